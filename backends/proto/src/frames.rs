@@ -1,0 +1,481 @@
+//! Messages of the session, derived with prost (no protoc, no .proto file: this file is the schema).
+//!
+//! Tags are never reused. A field added later must have a default that means "as before".
+
+use prost::{Message, Oneof};
+
+/// Gateway to worker.
+#[derive(Clone, PartialEq, Message)]
+pub struct Down {
+    /// What the gateway says.
+    #[prost(oneof = "DownBody", tags = "1, 2, 3, 4, 5, 6")]
+    pub body: Option<DownBody>,
+}
+
+/// Bodies of [`Down`].
+#[derive(Clone, PartialEq, Oneof)]
+pub enum DownBody {
+    /// First frame of a session.
+    #[prost(message, tag = "1")]
+    Hello(Hello),
+    /// Start, or continue, a request.
+    #[prost(message, tag = "2")]
+    Generate(Generate),
+    /// Free what the request holds; unknown requests are ignored.
+    #[prost(message, tag = "3")]
+    Cancel(Cancel),
+    /// Allow more tokens of a choice (back-pressure).
+    #[prost(message, tag = "4")]
+    Window(Window),
+    /// Finish what runs, take nothing new.
+    #[prost(message, tag = "5")]
+    Drain(Drain),
+    /// Proof of the gateway's key, answering the worker's challenge.
+    #[prost(message, tag = "6")]
+    Proof(Proof),
+}
+
+/// Worker to gateway.
+#[derive(Clone, PartialEq, Message)]
+pub struct Up {
+    /// Counts frames of this session from 0; a gap means lost state: the gateway reconnects and starts from a snapshot.
+    #[prost(uint64, tag = "1")]
+    pub sequence: u64,
+    /// What the worker says.
+    #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6")]
+    pub body: Option<UpBody>,
+}
+
+/// Bodies of [`Up`].
+#[derive(Clone, PartialEq, Oneof)]
+pub enum UpBody {
+    /// Answer to [`Hello`] on a connection that needs a proof.
+    #[prost(message, tag = "2")]
+    Challenge(Challenge),
+    /// The weights are still loading.
+    #[prost(message, tag = "3")]
+    Loading(Loading),
+    /// The worker serves from here on.
+    #[prost(message, tag = "4")]
+    Ready(Ready),
+    /// One engine step, or a heartbeat without tokens.
+    #[prost(message, tag = "5")]
+    Step(Step),
+    /// The worker cannot serve and says why; the session ends.
+    #[prost(message, tag = "6")]
+    Refused(Refused),
+}
+
+/// Opens a session.
+#[derive(Clone, PartialEq, Message)]
+pub struct Hello {
+    /// [`crate::PROTOCOL_VERSION`] of the sender.
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// Random id of the gateway process; requests are fenced by it.
+    #[prost(uint64, tag = "2")]
+    pub gateway: u64,
+    /// Random bytes that the worker's proof must cover; empty on Unix sockets.
+    #[prost(bytes = "vec", tag = "3")]
+    pub nonce: Vec<u8>,
+}
+
+/// The worker asks for a proof of the pool key, and gives its own.
+#[derive(Clone, PartialEq, Message)]
+pub struct Challenge {
+    /// Random bytes that the gateway's proof must cover.
+    #[prost(bytes = "vec", tag = "1")]
+    pub nonce: Vec<u8>,
+    /// HMAC-SHA-256 by the pool key over the gateway's nonce and this nonce, label "worker".
+    #[prost(bytes = "vec", tag = "2")]
+    pub proof: Vec<u8>,
+}
+
+/// The gateway's proof, label "gateway".
+#[derive(Clone, PartialEq, Message)]
+pub struct Proof {
+    /// HMAC-SHA-256 by the pool key over both nonces.
+    #[prost(bytes = "vec", tag = "1")]
+    pub proof: Vec<u8>,
+}
+
+/// Progress of loading.
+#[derive(Clone, PartialEq, Message)]
+pub struct Loading {
+    /// What is being done, for a person: "packing weights".
+    #[prost(string, tag = "1")]
+    pub stage: String,
+    /// Bytes done.
+    #[prost(uint64, tag = "2")]
+    pub bytes_done: u64,
+    /// Bytes in all; 0 when not known yet.
+    #[prost(uint64, tag = "3")]
+    pub bytes_total: u64,
+}
+
+/// What the worker is, said once it can serve.
+#[derive(Clone, PartialEq, Message)]
+pub struct Ready {
+    /// [`crate::PROTOCOL_VERSION`] of the sender.
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// One life of a worker: random, new at every start. A change means that everything it held is gone.
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+    /// Name under which the checkpoint is known (folder name, or "penstock-demo").
+    #[prost(string, tag = "3")]
+    pub model: String,
+    /// BLAKE3 of tokenizer.json; must equal the gateway's.
+    #[prost(bytes = "vec", tag = "4")]
+    pub tokenizer_hash: Vec<u8>,
+    /// What exactness is promised within: backend, path, weight format, layout, kernel version.
+    #[prost(string, tag = "5")]
+    pub numerics_id: String,
+    /// Rows of the embedding.
+    #[prost(uint32, tag = "6")]
+    pub vocab_size: u32,
+    /// Longest sequence served, in tokens.
+    #[prost(uint32, tag = "7")]
+    pub context_tokens: u32,
+    /// [`crate::BLOCK_TOKENS`] of the worker.
+    #[prost(uint32, tag = "8")]
+    pub block_tokens: u32,
+    /// KV blocks on the device.
+    #[prost(uint32, tag = "9")]
+    pub blocks_total: u32,
+    /// Sequences that can run at once.
+    #[prost(uint32, tag = "10")]
+    pub sequences_max: u32,
+    /// Device and path for a person: "cpu avx512bf16, 2 threads".
+    #[prost(string, tag = "11")]
+    pub device: String,
+    /// Process id, for supervision of local workers.
+    #[prost(uint32, tag = "12")]
+    pub pid: u32,
+    /// Blocks that the prefix cache holds now, so that a new session's view starts true.
+    #[prost(message, repeated, tag = "13")]
+    pub kv: Vec<KvEvent>,
+    /// State at this moment.
+    #[prost(message, optional, tag = "14")]
+    pub state: Option<EngineState>,
+    /// BLAKE3 over the names, shapes and bytes sizes of the weights and over config.json.
+    #[prost(bytes = "vec", tag = "15")]
+    pub model_hash: Vec<u8>,
+}
+
+/// Why a worker ends the session.
+#[derive(Clone, PartialEq, Message)]
+pub struct Refused {
+    /// An [`crate::ErrorKind`] as its number.
+    #[prost(int32, tag = "1")]
+    pub kind: i32,
+    /// For the log.
+    #[prost(string, tag = "2")]
+    pub message: String,
+}
+
+/// Start a request, or continue it after its worker was lost. Carries the whole truth about it.
+#[derive(Clone, PartialEq, Message)]
+pub struct Generate {
+    /// Chosen by the gateway, unique within (gateway, session).
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    /// Counts the lives of this request: +1 at every resume. Tokens of an older one are dropped by the gateway.
+    #[prost(uint32, tag = "2")]
+    pub attempt: u32,
+    /// Prompt token ids.
+    #[prost(uint32, repeated, tag = "3")]
+    pub prompt: Vec<u32>,
+    /// One entry per choice that is still open; at least one.
+    #[prost(message, repeated, tag = "4")]
+    pub choices: Vec<ChoiceStart>,
+    /// How tokens are drawn.
+    #[prost(message, optional, tag = "5")]
+    pub sampling: Option<Sampling>,
+    /// Salt of the block hash: tenant, model, adapter, cache_salt. The worker adds its numerics id.
+    #[prost(bytes = "vec", tag = "6")]
+    pub salt: Vec<u8>,
+    /// Lower runs first; 0 is normal.
+    #[prost(int32, tag = "7")]
+    pub priority: i32,
+    /// Tokens a choice may emit before the gateway has to send [`Window`]; 0 means no limit.
+    #[prost(uint32, tag = "8")]
+    pub window: u32,
+    /// Where the prefill is done for prefill/decode separation; empty: here.
+    #[prost(string, tag = "9")]
+    pub prefill_at: String,
+}
+
+/// One choice of a request, and what it has emitted already.
+#[derive(Clone, PartialEq, Message)]
+pub struct ChoiceStart {
+    /// Index of the choice, from 0.
+    #[prost(uint32, tag = "1")]
+    pub index: u32,
+    /// Tokens emitted in earlier attempts; they count as output (penalties, max_tokens, positions of the randoms).
+    #[prost(uint32, repeated, tag = "2")]
+    pub emitted: Vec<u32>,
+}
+
+/// Sampling parameters; bounds are checked at the edge and again by the engine.
+#[derive(Clone, PartialEq, Message)]
+pub struct Sampling {
+    /// 0 is greedy.
+    #[prost(float, tag = "1")]
+    pub temperature: f32,
+    /// 0 keeps all.
+    #[prost(uint32, tag = "2")]
+    pub top_k: u32,
+    /// 1 keeps all.
+    #[prost(float, tag = "3")]
+    pub top_p: f32,
+    /// 0 keeps all.
+    #[prost(float, tag = "4")]
+    pub min_p: f32,
+    /// Subtracted once from every token that occurs in the output.
+    #[prost(float, tag = "5")]
+    pub presence_penalty: f32,
+    /// Subtracted per occurrence in the output.
+    #[prost(float, tag = "6")]
+    pub frequency_penalty: f32,
+    /// Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off.
+    #[prost(float, tag = "7")]
+    pub repetition_penalty: f32,
+    /// Added to single logits before anything else.
+    #[prost(message, repeated, tag = "8")]
+    pub logit_bias: Vec<LogitBias>,
+    /// Key of the counter-based randoms, always set (drawn by the gateway when the client gives none).
+    #[prost(uint64, tag = "9")]
+    pub seed: u64,
+    /// Output tokens at most, over all attempts.
+    #[prost(uint32, tag = "10")]
+    pub max_tokens: u32,
+    /// End tokens are masked before this many output tokens.
+    #[prost(uint32, tag = "11")]
+    pub min_tokens: u32,
+    /// Tokens that end the choice and count as output: the model's end tokens (unless ignored) and the client's.
+    #[prost(uint32, repeated, tag = "12")]
+    pub stop_tokens: Vec<u32>,
+    /// Return the log-probability of each emitted token and of this many best; -1 is off, 0 only the emitted one.
+    #[prost(int32, tag = "13")]
+    pub logprobs: i32,
+    /// The same for every prompt token (bypasses cache reads); -1 is off.
+    #[prost(int32, tag = "14")]
+    pub prompt_logprobs: i32,
+    /// If not empty, only these tokens can be drawn.
+    #[prost(uint32, repeated, tag = "15")]
+    pub allowed_tokens: Vec<u32>,
+}
+
+/// One entry of logit_bias.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct LogitBias {
+    /// Token id.
+    #[prost(uint32, tag = "1")]
+    pub token: u32,
+    /// Added to its logit.
+    #[prost(float, tag = "2")]
+    pub bias: f32,
+}
+
+/// Stop a request.
+#[derive(Clone, PartialEq, Message)]
+pub struct Cancel {
+    /// The request.
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    /// Single choices; empty: all.
+    #[prost(uint32, repeated, tag = "2")]
+    pub choices: Vec<u32>,
+}
+
+/// More tokens are welcome.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Window {
+    /// The request.
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    /// The choice.
+    #[prost(uint32, tag = "2")]
+    pub choice: u32,
+    /// Tokens added to what the choice may emit.
+    #[prost(uint32, tag = "3")]
+    pub tokens: u32,
+}
+
+/// Take nothing new; exit when empty if asked.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Drain {
+    /// Exit once the last sequence ended.
+    #[prost(bool, tag = "1")]
+    pub exit: bool,
+}
+
+/// One engine step: everything that happened, in one order.
+#[derive(Clone, PartialEq, Message)]
+pub struct Step {
+    /// Steps since the epoch began.
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// What single choices got.
+    #[prost(message, repeated, tag = "2")]
+    pub outputs: Vec<Output>,
+    /// The engine after the step.
+    #[prost(message, optional, tag = "3")]
+    pub state: Option<EngineState>,
+    /// Changes of the prefix cache.
+    #[prost(message, repeated, tag = "4")]
+    pub kv: Vec<KvEvent>,
+}
+
+/// What one choice got in one step.
+#[derive(Clone, PartialEq, Message)]
+pub struct Output {
+    /// The request.
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    /// Its attempt.
+    #[prost(uint32, tag = "2")]
+    pub attempt: u32,
+    /// The choice.
+    #[prost(uint32, tag = "3")]
+    pub choice: u32,
+    /// New tokens; the first is output number `at`.
+    #[prost(message, repeated, tag = "4")]
+    pub tokens: Vec<Token>,
+    /// Index of the first token of `tokens` in the output: emitted once, whatever is sent twice.
+    #[prost(uint32, tag = "5")]
+    pub at: u32,
+    /// Set with the last tokens of the choice.
+    #[prost(message, optional, tag = "6")]
+    pub finish: Option<Finish>,
+    /// Set with the first output of the choice: prompt tokens read from the prefix cache.
+    #[prost(uint32, optional, tag = "7")]
+    pub cached_tokens: Option<u32>,
+    /// Log-probabilities of prompt tokens, in order, when asked for; sent with the first choice's first output.
+    #[prost(message, repeated, tag = "8")]
+    pub prompt_logprobs: Vec<TokenLogprobs>,
+}
+
+/// One emitted token.
+#[derive(Clone, PartialEq, Message)]
+pub struct Token {
+    /// Token id.
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+    /// When asked for.
+    #[prost(message, optional, tag = "2")]
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Raw log-probabilities (before temperature and penalties) at one position.
+#[derive(Clone, PartialEq, Message)]
+pub struct TokenLogprobs {
+    /// Of the token itself. The first prompt token has none: NaN.
+    #[prost(float, tag = "1")]
+    pub logprob: f32,
+    /// Best tokens, descending.
+    #[prost(uint32, repeated, tag = "2")]
+    pub top_tokens: Vec<u32>,
+    /// Their log-probabilities.
+    #[prost(float, repeated, tag = "3")]
+    pub top_logprobs: Vec<f32>,
+    /// Rank of the token itself, from 1.
+    #[prost(uint32, tag = "4")]
+    pub rank: u32,
+}
+
+/// Why a choice ended.
+#[derive(Clone, PartialEq, Message)]
+pub struct Finish {
+    /// The reason.
+    #[prost(enumeration = "FinishReason", tag = "1")]
+    pub reason: i32,
+    /// The stop token, for [`FinishReason::Stop`].
+    #[prost(uint32, optional, tag = "2")]
+    pub stop_token: Option<u32>,
+    /// An [`crate::ErrorKind`] number, for [`FinishReason::Failed`].
+    #[prost(int32, tag = "3")]
+    pub error_kind: i32,
+    /// For client and log, for [`FinishReason::Failed`].
+    #[prost(string, tag = "4")]
+    pub message: String,
+}
+
+/// Reasons of [`Finish`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, prost::Enumeration)]
+#[repr(i32)]
+pub enum FinishReason {
+    /// A stop token.
+    Stop = 0,
+    /// max_tokens, or the end of the context.
+    Length = 1,
+    /// Cancelled by the gateway.
+    Cancelled = 2,
+    /// Refused or failed; see the kind.
+    Failed = 3,
+}
+
+/// Load and capacity, pushed with every step.
+#[derive(Clone, PartialEq, Message)]
+pub struct EngineState {
+    /// Sequences waiting for their first step.
+    #[prost(uint32, tag = "1")]
+    pub waiting: u32,
+    /// Sequences in prefill or decode.
+    #[prost(uint32, tag = "2")]
+    pub running: u32,
+    /// Prompt tokens not computed yet, waiting and running.
+    #[prost(uint64, tag = "3")]
+    pub prefill_tokens_pending: u64,
+    /// The same in seconds at the measured speed.
+    #[prost(double, tag = "4")]
+    pub queue_seconds: f64,
+    /// Duration of the last step with work.
+    #[prost(double, tag = "5")]
+    pub step_seconds: f64,
+    /// Blocks in all.
+    #[prost(uint32, tag = "6")]
+    pub blocks_total: u32,
+    /// Blocks free or evictable now.
+    #[prost(uint32, tag = "7")]
+    pub blocks_free: u32,
+    /// Blocks held only by the prefix cache.
+    #[prost(uint32, tag = "8")]
+    pub blocks_cached: u32,
+    /// Sequences the worker would start at its next step.
+    #[prost(uint32, tag = "9")]
+    pub credits: u32,
+    /// Prompt tokens looked up since the epoch began.
+    #[prost(uint64, tag = "10")]
+    pub prompt_tokens: u64,
+    /// Of these, read from the prefix cache.
+    #[prost(uint64, tag = "11")]
+    pub cached_tokens: u64,
+    /// Output tokens since the epoch began.
+    #[prost(uint64, tag = "12")]
+    pub output_tokens: u64,
+    /// Preemptions since the epoch began.
+    #[prost(uint64, tag = "13")]
+    pub preemptions: u64,
+    /// Draining: takes nothing new.
+    #[prost(bool, tag = "14")]
+    pub draining: bool,
+    /// Prefill speed as measured, tokens per second; 0 until known.
+    #[prost(double, tag = "15")]
+    pub prefill_tokens_per_second: f64,
+}
+
+/// A change of the prefix cache.
+#[derive(Clone, PartialEq, Message)]
+pub struct KvEvent {
+    /// Blocks that can be read from now on, 16 bytes each, a chain in order.
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub stored: Vec<Vec<u8>>,
+    /// Blocks that are gone.
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub removed: Vec<Vec<u8>>,
+    /// Everything is gone (before `stored` is applied).
+    #[prost(bool, tag = "3")]
+    pub cleared: bool,
+}

@@ -1,0 +1,2 @@
+//! See the crate description; contents follow.
+#![forbid(unsafe_code)]

@@ -1,0 +1,112 @@
+//! The internal event: what an upstream says, in the order it says it.
+
+/// One step of an answer. Choices interleave; within a choice the order is: content, then one `Finish`. `Usage` comes last.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ChatEvent {
+    /// Visible text.
+    Text {
+        /// Choice index.
+        choice: u32,
+        /// Whole characters only.
+        text: String,
+        /// Of the tokens that made this text, when asked for.
+        logprobs: Vec<TokenLogprob>,
+        /// Token ids, when asked for.
+        tokens: Vec<u32>,
+    },
+    /// Reasoning, kept apart from the answer.
+    Reasoning {
+        /// Choice index.
+        choice: u32,
+        /// Whole characters only.
+        text: String,
+    },
+    /// A call begins: sent once per call.
+    ToolCallStart {
+        /// Choice index.
+        choice: u32,
+        /// Index of the call in the choice, contiguous from 0.
+        call: u32,
+        /// Id given by the gateway.
+        id: String,
+        /// Function name.
+        name: String,
+    },
+    /// More of the call's arguments.
+    ToolCallArguments {
+        /// Choice index.
+        choice: u32,
+        /// Index of the call.
+        call: u32,
+        /// A piece of the JSON text.
+        json: String,
+    },
+    /// The choice is complete.
+    Finish {
+        /// Choice index.
+        choice: u32,
+        /// Why.
+        reason: FinishReason,
+        /// The stop string or token that was met.
+        stop: Option<StopCause>,
+    },
+    /// Log-probabilities of a prompt, when asked for, before its first text. Choice counts as `prompt · n`.
+    Prompt {
+        /// First choice of the prompt.
+        choice: u32,
+        /// The prompt's text (echo).
+        text: String,
+        /// One per prompt token; the first has no log-probability.
+        logprobs: Vec<TokenLogprob>,
+        /// Prompt token ids, when asked for.
+        tokens: Vec<u32>,
+    },
+    /// Token counts of the whole request.
+    Usage(Usage),
+}
+
+/// What ended a choice by stopping it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopCause {
+    /// A stop string of the client's.
+    Text(String),
+    /// A stop token of the client's.
+    Token(u32),
+}
+
+/// Why a choice ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// End token or stop string.
+    Stop,
+    /// max_tokens or context.
+    Length,
+    /// The model called tools.
+    ToolCalls,
+}
+
+/// Token counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Counted once whatever `n` is.
+    pub prompt_tokens: u64,
+    /// Prompt tokens read from the prefix cache.
+    pub cached_tokens: u64,
+    /// Over all choices, through the token that completed a stop string.
+    pub completion_tokens: u64,
+    /// Of these, reasoning.
+    pub reasoning_tokens: u64,
+}
+
+/// A token with its raw log-probability.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// Token id.
+    pub token: u32,
+    /// Its bytes; a character may be split over tokens.
+    pub bytes: Vec<u8>,
+    /// Natural logarithm; `None` for the first prompt token.
+    pub logprob: Option<f32>,
+    /// Best tokens, descending: id, bytes, log-probability.
+    pub top: Vec<(u32, Vec<u8>, f32)>,
+}

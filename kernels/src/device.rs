@@ -1,0 +1,277 @@
+//! The `Device` seam: handles, the batch of one step, and the operations.
+//!
+//! Shapes are `[rows, columns]`, row-major in meaning; the layout in memory is the device's own business. Handles are plain
+//! indices, given out at load and valid for the device's life, so a forward pass allocates nothing and a graph can be captured.
+
+use std::ops::Range;
+
+/// Tokens in one KV page; equals the block of the contract (`penstock_proto::BLOCK_TOKENS`).
+pub const PAGE_TOKENS: usize = 32;
+
+/// Why a device cannot do what it is asked. Carries values; the caller adds which file or tensor.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// A tensor has not the shape that the operation needs.
+    #[error("{name}: shape {got:?}, needs {want}")]
+    Shape {
+        /// Name of the tensor or argument.
+        name: String,
+        /// Its shape.
+        got: Vec<usize>,
+        /// What was needed, for a person.
+        want: String,
+    },
+    /// An index of the batch points outside what exists.
+    #[error("batch: {what} is {got}, limit {limit}")]
+    Batch {
+        /// Which index.
+        what: &'static str,
+        /// Its value.
+        got: usize,
+        /// First value out of range.
+        limit: usize,
+    },
+    /// Device or host memory is not enough.
+    #[error("{what} needs {bytes} bytes, which are not available")]
+    Memory {
+        /// What the memory is for.
+        what: &'static str,
+        /// How much.
+        bytes: usize,
+    },
+    /// The device lacks something that was asked for by name.
+    #[error("{what} is not available on this machine: {why}")]
+    Unavailable {
+        /// A path or device.
+        what: String,
+        /// What is missing.
+        why: String,
+    },
+    /// The operating system refused.
+    #[error("{what}")]
+    Os {
+        /// What was tried, with the path if there is one.
+        what: String,
+        /// What it said.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Element types of tensors in a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DType {
+    /// bfloat16.
+    Bf16,
+    /// IEEE half.
+    F16,
+    /// IEEE single.
+    F32,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            DType::Bf16 | DType::F16 => 2,
+            DType::F32 => 4,
+        }
+    }
+}
+
+/// A tensor in host memory, row-major, little-endian; borrowed from a mapped file.
+#[derive(Clone, Debug)]
+pub struct HostTensor<'a> {
+    /// Name in the checkpoint, for errors.
+    pub name: &'a str,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape; one or two dimensions here.
+    pub shape: &'a [usize],
+    /// `shape.product() * dtype.size()` bytes, any alignment.
+    pub bytes: &'a [u8],
+}
+
+/// A weight to be taken over by the device in its own format.
+#[derive(Clone, Debug)]
+pub enum WeightSpec<'a> {
+    /// `[n]`: norm weights.
+    Vector(HostTensor<'a>),
+    /// `y = x·Wᵀ + b`. `parts`: `[out_i, in]` each, stacked along `out` in order (q, k, v). `biases`: empty, or one `[out_i]` per part.
+    Linear {
+        /// The matrices.
+        parts: Vec<HostTensor<'a>>,
+        /// Their biases.
+        biases: Vec<HostTensor<'a>>,
+    },
+    /// The two matrices of a gated MLP, `[intermediate, in]` each, for [`Device::gate_up_silu`].
+    GateUp {
+        /// Goes through SiLU.
+        gate: HostTensor<'a>,
+        /// Multiplied with it.
+        up: HostTensor<'a>,
+    },
+    /// `[vocab, hidden]`, for [`Device::embed`], and for [`Device::logits`] too (tied heads use one handle for both).
+    Embedding(HostTensor<'a>),
+}
+
+/// Handle of a loaded weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight(pub u32);
+
+/// Handle of an activation buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer(pub u32);
+
+/// Handle of a table of rotations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rope(pub u32);
+
+/// How many rows of a buffer an operation touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// One per token of the step.
+    Batch,
+    /// One per sampled row of the step.
+    Sampled,
+}
+
+/// An activation buffer, `[rows_max, columns]`; `rows_max` comes from the device's limits given at its construction.
+#[derive(Clone, Copy, Debug)]
+pub struct BufferSpec {
+    /// Row domain.
+    pub rows: Rows,
+    /// Columns.
+    pub columns: usize,
+}
+
+/// Rotary embedding in the split-half (NeoX) convention used by all Hugging Face checkpoints served here.
+#[derive(Clone, Debug)]
+pub struct RopeSpec {
+    /// `[head_dim / 2]` inverse frequencies, scaling already applied.
+    pub inverse_frequencies: Vec<f32>,
+    /// Multiplies sine and cosine (YaRN's attention factor); 1 otherwise.
+    pub factor: f32,
+    /// Positions `0..positions` will be asked for.
+    pub positions: usize,
+}
+
+/// The paged KV cache: `layers × pages × {K, V} × kv_heads × PAGE_TOKENS × head_dim`.
+#[derive(Clone, Copy, Debug)]
+pub struct KvSpec {
+    /// Transformer layers.
+    pub layers: usize,
+    /// KV heads per layer.
+    pub kv_heads: usize,
+    /// Values per head.
+    pub head_dim: usize,
+    /// Pages of [`PAGE_TOKENS`] tokens.
+    pub pages: usize,
+}
+
+/// Attention of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionSpec {
+    /// Query heads; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// KV heads.
+    pub kv_heads: usize,
+    /// Values per head.
+    pub head_dim: usize,
+    /// Multiplies q·k.
+    pub scale: f32,
+    /// A row sees only the last `window` positions, itself included; `None` sees all.
+    pub window: Option<usize>,
+    /// Rotations.
+    pub rope: Rope,
+    /// RMS norm over each query head before the rotation (`[head_dim]`), as Qwen3 has it.
+    pub query_norm: Option<Weight>,
+    /// The same for keys.
+    pub key_norm: Option<Weight>,
+    /// Epsilon of these two.
+    pub norm_eps: f32,
+}
+
+/// The rows of one sequence in a step. Row `i` of `rows` has position `context - rows.len() + i`.
+#[derive(Clone, Debug)]
+pub struct Span<'a> {
+    /// Which rows of the batch; spans are contiguous, in order, and cover the batch.
+    pub rows: Range<usize>,
+    /// Tokens of the sequence once this step is done, at least `rows.len()`.
+    pub context: usize,
+    /// Page ids, at least `context.div_ceil(PAGE_TOKENS)` of them. Pages before the rows' own hold computed KV.
+    pub block_table: &'a [u32],
+}
+
+/// Everything that changes from step to step.
+#[derive(Clone, Debug, Default)]
+pub struct StepBatch<'a> {
+    /// `[rows]` input token ids.
+    pub tokens: &'a [u32],
+    /// The sequences.
+    pub spans: &'a [Span<'a>],
+    /// Rows whose logits are wanted, ascending.
+    pub sampled: &'a [usize],
+}
+
+/// What a device is.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// For a person: "cpu avx512bf16, 2 threads".
+    pub name: String,
+    /// Backend, path, weight format, kernel version. Same string, same bits.
+    pub numerics: String,
+}
+
+/// A device: weights, buffers, one KV cache, and the operations of a step.
+///
+/// Order of use: `load`/`buffer`/`rope` any number of times and `kv` once; then per step `begin`, the operations, `logits`.
+/// Shapes are fixed at load, so operations panic on a handle of the wrong shape (a bug of the model file), and only
+/// [`Device::begin`] and [`Device::logits`] can fail (bad batch; device fault).
+pub trait Device: Send {
+    /// What this is.
+    fn info(&self) -> DeviceInfo;
+
+    /// Takes over one weight in the device's own format (prepacked, converted). The borrowed bytes are not kept.
+    fn load(&mut self, spec: &WeightSpec<'_>) -> Result<Weight, KernelError>;
+
+    /// A buffer of activations.
+    fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError>;
+
+    /// A table of rotations.
+    fn rope(&mut self, spec: &RopeSpec) -> Result<Rope, KernelError>;
+
+    /// Allocates the KV cache.
+    fn kv(&mut self, spec: KvSpec) -> Result<(), KernelError>;
+
+    /// Starts a step: checks every index of `batch` against what exists and uploads it.
+    fn begin(&mut self, batch: &StepBatch<'_>) -> Result<(), KernelError>;
+
+    /// `out[row] = table[token of row]`. `out`: `[batch, hidden]`.
+    fn embed(&mut self, out: Buffer, table: Weight);
+
+    /// `out = x / rms(x) · weight`. Both `[rows, n]`.
+    fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32);
+
+    /// Query, key and value projections of `x` (`weight`: stacked `[heads + 2·kv_heads, head_dim]` rows of `in`), bias, head norms,
+    /// rotation; keys and values go to the KV cache of `layer`, queries to `out` `[batch, heads·head_dim]`.
+    fn qkv(&mut self, out: Buffer, x: Buffer, weight: Weight, attention: &AttentionSpec, layer: usize);
+
+    /// Causal attention of `queries` (from [`Device::qkv`]) over the KV cache of `layer`. `out`: `[batch, heads·head_dim]`.
+    fn attention(&mut self, out: Buffer, queries: Buffer, attention: &AttentionSpec, layer: usize);
+
+    /// `residual += x·Wᵀ (+ bias)`.
+    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight);
+
+    /// `out = silu(x·Gateᵀ) · (x·Upᵀ)`. `out`: `[batch, intermediate]`.
+    fn gate_up_silu(&mut self, out: Buffer, x: Buffer, weight: Weight);
+
+    /// `out[i] = x[sampled[i]]`. `out` has [`Rows::Sampled`].
+    fn select(&mut self, out: Buffer, x: Buffer);
+
+    /// `x·Wᵀ` of the sampled rows, read back to the host: `[sampled, vocab]` f32, valid until the next call on the device.
+    fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError>;
+
+    /// One page of one layer in the canonical order `[K|V][kv_head][token][dim]`, as f32 (tests, transfer).
+    fn page(&self, layer: usize, page: u32) -> Vec<f32>;
+}

@@ -1,0 +1,1 @@
+//! Host memory: mapped files.

@@ -1,0 +1,1 @@
+//! The oracle: every operation in plain f32 loops.
