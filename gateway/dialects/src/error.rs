@@ -5,8 +5,10 @@
 pub enum ApiErrorKind {
     /// Missing, wrong type, out of range, contradiction.
     Invalid,
-    /// Understood, not built: says so instead of ignoring it.
+    /// A field understood and not built: says so instead of ignoring it.
     Unsupported,
+    /// A field that is built, with a value that is not.
+    UnsupportedValue,
     /// The prompt and what is asked for do not fit the served context.
     ContextLength,
     /// Larger than a documented bound.
@@ -31,8 +33,23 @@ impl ApiError {
         Self { kind: ApiErrorKind::Invalid, param: Some(param.into()), message: message.into() }
     }
 
-    /// Something understood and not built.
+    /// A field understood and not built.
     pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self { kind: ApiErrorKind::Unsupported, param: Some(param.into()), message: message.into() }
+    }
+
+    /// A value of a built field that is understood and not built.
+    pub fn unsupported_value(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { kind: ApiErrorKind::UnsupportedValue, param: Some(param.into()), message: message.into() }
+    }
+
+    /// The prompt and what is asked for do not fit the served context.
+    pub fn context_length(param: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { kind: ApiErrorKind::ContextLength, param: Some(param.into()), message: message.into() }
+    }
+
+    /// A body that is no JSON object at all: no parameter to blame.
+    pub fn malformed(message: impl Into<String>) -> Self {
+        Self { kind: ApiErrorKind::Invalid, param: None, message: message.into() }
     }
 }

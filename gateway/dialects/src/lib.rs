@@ -12,8 +12,8 @@ pub mod event;
 pub mod openai;
 pub mod request;
 
-pub use error::ApiError;
-pub use event::{ChatEvent, FinishReason, TokenLogprob, Usage};
+pub use error::{ApiError, ApiErrorKind};
+pub use event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
 pub use request::{
     ChatRequest, CompleteRequest, Message, Prompt, ReasoningEffort, Request, Role, SamplingParams, StreamOptions, Tool,
     ToolCall, ToolChoice,
