@@ -326,6 +326,9 @@ pub struct Step {
     /// Changes of the prefix cache.
     #[prost(message, repeated, tag = "4")]
     pub kv: Vec<KvEvent>,
+    /// [`Generate`] frames of this session that the engine had taken when `state` was made; the credits in `state` count them.
+    #[prost(uint64, tag = "5")]
+    pub accepted: u64,
 }
 
 /// What one choice got in one step.
@@ -464,6 +467,9 @@ pub struct EngineState {
     /// Prefill speed as measured, tokens per second; 0 until known.
     #[prost(double, tag = "15")]
     pub prefill_tokens_per_second: f64,
+    /// Age of the step in progress when the frame was written, in seconds; 0 between steps. Tells a hung engine from an idle one.
+    #[prost(double, tag = "16")]
+    pub step_age_seconds: f64,
 }
 
 /// A change of the prefix cache.

@@ -40,6 +40,16 @@ impl BlockHasher {
         Self { key: blake3::derive_key("penstock 2026-11-21 block hash v1", salt) }
     }
 
+    /// The hasher of one request on one worker: the request's salt and the worker's numerics id, with lengths, so that no two
+    /// pairs share a key. Router and engine both use this, so the hash that routes is the hash that stores.
+    pub fn for_request(salt: &[u8], numerics_id: &str) -> Self {
+        let mut joined = Vec::with_capacity(16 + salt.len() + numerics_id.len());
+        joined.extend_from_slice(&(salt.len() as u64).to_le_bytes());
+        joined.extend_from_slice(salt);
+        joined.extend_from_slice(numerics_id.as_bytes());
+        Self::new(&joined)
+    }
+
     /// Hash of the block that follows `parent` (`None` for the first) and holds `tokens`.
     ///
     /// # Panics

@@ -10,6 +10,7 @@
 pub mod codec;
 pub mod error;
 pub mod frames;
+pub mod handshake;
 pub mod hash;
 
 pub use error::{ErrorKind, Fault, Retry};

@@ -1,0 +1,143 @@
+//! Proof of the pool key on connections that the operating system does not already guard (TCP).
+//!
+//! ```text
+//! gateway → worker   Hello     nonce_g
+//! worker → gateway   Challenge nonce_w, HMAC(key, "worker"  ‖ nonce_g ‖ nonce_w)
+//! gateway → worker   Proof              HMAC(key, "gateway" ‖ nonce_g ‖ nonce_w)
+//! ```
+//!
+//! Both ends prove the key, neither reveals it, and the labels keep one proof from being played back as the other. Nonces come
+//! in as arguments: this file draws no randomness. It authenticates the connection's beginning, not each frame: a network
+//! that cannot be trusted needs TLS or a tunnel below it.
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+/// Bytes of a nonce, exactly.
+pub const NONCE_BYTES: usize = 32;
+
+/// Shortest key that is accepted, in bytes.
+pub const KEY_BYTES_MIN: usize = 16;
+
+/// Longest key file that is accepted, in bytes.
+pub const KEY_BYTES_MAX: usize = 4096;
+
+/// Whose proof it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The end that connects.
+    Gateway,
+    /// The end that listens.
+    Worker,
+}
+
+impl Side {
+    fn label(self) -> &'static [u8] {
+        match self {
+            Side::Gateway => b"penstock 1 gateway",
+            Side::Worker => b"penstock 1 worker",
+        }
+    }
+}
+
+/// A key that is too short or too long to be one.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("pool key has {bytes} bytes, needs {KEY_BYTES_MIN} to {KEY_BYTES_MAX}")]
+pub struct KeyLength {
+    /// Bytes found.
+    pub bytes: usize,
+}
+
+/// The secret that all members of a pool share. `Debug` does not show it.
+#[derive(Clone)]
+pub struct PoolKey {
+    bytes: Vec<u8>,
+}
+
+impl std::fmt::Debug for PoolKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PoolKey(…)")
+    }
+}
+
+impl PoolKey {
+    /// A key from the bytes of its file; white space at both ends is not part of it.
+    ///
+    /// # Errors
+    /// [`KeyLength`] outside the limits.
+    pub fn new(file: &[u8]) -> Result<Self, KeyLength> {
+        let bytes = file.trim_ascii();
+        if !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&bytes.len()) {
+            return Err(KeyLength { bytes: bytes.len() });
+        }
+        Ok(Self { bytes: bytes.to_vec() })
+    }
+
+    /// The proof of `side` over both nonces, 32 bytes.
+    pub fn proof(&self, side: Side, nonce_gateway: &[u8], nonce_worker: &[u8]) -> Vec<u8> {
+        self.mac(side, nonce_gateway, nonce_worker).finalize().into_bytes().to_vec()
+    }
+
+    /// Whether `proof` is that of `side`, in constant time. Nonces of the wrong length never verify, so an empty or short
+    /// one cannot weaken the proof.
+    pub fn verify(&self, side: Side, nonce_gateway: &[u8], nonce_worker: &[u8], proof: &[u8]) -> bool {
+        nonce_gateway.len() == NONCE_BYTES
+            && nonce_worker.len() == NONCE_BYTES
+            && self.mac(side, nonce_gateway, nonce_worker).verify_slice(proof).is_ok()
+    }
+
+    fn mac(&self, side: Side, nonce_gateway: &[u8], nonce_worker: &[u8]) -> Hmac<Sha256> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.bytes).expect("HMAC takes keys of any length");
+        mac.update(side.label());
+        mac.update(nonce_gateway);
+        mac.update(nonce_worker);
+        mac
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const G: [u8; NONCE_BYTES] = [1; NONCE_BYTES];
+    const W: [u8; NONCE_BYTES] = [2; NONCE_BYTES];
+
+    fn key(text: &str) -> PoolKey {
+        PoolKey::new(text.as_bytes()).expect("long enough")
+    }
+
+    #[test]
+    fn both_sides_agree_when_the_key_is_the_same() {
+        let file = key("0123456789abcdef\n");
+        let typed = key("0123456789abcdef");
+        for side in [Side::Gateway, Side::Worker] {
+            assert!(typed.verify(side, &G, &W, &file.proof(side, &G, &W)));
+        }
+    }
+
+    #[test]
+    fn no_proof_serves_for_another_key_side_or_nonce() {
+        let ours = key("0123456789abcdef");
+        let proof = ours.proof(Side::Gateway, &G, &W);
+        assert!(!key("0123456789abcdeg").verify(Side::Gateway, &G, &W, &proof));
+        assert!(!ours.verify(Side::Worker, &G, &W, &proof), "reflected");
+        assert!(!ours.verify(Side::Gateway, &W, &G, &proof), "swapped");
+        assert!(!ours.verify(Side::Gateway, &G, &G, &proof), "replayed");
+        assert!(!ours.verify(Side::Gateway, &G, &W, &proof[..31]), "truncated");
+        assert!(!ours.verify(Side::Gateway, &G, &W, &[]), "empty");
+    }
+
+    #[test]
+    fn short_nonces_never_verify() {
+        let ours = key("0123456789abcdef");
+        assert!(!ours.verify(Side::Gateway, &[], &W, &ours.proof(Side::Gateway, &[], &W)));
+        assert!(!ours.verify(Side::Gateway, &G, &[2; 31], &ours.proof(Side::Gateway, &G, &[2; 31])));
+    }
+
+    #[test]
+    fn weak_and_absurd_keys_are_refused() {
+        assert_eq!(PoolKey::new(b" short \n").err(), Some(KeyLength { bytes: 5 }));
+        assert!(PoolKey::new(&[b'x'; KEY_BYTES_MAX + 1]).is_err());
+        assert_eq!(format!("{:?}", key("0123456789abcdef")), "PoolKey(…)");
+    }
+}

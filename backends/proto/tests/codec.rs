@@ -1,0 +1,148 @@
+//! The codec against everything a socket can do: cut anywhere, joined, garbage, oversized.
+
+use bytes::{BufMut, BytesMut};
+use penstock_proto::codec::{CodecError, FRAME_BYTES_MAX, decode, encode};
+use penstock_proto::frames::*;
+use proptest::prelude::*;
+
+fn generate() -> impl Strategy<Value = Down> {
+    (any::<u64>(), any::<u32>(), prop::collection::vec(any::<u32>(), 0..60), prop::collection::vec(any::<u32>(), 0..20))
+        .prop_map(|(request, attempt, prompt, emitted)| Down {
+            body: Some(DownBody::Generate(Generate {
+                request,
+                attempt,
+                prompt,
+                choices: vec![ChoiceStart { index: 0, emitted }],
+                sampling: Some(Sampling {
+                    temperature: 0.5,
+                    logit_bias: vec![LogitBias { token: 3, bias: -1.0 }],
+                    ..Default::default()
+                }),
+                salt: vec![1, 2, 3],
+                priority: -4,
+                window: 64,
+                prefill_at: String::new(),
+            })),
+        })
+}
+
+fn step() -> impl Strategy<Value = Up> {
+    (
+        any::<u64>(),
+        any::<u64>(),
+        prop::collection::vec((any::<u64>(), any::<u32>(), prop::collection::vec(any::<u32>(), 0..4)), 0..8),
+    )
+        .prop_map(|(sequence, number, outputs)| Up {
+            sequence,
+            body: Some(UpBody::Step(Step {
+                number,
+                outputs: outputs
+                    .into_iter()
+                    .map(|(request, at, tokens)| Output {
+                        request,
+                        at,
+                        tokens: tokens.into_iter().map(|id| Token { id, logprobs: None }).collect(),
+                        finish: Some(Finish {
+                            reason: FinishReason::Stop as i32,
+                            stop_token: Some(7),
+                            ..Default::default()
+                        }),
+                        cached_tokens: Some(32),
+                        ..Default::default()
+                    })
+                    .collect(),
+                state: Some(EngineState { running: 3, queue_seconds: 0.25, ..Default::default() }),
+                kv: vec![KvEvent { stored: vec![vec![9; 16]], removed: vec![], cleared: false }],
+                accepted: 5,
+            })),
+        })
+}
+
+/// Feeds `bytes` in pieces that end at `cuts` and returns what comes out.
+fn feed<M: prost::Message + Default>(bytes: &[u8], cuts: impl Iterator<Item = usize>) -> Vec<M> {
+    let (mut input, mut out, mut from) = (BytesMut::new(), Vec::new(), 0);
+    for cut in cuts.chain([bytes.len()]) {
+        input.put_slice(&bytes[from..cut]);
+        from = cut;
+        while let Some(message) = decode(&mut input).expect("our own frames decode") {
+            out.push(message);
+        }
+    }
+    assert!(input.is_empty(), "nothing is left over");
+    out
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn frames_survive_a_cut_at_every_byte(a in generate(), b in generate()) {
+        let mut bytes = BytesMut::new();
+        encode(&a, &mut bytes).unwrap();
+        encode(&b, &mut bytes).unwrap();
+        for cut in 0..=bytes.len() {
+            prop_assert_eq!(feed::<Down>(&bytes, [cut].into_iter()), vec![a.clone(), b.clone()]);
+        }
+        prop_assert_eq!(feed::<Down>(&bytes, 0..bytes.len()), vec![a, b]);
+    }
+
+    #[test]
+    fn steps_come_back_equal(frames in prop::collection::vec(step(), 1..5)) {
+        let mut bytes = BytesMut::new();
+        frames.iter().for_each(|frame| encode(frame, &mut bytes).unwrap());
+        prop_assert_eq!(feed::<Up>(&bytes, std::iter::empty()), frames);
+    }
+
+    #[test]
+    fn garbage_ends_in_an_error_or_waits_but_never_panics(garbage in prop::collection::vec(any::<u8>(), 0..2000)) {
+        let mut input = BytesMut::from(&garbage[..]);
+        // Each round consumes at least the four bytes of a length, so this ends.
+        while let Ok(Some(_)) = decode::<Down>(&mut input) {}
+        let mut input = BytesMut::from(&garbage[..]);
+        while let Ok(Some(_)) = decode::<Up>(&mut input) {}
+    }
+
+    #[test]
+    fn a_flipped_byte_never_panics(frame in step(), at in any::<prop::sample::Index>(), flip in 1..=255_u8) {
+        let mut bytes = BytesMut::new();
+        encode(&frame, &mut bytes).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] ^= flip;
+        while let Ok(Some(_)) = decode::<Up>(&mut bytes) {}
+    }
+}
+
+#[test]
+fn an_oversized_length_is_refused_before_anything_is_buffered() {
+    let mut input = BytesMut::new();
+    input.put_u32_le(FRAME_BYTES_MAX as u32 + 1);
+    let capacity = input.capacity();
+    assert!(matches!(decode::<Down>(&mut input), Err(CodecError::TooLarge { bytes }) if bytes == FRAME_BYTES_MAX + 1));
+    assert_eq!(input.capacity(), capacity);
+}
+
+#[test]
+fn an_oversized_message_leaves_the_buffer_alone() {
+    let huge =
+        Up { sequence: 0, body: Some(UpBody::Refused(Refused { kind: 1, message: "x".repeat(FRAME_BYTES_MAX) })) };
+    let mut out = BytesMut::from(&b"before"[..]);
+    assert!(matches!(encode(&huge, &mut out), Err(CodecError::TooLarge { .. })));
+    assert_eq!(&out[..], b"before");
+}
+
+#[test]
+fn fields_of_a_later_version_are_skipped() {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct LaterHello {
+        #[prost(uint32, tag = "1")]
+        version: u32,
+        #[prost(uint64, tag = "2")]
+        gateway: u64,
+        #[prost(string, tag = "900")]
+        new: String,
+    }
+    let mut bytes = BytesMut::new();
+    encode(&LaterHello { version: 1, gateway: 7, new: "from tomorrow".into() }, &mut bytes).unwrap();
+    let hello: Hello = decode(&mut bytes).unwrap().unwrap();
+    assert_eq!((hello.version, hello.gateway), (1, 7));
+}
