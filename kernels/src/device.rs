@@ -58,6 +58,15 @@ pub enum KernelError {
     },
 }
 
+/// Most rows of one step; buffers are sized by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Rows of a step (tokens of all its sequences).
+    pub rows_max: usize,
+    /// Sampled rows of a step.
+    pub sampled_max: usize,
+}
+
 /// Element types of tensors in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DType {

@@ -13,7 +13,10 @@ pub mod device;
 pub mod host;
 pub mod reference;
 
+mod source;
+mod step;
+
 pub use device::{
-    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, HostTensor, KernelError, KvSpec, PAGE_TOKENS, Rope,
-    RopeSpec, Rows, Span, StepBatch, Weight, WeightSpec,
+    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, HostTensor, KernelError, KvSpec, Limits, PAGE_TOKENS,
+    Rope, RopeSpec, Rows, Span, StepBatch, Weight, WeightSpec,
 };

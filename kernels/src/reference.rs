@@ -1,1 +1,0 @@
-//! The oracle: every operation in plain f32 loops.

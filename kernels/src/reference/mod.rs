@@ -1,0 +1,191 @@
+//! The oracle: every operation in plain f32 loops, slow and obvious.
+//!
+//! Weights, activations and KV are f32, row-major. A row's result depends on that row alone and each sum runs in one fixed order,
+//! so the batch invariance that other devices must work for holds here by construction. Reading order: `mod.rs` (loading,
+//! handles), `ops.rs` (the operations).
+
+mod ops;
+
+use crate::device::{
+    AttentionSpec, Buffer, BufferSpec, Device, DeviceInfo, KernelError, KvSpec, Limits, PAGE_TOKENS, Rope, RopeSpec,
+    Rows, StepBatch, Weight, WeightSpec,
+};
+use crate::source::{Checked, Source};
+use crate::step::{Bounds, Step};
+
+/// `[rows, columns]`, row-major.
+struct Matrix {
+    rows: usize,
+    columns: usize,
+    values: Vec<f32>,
+}
+
+impl Matrix {
+    fn stack(parts: &[Source<'_>]) -> Self {
+        let values = parts.iter().flat_map(|part| part.to_f32()).collect();
+        Self { rows: parts.iter().map(|part| part.rows).sum(), columns: parts[0].columns, values }
+    }
+
+    fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.columns..][..self.columns]
+    }
+}
+
+enum Loaded {
+    Vector(Vec<f32>),
+    Linear { matrix: Matrix, bias: Option<Vec<f32>> },
+    GateUp { gate: Matrix, up: Matrix },
+    Embedding(Matrix),
+}
+
+struct Activations {
+    domain: Rows,
+    columns: usize,
+    values: Vec<f32>,
+}
+
+struct Rotations {
+    /// `[positions, head_dim / 2]`.
+    cosines: Vec<f32>,
+    sines: Vec<f32>,
+    half: usize,
+}
+
+/// `[layer][page][K|V][kv_head][token][dim]`: the canonical order itself.
+struct Kv {
+    spec: KvSpec,
+    values: Vec<f32>,
+}
+
+impl Kv {
+    fn page_size(&self) -> usize {
+        2 * self.spec.kv_heads * PAGE_TOKENS * self.spec.head_dim
+    }
+
+    /// Where the `head_dim` values of one token begin; `part` 0 is K, 1 is V.
+    fn at(&self, layer: usize, page: usize, part: usize, head: usize, slot: usize) -> usize {
+        let row = ((layer * self.spec.pages + page) * 2 + part) * self.spec.kv_heads + head;
+        (row * PAGE_TOKENS + slot) * self.spec.head_dim
+    }
+}
+
+/// The f32 device.
+pub struct ReferenceDevice {
+    bounds: Bounds,
+    weights: Vec<Loaded>,
+    buffers: Vec<Activations>,
+    ropes: Vec<Rotations>,
+    kv: Option<Kv>,
+    step: Step,
+    logits: Vec<f32>,
+}
+
+impl ReferenceDevice {
+    /// A device without weights.
+    pub fn new(limits: Limits) -> Self {
+        let bounds = Bounds::new(limits);
+        Self {
+            bounds,
+            weights: Vec::new(),
+            buffers: Vec::new(),
+            ropes: Vec::new(),
+            kv: None,
+            step: Step::default(),
+            logits: Vec::new(),
+        }
+    }
+}
+
+impl Device for ReferenceDevice {
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { name: "reference f32, 1 thread".into(), numerics: "reference-f32-v1".into() }
+    }
+
+    fn load(&mut self, spec: &WeightSpec<'_>) -> Result<Weight, KernelError> {
+        let loaded = match Checked::new(spec)? {
+            Checked::Vector(source) => Loaded::Vector(source.to_f32()),
+            Checked::Linear { parts, bias } => Loaded::Linear { matrix: Matrix::stack(&parts), bias },
+            Checked::GateUp { gate, up } => Loaded::GateUp { gate: Matrix::stack(&[gate]), up: Matrix::stack(&[up]) },
+            Checked::Embedding(source) => {
+                self.bounds.vocab = self.bounds.vocab.min(source.rows);
+                Loaded::Embedding(Matrix::stack(&[source]))
+            }
+        };
+        self.weights.push(loaded);
+        Ok(Weight(self.weights.len() as u32 - 1))
+    }
+
+    fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError> {
+        let rows = match spec.rows {
+            Rows::Batch => self.bounds.rows_max,
+            Rows::Sampled => self.bounds.sampled_max,
+        };
+        let values = vec![0.0; rows * spec.columns];
+        self.buffers.push(Activations { domain: spec.rows, columns: spec.columns, values });
+        Ok(Buffer(self.buffers.len() as u32 - 1))
+    }
+
+    fn rope(&mut self, spec: &RopeSpec) -> Result<Rope, KernelError> {
+        // The angle is rounded to f32 as transformers does it; its sine is then exact to f32.
+        let angles = (0..spec.positions)
+            .flat_map(|position| spec.inverse_frequencies.iter().map(move |f| f64::from(position as f32 * f)));
+        let (cosines, sines) = angles.map(|a| (a.cos() as f32 * spec.factor, a.sin() as f32 * spec.factor)).unzip();
+        self.ropes.push(Rotations { cosines, sines, half: spec.inverse_frequencies.len() });
+        self.bounds.positions = self.bounds.positions.min(spec.positions);
+        Ok(Rope(self.ropes.len() as u32 - 1))
+    }
+
+    fn kv(&mut self, spec: KvSpec) -> Result<(), KernelError> {
+        let mut kv = Kv { spec, values: Vec::new() };
+        let count = [spec.layers, spec.pages].iter().try_fold(kv.page_size(), |n, &d| n.checked_mul(d));
+        let bytes = count.and_then(|n| n.checked_mul(4)).unwrap_or(usize::MAX);
+        let memory = |_| KernelError::Memory { what: "the KV cache", bytes };
+        kv.values.try_reserve_exact(count.unwrap_or(usize::MAX)).map_err(memory)?;
+        kv.values.resize(count.unwrap_or(0), 0.0);
+        self.bounds.pages = spec.pages;
+        self.kv = Some(kv);
+        Ok(())
+    }
+
+    fn begin(&mut self, batch: &StepBatch<'_>) -> Result<(), KernelError> {
+        self.step.take(batch, &self.bounds)
+    }
+
+    fn embed(&mut self, out: Buffer, table: Weight) {
+        ops::embed(self, out, table);
+    }
+
+    fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32) {
+        ops::rmsnorm(self, out, x, weight, eps);
+    }
+
+    fn qkv(&mut self, out: Buffer, x: Buffer, weight: Weight, attention: &AttentionSpec, layer: usize) {
+        ops::qkv(self, out, x, weight, attention, layer);
+    }
+
+    fn attention(&mut self, out: Buffer, queries: Buffer, attention: &AttentionSpec, layer: usize) {
+        ops::attention(self, out, queries, attention, layer);
+    }
+
+    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {
+        ops::linear_add(self, residual, x, weight);
+    }
+
+    fn gate_up_silu(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        ops::gate_up_silu(self, out, x, weight);
+    }
+
+    fn select(&mut self, out: Buffer, x: Buffer) {
+        ops::select(self, out, x);
+    }
+
+    fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError> {
+        ops::logits(self, x, weight);
+        Ok(&self.logits)
+    }
+
+    fn page(&self, layer: usize, page: u32) -> Vec<f32> {
+        let kv = self.kv.as_ref().expect("kv() is called before page()");
+        kv.values[kv.at(layer, page as usize, 0, 0, 0)..][..kv.page_size()].to_vec()
+    }
+}

@@ -1,0 +1,243 @@
+//! The operations of [`ReferenceDevice`], one function each, in the order of a transformer layer.
+
+use super::{Loaded, Matrix, ReferenceDevice};
+use crate::device::{AttentionSpec, Buffer, Rows, Weight};
+
+/// Sum of products in one order for every caller: sixteen partial sums, then left to right (so that compilers vectorise it).
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let ((a16, a_tail), (b16, b_tail)) = (a.as_chunks::<16>(), b.as_chunks::<16>());
+    let mut sums = [0.0f32; 16];
+    for (x, y) in a16.iter().zip(b16) {
+        for lane in 0..16 {
+            sums[lane] += x[lane] * y[lane];
+        }
+    }
+    let tail: f32 = a_tail.iter().zip(b_tail).map(|(x, y)| x * y).sum();
+    sums.iter().sum::<f32>() + tail
+}
+
+/// `out[row][j] = x[row] · matrix[j]`; weights are the outer loop, so that each is read once per step.
+fn matmul(x: &[f32], matrix: &Matrix) -> Vec<f32> {
+    let rows = x.len() / matrix.columns;
+    let mut out = vec![0.0; rows * matrix.rows];
+    for j in 0..matrix.rows {
+        let weights = matrix.row(j);
+        for row in 0..rows {
+            out[row * matrix.rows + j] = dot(&x[row * matrix.columns..][..matrix.columns], weights);
+        }
+    }
+    out
+}
+
+fn normalise(out: &mut [f32], x: &[f32], weight: &[f32], eps: f32) {
+    let mean = dot(x, x) / x.len() as f32;
+    let inverse = 1.0 / (mean + eps).sqrt();
+    for ((o, &v), &w) in out.iter_mut().zip(x).zip(weight) {
+        *o = v * inverse * w;
+    }
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+impl ReferenceDevice {
+    fn rows_of(&self, buffer: Buffer) -> usize {
+        match self.buffers[buffer.0 as usize].domain {
+            Rows::Batch => self.step.rows(),
+            Rows::Sampled => self.step.sampled.len(),
+        }
+    }
+
+    /// The rows of this step, copied out: the oracle would rather copy than fight over borrows.
+    fn read(&self, buffer: Buffer, columns: usize) -> Vec<f32> {
+        let stored = &self.buffers[buffer.0 as usize];
+        assert_eq!(stored.columns, columns, "columns of buffer {}", buffer.0);
+        stored.values[..self.rows_of(buffer) * columns].to_vec()
+    }
+
+    fn write(&mut self, buffer: Buffer, columns: usize, values: &[f32]) {
+        let rows = self.rows_of(buffer);
+        let stored = &mut self.buffers[buffer.0 as usize];
+        assert_eq!((stored.columns, rows * columns), (columns, values.len()), "shape of buffer {}", buffer.0);
+        stored.values[..values.len()].copy_from_slice(values);
+    }
+
+    fn vector(&self, weight: Weight) -> &[f32] {
+        let Loaded::Vector(values) = &self.weights[weight.0 as usize] else {
+            panic!("weight {} is not a vector", weight.0)
+        };
+        values
+    }
+}
+
+pub(super) fn embed(device: &mut ReferenceDevice, out: Buffer, table: Weight) {
+    let Loaded::Embedding(matrix) = &device.weights[table.0 as usize] else {
+        panic!("weight {} is not an embedding", table.0)
+    };
+    let columns = matrix.columns;
+    let values: Vec<f32> = device.step.tokens.iter().flat_map(|&token| matrix.row(token as usize)).copied().collect();
+    device.write(out, columns, &values);
+}
+
+pub(super) fn rmsnorm(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weight: Weight, eps: f32) {
+    let columns = device.vector(weight).len();
+    let mut values = device.read(x, columns);
+    for row in values.chunks_exact_mut(columns) {
+        let input = row.to_vec();
+        normalise(row, &input, device.vector(weight), eps);
+    }
+    device.write(out, columns, &values);
+}
+
+/// Linear projection with bias of the rows of `x`.
+fn linear(device: &ReferenceDevice, x: Buffer, weight: Weight) -> Vec<f32> {
+    let (matrix, bias) = match &device.weights[weight.0 as usize] {
+        Loaded::Linear { matrix, bias } => (matrix, bias.as_deref()),
+        Loaded::Embedding(matrix) => (matrix, None),
+        _ => panic!("weight {} is not a matrix", weight.0),
+    };
+    let mut out = matmul(&device.read(x, matrix.columns), matrix);
+    if let Some(bias) = bias {
+        for row in out.chunks_exact_mut(matrix.rows) {
+            row.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
+        }
+    }
+    out
+}
+
+pub(super) fn qkv(
+    device: &mut ReferenceDevice,
+    out: Buffer,
+    x: Buffer,
+    weight: Weight,
+    spec: &AttentionSpec,
+    layer: usize,
+) {
+    let (dim, heads) = (spec.head_dim, spec.heads + 2 * spec.kv_heads);
+    let mut projected = linear(device, x, weight);
+    assert_eq!(projected.len(), device.step.rows() * heads * dim, "rows of weight {}", weight.0);
+    let mut queries = Vec::with_capacity(device.step.rows() * spec.heads * dim);
+    for (row, values) in projected.chunks_exact_mut(heads * dim).enumerate() {
+        let position = device.step.positions[row];
+        for (head, values) in values.chunks_exact_mut(dim).enumerate() {
+            if head < spec.heads + spec.kv_heads {
+                let norm = if head < spec.heads { spec.query_norm } else { spec.key_norm };
+                norm_and_rotate(device, values, norm, spec, position);
+            }
+        }
+        queries.extend_from_slice(&values[..spec.heads * dim]);
+        let (page, slot) = device.step.slot(&device.step.spans[device.step.span_of[row]], position);
+        let kv = device.kv.as_mut().expect("kv() is called before qkv()");
+        for part in 0..2 {
+            for head in 0..spec.kv_heads {
+                let from = (spec.heads + part * spec.kv_heads + head) * dim;
+                let to = kv.at(layer, page, part, head, slot);
+                kv.values[to..to + dim].copy_from_slice(&values[from..from + dim]);
+            }
+        }
+    }
+    device.write(out, spec.heads * dim, &queries);
+}
+
+fn norm_and_rotate(
+    device: &ReferenceDevice,
+    values: &mut [f32],
+    norm: Option<Weight>,
+    spec: &AttentionSpec,
+    position: usize,
+) {
+    if let Some(weight) = norm {
+        let input = values.to_vec();
+        normalise(values, &input, device.vector(weight), spec.norm_eps);
+    }
+    let rope = &device.ropes[spec.rope.0 as usize];
+    let (low, high) = values.split_at_mut(rope.half);
+    assert_eq!(low.len(), high.len(), "rope {} is for another head_dim", spec.rope.0);
+    for (i, (a, b)) in low.iter_mut().zip(high).enumerate() {
+        let (cosine, sine) = (rope.cosines[position * rope.half + i], rope.sines[position * rope.half + i]);
+        (*a, *b) = (*a * cosine - *b * sine, *b * cosine + *a * sine);
+    }
+}
+
+pub(super) fn attention(
+    device: &mut ReferenceDevice,
+    out: Buffer,
+    queries: Buffer,
+    spec: &AttentionSpec,
+    layer: usize,
+) {
+    let columns = spec.heads * spec.head_dim;
+    let queries = device.read(queries, columns);
+    let mut values = vec![0.0; queries.len()];
+    for row in 0..device.step.rows() {
+        for head in 0..spec.heads {
+            let at = row * columns + head * spec.head_dim;
+            let query = &queries[at..][..spec.head_dim];
+            attend(device, &mut values[at..][..spec.head_dim], query, row, head, spec, layer);
+        }
+    }
+    device.write(out, columns, &values);
+}
+
+/// One query head of one row over its whole context: scores, softmax, weighted sum of values.
+fn attend(
+    device: &ReferenceDevice,
+    out: &mut [f32],
+    query: &[f32],
+    row: usize,
+    head: usize,
+    spec: &AttentionSpec,
+    layer: usize,
+) {
+    let kv = device.kv.as_ref().expect("kv() is called before attention()");
+    let span = &device.step.spans[device.step.span_of[row]];
+    let position = device.step.positions[row];
+    let first = spec.window.map_or(0, |window| (position + 1).saturating_sub(window));
+    let kv_head = head / (spec.heads / spec.kv_heads);
+    let at = |part, token| {
+        let (page, slot) = device.step.slot(span, token);
+        &kv.values[kv.at(layer, page, part, kv_head, slot)..][..spec.head_dim]
+    };
+    let scores: Vec<f32> = (first..=position).map(|token| dot(query, at(0, token)) * spec.scale).collect();
+    let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weights: Vec<f32> = scores.iter().map(|score| (score - highest).exp()).collect();
+    let total: f32 = weights.iter().sum();
+    for (token, weight) in (first..=position).zip(&weights) {
+        for (o, v) in out.iter_mut().zip(at(1, token)) {
+            *o += weight / total * v;
+        }
+    }
+}
+
+pub(super) fn linear_add(device: &mut ReferenceDevice, residual: Buffer, x: Buffer, weight: Weight) {
+    let added = linear(device, x, weight);
+    let columns = device.buffers[residual.0 as usize].columns;
+    let mut values = device.read(residual, columns);
+    assert_eq!(values.len(), added.len(), "shape of weight {}", weight.0);
+    values.iter_mut().zip(&added).for_each(|(v, a)| *v += a);
+    device.write(residual, columns, &values);
+}
+
+pub(super) fn gate_up_silu(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weight: Weight) {
+    let Loaded::GateUp { gate, up } = &device.weights[weight.0 as usize] else {
+        panic!("weight {} is not a gate and an up matrix", weight.0)
+    };
+    let (input, columns) = (device.read(x, gate.columns), gate.rows);
+    let mut values = matmul(&input, gate);
+    values.iter_mut().zip(matmul(&input, up)).for_each(|(g, u)| *g = silu(*g) * u);
+    device.write(out, columns, &values);
+}
+
+pub(super) fn select(device: &mut ReferenceDevice, out: Buffer, x: Buffer) {
+    let columns = device.buffers[x.0 as usize].columns;
+    let all = device.read(x, columns);
+    let values: Vec<f32> =
+        device.step.sampled.iter().flat_map(|&row| &all[row * columns..][..columns]).copied().collect();
+    device.write(out, columns, &values);
+}
+
+pub(super) fn logits(device: &mut ReferenceDevice, x: Buffer, weight: Weight) {
+    assert_eq!(device.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
+    device.logits = linear(device, x, weight);
+}

@@ -1,0 +1,157 @@
+//! Reading weights from host tensors: shapes are checked here, once, for every device.
+
+use crate::device::{DType, HostTensor, KernelError, WeightSpec};
+
+/// A tensor whose byte count matches its shape; the only way to its values.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    dtype: DType,
+    bytes: &'a [u8],
+}
+
+impl<'a> Source<'a> {
+    /// Checks that `tensor` has `dims` dimensions (a vector counts as one row) and as many bytes as its shape says.
+    pub(crate) fn new(tensor: &HostTensor<'a>, dims: usize) -> Result<Self, KernelError> {
+        let shape = tensor.shape;
+        if shape.len() != dims || shape.contains(&0) {
+            return Err(shape_error(tensor, format!("{dims} dimensions, none of them 0")));
+        }
+        let bytes = shape.iter().try_fold(tensor.dtype.size(), |n, &d| n.checked_mul(d));
+        if bytes != Some(tensor.bytes.len()) {
+            return Err(shape_error(tensor, format!("as many elements as its {} bytes hold", tensor.bytes.len())));
+        }
+        let (rows, columns) = if dims == 2 { (shape[0], shape[1]) } else { (1, shape[0]) };
+        Ok(Self { rows, columns, dtype: tensor.dtype, bytes: tensor.bytes })
+    }
+
+    /// Copies `out.len()` values of row `row`, from column `column` on, as f32 (exact for every [`DType`]).
+    pub(crate) fn read(&self, row: usize, column: usize, out: &mut [f32]) {
+        let size = self.dtype.size();
+        let start = (row * self.columns + column) * size;
+        let bytes = &self.bytes[start..start + out.len() * size];
+        match self.dtype {
+            DType::F32 => {
+                for (o, b) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                    *o = f32::from_le_bytes(*b);
+                }
+            }
+            DType::Bf16 => {
+                for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *o = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+                }
+            }
+            DType::F16 => {
+                for (o, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *o = half::f16::from_bits(u16::from_le_bytes(*b)).to_f32();
+                }
+            }
+        }
+    }
+
+    /// All values as f32, row-major.
+    pub(crate) fn to_f32(self) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows * self.columns];
+        for (row, out) in out.chunks_exact_mut(self.columns).enumerate() {
+            self.read(row, 0, out);
+        }
+        out
+    }
+}
+
+/// A [`WeightSpec`] whose shapes fit each other.
+pub(crate) enum Checked<'a> {
+    Vector(Source<'a>),
+    /// Parts with equal columns; the bias has as many values as the parts have rows together.
+    Linear {
+        parts: Vec<Source<'a>>,
+        bias: Option<Vec<f32>>,
+    },
+    /// Two matrices of equal shape.
+    GateUp {
+        gate: Source<'a>,
+        up: Source<'a>,
+    },
+    Embedding(Source<'a>),
+}
+
+impl<'a> Checked<'a> {
+    pub(crate) fn new(spec: &WeightSpec<'a>) -> Result<Self, KernelError> {
+        match spec {
+            WeightSpec::Vector(tensor) => Ok(Self::Vector(Source::new(tensor, 1)?)),
+            WeightSpec::Embedding(tensor) => Ok(Self::Embedding(Source::new(tensor, 2)?)),
+            WeightSpec::GateUp { gate, up } => {
+                let (g, u) = (Source::new(gate, 2)?, Source::new(up, 2)?);
+                if (g.rows, g.columns) != (u.rows, u.columns) {
+                    return Err(shape_error(up, format!("the gate's shape {:?}", gate.shape)));
+                }
+                Ok(Self::GateUp { gate: g, up: u })
+            }
+            WeightSpec::Linear { parts, biases } => linear(parts, biases),
+        }
+    }
+}
+
+fn linear<'a>(parts: &[HostTensor<'a>], biases: &[HostTensor<'a>]) -> Result<Checked<'a>, KernelError> {
+    let sources = parts.iter().map(|part| Source::new(part, 2)).collect::<Result<Vec<_>, _>>()?;
+    let Some(columns) = sources.first().map(|first| first.columns) else {
+        return Err(KernelError::Shape { name: "linear".into(), got: vec![0], want: "at least one part".into() });
+    };
+    for (part, source) in parts.iter().zip(&sources) {
+        if source.columns != columns {
+            return Err(shape_error(part, format!("{columns} columns, as the first part has")));
+        }
+    }
+    if biases.is_empty() {
+        return Ok(Checked::Linear { parts: sources, bias: None });
+    }
+    if biases.len() != parts.len() {
+        return Err(shape_error(&biases[0], format!("{} biases, one per part", parts.len())));
+    }
+    let mut all = Vec::new();
+    for (bias, source) in biases.iter().zip(&sources) {
+        let values = Source::new(bias, 1)?;
+        if values.columns != source.rows {
+            return Err(shape_error(bias, format!("[{}], the rows of its matrix", source.rows)));
+        }
+        all.extend(values.to_f32());
+    }
+    Ok(Checked::Linear { parts: sources, bias: Some(all) })
+}
+
+fn shape_error(tensor: &HostTensor<'_>, want: String) -> KernelError {
+    KernelError::Shape { name: tensor.name.to_owned(), got: tensor.shape.to_vec(), want }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_convert_exactly() {
+        let half: Vec<u8> = [0x3c00u16, 0xc000, 0x0001].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let tensor = HostTensor { name: "h", dtype: DType::F16, shape: &[3], bytes: &half };
+        assert_eq!(Source::new(&tensor, 1).unwrap().to_f32(), [1.0, -2.0, 2f32.powi(-24)]);
+        let brain: Vec<u8> = [0x3f80u16, 0xc040].iter().flat_map(|v| v.to_le_bytes()).collect();
+        let tensor = HostTensor { name: "b", dtype: DType::Bf16, shape: &[2, 1], bytes: &brain };
+        let source = Source::new(&tensor, 2).unwrap();
+        assert_eq!((source.rows, source.columns, source.to_f32()), (2, 1, vec![1.0, -3.0]));
+    }
+
+    #[test]
+    fn wrong_shapes_are_refused() {
+        let bytes = [0u8; 24];
+        let tensor = |name, shape| HostTensor { name, dtype: DType::F32, shape, bytes: &bytes };
+        let refused = |spec: &WeightSpec<'_>| matches!(Checked::new(spec), Err(KernelError::Shape { .. }));
+        assert!(refused(&WeightSpec::Vector(tensor("short", &[7]))));
+        assert!(refused(&WeightSpec::Vector(tensor("matrix", &[2, 3]))));
+        assert!(refused(&WeightSpec::Embedding(tensor("huge", &[usize::MAX, 3]))));
+        assert!(refused(&WeightSpec::Linear { parts: vec![], biases: vec![] }));
+        let (a, b) = (tensor("a", &[2, 3]), tensor("b", &[3, 2]));
+        assert!(refused(&WeightSpec::Linear { parts: vec![a.clone(), b.clone()], biases: vec![] }));
+        assert!(refused(&WeightSpec::GateUp { gate: a.clone(), up: b }));
+        assert!(refused(&WeightSpec::Linear { parts: vec![a.clone()], biases: vec![tensor("bias", &[6])] }));
+        assert!(Checked::new(&WeightSpec::Linear { parts: vec![a], biases: vec![] }).is_ok());
+    }
+}

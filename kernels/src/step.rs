@@ -1,0 +1,206 @@
+//! The batch of one step, checked and owned: what [`Device::begin`](crate::Device::begin) keeps for the operations after it.
+
+use std::ops::Range;
+
+use crate::device::{KernelError, PAGE_TOKENS, StepBatch};
+
+/// What exists on the device, for the checks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    pub(crate) rows_max: usize,
+    pub(crate) sampled_max: usize,
+    /// Rows of the smallest embedding loaded.
+    pub(crate) vocab: usize,
+    /// Positions of the shortest rope table.
+    pub(crate) positions: usize,
+    pub(crate) pages: usize,
+}
+
+impl Bounds {
+    pub(crate) fn new(limits: crate::device::Limits) -> Self {
+        let (rows_max, sampled_max) = (limits.rows_max, limits.sampled_max);
+        Self { rows_max, sampled_max, vocab: usize::MAX, positions: usize::MAX, pages: 0 }
+    }
+}
+
+/// One sequence's rows in the step; `pages` are read from [`Step::pages`].
+#[expect(dead_code, reason = "read by the CPU device")]
+#[derive(Clone, Debug)]
+pub(crate) struct OwnedSpan {
+    pub(crate) rows: Range<usize>,
+    pub(crate) context: usize,
+    table: Range<usize>,
+}
+
+impl OwnedSpan {
+    /// Position of the span's first row.
+    #[expect(dead_code, reason = "read by the CPU device")]
+    pub(crate) fn first_position(&self) -> usize {
+        self.context - self.rows.len()
+    }
+}
+
+/// A step whose every index has been checked. Vectors are reused from step to step.
+#[derive(Debug, Default)]
+pub(crate) struct Step {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) spans: Vec<OwnedSpan>,
+    pub(crate) sampled: Vec<usize>,
+    /// `[rows]`: position of each row in its sequence.
+    pub(crate) positions: Vec<usize>,
+    /// `[rows]`: span of each row.
+    pub(crate) span_of: Vec<usize>,
+    tables: Vec<u32>,
+    /// `[pages]`: last step that writes the page, so that two rows never write the same place.
+    written: Vec<u64>,
+    count: u64,
+}
+
+impl Step {
+    /// Block table of `span`, as long as its context needs.
+    pub(crate) fn pages(&self, span: &OwnedSpan) -> &[u32] {
+        &self.tables[span.table.clone()]
+    }
+
+    /// Page and slot of `position` in `span`.
+    pub(crate) fn slot(&self, span: &OwnedSpan, position: usize) -> (usize, usize) {
+        (self.pages(span)[position / PAGE_TOKENS] as usize, position % PAGE_TOKENS)
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Takes over `batch`. On an error the step is empty, so that operations after it do nothing.
+    pub(crate) fn take(&mut self, batch: &StepBatch<'_>, bounds: &Bounds) -> Result<(), KernelError> {
+        self.clear();
+        let taken = self.check_rows(batch, bounds).and_then(|()| self.take_spans(batch, bounds));
+        if taken.is_err() {
+            self.clear();
+            return taken;
+        }
+        self.tokens.extend_from_slice(batch.tokens);
+        self.sampled.extend_from_slice(batch.sampled);
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.spans.clear();
+        self.sampled.clear();
+        self.positions.clear();
+        self.span_of.clear();
+        self.tables.clear();
+    }
+
+    fn check_rows(&self, batch: &StepBatch<'_>, bounds: &Bounds) -> Result<(), KernelError> {
+        below("rows of the step", batch.tokens.len(), bounds.rows_max.saturating_add(1))?;
+        below("sampled rows of the step", batch.sampled.len(), bounds.sampled_max.saturating_add(1))?;
+        for &token in batch.tokens {
+            below("token", token as usize, bounds.vocab)?;
+        }
+        let mut first_free = 0;
+        for &row in batch.sampled {
+            below("sampled row", row, batch.tokens.len())?;
+            if row < first_free {
+                return Err(KernelError::Batch { what: "sampled row out of order", got: row, limit: first_free });
+            }
+            first_free = row + 1;
+        }
+        Ok(())
+    }
+
+    fn take_spans(&mut self, batch: &StepBatch<'_>, bounds: &Bounds) -> Result<(), KernelError> {
+        self.written.resize(bounds.pages, 0);
+        self.count += 1;
+        let mut next = 0;
+        for (index, span) in batch.spans.iter().enumerate() {
+            if span.rows.start != next || span.rows.end <= span.rows.start {
+                return Err(KernelError::Batch { what: "first row of a span", got: span.rows.start, limit: next });
+            }
+            next = span.rows.end;
+            below("last row of a span", next - 1, batch.tokens.len())?;
+            below("context of a span", span.context, bounds.positions.saturating_add(1))?;
+            below("rows of a span", span.rows.len(), span.context.saturating_add(1))?;
+            let blocks = span.context.div_ceil(PAGE_TOKENS);
+            below("blocks of a span's context", blocks, span.block_table.len().saturating_add(1))?;
+            for &page in &span.block_table[..blocks] {
+                below("page", page as usize, bounds.pages)?;
+            }
+            let first_position = span.context - span.rows.len();
+            for &page in &span.block_table[first_position / PAGE_TOKENS..blocks] {
+                if std::mem::replace(&mut self.written[page as usize], self.count) == self.count {
+                    return Err(KernelError::Batch { what: "page written twice", got: page as usize, limit: 0 });
+                }
+            }
+            let start = self.tables.len();
+            self.tables.extend_from_slice(&span.block_table[..blocks]);
+            self.positions.extend(first_position..span.context);
+            self.span_of.resize(next, index);
+            let table = start..self.tables.len();
+            self.spans.push(OwnedSpan { rows: span.rows.clone(), context: span.context, table });
+        }
+        if next != batch.tokens.len() {
+            return Err(KernelError::Batch { what: "rows covered by spans", got: next, limit: batch.tokens.len() });
+        }
+        Ok(())
+    }
+}
+
+fn below(what: &'static str, got: usize, limit: usize) -> Result<(), KernelError> {
+    if got < limit { Ok(()) } else { Err(KernelError::Batch { what, got, limit }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Span;
+
+    const BOUNDS: Bounds = Bounds { rows_max: 8, sampled_max: 2, vocab: 10, positions: 64, pages: 4 };
+
+    fn span(rows: Range<usize>, context: usize, block_table: &[u32]) -> Span<'_> {
+        Span { rows, context, block_table }
+    }
+
+    #[track_caller]
+    fn refused(what: &str, tokens: &[u32], spans: &[Span<'_>], sampled: &[usize]) {
+        let mut step = Step::default();
+        match step.take(&StepBatch { tokens, spans, sampled }, &BOUNDS) {
+            Err(KernelError::Batch { what: got, .. }) => assert_eq!(got, what),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!((step.rows(), step.spans.len(), step.positions.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn every_index_is_checked() {
+        let one = [0u32];
+        refused("token", &[10], &[span(0..1, 1, &one)], &[]);
+        refused("rows of the step", &[0; 9], &[], &[]);
+        refused("sampled rows of the step", &[0; 3], &[], &[0, 1, 2]);
+        refused("sampled row", &[1], &[span(0..1, 1, &one)], &[1]);
+        refused("sampled row out of order", &[1, 2], &[span(0..2, 2, &one)], &[1, 0]);
+        refused("page", &[1], &[span(0..1, 1, &[4])], &[]);
+        refused("blocks of a span's context", &[1], &[span(0..1, 33, &one)], &[]);
+        refused("context of a span", &[1], &[span(0..1, 65, &[0, 1, 2])], &[]);
+        refused("rows of a span", &[1, 2], &[span(0..2, 1, &one)], &[]);
+        refused("first row of a span", &[1, 2], &[span(0..1, 1, &one), span(0..1, 1, &[1])], &[]);
+        refused("last row of a span", &[1], &[span(0..2, 2, &one)], &[]);
+        refused("rows covered by spans", &[1, 2], &[span(0..1, 1, &one)], &[]);
+        refused("page written twice", &[1, 2], &[span(0..1, 1, &one), span(1..2, 1, &one)], &[]);
+        refused("page written twice", &[1; 2], &[span(0..2, 33, &[1, 1])], &[]);
+        let empty = Range { start: 1, end: 0 };
+        refused("first row of a span", &[], &[span(empty, 1, &one)], &[]);
+    }
+
+    #[test]
+    fn shared_prefix_pages_are_fine() {
+        let mut step = Step::default();
+        let spans = [span(0..1, 33, &[0, 1]), span(1..3, 34, &[0, 2, 3])];
+        step.take(&StepBatch { tokens: &[1, 2, 3], spans: &spans, sampled: &[0, 2] }, &BOUNDS).unwrap();
+        assert_eq!(step.positions, [32, 32, 33]);
+        assert_eq!(step.span_of, [0, 1, 1]);
+        assert_eq!(step.slot(&step.spans[1], 33), (2, 1));
+        assert_eq!(step.pages(&step.spans[1]), [0, 2]);
+    }
+}
