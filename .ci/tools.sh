@@ -1,0 +1,83 @@
+# Sourced by the Makefile: checks for the tools that a step needs, installs what can be installed, and says what it does.
+# Everything that is not a system package goes to .venv and node_modules inside the repository.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=$root/.venv
+e2e=$root/tests/e2e
+[ -d "$HOME/.cargo/bin" ] && PATH=$HOME/.cargo/bin:$PATH
+[ -d "$venv/bin" ] && PATH=$PATH:$venv/bin
+export PATH
+
+say() { printf 'make: %s\n' "$*" >&2; }
+die() { say "$*"; exit 1; }
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# apt_install PACKAGE...: installs system packages where that is possible without a question.
+apt_install() {
+  local run=()
+  have apt-get || return 1
+  if [ "$(id -u)" != 0 ]; then sudo -n true 2>/dev/null && run=(sudo -n) || return 1; fi
+  say "installing $* with apt-get"
+  "${run[@]}" apt-get update -qq && DEBIAN_FRONTEND=noninteractive "${run[@]}" apt-get install -y -qq "$@" >/dev/null
+}
+
+# in_venv TOOL...: the repository's Python environment, made on first use.
+in_venv() {
+  have python3 || apt_install python3 python3-venv || die "python3 is needed for $*: install it and run again"
+  if [ ! -x "$venv/bin/python" ]; then
+    say "making a Python environment in .venv for $*"
+    python3 -m venv "$venv" || { apt_install python3-venv && python3 -m venv "$venv"; } || die "python3 -m venv failed"
+  fi
+  PATH=$PATH:$venv/bin
+}
+
+need_rust() {
+  have cargo && return
+  die "Rust is missing: install rustup (the package of your system or https://rustup.rs) and run again; rust-toolchain.toml names the version"
+}
+
+need_cc() {
+  { have cc && have c++; } || apt_install gcc g++ libc6-dev || die "a C and C++ compiler are missing (cc, c++): install gcc and g++"
+}
+
+# cmake builds zlib for the HTTP library.
+need_cmake() {
+  have cmake && return
+  apt_install cmake && return
+  in_venv cmake
+  say "installing cmake from PyPI into .venv"
+  "$venv/bin/pip" install --quiet cmake
+}
+
+need_build_tools() { need_rust; need_cc; need_cmake; }
+
+# The official SDKs that the end-to-end tests drive. The stamp holds what was asked for, so that a change installs anew.
+need_test_tools() {
+  in_venv "the end-to-end tests"
+  if ! cmp -s "$e2e/requirements.txt" "$venv/requirements.stamp"; then
+    say "installing the Python SDK and pytest into .venv"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$e2e/requirements.txt"
+    cp "$e2e/requirements.txt" "$venv/requirements.stamp"
+  fi
+  { have node && have npm; } || apt_install nodejs npm || die "node and npm are missing: install nodejs 18 or newer"
+  if ! cmp -s "$e2e/package-lock.json" "$e2e/node_modules/.stamp"; then
+    say "installing the Node SDK into tests/e2e/node_modules"
+    npm ci --silent --no-audit --no-fund --prefix "$e2e"
+    cp "$e2e/package-lock.json" "$e2e/node_modules/.stamp"
+  fi
+}
+
+# nextest runs each test in its own process and in parallel; plain cargo test does the same work one crate after another.
+run_unit_tests() {
+  if have cargo-nextest; then
+    cargo nextest run --workspace --locked --no-fail-fast
+  else
+    say "cargo-nextest is not installed: using cargo test"
+    cargo test --workspace --locked --lib --bins --tests --no-fail-fast
+  fi
+}
+
+# A ceiling for the whole run: a hang is a failure, not a wait.
+run_e2e_tests() {
+  local target=${CARGO_TARGET_DIR:-$root/target}
+  PENSTOCK_BIN=${PENSTOCK_BIN:-$target/debug/penstock} timeout --kill-after=10 900 "$venv/bin/python" -m pytest "$e2e" "$@"
+}

@@ -1,0 +1,47 @@
+# Two commands do everything: `make serve` and `make test`. Both install what is missing and say so.
+#
+#   make serve [LISTEN=127.0.0.1:8080] [ARGS="--model DIR --workers 2"]
+#   make test
+#
+# The rest are the parts of `make test`, to be run alone while working.
+
+LISTEN ?= 127.0.0.1:8080
+ARGS ?=
+E2E_ARGS ?=
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help serve test format lint unit doc e2e tools
+
+TOOLS := . .ci/tools.sh
+
+help: ## Lists the targets
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+serve: ## Builds penstock, starts it, prints the URL and a curl to paste
+	@$(TOOLS); need_build_tools
+	@echo "make: building penstock (a first build takes some minutes)"
+	@$(TOOLS); cargo build --release --locked -p penstock
+	@.ci/serve.sh "$(LISTEN)" $(ARGS)
+
+test: format lint unit doc e2e ## Everything that CI runs
+	@echo "make: all tests passed"
+
+tools: ## Installs what the build and the tests need
+	@$(TOOLS); need_build_tools; need_test_tools
+
+format: ## Formatting of Rust and Python
+	@$(TOOLS); need_rust
+	cargo fmt --all -- --check
+
+lint: ## Clippy without warnings
+	@$(TOOLS); need_build_tools; cargo clippy --workspace --all-targets --locked --no-deps -- -D warnings
+
+unit: ## Unit, property and simulation tests, and the house rules
+	@$(TOOLS); need_build_tools; run_unit_tests
+
+doc: ## The documentation builds without warnings
+	@$(TOOLS); need_build_tools; RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+e2e: ## The real binary, driven by the official SDKs
+	@$(TOOLS); need_build_tools; need_test_tools; cargo build --locked -p penstock; run_e2e_tests $(E2E_ARGS)
