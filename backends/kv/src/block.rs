@@ -1,0 +1,158 @@
+//! The life of one block:
+//!
+//! ```text
+//! Free ──take──▶ Writing ──seal──▶ Shared(refs) ◀──share/release──▶ Cached ──evict──▶ Free
+//!                   └──release (unfinished)──▶ Free
+//! ```
+//!
+//! Only a sealed block has a name, and only a named block is shared, so a page never has two writers or a reader beside its
+//! writer. Each transition returns what the caller has to do about it.
+
+use penstock_proto::BlockHash;
+
+/// State of one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Block {
+    /// Holds nothing.
+    Free,
+    /// One sequence writes it; nobody else may read it.
+    Writing,
+    /// Complete and read by `refs` sequences, at least one.
+    Shared {
+        /// Its name.
+        hash: BlockHash,
+        /// Sequences that have it in their block table.
+        refs: u32,
+    },
+    /// Complete, used by nobody, readable until evicted.
+    Cached {
+        /// Its name.
+        hash: BlockHash,
+    },
+}
+
+/// What the owner of the block must do after a transition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing.
+    Nothing,
+    /// Put the hash in the index and tell the router.
+    Store(BlockHash),
+    /// Nobody uses it any more: it may be evicted.
+    Idle,
+    /// It is used again: it may not be evicted.
+    Busy,
+    /// The page is free.
+    Free,
+    /// The page is free, and the hash leaves the index; tell the router.
+    Retract(BlockHash),
+}
+
+impl Block {
+    /// A sequence takes the page to write it.
+    ///
+    /// # Panics
+    /// If the block is not free (a bug of the pool).
+    pub fn take(&mut self) -> Effect {
+        let Block::Free = *self else { panic!("take of {self:?}") };
+        *self = Block::Writing;
+        Effect::Nothing
+    }
+
+    /// The writer wrote the last token: the block gets its name and can be read by others.
+    ///
+    /// # Panics
+    /// If the block is not being written.
+    pub fn seal(&mut self, hash: BlockHash) -> Effect {
+        let Block::Writing = *self else { panic!("seal of {self:?}") };
+        *self = Block::Shared { hash, refs: 1 };
+        Effect::Store(hash)
+    }
+
+    /// One more sequence reads the block.
+    ///
+    /// # Panics
+    /// If the block is not sealed.
+    pub fn share(&mut self) -> Effect {
+        match *self {
+            Block::Shared { hash, refs } => {
+                *self = Block::Shared { hash, refs: refs + 1 };
+                Effect::Nothing
+            }
+            Block::Cached { hash } => {
+                *self = Block::Shared { hash, refs: 1 };
+                Effect::Busy
+            }
+            Block::Free | Block::Writing => panic!("share of {self:?}"),
+        }
+    }
+
+    /// One sequence lets go of the block; an unfinished one has no name and is gone.
+    ///
+    /// # Panics
+    /// If no sequence holds it.
+    pub fn release(&mut self) -> Effect {
+        match *self {
+            Block::Writing => {
+                *self = Block::Free;
+                Effect::Free
+            }
+            Block::Shared { hash, refs: 1 } => {
+                *self = Block::Cached { hash };
+                Effect::Idle
+            }
+            Block::Shared { hash, refs } => {
+                *self = Block::Shared { hash, refs: refs - 1 };
+                Effect::Nothing
+            }
+            Block::Free | Block::Cached { .. } => panic!("release of {self:?}"),
+        }
+    }
+
+    /// Leaves the device.
+    ///
+    /// # Panics
+    /// If the block is not cached: someone evicted a block that is in use.
+    pub fn evict(&mut self) -> Effect {
+        let Block::Cached { hash } = *self else { panic!("evict of {self:?}") };
+        *self = Block::Free;
+        Effect::Retract(hash)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H: BlockHash = BlockHash(7);
+
+    #[track_caller]
+    fn check(start: Block, op: fn(&mut Block) -> Effect, end: Block, effect: Effect) {
+        let mut block = start;
+        assert_eq!((op(&mut block), block), (effect, end));
+    }
+
+    #[test]
+    fn a_life() {
+        check(Block::Free, Block::take, Block::Writing, Effect::Nothing);
+        check(Block::Writing, |b| b.seal(H), Block::Shared { hash: H, refs: 1 }, Effect::Store(H));
+        check(Block::Shared { hash: H, refs: 1 }, Block::share, Block::Shared { hash: H, refs: 2 }, Effect::Nothing);
+        check(Block::Shared { hash: H, refs: 2 }, Block::release, Block::Shared { hash: H, refs: 1 }, Effect::Nothing);
+        check(Block::Shared { hash: H, refs: 1 }, Block::release, Block::Cached { hash: H }, Effect::Idle);
+        check(Block::Cached { hash: H }, Block::share, Block::Shared { hash: H, refs: 1 }, Effect::Busy);
+        check(Block::Cached { hash: H }, Block::evict, Block::Free, Effect::Retract(H));
+        check(Block::Writing, Block::release, Block::Free, Effect::Free);
+    }
+
+    #[test]
+    #[should_panic(expected = "evict of Shared")]
+    fn a_block_in_use_is_not_evicted() {
+        Block::Shared { hash: H, refs: 1 }.evict();
+    }
+
+    #[test]
+    #[should_panic(expected = "share of Writing")]
+    fn an_unfinished_block_is_not_shared() {
+        Block::Writing.share();
+    }
+}

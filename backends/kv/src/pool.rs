@@ -1,0 +1,296 @@
+//! The pool: pages, the index from block hash to page, references, eviction.
+//!
+//! Everything is O(1) per block. A sequence holds pages by `share` (read) or `allocate` (write) and lets go of each by
+//! `release`; it releases its last block first (see [`crate::eviction`]).
+
+use crate::PageId;
+use crate::block::{Block, Effect};
+use crate::events::EventLog;
+use crate::eviction::EvictionQueue;
+use penstock_proto::BlockHash;
+use penstock_proto::frames::KvEvent;
+use std::collections::HashMap;
+
+/// Share of the pages that reused blocks may hold against others while idle; measured in `tests/hit_rate.rs`.
+const ACTIVE_SHARE: f64 = 0.75;
+
+/// The longest run of blocks of a prefix that can be read now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lookup {
+    /// Their pages, in order.
+    pub pages: Vec<PageId>,
+    /// How many of these nobody uses: sharing them takes as many from [`BlockPool::available`].
+    pub idle: usize,
+}
+
+/// Sums since the pool was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Pages given to writers.
+    pub allocated: u64,
+    /// Blocks that got a name.
+    pub sealed: u64,
+    /// Blocks that turned out to exist already when sealed.
+    pub duplicates: u64,
+    /// Blocks read from the cache.
+    pub hits: u64,
+    /// Blocks evicted to make room.
+    pub evicted: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    block: Block,
+    /// Name of the block before it, while sealed; for chains in events.
+    parent: Option<BlockHash>,
+    /// It has served a hit since it was sealed.
+    reused: bool,
+    /// Counts seals: parents come before children.
+    serial: u64,
+}
+
+/// The blocks of one device.
+#[derive(Debug)]
+pub struct BlockPool {
+    slots: Vec<Slot>,
+    index: HashMap<BlockHash, PageId>,
+    free: Vec<PageId>,
+    idle: EvictionQueue,
+    events: EventLog,
+    counters: Counters,
+}
+
+impl BlockPool {
+    /// A pool of `pages` free pages.
+    ///
+    /// # Panics
+    /// If `pages` does not fit 32 bits.
+    pub fn new(pages: usize) -> Self {
+        Self::with_active_share(pages, ACTIVE_SHARE)
+    }
+
+    /// A pool in which idle blocks that served a hit may keep `share` of the pages; 0 is plain least recently used.
+    ///
+    /// # Panics
+    /// If `pages` does not fit 32 bits.
+    pub fn with_active_share(pages: usize, share: f64) -> Self {
+        let last = u32::try_from(pages).expect("page numbers have 32 bits");
+        let slot = Slot { block: Block::Free, parent: None, reused: false, serial: 0 };
+        Self {
+            slots: vec![slot; pages],
+            index: HashMap::with_capacity(pages),
+            free: (0..last).rev().map(PageId).collect(),
+            idle: EvictionQueue::new(pages, (pages as f64 * share) as usize),
+            events: EventLog::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Pages in all.
+    pub fn total(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Pages that [`Self::allocate`] can give now: free ones and those of idle blocks.
+    pub fn available(&self) -> usize {
+        self.free.len() + self.idle.len()
+    }
+
+    /// Blocks that only the cache holds.
+    pub fn cached(&self) -> usize {
+        self.idle.len()
+    }
+
+    /// Sums since the pool was made.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// State of one page.
+    ///
+    /// # Panics
+    /// If the page does not exist.
+    pub fn block(&self, page: PageId) -> Block {
+        self.slots[page.index()].block
+    }
+
+    /// The longest prefix of `hashes` that can be read, without taking it. `hashes`: a chain in order.
+    pub fn lookup(&self, hashes: impl IntoIterator<Item = BlockHash>) -> Lookup {
+        let mut found = Lookup::default();
+        for page in hashes.into_iter().map_while(|hash| self.index.get(&hash).copied()) {
+            found.idle += usize::from(matches!(self.slots[page.index()].block, Block::Cached { .. }));
+            found.pages.push(page);
+        }
+        found
+    }
+
+    /// One more sequence reads these pages (from [`Self::lookup`], nothing in between).
+    ///
+    /// # Panics
+    /// If one of them is not sealed.
+    pub fn share(&mut self, pages: &[PageId]) {
+        for &page in pages {
+            let slot = &mut self.slots[page.index()];
+            slot.reused = true;
+            if slot.block.share() == Effect::Busy {
+                self.idle.remove(page);
+            }
+        }
+        self.counters.hits += pages.len() as u64;
+    }
+
+    /// A page to write; evicts an idle block if none is free. `None` when every page is in use.
+    pub fn allocate(&mut self) -> Option<PageId> {
+        let page = self.free.pop().or_else(|| self.evict())?;
+        self.slots[page.index()].block.take();
+        self.counters.allocated += 1;
+        Some(page)
+    }
+
+    /// Names a block that its writer has completed, and returns the page to read it from: usually `page`; if another
+    /// sequence sealed the same block first, that one's page, and `page` is free (equal hash and numerics: equal bits).
+    ///
+    /// `parent`: name of the block before it. The caller holds the returned page in place of `page`.
+    ///
+    /// # Panics
+    /// If `page` is not being written.
+    pub fn seal(&mut self, page: PageId, parent: Option<BlockHash>, hash: BlockHash) -> PageId {
+        if let Some(&twin) = self.index.get(&hash) {
+            self.counters.duplicates += 1;
+            self.release(page);
+            if self.slots[twin.index()].block.share() == Effect::Busy {
+                self.idle.remove(twin);
+            }
+            return twin;
+        }
+        self.counters.sealed += 1;
+        let slot = &mut self.slots[page.index()];
+        let effect = slot.block.seal(hash);
+        debug_assert_eq!(effect, Effect::Store(hash));
+        (slot.parent, slot.reused, slot.serial) = (parent, false, self.counters.sealed);
+        self.index.insert(hash, page);
+        self.events.stored(parent, hash);
+        page
+    }
+
+    /// A sequence lets go of one page it holds.
+    ///
+    /// # Panics
+    /// If nobody holds it.
+    pub fn release(&mut self, page: PageId) {
+        let slot = &mut self.slots[page.index()];
+        match slot.block.release() {
+            Effect::Free => self.free.push(page),
+            Effect::Idle => self.idle.push(page, slot.reused),
+            _ => {}
+        }
+    }
+
+    /// Forgets every idle block (weights changed, operator asked). Blocks in use stay and are told again.
+    pub fn clear(&mut self) {
+        while let Some(page) = self.evict() {
+            self.free.push(page);
+        }
+        self.events.cleared();
+        for (parent, hash) in self.sealed() {
+            self.events.stored(parent, hash);
+        }
+    }
+
+    /// Changes since the last call, for the router.
+    pub fn take_events(&mut self) -> Vec<KvEvent> {
+        self.events.take()
+    }
+
+    /// Everything that can be read now, for a router that starts anew.
+    pub fn snapshot(&self) -> Vec<KvEvent> {
+        let mut log = EventLog::default();
+        log.cleared();
+        for (parent, hash) in self.sealed() {
+            log.stored(parent, hash);
+        }
+        log.take()
+    }
+
+    /// Sealed blocks with their parents, in order of sealing.
+    fn sealed(&self) -> Vec<(Option<BlockHash>, BlockHash)> {
+        let mut pages: Vec<PageId> = self.index.values().copied().collect();
+        pages.sort_unstable_by_key(|page| self.slots[page.index()].serial);
+        let name = |page: PageId| match self.slots[page.index()] {
+            Slot { block: Block::Shared { hash, .. } | Block::Cached { hash }, parent, .. } => (parent, hash),
+            slot => panic!("{slot:?} is in the index"),
+        };
+        pages.into_iter().map(name).collect()
+    }
+
+    fn evict(&mut self) -> Option<PageId> {
+        let page = self.idle.pop()?;
+        if let Effect::Retract(hash) = self.slots[page.index()].block.evict() {
+            self.index.remove(&hash);
+            self.events.removed(hash);
+        }
+        self.counters.evicted += 1;
+        Some(page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: BlockHash = BlockHash(1);
+    const B: BlockHash = BlockHash(2);
+
+    #[test]
+    fn a_released_prefix_is_found_again() {
+        let mut pool = BlockPool::new(3);
+        let (a, b) = (pool.allocate().unwrap(), pool.allocate().unwrap());
+        assert_eq!(pool.lookup([A, B]).pages, []);
+        assert_eq!((pool.seal(a, None, A), pool.seal(b, Some(A), B)), (a, b));
+        pool.release(b);
+        pool.release(a);
+        let found = pool.lookup([A, B]);
+        assert_eq!((found.pages.as_slice(), found.idle), ([a, b].as_slice(), 2));
+        pool.share(&found.pages);
+        assert_eq!((pool.available(), pool.lookup([A, B]).idle), (1, 0));
+    }
+
+    #[test]
+    fn the_tail_is_evicted_before_the_head() {
+        let mut pool = BlockPool::new(2);
+        let (a, b) = (pool.allocate().unwrap(), pool.allocate().unwrap());
+        pool.seal(a, None, A);
+        pool.seal(b, Some(A), B);
+        pool.release(b);
+        pool.release(a);
+        assert_eq!(pool.allocate(), Some(b));
+        assert_eq!(pool.lookup([A, B]).pages, [a]);
+    }
+
+    #[test]
+    fn two_writers_of_one_block_end_up_with_one_page() {
+        let mut pool = BlockPool::new(2);
+        let (one, two) = (pool.allocate().unwrap(), pool.allocate().unwrap());
+        assert_eq!(pool.allocate(), None);
+        pool.seal(one, None, A);
+        assert_eq!(pool.seal(two, None, A), one);
+        assert_eq!((pool.block(one), pool.block(two)), (Block::Shared { hash: A, refs: 2 }, Block::Free));
+        pool.release(one);
+        pool.release(one);
+        assert_eq!((pool.cached(), pool.available(), pool.counters().duplicates), (1, 2, 1));
+    }
+
+    #[test]
+    fn clear_forgets_what_is_idle_and_retells_what_is_not() {
+        let mut pool = BlockPool::new(2);
+        let (a, b) = (pool.allocate().unwrap(), pool.allocate().unwrap());
+        pool.seal(a, None, A);
+        pool.seal(b, Some(A), B);
+        pool.release(b);
+        pool.clear();
+        let events = pool.take_events();
+        assert!(events[0].cleared);
+        assert_eq!(events[1].stored, [A.to_bytes().to_vec()]);
+        assert_eq!((pool.cached(), pool.available(), pool.snapshot()), (0, 1, events));
+    }
+}
