@@ -6,12 +6,26 @@
 //!
 //! - `engine.rs`: `step()` = schedule → forward → sample → publish
 //! - `forward.rs`: the seam to a model (or to a fake one in simulations)
+//! - `request.rs`: a request checked against every bound, once
 //! - `scheduler.rs`, `sequence.rs`: what runs next
-//! - `sampler.rs`, `random.rs`: from logits to a token, counter-based
+//! - `sampler.rs`, `logits.rs`, `random.rs`: from logits to a token, counter-based
+//! - `stats.rs`: load in seconds, credits
 //! - `checkpoint/`: config.json, safetensors, checked before use
 //! - `models/`: one file per architecture
 #![forbid(unsafe_code)]
 
+mod config;
+mod engine;
 pub mod forward;
+mod logits;
+pub mod random;
+mod request;
+pub mod sampler;
+mod scheduler;
+mod sequence;
+mod stats;
 
+pub use config::EngineConfig;
+pub use engine::{Clock, Engine};
 pub use forward::{Forward, Geometry};
+pub use request::Params;

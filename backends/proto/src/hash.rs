@@ -50,16 +50,6 @@ impl BlockHasher {
         Self::new(&joined)
     }
 
-    /// The hasher of what a worker stores for a request: `salt` as in [`crate::frames::Generate::salt`], `numerics` as in
-    /// [`crate::frames::Ready::numerics_id`]. Gateway and worker both use this, so the hash that routes is the hash that stores.
-    pub fn salted(salt: &[u8], numerics: &str) -> Self {
-        let mut bytes = Vec::with_capacity(8 + salt.len() + numerics.len());
-        bytes.extend_from_slice(&(salt.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(salt);
-        bytes.extend_from_slice(numerics.as_bytes());
-        Self::new(&bytes)
-    }
-
     /// Hash of the block that follows `parent` (`None` for the first) and holds `tokens`.
     ///
     /// # Panics
@@ -111,12 +101,6 @@ mod tests {
     fn salts_do_not_share() {
         let tokens: Vec<u32> = (0..32).collect();
         assert_ne!(BlockHasher::new(b"a").chain(&tokens), BlockHasher::new(b"b").chain(&tokens));
-    }
-
-    #[test]
-    fn salt_and_numerics_do_not_run_into_each_other() {
-        let tokens: Vec<u32> = (0..32).collect();
-        assert_ne!(BlockHasher::salted(b"ab", "c").chain(&tokens), BlockHasher::salted(b"a", "bc").chain(&tokens));
     }
 
     #[test]

@@ -1,0 +1,366 @@
+//! The engine's face: requests in, one [`Step`] out. [`Engine::step`] is schedule → forward → sample → publish.
+
+use crate::config::EngineConfig;
+use crate::forward::{Forward, Geometry};
+use crate::random::Draw;
+use crate::request::{Limits, Refusal, Request};
+use crate::sampler::{BadLogits, Sampler};
+use crate::scheduler::{Order, Plan, Run, Scheduler, Sizes};
+use crate::sequence::Sequence;
+use crate::stats::Stats;
+use penstock_kernels::{KernelError, Span, StepBatch};
+use penstock_proto::frames::{
+    Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Step, Token, TokenLogprobs, Window,
+};
+use penstock_proto::{BLOCK_TOKENS, ErrorKind};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Tells time to a step, from any fixed origin. The engine reads it before and after the work and nowhere else.
+pub trait Clock {
+    /// Time since the origin; never goes back.
+    fn now(&self) -> Duration;
+}
+
+impl<F: Fn() -> Duration> Clock for F {
+    fn now(&self) -> Duration {
+        self()
+    }
+}
+
+/// One model on one device, and everything that runs on it.
+pub struct Engine {
+    forward: Box<dyn Forward>,
+    limits: Limits,
+    waiting_max: usize,
+    scheduler: Scheduler,
+    sampler: Sampler,
+    stats: Stats,
+    /// Ends that came between steps: refusals, cancellations.
+    outbox: Vec<Output>,
+    steps: u64,
+    faults: u64,
+    draining: bool,
+    tokens: Vec<u32>,
+    sampled: Vec<usize>,
+}
+
+/// What one sampled row said.
+struct Drawn {
+    order: Order,
+    /// Log-probabilities of the prompt token after this row.
+    prompt: Option<TokenLogprobs>,
+    /// The next token of the sequence.
+    token: Option<Token>,
+}
+
+type Sampled = (Order, Result<Drawn, BadLogits>);
+
+impl Engine {
+    /// An engine over a loaded model. Sizes of `config` above the model's own are lowered.
+    pub fn new(forward: Box<dyn Forward>, config: &EngineConfig) -> Self {
+        let Geometry { vocab_size, context_tokens, pages, rows_max, sampled_max, numerics } = forward.geometry();
+        let batch_tokens = config.batch_tokens.clamp(1, rows_max.max(1));
+        let sizes = Sizes {
+            // A slot for each row of decode: a running prefill then always finds a row left.
+            sequences_max: config.sequences_max.clamp(1, sampled_max.clamp(1, batch_tokens)),
+            batch_tokens,
+            chunk_tokens: config.chunk_tokens.max(1),
+            samples_max: sampled_max.max(1),
+            prefix_cache: config.prefix_cache,
+        };
+        let limits = Limits {
+            vocab_size,
+            context_tokens: context_tokens.min(pages * BLOCK_TOKENS),
+            choices_max: config.choices_max,
+            logprobs_max: config.logprobs_max,
+            prompt_logprobs_max: config.prompt_logprobs_max,
+            numerics,
+        };
+        Self {
+            forward,
+            limits,
+            waiting_max: config.waiting_max.max(config.choices_max),
+            scheduler: Scheduler::new(pages, sizes),
+            sampler: Sampler::default(),
+            stats: Stats::default(),
+            outbox: Vec::new(),
+            steps: 0,
+            faults: 0,
+            draining: false,
+            tokens: Vec::new(),
+            sampled: Vec::new(),
+        }
+    }
+
+    /// Takes a request, or refuses it: then the next step carries a `Failed` finish for each of its choices.
+    ///
+    /// A request that is already open is continued if `attempt` is higher (what it held is freed) and ignored otherwise.
+    pub fn submit(&mut self, generate: Generate) {
+        let (id, attempt) = (generate.request, generate.attempt);
+        match self.scheduler.attempt(id) {
+            Some(open) if open >= attempt => return,
+            Some(_) => {
+                let members = self.scheduler.members(id).to_vec();
+                members.into_iter().for_each(|order| drop(self.scheduler.remove(order)));
+            }
+            None => {}
+        }
+        let (priority, window) = (generate.priority, generate.window);
+        let choices: Vec<u32> =
+            generate.choices.iter().map(|choice| choice.index).take(self.limits.choices_max).collect();
+        match self.admit(generate) {
+            Ok((request, starts)) => {
+                let request = Arc::new(request);
+                for (n, start) in starts.into_iter().enumerate() {
+                    self.open(priority, Sequence::new(Arc::clone(&request), start, window, n == 0));
+                }
+            }
+            Err(refusal) => {
+                let choices = if choices.is_empty() { vec![0] } else { choices };
+                let finish = failed(refusal.kind, refusal.message);
+                let refuse = |choice| Output {
+                    request: id,
+                    attempt,
+                    choice,
+                    finish: Some(finish.clone()),
+                    ..Default::default()
+                };
+                self.outbox.extend(choices.into_iter().map(refuse));
+            }
+        }
+    }
+
+    fn admit(&self, generate: Generate) -> Result<(Request, Vec<penstock_proto::frames::ChoiceStart>), Refusal> {
+        if self.draining {
+            return Err(Refusal { kind: ErrorKind::Draining, message: "the worker is draining".to_owned() });
+        }
+        let waiting = self.scheduler.waiting() + generate.choices.len();
+        let (request, starts) = Request::parse(generate, &self.limits)?;
+        if waiting > self.waiting_max {
+            let message = format!("{} sequences wait, limit {}", self.scheduler.waiting(), self.waiting_max);
+            return Err(Refusal { kind: ErrorKind::Overloaded, message });
+        }
+        Ok((request, starts))
+    }
+
+    fn open(&mut self, priority: i32, mut sequence: Sequence) {
+        match sequence.finish() {
+            // Nothing left to say, and no prompt to report on.
+            Some(finish) if sequence.collecting().is_none() => {
+                let mut output = output(&sequence);
+                first_output(&mut sequence, &mut output);
+                output.finish = Some(finish);
+                self.outbox.push(output);
+            }
+            _ => self.scheduler.insert(priority, sequence),
+        }
+    }
+
+    /// Frees what choices of a request hold (all when none are named); the next step carries their `Cancelled` finish.
+    pub fn cancel(&mut self, cancel: &Cancel) {
+        for order in self.scheduler.members(cancel.request).to_vec() {
+            let choice = self.scheduler.sequences[&order].choice;
+            if cancel.choices.is_empty() || cancel.choices.contains(&choice) {
+                let finish = Finish { reason: FinishReason::Cancelled as i32, ..Default::default() };
+                self.end(order, finish);
+            }
+        }
+    }
+
+    /// Lets a choice emit more tokens.
+    pub fn window(&mut self, window: &Window) {
+        for order in self.scheduler.members(window.request).to_vec() {
+            let sequence = self.scheduler.sequence(order);
+            if sequence.choice == window.choice {
+                sequence.window = sequence.window.map(|left| left.saturating_add(u64::from(window.tokens)));
+            }
+        }
+    }
+
+    /// Takes nothing new from here on; what is open goes on.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Whether a step would do or tell something. Stalled sequences are not work until their window opens.
+    pub fn has_work(&self) -> bool {
+        !self.outbox.is_empty() || self.scheduler.sequences.values().any(|sequence| !sequence.stalled())
+    }
+
+    /// Whether nothing is open: a draining worker may exit.
+    pub fn is_empty(&self) -> bool {
+        self.outbox.is_empty() && self.scheduler.sequences.is_empty()
+    }
+
+    /// Load and capacity now.
+    pub fn state(&self) -> EngineState {
+        self.stats.state(&self.scheduler, self.draining)
+    }
+
+    /// Everything the prefix cache holds, for a gateway that starts anew.
+    pub fn snapshot(&self) -> Vec<KvEvent> {
+        self.scheduler.pool.snapshot()
+    }
+
+    /// Steps in which the device failed. Their sequences ended as `WorkerFailed`; a worker that sees this grow should exit.
+    pub fn faults(&self) -> u64 {
+        self.faults
+    }
+
+    /// Sequences that run at once at most.
+    pub fn sequences_max(&self) -> usize {
+        self.scheduler.sizes.sequences_max
+    }
+
+    /// Tokens of a sequence at most: the model's context, or the pool if that is smaller.
+    pub fn context_tokens(&self) -> usize {
+        self.limits.context_tokens
+    }
+
+    /// Computes one step and says everything that happened since the last.
+    pub fn step(&mut self, clock: &dyn Clock) -> Step {
+        let began = clock.now();
+        let plan = self.scheduler.schedule();
+        let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
+        let prefill: usize = plan.runs.iter().map(|run| run.rows).filter(|rows| *rows > 1).sum();
+        if rows > 0 {
+            match self.run(&plan) {
+                Ok(drawn) => self.publish(&plan, drawn),
+                Err(error) => self.fail(&plan, &error),
+            }
+            self.stats.measured(rows, prefill, clock.now().saturating_sub(began).as_secs_f64());
+        }
+        self.steps += 1;
+        Step {
+            number: self.steps,
+            outputs: std::mem::take(&mut self.outbox),
+            state: Some(self.state()),
+            kv: self.scheduler.pool.take_events(),
+            ..Default::default()
+        }
+    }
+
+    /// Forward and sample.
+    fn run(&mut self, plan: &Plan) -> Result<Vec<Sampled>, KernelError> {
+        let Self { forward, scheduler, sampler, tokens, sampled, limits, .. } = self;
+        tokens.clear();
+        sampled.clear();
+        let mut spans = Vec::with_capacity(plan.runs.len());
+        let mut asked: Vec<(Order, usize)> = Vec::new();
+        for run in &plan.runs {
+            let sequence = &scheduler.sequences[&run.order];
+            let (begin, context) = (tokens.len(), sequence.computed + run.rows);
+            sequence.append_inputs(run.rows, tokens);
+            spans.push(Span { rows: begin..tokens.len(), context, block_table: &sequence.table });
+            for back in (0..run.samples).rev() {
+                sampled.push(tokens.len() - 1 - back);
+                asked.push((run.order, context - 1 - back));
+            }
+        }
+        let logits = forward.forward(&StepBatch { tokens, spans: &spans, sampled })?;
+        let rows = logits.chunks_exact(limits.vocab_size).zip(asked);
+        Ok(rows
+            .map(|(row, (order, at))| (order, draw(sampler, row, order, &scheduler.sequences[&order], at)))
+            .collect())
+    }
+
+    /// Moves sequences on and writes what they said.
+    fn publish(&mut self, plan: &Plan, drawn: Vec<Sampled>) {
+        plan.runs.iter().for_each(|run| self.scheduler.advance(*run));
+        for (order, drawn) in drawn {
+            match drawn {
+                Ok(drawn) => self.say(drawn),
+                // An earlier row of the same sequence may have ended it.
+                Err(error) if self.scheduler.sequences.contains_key(&order) => {
+                    self.end(order, failed(ErrorKind::Internal, error.to_string()));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn say(&mut self, drawn: Drawn) {
+        let Some(sequence) = self.scheduler.sequences.get_mut(&drawn.order) else { return };
+        if let (Some(logprobs), Some(known)) = (drawn.prompt, sequence.prompt_logprobs.as_mut()) {
+            known.push(logprobs);
+        }
+        let computed_all = sequence.wanted() == 0;
+        if let Some(token) = drawn.token {
+            let mut output = output(sequence);
+            sequence.append(token.id);
+            sequence.window = sequence.window.map(|left| left.saturating_sub(1));
+            output.tokens.push(token);
+            first_output(sequence, &mut output);
+            output.finish = sequence.finish();
+            self.stats.output_tokens += 1;
+            let ended = output.finish.is_some();
+            self.outbox.push(output);
+            if ended {
+                self.scheduler.remove(drawn.order);
+            }
+        } else if computed_all {
+            let finish = sequence.finish().expect("only a choice that may say nothing draws nothing");
+            self.end(drawn.order, finish);
+        }
+    }
+
+    /// Ends a sequence without a token.
+    fn end(&mut self, order: Order, finish: Finish) {
+        let mut sequence = self.scheduler.remove(order);
+        let mut output = output(&sequence);
+        first_output(&mut sequence, &mut output);
+        output.finish = Some(finish);
+        self.outbox.push(output);
+    }
+
+    /// The device failed: what ran is lost here and can go on elsewhere; what waited is not concerned.
+    fn fail(&mut self, plan: &Plan, error: &KernelError) {
+        self.faults += 1;
+        for Run { order, .. } in &plan.runs {
+            self.end(*order, failed(ErrorKind::WorkerFailed, error.to_string()));
+        }
+    }
+}
+
+/// One row: the prompt token it predicts, or the next token of the output. `at`: position of the row.
+fn draw(sampler: &mut Sampler, row: &[f32], order: Order, sequence: &Sequence, at: usize) -> Result<Drawn, BadLogits> {
+    let request = &sequence.request;
+    let mut drawn = Drawn { order, prompt: None, token: None };
+    if let Some(&token) = request.prompt.get(at + 1) {
+        let wanted = sequence.collecting().is_some_and(|known| at + 1 >= known);
+        if let Some(k) = request.params.prompt_logprobs.filter(|_| wanted) {
+            drawn.prompt = Some(sampler.logprobs(row, token, k)?);
+        }
+    } else if at + 1 == sequence.len() && sequence.finish().is_none() {
+        let position = sequence.output.len() as u32;
+        let draw = Draw { seed: request.params.seed, choice: sequence.choice, position, draw: 0 };
+        let id = sampler.sample(row, &request.params, sequence.history(), draw)?;
+        let logprobs = request.params.logprobs.map(|k| sampler.logprobs(row, id, k)).transpose()?;
+        drawn.token = Some(Token { id, logprobs });
+    }
+    Ok(drawn)
+}
+
+/// An output of the choice without content.
+fn output(sequence: &Sequence) -> Output {
+    Output {
+        request: sequence.request.id,
+        attempt: sequence.request.attempt,
+        choice: sequence.choice,
+        at: sequence.output.len() as u32,
+        ..Default::default()
+    }
+}
+
+/// Adds what only the first output of a choice carries.
+fn first_output(sequence: &mut Sequence, output: &mut Output) {
+    if !std::mem::replace(&mut sequence.told, true) {
+        output.cached_tokens = Some(sequence.cached_tokens.unwrap_or(0));
+        output.prompt_logprobs = sequence.prompt_logprobs.take().unwrap_or_default();
+    }
+}
+
+fn failed(kind: ErrorKind, message: String) -> Finish {
+    Finish { reason: FinishReason::Failed as i32, stop_token: None, error_kind: kind as i32, message }
+}

@@ -1,0 +1,230 @@
+//! A request as the engine runs it: parsed once from the wire, after which nothing in it can be out of range.
+//!
+//! Bounds come before work: every list and number is checked against [`Limits`] here, so that no content of a request can
+//! make a later step panic, allocate without bound or wait for ever.
+
+use penstock_proto::frames::{ChoiceStart, Generate, LogitBias, Sampling};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
+use std::collections::HashSet;
+
+/// Bounds that a request is checked against.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    pub(crate) vocab_size: usize,
+    /// Tokens of a sequence at most, prompt and output.
+    pub(crate) context_tokens: usize,
+    pub(crate) choices_max: usize,
+    pub(crate) logprobs_max: usize,
+    pub(crate) prompt_logprobs_max: usize,
+    pub(crate) numerics: String,
+}
+
+/// Entries of logit_bias at most.
+const LOGIT_BIAS_MAX: usize = 4096;
+/// Stop tokens at most.
+const STOP_TOKENS_MAX: usize = 1024;
+/// Bytes of salt at most.
+const SALT_BYTES_MAX: usize = 4096;
+
+/// Why a request is not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) kind: ErrorKind,
+    pub(crate) message: String,
+}
+
+/// Sampling parameters in range. See [`Sampling`] for their meaning.
+#[derive(Clone, Debug)]
+pub struct Params {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 0 keeps all.
+    pub top_k: u32,
+    /// 1 keeps all.
+    pub top_p: f32,
+    /// 0 keeps all.
+    pub min_p: f32,
+    /// 0 is off.
+    pub presence_penalty: f32,
+    /// 0 is off.
+    pub frequency_penalty: f32,
+    /// 1 is off.
+    pub repetition_penalty: f32,
+    /// (token, bias).
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Key of the randoms.
+    pub seed: u64,
+    /// Output tokens at most.
+    pub max_tokens: usize,
+    /// Stop tokens are masked before this many.
+    pub min_tokens: usize,
+    /// Tokens that end a choice.
+    pub stop_tokens: Vec<u32>,
+    /// Best tokens to report beside the emitted one; `None` is off.
+    pub logprobs: Option<usize>,
+    /// The same for prompt tokens.
+    pub prompt_logprobs: Option<usize>,
+    /// If not empty, only these can be drawn.
+    pub allowed_tokens: Vec<u32>,
+}
+
+impl Params {
+    /// Whether a penalty depends on what was said.
+    pub fn penalized(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
+    }
+}
+
+/// What the choices of one request share.
+pub(crate) struct Request {
+    pub(crate) id: u64,
+    pub(crate) attempt: u32,
+    pub(crate) prompt: Vec<u32>,
+    /// Distinct prompt tokens; empty unless the repetition penalty is on.
+    pub(crate) prompt_set: HashSet<u32>,
+    /// Names of the full blocks of the prompt.
+    pub(crate) prompt_hashes: Vec<BlockHash>,
+    pub(crate) hasher: BlockHasher,
+    pub(crate) params: Params,
+    /// Tokens of a sequence at most, prompt and output: max_tokens and context.
+    pub(crate) tokens_max: usize,
+}
+
+impl Request {
+    /// Parses `generate`; its choices come back as they are, in range.
+    pub(crate) fn parse(generate: Generate, limits: &Limits) -> Result<(Self, Vec<ChoiceStart>), Refusal> {
+        let params = params(generate.sampling.as_ref(), limits)?;
+        prompt(&generate, &params, limits)?;
+        choices(&generate, &params, limits)?;
+        check(generate.salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", generate.salt.len()))?;
+        if !generate.prefill_at.is_empty() {
+            let message = "prefill on another worker (prefill_at) is not built".to_owned();
+            return Err(Refusal { kind: ErrorKind::Unsupported, message });
+        }
+        let hasher = BlockHasher::for_request(&generate.salt, &limits.numerics);
+        let prompt = generate.prompt;
+        let request = Self {
+            id: generate.request,
+            attempt: generate.attempt,
+            prompt_set: if params.repetition_penalty == 1.0 {
+                HashSet::new()
+            } else {
+                prompt.iter().copied().collect()
+            },
+            prompt_hashes: hasher.chain(&prompt),
+            hasher,
+            tokens_max: prompt.len().saturating_add(params.max_tokens).min(limits.context_tokens),
+            params,
+            prompt,
+        };
+        Ok((request, generate.choices))
+    }
+
+    /// Full blocks of the prompt.
+    pub(crate) fn prompt_blocks(&self) -> usize {
+        self.prompt.len() / BLOCK_TOKENS
+    }
+}
+
+fn check(holds: bool, message: impl FnOnce() -> String) -> Result<(), Refusal> {
+    if holds { Ok(()) } else { Err(Refusal { kind: ErrorKind::InvalidRequest, message: message() }) }
+}
+
+fn prompt(generate: &Generate, params: &Params, limits: &Limits) -> Result<(), Refusal> {
+    let tokens = generate.prompt.len();
+    check(tokens > 0, || "the prompt is empty".to_owned())?;
+    tokens_exist("prompt", &generate.prompt, limits)?;
+    let room = limits.context_tokens - usize::from(params.max_tokens > 0);
+    if tokens > room {
+        let message = format!("the prompt has {tokens} tokens, the context is {}", limits.context_tokens);
+        return Err(Refusal { kind: ErrorKind::ContextLength, message });
+    }
+    let entries = params.prompt_logprobs.map_or(0, |k| tokens.saturating_mul(k + 1));
+    check(entries <= limits.prompt_logprobs_max, || {
+        format!("prompt_logprobs of this prompt has {entries} entries, limit {}", limits.prompt_logprobs_max)
+    })
+}
+
+fn choices(generate: &Generate, params: &Params, limits: &Limits) -> Result<(), Refusal> {
+    let choices = &generate.choices;
+    check((1..=limits.choices_max).contains(&choices.len()), || {
+        format!("{} choices, limit 1 to {}", choices.len(), limits.choices_max)
+    })?;
+    let mut seen = HashSet::new();
+    for choice in choices {
+        check(seen.insert(choice.index), || format!("choice {} occurs twice", choice.index))?;
+        tokens_exist("emitted", &choice.emitted, limits)?;
+        let (emitted, room) = (choice.emitted.len(), limits.context_tokens - generate.prompt.len());
+        check(emitted <= params.max_tokens.min(room), || {
+            format!("choice {} has emitted {emitted} tokens, more than it may", choice.index)
+        })?;
+    }
+    Ok(())
+}
+
+fn tokens_exist(field: &str, tokens: &[u32], limits: &Limits) -> Result<(), Refusal> {
+    let out_of_range = tokens.iter().find(|token| **token as usize >= limits.vocab_size);
+    out_of_range.map_or(Ok(()), |token| {
+        check(false, || format!("{field}: token {token} is outside the vocabulary of {}", limits.vocab_size))
+    })
+}
+
+fn params(sampling: Option<&Sampling>, limits: &Limits) -> Result<Params, Refusal> {
+    let Some(s) = sampling else { return Err(check(false, || "sampling is missing".to_owned()).unwrap_err()) };
+    ranges(s)?;
+    let count = |field: &str, value: i32| match usize::try_from(value) {
+        Err(_) => check(value == -1, || format!("{field} is {value}")).map(|()| None),
+        Ok(k) => check(k <= limits.logprobs_max, || format!("{field} is {k}, limit {}", limits.logprobs_max))
+            .map(|()| Some(k.min(limits.vocab_size))),
+    };
+    let lengths = [
+        ("logit_bias", s.logit_bias.len(), LOGIT_BIAS_MAX),
+        ("stop_tokens", s.stop_tokens.len(), STOP_TOKENS_MAX),
+        ("allowed_tokens", s.allowed_tokens.len(), limits.vocab_size),
+    ];
+    for (field, len, max) in lengths {
+        check(len <= max, || format!("{field} has {len} entries, limit {max}"))?;
+    }
+    tokens_exist("stop_tokens", &s.stop_tokens, limits)?;
+    tokens_exist("allowed_tokens", &s.allowed_tokens, limits)?;
+    let biased: Vec<u32> = s.logit_bias.iter().map(|entry| entry.token).collect();
+    tokens_exist("logit_bias", &biased, limits)?;
+    let only_stops = !s.allowed_tokens.is_empty() && s.allowed_tokens.iter().all(|token| s.stop_tokens.contains(token));
+    check(s.min_tokens == 0 || !only_stops, || "min_tokens masks every allowed token".to_owned())?;
+    Ok(Params {
+        temperature: s.temperature,
+        top_k: s.top_k,
+        top_p: s.top_p,
+        min_p: s.min_p,
+        presence_penalty: s.presence_penalty,
+        frequency_penalty: s.frequency_penalty,
+        repetition_penalty: s.repetition_penalty,
+        logit_bias: s.logit_bias.iter().map(|LogitBias { token, bias }| (*token, *bias)).collect(),
+        seed: s.seed,
+        max_tokens: s.max_tokens as usize,
+        min_tokens: s.min_tokens as usize,
+        stop_tokens: s.stop_tokens.clone(),
+        logprobs: count("logprobs", s.logprobs)?,
+        prompt_logprobs: count("prompt_logprobs", s.prompt_logprobs)?,
+        allowed_tokens: s.allowed_tokens.clone(),
+    })
+}
+
+/// Wider than what the public APIs allow; narrow enough that no logit overflows.
+fn ranges(s: &Sampling) -> Result<(), Refusal> {
+    let ranges = [
+        ("temperature", s.temperature, 0.0, 100.0),
+        ("top_p", s.top_p, 0.0, 1.0),
+        ("min_p", s.min_p, 0.0, 1.0),
+        ("presence_penalty", s.presence_penalty, -100.0, 100.0),
+        ("frequency_penalty", s.frequency_penalty, -100.0, 100.0),
+        ("repetition_penalty", s.repetition_penalty, 0.01, 100.0),
+    ];
+    for (field, value, low, high) in ranges {
+        check((low..=high).contains(&value), || format!("{field} is {value}, range {low} to {high}"))?;
+    }
+    for LogitBias { token, bias } in &s.logit_bias {
+        check((-10_000.0..=10_000.0).contains(bias), || format!("logit_bias of token {token} is {bias}"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! From logits to a token.
+//!
+//! Order: logit_bias → allowed tokens, min_tokens → repetition, frequency, presence penalty → temperature → top_k → top_p →
+//! min_p, as in vLLM and Hugging Face transformers. Temperature 0 takes the best token, the lowest id among equals. Ties at
+//! the edge of top_k and top_p also fall to the lowest ids, so the set is always the same. Log-probabilities are raw: of the
+//! logits as the model gave them.
+//!
+//! The token is a pure function of (logits, parameters, history, [`Draw`]). Cost per token of 151,936 logits: two passes
+//! when greedy (~80 µs), an exponential pass more for plain sampling (~0.2 ms), the best few instead of a sort for
+//! top_k/top_p; one copy of the row (~40 µs) when biases, masks or penalties are on.
+
+use crate::logits::{self, Candidate};
+use crate::random::Draw;
+use crate::request::Params;
+use penstock_proto::frames::TokenLogprobs;
+use std::collections::{HashMap, HashSet};
+
+/// Temperatures below this are greedy (as in vLLM).
+const TEMPERATURE_MIN: f32 = 1e-5;
+/// Best tokens looked at for top_p at first; grows eightfold until they hold enough mass.
+const NUCLEUS_START: usize = 256;
+
+/// The logits of a row cannot be sampled: NaN, +∞, or nothing is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("logits are not finite, or no token is allowed")]
+pub struct BadLogits;
+
+/// What a choice has said so far, as far as sampling depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct History<'a> {
+    /// Distinct tokens of the prompt; only read when the repetition penalty is on.
+    pub prompt: &'a HashSet<u32>,
+    /// Occurrences of each token in the output; only read when a penalty is on.
+    pub counts: &'a HashMap<u32, u32>,
+    /// Tokens in the output.
+    pub output_tokens: usize,
+}
+
+/// Reused buffers of the sampling pass.
+#[derive(Debug, Default)]
+pub struct Sampler {
+    edited: Vec<f32>,
+    candidates: Vec<Candidate>,
+    weights: Vec<f32>,
+    chunks: Vec<f64>,
+}
+
+impl Sampler {
+    /// The next token.
+    ///
+    /// # Errors
+    /// [`BadLogits`] when the row is not usable; other rows are not concerned.
+    pub fn sample(&mut self, row: &[f32], params: &Params, history: History<'_>, draw: Draw) -> Result<u32, BadLogits> {
+        logits::max(row).ok_or(BadLogits)?;
+        let edited = needs_edit(params, history);
+        if edited {
+            self.edit(row, params, history);
+        }
+        let values = if edited { self.edited.as_slice() } else { row };
+        let max = logits::max(values).ok_or(BadLogits)?;
+        if params.temperature < TEMPERATURE_MIN {
+            return Ok(logits::position(values, max));
+        }
+        let scale = 1.0 / params.temperature;
+        let filtered = params.top_k > 0 || params.top_p < 1.0 || params.min_p > 0.0;
+        if !filtered {
+            return Ok(draw_from_all(values, max, scale, draw.uniform(), &mut self.chunks));
+        }
+        select(values, max, scale, params, &mut self.candidates, &mut self.weights);
+        Ok(draw_from(&self.candidates, &self.weights, draw.uniform()))
+    }
+
+    /// Raw log-probability and rank of `token`, and the best `k`.
+    ///
+    /// # Errors
+    /// [`BadLogits`] as for [`Self::sample`].
+    pub fn logprobs(&mut self, row: &[f32], token: u32, k: usize) -> Result<TokenLogprobs, BadLogits> {
+        let max = logits::max(row).ok_or(BadLogits)?;
+        let log_sum = logits::sum_exp(row, max, 1.0).ln();
+        let logprob = |value: f32| ((f64::from(value) - f64::from(max)) - log_sum) as f32;
+        let own = row[token as usize];
+        let (before, after) = row.split_at(token as usize);
+        let rank = 1
+            + before.iter().filter(|value| **value >= own).count()
+            + after.iter().filter(|value| **value > own).count();
+        logits::top(row, k, &mut self.candidates);
+        Ok(TokenLogprobs {
+            logprob: logprob(own),
+            top_tokens: self.candidates.iter().map(|(_, token)| *token).collect(),
+            top_logprobs: self.candidates.iter().map(|(value, _)| logprob(*value)).collect(),
+            rank: rank as u32,
+        })
+    }
+
+    /// Copies the row with biases, masks and penalties applied.
+    fn edit(&mut self, row: &[f32], params: &Params, history: History<'_>) {
+        let values = &mut self.edited;
+        values.clear();
+        values.extend_from_slice(row);
+        for (token, bias) in &params.logit_bias {
+            values[*token as usize] += bias;
+        }
+        if !params.allowed_tokens.is_empty() {
+            self.candidates.clear();
+            self.candidates.extend(params.allowed_tokens.iter().map(|token| (values[*token as usize], *token)));
+            values.fill(f32::NEG_INFINITY);
+            self.candidates.iter().for_each(|(value, token)| values[*token as usize] = *value);
+        }
+        if history.output_tokens < params.min_tokens {
+            params.stop_tokens.iter().for_each(|token| values[*token as usize] = f32::NEG_INFINITY);
+        }
+        if params.repetition_penalty != 1.0 {
+            let output = history.counts.keys().filter(|token| !history.prompt.contains(token));
+            for token in history.prompt.iter().chain(output) {
+                let value = &mut values[*token as usize];
+                *value =
+                    if *value > 0.0 { *value / params.repetition_penalty } else { *value * params.repetition_penalty };
+            }
+        }
+        if params.frequency_penalty != 0.0 || params.presence_penalty != 0.0 {
+            for (token, count) in history.counts {
+                values[*token as usize] -= params.frequency_penalty * *count as f32 + params.presence_penalty;
+            }
+        }
+    }
+}
+
+fn needs_edit(params: &Params, history: History<'_>) -> bool {
+    !params.logit_bias.is_empty()
+        || !params.allowed_tokens.is_empty()
+        || (history.output_tokens < params.min_tokens && !params.stop_tokens.is_empty())
+        || params.penalized()
+}
+
+/// The tokens that top_k, top_p and min_p leave, with weights `e^((v − max)·scale)`.
+fn select(
+    values: &[f32],
+    max: f32,
+    scale: f32,
+    params: &Params,
+    candidates: &mut Vec<Candidate>,
+    weights: &mut Vec<f32>,
+) {
+    let weigh = |candidates: &[Candidate], weights: &mut Vec<f32>| {
+        weights.clear();
+        weights.extend(candidates.iter().map(|(value, _)| logits::exp((value - max) * scale)));
+    };
+    let top_k = if params.top_k == 0 { values.len() } else { (params.top_k as usize).min(values.len()) };
+    if params.top_p < 1.0 {
+        // Mass of everything that top_k leaves; the nucleus is a prefix of the descending order.
+        let total = if params.top_k == 0 {
+            logits::sum_exp(values, max, scale)
+        } else {
+            logits::top(values, top_k, candidates);
+            weigh(candidates, weights);
+            weights.iter().map(|weight| f64::from(*weight)).sum()
+        };
+        let wanted = f64::from(params.top_p) * total;
+        let mut k = if params.top_k == 0 { NUCLEUS_START.min(top_k) } else { top_k };
+        loop {
+            if params.top_k == 0 {
+                logits::top(values, k, candidates);
+                weigh(candidates, weights);
+            }
+            let kept = nucleus(weights, wanted);
+            if kept < weights.len() || k >= top_k {
+                candidates.truncate(kept);
+                weights.truncate(kept);
+                break;
+            }
+            k = k.saturating_mul(8).min(top_k);
+        }
+    } else if params.top_k > 0 {
+        logits::top(values, top_k, candidates);
+        weigh(candidates, weights);
+    } else {
+        // Only min_p: a bar, a little low because of rounding; the weights decide below.
+        logits::at_least(values, max + (params.min_p.ln() - 1e-3) / scale, candidates);
+        weigh(candidates, weights);
+    }
+    if params.min_p > 0.0 {
+        // The best candidate weighs 1, so min_p is the bar itself.
+        let mut kept = weights.iter().map(|weight| *weight >= params.min_p);
+        candidates.retain(|_| kept.next() == Some(true));
+        weights.retain(|weight| *weight >= params.min_p);
+    }
+}
+
+/// How many weights, in order, are needed to reach `wanted`; at least one. A token stays while the mass before it is less.
+fn nucleus(weights: &[f32], wanted: f64) -> usize {
+    let mut mass = 0.0;
+    for (n, weight) in weights.iter().enumerate() {
+        if n > 0 && mass >= wanted {
+            return n;
+        }
+        mass += f64::from(*weight);
+    }
+    weights.len()
+}
+
+/// Inverse of the cumulative weights, in order of `candidates`.
+fn draw_from(candidates: &[Candidate], weights: &[f32], uniform: f64) -> u32 {
+    let total: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
+    let mut left = uniform * total;
+    let mut last = 0;
+    for (n, weight) in weights.iter().enumerate().filter(|(_, weight)| **weight > 0.0) {
+        last = n;
+        left -= f64::from(*weight);
+        if left < 0.0 {
+            break;
+        }
+    }
+    candidates[last].1
+}
+
+/// The same over the whole vocabulary in order of tokens: chunk sums first, then inside one chunk.
+fn draw_from_all(values: &[f32], max: f32, scale: f32, uniform: f64, chunks: &mut Vec<f64>) -> u32 {
+    chunks.clear();
+    chunks.extend(values.chunks(logits::CHUNK).map(|chunk| logits::sum_exp_chunk(chunk, max, scale)));
+    let total: f64 = chunks.iter().sum();
+    let mut left = uniform * total;
+    let mut at = 0;
+    for (n, sum) in chunks.iter().enumerate().filter(|(_, sum)| **sum > 0.0) {
+        at = n;
+        if left < *sum {
+            break;
+        }
+        left -= sum;
+    }
+    let first = at * logits::CHUNK;
+    let chunk = &values[first..(first + logits::CHUNK).min(values.len())];
+    let mut last = 0;
+    for (n, value) in chunk.iter().enumerate() {
+        let weight = f64::from(logits::exp((value - max) * scale));
+        if weight > 0.0 {
+            last = n;
+            left -= weight;
+            if left < 0.0 {
+                break;
+            }
+        }
+    }
+    (first + last) as u32
+}

@@ -1,0 +1,330 @@
+//! What runs next: sequences in order, pages for them, one token budget per step.
+//!
+//! Order is (priority, arrival) everywhere. A step serves decode rows first, then prefills that run, then starts what waits.
+//! Only a sequence whose whole text fits is started, and the first that does not fit blocks those behind it, so a large one
+//! is not starved. When a running one needs a page and none is left, the last in order gives up its pages (stalled ones
+//! before all others) and waits at its old place; its sealed blocks stay in the cache. The first in order can take every
+//! page and no sequence is longer than the pool, so it always advances: no deadlock.
+//!
+//! A sequence that waits for its reader (window used up) computes nothing and gives way to any other.
+
+use crate::request::Request;
+use crate::sequence::{Sequence, Status};
+use penstock_kv::{BlockPool, PageId};
+use penstock_proto::BLOCK_TOKENS;
+use std::collections::{BTreeMap, HashMap};
+
+/// Place in the order: lower first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Order {
+    pub(crate) priority: i32,
+    pub(crate) arrival: u64,
+}
+
+/// Rows of one sequence in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) order: Order,
+    pub(crate) rows: usize,
+    /// Rows whose logits are wanted, the last ones.
+    pub(crate) samples: usize,
+}
+
+/// Budgets of a step and what was given out.
+#[derive(Debug, Default)]
+pub(crate) struct Plan {
+    pub(crate) runs: Vec<Run>,
+    rows_left: usize,
+    samples_left: usize,
+}
+
+impl Plan {
+    fn take(&mut self, run: Run) {
+        self.rows_left -= run.rows;
+        self.samples_left -= run.samples;
+        self.runs.push(run);
+    }
+
+    fn give_back(&mut self, order: Order) {
+        if let Some(at) = self.runs.iter().position(|run| run.order == order) {
+            let run = self.runs.remove(at);
+            self.rows_left += run.rows;
+            self.samples_left += run.samples;
+        }
+    }
+}
+
+/// Sizes the scheduler works with; see [`crate::EngineConfig`].
+#[derive(Clone, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) sequences_max: usize,
+    pub(crate) batch_tokens: usize,
+    pub(crate) chunk_tokens: usize,
+    pub(crate) samples_max: usize,
+    pub(crate) prefix_cache: bool,
+}
+
+/// The choices of one request that have not ended.
+#[derive(Debug)]
+struct Group {
+    attempt: u32,
+    members: Vec<Order>,
+    /// The prompt's blocks are sealed: later choices can read them.
+    prompt_sealed: bool,
+}
+
+pub(crate) struct Scheduler {
+    pub(crate) pool: BlockPool,
+    pub(crate) sequences: BTreeMap<Order, Sequence>,
+    pub(crate) sizes: Sizes,
+    pub(crate) preemptions: u64,
+    /// Prompt tokens of sequences started, and how many of them the cache had.
+    pub(crate) looked_up: (u64, u64),
+    groups: HashMap<u64, Group>,
+    arrivals: u64,
+    /// Reused list of places.
+    places: Vec<Order>,
+}
+
+impl Scheduler {
+    pub(crate) fn new(pages: usize, sizes: Sizes) -> Self {
+        Self {
+            pool: BlockPool::new(pages),
+            sequences: BTreeMap::new(),
+            sizes,
+            preemptions: 0,
+            looked_up: (0, 0),
+            groups: HashMap::new(),
+            arrivals: 0,
+            places: Vec::new(),
+        }
+    }
+
+    /// The attempt of a request that has open choices.
+    pub(crate) fn attempt(&self, request: u64) -> Option<u32> {
+        self.groups.get(&request).map(|group| group.attempt)
+    }
+
+    /// Open choices of a request, in order of their start.
+    pub(crate) fn members(&self, request: u64) -> &[Order] {
+        self.groups.get(&request).map_or(&[], |group| &group.members)
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.sequences.values().filter(|sequence| sequence.status == Status::Waiting).count()
+    }
+
+    pub(crate) fn insert(&mut self, priority: i32, sequence: Sequence) {
+        let order = Order { priority, arrival: self.arrivals };
+        self.arrivals += 1;
+        let Request { id, attempt, .. } = *sequence.request;
+        let group = Group { attempt, members: Vec::new(), prompt_sealed: false };
+        self.groups.entry(id).or_insert(group).members.push(order);
+        self.sequences.insert(order, sequence);
+    }
+
+    /// Ends a sequence and frees what it holds.
+    ///
+    /// # Panics
+    /// If there is none at that place.
+    pub(crate) fn remove(&mut self, order: Order) -> Sequence {
+        let mut sequence = self.sequences.remove(&order).expect("the place is taken");
+        sequence.take_pages().for_each(|page| self.pool.release(page));
+        let id = sequence.request.id;
+        let group = self.groups.get_mut(&id).expect("an open choice has a group");
+        group.members.retain(|member| *member != order);
+        if group.members.is_empty() {
+            self.groups.remove(&id);
+        }
+        sequence
+    }
+
+    /// Decides the next step; the pages it writes are in the block tables.
+    pub(crate) fn schedule(&mut self) -> Plan {
+        let Sizes { batch_tokens, samples_max, .. } = self.sizes;
+        let mut plan = Plan { runs: Vec::new(), rows_left: batch_tokens, samples_left: samples_max };
+        self.continue_decodes(&mut plan);
+        self.continue_prefills(&mut plan);
+        self.start_waiting(&mut plan);
+        plan
+    }
+
+    fn places(&mut self, keep: impl Fn(&Sequence) -> bool) -> Vec<Order> {
+        let mut places = std::mem::take(&mut self.places);
+        places.clear();
+        places.extend(self.sequences.iter().filter(|(_, sequence)| keep(sequence)).map(|(order, _)| *order));
+        places
+    }
+
+    fn continue_decodes(&mut self, plan: &mut Plan) {
+        let places = self.places(|s| s.status == Status::Running && !s.stalled() && s.wanted() == 1);
+        for &order in &places {
+            // An earlier one may have taken its pages meanwhile.
+            if self.sequences[&order].status == Status::Running && plan.rows_left > 0 && self.grow(order, plan) {
+                self.plan_rows(order, plan);
+            }
+        }
+        self.places = places;
+    }
+
+    fn continue_prefills(&mut self, plan: &mut Plan) {
+        let places = self.places(|s| s.status == Status::Running && !s.stalled() && s.wanted() > 1);
+        places.iter().for_each(|&order| self.plan_rows(order, plan));
+        self.places = places;
+    }
+
+    fn start_waiting(&mut self, plan: &mut Plan) {
+        let places = self.places(|s| s.status == Status::Waiting && !s.stalled());
+        for &order in &places {
+            if plan.rows_left == 0 || plan.samples_left == 0 {
+                break;
+            }
+            if !self.may_start(order) {
+                continue;
+            }
+            if !self.make_room(order, plan) {
+                break;
+            }
+            self.start(order);
+            self.plan_rows(order, plan);
+        }
+        self.places = places;
+    }
+
+    /// Gives a sequence as many rows as wanted, chunk and budgets allow.
+    fn plan_rows(&self, order: Order, plan: &mut Plan) {
+        let sequence = &self.sequences[&order];
+        let wanted = sequence.wanted();
+        let mut rows = wanted.min(self.sizes.chunk_tokens).min(plan.rows_left);
+        let mut samples = 0;
+        if sequence.collecting().is_some() {
+            rows = rows.min(plan.samples_left);
+            samples = rows;
+        } else if rows == wanted {
+            rows -= usize::from(plan.samples_left == 0);
+            samples = plan.samples_left.min(1);
+        }
+        if rows > 0 {
+            plan.take(Run { order, rows, samples });
+        }
+    }
+
+    /// A page for the next token, if it begins a block. False: it had to give up its own pages.
+    fn grow(&mut self, order: Order, plan: &mut Plan) -> bool {
+        let needed = self.sequences[&order].len().div_ceil(BLOCK_TOKENS);
+        while self.sequences[&order].table.len() < needed {
+            if let Some(page) = self.pool.allocate() {
+                self.sequence(order).table.push(page.0);
+                continue;
+            }
+            let victim = self.victim(order).expect("the sequence itself is running");
+            self.preempt(victim, plan);
+            if victim == order {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Who gives way to `order`: a stalled one, else the last in order, `order` itself included.
+    fn victim(&self, order: Order) -> Option<Order> {
+        let running = || self.sequences.iter().rev().filter(|(_, s)| s.status == Status::Running);
+        let stalled = running().find(|(_, sequence)| sequence.stalled());
+        let last = || running().next().filter(|(place, _)| **place >= order);
+        stalled.or_else(last).map(|(place, _)| *place)
+    }
+
+    /// Takes the pages of a running sequence; what it had sealed stays in the cache.
+    fn preempt(&mut self, order: Order, plan: &mut Plan) {
+        plan.give_back(order);
+        self.preemptions += 1;
+        let pages = self.sequence(order).take_pages();
+        pages.for_each(|page| self.pool.release(page));
+    }
+
+    /// Later choices wait until the prompt they share with an earlier one is sealed.
+    fn may_start(&self, order: Order) -> bool {
+        let request = &self.sequences[&order].request;
+        let group = &self.groups[&request.id];
+        let shares = self.sizes.prefix_cache && request.prompt_blocks() > 0;
+        !shares || group.prompt_sealed || group.members[0] == order
+    }
+
+    /// A slot and pages for a waiting sequence; takes them from stalled sequences and from lower priorities. False: not now.
+    fn make_room(&mut self, order: Order, plan: &mut Plan) -> bool {
+        loop {
+            let running = self.sequences.values().filter(|s| s.status == Status::Running);
+            let (slots, moving) =
+                running.fold((0, 0), |(slots, moving), s| (slots + 1, moving + usize::from(!s.stalled())));
+            if slots < self.sizes.sequences_max && self.fits(order, moving) {
+                return true;
+            }
+            let Some(victim) = self.victim(order) else { return false };
+            if victim.priority == order.priority && !self.sequences[&victim].stalled() {
+                return false;
+            }
+            self.preempt(victim, plan);
+        }
+    }
+
+    /// Whether all it has fits in pages, and each of `moving` others can still begin one block.
+    fn fits(&mut self, order: Order, moving: usize) -> bool {
+        let cached = self.lookup(order);
+        let needed = self.sequences[&order].len().div_ceil(BLOCK_TOKENS) - cached.pages.len();
+        self.pool.available() - cached.idle >= needed + moving
+    }
+
+    fn lookup(&mut self, order: Order) -> penstock_kv::Lookup {
+        if !self.sizes.prefix_cache {
+            return penstock_kv::Lookup::default();
+        }
+        let sequence = self.sequences.get_mut(&order).expect("the place is taken");
+        let blocks = sequence.readable_blocks();
+        self.pool.lookup((0..blocks).map(|block| sequence.hash(block)))
+    }
+
+    /// Takes cached blocks and pages for the rest; [`Self::make_room`] said that they are there.
+    fn start(&mut self, order: Order) {
+        let cached = self.lookup(order).pages;
+        self.pool.share(&cached);
+        let Self { sequences, pool, looked_up, .. } = self;
+        let sequence = sequences.get_mut(&order).expect("the place is taken");
+        let blocks = sequence.len().div_ceil(BLOCK_TOKENS);
+        sequence.status = Status::Running;
+        sequence.sealed = cached.len();
+        sequence.computed = cached.len() * BLOCK_TOKENS;
+        sequence.table.extend(cached.iter().map(|page| page.0));
+        let fresh = (cached.len()..blocks).map(|_| pool.allocate().expect("room was made").0);
+        sequence.table.extend(fresh);
+        if sequence.cached_tokens.is_none() {
+            let prompt = sequence.request.prompt.len();
+            let hit = sequence.computed.min(prompt);
+            sequence.cached_tokens = Some(hit as u32);
+            *looked_up = (looked_up.0 + prompt as u64, looked_up.1 + hit as u64);
+        }
+    }
+
+    /// The step ran: its rows are computed, and full blocks get their names.
+    pub(crate) fn advance(&mut self, run: Run) {
+        let Self { sequences, pool, groups, sizes, .. } = self;
+        let sequence = sequences.get_mut(&run.order).expect("what ran is there");
+        sequence.computed += run.rows;
+        if !sizes.prefix_cache {
+            return;
+        }
+        while (sequence.sealed + 1) * BLOCK_TOKENS <= sequence.computed {
+            let block = sequence.sealed;
+            let parent = block.checked_sub(1).map(|block| sequence.hash(block));
+            let hash = sequence.hash(block);
+            sequence.table[block] = pool.seal(PageId(sequence.table[block]), parent, hash).0;
+            sequence.sealed += 1;
+        }
+        if sequence.sealed >= sequence.request.prompt_blocks() {
+            groups.get_mut(&sequence.request.id).expect("an open choice has a group").prompt_sealed = true;
+        }
+    }
+
+    pub(crate) fn sequence(&mut self, order: Order) -> &mut Sequence {
+        self.sequences.get_mut(&order).expect("the place is taken")
+    }
+}

@@ -1,0 +1,157 @@
+//! One choice of a request: its tokens, how far they are computed, and the pages that hold them.
+//!
+//! The rule of the engine lives here: a sequence has `computed` tokens and wants all it has; the step that computes the last
+//! one draws the next. Prefill, chunks, prefix hits, resume and preemption only change the two numbers.
+
+use crate::request::Request;
+use crate::sampler::History;
+use penstock_kv::PageId;
+use penstock_proto::frames::{ChoiceStart, Finish, FinishReason, TokenLogprobs};
+use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Whether a sequence holds pages and takes part in steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// Holds nothing.
+    Waiting,
+    /// Holds pages.
+    Running,
+}
+
+pub(crate) struct Sequence {
+    pub(crate) request: Arc<Request>,
+    pub(crate) choice: u32,
+    pub(crate) status: Status,
+    /// Tokens said, those of earlier attempts included.
+    pub(crate) output: Vec<u32>,
+    /// Occurrences in `output`; empty unless a penalty is on.
+    counts: HashMap<u32, u32>,
+    /// Tokens whose KV is in `table`.
+    pub(crate) computed: usize,
+    /// Blocks of `table`, from the first, that are sealed.
+    pub(crate) sealed: usize,
+    /// Page of each block.
+    pub(crate) table: Vec<u32>,
+    /// Names of the full blocks after the prompt's.
+    output_hashes: Vec<BlockHash>,
+    /// Tokens it may still emit; `None`: no limit.
+    pub(crate) window: Option<u64>,
+    /// Prompt tokens read from the cache at the first start.
+    pub(crate) cached_tokens: Option<u32>,
+    /// The first output was sent.
+    pub(crate) told: bool,
+    /// Log-probabilities of the prompt as far as known, if asked of this choice.
+    pub(crate) prompt_logprobs: Option<Vec<TokenLogprobs>>,
+}
+
+impl Sequence {
+    /// `first`: it is the first choice of its request and reports the prompt's log-probabilities.
+    pub(crate) fn new(request: Arc<Request>, start: ChoiceStart, window: u32, first: bool) -> Self {
+        let reports = first && start.emitted.is_empty() && request.params.prompt_logprobs.is_some();
+        let unknown = TokenLogprobs { logprob: f32::NAN, ..Default::default() };
+        let mut sequence = Self {
+            choice: start.index,
+            status: Status::Waiting,
+            output: Vec::new(),
+            counts: HashMap::new(),
+            computed: 0,
+            sealed: 0,
+            table: Vec::new(),
+            output_hashes: Vec::new(),
+            window: (window > 0).then_some(u64::from(window)),
+            cached_tokens: None,
+            told: false,
+            prompt_logprobs: reports.then(|| vec![unknown]),
+            request,
+        };
+        start.emitted.into_iter().for_each(|token| sequence.append(token));
+        sequence
+    }
+
+    /// Tokens it has, prompt and output.
+    pub(crate) fn len(&self) -> usize {
+        self.request.prompt.len() + self.output.len()
+    }
+
+    /// Tokens not computed yet; at least one.
+    pub(crate) fn wanted(&self) -> usize {
+        self.len() - self.computed
+    }
+
+    /// Has used up its window: computes nothing until the reader takes some.
+    pub(crate) fn stalled(&self) -> bool {
+        self.window == Some(0)
+    }
+
+    /// Prompt tokens whose log-probability is known, while they are being collected.
+    pub(crate) fn collecting(&self) -> Option<usize> {
+        let known = self.prompt_logprobs.as_ref()?.len();
+        (known < self.request.prompt.len()).then_some(known)
+    }
+
+    /// Appends the `count` tokens that follow the computed ones to `out`.
+    pub(crate) fn append_inputs(&self, count: usize, out: &mut Vec<u32>) {
+        let (begin, end, split) = (self.computed, self.computed + count, self.request.prompt.len());
+        out.extend_from_slice(&self.request.prompt[begin.min(split)..end.min(split)]);
+        out.extend_from_slice(&self.output[begin.max(split) - split..end.max(split) - split]);
+    }
+
+    /// One more token of output.
+    pub(crate) fn append(&mut self, token: u32) {
+        self.output.push(token);
+        if self.request.params.penalized() {
+            *self.counts.entry(token).or_insert(0) += 1;
+        }
+    }
+
+    /// What the sampler needs to know of it.
+    pub(crate) fn history(&self) -> History<'_> {
+        History { prompt: &self.request.prompt_set, counts: &self.counts, output_tokens: self.output.len() }
+    }
+
+    /// Name of block `block`, which must be full.
+    pub(crate) fn hash(&mut self, block: usize) -> BlockHash {
+        let prompt_blocks = self.request.prompt_blocks();
+        if block < prompt_blocks {
+            return self.request.prompt_hashes[block];
+        }
+        while self.output_hashes.len() <= block - prompt_blocks {
+            let next = prompt_blocks + self.output_hashes.len();
+            let parent = self.output_hashes.last().or(self.request.prompt_hashes.last()).copied();
+            let tokens: [u32; BLOCK_TOKENS] = std::array::from_fn(|i| self.token(next * BLOCK_TOKENS + i));
+            self.output_hashes.push(self.request.hasher.block(parent, &tokens));
+        }
+        self.output_hashes[block - prompt_blocks]
+    }
+
+    fn token(&self, index: usize) -> u32 {
+        let prompt = &self.request.prompt;
+        prompt.get(index).copied().unwrap_or_else(|| self.output[index - prompt.len()])
+    }
+
+    /// Blocks that may be read from the cache: never the last token, which draws the next, and none whose rows are
+    /// wanted for prompt log-probabilities.
+    pub(crate) fn readable_blocks(&self) -> usize {
+        let first_needed = self.collecting().map_or(self.len() - 1, |known| known - 1);
+        first_needed / BLOCK_TOKENS
+    }
+
+    /// Gives up its pages, last one first, as they have to be released.
+    pub(crate) fn take_pages(&mut self) -> impl Iterator<Item = PageId> + use<> {
+        (self.status, self.computed, self.sealed) = (Status::Waiting, 0, 0);
+        std::mem::take(&mut self.table).into_iter().rev().map(PageId)
+    }
+
+    /// Why it ends after what it has said, if it does. Also true of what an earlier attempt said.
+    pub(crate) fn finish(&self) -> Option<Finish> {
+        let params = &self.request.params;
+        let last = self.output.last().copied();
+        if let Some(token) = last.filter(|token| params.stop_tokens.contains(token)) {
+            return Some(Finish { reason: FinishReason::Stop as i32, stop_token: Some(token), ..Default::default() });
+        }
+        let full = self.len() >= self.request.tokens_max;
+        full.then(|| Finish { reason: FinishReason::Length as i32, ..Default::default() })
+    }
+}
