@@ -1,1 +1,24 @@
-//! The OpenAI API: chat completions, completions, models, errors.
+//! The OpenAI API: chat completions, completions, models, tokenize, errors.
+//!
+//! In: `decode_*` reads a body once ([`json`]), field by field, into a checked request. Out: an encoder turns events into server-sent
+//! chunks, a collector turns the same events into one answer; both write JSON text straight into a buffer ([`write`]). What each field
+//! does, every bound and every error is in `docs/reference/openai.md`.
+
+mod bounds;
+mod chat;
+mod chat_answer;
+mod common;
+pub mod errors;
+mod fields;
+mod json;
+mod messages;
+mod models;
+mod stream;
+mod tools;
+mod write;
+
+pub use bounds::Bounds;
+pub use chat::decode_chat;
+pub use chat_answer::{ChatCollector, ChatEncoder, ChatMeta, ReasoningNames};
+pub use errors::{ErrorShape, error_body, error_event, error_shape, refusal};
+pub use models::{ModelCard, model, models_list};

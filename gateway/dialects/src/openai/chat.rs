@@ -1,0 +1,224 @@
+//! `POST /v1/chat/completions`: body to [`ChatRequest`].
+
+use super::Bounds;
+use super::common::{self, Common};
+use super::fields::{self, too_many};
+use super::json::{Fault, Kind, Names, Reader, Within, compacted};
+use super::{messages, tools};
+use crate::error::{ApiError, ApiErrorKind};
+use crate::request::{ChatRequest, Message, ReasoningEffort, Role, Tool, ToolChoice};
+
+/// Decodes the body of a chat completion request.
+///
+/// Errors: whatever [`ApiError`] the first fault in reading order is, rules between fields last. Cost: linear in `body`.
+pub fn decode_chat(body: &[u8], bounds: &Bounds) -> Result<ChatRequest, ApiError> {
+    let mut draft = Draft::new();
+    read_body(body, bounds, |reader, key| draft.field(reader, key, bounds))
+        .and_then(|()| draft.finish())
+        .map_err(Fault::into_error)
+}
+
+/// Reads the object that a body is: `field` is called for each name, none twice, none whose value is null.
+pub(super) fn read_body(
+    body: &[u8],
+    bounds: &Bounds,
+    mut field: impl FnMut(&mut Reader<'_>, &str) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    let mut reader = Reader::new(body)?;
+    let kind = reader.kind()?;
+    if kind != Kind::Object {
+        return Err(Fault::invalid(format!("The body must be a JSON object, got {}.", kind.name())));
+    }
+    let mut names = Names::new(bounds.fields_max);
+    reader.object(|reader, key| {
+        names.add(&key)?;
+        if reader.null()? {
+            return Ok(());
+        }
+        field(reader, &key).within(&key)
+    })?;
+    reader.end()
+}
+
+struct Draft {
+    common: Common,
+    messages: Option<Vec<Message>>,
+    tools: Vec<Tool>,
+    strict: bool,
+    tool_choice: Option<tools::Choice>,
+    parallel_tool_calls: bool,
+    max_tokens: Option<u32>,
+    max_completion_tokens: Option<u32>,
+    logprobs: bool,
+    top_logprobs: Option<u32>,
+    reasoning_effort: Option<ReasoningEffort>,
+    template_kwargs: Option<String>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: bool,
+}
+
+const EFFORTS: &[(&str, ReasoningEffort)] = &[
+    ("none", ReasoningEffort::None),
+    ("minimal", ReasoningEffort::Minimal),
+    ("low", ReasoningEffort::Low),
+    ("medium", ReasoningEffort::Medium),
+    ("high", ReasoningEffort::High),
+    ("xhigh", ReasoningEffort::Max),
+    ("max", ReasoningEffort::Max),
+];
+
+impl Draft {
+    fn new() -> Self {
+        Self {
+            common: Common::new(),
+            messages: None,
+            tools: Vec::new(),
+            strict: false,
+            tool_choice: None,
+            parallel_tool_calls: true,
+            max_tokens: None,
+            max_completion_tokens: None,
+            logprobs: false,
+            top_logprobs: None,
+            reasoning_effort: None,
+            template_kwargs: None,
+            add_generation_prompt: None,
+            continue_final_message: false,
+        }
+    }
+
+    fn field(&mut self, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<(), Fault> {
+        match key {
+            "messages" => self.messages = Some(messages::messages(reader, bounds)?),
+            "tools" => self.tools = tools::tools(reader, bounds, &mut self.strict)?,
+            "tool_choice" => self.tool_choice = Some(tools::tool_choice(reader, bounds)?),
+            "parallel_tool_calls" => self.parallel_tool_calls = reader.boolean()?,
+            "max_tokens" => self.max_tokens = Some(fields::count(reader, 1..=u32::MAX)?),
+            "max_completion_tokens" => self.max_completion_tokens = Some(fields::count(reader, 1..=u32::MAX)?),
+            "logprobs" => self.logprobs = reader.boolean()?,
+            "top_logprobs" => self.top_logprobs = Some(fields::count(reader, 0..=bounds.logprobs_max)?),
+            "reasoning_effort" => self.reasoning_effort = Some(fields::word(reader, EFFORTS)?),
+            "chat_template_kwargs" => self.template_kwargs = Some(template_kwargs(reader, bounds)?),
+            "add_generation_prompt" => self.add_generation_prompt = Some(reader.boolean()?),
+            "continue_final_message" => self.continue_final_message = reader.boolean()?,
+            "response_format" => common::response_format(reader)?,
+            "modalities" => modalities(reader)?,
+            "echo" | "add_special_tokens" => {
+                if reader.boolean()? {
+                    return Err(Fault::of(ApiErrorKind::Unsupported, "not built for chat completions"));
+                }
+            }
+            _ if self.common.field(reader, key, bounds)? => {}
+            _ => common::other(&mut self.common, reader, key, bounds)?,
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<ChatRequest, Fault> {
+        let model = self.common.take_model()?;
+        let messages =
+            self.messages.take().ok_or_else(|| Fault::invalid("required, but missing")).within("messages")?;
+        self.common.sampling.max_tokens = self.max_completion_tokens.or(self.max_tokens);
+        self.common.check()?;
+        self.check_logprobs()?;
+        let add_generation_prompt = self.generation_prompt(&messages)?;
+        let tool_choice = tools::resolve(self.tool_choice.take(), &self.tools).within("tool_choice")?;
+        if !self.parallel_tool_calls && !self.tools.is_empty() && tool_choice != ToolChoice::None {
+            let why = "false needs guided decoding, which is not built yet";
+            return Err(Fault::of(ApiErrorKind::UnsupportedValue, why)).within("parallel_tool_calls");
+        }
+        if self.strict {
+            self.common.ignored.push("tools.function.strict".to_owned());
+        }
+        let stream = self.common.stream();
+        let common = self.common;
+        Ok(ChatRequest {
+            model,
+            messages,
+            tools: self.tools,
+            tool_choice,
+            sampling: common.sampling,
+            n: common.n.unwrap_or(1),
+            stream,
+            logprobs: self.logprobs.then_some(self.top_logprobs.unwrap_or(0)),
+            prompt_logprobs: common.prompt_logprobs,
+            reasoning_effort: self.reasoning_effort,
+            template_kwargs: self.template_kwargs,
+            add_generation_prompt,
+            continue_final_message: self.continue_final_message,
+            keep_special_tokens: common.keep_special_tokens,
+            return_token_ids: common.return_token_ids,
+            cache_salt: common.cache_salt,
+            priority: common.priority,
+            ignored: common.ignored,
+        })
+    }
+
+    fn check_logprobs(&self) -> Result<(), Fault> {
+        match self.top_logprobs {
+            Some(1..) if !self.logprobs => {
+                Err(Fault::invalid("only allowed with \"logprobs\": true")).within("top_logprobs")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn generation_prompt(&self, messages: &[Message]) -> Result<bool, Fault> {
+        if !self.continue_final_message {
+            return Ok(self.add_generation_prompt.unwrap_or(true));
+        }
+        if self.add_generation_prompt == Some(true) {
+            return Err(Fault::invalid("not allowed with add_generation_prompt")).within("continue_final_message");
+        }
+        if messages.last().is_none_or(|last| last.role != Role::Assistant) {
+            return Err(Fault::invalid("the last message must be the assistant's")).within("continue_final_message");
+        }
+        Ok(false)
+    }
+}
+
+/// `modalities`: text is what there is.
+fn modalities(reader: &mut Reader<'_>) -> Result<(), Fault> {
+    const MODALITIES_MAX: usize = 8;
+    reader.array(|reader, index| {
+        fields::bounded(index, MODALITIES_MAX, "modalities")?;
+        if fields::word(reader, &[("text", true), ("audio", false)]).at(index)? {
+            return Ok(());
+        }
+        Err(Fault::of(ApiErrorKind::UnsupportedValue, "only text is built")).at(index)
+    })
+}
+
+/// Names that the gateway itself gives to a template: an argument must not replace them.
+const RESERVED: [&str; 8] = [
+    "messages",
+    "tools",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "bos_token",
+    "eos_token",
+];
+
+/// `chat_template_kwargs`: a bounded object, kept as text.
+pub(super) fn template_kwargs(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
+    reader.expect(Kind::Object)?;
+    let raw = reader.raw()?;
+    if raw.depth > bounds.template_kwargs_depth_max {
+        return Err(too_many("levels of nesting", bounds.template_kwargs_depth_max));
+    }
+    let json = compacted(raw.text);
+    if json.len() > bounds.template_kwargs_bytes_max {
+        return Err(too_many("bytes", bounds.template_kwargs_bytes_max));
+    }
+    let mut names = Names::new(bounds.template_kwargs_max);
+    Reader::new(json.as_bytes())?.object(|reader, key| {
+        names.add(&key)?;
+        if RESERVED.contains(&&*key) {
+            return Err(Fault::invalid("the gateway sets this one")).within(&key);
+        }
+        reader.skip()
+    })?;
+    Ok(json)
+}

@@ -1,0 +1,410 @@
+//! Chat events out: as a stream of chunks ([`ChatEncoder`]) or as one answer ([`ChatCollector`]). Both say the same.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::errors::ErrorShape;
+use super::stream::{Frames, Identity, Phase, put_finish};
+use super::write;
+use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
+use crate::request::ChatRequest;
+
+/// Under which names reasoning is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReasoningNames {
+    /// `reasoning` (vLLM) and `reasoning_content` (SGLang, llama.cpp, DeepSeek).
+    #[default]
+    Both,
+    /// `reasoning` alone.
+    Reasoning,
+    /// `reasoning_content` alone.
+    ReasoningContent,
+}
+
+/// What an answer to a chat request needs besides its events.
+#[derive(Clone, Debug)]
+pub struct ChatMeta {
+    /// `chatcmpl-…`.
+    pub id: String,
+    /// The name the client asked for.
+    pub model: String,
+    /// Unix seconds.
+    pub created: u64,
+    /// Names the configuration that answers; answers with a seed repeat while it stays.
+    pub system_fingerprint: Option<String>,
+    /// Choices.
+    pub n: u32,
+    /// A last chunk with usage and no choices.
+    pub include_usage: bool,
+    /// Usage in each chunk, as [`ChatEncoder::set_usage`] last said.
+    pub continuous_usage: bool,
+    /// Log-probabilities were asked for.
+    pub logprobs: bool,
+    /// Log-probabilities of the prompt were asked for.
+    pub prompt_logprobs: bool,
+    /// Token ids were asked for.
+    pub return_token_ids: bool,
+    /// Names of reasoning.
+    pub reasoning: ReasoningNames,
+}
+
+impl ChatMeta {
+    /// The meta of `request`'s answer.
+    pub fn new(request: &ChatRequest, id: String, created: u64, system_fingerprint: Option<String>) -> Self {
+        let stream = request.stream.unwrap_or_default();
+        Self {
+            id,
+            model: request.model.clone(),
+            created,
+            system_fingerprint,
+            n: request.n,
+            include_usage: stream.include_usage,
+            continuous_usage: stream.continuous_usage_stats,
+            logprobs: request.logprobs.is_some(),
+            prompt_logprobs: request.prompt_logprobs.is_some(),
+            return_token_ids: request.return_token_ids,
+            reasoning: ReasoningNames::default(),
+        }
+    }
+
+    fn identity<'a>(&'a self, object: &'a str) -> Identity<'a> {
+        Identity {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: self.system_fingerprint.as_deref(),
+        }
+    }
+}
+
+/// Events to server-sent chunks. Nothing is allocated per event but room in `out`.
+pub struct ChatEncoder {
+    frames: Frames,
+    logprobs: bool,
+    return_token_ids: bool,
+    reasoning: ReasoningNames,
+}
+
+impl ChatEncoder {
+    /// A stream for one request.
+    pub fn new(meta: &ChatMeta) -> Self {
+        let identity = meta.identity("chat.completion.chunk");
+        Self {
+            frames: Frames::new(&identity, meta.n as usize, meta.include_usage, meta.continuous_usage),
+            logprobs: meta.logprobs,
+            return_token_ids: meta.return_token_ids,
+            reasoning: meta.reasoning,
+        }
+    }
+
+    /// Appends the chunks that say `event`. The first of each choice says the role.
+    pub fn event(&mut self, event: &ChatEvent, out: &mut BytesMut) {
+        match event {
+            ChatEvent::Text { choice, text, logprobs, tokens } => self.text(*choice, text, logprobs, tokens, out),
+            ChatEvent::Reasoning { choice, text } if !text.is_empty() => {
+                self.delta(*choice, out, |this, out| {
+                    put_reasoning(out, this.reasoning, |out| write::string(out, text))
+                });
+            }
+            ChatEvent::Reasoning { .. } => {}
+            ChatEvent::ToolCallStart { choice, call, id, name } => {
+                self.role(*choice, "null", None, out);
+                self.delta(*choice, out, |_, out| put_call_start(out, *call, id, name));
+            }
+            ChatEvent::ToolCallArguments { choice, call, json } if !json.is_empty() => {
+                self.delta(*choice, out, |_, out| put_call_arguments(out, *call, json));
+            }
+            ChatEvent::ToolCallArguments { .. } => {}
+            ChatEvent::Finish { choice, reason, stop } => self.finish(*choice, *reason, stop.as_ref(), out),
+            ChatEvent::Prompt { choice, tokens, .. } => {
+                let tokens = self.return_token_ids.then_some(tokens.as_slice());
+                self.role(*choice, "\"\"", tokens, out);
+            }
+            ChatEvent::Usage(usage) => {
+                self.frames.set_usage(*usage);
+                self.frames.usage_chunk(out);
+            }
+        }
+    }
+
+    /// Takes the counts so far, for `continuous_usage_stats`.
+    pub fn set_usage(&mut self, usage: Usage) {
+        self.frames.set_usage(usage);
+    }
+
+    /// Ends the stream: `[DONE]` after a complete answer, an error event otherwise. Later calls add nothing.
+    pub fn done(&mut self, out: &mut BytesMut) {
+        self.frames.done(out);
+    }
+
+    /// Ends the stream with an error event. Later calls add nothing.
+    pub fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
+        self.frames.fail(shape, message, out);
+    }
+
+    fn text(&mut self, choice: u32, text: &str, logprobs: &[TokenLogprob], tokens: &[u32], out: &mut BytesMut) {
+        let logprobs = if self.logprobs { logprobs } else { &[] };
+        let tokens = if self.return_token_ids { tokens } else { &[] };
+        if (text.is_empty() && logprobs.is_empty() && tokens.is_empty()) || self.frames.live(choice).is_none() {
+            return;
+        }
+        self.role(choice, "\"\"", None, out);
+        self.frames.open(choice, out);
+        out.put_slice(b",\"delta\":{\"content\":");
+        write::string(out, text);
+        out.put_slice(b"},\"logprobs\":");
+        put_logprobs(out, !logprobs.is_empty(), |out| put_entries(out, logprobs));
+        out.put_slice(b",\"finish_reason\":null");
+        if !tokens.is_empty() {
+            out.put_slice(b",\"token_ids\":");
+            write::integers(out, tokens);
+        }
+        self.frames.close(None, out);
+    }
+
+    fn delta(&mut self, choice: u32, out: &mut BytesMut, put: impl FnOnce(&Self, &mut BytesMut)) {
+        if self.frames.live(choice).is_none() {
+            return;
+        }
+        self.role(choice, "\"\"", None, out);
+        self.frames.open(choice, out);
+        out.put_slice(b",\"delta\":{");
+        put(self, out);
+        out.put_slice(b"},\"logprobs\":null,\"finish_reason\":null");
+        self.frames.close(None, out);
+    }
+
+    /// The chunk that opens a choice, if it is not open yet. `content` is null in front of a call.
+    fn role(&mut self, choice: u32, content: &str, prompt_tokens: Option<&[u32]>, out: &mut BytesMut) {
+        let Some(phase @ Phase::Fresh) = self.frames.live(choice) else { return };
+        *phase = Phase::Open;
+        self.frames.open(choice, out);
+        out.put_slice(b",\"delta\":{\"role\":\"assistant\",\"content\":");
+        out.put_slice(content.as_bytes());
+        out.put_slice(b"},\"logprobs\":null,\"finish_reason\":null");
+        self.frames.close(prompt_tokens, out);
+    }
+
+    fn finish(&mut self, choice: u32, reason: FinishReason, stop: Option<&StopCause>, out: &mut BytesMut) {
+        self.role(choice, "\"\"", None, out);
+        let Some(phase) = self.frames.live(choice) else { return };
+        *phase = Phase::Finished;
+        self.frames.open(choice, out);
+        out.put_slice(b",\"delta\":{},\"logprobs\":null");
+        put_finish(out, reason, stop);
+        self.frames.close(None, out);
+    }
+}
+
+/// Events to one whole answer.
+pub struct ChatCollector {
+    meta: ChatMeta,
+    choices: Vec<Collected>,
+    prompt_logprobs: BytesMut,
+    prompt_tokens: Vec<u32>,
+    usage: Usage,
+}
+
+/// One choice; texts are kept as they will be written, escaped.
+#[derive(Default)]
+struct Collected {
+    content: BytesMut,
+    reasoning: BytesMut,
+    calls: Vec<CollectedCall>,
+    logprobs: BytesMut,
+    tokens: Vec<u32>,
+    finish: Option<(FinishReason, Option<StopCause>)>,
+}
+
+struct CollectedCall {
+    id: String,
+    name: String,
+    arguments: BytesMut,
+}
+
+impl ChatCollector {
+    /// An answer to one request.
+    pub fn new(meta: ChatMeta) -> Self {
+        let choices = (0..meta.n).map(|_| Collected::default()).collect();
+        Self { meta, choices, prompt_logprobs: BytesMut::new(), prompt_tokens: Vec::new(), usage: Usage::default() }
+    }
+
+    /// Adds what `event` says.
+    pub fn event(&mut self, event: &ChatEvent) {
+        match event {
+            ChatEvent::Text { choice, text, logprobs, tokens } => {
+                let wants_logprobs = self.meta.logprobs;
+                let Some(choice) = self.live(*choice) else { return };
+                write::escaped(&mut choice.content, text);
+                choice.tokens.extend_from_slice(tokens);
+                if wants_logprobs && !logprobs.is_empty() {
+                    if !choice.logprobs.is_empty() {
+                        choice.logprobs.put_u8(b',');
+                    }
+                    put_entries(&mut choice.logprobs, logprobs);
+                }
+            }
+            ChatEvent::Reasoning { choice, text } => {
+                if let Some(choice) = self.live(*choice) {
+                    write::escaped(&mut choice.reasoning, text);
+                }
+            }
+            ChatEvent::ToolCallStart { choice, id, name, .. } => {
+                if let Some(choice) = self.live(*choice) {
+                    let (id, name) = (id.clone(), name.clone());
+                    choice.calls.push(CollectedCall { id, name, arguments: BytesMut::new() });
+                }
+            }
+            ChatEvent::ToolCallArguments { choice, call, json } => {
+                if let Some(call) = self.live(*choice).and_then(|choice| choice.calls.get_mut(*call as usize)) {
+                    write::escaped(&mut call.arguments, json);
+                }
+            }
+            ChatEvent::Finish { choice, reason, stop } => {
+                if let Some(choice) = self.live(*choice) {
+                    choice.finish = Some((*reason, stop.clone()));
+                }
+            }
+            ChatEvent::Prompt { logprobs, tokens, .. } => {
+                if self.meta.prompt_logprobs {
+                    self.prompt_logprobs.clear();
+                    write::prompt_logprobs(&mut self.prompt_logprobs, logprobs);
+                }
+                self.prompt_tokens.clone_from(tokens);
+            }
+            ChatEvent::Usage(usage) => self.usage = *usage,
+        }
+    }
+
+    /// The answer; `None` if a choice has not finished (what is there is no answer).
+    pub fn finish(self) -> Option<Bytes> {
+        let size: usize = self.choices.iter().map(|choice| 256 + choice.content.len() + choice.logprobs.len()).sum();
+        let mut out = BytesMut::with_capacity(512 + size);
+        self.meta.identity("chat.completion").put(&mut out);
+        for (index, choice) in self.choices.iter().enumerate() {
+            if index > 0 {
+                out.put_u8(b',');
+            }
+            choice.put(index, &self.meta, &mut out)?;
+        }
+        out.put_slice(b"],\"usage\":");
+        write::usage(&mut out, &self.usage);
+        if self.meta.prompt_logprobs {
+            out.put_slice(b",\"prompt_logprobs\":");
+            out.put_slice(if self.prompt_logprobs.is_empty() { b"null" } else { &self.prompt_logprobs });
+        }
+        if self.meta.return_token_ids {
+            out.put_slice(b",\"prompt_token_ids\":");
+            write::integers(&mut out, &self.prompt_tokens);
+        }
+        out.put_u8(b'}');
+        Some(out.freeze())
+    }
+
+    fn live(&mut self, choice: u32) -> Option<&mut Collected> {
+        self.choices.get_mut(choice as usize).filter(|choice| choice.finish.is_none())
+    }
+}
+
+impl Collected {
+    fn put(&self, index: usize, meta: &ChatMeta, out: &mut BytesMut) -> Option<()> {
+        let (reason, stop) = self.finish.as_ref()?;
+        out.put_slice(b"{\"index\":");
+        write::integer(out, index as u64);
+        out.put_slice(b",\"message\":{\"role\":\"assistant\",\"content\":");
+        // Beside calls, no text is null: clients tell "said nothing" from "said the empty string".
+        if self.content.is_empty() && !self.calls.is_empty() {
+            out.put_slice(b"null");
+        } else {
+            put_quoted(out, &self.content);
+        }
+        out.put_slice(b",\"refusal\":null,\"annotations\":[]");
+        if !self.reasoning.is_empty() {
+            out.put_u8(b',');
+            put_reasoning(out, meta.reasoning, |out| put_quoted(out, &self.reasoning));
+        }
+        self.put_calls(out);
+        out.put_slice(b"},\"logprobs\":");
+        put_logprobs(out, meta.logprobs, |out| out.put_slice(&self.logprobs));
+        put_finish(out, *reason, stop.as_ref());
+        if meta.return_token_ids {
+            out.put_slice(b",\"token_ids\":");
+            write::integers(out, &self.tokens);
+        }
+        out.put_u8(b'}');
+        Some(())
+    }
+
+    fn put_calls(&self, out: &mut BytesMut) {
+        for (index, call) in self.calls.iter().enumerate() {
+            out.put_slice(if index == 0 { b",\"tool_calls\":[" } else { b"," });
+            out.put_slice(b"{\"id\":");
+            write::string(out, &call.id);
+            out.put_slice(b",\"type\":\"function\",\"function\":{\"name\":");
+            write::string(out, &call.name);
+            out.put_slice(b",\"arguments\":");
+            put_quoted(out, &call.arguments);
+            out.put_slice(b"}}");
+        }
+        if !self.calls.is_empty() {
+            out.put_u8(b']');
+        }
+    }
+}
+
+fn put_quoted(out: &mut BytesMut, escaped: &[u8]) {
+    out.put_u8(b'"');
+    out.put_slice(escaped);
+    out.put_u8(b'"');
+}
+
+fn put_reasoning(out: &mut BytesMut, names: ReasoningNames, mut put: impl FnMut(&mut BytesMut)) {
+    if names != ReasoningNames::ReasoningContent {
+        out.put_slice(b"\"reasoning\":");
+        put(out);
+    }
+    if names == ReasoningNames::Both {
+        out.put_u8(b',');
+    }
+    if names != ReasoningNames::Reasoning {
+        out.put_slice(b"\"reasoning_content\":");
+        put(out);
+    }
+}
+
+fn put_call_start(out: &mut BytesMut, call: u32, id: &str, name: &str) {
+    out.put_slice(b"\"tool_calls\":[{\"index\":");
+    write::integer(out, u64::from(call));
+    out.put_slice(b",\"id\":");
+    write::string(out, id);
+    out.put_slice(b",\"type\":\"function\",\"function\":{\"name\":");
+    write::string(out, name);
+    out.put_slice(b",\"arguments\":\"\"}}]");
+}
+
+fn put_call_arguments(out: &mut BytesMut, call: u32, json: &str) {
+    out.put_slice(b"\"tool_calls\":[{\"index\":");
+    write::integer(out, u64::from(call));
+    out.put_slice(b",\"function\":{\"arguments\":");
+    write::string(out, json);
+    out.put_slice(b"}}]");
+}
+
+/// `{"content":[…],"refusal":null}`, or null.
+fn put_logprobs(out: &mut BytesMut, present: bool, put: impl FnOnce(&mut BytesMut)) {
+    if !present {
+        return out.put_slice(b"null");
+    }
+    out.put_slice(b"{\"content\":[");
+    put(out);
+    out.put_slice(b"],\"refusal\":null}");
+}
+
+fn put_entries(out: &mut BytesMut, tokens: &[TokenLogprob]) {
+    for (index, token) in tokens.iter().enumerate() {
+        if index > 0 {
+            out.put_u8(b',');
+        }
+        write::chat_logprob(out, token);
+    }
+}

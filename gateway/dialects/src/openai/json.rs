@@ -1,0 +1,502 @@
+//! A strict JSON reader: one pass over borrowed text, no tree.
+//!
+//! A request can be many megabytes of messages, so nothing is built that is not kept: strings without escapes are borrowed, values
+//! that nobody wants are checked and skipped, and the callers stop at their bound instead of after the last element. Cost is linear
+//! in the bytes read. Stricter than RFC 8259 asks: nesting is at most [`DEPTH_MAX`] levels, a lone surrogate is a fault (it is no
+//! text), and so is anything after the value.
+//!
+//! Deliberately absent: numbers as `f64` only (a seed has 64 bits), recovery, any allocation for a skipped value.
+
+use std::borrow::Cow;
+
+use crate::error::{ApiError, ApiErrorKind};
+
+/// Levels of arrays and objects in a body, the body's own object included.
+pub(super) const DEPTH_MAX: usize = 64;
+
+/// Why reading stopped.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// Not JSON, from this byte on.
+    Syntax { at: usize, what: &'static str },
+    /// JSON, but not a request. Its `param` grows outwards while the fault travels up ([`Within`]).
+    Refused(ApiError),
+}
+
+impl Fault {
+    /// A fault of the value being read; the caller's [`Within`] says which.
+    pub(super) fn invalid(message: impl Into<String>) -> Self {
+        Self::of(ApiErrorKind::Invalid, message)
+    }
+
+    /// As [`Fault::invalid`], of another kind.
+    pub(super) fn of(kind: ApiErrorKind, message: impl Into<String>) -> Self {
+        Fault::Refused(ApiError { kind, param: None, message: message.into() })
+    }
+
+    /// The finished error: the message begins with the parameter.
+    pub(super) fn into_error(self) -> ApiError {
+        match self {
+            Fault::Syntax { at, what } => {
+                ApiError::malformed(format!("The body is not valid JSON: {what} at byte {at}."))
+            }
+            Fault::Refused(mut error) => {
+                if let Some(param) = &error.param {
+                    error.message = format!("{param}: {}", error.message);
+                }
+                error
+            }
+        }
+    }
+}
+
+/// Adds the name of what was being read to a fault that comes out of it.
+pub(super) trait Within {
+    /// As a field of an object.
+    fn within(self, name: &str) -> Self;
+    /// As an element of an array.
+    fn at(self, index: usize) -> Self;
+}
+
+impl<T> Within for Result<T, Fault> {
+    fn within(self, name: &str) -> Self {
+        self.map_err(|fault| prefixed(fault, || short(name)))
+    }
+
+    fn at(self, index: usize) -> Self {
+        self.map_err(|fault| prefixed(fault, || format!("[{index}]")))
+    }
+}
+
+fn prefixed(fault: Fault, name: impl FnOnce() -> String) -> Fault {
+    let Fault::Refused(mut error) = fault else { return fault };
+    let mut path = name();
+    if let Some(inner) = &error.param {
+        if !inner.starts_with('[') {
+            path.push('.');
+        }
+        path.push_str(inner);
+    }
+    error.param = Some(path);
+    Fault::Refused(error)
+}
+
+/// The first characters of something a client wrote, fit to be said back.
+pub(super) fn short(text: &str) -> String {
+    const CHARS: usize = 64;
+    match text.char_indices().nth(CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// What kind of value comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Null,
+    Bool,
+    Number,
+    String,
+    Array,
+    Object,
+}
+
+impl Kind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kind::Null => "null",
+            Kind::Bool => "a boolean",
+            Kind::Number => "a number",
+            Kind::String => "a string",
+            Kind::Array => "an array",
+            Kind::Object => "an object",
+        }
+    }
+}
+
+/// A value that was checked and skipped.
+pub(super) struct Raw<'a> {
+    /// As the client wrote it.
+    pub(super) text: &'a str,
+    /// Levels of nesting in it; 0 for a scalar.
+    pub(super) depth: usize,
+}
+
+/// A cursor over the text of one JSON value.
+pub(super) struct Reader<'a> {
+    text: &'a str,
+    at: usize,
+    depth: usize,
+    /// Deepest level since it was last reset by [`Reader::raw`].
+    deepest: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Starts at the beginning of `body`, which must be UTF-8.
+    pub(super) fn new(body: &'a [u8]) -> Result<Self, Fault> {
+        match std::str::from_utf8(body) {
+            Ok(text) => Ok(Self { text, at: 0, depth: 0, deepest: 0 }),
+            Err(error) => Err(Fault::Syntax { at: error.valid_up_to(), what: "invalid UTF-8" }),
+        }
+    }
+
+    /// The kind of the next value, which stays unread.
+    pub(super) fn kind(&mut self) -> Result<Kind, Fault> {
+        self.space();
+        Ok(match self.next_byte() {
+            Some(b'n') => Kind::Null,
+            Some(b't' | b'f') => Kind::Bool,
+            Some(b'"') => Kind::String,
+            Some(b'[') => Kind::Array,
+            Some(b'{') => Kind::Object,
+            Some(b'-' | b'0'..=b'9') => Kind::Number,
+            Some(b'N' | b'I') => return Err(self.syntax("NaN and Infinity are not JSON")),
+            Some(_) => return Err(self.syntax("expected a value")),
+            None => return Err(self.syntax("unexpected end")),
+        })
+    }
+
+    /// Refuses a next value of another kind.
+    pub(super) fn expect(&mut self, wanted: Kind) -> Result<(), Fault> {
+        let kind = self.kind()?;
+        if kind == wanted { Ok(()) } else { Err(mismatch(wanted.name(), kind)) }
+    }
+
+    /// Reads an object, `field` reading each value. Duplicate names are the caller's business ([`Names`]).
+    pub(super) fn object(
+        &mut self,
+        mut field: impl FnMut(&mut Self, Cow<'a, str>) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        self.expect(Kind::Object)?;
+        self.open()?;
+        if self.closes(b'}') {
+            return Ok(());
+        }
+        loop {
+            self.space();
+            if self.next_byte() != Some(b'"') {
+                return Err(self.syntax("expected a field name in double quotes"));
+            }
+            let name = self.string()?;
+            self.space();
+            if self.next_byte() != Some(b':') {
+                return Err(self.syntax("expected ':'"));
+            }
+            self.at += 1;
+            field(self, name)?;
+            if self.separated(b'}', "expected ',' or '}'")? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads an array, `item` reading each element, told its index.
+    pub(super) fn array(&mut self, mut item: impl FnMut(&mut Self, usize) -> Result<(), Fault>) -> Result<(), Fault> {
+        self.expect(Kind::Array)?;
+        self.open()?;
+        if self.closes(b']') {
+            return Ok(());
+        }
+        for index in 0.. {
+            item(self, index)?;
+            if self.separated(b']', "expected ',' or ']'")? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a string; borrowed unless it has escapes.
+    pub(super) fn string(&mut self) -> Result<Cow<'a, str>, Fault> {
+        self.expect(Kind::String)?;
+        let start = self.at + 1;
+        let mut end = start;
+        let mut escaped = false;
+        loop {
+            end += plain_run(&self.text.as_bytes()[end..]);
+            match self.text.as_bytes().get(end) {
+                Some(b'"') => break,
+                Some(b'\\') => {
+                    escaped = true;
+                    end = (end + 2).min(self.text.len());
+                }
+                Some(_) => return Err(Fault::Syntax { at: end, what: "a control character in a string" }),
+                None => return Err(Fault::Syntax { at: end, what: "unexpected end in a string" }),
+            }
+        }
+        self.at = end + 1;
+        // `start` and `end` sit beside ASCII bytes, so they are character boundaries.
+        let inner = &self.text[start..end];
+        if escaped { unescaped(inner, start).map(Cow::Owned) } else { Ok(Cow::Borrowed(inner)) }
+    }
+
+    /// Reads a number as the client wrote it.
+    pub(super) fn number(&mut self) -> Result<&'a str, Fault> {
+        self.expect(Kind::Number)?;
+        let start = self.at;
+        if self.next_byte() == Some(b'-') {
+            self.at += 1;
+        }
+        match self.next_byte() {
+            Some(b'0') => self.at += 1,
+            Some(b'1'..=b'9') => self.digits()?,
+            Some(b'I') => return Err(self.syntax("NaN and Infinity are not JSON")),
+            _ => return Err(self.syntax("expected a digit")),
+        }
+        if self.next_byte().is_some_and(|byte| byte.is_ascii_digit()) {
+            return Err(self.syntax("a number with a leading zero"));
+        }
+        if self.next_byte() == Some(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if matches!(self.next_byte(), Some(b'e' | b'E')) {
+            self.at += 1;
+            if matches!(self.next_byte(), Some(b'+' | b'-')) {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(&self.text[start..self.at])
+    }
+
+    /// Reads `true` or `false`.
+    pub(super) fn boolean(&mut self) -> Result<bool, Fault> {
+        self.expect(Kind::Bool)?;
+        if self.next_byte() == Some(b't') {
+            self.word("true").map(|()| true)
+        } else {
+            self.word("false").map(|()| false)
+        }
+    }
+
+    /// Reads `null` if it is next.
+    pub(super) fn null(&mut self) -> Result<bool, Fault> {
+        if self.kind()? != Kind::Null {
+            return Ok(false);
+        }
+        self.word("null").map(|()| true)
+    }
+
+    /// Checks and skips any value.
+    pub(super) fn skip(&mut self) -> Result<(), Fault> {
+        match self.kind()? {
+            Kind::Null => self.word("null"),
+            Kind::Bool => self.boolean().map(|_| ()),
+            Kind::Number => self.number().map(|_| ()),
+            Kind::String => self.string().map(|_| ()),
+            Kind::Array => self.array(|reader, _| reader.skip()),
+            Kind::Object => self.object(|reader, _| reader.skip()),
+        }
+    }
+
+    /// Checks and skips any value and hands out its text.
+    pub(super) fn raw(&mut self) -> Result<Raw<'a>, Fault> {
+        self.kind()?;
+        let start = self.at;
+        self.deepest = self.depth;
+        self.skip()?;
+        Ok(Raw { text: &self.text[start..self.at], depth: self.deepest - self.depth })
+    }
+
+    /// Refuses anything after the value.
+    pub(super) fn end(&mut self) -> Result<(), Fault> {
+        self.space();
+        if self.at == self.text.len() { Ok(()) } else { Err(self.syntax("something follows the JSON value")) }
+    }
+
+    fn next_byte(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    fn space(&mut self) {
+        while matches!(self.next_byte(), Some(b' ' | b'\n' | b'\r' | b'\t')) {
+            self.at += 1;
+        }
+    }
+
+    fn syntax(&self, what: &'static str) -> Fault {
+        Fault::Syntax { at: self.at, what }
+    }
+
+    fn open(&mut self) -> Result<(), Fault> {
+        if self.depth == DEPTH_MAX {
+            return Err(self.syntax("nested deeper than 64 levels"));
+        }
+        self.at += 1;
+        self.depth += 1;
+        self.deepest = self.deepest.max(self.depth);
+        Ok(())
+    }
+
+    fn closes(&mut self, close: u8) -> bool {
+        self.space();
+        let closes = self.next_byte() == Some(close);
+        if closes {
+            self.at += 1;
+            self.depth -= 1;
+        }
+        closes
+    }
+
+    /// After an element: `true` at the end of the container, `false` after a comma.
+    fn separated(&mut self, close: u8, what: &'static str) -> Result<bool, Fault> {
+        if self.closes(close) {
+            return Ok(true);
+        }
+        match self.next_byte() {
+            Some(b',') => {
+                self.at += 1;
+                Ok(false)
+            }
+            Some(_) => Err(self.syntax(what)),
+            None => Err(self.syntax("unexpected end")),
+        }
+    }
+
+    fn digits(&mut self) -> Result<(), Fault> {
+        let count = self.text.as_bytes()[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        self.at += count;
+        if count == 0 { Err(self.syntax("expected a digit")) } else { Ok(()) }
+    }
+
+    fn word(&mut self, word: &'static str) -> Result<(), Fault> {
+        if !self.text[self.at..].starts_with(word) {
+            return Err(self.syntax("expected a value"));
+        }
+        self.at += word.len();
+        Ok(())
+    }
+}
+
+/// "expected a string, got a number".
+pub(super) fn mismatch(wanted: &str, kind: Kind) -> Fault {
+    Fault::invalid(format!("expected {wanted}, got {}", kind.name()))
+}
+
+/// Bytes before the first that a JSON string cannot hold as it is: a quote, a backslash, a control character.
+pub(super) fn plain_run(bytes: &[u8]) -> usize {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = 0x8080_8080_8080_8080;
+    let mut run = 0;
+    let (words, _) = bytes.as_chunks::<8>();
+    for word in words {
+        let word = u64::from_le_bytes(*word);
+        // Exact for the lowest byte found: a borrow only disturbs the bytes above it.
+        let control = word.wrapping_sub(ONES * 0x20) & !word;
+        let quote = word ^ (ONES * u64::from(b'"'));
+        let slash = word ^ (ONES * u64::from(b'\\'));
+        let special = (control | (quote.wrapping_sub(ONES) & !quote) | (slash.wrapping_sub(ONES) & !slash)) & HIGH;
+        if special != 0 {
+            return run + special.trailing_zeros() as usize / 8;
+        }
+        run += 8;
+    }
+    let rest = &bytes[run..];
+    run + rest.iter().position(|&byte| byte < 0x20 || byte == b'"' || byte == b'\\').unwrap_or(rest.len())
+}
+
+/// `inner` with its escapes resolved; it starts at byte `start` of the body.
+fn unescaped(inner: &str, start: usize) -> Result<String, Fault> {
+    let mut text = String::with_capacity(inner.len());
+    let mut rest = inner;
+    while let Some(run) = rest.find('\\') {
+        text.push_str(&rest[..run]);
+        let at = start + (inner.len() - rest.len()) + run;
+        let (character, used) = escape(&rest[run..], at)?;
+        text.push(character);
+        rest = &rest[run + used..];
+    }
+    text.push_str(rest);
+    Ok(text)
+}
+
+/// The character that the escape at the front of `text` means, and the bytes it takes.
+fn escape(text: &str, at: usize) -> Result<(char, usize), Fault> {
+    let character = match text.as_bytes().get(1) {
+        Some(b'"') => '"',
+        Some(b'\\') => '\\',
+        Some(b'/') => '/',
+        Some(b'b') => '\u{8}',
+        Some(b'f') => '\u{c}',
+        Some(b'n') => '\n',
+        Some(b'r') => '\r',
+        Some(b't') => '\t',
+        Some(b'u') => return unicode_escape(text, at),
+        _ => return Err(Fault::Syntax { at, what: "an unknown escape in a string" }),
+    };
+    Ok((character, 2))
+}
+
+fn unicode_escape(text: &str, at: usize) -> Result<(char, usize), Fault> {
+    const LONE: &str = "a lone surrogate in a string";
+    let bad = Fault::Syntax { at, what: "a bad \\u escape in a string" };
+    let Some(first) = hex4(text.as_bytes(), 2) else { return Err(bad) };
+    if !(0xD800..=0xDFFF).contains(&first) {
+        return char::from_u32(first).map(|character| (character, 6)).ok_or(bad);
+    }
+    let second = if text.as_bytes().get(6..8) == Some(b"\\u") { hex4(text.as_bytes(), 8) } else { None };
+    match second {
+        Some(second) if first < 0xDC00 && (0xDC00..=0xDFFF).contains(&second) => {
+            let scalar = 0x1_0000 + ((first - 0xD800) << 10) + (second - 0xDC00);
+            char::from_u32(scalar).map(|character| (character, 12)).ok_or(bad)
+        }
+        _ => Err(Fault::Syntax { at, what: LONE }),
+    }
+}
+
+fn hex4(bytes: &[u8], from: usize) -> Option<u32> {
+    let digits = bytes.get(from..from + 4)?;
+    digits.iter().try_fold(0, |value, &digit| Some(value << 4 | char::from(digit).to_digit(16)?))
+}
+
+/// The text of a checked value without the space between its tokens.
+pub(super) fn compacted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(quote) = rest.find('"') {
+        out.extend(rest[..quote].chars().filter(|character| !character.is_ascii_whitespace()));
+        let bytes = rest.as_bytes();
+        let mut end = quote + 1;
+        loop {
+            end += plain_run(&bytes[end..]);
+            if bytes[end] == b'"' {
+                break;
+            }
+            end += 2;
+        }
+        out.push_str(&rest[quote..=end]);
+        rest = &rest[end + 1..];
+    }
+    out.extend(rest.chars().filter(|character| !character.is_ascii_whitespace()));
+    out
+}
+
+/// The names met in one object so far: at most `max`, none twice. Compares with each, so `max` is to be small.
+pub(super) struct Names<'a> {
+    seen: Vec<Cow<'a, str>>,
+    max: usize,
+}
+
+impl<'a> Names<'a> {
+    pub(super) fn new(max: usize) -> Self {
+        Self { seen: Vec::new(), max }
+    }
+
+    /// Refuses a name met before, and one too many.
+    #[expect(clippy::ptr_arg, reason = "a borrowed name stays borrowed")]
+    pub(super) fn add(&mut self, name: &Cow<'a, str>) -> Result<(), Fault> {
+        if self.seen.contains(name) {
+            return Err(Fault::invalid("this field is given twice")).within(name);
+        }
+        if self.seen.len() == self.max {
+            return Err(Fault::of(ApiErrorKind::TooLarge, format!("more than {} fields in one object", self.max)));
+        }
+        self.seen.push(name.clone());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "json_tests.rs"]
+mod tests;

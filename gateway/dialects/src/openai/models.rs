@@ -1,0 +1,53 @@
+//! `GET /v1/models` and `GET /v1/models/{id}`.
+
+use bytes::{BufMut, BytesMut};
+
+use super::write;
+
+/// A model that this gateway serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelCard {
+    /// Name that requests use.
+    pub id: String,
+    /// Unix seconds.
+    pub created: u64,
+    /// Who serves it.
+    pub owned_by: String,
+    /// Tokens of prompt and answer together, when known (vLLM's `max_model_len`).
+    pub context_tokens: Option<u64>,
+}
+
+/// The list of models.
+pub fn models_list(models: &[ModelCard]) -> Vec<u8> {
+    let mut out = BytesMut::with_capacity(64 + 160 * models.len());
+    out.put_slice(b"{\"object\":\"list\",\"data\":[");
+    for (index, model) in models.iter().enumerate() {
+        if index > 0 {
+            out.put_u8(b',');
+        }
+        put_model(&mut out, model);
+    }
+    out.put_slice(b"]}");
+    out.into()
+}
+
+/// One model.
+pub fn model(model: &ModelCard) -> Vec<u8> {
+    let mut out = BytesMut::with_capacity(160);
+    put_model(&mut out, model);
+    out.into()
+}
+
+fn put_model(out: &mut BytesMut, model: &ModelCard) {
+    out.put_slice(b"{\"id\":");
+    write::string(out, &model.id);
+    out.put_slice(b",\"object\":\"model\",\"created\":");
+    write::integer(out, model.created);
+    out.put_slice(b",\"owned_by\":");
+    write::string(out, &model.owned_by);
+    if let Some(tokens) = model.context_tokens {
+        out.put_slice(b",\"max_model_len\":");
+        write::integer(out, tokens);
+    }
+    out.put_u8(b'}');
+}

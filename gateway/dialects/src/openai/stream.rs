@@ -1,0 +1,161 @@
+//! What the streams of both APIs share: the frame around a chunk, the life of each choice, usage, the end.
+//!
+//! A chunk is `data: {head "choices":[{…}] tail}` and a blank line. The head is made once per stream; a token costs its own bytes and two
+//! copies. A stream ends well only if every choice has finished: otherwise the last event is an error and `[DONE]` is not sent.
+
+use bytes::{BufMut, BytesMut};
+
+use super::errors::{self, ErrorShape};
+use super::write;
+use crate::event::{FinishReason, StopCause, Usage};
+
+/// Who and what a stream or an answer is from; the same in each chunk.
+pub(super) struct Identity<'a> {
+    pub(super) id: &'a str,
+    pub(super) object: &'a str,
+    pub(super) created: u64,
+    pub(super) model: &'a str,
+    pub(super) system_fingerprint: Option<&'a str>,
+}
+
+impl Identity<'_> {
+    /// Everything before `"choices":[`, that included.
+    pub(super) fn put(&self, out: &mut BytesMut) {
+        out.put_slice(b"{\"id\":");
+        write::string(out, self.id);
+        out.put_slice(b",\"object\":");
+        write::string(out, self.object);
+        out.put_slice(b",\"created\":");
+        write::integer(out, self.created);
+        out.put_slice(b",\"model\":");
+        write::string(out, self.model);
+        out.put_slice(b",\"service_tier\":\"default\",\"system_fingerprint\":");
+        write::optional_string(out, self.system_fingerprint);
+        out.put_slice(b",\"choices\":[");
+    }
+}
+
+/// How far a choice is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Fresh,
+    Open,
+    Finished,
+}
+
+/// The frame of one stream.
+pub(super) struct Frames {
+    head: BytesMut,
+    include_usage: bool,
+    continuous_usage: bool,
+    usage: Usage,
+    usage_sent: bool,
+    phases: Vec<Phase>,
+    ended: bool,
+}
+
+impl Frames {
+    pub(super) fn new(identity: &Identity<'_>, choices: usize, include_usage: bool, continuous_usage: bool) -> Self {
+        let mut head = BytesMut::with_capacity(256);
+        head.put_slice(b"data: ");
+        identity.put(&mut head);
+        Self {
+            head,
+            include_usage,
+            continuous_usage,
+            usage: Usage::default(),
+            usage_sent: false,
+            phases: vec![Phase::Fresh; choices],
+            ended: false,
+        }
+    }
+
+    /// The phase of a choice that may still speak. An event for a choice that is unknown or finished is not for the client.
+    pub(super) fn live(&mut self, choice: u32) -> Option<&mut Phase> {
+        if self.ended {
+            return None;
+        }
+        self.phases.get_mut(choice as usize).filter(|phase| **phase != Phase::Finished)
+    }
+
+    /// Opens a chunk of one choice, up to and with its index.
+    pub(super) fn open(&self, choice: u32, out: &mut BytesMut) {
+        out.put_slice(&self.head);
+        out.put_slice(b"{\"index\":");
+        write::integer(out, u64::from(choice));
+    }
+
+    /// Closes a chunk opened by [`Frames::open`]. `prompt_tokens` are added when given.
+    pub(super) fn close(&self, prompt_tokens: Option<&[u32]>, out: &mut BytesMut) {
+        out.put_slice(b"}]");
+        if let Some(tokens) = prompt_tokens {
+            out.put_slice(b",\"prompt_token_ids\":");
+            write::integers(out, tokens);
+        }
+        if self.include_usage && self.continuous_usage {
+            out.put_slice(b",\"usage\":");
+            write::usage(out, &self.usage);
+        } else if self.include_usage {
+            out.put_slice(b",\"usage\":null");
+        }
+        out.put_slice(b"}\n\n");
+    }
+
+    /// Takes the counts so far: for `continuous_usage`, and for the last chunk if no usage event comes.
+    pub(super) fn set_usage(&mut self, usage: Usage) {
+        self.usage = usage;
+    }
+
+    /// The chunk with usage and no choices, if it was asked for; once.
+    pub(super) fn usage_chunk(&mut self, out: &mut BytesMut) {
+        if !self.include_usage || self.usage_sent || self.ended {
+            return;
+        }
+        self.usage_sent = true;
+        out.put_slice(&self.head);
+        out.put_slice(b"],\"usage\":");
+        write::usage(out, &self.usage);
+        out.put_slice(b"}\n\n");
+    }
+
+    /// Ends the stream: `[DONE]` if every choice has finished, an error event otherwise. Once.
+    pub(super) fn done(&mut self, out: &mut BytesMut) {
+        if self.ended {
+            return;
+        }
+        if self.phases.iter().any(|phase| *phase != Phase::Finished) {
+            return self.fail(errors::UPSTREAM, "The answer ended before it was complete.", out);
+        }
+        self.usage_chunk(out);
+        self.ended = true;
+        out.put_slice(b"data: [DONE]\n\n");
+    }
+
+    /// Ends the stream with an error event. Once.
+    pub(super) fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
+        if !std::mem::replace(&mut self.ended, true) {
+            errors::error_event(shape, None, message, out);
+        }
+    }
+}
+
+/// `finish_reason` as text.
+pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::ToolCalls => "tool_calls",
+    }
+}
+
+/// `,"finish_reason":…,"stop_reason":…`: the second is vLLM's, the stop string or token that was met.
+pub(super) fn put_finish(out: &mut BytesMut, reason: FinishReason, stop: Option<&StopCause>) {
+    out.put_slice(b",\"finish_reason\":");
+    write::string(out, finish_reason(reason));
+    out.put_slice(b",\"stop_reason\":");
+    match stop {
+        None => out.put_slice(b"null"),
+        Some(StopCause::Text(text)) => write::string(out, text),
+        Some(StopCause::Token(token)) => write::integer(out, u64::from(*token)),
+    }
+}

@@ -1,0 +1,159 @@
+//! `tools`, `tool_choice`, `parallel_tool_calls`: what the model may call, as far as a template alone can hold it.
+
+use super::Bounds;
+use super::fields::{self, bounded, too_many};
+use super::json::{Fault, Kind, Names, Reader, Within, compacted, mismatch, short};
+use super::messages::function_type;
+use crate::error::ApiErrorKind;
+use crate::request::{Tool, ToolChoice};
+
+/// Reads the array of tools; `strict` becomes true if one of them asks for it.
+pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds, strict: &mut bool) -> Result<Vec<Tool>, Fault> {
+    let mut all: Vec<Tool> = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    reader.array(|reader, index| {
+        bounded(index, bounds.tools_max, "tools")?;
+        let tool = tool(reader, bounds, strict).at(index)?;
+        if !seen.insert(tool.name.clone()) {
+            return Err(Fault::invalid(format!("function \"{}\" is given twice", short(&tool.name)))).at(index);
+        }
+        all.push(tool);
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// Walks the tool twice: as a whole for its text and size, then into the fields that are checked.
+fn tool(reader: &mut Reader<'_>, bounds: &Bounds, strict: &mut bool) -> Result<Tool, Fault> {
+    reader.expect(Kind::Object)?;
+    let raw = reader.raw()?;
+    if raw.depth > bounds.tool_depth_max {
+        return Err(too_many("levels of nesting", bounds.tool_depth_max));
+    }
+    let json = compacted(raw.text);
+    if json.len() > bounds.tool_bytes_max {
+        return Err(too_many("bytes", bounds.tool_bytes_max));
+    }
+    let (mut kind, mut name) = (false, None);
+    let mut names = Names::new(bounds.inner_fields_max);
+    Reader::new(json.as_bytes())?.object(|reader, key| {
+        names.add(&key)?;
+        match &*key {
+            "type" => {
+                function_type(reader).within("type")?;
+                kind = true;
+            }
+            "function" => name = Some(function(reader, bounds, strict).within("function")?),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    if !kind {
+        return Err(Fault::invalid("required, but missing")).within("type");
+    }
+    let name = name.ok_or_else(|| Fault::invalid("required, but missing")).within("function")?;
+    Ok(Tool { name, json })
+}
+
+fn function(reader: &mut Reader<'_>, bounds: &Bounds, strict: &mut bool) -> Result<String, Fault> {
+    let mut name = None;
+    let mut names = Names::new(bounds.inner_fields_max);
+    reader.object(|reader, key| {
+        names.add(&key)?;
+        if reader.null()? {
+            return Ok(());
+        }
+        match &*key {
+            "name" => name = Some(fields::name(reader, bounds.name_chars_max).within("name")?),
+            "description" => _ = reader.string().within("description")?,
+            "strict" => *strict |= reader.boolean().within("strict")?,
+            "parameters" => {
+                reader.expect(Kind::Object).within("parameters")?;
+                reader.skip()?;
+            }
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    name.ok_or_else(|| Fault::invalid("required, but missing")).within("name")
+}
+
+/// What `tool_choice` says, before the tools are known.
+pub(super) enum Choice {
+    None,
+    Auto,
+    Required,
+    Function(String),
+    Unbuilt(String),
+}
+
+/// Reads `tool_choice`.
+pub(super) fn tool_choice(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Choice, Fault> {
+    match reader.kind()? {
+        Kind::String => match &*reader.string()? {
+            "none" => Ok(Choice::None),
+            "auto" => Ok(Choice::Auto),
+            "required" => Ok(Choice::Required),
+            other => {
+                Err(Fault::invalid(format!("must be none, auto, required or an object; got \"{}\"", short(other))))
+            }
+        },
+        Kind::Object => chosen(reader, bounds),
+        kind => Err(mismatch("a string or an object", kind)),
+    }
+}
+
+fn chosen(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Choice, Fault> {
+    let (mut kind, mut name) = (None, None);
+    let mut names = Names::new(bounds.inner_fields_max);
+    reader.object(|reader, key| {
+        names.add(&key)?;
+        match &*key {
+            "type" => kind = Some(fields::name(reader, bounds.name_chars_max).within("type")?),
+            "function" => name = Some(chosen_name(reader, bounds).within("function")?),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    match kind.ok_or_else(|| Fault::invalid("required, but missing")).within("type")? {
+        kind if kind == "function" => {
+            name.map(Choice::Function).ok_or_else(|| Fault::invalid("required, but missing")).within("function")
+        }
+        kind if kind == "allowed_tools" || kind == "custom" => Ok(Choice::Unbuilt(kind)),
+        kind => Err(Fault::invalid(format!("unknown type \"{}\"", short(&kind)))).within("type"),
+    }
+}
+
+fn chosen_name(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
+    let mut name = None;
+    let mut names = Names::new(bounds.inner_fields_max);
+    reader.object(|reader, key| {
+        names.add(&key)?;
+        match &*key {
+            "name" => name = Some(fields::name(reader, bounds.name_chars_max).within("name")?),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    name.ok_or_else(|| Fault::invalid("required, but missing")).within("name")
+}
+
+/// What a choice means for these tools.
+pub(super) fn resolve(choice: Option<Choice>, tools: &[Tool]) -> Result<ToolChoice, Fault> {
+    let unbuilt = |what: &str| {
+        Fault::of(ApiErrorKind::UnsupportedValue, format!("{what} needs guided decoding, which is not built yet"))
+    };
+    match choice {
+        None if tools.is_empty() => Ok(ToolChoice::None),
+        None => Ok(ToolChoice::Auto),
+        Some(Choice::None) => Ok(ToolChoice::None), // holds without tools too
+        Some(_) if tools.is_empty() => Err(Fault::invalid("only allowed with tools")),
+        Some(Choice::Auto) => Ok(ToolChoice::Auto),
+        Some(Choice::Required) => Err(unbuilt("\"required\"")),
+        Some(Choice::Function(name)) if !tools.iter().any(|tool| tool.name == name) => {
+            Err(Fault::invalid(format!("no tool is named \"{}\"", short(&name)))).within("name").within("function")
+        }
+        Some(Choice::Function(_)) => Err(unbuilt("a named function")),
+        Some(Choice::Unbuilt(kind)) => Err(unbuilt(&format!("\"{kind}\""))),
+    }
+}

@@ -1,0 +1,186 @@
+//! JSON text straight into the output buffer: no tree, no allocation but the buffer's own growth.
+
+use std::fmt::Write as _;
+
+use bytes::{BufMut, BytesMut};
+
+use super::json::plain_run;
+use crate::event::{TokenLogprob, Usage};
+
+/// A string in quotes.
+pub(super) fn string(out: &mut BytesMut, text: &str) {
+    out.put_u8(b'"');
+    escaped(out, text);
+    out.put_u8(b'"');
+}
+
+/// A string in quotes, or null.
+pub(super) fn optional_string(out: &mut BytesMut, text: Option<&str>) {
+    match text {
+        Some(text) => string(out, text),
+        None => out.put_slice(b"null"),
+    }
+}
+
+/// A string's inside: escapes exactly what JSON demands (quote, backslash, control characters). Escaped pieces can be joined.
+pub(super) fn escaped(out: &mut BytesMut, text: &str) {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    let mut rest = text.as_bytes();
+    loop {
+        let run = plain_run(rest);
+        out.put_slice(&rest[..run]);
+        let Some(&byte) = rest.get(run) else { return };
+        match byte {
+            b'"' => out.put_slice(b"\\\""),
+            b'\\' => out.put_slice(b"\\\\"),
+            b'\n' => out.put_slice(b"\\n"),
+            b'\r' => out.put_slice(b"\\r"),
+            b'\t' => out.put_slice(b"\\t"),
+            byte => {
+                out.put_slice(b"\\u00");
+                out.put_slice(&[HEX[usize::from(byte >> 4)], HEX[usize::from(byte & 15)]]);
+            }
+        }
+        rest = &rest[run + 1..];
+    }
+}
+
+/// Bytes as text in quotes, what is not UTF-8 replaced.
+pub(super) fn lossy(out: &mut BytesMut, bytes: &[u8]) {
+    out.put_u8(b'"');
+    for chunk in bytes.utf8_chunks() {
+        escaped(out, chunk.valid());
+        if !chunk.invalid().is_empty() {
+            escaped(out, "\u{FFFD}");
+        }
+    }
+    out.put_u8(b'"');
+}
+
+/// An integer.
+pub(super) fn integer(out: &mut BytesMut, value: u64) {
+    let mut digits = [0; 20];
+    let mut at = digits.len();
+    let mut rest = value;
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    out.put_slice(&digits[at..]);
+}
+
+/// A list of integers.
+pub(super) fn integers(out: &mut BytesMut, values: &[u32]) {
+    out.put_u8(b'[');
+    for (index, value) in values.iter().enumerate() {
+        if index > 0 {
+            out.put_u8(b',');
+        }
+        integer(out, u64::from(*value));
+    }
+    out.put_u8(b']');
+}
+
+/// A log-probability: shortest text that reads back as the same `f32`. JSON has no infinity, so what is below -9999 (an impossible
+/// token) is -9999.0, as clients of other servers know it.
+pub(super) fn logprob(out: &mut BytesMut, value: f32) {
+    let value = if value.is_nan() { -9999.0 } else { value.clamp(-9999.0, 9999.0) };
+    // Cannot fail: BytesMut grows.
+    _ = write!(out, "{value:?}");
+}
+
+/// `usage`.
+pub(super) fn usage(out: &mut BytesMut, usage: &Usage) {
+    out.put_slice(b"{\"prompt_tokens\":");
+    integer(out, usage.prompt_tokens);
+    out.put_slice(b",\"completion_tokens\":");
+    integer(out, usage.completion_tokens);
+    out.put_slice(b",\"total_tokens\":");
+    integer(out, usage.prompt_tokens + usage.completion_tokens);
+    out.put_slice(b",\"prompt_tokens_details\":{\"cached_tokens\":");
+    integer(out, usage.cached_tokens);
+    out.put_slice(b"},\"completion_tokens_details\":{\"reasoning_tokens\":");
+    integer(out, usage.reasoning_tokens);
+    out.put_slice(b"}}");
+}
+
+/// One entry of a chat answer's `logprobs.content`.
+pub(super) fn chat_logprob(out: &mut BytesMut, token: &TokenLogprob) {
+    entry(out, &token.bytes, token.logprob.unwrap_or(f32::NEG_INFINITY));
+    out.put_slice(b",\"top_logprobs\":[");
+    for (index, (_, bytes, value)) in token.top.iter().enumerate() {
+        if index > 0 {
+            out.put_u8(b',');
+        }
+        entry(out, bytes, *value);
+        out.put_u8(b'}');
+    }
+    out.put_slice(b"]}");
+}
+
+/// `{"token":…,"logprob":…,"bytes":[…]`, left open.
+fn entry(out: &mut BytesMut, bytes: &[u8], value: f32) {
+    out.put_slice(b"{\"token\":");
+    lossy(out, bytes);
+    out.put_slice(b",\"logprob\":");
+    logprob(out, value);
+    out.put_slice(b",\"bytes\":[");
+    for (index, byte) in bytes.iter().enumerate() {
+        if index > 0 {
+            out.put_u8(b',');
+        }
+        integer(out, u64::from(*byte));
+    }
+    out.put_u8(b']');
+}
+
+/// vLLM's `prompt_logprobs`: null for the first token, then objects from token id to its log-probability, rank and text.
+pub(super) fn prompt_logprobs(out: &mut BytesMut, tokens: &[TokenLogprob]) {
+    out.put_u8(b'[');
+    for (index, token) in tokens.iter().enumerate() {
+        if index > 0 {
+            out.put_u8(b',');
+        }
+        match token.logprob {
+            None => out.put_slice(b"null"),
+            Some(value) => prompt_position(out, token, value),
+        }
+    }
+    out.put_u8(b']');
+}
+
+fn prompt_position(out: &mut BytesMut, token: &TokenLogprob, value: f32) {
+    let in_top = token.top.iter().any(|(id, ..)| *id == token.token);
+    out.put_u8(b'{');
+    let mut first = true;
+    // The prompt's own token is always there; its rank is known when it is among the best.
+    if !in_top {
+        ranked(out, &mut first, token.token, &token.bytes, value, None);
+    }
+    for (rank, (id, bytes, value)) in token.top.iter().enumerate() {
+        ranked(out, &mut first, *id, bytes, *value, Some(rank as u64 + 1));
+    }
+    out.put_u8(b'}');
+}
+
+fn ranked(out: &mut BytesMut, first: &mut bool, id: u32, bytes: &[u8], value: f32, rank: Option<u64>) {
+    if !std::mem::take(first) {
+        out.put_u8(b',');
+    }
+    out.put_u8(b'"');
+    integer(out, u64::from(id));
+    out.put_slice(b"\":{\"logprob\":");
+    logprob(out, value);
+    out.put_slice(b",\"rank\":");
+    match rank {
+        Some(rank) => integer(out, rank),
+        None => out.put_slice(b"null"),
+    }
+    out.put_slice(b",\"decoded_token\":");
+    lossy(out, bytes);
+    out.put_u8(b'}');
+}
