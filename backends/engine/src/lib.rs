@@ -14,10 +14,12 @@
 //! - `models/`: one file per architecture
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 mod config;
 mod engine;
 pub mod forward;
 mod logits;
+pub mod models;
 pub mod random;
 mod request;
 pub mod sampler;

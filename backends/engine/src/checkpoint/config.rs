@@ -1,0 +1,335 @@
+//! `config.json` and `generation_config.json` as values, checked: what a decoder is made of, under the checkpoint's own names.
+
+use super::error::CheckpointError;
+use super::fields::{Fields, shown};
+
+/// Bounds on sizes, well above the largest dense checkpoints (vocabulary 262 K, hidden 16 K, 126 layers), so that no
+/// product of them overflows.
+const VOCAB_MAX: usize = 1 << 22;
+const HIDDEN_MAX: usize = 1 << 20;
+const LAYERS_MAX: usize = 1024;
+const HEADS_MAX: usize = 4096;
+const HEAD_DIM_MAX: usize = 1024;
+const POSITIONS_MAX: usize = 1 << 27;
+
+/// A dense decoder with rotary positions, grouped-query attention, RMS norm and a gated MLP.
+///
+/// The four families differ in these values only. Names are those of `config.json` where it has one.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Rows of the embedding and of the head.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Layers.
+    pub num_hidden_layers: usize,
+    /// Query heads; a multiple of `num_key_value_heads`.
+    pub num_attention_heads: usize,
+    /// KV heads.
+    pub num_key_value_heads: usize,
+    /// Values per head; even.
+    pub head_dim: usize,
+    /// Epsilon of every RMS norm.
+    pub rms_norm_eps: f32,
+    /// Positions the model was made for, before any scaling that the rope adds.
+    pub max_position_embeddings: usize,
+    /// The head is the embedding.
+    pub tie_word_embeddings: bool,
+    /// Rotary embedding.
+    pub rope: RopeParameters,
+    /// Bias on the query, key and value projections.
+    pub qkv_bias: bool,
+    /// Bias on the output projection of attention.
+    pub output_bias: bool,
+    /// RMS norm over each query and key head (Qwen3).
+    pub qk_norm: bool,
+    /// `[num_hidden_layers]`: tokens a position sees, itself included; `None` sees all.
+    pub windows: Vec<Option<usize>>,
+    /// End tokens.
+    pub eos_token_id: Vec<u32>,
+}
+
+/// `rope_parameters` (or `rope_scaling` and `rope_theta`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeParameters {
+    /// Base of the frequencies.
+    pub rope_theta: f64,
+    /// How they are stretched.
+    pub scaling: RopeScaling,
+}
+
+/// `rope_type`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    Default,
+    /// All frequencies divided by `factor`.
+    Linear {
+        /// At least 1.
+        factor: f64,
+    },
+    /// The base grows with the served context (NTK), fixed at load.
+    Dynamic {
+        /// At least 1.
+        factor: f64,
+    },
+    /// Llama 3: low frequencies divided, high ones kept, a ramp between.
+    Llama3 {
+        /// Divides the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original / low_freq_factor` are divided.
+        low_freq_factor: f64,
+        /// Wavelengths below `original / high_freq_factor` are kept.
+        high_freq_factor: f64,
+        /// Positions before stretching.
+        original_max_position_embeddings: usize,
+    },
+    /// YaRN (Peng et al. 2023).
+    Yarn {
+        /// Divides the low frequencies.
+        factor: f64,
+        /// Rotations over the original context above which a frequency is kept.
+        beta_fast: f64,
+        /// Rotations below which it is divided.
+        beta_slow: f64,
+        /// Multiplies sine and cosine.
+        attention_factor: f64,
+        /// Whether the range between is rounded outwards to whole dimensions.
+        truncate: bool,
+        /// Positions before stretching.
+        original_max_position_embeddings: usize,
+    },
+}
+
+impl ModelConfig {
+    /// The fields that all families share. The caller sets what is its own: biases, norms, windows.
+    pub(crate) fn read(f: &Fields<'_>) -> Result<Self, CheckpointError> {
+        refuse_unsupported(f)?;
+        let hidden_size = f.required("hidden_size", 1, HIDDEN_MAX)?;
+        let num_attention_heads = f.required("num_attention_heads", 1, HEADS_MAX)?;
+        let num_key_value_heads = f.integer("num_key_value_heads", 1, HEADS_MAX)?.unwrap_or(num_attention_heads);
+        if num_attention_heads % num_key_value_heads != 0 {
+            let reason =
+                format!("is {num_key_value_heads}, needs a divisor of num_attention_heads {num_attention_heads}");
+            return Err(f.refuse("num_key_value_heads", reason));
+        }
+        let num_hidden_layers = f.required("num_hidden_layers", 1, LAYERS_MAX)?;
+        let max_position_embeddings = f.required("max_position_embeddings", 1, POSITIONS_MAX)?;
+        Ok(Self {
+            vocab_size: f.required("vocab_size", 1, VOCAB_MAX)?,
+            hidden_size,
+            intermediate_size: f.required("intermediate_size", 1, HIDDEN_MAX)?,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads,
+            head_dim: head_dim(f, hidden_size, num_attention_heads)?,
+            rms_norm_eps: f.number("rms_norm_eps", 0.0, 1.0)?.unwrap_or(1e-6) as f32,
+            max_position_embeddings,
+            tie_word_embeddings: f.flag("tie_word_embeddings", false)?,
+            rope: RopeParameters::read(f, max_position_embeddings)?,
+            qkv_bias: false,
+            output_bias: false,
+            qk_norm: false,
+            windows: vec![None; num_hidden_layers],
+            eos_token_id: f.token_ids("eos_token_id")?,
+        })
+    }
+
+    /// Qwen's rule for windows: off unless `use_sliding_window`; then by `layer_types`, or for layers from `max_window_layers` on.
+    pub(crate) fn read_qwen_windows(&mut self, f: &Fields<'_>) -> Result<(), CheckpointError> {
+        let window = f.integer("sliding_window", 1, POSITIONS_MAX)?;
+        let window = if f.flag("use_sliding_window", false)? { window } else { None };
+        let first = f.integer("max_window_layers", 0, usize::MAX)?.unwrap_or(28);
+        self.windows = match layer_types(f, self.num_hidden_layers)? {
+            None => (0..self.num_hidden_layers).map(|layer| window.filter(|_| layer >= first)).collect(),
+            Some(sliding) if window.is_none() && sliding.contains(&true) => {
+                let reason = "has sliding_attention, but use_sliding_window or sliding_window is not set";
+                return Err(f.refuse("layer_types", reason));
+            }
+            Some(sliding) => sliding.into_iter().map(|slides| window.filter(|_| slides)).collect(),
+        };
+        Ok(())
+    }
+}
+
+/// `head_dim`, or `hidden_size / num_attention_heads` where it is absent.
+fn head_dim(f: &Fields<'_>, hidden: usize, heads: usize) -> Result<usize, CheckpointError> {
+    let derived = |name| if hidden.is_multiple_of(heads) { Ok(hidden / heads) } else { Err(f.missing(name)) };
+    let head_dim = f.integer("head_dim", 2, HEAD_DIM_MAX)?.map_or_else(|| derived("head_dim"), Ok)?;
+    if head_dim % 2 != 0 || head_dim > HEAD_DIM_MAX {
+        return Err(f.refuse("head_dim", format!("is {head_dim}, needs an even number up to {HEAD_DIM_MAX}")));
+    }
+    Ok(head_dim)
+}
+
+/// `layer_types`: which layers slide.
+pub(crate) fn layer_types(f: &Fields<'_>, layers: usize) -> Result<Option<Vec<bool>>, CheckpointError> {
+    let list = f.list("layer_types")?;
+    if f.value("layer_types").is_none() {
+        return Ok(None);
+    }
+    if list.len() != layers {
+        return Err(f.refuse("layer_types", format!("has {} entries for {layers} layers", list.len())));
+    }
+    let slides = |value: &serde_json::Value| match value.as_str() {
+        Some("full_attention") => Ok(false),
+        Some("sliding_attention") => Ok(true),
+        _ => Err(f.refuse("layer_types", format!("{} is not supported", shown(value)))),
+    };
+    list.iter().map(slides).collect::<Result<Vec<_>, _>>().map(Some)
+}
+
+/// Fields that change what is computed and that no supported family has.
+fn refuse_unsupported(f: &Fields<'_>) -> Result<(), CheckpointError> {
+    if f.value("quantization_config").is_some() {
+        let help = "serve the original bf16, f16 or f32 checkpoint";
+        return Err(f.refuse("quantization_config", "quantized weights are not supported").help(help));
+    }
+    for name in ["num_experts", "num_local_experts", "n_routed_experts"] {
+        if f.integer(name, 0, usize::MAX)?.unwrap_or(0) > 0 {
+            return Err(f.refuse(name, "mixture-of-experts models are not supported"));
+        }
+    }
+    for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if f.value(name).is_some() {
+            return Err(f.refuse(name, "soft-capping is not supported"));
+        }
+    }
+    for (object, name) in [(Some(f.clone()), "partial_rotary_factor"), (rope_object(f)?, "partial_rotary_factor")] {
+        if let Some(fields) = object
+            && let Some(factor) = fields.number(name, 0.0, 1.0)?
+            && factor != 1.0
+        {
+            return Err(fields.refuse(name, format!("is {factor}; rotating part of a head is not supported")));
+        }
+    }
+    match f.text("hidden_act")?.unwrap_or("silu") {
+        "silu" | "swish" => Ok(()),
+        other => Err(f.refuse("hidden_act", format!("\"{other}\" is not supported, only \"silu\" is"))),
+    }
+}
+
+/// The old spelling first, as transformers does.
+fn rope_object<'a>(f: &Fields<'a>) -> Result<Option<Fields<'a>>, CheckpointError> {
+    let nonempty = |name| f.value(name).is_some_and(|v| v.as_object().is_none_or(|map| !map.is_empty()));
+    if nonempty("rope_scaling") { f.object("rope_scaling") } else { f.object("rope_parameters") }
+}
+
+impl RopeParameters {
+    /// Reads `rope_parameters`, or the older `rope_scaling` with `rope_theta` beside it.
+    fn read(f: &Fields<'_>, positions: usize) -> Result<Self, CheckpointError> {
+        const THETA_MAX: f64 = 1e15;
+        let inner = rope_object(f)?;
+        let theta = inner.as_ref().map_or(Ok(None), |i| i.number("rope_theta", 2.0, THETA_MAX))?;
+        let theta = theta.map_or_else(|| f.number("rope_theta", 2.0, THETA_MAX), |t| Ok(Some(t)))?;
+        let scaling = inner.map_or(Ok(RopeScaling::Default), |inner| RopeScaling::read(f, &inner, positions))?;
+        Ok(Self { rope_theta: theta.unwrap_or(10_000.0), scaling })
+    }
+}
+
+impl RopeScaling {
+    fn read(outer: &Fields<'_>, f: &Fields<'_>, positions: usize) -> Result<Self, CheckpointError> {
+        const FACTOR_MAX: f64 = 4096.0;
+        for layered in ["full_attention", "sliding_attention"] {
+            if f.has(layered) {
+                return Err(f.refuse(layered, "rotations that differ between layers are not supported"));
+            }
+        }
+        let kind = f.text("rope_type")?.map_or_else(|| f.text("type"), |kind| Ok(Some(kind)))?;
+        let factor = || f.number("factor", 1.0, FACTOR_MAX)?.ok_or_else(|| f.missing("factor"));
+        let required = |name| f.number(name, 1e-6, 1e6)?.ok_or_else(|| f.missing(name));
+        let original = || {
+            const NAME: &str = "original_max_position_embeddings";
+            let outside = outer.integer(NAME, 1, POSITIONS_MAX)?;
+            let found = outside.map_or_else(|| f.integer(NAME, 1, POSITIONS_MAX), |n| Ok(Some(n)))?;
+            Ok::<_, CheckpointError>(found.unwrap_or(positions))
+        };
+        match kind.unwrap_or("default") {
+            "default" => Ok(Self::Default),
+            "linear" => Ok(Self::Linear { factor: factor()? }),
+            "dynamic" => Ok(Self::Dynamic { factor: factor()? }),
+            "llama3" => {
+                let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
+                if high <= low {
+                    return Err(
+                        f.refuse("high_freq_factor", format!("is {high}, needs more than low_freq_factor {low}"))
+                    );
+                }
+                let original_max_position_embeddings = original()?;
+                let factor = factor()?;
+                Ok(Self::Llama3 {
+                    factor,
+                    low_freq_factor: low,
+                    high_freq_factor: high,
+                    original_max_position_embeddings,
+                })
+            }
+            "yarn" => Self::read_yarn(f, factor()?, original()?),
+            other => {
+                let help = "supported: default, linear, dynamic, llama3, yarn";
+                Err(f.refuse("rope_type", format!("\"{}\" is not supported", super::error::Shown(other))).help(help))
+            }
+        }
+    }
+
+    fn read_yarn(f: &Fields<'_>, factor: f64, original: usize) -> Result<Self, CheckpointError> {
+        let (beta_fast, beta_slow) = (f.number("beta_fast", 0.0, 1e6)?, f.number("beta_slow", 0.0, 1e6)?);
+        // Absent and 0 both mean the paper's values, as in transformers.
+        let or = |value: Option<f64>, default| value.filter(|&v| v > 0.0).unwrap_or(default);
+        let (mscale, all) = (f.number("mscale", 0.0, 1e3)?, f.number("mscale_all_dim", 0.0, 1e3)?);
+        // "YaRN", equation 22: 0.1 ln(s) + 1; DeepSeek's two scales where both are given.
+        let scale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+        let inferred = match (mscale.filter(|&m| m > 0.0), all.filter(|&m| m > 0.0)) {
+            (Some(mscale), Some(all)) => scale(mscale) / scale(all),
+            _ => scale(1.0),
+        };
+        Ok(Self::Yarn {
+            factor,
+            beta_fast: or(beta_fast, 32.0),
+            beta_slow: or(beta_slow, 1.0),
+            attention_factor: f.number("attention_factor", 0.0, 1e3)?.unwrap_or(inferred),
+            truncate: f.flag("truncate", true)?,
+            original_max_position_embeddings: original,
+        })
+    }
+}
+
+/// `generation_config.json`: the sampling its makers recommend. Absent fields are `None`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationConfig {
+    /// Whether to sample at all; `false` means greedy.
+    pub do_sample: Option<bool>,
+    /// At least 0; 0 is greedy.
+    pub temperature: Option<f64>,
+    /// In `0..=1`.
+    pub top_p: Option<f64>,
+    /// 0 means all tokens.
+    pub top_k: Option<usize>,
+    /// In `0..=1`.
+    pub min_p: Option<f64>,
+    /// Above 0; 1 means none.
+    pub repetition_penalty: Option<f64>,
+    /// End tokens, beside those of `config.json`.
+    pub eos_token_id: Vec<u32>,
+}
+
+impl GenerationConfig {
+    pub(crate) fn read(f: &Fields<'_>) -> Result<Self, CheckpointError> {
+        // Some checkpoints write -1 for "all tokens".
+        let top_k = match f.value("top_k").and_then(serde_json::Value::as_i64) {
+            Some(-1) => Some(0),
+            _ => f.integer("top_k", 0, usize::MAX)?,
+        };
+        Ok(Self {
+            do_sample: f.value("do_sample").map(|_| f.flag("do_sample", false)).transpose()?,
+            temperature: f.number("temperature", 0.0, 1e6)?,
+            top_p: f.number("top_p", 0.0, 1.0)?,
+            top_k,
+            min_p: f.number("min_p", 0.0, 1.0)?,
+            repetition_penalty: f.number("repetition_penalty", 1e-6, 1e6)?,
+            eos_token_id: f.token_ids("eos_token_id")?,
+        })
+    }
+}

@@ -1,0 +1,125 @@
+//! Reading the fields of a JSON file with bounds; `null` counts as absent. Every error names the file and the field.
+
+use serde_json::{Map, Value};
+
+use super::error::CheckpointError;
+
+/// The fields of one object of a file.
+#[derive(Clone)]
+pub(crate) struct Fields<'a> {
+    file: &'a str,
+    path: String,
+    map: &'a Map<String, Value>,
+}
+
+/// Parses a JSON object.
+pub(crate) fn parse_object(file: &str, bytes: &[u8]) -> Result<Map<String, Value>, CheckpointError> {
+    // serde_json stops at 128 levels and refuses NaN, Infinity and numbers that overflow.
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(CheckpointError::file(file, "is not a JSON object")),
+        Err(error) => Err(CheckpointError::file(file, format!("is not valid JSON: {error}"))),
+    }
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn new(file: &'a str, map: &'a Map<String, Value>) -> Self {
+        Self { file, path: String::new(), map }
+    }
+
+    /// An error about field `name`.
+    pub(crate) fn refuse(&self, name: &str, reason: impl Into<String>) -> CheckpointError {
+        CheckpointError::field(self.file, format!("{}{name}", self.path), reason)
+    }
+
+    pub(crate) fn missing(&self, name: &str) -> CheckpointError {
+        self.refuse(name, "is missing")
+    }
+
+    /// The value, unless absent or null.
+    pub(crate) fn value(&self, name: &str) -> Option<&'a Value> {
+        self.map.get(name).filter(|value| !value.is_null())
+    }
+
+    /// Whether the key is there at all, be it null.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.map.contains_key(name)
+    }
+
+    /// The fields of an object inside.
+    pub(crate) fn object(&self, name: &str) -> Result<Option<Fields<'a>>, CheckpointError> {
+        match self.value(name) {
+            None => Ok(None),
+            Some(Value::Object(map)) => {
+                Ok(Some(Fields { file: self.file, path: format!("{}{name}.", self.path), map }))
+            }
+            Some(other) => Err(self.refuse(name, format!("is {}, needs an object", shown(other)))),
+        }
+    }
+
+    /// An integer in `least..=most`.
+    pub(crate) fn integer(&self, name: &str, least: usize, most: usize) -> Result<Option<usize>, CheckpointError> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let number = value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (least..=most).contains(n));
+        let refused = || self.refuse(name, format!("is {}, needs an integer from {least} to {most}", shown(value)));
+        number.map(Some).ok_or_else(refused)
+    }
+
+    /// As [`Fields::integer`], and must be there.
+    pub(crate) fn required(&self, name: &str, least: usize, most: usize) -> Result<usize, CheckpointError> {
+        self.integer(name, least, most)?.ok_or_else(|| self.missing(name))
+    }
+
+    /// A number in `least..=most`.
+    pub(crate) fn number(&self, name: &str, least: f64, most: f64) -> Result<Option<f64>, CheckpointError> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let number = value.as_f64().filter(|n| (least..=most).contains(n));
+        let refused = || self.refuse(name, format!("is {}, needs a number from {least} to {most}", shown(value)));
+        number.map(Some).ok_or_else(refused)
+    }
+
+    pub(crate) fn flag(&self, name: &str, default: bool) -> Result<bool, CheckpointError> {
+        let Some(value) = self.value(name) else { return Ok(default) };
+        value.as_bool().ok_or_else(|| self.refuse(name, format!("is {}, needs true or false", shown(value))))
+    }
+
+    pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, CheckpointError> {
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let text = value.as_str().ok_or_else(|| self.refuse(name, format!("is {}, needs a string", shown(value))))?;
+        Ok(Some(text))
+    }
+
+    /// A list, empty if absent.
+    pub(crate) fn list(&self, name: &str) -> Result<&'a [Value], CheckpointError> {
+        match self.value(name) {
+            None => Ok(&[]),
+            Some(Value::Array(list)) => Ok(list),
+            Some(other) => Err(self.refuse(name, format!("is {}, needs a list", shown(other)))),
+        }
+    }
+
+    /// Token ids: an integer or a list of them.
+    pub(crate) fn token_ids(&self, name: &str) -> Result<Vec<u32>, CheckpointError> {
+        let one = |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok());
+        let refused = |value: &Value| {
+            self.refuse(name, format!("is {}, needs a token id or a list of at most 64 of them", shown(value)))
+        };
+        match self.value(name) {
+            None => Ok(Vec::new()),
+            Some(value @ Value::Array(list)) if list.len() <= 64 => {
+                list.iter().map(|item| one(item).ok_or_else(|| refused(value))).collect()
+            }
+            Some(value) => Ok(vec![one(value).ok_or_else(|| refused(value))?]),
+        }
+    }
+}
+
+/// A value for a message: short.
+pub(crate) fn shown(value: &Value) -> String {
+    match value {
+        Value::Array(list) => format!("a list of {}", list.len()),
+        Value::Object(_) => "an object".into(),
+        Value::String(text) => format!("\"{}\"", super::error::Shown(text)),
+        other => other.to_string(),
+    }
+}

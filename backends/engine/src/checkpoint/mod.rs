@@ -1,0 +1,368 @@
+//! A checkpoint folder, checked before anything of it is loaded.
+//!
+//! Model files come from strangers. [`Checkpoint::open`] reads `config.json`, finds the architecture, lists the tensors that it
+//! needs with their exact shapes, and looks each of them up in the headers of the mapped weight files; only a checkpoint
+//! that has them all exists as a value. Whatever is wrong is said with file, tensor or field, reason, and what would help.
+
+mod config;
+mod error;
+pub(crate) mod fields;
+mod files;
+pub mod safetensors;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
+
+use penstock_kernels::{DType, HostTensor};
+
+pub(crate) use config::layer_types;
+pub use config::{GenerationConfig, ModelConfig, RopeParameters, RopeScaling};
+use error::Shown;
+pub use error::{CheckpointError, Place};
+use fields::{Fields, parse_object};
+use files::{Bytes, Folder, is_plain};
+use safetensors::{Entry, read_header};
+
+use crate::models::{self, Architecture};
+
+/// A config is a few kilobytes.
+const CONFIG_BYTES_MAX: usize = 1 << 20;
+/// An index has about 100 bytes per tensor.
+const INDEX_BYTES_MAX: usize = 16 << 20;
+/// The largest public checkpoints have a few hundred.
+const SHARDS_MAX: usize = 4096;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// A checked checkpoint: its config, and its tensors in mapped memory.
+#[derive(Debug)]
+pub struct Checkpoint {
+    architecture: &'static Architecture,
+    config: ModelConfig,
+    generation: GenerationConfig,
+    files: Vec<WeightFile>,
+    tensors: BTreeMap<String, Found>,
+    ignored: Vec<String>,
+    hash: [u8; 32],
+}
+
+#[derive(Debug)]
+struct WeightFile {
+    shown: String,
+    bytes: Bytes,
+}
+
+/// A tensor that the architecture needs: where it is.
+#[derive(Debug)]
+struct Found {
+    file: usize,
+    dtype: DType,
+    shape: Vec<usize>,
+    range: std::ops::Range<usize>,
+}
+
+/// A tensor that an architecture needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Needed {
+    /// Name in the checkpoint.
+    pub name: String,
+    /// The exact shape.
+    pub shape: Vec<usize>,
+}
+
+impl Checkpoint {
+    /// Opens and checks the folder `dir`. Cost: reads the configs and the headers, maps the rest.
+    ///
+    /// The weight files must not be changed in place while the checkpoint lives (replace them by renaming).
+    pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
+        Self::read(&Folder::open(dir)?)
+    }
+
+    /// A checkpoint that the program carries: `files` are (name, content).
+    pub fn from_memory(files: &[(&str, &'static [u8])]) -> Result<Self, CheckpointError> {
+        Self::from_buffers(files.iter().map(|&(name, bytes)| (name.to_owned(), Cow::Borrowed(bytes))).collect())
+    }
+
+    /// As [`Checkpoint::from_memory`], from bytes that may be owned.
+    pub fn from_buffers(files: Vec<(String, Cow<'static, [u8]>)>) -> Result<Self, CheckpointError> {
+        Self::read(&Folder::Memory(files))
+    }
+
+    fn read(folder: &Folder) -> Result<Self, CheckpointError> {
+        let (architecture, config, raw) = read_config(folder)?;
+        let generation = read_generation(folder)?;
+        let mut shards = Shards::read(folder)?;
+        let mut tensors = BTreeMap::new();
+        for needed in models::tensors(&config) {
+            let found = shards.take(&needed, &config)?;
+            tensors.insert(needed.name, found);
+        }
+        shards.check_tied(&config, &tensors)?;
+        let ignored = shards.rest();
+        let mut checkpoint =
+            Self { architecture, config, generation, files: shards.files, tensors, ignored, hash: [0; 32] };
+        checkpoint.hash = checkpoint.compute_hash(&raw);
+        Ok(checkpoint)
+    }
+
+    /// `architectures[0]` of the config.
+    pub fn architecture(&self) -> &'static str {
+        self.architecture.name
+    }
+
+    /// What the model is made of.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The sampling that its makers recommend.
+    pub fn generation(&self) -> &GenerationConfig {
+        &self.generation
+    }
+
+    /// End tokens of both configs, ascending, each once.
+    pub fn eos_token_ids(&self) -> Vec<u32> {
+        let mut ids = [self.config.eos_token_id.as_slice(), &self.generation.eos_token_id].concat();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    /// Tensors that are there and not needed, such as `rotary_emb.inv_freq`; at most 100 names.
+    pub fn ignored(&self) -> &[String] {
+        &self.ignored
+    }
+
+    /// Bytes of all needed tensors, as stored.
+    pub fn weights_bytes(&self) -> u64 {
+        self.tensors.values().map(|found| found.range.len() as u64).sum()
+    }
+
+    /// The stored types of the matrices, such as `bf16`, or `bf16+f32`.
+    pub fn weight_format(&self) -> String {
+        let has = |dtype| self.tensors.values().any(|found| found.dtype == dtype && found.shape.len() > 1);
+        let names = [(DType::Bf16, "bf16"), (DType::F16, "f16"), (DType::F32, "f32")];
+        names.iter().filter(|&&(dtype, _)| has(dtype)).map(|&(_, name)| name).collect::<Vec<_>>().join("+")
+    }
+
+    /// Identifies the model: BLAKE3 over `config.json` and, for each needed tensor in order of names, its name, type, shape
+    /// and samples of its bytes (1 KiB at its start, middle and end). The cut into files does not matter. Two
+    /// fine-tunes of one model differ; a deliberate change between the samples goes unnoticed.
+    pub fn model_hash(&self) -> [u8; 32] {
+        self.hash
+    }
+
+    /// The tensor `name`, one of those that the architecture lists.
+    ///
+    /// # Panics
+    /// If the architecture does not list it: then nobody checked it (a bug of the model file).
+    pub fn tensor<'a>(&'a self, name: &'a str) -> HostTensor<'a> {
+        let found = self.tensors.get(name).unwrap_or_else(|| panic!("{name} is not in the list of needed tensors"));
+        let bytes = &self.files[found.file].bytes.as_slice()[found.range.clone()];
+        HostTensor { name, dtype: found.dtype, shape: &found.shape, bytes }
+    }
+
+    /// The file of tensor `name`, for messages.
+    pub fn file_of(&self, name: &str) -> &str {
+        self.tensors.get(name).map_or("", |found| &self.files[found.file].shown)
+    }
+
+    /// Says that the bytes of tensor `name` are not needed soon, so that they need no memory.
+    pub fn forget(&self, name: &str) {
+        if let Some(found) = self.tensors.get(name) {
+            self.files[found.file].bytes.forget(found.range.clone());
+        }
+    }
+
+    fn compute_hash(&self, config: &[u8]) -> [u8; 32] {
+        const SAMPLE: usize = 1024;
+        let mut hasher = blake3::Hasher::new();
+        let mut add = |bytes: &[u8]| {
+            hasher.update(&(bytes.len() as u64).to_le_bytes());
+            hasher.update(bytes);
+        };
+        add(config);
+        for name in self.tensors.keys() {
+            let tensor = self.tensor(name);
+            add(name.as_bytes());
+            add(format!("{:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
+            let bytes = tensor.bytes;
+            let sample = SAMPLE.min(bytes.len());
+            for at in [0, (bytes.len() - sample) / 2, bytes.len() - sample] {
+                add(&bytes[at..at + sample]);
+            }
+        }
+        *hasher.finalize().as_bytes()
+    }
+}
+
+type Config = (&'static Architecture, ModelConfig, Vec<u8>);
+
+fn read_config(folder: &Folder) -> Result<Config, CheckpointError> {
+    const NAME: &str = "config.json";
+    let file = folder.shown(NAME);
+    let Some(bytes) = folder.read(NAME, CONFIG_BYTES_MAX)? else {
+        let help = "a Hugging Face checkpoint folder has one";
+        return Err(CheckpointError::file(file, "is missing").help(help));
+    };
+    let map = parse_object(&file, &bytes)?;
+    let fields = Fields::new(&file, &map);
+    let listed = fields.list("architectures")?;
+    let Some(name) = listed.first().and_then(serde_json::Value::as_str) else {
+        return Err(fields.refuse("architectures", "names no architecture"));
+    };
+    let Some(architecture) = models::architecture(name) else {
+        let reason = format!("{} is not supported; supported: {}", Shown(name), models::names().join(", "));
+        return Err(fields.refuse("architectures", reason));
+    };
+    let config = (architecture.read)(&fields)?;
+    Ok((architecture, config, bytes.into_owned()))
+}
+
+fn read_generation(folder: &Folder) -> Result<GenerationConfig, CheckpointError> {
+    const NAME: &str = "generation_config.json";
+    let Some(bytes) = folder.read(NAME, CONFIG_BYTES_MAX)? else { return Ok(GenerationConfig::default()) };
+    let file = folder.shown(NAME);
+    GenerationConfig::read(&Fields::new(&file, &parse_object(&file, &bytes)?))
+}
+
+/// The weight files and what their headers say.
+struct Shards {
+    files: Vec<WeightFile>,
+    /// `[files]`: tensors not taken yet.
+    entries: Vec<HashMap<String, Entry>>,
+    /// From the index: file of each tensor. `None` with a single file.
+    map: Option<HashMap<String, usize>>,
+    /// The file that lists the tensors, for messages.
+    listing: String,
+}
+
+impl Shards {
+    fn read(folder: &Folder) -> Result<Self, CheckpointError> {
+        let mut shards = Self { files: Vec::new(), entries: Vec::new(), map: None, listing: folder.shown(SINGLE) };
+        if let Some(bytes) = folder.map(SINGLE)? {
+            shards.add(folder.shown(SINGLE), bytes)?;
+            return Ok(shards);
+        }
+        let Some(index) = folder.read(INDEX, INDEX_BYTES_MAX)? else { return Err(no_weights(folder)) };
+        shards.listing = folder.shown(INDEX);
+        let weight_map = read_index(&shards.listing, &index)?;
+        let mut names: Vec<&String> = weight_map.values().collect();
+        names.sort_unstable();
+        names.dedup();
+        if names.len() > SHARDS_MAX {
+            let reason = format!("names {} files; at most {SHARDS_MAX} are allowed", names.len());
+            return Err(CheckpointError::field(&shards.listing, "weight_map", reason));
+        }
+        for name in &names {
+            let Some(bytes) = folder.map(name)? else {
+                let reason = format!("is missing, though {INDEX} names it");
+                return Err(CheckpointError::file(folder.shown(name), reason).help("fetch the file"));
+            };
+            shards.add(folder.shown(name), bytes)?;
+        }
+        let number: HashMap<&String, usize> = names.iter().enumerate().map(|(i, &name)| (name, i)).collect();
+        shards.map = Some(weight_map.iter().map(|(tensor, name)| (tensor.clone(), number[name])).collect());
+        Ok(shards)
+    }
+
+    fn add(&mut self, shown: String, bytes: Bytes) -> Result<(), CheckpointError> {
+        let entries = read_header(&shown, bytes.as_slice())?;
+        self.entries.push(entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect());
+        self.files.push(WeightFile { shown, bytes });
+        Ok(())
+    }
+
+    fn file_of(&self, name: &str) -> Option<usize> {
+        self.map.as_ref().map_or(Some(0), |map| map.get(name).copied())
+    }
+
+    /// Takes a needed tensor out, with its exact shape and a type that is read.
+    fn take(&mut self, needed: &Needed, config: &ModelConfig) -> Result<Found, CheckpointError> {
+        let Needed { name, shape } = needed;
+        let Some(file) = self.file_of(name) else { return Err(self.missing(&self.listing, needed, config)) };
+        let Some(entry) = self.entries[file].remove(name) else {
+            return Err(self.missing(&self.files[file].shown, needed, config));
+        };
+        let refused = |reason| CheckpointError::tensor(&self.files[file].shown, name, reason);
+        let dtype = entry
+            .dtype
+            .map_err(|other| refused(format!("type {other} is not supported")).help("supported: BF16, F16, F32"))?;
+        if entry.shape != *shape {
+            return Err(refused(format!("shape {:?}, config.json needs {shape:?}", entry.shape)));
+        }
+        Ok(Found { file, dtype, shape: entry.shape, range: entry.range })
+    }
+
+    fn missing(&self, file: &str, needed: &Needed, config: &ModelConfig) -> CheckpointError {
+        let reason = format!("is missing (shape {:?})", needed.shape);
+        let error = CheckpointError::tensor(file, &needed.name, reason);
+        if needed.name == models::HEAD && !config.tie_word_embeddings {
+            return error.help("if the head is the embedding, config.json must say tie_word_embeddings: true");
+        }
+        error
+    }
+
+    /// With a tied head, a head that is there nevertheless must be the same bytes.
+    fn check_tied(&self, config: &ModelConfig, found: &BTreeMap<String, Found>) -> Result<(), CheckpointError> {
+        let Some(file) = self.file_of(models::HEAD) else { return Ok(()) };
+        let (true, Some(head)) = (config.tie_word_embeddings, self.entries[file].get(models::HEAD)) else {
+            return Ok(());
+        };
+        let table = &found[models::EMBEDDING];
+        let same = head.dtype == Ok(table.dtype)
+            && self.files[file].bytes.as_slice()[head.range.clone()]
+                == self.files[table.file].bytes.as_slice()[table.range.clone()];
+        if same {
+            return Ok(());
+        }
+        let reason = format!("differs from {}, though config.json says tie_word_embeddings: true", models::EMBEDDING);
+        let help = "set tie_word_embeddings to what the model was trained with";
+        Err(CheckpointError::tensor(&self.files[file].shown, models::HEAD, reason).help(help))
+    }
+
+    /// Names left over, sorted; at most 100.
+    fn rest(&mut self) -> Vec<String> {
+        let names: HashSet<String> = self.entries.drain(..).flat_map(HashMap::into_keys).collect();
+        let mut names: Vec<String> = names.into_iter().collect();
+        names.sort_unstable();
+        names.truncate(100);
+        names
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Index {
+    weight_map: HashMap<String, String>,
+}
+
+fn read_index(file: &str, bytes: &[u8]) -> Result<HashMap<String, String>, CheckpointError> {
+    let parsed: Result<Index, _> = serde_json::from_slice(bytes);
+    let index = parsed.map_err(|e| CheckpointError::file(file, format!("is not a valid index: {e}")))?;
+    for (tensor, name) in &index.weight_map {
+        if !is_plain(name) || !name.ends_with(".safetensors") {
+            let reason =
+                format!("is said to be in \"{}\", which is not a .safetensors file of this folder", Shown(name));
+            return Err(CheckpointError::tensor(file, tensor, reason));
+        }
+    }
+    if index.weight_map.is_empty() {
+        return Err(CheckpointError::field(file, "weight_map", "is empty"));
+    }
+    Ok(index.weight_map)
+}
+
+fn no_weights(folder: &Folder) -> CheckpointError {
+    let error = CheckpointError::file(folder.shown(SINGLE), format!("is missing, and so is {INDEX}"));
+    for other in ["pytorch_model.bin", "pytorch_model.bin.index.json"] {
+        if folder.has(other) {
+            return error.help("only safetensors are read: convert with transformers' save_pretrained");
+        }
+    }
+    if folder.has("consolidated.safetensors") {
+        return error.help("consolidated.safetensors uses other names: fetch the model-*.safetensors files");
+    }
+    error
+}

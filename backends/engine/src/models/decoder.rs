@@ -1,0 +1,230 @@
+//! The decoder that the dense families share: pre-norm layers of attention and gated MLP around one residual stream.
+//!
+//! Papers: Vaswani et al. 2017 (arXiv:1706.03762), RMS norm of Zhang & Sennrich 2019 (arXiv:1910.07467), SwiGLU of Shazeer 2020
+//! (arXiv:2002.05202), grouped queries of Ainslie et al. 2023 (arXiv:2305.13245). Follows transformers `modeling_llama.py`, whose
+//! names the tensors have. What a family adds (bias, head norms, windows, tied head) is a value in [`ModelConfig`].
+
+use penstock_kernels::{
+    AttentionSpec, Buffer, BufferSpec, Device, HostTensor, KernelError, KvSpec, RopeSpec, Rows, StepBatch, Weight,
+    WeightSpec,
+};
+
+use crate::checkpoint::{Checkpoint, ModelConfig, Needed};
+
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
+const NORM: &str = "model.norm.weight";
+
+/// Every tensor of the model, with its shape.
+pub(crate) fn tensors(c: &ModelConfig) -> Vec<Needed> {
+    let (hidden, mlp) = (c.hidden_size, c.intermediate_size);
+    let (queries, keys) = (c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim);
+    let mut list = Vec::new();
+    let mut need = |name: String, shape: &[usize]| list.push(Needed { name, shape: shape.to_vec() });
+    need(EMBEDDING.into(), &[c.vocab_size, hidden]);
+    for layer in 0..c.num_hidden_layers {
+        let mut need = |part: &str, shape: &[usize]| need(name(layer, part), shape);
+        need("input_layernorm.weight", &[hidden]);
+        for (part, rows, biased) in [("q", queries, c.qkv_bias), ("k", keys, c.qkv_bias), ("v", keys, c.qkv_bias)] {
+            need(&format!("self_attn.{part}_proj.weight"), &[rows, hidden]);
+            if biased {
+                need(&format!("self_attn.{part}_proj.bias"), &[rows]);
+            }
+        }
+        if c.qk_norm {
+            need("self_attn.q_norm.weight", &[c.head_dim]);
+            need("self_attn.k_norm.weight", &[c.head_dim]);
+        }
+        need("self_attn.o_proj.weight", &[hidden, queries]);
+        if c.output_bias {
+            need("self_attn.o_proj.bias", &[hidden]);
+        }
+        need("post_attention_layernorm.weight", &[hidden]);
+        need("mlp.gate_proj.weight", &[mlp, hidden]);
+        need("mlp.up_proj.weight", &[mlp, hidden]);
+        need("mlp.down_proj.weight", &[hidden, mlp]);
+    }
+    need(NORM.into(), &[hidden]);
+    if !c.tie_word_embeddings {
+        need(HEAD.into(), &[c.vocab_size, hidden]);
+    }
+    list
+}
+
+fn name(layer: usize, part: &str) -> String {
+    format!("model.layers.{layer}.{part}")
+}
+
+/// A decoder on a device: handles only.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    eps: f32,
+    embedding: Weight,
+    layers: Vec<Layer>,
+    norm: Weight,
+    head: Weight,
+    buffers: Buffers,
+}
+
+#[derive(Debug)]
+struct Layer {
+    input_norm: Weight,
+    qkv: Weight,
+    attention: AttentionSpec,
+    output: Weight,
+    mlp_norm: Weight,
+    gate_up: Weight,
+    down: Weight,
+}
+
+/// Activations of a step. `normed` and `attended` also hold what the layer before no longer needs.
+#[derive(Debug)]
+struct Buffers {
+    /// `[batch, hidden]`: the residual stream.
+    residual: Buffer,
+    /// `[batch, hidden]`.
+    normed: Buffer,
+    /// `[batch, heads * head_dim]`.
+    queries: Buffer,
+    /// `[batch, heads * head_dim]`.
+    attended: Buffer,
+    /// `[batch, intermediate]`.
+    activated: Buffer,
+    /// `[sampled, hidden]`.
+    last: Buffer,
+    /// `[sampled, hidden]`.
+    last_normed: Buffer,
+}
+
+/// Takes weights from the checkpoint to the device, and tells of each.
+pub(super) struct Loader<'a> {
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) device: &'a mut dyn Device,
+    /// Called after each weight with its name and its bytes in the checkpoint.
+    pub(super) done: &'a mut dyn FnMut(&str, u64),
+}
+
+impl Loader<'_> {
+    fn load(&mut self, names: &[String], make: impl Fn(Vec<HostTensor<'_>>) -> Spec<'_>) -> Result<Weight, Refused> {
+        let tensors: Vec<_> = names.iter().map(|name| self.checkpoint.tensor(name)).collect();
+        let bytes = tensors.iter().map(|tensor| tensor.bytes.len() as u64).sum();
+        let loaded = self.device.load(&make(tensors));
+        let weight = loaded.map_err(|source| Refused { tensor: names[0].clone(), source })?;
+        names.iter().for_each(|name| self.checkpoint.forget(name));
+        (self.done)(&names[0], bytes);
+        Ok(weight)
+    }
+
+    fn vector(&mut self, name: String) -> Result<Weight, Refused> {
+        self.load(&[name], |mut t| WeightSpec::Vector(t.remove(0)))
+    }
+
+    fn linear(&mut self, matrices: &[String], biased: bool) -> Result<Weight, Refused> {
+        let count = matrices.len();
+        let biases = matrices.iter().filter(|_| biased).map(|name| name.replace(".weight", ".bias"));
+        let names: Vec<String> = matrices.iter().cloned().chain(biases).collect();
+        self.load(&names, |mut parts| {
+            let biases = parts.split_off(count);
+            WeightSpec::Linear { parts, biases }
+        })
+    }
+
+    fn layer(&mut self, c: &ModelConfig, layer: usize, rope: penstock_kernels::Rope) -> Result<Layer, Refused> {
+        let named = |part: &str| name(layer, part);
+        let input_norm = self.vector(named("input_layernorm.weight"))?;
+        let projections = ["q", "k", "v"].map(|part| named(&format!("self_attn.{part}_proj.weight")));
+        let qkv = self.linear(&projections, c.qkv_bias)?;
+        let mut head_norm = |part: &str| c.qk_norm.then(|| self.vector(named(part))).transpose();
+        let attention = AttentionSpec {
+            heads: c.num_attention_heads,
+            kv_heads: c.num_key_value_heads,
+            head_dim: c.head_dim,
+            scale: (c.head_dim as f64).powf(-0.5) as f32,
+            window: c.windows[layer],
+            rope,
+            query_norm: head_norm("self_attn.q_norm.weight")?,
+            key_norm: head_norm("self_attn.k_norm.weight")?,
+            norm_eps: c.rms_norm_eps,
+        };
+        let output = self.linear(&[named("self_attn.o_proj.weight")], c.output_bias)?;
+        let mlp_norm = self.vector(named("post_attention_layernorm.weight"))?;
+        let gate_up = [named("mlp.gate_proj.weight"), named("mlp.up_proj.weight")];
+        let gate_up = self.load(&gate_up, |mut t| {
+            let up = t.remove(1);
+            WeightSpec::GateUp { gate: t.remove(0), up }
+        })?;
+        let down = self.linear(&[named("mlp.down_proj.weight")], false)?;
+        Ok(Layer { input_norm, qkv, attention, output, mlp_norm, gate_up, down })
+    }
+}
+
+type Spec<'a> = WeightSpec<'a>;
+
+/// The device refused something.
+#[derive(Debug)]
+pub(super) struct Refused {
+    /// The tensor, or what the memory was for.
+    pub(super) tensor: String,
+    pub(super) source: KernelError,
+}
+
+impl Decoder {
+    /// Loads all weights and allocates activations and KV pages.
+    pub(super) fn load(loader: &mut Loader<'_>, rope: &RopeSpec, pages: usize) -> Result<Self, Refused> {
+        let c = loader.checkpoint.config();
+        let refused = |what: &str| {
+            let tensor = what.to_owned();
+            move |source| Refused { tensor, source }
+        };
+        // The cache first: it is the one allocation that a wrong budget breaks.
+        let kv = KvSpec { layers: c.num_hidden_layers, kv_heads: c.num_key_value_heads, head_dim: c.head_dim, pages };
+        loader.device.kv(kv).map_err(refused("KV cache"))?;
+        let rope = loader.device.rope(rope).map_err(refused("rotations"))?;
+        let buffers = Buffers::new(loader.device, c).map_err(refused("activations"))?;
+        let embedding = loader.load(&[EMBEDDING.into()], |mut t| WeightSpec::Embedding(t.remove(0)))?;
+        let layers = (0..c.num_hidden_layers).map(|layer| loader.layer(c, layer, rope)).collect::<Result<_, _>>()?;
+        let norm = loader.vector(NORM.into())?;
+        let head = if c.tie_word_embeddings { embedding } else { loader.linear(&[HEAD.into()], false)? };
+        Ok(Self { eps: c.rms_norm_eps, embedding, layers, norm, head, buffers })
+    }
+
+    /// One step: logits of the sampled rows, `[sampled, vocab]`.
+    pub(super) fn forward<'d>(
+        &self,
+        device: &'d mut dyn Device,
+        batch: &StepBatch<'_>,
+    ) -> Result<&'d [f32], KernelError> {
+        let Buffers { residual, normed, queries, attended, activated, last, last_normed } = self.buffers;
+        device.begin(batch)?;
+        device.embed(residual, self.embedding);
+        for (index, layer) in self.layers.iter().enumerate() {
+            device.rmsnorm(normed, residual, layer.input_norm, self.eps);
+            device.qkv(queries, normed, layer.qkv, &layer.attention, index);
+            device.attention(attended, queries, &layer.attention, index);
+            device.linear_add(residual, attended, layer.output);
+
+            device.rmsnorm(normed, residual, layer.mlp_norm, self.eps);
+            device.gate_up_silu(activated, normed, layer.gate_up);
+            device.linear_add(residual, activated, layer.down);
+        }
+        device.select(last, residual);
+        device.rmsnorm(last_normed, last, self.norm, self.eps);
+        device.logits(last_normed, self.head)
+    }
+}
+
+impl Buffers {
+    fn new(device: &mut dyn Device, c: &ModelConfig) -> Result<Self, KernelError> {
+        let heads = c.num_attention_heads * c.head_dim;
+        let mut buffer = |rows, columns| device.buffer(BufferSpec { rows, columns });
+        Ok(Self {
+            residual: buffer(Rows::Batch, c.hidden_size)?,
+            normed: buffer(Rows::Batch, c.hidden_size)?,
+            queries: buffer(Rows::Batch, heads)?,
+            attended: buffer(Rows::Batch, heads)?,
+            activated: buffer(Rows::Batch, c.intermediate_size)?,
+            last: buffer(Rows::Sampled, c.hidden_size)?,
+            last_normed: buffer(Rows::Sampled, c.hidden_size)?,
+        })
+    }
+}

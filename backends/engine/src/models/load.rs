@@ -1,0 +1,182 @@
+//! From a checked checkpoint to a model on a device.
+
+use std::fmt;
+
+use penstock_kernels::{Device, KernelError, PAGE_TOKENS, StepBatch};
+
+use super::decoder::{Decoder, Loader, Refused};
+use super::rope;
+use crate::checkpoint::{Checkpoint, ModelConfig, RopeScaling};
+use crate::forward::{Forward, Geometry};
+
+/// How much of the machine a model may use.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelLimits {
+    /// Longest sequence; `None` takes what the config states.
+    pub context_tokens: Option<usize>,
+    /// Memory for KV.
+    pub kv: KvBudget,
+    /// Rows of one step; the same as in the device's limits.
+    pub rows_max: usize,
+    /// Sampled rows of one step; the same as in the device's limits.
+    pub sampled_max: usize,
+}
+
+/// The size of the KV cache.
+#[derive(Clone, Copy, Debug)]
+pub enum KvBudget {
+    /// Pages of [`PAGE_TOKENS`] tokens.
+    Pages(usize),
+    /// As many pages as fit; see [`Model::page_bytes`].
+    Bytes(u64),
+}
+
+/// Told after each weight.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// The tensor just taken over.
+    pub tensor: &'a str,
+    /// Bytes of the checkpoint taken over so far.
+    pub bytes_done: u64,
+    /// Of this many.
+    pub bytes_total: u64,
+}
+
+/// Why a checked checkpoint could not be loaded.
+#[derive(Debug)]
+pub enum LoadError {
+    /// The limits leave nothing to work with.
+    Limits(String),
+    /// The device refused a tensor or an allocation.
+    Device {
+        /// The file of the tensor; empty for allocations.
+        file: String,
+        /// The tensor, or what the memory was for.
+        what: String,
+        /// Why.
+        source: KernelError,
+    },
+}
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LoadError::Limits(reason) => write!(out, "{reason}"),
+            LoadError::Device { file, what, source } if file.is_empty() => write!(out, "{what}: {source}"),
+            LoadError::Device { file, what, source } => write!(out, "{file}: tensor {what}: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for LoadError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            LoadError::Limits(_) => None,
+            LoadError::Device { source, .. } => Some(source),
+        }
+    }
+}
+
+/// A model on a device.
+pub struct Model {
+    device: Box<dyn Device>,
+    decoder: Decoder,
+    geometry: Geometry,
+}
+
+impl Model {
+    /// Loads `checkpoint` onto `device`, whose own limits must be those of `limits`.
+    ///
+    /// The context is what was asked for or what the config states, at most what its rope scaling allows and what the KV
+    /// cache holds.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        mut device: Box<dyn Device>,
+        limits: ModelLimits,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Self, LoadError> {
+        let config = checkpoint.config();
+        let pages = pages(config, limits.kv)?;
+        let served = context(config, limits.context_tokens)?;
+        // Positions beyond the pages cannot occur, whatever a config claims: the table is no larger than the cache.
+        let context_tokens = served.min(pages.saturating_mul(PAGE_TOKENS));
+        let table = rope::table(config, served, context_tokens);
+        let (mut bytes_done, bytes_total) = (0, checkpoint.weights_bytes());
+        let mut done = |tensor: &str, bytes: u64| {
+            bytes_done += bytes;
+            progress(Progress { tensor, bytes_done, bytes_total });
+        };
+        let mut loader = Loader { checkpoint, device: &mut *device, done: &mut done };
+        let loaded = Decoder::load(&mut loader, &table, pages);
+        let decoder = loaded.map_err(|Refused { tensor, source }| LoadError::Device {
+            file: checkpoint.file_of(&tensor).to_owned(),
+            what: tensor,
+            source,
+        })?;
+        let geometry = Geometry {
+            vocab_size: config.vocab_size,
+            context_tokens,
+            pages,
+            rows_max: limits.rows_max,
+            sampled_max: limits.sampled_max,
+            numerics: numerics(checkpoint, &*device, served),
+        };
+        Ok(Self { device, decoder, geometry })
+    }
+
+    /// Bytes of one KV page of all layers at two bytes per value, the format of devices other than the reference.
+    pub fn page_bytes(config: &ModelConfig) -> u64 {
+        let values = config.num_hidden_layers * 2 * config.num_key_value_heads * PAGE_TOKENS * config.head_dim;
+        2 * values as u64
+    }
+
+    /// The context that would be served if `asked` were asked for, the KV cache aside.
+    pub fn context_tokens(config: &ModelConfig, asked: Option<usize>) -> usize {
+        asked.unwrap_or_else(|| rope::context_default(config)).min(rope::context_max(config))
+    }
+
+    /// The device, for tests and transfer.
+    pub fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+}
+
+impl Forward for Model {
+    fn geometry(&self) -> Geometry {
+        self.geometry.clone()
+    }
+
+    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<&[f32], KernelError> {
+        self.decoder.forward(&mut *self.device, batch)
+    }
+}
+
+fn pages(config: &ModelConfig, budget: KvBudget) -> Result<usize, LoadError> {
+    let page = Model::page_bytes(config);
+    let pages = match budget {
+        KvBudget::Pages(pages) => pages,
+        KvBudget::Bytes(bytes) => usize::try_from(bytes / page).unwrap_or(usize::MAX),
+    };
+    // Pages are numbered with u32.
+    if pages == 0 || pages > u32::MAX as usize {
+        let reason = format!("{budget:?} makes {pages} KV pages; one page of {PAGE_TOKENS} tokens takes {page} bytes");
+        return Err(LoadError::Limits(reason));
+    }
+    Ok(pages)
+}
+
+fn context(config: &ModelConfig, asked: Option<usize>) -> Result<usize, LoadError> {
+    if asked == Some(0) {
+        return Err(LoadError::Limits("a context of 0 tokens was asked for".into()));
+    }
+    Ok(Model::context_tokens(config, asked))
+}
+
+/// The device's numerics, the weights' stored format, and the served context where the rotations depend on it.
+fn numerics(checkpoint: &Checkpoint, device: &dyn Device, context: usize) -> String {
+    let base = format!("{}/{}", device.info().numerics, checkpoint.weight_format());
+    match checkpoint.config().rope.scaling {
+        RopeScaling::Dynamic { .. } => format!("{base}/rope-dynamic-{context}"),
+        _ => base,
+    }
+}

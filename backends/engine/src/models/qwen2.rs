@@ -1,0 +1,17 @@
+//! Qwen2 and Qwen2.5 (dense, text).
+//!
+//! Paper: Yang et al. 2024, "Qwen2 Technical Report" (arXiv:2407.10671). Follows transformers `models/qwen2/modeling_qwen2.py`.
+//! A Llama with a bias on the query, key and value projections, not on the output, and optional windows in the upper layers.
+
+use super::Architecture;
+use crate::checkpoint::fields::Fields;
+use crate::checkpoint::{CheckpointError, ModelConfig};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen2ForCausalLM", read };
+
+fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
+    let mut config = ModelConfig::read(f)?;
+    config.qkv_bias = true;
+    config.read_qwen_windows(f)?;
+    Ok(config)
+}

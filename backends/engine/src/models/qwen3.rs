@@ -1,0 +1,22 @@
+//! Qwen3 (dense, text).
+//!
+//! Paper: Yang et al. 2025, "Qwen3 Technical Report" (arXiv:2505.09388). Follows transformers `models/qwen3/modeling_qwen3.py`.
+//! Qwen2 with the bias replaced by an RMS norm over each query and key head before the rotation.
+
+use super::Architecture;
+use crate::checkpoint::fields::Fields;
+use crate::checkpoint::{CheckpointError, ModelConfig};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture { name: "Qwen3ForCausalLM", read };
+
+fn read(f: &Fields<'_>) -> Result<ModelConfig, CheckpointError> {
+    let mut config = ModelConfig::read(f)?;
+    if f.value("head_dim").is_none() {
+        config.head_dim = 128; // the default of transformers' Qwen3Config, unlike the other families
+    }
+    config.qkv_bias = f.flag("attention_bias", false)?;
+    config.output_bias = config.qkv_bias;
+    config.qk_norm = true;
+    config.read_qwen_windows(f)?;
+    Ok(config)
+}

@@ -1,0 +1,92 @@
+//! Rotary frequencies and their scalings, fixed at load for the served context.
+//!
+//! Papers: Su et al. 2021, "RoFormer" (arXiv:2104.09864); Chen et al. 2023, position interpolation (arXiv:2306.15595); Peng et al. 2023,
+//! "YaRN" (arXiv:2309.00071). Follows transformers `modeling_rope_utils.py`, in f64 and rounded once at the end, so that every
+//! machine has the same table.
+
+use std::f64::consts::TAU;
+
+use penstock_kernels::RopeSpec;
+
+use crate::checkpoint::{ModelConfig, RopeScaling};
+
+/// The table for positions `0..positions` of a model served with `context` tokens.
+pub(super) fn table(config: &ModelConfig, context: usize, positions: usize) -> RopeSpec {
+    let base = base(config, context);
+    let dim = config.head_dim as f64;
+    let plain = (0..config.head_dim / 2).map(|i| base.powf(-2.0 * i as f64 / dim));
+    let inverse_frequencies = plain.enumerate().map(|(i, f)| scale(config, i, f) as f32).collect();
+    let factor = match config.rope.scaling {
+        RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+        _ => 1.0,
+    };
+    RopeSpec { inverse_frequencies, factor, positions }
+}
+
+/// Longest context that the scaling was made for.
+pub(super) fn context_max(config: &ModelConfig) -> usize {
+    let stretched = |tokens: usize, factor: f64| ((tokens as f64 * factor) as usize).max(tokens);
+    let positions = config.max_position_embeddings;
+    match config.rope.scaling {
+        RopeScaling::Default | RopeScaling::Llama3 { .. } => positions,
+        RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor } => stretched(positions, factor),
+        RopeScaling::Yarn { factor, original_max_position_embeddings, .. } => {
+            positions.max(stretched(original_max_position_embeddings, factor))
+        }
+    }
+}
+
+/// The context served where nobody asks for one: what the config states. Only YaRN's stretch is taken by itself, since
+/// its frequencies are stretched in any case; dynamic scaling would cost quality below the stated length.
+pub(super) fn context_default(config: &ModelConfig) -> usize {
+    match config.rope.scaling {
+        RopeScaling::Yarn { .. } => context_max(config),
+        _ => config.max_position_embeddings,
+    }
+}
+
+/// `rope_theta`, grown for the served context if the scaling is dynamic (NTK-aware, `_compute_dynamic_ntk_parameters`).
+fn base(config: &ModelConfig, context: usize) -> f64 {
+    let theta = config.rope.rope_theta;
+    let RopeScaling::Dynamic { factor } = config.rope.scaling else { return theta };
+    // A head of two values has one frequency, 1 for every base.
+    if config.head_dim <= 2 {
+        return theta;
+    }
+    let (dim, positions) = (config.head_dim as f64, config.max_position_embeddings as f64);
+    let context = (context as f64).max(positions);
+    theta * ((factor * context / positions) - (factor - 1.0)).powf(dim / (dim - 2.0))
+}
+
+/// Frequency `f` of dimension pair `i`, scaled.
+fn scale(config: &ModelConfig, i: usize, f: f64) -> f64 {
+    match config.rope.scaling {
+        RopeScaling::Default | RopeScaling::Dynamic { .. } => f,
+        RopeScaling::Linear { factor } => f / factor,
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor: low,
+            high_freq_factor: high,
+            original_max_position_embeddings,
+        } => {
+            // Rotations over the original context: few are divided, many kept.
+            let rotations = original_max_position_embeddings as f64 * f / TAU;
+            let kept = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
+            (1.0 - kept) * f / factor + kept * f
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, truncate, original_max_position_embeddings, .. } => {
+            let dim = config.head_dim as f64;
+            let original = original_max_position_embeddings as f64;
+            // The dimension pair that makes `rotations` turns over the original context.
+            let pair = |rotations: f64| dim * (original / (rotations * TAU)).ln() / (2.0 * config.rope.rope_theta.ln());
+            let (mut first, mut last) = (pair(beta_fast), pair(beta_slow));
+            if truncate {
+                (first, last) = (first.floor(), last.ceil());
+            }
+            let (first, last) = (first.max(0.0), last.min(dim - 1.0));
+            let width = if first == last { 0.001 } else { last - first };
+            let divided = ((i as f64 - first) / width).clamp(0.0, 1.0);
+            f / factor * divided + f * (1.0 - divided)
+        }
+    }
+}
