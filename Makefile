@@ -31,8 +31,8 @@ tools: ## Installs what the build and the tests need
 	@$(TOOLS); need_build_tools; need_test_tools
 
 format: ## Formatting of Rust and Python
-	@$(TOOLS); need_rust
-	cargo fmt --all -- --check
+	@$(TOOLS); need_rust; cargo fmt --all -- --check
+	@$(TOOLS); need_test_tools; ruff format --check --quiet .; ruff check --quiet .
 
 lint: ## Clippy without warnings
 	@$(TOOLS); need_build_tools; cargo clippy --workspace --all-targets --locked --no-deps -- -D warnings

@@ -1,0 +1,173 @@
+"""Runs the real binary for one test or for all: start, watch, kill, stop. Every wait has a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO_MODEL = ROOT / "models" / "penstock-demo"
+
+# A debug build on two busy cores needs some seconds to load the model; a hang is a failure all the same.
+START_SECONDS = 90.0
+STOP_SECONDS = 30.0
+
+
+def binary() -> Path:
+    """The binary under test: $PENSTOCK_BIN, or the debug build."""
+    path = Path(os.environ.get("PENSTOCK_BIN", ROOT / "target" / "debug" / "penstock"))
+    assert path.is_file(), f"{path} does not exist: run `make e2e`, or build and set PENSTOCK_BIN"
+    return path
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0, step: float = 0.02):
+    """Returns the first true value of `condition`; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(step)
+
+
+class Gateway:
+    """One `penstock serve` with its workers, in a folder of its own."""
+
+    def __init__(self, folder: Path, *args: str, workers: int = 1, config: str = ""):
+        self.folder = folder
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_path = folder / "serve.log"
+        self.state = folder / "state"
+        self.args = list(args)
+        self.workers = workers
+        self.config = config
+        self.process: subprocess.Popen | None = None
+
+    def start(self, ready: bool = True) -> Gateway:
+        """Starts the gateway; with `ready`, waits until it takes requests."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = [str(binary()), "serve", "--listen", f"127.0.0.1:{self.port}", "--workers", str(self.workers)]
+        command += ["--state-dir", str(self.state), *self.args]
+        if self.config:
+            path = self.folder / "penstock.toml"
+            path.write_text(self.config)
+            command += ["--config", str(path)]
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        if ready:
+            wait_until(self._is_ready, f"gateway ready; its log: {self.log_path}", START_SECONDS, 0.05)
+        return self
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, f"the gateway ended with {self.process.returncode}:\n{self.log()[-4000:]}"
+        try:
+            return httpx.get(f"{self.url}/ready", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def stop(self) -> int:
+        """Asks the gateway to end, waits for it and for its workers; returns its exit status."""
+        workers = self.worker_pids()
+        try:
+            if self.process.poll() is None:
+                self.process.send_signal(signal.SIGTERM)
+            return self.process.wait(STOP_SECONDS)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            for pid in set(workers) | set(self.worker_pids()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def log(self) -> str:
+        """What gateway and workers wrote so far."""
+        paths = [self.log_path, *sorted(self.state.glob("**/*.log"))]
+        return "\n".join(path.read_text(errors="replace") for path in paths if path.is_file())
+
+    def worker_pids(self) -> list[int]:
+        """Processes that are workers of this gateway: their command line names its state folder."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                status = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                if b"worker" in words and any(str(self.state).encode() in word for word in words) and status != "Z":
+                    found.append(int(entry.name))
+        return sorted(found)
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics summed over their labels, by name."""
+        sums: dict[str, float] = {}
+        for line in httpx.get(f"{self.url}/metrics", timeout=10).raise_for_status().text.splitlines():
+            match = re.fullmatch(r"([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", line)
+            if match:
+                sums[match[1]] = sums.get(match[1], 0.0) + float(match[2])
+        return sums
+
+    def metric(self, name: str) -> float:
+        """One metric; it must exist."""
+        metrics = self.metrics()
+        assert name in metrics, f"/metrics has no {name}; it has {sorted(metrics)}"
+        return metrics[name]
+
+    def idle(self, seconds: float = 20.0) -> None:
+        """Waits until no request is in flight and no sequence waits or runs."""
+        names = ("penstock_sequences_running", "penstock_sequences_waiting", "penstock_requests_in_flight")
+
+        def nothing_runs() -> bool:
+            metrics = self.metrics()
+            # The scrape itself may count as a request in flight.
+            return metrics[names[0]] == 0 and metrics[names[1]] == 0 and metrics[names[2]] <= 1
+
+        wait_until(nothing_runs, "nothing runs", seconds)
+
+    def client(self, **options) -> openai.OpenAI:
+        """An SDK client without retries, so that a test sees what the gateway said first."""
+        options = {"api_key": "none", "max_retries": 0, "timeout": 120.0, **options}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **options)
+
+    def model(self) -> str:
+        """The first model it lists."""
+        return self.client().models.list().data[0].id
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *args: str, **options) -> Iterator[Gateway]:
+    """A gateway for the length of a `with`."""
+    gateway = Gateway(folder, *args, **options)
+    gateway.start()
+    try:
+        yield gateway
+    finally:
+        gateway.stop()
+
+
+def user(text: str) -> list[dict]:
+    """A conversation of one turn."""
+    return [{"role": "user", "content": text}]
+
+
+def text_of(chunks) -> str:
+    """The text of a streamed answer's first choice."""
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)

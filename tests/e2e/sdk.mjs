@@ -1,0 +1,93 @@
+// The official Node SDK against a running gateway: node sdk.mjs BASE_URL MODEL. Prints {"checks": n} or fails.
+import assert from "node:assert/strict";
+import OpenAI from "openai";
+
+const [baseURL, model] = process.argv.slice(2);
+const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0, timeout: 60_000 });
+const hello = { model, temperature: 0, messages: [{ role: "user", content: "Hello" }] };
+const greeting = "Hello! How can I help you today?";
+const weather = {
+  type: "function",
+  function: {
+    name: "get_weather",
+    description: "Get the weather in a city",
+    parameters: {
+      type: "object",
+      properties: { city: { type: "string", description: "The city" } },
+      required: ["city"],
+    },
+  },
+};
+const question = {
+  model,
+  temperature: 0,
+  tools: [weather],
+  messages: [{ role: "user", content: "What is the weather in Paris?" }],
+};
+let checks = 0;
+
+function check(got, want) {
+  assert.deepEqual(got, want);
+  checks += 1;
+}
+
+async function wholeAnswers() {
+  const answer = await client.chat.completions.create(hello);
+  check(answer.choices[0].message.content, greeting);
+  check(answer.choices[0].finish_reason, "stop");
+  check(answer.usage.total_tokens, answer.usage.prompt_tokens + answer.usage.completion_tokens);
+}
+
+async function streams() {
+  const stream = await client.chat.completions.create({ ...hello, stream: true, stream_options: { include_usage: true } });
+  let text = "";
+  let usage = null;
+  for await (const chunk of stream) {
+    text += chunk.choices[0]?.delta?.content ?? "";
+    usage = chunk.usage ?? usage;
+  }
+  check(text, greeting);
+  check(usage.completion_tokens > 0, true);
+}
+
+async function streamHelper() {
+  const runner = client.chat.completions.stream(hello);
+  check(await runner.finalContent(), greeting);
+}
+
+async function tools() {
+  const answer = await client.chat.completions.create(question);
+  const [call] = answer.choices[0].message.tool_calls;
+  check(call.function.name, "get_weather");
+  check(JSON.parse(call.function.arguments), { city: "Paris" });
+  const result = { role: "tool", tool_call_id: call.id, content: '{"temperature": 12, "condition": "rainy"}' };
+  const messages = [...question.messages, answer.choices[0].message, result];
+  const second = await client.chat.completions.create({ ...question, messages });
+  check(second.choices[0].message.content, "It is rainy in Paris, 12 degrees.");
+}
+
+async function errors() {
+  await assert.rejects(client.chat.completions.create({ ...hello, model: "gpt-9" }), (error) => {
+    check(error instanceof OpenAI.NotFoundError, true);
+    check(error.code, "model_not_found");
+    return true;
+  });
+  await assert.rejects(client.chat.completions.create({ ...hello, temperature: 9 }), (error) => {
+    check(error instanceof OpenAI.BadRequestError, true);
+    check(error.param, "temperature");
+    return true;
+  });
+}
+
+async function cancellation() {
+  const stream = await client.chat.completions.create({ ...hello, max_tokens: 4000, ignore_eos: true, stream: true });
+  let chunks = 0;
+  for await (const _ of stream) {
+    chunks += 1;
+    if (chunks === 5) stream.controller.abort();
+  }
+  check(chunks < 4000, true);
+}
+
+for (const part of [wholeAnswers, streams, streamHelper, tools, errors, cancellation]) await part();
+console.log(JSON.stringify({ checks }));

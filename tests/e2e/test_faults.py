@@ -1,0 +1,175 @@
+"""Workers die; clients do not notice, or are told."""
+
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+
+import openai
+import pytest
+
+from harness import serving, text_of, user, wait_until
+
+STORY = {
+    "messages": user("Count from 1 to 30."),
+    "max_tokens": 400,
+    "stream": True,
+    "extra_body": {"ignore_eos": True},
+}
+
+
+def undisturbed(gateway, model, **options) -> str:
+    return text_of(gateway.client().chat.completions.create(model=model, **STORY, **options))
+
+
+def disturbed(gateway, model, disturb, **options) -> str:
+    """The same stream; `disturb` is called once, after its first pieces."""
+    text = ""
+    for number, chunk in enumerate(gateway.client().chat.completions.create(model=model, **STORY, **options)):
+        text += text_of([chunk])
+        if number == 5:
+            disturb()
+    return text
+
+
+def busy_worker(gateway) -> int:
+    """The worker that computes: the one whose CPU time grows."""
+
+    def cpu(pid):
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+
+    before = {pid: cpu(pid) for pid in gateway.worker_pids()}
+    assert before, "there are no workers"
+
+    def grown():
+        return [pid for pid, ticks in before.items() if cpu(pid) - ticks >= 3]
+
+    return wait_until(grown, "a worker computes", 20, 0.01)[0]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A gateway with two workers."""
+    with serving(tmp_path_factory.mktemp("pair"), workers=2) as gateway:
+        wait_until(lambda: gateway.metric("penstock_workers_ready") == 2, "both workers are ready", 90)
+        yield gateway
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.1, "seed": 42}], ids=["greedy", "sampled"])
+def test_a_killed_worker_is_not_noticed(pair, options):
+    model = pair.model()
+    want = undisturbed(pair, model, **options)
+    deaths = pair.metric("penstock_worker_deaths_total")
+    resumes = pair.metric("penstock_resumes_total")
+    got = disturbed(pair, model, lambda: os.kill(busy_worker(pair), signal.SIGKILL), **options)
+    assert got == want
+    assert pair.metric("penstock_worker_deaths_total") == deaths + 1
+    assert pair.metric("penstock_resumes_total") == resumes + 1
+    assert pair.metric("penstock_resumes_inexact_total") == 0
+    wait_until(lambda: pair.metric("penstock_workers_ready") == 2, "the dead worker is replaced", 90)
+
+
+def test_a_stopped_worker_is_left(pair):
+    """SIGSTOP: it neither speaks nor dies. Its stream goes on at the other one."""
+    model = pair.model()
+    want = undisturbed(pair, model, temperature=0)
+    stopped = []
+
+    def stop():
+        stopped.append(busy_worker(pair))
+        os.kill(stopped[0], signal.SIGSTOP)
+
+    try:
+        assert disturbed(pair, model, stop, temperature=0) == want
+    finally:
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: pair.metric("penstock_workers_ready") == 2, "two workers are ready again", 90)
+    assert undisturbed(pair, model, temperature=0) == want
+
+
+def test_many_streams_survive_a_killed_worker(pair):
+    model = pair.model()
+    want = undisturbed(pair, model, temperature=0)
+    results = [None] * 8
+
+    def one(index):
+        results[index] = undisturbed(pair, model, temperature=0)
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(results))]
+    for thread in threads:
+        thread.start()
+    os.kill(busy_worker(pair), signal.SIGKILL)
+    for thread in threads:
+        thread.join(180)
+    assert results == [want] * len(results)
+    wait_until(lambda: pair.metric("penstock_workers_ready") == 2, "the dead worker is replaced", 90)
+
+
+def test_the_only_worker_killed(tmp_path):
+    """It is started again and the stream goes on, or the stream ends in an error; never as if it were complete."""
+    with serving(tmp_path) as gateway:
+        model = gateway.model()
+        want = undisturbed(gateway, model, temperature=0)
+        (worker,) = gateway.worker_pids()
+        try:
+            assert disturbed(gateway, model, lambda: os.kill(worker, signal.SIGKILL), temperature=0) == want
+        except openai.APIError as error:
+            assert error.code in ("worker_failed", "no_worker_ready"), error
+        assert gateway.process.poll() is None, "the gateway lives"
+        wait_until(lambda: gateway.metric("penstock_workers_ready") == 1, "the worker is started again", 90)
+        assert gateway.worker_pids() != [worker]
+        assert undisturbed(gateway, model, temperature=0) == want
+
+
+def test_no_worker_at_all(tmp_path):
+    """Killed as fast as they start: requests are refused with a time to come back, streams end in an error."""
+    with serving(tmp_path) as gateway:
+        model = gateway.model()
+        over = threading.Event()
+
+        def storm():
+            while not over.wait(0.02):
+                for pid in gateway.worker_pids():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+        thread = threading.Thread(target=storm)
+        thread.start()
+        try:
+            with pytest.raises(openai.APIError) as caught:
+                disturbed(gateway, model, lambda: None, temperature=0)
+            if isinstance(caught.value, openai.APIStatusError):
+                assert caught.value.status_code in (502, 503)
+                if caught.value.status_code == 503:
+                    assert 1 <= int(caught.value.response.headers["retry-after"]) <= 120
+        finally:
+            over.set()
+            thread.join()
+        assert gateway.process.poll() is None
+        wait_until(lambda: gateway.metric("penstock_workers_ready") == 1, "it recovers", 120)
+        assert undisturbed(gateway, model, temperature=0)
+
+
+def test_the_next_gateway_adopts_the_workers(tmp_path):
+    """kill -9 of the gateway: its workers wait for the next one, which takes them over without loading anything."""
+    with serving(tmp_path) as first:
+        model = first.model()
+        want = undisturbed(first, model, temperature=0)
+        workers = first.worker_pids()
+        first.process.kill()
+        first.process.wait()
+        with serving(tmp_path) as second:
+            assert second.worker_pids() == workers
+            assert second.metric("penstock_worker_starts_total") == 0
+            assert undisturbed(second, model, temperature=0) == want
+
+
+def test_stopping_leaves_nothing_behind(tmp_path):
+    with serving(tmp_path) as gateway:
+        assert gateway.worker_pids()
+        assert gateway.stop() == 0
+        assert gateway.worker_pids() == []

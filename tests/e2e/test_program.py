@@ -1,0 +1,82 @@
+"""The program around the server: version, help, check, chat, and the Node SDK."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness import ROOT, binary, user
+
+HERE = Path(__file__).resolve().parent
+
+
+def penstock(*args, stdin="", timeout=60):
+    return subprocess.run([binary(), *args], check=False, input=stdin, capture_output=True, text=True, timeout=timeout)
+
+
+def test_version():
+    done = penstock("--version")
+    assert done.returncode == 0 and done.stdout.startswith("penstock 0.")
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["worker"], ["check"], ["chat"]], ids=str)
+def test_help_is_worth_reading(command):
+    done = penstock(*command, "--help")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) > 8
+
+
+def test_check_accepts_the_commented_config():
+    done = penstock("check", "--config", str(ROOT / "configs" / "penstock.toml"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_check_tells_all_faults_at_once(tmp_path):
+    path = tmp_path / "bad.toml"
+    path.write_text('[server]\nlisten = "nowhere"\nlissten = 1\nbody_bytes_max = -5\n')
+    done = penstock("check", "--config", str(path))
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and "lissten" in said and "panicked" not in said
+
+
+@pytest.mark.parametrize("damage", ["nothing there", "no config", "short weights", "no JSON"])
+def test_a_damaged_model_is_refused_with_file_and_reason(tmp_path, damage):
+    folder = tmp_path / "model"
+    if damage != "nothing there":
+        shutil.copytree(ROOT / "models" / "penstock-demo", folder)
+    if damage == "no config":
+        (folder / "config.json").unlink()
+    if damage == "short weights":
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:100_000])
+    if damage == "no JSON":
+        (folder / "config.json").write_text("{")
+    done = penstock("worker", "--model", str(folder), "--listen", f"unix://{tmp_path}/w.sock")
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and "panicked" not in said
+    assert {"short weights": "model.safetensors", "nothing there": "model"}.get(damage, "config.json") in said
+
+
+def test_chat_piped(gateway):
+    done = penstock("chat", "--url", gateway.url, stdin="Hello\n")
+    assert (done.returncode, done.stdout) == (0, "Hello! How can I help you today?\n"), done.stderr
+
+
+def test_chat_without_a_gateway_says_what_to_do():
+    done = penstock("chat", "--url", "http://127.0.0.1:9", stdin="Hello\n")
+    assert done.returncode != 0 and "penstock serve" in done.stderr and "panicked" not in done.stderr
+
+
+def test_the_node_sdk(gateway, model):
+    command = ["node", HERE / "sdk.mjs", f"{gateway.url}/v1", model]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=HERE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["checks"] >= 10
+
+
+def test_curl_as_the_readme_says(gateway, model):
+    body = json.dumps({"model": model, "stream": True, "messages": user("Hello"), "temperature": 0})
+    command = ["curl", "-sS", f"{gateway.url}/v1/chat/completions", "-H", "content-type: application/json", "-d", body]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.rstrip().endswith("data: [DONE]")

@@ -1,0 +1,120 @@
+"""HTTP/2 with and without TLS, keep-alive, and clients that are slow."""
+
+import socket
+import ssl
+import subprocess
+import time
+
+import httpx
+import pytest
+
+from harness import START_SECONDS, Gateway, text_of, user, wait_until
+
+
+def test_h2c_with_prior_knowledge(gateway, model):
+    with httpx.Client(http1=False, http2=True, timeout=60) as session:
+        answers = [
+            session.post(
+                f"{gateway.url}/v1/chat/completions",
+                json={"model": model, "messages": user("Hello"), "temperature": 0},
+            )
+            for _ in range(3)
+        ]
+    assert {answer.http_version for answer in answers} == {"HTTP/2"}
+    assert answers[0].json()["choices"][0]["message"]["content"] == "Hello! How can I help you today?"
+
+
+def test_streams_over_h2c(gateway, model):
+    with httpx.Client(http1=False, http2=True, timeout=60) as session:
+        client = gateway.client(http_client=session)
+        stream = client.chat.completions.create(model=model, messages=user("Hello"), temperature=0, stream=True)
+        assert text_of(stream) == "Hello! How can I help you today?"
+
+
+def test_connections_are_kept(gateway):
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as connection:
+        for _ in range(3):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            received = b""
+            while b"\r\n\r\n" not in received:
+                received += connection.recv(4096)
+            assert received.startswith(b"HTTP/1.1 200")
+            head, body = received.split(b"\r\n\r\n", 1)
+            length = next(int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if b"content-length" in line)
+            while len(body) < length:
+                body += connection.recv(4096)
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory):
+    """A gateway with a certificate of its own making."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+        + ["-keyout", key, "-out", certificate, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True,
+        capture_output=True,
+    )
+    config = f'[server.tls]\ncertificate = "{certificate}"\nkey = "{key}"\n'
+    gateway = SecureGateway(folder / "gateway", certificate, config)
+    gateway.start()
+    yield gateway
+    gateway.stop()
+
+
+class SecureGateway:
+    """A gateway on TLS: the harness's readiness check and metrics go through a context that trusts its certificate."""
+
+    def __init__(self, folder, certificate, config):
+        self.inner = Gateway(folder, config=config)
+        self.url = self.inner.url.replace("http:", "https:")
+        self.context = ssl.create_default_context(cafile=certificate)
+
+    def start(self):
+        self.inner.start(ready=False)
+        wait_until(self.is_ready, f"TLS gateway ready; its log: {self.inner.log_path}", START_SECONDS, 0.05)
+
+    def is_ready(self):
+        assert self.inner.process.poll() is None, self.inner.log()[-4000:]
+        try:
+            return httpx.get(f"{self.url}/ready", verify=self.context).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def stop(self):
+        self.inner.stop()
+
+
+@pytest.mark.parametrize(("http2", "version"), [(True, "HTTP/2"), (False, "HTTP/1.1")])
+def test_tls_negotiates_its_protocol(secure, http2, version):
+    with httpx.Client(http2=http2, verify=secure.context, timeout=60) as session:
+        reply = session.get(f"{secure.url}/v1/models")
+        assert reply.http_version == version and reply.status_code == 200
+        client = secure.inner.client(http_client=session)
+        client.base_url = f"{secure.url}/v1"
+        stream = client.chat.completions.create(
+            model=reply.json()["data"][0]["id"], messages=user("Hello"), temperature=0, stream=True
+        )
+        assert text_of(stream) == "Hello! How can I help you today?"
+
+
+def test_plain_http_on_a_tls_port_is_closed(secure):
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{secure.inner.url}/v1/models", timeout=10)
+
+
+def test_slow_heads_are_cut(gateway):
+    """A byte now and then does not hold a connection for ever."""
+    head = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"a" * 1000
+    started = time.monotonic()
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=0.25) as connection:
+        for byte in head:
+            try:
+                connection.sendall(bytes([byte]))
+                connection.recv(4096)
+                break  # A refusal or a close; silence is a TimeoutError.
+            except TimeoutError:
+                assert time.monotonic() - started < 30, "a slow head holds its connection"
+            except ConnectionError:
+                break
