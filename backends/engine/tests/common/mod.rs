@@ -1,6 +1,8 @@
 //! Running a model over token sequences cut in any way, and comparing logits with goldens.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
+pub mod weights;
+
 use std::path::{Path, PathBuf};
 
 use penstock_engine::checkpoint::Checkpoint;
@@ -18,9 +20,20 @@ pub fn reference(limits: Limits) -> Box<dyn Device> {
     Box::new(ReferenceDevice::new(limits))
 }
 
-/// A model on the device that `make` gives, with `pages` of KV.
+/// A model on the device that `make` gives, with `pages` of KV and `rows` rows in a step.
 pub fn load(checkpoint: &Checkpoint, make: &dyn Fn(Limits) -> Box<dyn Device>, pages: usize, rows: usize) -> Model {
-    let limits = ModelLimits { context_tokens: None, kv: KvBudget::Pages(pages), rows_max: rows, sampled_max: rows };
+    load_with(checkpoint, make, pages, rows, None)
+}
+
+/// The same, served with `context_tokens`.
+pub fn load_with(
+    checkpoint: &Checkpoint,
+    make: &dyn Fn(Limits) -> Box<dyn Device>,
+    pages: usize,
+    rows: usize,
+    context_tokens: Option<usize>,
+) -> Model {
+    let limits = ModelLimits { context_tokens, kv: KvBudget::Pages(pages), rows_max: rows, sampled_max: rows };
     let device = make(Limits { rows_max: rows, sampled_max: rows });
     Model::load(checkpoint, device, limits, &mut |_| {}).expect("the checkpoint loads")
 }

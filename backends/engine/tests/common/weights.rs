@@ -1,0 +1,157 @@
+//! The weights of the goldens, derived from a seed exactly as `tests/goldens/make_goldens.py` derives them, and written as
+//! safetensors.
+
+use std::borrow::Cow;
+
+use half::{bf16, f16};
+use penstock_engine::checkpoint::Checkpoint;
+use serde::Deserialize;
+use serde_json::json;
+
+/// One file of `tests/goldens/models`.
+#[derive(Deserialize)]
+pub struct Golden {
+    pub case: String,
+    pub config: serde_json::Value,
+    pub seed: u64,
+    pub dtype: String,
+    pub shards: usize,
+    /// Served context, where the rotations depend on it.
+    pub context: Option<usize>,
+    /// Names and shapes as transformers has them.
+    pub tensors: Vec<(String, Vec<usize>)>,
+    pub tokens: Vec<u32>,
+    /// Tokens before the greedy ones.
+    pub prompt: usize,
+    /// `[tokens]`: the best next token at each position.
+    pub argmax: Vec<u32>,
+    /// Positions with logprobs.
+    pub positions: Vec<usize>,
+    /// `[positions][8]`: the best tokens, best first.
+    pub top: Vec<Vec<usize>>,
+    /// `[positions][16]`: logprobs of these, then of eight tokens spread over the vocabulary.
+    pub logprobs: Vec<Vec<f64>>,
+    pub bf16: Yardstick,
+}
+
+/// How far transformers' bf16 run is from its f32 run.
+#[derive(Deserialize)]
+pub struct Yardstick {
+    pub mean: f64,
+    pub max: f64,
+}
+
+pub type Files = Vec<(String, Cow<'static, [u8]>)>;
+
+impl Golden {
+    /// All cases, in order of names.
+    pub fn all() -> Vec<Golden> {
+        let folder = super::repository("tests/goldens/models");
+        let mut paths: Vec<_> =
+            std::fs::read_dir(folder).expect("goldens").map(|entry| entry.expect("an entry").path()).collect();
+        paths.sort();
+        let read = |path| std::fs::read(path).expect("a golden");
+        paths.iter().map(|path| serde_json::from_slice(&read(path)).expect("a golden")).collect()
+    }
+
+    /// The case called `name`.
+    pub fn named(name: &str) -> Golden {
+        Golden::all().into_iter().find(|golden| golden.case == name).expect("a golden of this name")
+    }
+
+    /// Tokens whose logprobs are given at `positions[i]`, in the order of `logprobs[i]`.
+    pub fn tokens_at(&self, i: usize) -> Vec<usize> {
+        let vocab = self.config["vocab_size"].as_u64().expect("vocab_size") as usize;
+        let spread = (0..8).map(|j| (self.positions[i] * 7 + j * vocab / 8) % vocab);
+        self.top[i].iter().copied().chain(spread).collect()
+    }
+
+    /// The checkpoint as files: config, weights, and an index if there are several shards.
+    pub fn files(&self) -> Files {
+        let config = serde_json::to_vec(&self.config).expect("json");
+        let mut files: Files = vec![("config.json".into(), config.into())];
+        let tensors: Vec<Tensor> = self.tensors.iter().map(|(name, shape)| self.tensor(name, shape)).collect();
+        if self.shards == 1 {
+            files.push(("model.safetensors".into(), write_safetensors(&tensors).into()));
+            return files;
+        }
+        let mut map = serde_json::Map::new();
+        for (i, part) in tensors.chunks(tensors.len().div_ceil(self.shards)).enumerate() {
+            let name = format!("model-{:05}-of-{:05}.safetensors", i + 1, self.shards);
+            map.extend(part.iter().map(|tensor| (tensor.name.clone(), json!(name))));
+            files.push((name, write_safetensors(part).into()));
+        }
+        let index = json!({"metadata": {"total_size": 1}, "weight_map": map});
+        files.push(("model.safetensors.index.json".into(), serde_json::to_vec(&index).expect("json").into()));
+        files
+    }
+
+    pub fn checkpoint(&self) -> Checkpoint {
+        Checkpoint::from_buffers(self.files()).unwrap_or_else(|error| panic!("{}: {error}", self.case))
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Tensor {
+        let values = weights(self.seed, name, shape);
+        let (dtype, bytes) = match self.dtype.as_str() {
+            "bf16" => ("BF16", values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect()),
+            "f16" => ("F16", values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect()),
+            "f32" => ("F32", values.iter().flat_map(|&v| v.to_le_bytes()).collect()),
+            other => panic!("dtype {other}"),
+        };
+        Tensor { name: name.to_owned(), dtype, shape: shape.to_vec(), bytes }
+    }
+}
+
+/// A tensor to be written.
+pub struct Tensor {
+    pub name: String,
+    pub dtype: &'static str,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+pub fn write_safetensors(tensors: &[Tensor]) -> Vec<u8> {
+    let mut header = serde_json::Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
+    let mut at = 0;
+    for Tensor { name, dtype, shape, bytes } in tensors {
+        let end = at + bytes.len();
+        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
+        at = end;
+    }
+    let mut file = with_header(&serde_json::to_vec(&header).expect("json"));
+    tensors.iter().for_each(|tensor| file.extend_from_slice(&tensor.bytes));
+    file
+}
+
+/// A safetensors file of this header and no data.
+pub fn with_header(header: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes()[..], header].concat()
+}
+
+fn weights(seed: u64, name: &str, shape: &[usize]) -> Vec<f32> {
+    let uniform = uniform(seed, name, shape.iter().product());
+    let scale: Box<dyn Fn(f32) -> f32> = if name.contains("norm") {
+        Box::new(|u| 1.0 + 0.25 * u)
+    } else if name.ends_with(".bias") {
+        Box::new(|u| 0.25 * u)
+    } else if name.contains("embed") || name.contains("lm_head") {
+        Box::new(|u| 0.5 * u)
+    } else {
+        let scale = (3.0 / shape[1] as f32).sqrt();
+        Box::new(move |u| u * scale)
+    };
+    uniform.map(scale).collect()
+}
+
+/// FNV-1a of seed and name, then splitmix64 of the index; 24 bits to `[-1, 1)`.
+fn uniform(seed: u64, name: &str, count: usize) -> impl Iterator<Item = f32> {
+    let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    let key = format!("{seed}:{name}").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
+    (1..=count as u64).map(move |i| {
+        let mut z = i.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(key);
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^= z >> 31;
+        (z >> 40) as f32 / 8_388_608.0 - 1.0
+    })
+}

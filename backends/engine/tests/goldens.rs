@@ -1,0 +1,48 @@
+//! The four families against Hugging Face transformers, on small random models of odd shapes (`tests/goldens`).
+//!
+//! f32: within 1e-3 of its f32 logprobs at every position, and the same best token at every position, so the same greedy text.
+
+mod common;
+
+use common::weights::Golden;
+use common::{argmax, load_with, log_softmax, logits_of, reference};
+use penstock_kernels::{Device, Limits};
+
+/// Mean and maximum of |Δ logprob| from transformers' f32 over the values of a golden, and whether every best token agrees.
+struct Distance {
+    mean: f64,
+    max: f64,
+    wrong: Vec<usize>,
+}
+
+fn distance(golden: &Golden, make: &dyn Fn(Limits) -> Box<dyn Device>) -> Distance {
+    let tokens = &golden.tokens;
+    let mut model = load_with(&golden.checkpoint(), make, 32, tokens.len(), golden.context);
+    let logits = logits_of(&mut model, tokens, tokens.len());
+    let mut errors = Vec::new();
+    for (i, &position) in golden.positions.iter().enumerate() {
+        let logprobs = log_softmax(&logits[position]);
+        let pairs = golden.tokens_at(i).into_iter().zip(&golden.logprobs[i]);
+        errors.extend(pairs.map(|(token, want)| (logprobs[token] - want).abs()));
+    }
+    Distance {
+        mean: errors.iter().sum::<f64>() / errors.len() as f64,
+        max: errors.iter().copied().fold(0.0, f64::max),
+        wrong: (0..tokens.len()).filter(|&p| argmax(&logits[p]) != golden.argmax[p]).collect(),
+    }
+}
+
+#[test]
+fn f32_agrees_with_transformers() {
+    let goldens = Golden::all();
+    assert_eq!(goldens.len(), 13);
+    for golden in goldens {
+        let Distance { mean, max, wrong } = distance(&golden, &reference);
+        println!("{}: f32 mean {mean:.1e} max {max:.1e}", golden.case);
+        // Asked is 1e-3; ten times less leaves no room for a wrong constant.
+        assert!(max < 1e-4, "{}: {max:e}", golden.case);
+        assert!(wrong.is_empty(), "{}: other tokens at {wrong:?}", golden.case);
+        let greedy = golden.prompt..golden.tokens.len();
+        assert!(greedy.clone().all(|p| golden.argmax[p - 1] == golden.tokens[p]), "{}: greedy text", golden.case);
+    }
+}
