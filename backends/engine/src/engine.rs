@@ -52,6 +52,8 @@ struct Drawn {
     prompt: Option<TokenLogprobs>,
     /// The next token of the sequence.
     token: Option<Token>,
+    /// It is the row of the sequence's last token: after it, the sequence goes on or ends.
+    last: bool,
 }
 
 type Sampled = (Order, Result<Drawn, BadLogits>);
@@ -285,7 +287,6 @@ impl Engine {
         if let (Some(logprobs), Some(known)) = (drawn.prompt, sequence.prompt_logprobs.as_mut()) {
             known.push(logprobs);
         }
-        let computed_all = sequence.wanted() == 0;
         if let Some(token) = drawn.token {
             let mut output = output(sequence);
             sequence.append(token.id);
@@ -299,7 +300,7 @@ impl Engine {
             if ended {
                 self.scheduler.remove(drawn.order);
             }
-        } else if computed_all {
+        } else if drawn.last {
             let finish = sequence.finish().expect("only a choice that may say nothing draws nothing");
             self.end(drawn.order, finish);
         }
@@ -326,13 +327,14 @@ impl Engine {
 /// One row: the prompt token it predicts, or the next token of the output. `at`: position of the row.
 fn draw(sampler: &mut Sampler, row: &[f32], order: Order, sequence: &Sequence, at: usize) -> Result<Drawn, BadLogits> {
     let request = &sequence.request;
-    let mut drawn = Drawn { order, prompt: None, token: None };
+    let last = at + 1 == sequence.len();
+    let mut drawn = Drawn { order, prompt: None, token: None, last };
     if let Some(&token) = request.prompt.get(at + 1) {
         let wanted = sequence.collecting().is_some_and(|known| at + 1 >= known);
         if let Some(k) = request.params.prompt_logprobs.filter(|_| wanted) {
             drawn.prompt = Some(sampler.logprobs(row, token, k)?);
         }
-    } else if at + 1 == sequence.len() && sequence.finish().is_none() {
+    } else if last && sequence.finish().is_none() {
         let position = sequence.output.len() as u32;
         let draw = Draw { seed: request.params.seed, choice: sequence.choice, position, draw: 0 };
         let id = sampler.sample(row, &request.params, sequence.history(), draw)?;
@@ -357,7 +359,9 @@ fn output(sequence: &Sequence) -> Output {
 fn first_output(sequence: &mut Sequence, output: &mut Output) {
     if !std::mem::replace(&mut sequence.told, true) {
         output.cached_tokens = Some(sequence.cached_tokens.unwrap_or(0));
-        output.prompt_logprobs = sequence.prompt_logprobs.take().unwrap_or_default();
+        // One that ended early knows only a part and says none.
+        let known = sequence.collecting().is_none().then(|| sequence.prompt_logprobs.take());
+        output.prompt_logprobs = known.flatten().unwrap_or_default();
     }
 }
 

@@ -1,0 +1,136 @@
+//! A device that remembers what was written where, and whose logits are a hash of the prefix it reads back.
+
+use crate::random::mix;
+use penstock_engine::{Forward, Geometry};
+use penstock_kernels::{KernelError, PAGE_TOKENS, StepBatch};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// After this token in a sequence every row is NaN.
+pub const POISON: u32 = 0;
+
+/// What the fake did, seen from outside.
+#[derive(Clone, Debug, Default)]
+pub struct Meter(Arc<[AtomicU64; 2]>);
+
+impl Meter {
+    /// Rows computed so far.
+    pub fn rows(&self) -> u64 {
+        self.0[0].load(Ordering::Relaxed)
+    }
+
+    /// Steps computed so far.
+    pub fn steps(&self) -> u64 {
+        self.0[1].load(Ordering::Relaxed)
+    }
+}
+
+/// The fake. Slots hold (token, position).
+#[derive(Debug)]
+pub struct FakeForward {
+    geometry: Geometry,
+    pages: Vec<[Option<(u32, usize)>; PAGE_TOKENS]>,
+    logits: Vec<f32>,
+    meter: Meter,
+    /// Every so many steps the device fails; 0: never.
+    fail_every: u64,
+    faults_left: u32,
+}
+
+/// Faults of one device at most: one that never gets through a prompt would be continued for ever.
+const FAULTS_MAX: u32 = 5;
+
+impl FakeForward {
+    /// A device of these sizes. `fail_every`: every so many steps it fails, 0: never.
+    pub fn new(geometry: Geometry, fail_every: u64) -> Self {
+        let pages = vec![[None; PAGE_TOKENS]; geometry.pages];
+        Self { geometry, pages, logits: Vec::new(), meter: Meter::default(), fail_every, faults_left: FAULTS_MAX }
+    }
+
+    /// Counts what it does.
+    pub fn meter(&self) -> Meter {
+        self.meter.clone()
+    }
+
+    /// Writes every slot of the step, as each layer of a model does before its attention.
+    fn write(&mut self, batch: &StepBatch<'_>) -> HashMap<u32, usize> {
+        let mut writers = HashMap::new();
+        let mut next_row = 0;
+        for (span_index, span) in batch.spans.iter().enumerate() {
+            assert_eq!(span.rows.start, next_row, "spans cover the batch in order");
+            assert!(!span.rows.is_empty(), "a span has rows");
+            next_row = span.rows.end;
+            let first = span.context - span.rows.len();
+            for (row, position) in span.rows.clone().zip(first..) {
+                let page = span.block_table[position / PAGE_TOKENS];
+                let writer = *writers.entry(page).or_insert(span_index);
+                assert_eq!(writer, span_index, "page {page} has two writers in one step");
+                self.pages[page as usize][position % PAGE_TOKENS] = Some((batch.tokens[row], position));
+            }
+        }
+        assert_eq!(next_row, batch.tokens.len(), "spans cover the batch");
+        writers
+    }
+
+    /// Hashes what each sequence reads and answers its sampled rows.
+    fn read(&mut self, batch: &StepBatch<'_>, writers: &HashMap<u32, usize>) {
+        self.logits.clear();
+        let mut sampled = batch.sampled.iter().copied().peekable();
+        for (span_index, span) in batch.spans.iter().enumerate() {
+            let mut state = Prefix::default();
+            let first = span.context - span.rows.len();
+            for position in 0..span.context {
+                let page = span.block_table[position / PAGE_TOKENS];
+                let writer = writers.get(&page).copied().unwrap_or(span_index);
+                assert_eq!(writer, span_index, "page {page} is read while another sequence writes it");
+                let slot = self.pages[page as usize][position % PAGE_TOKENS];
+                let (token, written_at) = slot.expect("a slot is written before it is read");
+                state.push(token, written_at);
+                if position >= first && sampled.next_if_eq(&(span.rows.start + position - first)).is_some() {
+                    state.logits(self.geometry.vocab_size, &mut self.logits);
+                }
+            }
+        }
+        assert_eq!(sampled.next(), None, "sampled rows are ascending and inside the batch");
+    }
+}
+
+impl Forward for FakeForward {
+    fn geometry(&self) -> Geometry {
+        self.geometry.clone()
+    }
+
+    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<&[f32], KernelError> {
+        assert!(batch.tokens.len() <= self.geometry.rows_max && batch.sampled.len() <= self.geometry.sampled_max);
+        self.meter.0[0].fetch_add(batch.tokens.len() as u64, Ordering::Relaxed);
+        let step = self.meter.0[1].fetch_add(1, Ordering::Relaxed) + 1;
+        let writers = self.write(batch);
+        if self.fail_every > 0 && step % self.fail_every == 0 && self.faults_left > 0 {
+            self.faults_left -= 1;
+            return Err(KernelError::Memory { what: "the simulated device", bytes: 1 });
+        }
+        self.read(batch, &writers);
+        Ok(&self.logits)
+    }
+}
+
+/// Everything a sequence has read so far.
+#[derive(Default)]
+struct Prefix {
+    hash: u64,
+    poisoned: bool,
+}
+
+impl Prefix {
+    fn push(&mut self, token: u32, position: usize) {
+        self.hash = mix(self.hash ^ (u64::from(token) << 32) ^ position as u64);
+        self.poisoned |= token == POISON;
+    }
+
+    /// Coarse values, so that ties occur.
+    fn logits(&self, vocab_size: usize, out: &mut Vec<f32>) {
+        let value = |token: usize| (mix(self.hash ^ token as u64) >> 57) as f32 / 16.0 - 4.0;
+        out.extend((0..vocab_size).map(|token| if self.poisoned { f32::NAN } else { value(token) }));
+    }
+}

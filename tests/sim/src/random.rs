@@ -1,0 +1,41 @@
+//! Randoms of the simulation: SplitMix64 (Steele et al. 2014). Not the engine's: the test must not share its generator.
+
+/// A stream of randoms from a seed.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+/// One mixing step: a well-spread 64-bit hash of `x`.
+pub fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+impl Random {
+    /// The stream of one seed.
+    pub fn new(seed: u64) -> Self {
+        Self(mix(seed))
+    }
+
+    /// 64 random bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// Uniform in `low..=high`.
+    pub fn between(&mut self, low: usize, high: usize) -> usize {
+        low + (self.bits() % (high - low + 1) as u64) as usize
+    }
+
+    /// True in one of `n` cases.
+    pub fn one_in(&mut self, n: usize) -> bool {
+        self.between(1, n) == 1
+    }
+
+    /// One of the values.
+    pub fn pick<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.between(0, values.len() - 1)]
+    }
+}
