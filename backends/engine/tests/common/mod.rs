@@ -102,3 +102,11 @@ pub fn argmax(logits: &[f32]) -> u32 {
     }
     best as u32
 }
+
+/// Every path of every device that this machine has, by name.
+pub fn devices() -> Vec<(String, MakeDevice)> {
+    vec![("reference".to_owned(), Box::new(reference) as MakeDevice)]
+}
+
+/// Makes a device within limits.
+pub type MakeDevice = Box<dyn Fn(Limits) -> Box<dyn Device>>;
