@@ -8,17 +8,27 @@ mod bounds;
 mod chat;
 mod chat_answer;
 mod common;
+mod completion;
+mod completion_answer;
 pub mod errors;
 mod fields;
 mod json;
+mod legacy_logprobs;
 mod messages;
 mod models;
 mod stream;
+mod tokenize;
 mod tools;
 mod write;
 
 pub use bounds::Bounds;
 pub use chat::decode_chat;
 pub use chat_answer::{ChatCollector, ChatEncoder, ChatMeta, ReasoningNames};
+pub use completion::decode_completion;
+pub use completion_answer::{CompletionCollector, CompletionEncoder, CompletionMeta, best_of};
 pub use errors::{ErrorShape, error_body, error_event, error_shape, refusal};
 pub use models::{ModelCard, model, models_list};
+pub use tokenize::{
+    DetokenizeRequest, TokenizeInput, TokenizeRequest, decode_detokenize, decode_tokenize, detokenize_body,
+    tokenize_body,
+};

@@ -98,7 +98,7 @@ fn usage_in_each_chunk() {
     }
     encoder.event(&usage(), &mut out);
     encoder.done(&mut out);
-    check_golden("chat_continuous_usage.sse", &String::from_utf8(out.to_vec()).expect("UTF-8"));
+    check_golden("chat_continuous_usage.sse", std::str::from_utf8(&out).expect("UTF-8"));
 }
 
 #[test]

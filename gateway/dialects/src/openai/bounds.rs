@@ -39,6 +39,8 @@ pub struct Bounds {
     pub choices_max: u64,
     /// Token ids in one prompt (or to detokenize).
     pub prompt_tokens_max: usize,
+    /// Characters of `suffix`.
+    pub suffix_chars_max: usize,
     /// Pairs of `metadata`.
     pub metadata_max: usize,
     /// Bytes of `chat_template_kwargs`, spaces left out.
@@ -76,6 +78,7 @@ impl Default for Bounds {
             prompts_max: 1_024,
             choices_max: 1_024,
             prompt_tokens_max: 1 << 20,
+            suffix_chars_max: 65_536,
             metadata_max: 16,
             template_kwargs_bytes_max: 16 << 10,
             template_kwargs_max: 64,

@@ -57,7 +57,8 @@ struct Draft {
     continue_final_message: bool,
 }
 
-const EFFORTS: &[(&str, ReasoningEffort)] = &[
+/// Words of `reasoning_effort`.
+pub(super) const EFFORTS: &[(&str, ReasoningEffort)] = &[
     ("none", ReasoningEffort::None),
     ("minimal", ReasoningEffort::Minimal),
     ("low", ReasoningEffort::Low),
@@ -121,7 +122,8 @@ impl Draft {
         self.common.sampling.max_tokens = self.max_completion_tokens.or(self.max_tokens);
         self.common.check()?;
         self.check_logprobs()?;
-        let add_generation_prompt = self.generation_prompt(&messages)?;
+        let add_generation_prompt =
+            generation_prompt(self.add_generation_prompt, self.continue_final_message, &messages)?;
         let tool_choice = tools::resolve(self.tool_choice.take(), &self.tools).within("tool_choice")?;
         if !self.parallel_tool_calls && !self.tools.is_empty() && tool_choice != ToolChoice::None {
             let why = "false needs guided decoding, which is not built yet";
@@ -162,19 +164,20 @@ impl Draft {
             _ => Ok(()),
         }
     }
+}
 
-    fn generation_prompt(&self, messages: &[Message]) -> Result<bool, Fault> {
-        if !self.continue_final_message {
-            return Ok(self.add_generation_prompt.unwrap_or(true));
-        }
-        if self.add_generation_prompt == Some(true) {
-            return Err(Fault::invalid("not allowed with add_generation_prompt")).within("continue_final_message");
-        }
-        if messages.last().is_none_or(|last| last.role != Role::Assistant) {
-            return Err(Fault::invalid("the last message must be the assistant's")).within("continue_final_message");
-        }
-        Ok(false)
+/// Whether the assistant's turn is opened, from `add_generation_prompt` and `continue_final_message`.
+pub(super) fn generation_prompt(add: Option<bool>, continues: bool, messages: &[Message]) -> Result<bool, Fault> {
+    if !continues {
+        return Ok(add.unwrap_or(true));
     }
+    if add == Some(true) {
+        return Err(Fault::invalid("not allowed with add_generation_prompt")).within("continue_final_message");
+    }
+    if messages.last().is_none_or(|last| last.role != Role::Assistant) {
+        return Err(Fault::invalid("the last message must be the assistant's")).within("continue_final_message");
+    }
+    Ok(false)
 }
 
 /// `modalities`: text is what there is.

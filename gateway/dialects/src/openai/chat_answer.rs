@@ -276,10 +276,14 @@ impl ChatCollector {
         }
     }
 
+    /// Bytes held: a whole answer grows with what is generated, so whoever collects bounds it.
+    pub fn bytes(&self) -> usize {
+        self.choices.iter().map(Collected::bytes).sum::<usize>() + self.prompt_logprobs.len()
+    }
+
     /// The answer; `None` if a choice has not finished (what is there is no answer).
     pub fn finish(self) -> Option<Bytes> {
-        let size: usize = self.choices.iter().map(|choice| 256 + choice.content.len() + choice.logprobs.len()).sum();
-        let mut out = BytesMut::with_capacity(512 + size);
+        let mut out = BytesMut::with_capacity(512 + 256 * self.choices.len() + self.bytes());
         self.meta.identity("chat.completion").put(&mut out);
         for (index, choice) in self.choices.iter().enumerate() {
             if index > 0 {
@@ -307,6 +311,11 @@ impl ChatCollector {
 }
 
 impl Collected {
+    fn bytes(&self) -> usize {
+        let calls = self.calls.iter().map(|call| call.id.len() + call.name.len() + call.arguments.len());
+        self.content.len() + self.reasoning.len() + self.logprobs.len() + 4 * self.tokens.len() + calls.sum::<usize>()
+    }
+
     fn put(&self, index: usize, meta: &ChatMeta, out: &mut BytesMut) -> Option<()> {
         let (reason, stop) = self.finish.as_ref()?;
         out.put_slice(b"{\"index\":");

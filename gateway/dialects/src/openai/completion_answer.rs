@@ -1,0 +1,406 @@
+//! Completion events out: as a stream of chunks ([`CompletionEncoder`]) or as one answer ([`CompletionCollector`]).
+//!
+//! Events number candidates `prompt · best_of + k`. A stream has `best_of == n`, so its choices are the candidates; a whole answer
+//! keeps the `n` best candidates of each prompt, numbered `prompt · n + k`.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::errors::ErrorShape;
+use super::legacy_logprobs::LegacyLogprobs;
+use super::stream::{Frames, Identity, Phase, put_finish};
+use super::write;
+use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
+use crate::request::CompleteRequest;
+
+/// What an answer to a completion request needs besides its events.
+#[derive(Clone, Debug)]
+pub struct CompletionMeta {
+    /// `cmpl-…`.
+    pub id: String,
+    /// The name the client asked for.
+    pub model: String,
+    /// Unix seconds.
+    pub created: u64,
+    /// Names the configuration that answers.
+    pub system_fingerprint: Option<String>,
+    /// Prompts.
+    pub prompts: u32,
+    /// Choices per prompt.
+    pub n: u32,
+    /// Candidates per prompt, at least `n`; `n` when streamed.
+    pub best_of: u32,
+    /// Put the prompt in front of each choice.
+    pub echo: bool,
+    /// Put behind each choice.
+    pub suffix: Option<String>,
+    /// A last chunk with usage and no choices.
+    pub include_usage: bool,
+    /// Usage in each chunk, as [`CompletionEncoder::set_usage`] last said.
+    pub continuous_usage: bool,
+    /// Log-probabilities were asked for.
+    pub logprobs: bool,
+    /// Log-probabilities of the prompt (vLLM's shape) were asked for.
+    pub prompt_logprobs: bool,
+    /// Token ids were asked for.
+    pub return_token_ids: bool,
+}
+
+impl CompletionMeta {
+    /// The meta of `request`'s answer.
+    pub fn new(request: &CompleteRequest, id: String, created: u64, system_fingerprint: Option<String>) -> Self {
+        let stream = request.stream.unwrap_or_default();
+        Self {
+            id,
+            model: request.model.clone(),
+            created,
+            system_fingerprint,
+            prompts: request.prompts.len() as u32,
+            n: request.n,
+            best_of: request.best_of,
+            echo: request.echo,
+            suffix: request.suffix.clone(),
+            include_usage: stream.include_usage,
+            continuous_usage: stream.continuous_usage_stats,
+            logprobs: request.logprobs.is_some(),
+            prompt_logprobs: request.prompt_logprobs.is_some(),
+            return_token_ids: request.return_token_ids,
+        }
+    }
+
+    fn identity(&self) -> Identity<'_> {
+        Identity {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: self.system_fingerprint.as_deref(),
+        }
+    }
+}
+
+/// Events to server-sent chunks. Nothing is allocated per event but room in `out`.
+pub struct CompletionEncoder {
+    frames: Frames,
+    n: u32,
+    echo: bool,
+    logprobs: bool,
+    return_token_ids: bool,
+    suffix: String,
+    /// Characters said, by choice: where the next token's text offset is.
+    characters: Vec<u64>,
+    scratch: LegacyLogprobs,
+}
+
+/// What one chunk says.
+struct Piece<'a> {
+    choice: u32,
+    text: &'a str,
+    logprobs: &'a [TokenLogprob],
+    tokens: &'a [u32],
+    prompt_tokens: Option<&'a [u32]>,
+}
+
+impl CompletionEncoder {
+    /// A stream for one request.
+    pub fn new(meta: &CompletionMeta) -> Self {
+        let choices = meta.prompts as usize * meta.n as usize;
+        Self {
+            frames: Frames::new(&meta.identity(), choices, meta.include_usage, meta.continuous_usage),
+            n: meta.n,
+            echo: meta.echo,
+            logprobs: meta.logprobs,
+            return_token_ids: meta.return_token_ids,
+            suffix: meta.suffix.clone().unwrap_or_default(),
+            characters: vec![0; choices],
+            scratch: LegacyLogprobs::default(),
+        }
+    }
+
+    /// Appends the chunks that say `event`.
+    pub fn event(&mut self, event: &ChatEvent, out: &mut BytesMut) {
+        match event {
+            ChatEvent::Text { choice, text, logprobs, tokens } => {
+                self.piece(&Piece { choice: *choice, text, logprobs, tokens, prompt_tokens: None }, out);
+            }
+            // A completion has no reasoning apart from its text.
+            ChatEvent::Reasoning { choice, text } => {
+                self.piece(&Piece { choice: *choice, text, logprobs: &[], tokens: &[], prompt_tokens: None }, out);
+            }
+            ChatEvent::ToolCallStart { .. } | ChatEvent::ToolCallArguments { .. } => {}
+            ChatEvent::Finish { choice, reason, stop } => self.finish(*choice, *reason, stop.as_ref(), out),
+            ChatEvent::Prompt { choice, text, logprobs, tokens } => {
+                let (text, logprobs) = if self.echo { (text.as_str(), logprobs.as_slice()) } else { ("", &[][..]) };
+                let prompt_tokens = self.return_token_ids.then_some(tokens.as_slice());
+                for choice in *choice..choice.saturating_add(self.n) {
+                    self.piece(&Piece { choice, text, logprobs, tokens: &[], prompt_tokens }, out);
+                }
+            }
+            ChatEvent::Usage(usage) => {
+                self.frames.set_usage(*usage);
+                self.frames.usage_chunk(out);
+            }
+        }
+    }
+
+    /// Takes the counts so far, for `continuous_usage_stats`.
+    pub fn set_usage(&mut self, usage: Usage) {
+        self.frames.set_usage(usage);
+    }
+
+    /// Ends the stream: `[DONE]` after a complete answer, an error event otherwise. Later calls add nothing.
+    pub fn done(&mut self, out: &mut BytesMut) {
+        self.frames.done(out);
+    }
+
+    /// Ends the stream with an error event. Later calls add nothing.
+    pub fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
+        self.frames.fail(shape, message, out);
+    }
+
+    fn piece(&mut self, piece: &Piece<'_>, out: &mut BytesMut) {
+        let logprobs = if self.logprobs { piece.logprobs } else { &[] };
+        let tokens = if self.return_token_ids { piece.tokens } else { &[] };
+        if piece.text.is_empty() && logprobs.is_empty() && tokens.is_empty() && piece.prompt_tokens.is_none() {
+            return;
+        }
+        let Some(phase) = self.frames.live(piece.choice) else { return };
+        *phase = Phase::Open;
+        self.frames.open(piece.choice, out);
+        out.put_slice(b",\"text\":");
+        write::string(out, piece.text);
+        out.put_slice(b",\"logprobs\":");
+        if logprobs.is_empty() {
+            out.put_slice(b"null");
+        } else {
+            let characters = &mut self.characters[piece.choice as usize];
+            self.scratch.restart(*characters);
+            self.scratch.extend(logprobs);
+            self.scratch.put(None, out);
+            *characters = self.scratch.characters();
+        }
+        out.put_slice(b",\"finish_reason\":null,\"stop_reason\":null");
+        if !tokens.is_empty() {
+            out.put_slice(b",\"token_ids\":");
+            write::integers(out, tokens);
+        }
+        if let Some(tokens) = piece.prompt_tokens {
+            out.put_slice(b",\"prompt_token_ids\":");
+            write::integers(out, tokens);
+        }
+        self.frames.close(None, out);
+    }
+
+    fn finish(&mut self, choice: u32, reason: FinishReason, stop: Option<&StopCause>, out: &mut BytesMut) {
+        let Some(phase) = self.frames.live(choice) else { return };
+        *phase = Phase::Finished;
+        self.frames.open(choice, out);
+        out.put_slice(b",\"text\":");
+        write::string(out, &self.suffix);
+        out.put_slice(b",\"logprobs\":null");
+        put_finish(out, reason, stop);
+        self.frames.close(None, out);
+    }
+}
+
+/// Events to one whole answer.
+pub struct CompletionCollector {
+    meta: CompletionMeta,
+    prompts: Vec<CollectedPrompt>,
+    candidates: Vec<Candidate>,
+    usage: Usage,
+}
+
+/// What is said of a prompt, once for all of its choices; texts are kept escaped.
+#[derive(Default)]
+struct CollectedPrompt {
+    text: BytesMut,
+    logprobs: LegacyLogprobs,
+    prompt_logprobs: BytesMut,
+    tokens: Vec<u32>,
+}
+
+#[derive(Default)]
+struct Candidate {
+    text: BytesMut,
+    logprobs: LegacyLogprobs,
+    tokens: Vec<u32>,
+    logprob_sum: f64,
+    logprob_count: u32,
+    score: Option<f32>,
+    finish: Option<(FinishReason, Option<StopCause>)>,
+}
+
+impl CompletionCollector {
+    /// An answer to one request.
+    pub fn new(meta: CompletionMeta) -> Self {
+        let prompts = (0..meta.prompts).map(|_| CollectedPrompt::default()).collect();
+        let candidates = (0..meta.prompts * meta.best_of).map(|_| Candidate::default()).collect();
+        Self { meta, prompts, candidates, usage: Usage::default() }
+    }
+
+    /// Adds what `event` says.
+    pub fn event(&mut self, event: &ChatEvent) {
+        match event {
+            ChatEvent::Text { choice, text, logprobs, tokens } => {
+                let wanted = self.meta.logprobs;
+                if let Some(candidate) = self.live(*choice) {
+                    candidate.add(text, if wanted { logprobs } else { &[] }, tokens);
+                    candidate.count(logprobs);
+                }
+            }
+            ChatEvent::Reasoning { choice, text } => {
+                if let Some(candidate) = self.live(*choice) {
+                    candidate.add(text, &[], &[]);
+                }
+            }
+            ChatEvent::ToolCallStart { .. } | ChatEvent::ToolCallArguments { .. } => {}
+            ChatEvent::Finish { choice, reason, stop } => {
+                if let Some(candidate) = self.live(*choice) {
+                    candidate.finish = Some((*reason, stop.clone()));
+                }
+            }
+            ChatEvent::Prompt { choice, text, logprobs, tokens } => self.prompt(*choice, text, logprobs, tokens),
+            ChatEvent::Usage(usage) => self.usage = *usage,
+        }
+    }
+
+    /// Tells a candidate's mean log-probability, by which the best are chosen. Without it the mean is taken over the
+    /// log-probabilities in its events.
+    pub fn score(&mut self, choice: u32, mean_logprob: f32) {
+        if let Some(candidate) = self.candidates.get_mut(choice as usize) {
+            candidate.score = Some(mean_logprob);
+        }
+    }
+
+    /// Bytes held: a whole answer grows with what is generated, so whoever collects bounds it.
+    pub fn bytes(&self) -> usize {
+        let prompts = self.prompts.iter().map(|prompt| {
+            prompt.text.len() + prompt.logprobs.bytes() + prompt.prompt_logprobs.len() + 4 * prompt.tokens.len()
+        });
+        let candidates = self
+            .candidates
+            .iter()
+            .map(|candidate| candidate.text.len() + candidate.logprobs.bytes() + 4 * candidate.tokens.len());
+        prompts.sum::<usize>() + candidates.sum::<usize>()
+    }
+
+    /// The answer; `None` if a candidate has not finished (what is there is no answer).
+    pub fn finish(self) -> Option<Bytes> {
+        let mut out = BytesMut::with_capacity(1_024 + self.bytes());
+        self.meta.identity().put(&mut out);
+        let best_of = self.meta.best_of as usize;
+        let mut index = 0;
+        for (prompt, candidates) in self.prompts.iter().zip(self.candidates.chunks(best_of.max(1))) {
+            for chosen in self.chosen(candidates) {
+                if index > 0 {
+                    out.put_u8(b',');
+                }
+                candidates[chosen].put(index, prompt, &self.meta, &mut out)?;
+                index += 1;
+            }
+        }
+        if self.candidates.iter().any(|candidate| candidate.finish.is_none()) {
+            return None;
+        }
+        out.put_slice(b"],\"usage\":");
+        write::usage(&mut out, &self.usage);
+        out.put_u8(b'}');
+        Some(out.freeze())
+    }
+
+    fn chosen(&self, candidates: &[Candidate]) -> Vec<usize> {
+        let n = self.meta.n as usize;
+        if candidates.len() <= n {
+            return (0..candidates.len()).collect();
+        }
+        let means: Vec<f32> = candidates.iter().map(Candidate::mean_logprob).collect();
+        best_of(&means, n)
+    }
+
+    fn live(&mut self, choice: u32) -> Option<&mut Candidate> {
+        self.candidates.get_mut(choice as usize).filter(|candidate| candidate.finish.is_none())
+    }
+
+    fn prompt(&mut self, choice: u32, text: &str, logprobs: &[TokenLogprob], tokens: &[u32]) {
+        let Some(number) = choice.checked_div(self.meta.best_of) else { return };
+        let Some(prompt) = self.prompts.get_mut(number as usize) else { return };
+        *prompt = CollectedPrompt { tokens: tokens.to_vec(), ..CollectedPrompt::default() };
+        if self.meta.prompt_logprobs {
+            write::prompt_logprobs(&mut prompt.prompt_logprobs, logprobs);
+        }
+        if !self.meta.echo {
+            return;
+        }
+        write::escaped(&mut prompt.text, text);
+        if self.meta.logprobs {
+            prompt.logprobs.extend(logprobs);
+        }
+        let characters = prompt.logprobs.characters();
+        let first = (number * self.meta.best_of) as usize;
+        for candidate in self.candidates.iter_mut().skip(first).take(self.meta.best_of as usize) {
+            candidate.logprobs = LegacyLogprobs::after(characters);
+        }
+    }
+}
+
+impl Candidate {
+    fn add(&mut self, text: &str, logprobs: &[TokenLogprob], tokens: &[u32]) {
+        write::escaped(&mut self.text, text);
+        self.logprobs.extend(logprobs);
+        self.tokens.extend_from_slice(tokens);
+    }
+
+    fn count(&mut self, logprobs: &[TokenLogprob]) {
+        for logprob in logprobs.iter().filter_map(|token| token.logprob) {
+            self.logprob_sum += f64::from(logprob);
+            self.logprob_count += 1;
+        }
+    }
+
+    /// Minus infinity when nothing is known: unknown candidates come last.
+    fn mean_logprob(&self) -> f32 {
+        match self.score {
+            Some(score) => score,
+            None if self.logprob_count == 0 => f32::NEG_INFINITY,
+            None => (self.logprob_sum / f64::from(self.logprob_count)) as f32,
+        }
+    }
+
+    fn put(&self, index: usize, prompt: &CollectedPrompt, meta: &CompletionMeta, out: &mut BytesMut) -> Option<()> {
+        let (reason, stop) = self.finish.as_ref()?;
+        out.put_slice(b"{\"index\":");
+        write::integer(out, index as u64);
+        out.put_slice(b",\"text\":\"");
+        out.put_slice(&prompt.text);
+        out.put_slice(&self.text);
+        write::escaped(out, meta.suffix.as_deref().unwrap_or_default());
+        out.put_slice(b"\",\"logprobs\":");
+        if meta.logprobs {
+            self.logprobs.put(meta.echo.then_some(&prompt.logprobs), out);
+        } else {
+            out.put_slice(b"null");
+        }
+        put_finish(out, *reason, stop.as_ref());
+        if meta.prompt_logprobs {
+            out.put_slice(b",\"prompt_logprobs\":");
+            out.put_slice(if prompt.prompt_logprobs.is_empty() { b"null" } else { &prompt.prompt_logprobs });
+        }
+        if meta.return_token_ids {
+            out.put_slice(b",\"token_ids\":");
+            write::integers(out, &self.tokens);
+            out.put_slice(b",\"prompt_token_ids\":");
+            write::integers(out, &prompt.tokens);
+        }
+        out.put_u8(b'}');
+        Some(())
+    }
+}
+
+/// The `n` best of some mean log-probabilities, best first; the earlier of equals, not-a-number last.
+pub fn best_of(means: &[f32], n: usize) -> Vec<usize> {
+    let rank = |index: usize| if means[index].is_nan() { f32::NEG_INFINITY } else { means[index] };
+    let mut order: Vec<usize> = (0..means.len()).collect();
+    order.sort_by(|&left, &right| rank(right).total_cmp(&rank(left)));
+    order.truncate(n);
+    order
+}

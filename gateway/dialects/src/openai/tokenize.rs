@@ -1,0 +1,194 @@
+//! `POST /tokenize` and `POST /detokenize`, in vLLM's shapes.
+
+use bytes::{BufMut, BytesMut};
+
+use super::Bounds;
+use super::chat::{EFFORTS, generation_prompt, read_body, template_kwargs};
+use super::common::neutral;
+use super::fields;
+use super::json::{Fault, Reader, Within, short};
+use super::{messages, tools, write};
+use crate::error::{ApiError, ApiErrorKind};
+use crate::request::{ChatRequest, Message, ReasoningEffort, Tool, ToolChoice};
+
+/// What to tokenize.
+#[derive(Clone, Debug)]
+pub struct TokenizeRequest {
+    /// Model name; the only one served when absent.
+    pub model: Option<String>,
+    /// The text or the conversation.
+    pub input: TokenizeInput,
+    /// Also return each token's text.
+    pub return_token_strs: bool,
+}
+
+/// A text, or a conversation to be put through the model's template.
+#[derive(Clone, Debug)]
+pub enum TokenizeInput {
+    /// Plain text.
+    Text {
+        /// The text.
+        prompt: String,
+        /// Add what the tokenizer adds to a prompt (default true).
+        add_special_tokens: bool,
+    },
+    /// As a chat request would be: the count equals its `usage.prompt_tokens`. Only the fields that shape a prompt are set; its
+    /// `model` is empty when the request names none.
+    Chat(Box<ChatRequest>),
+}
+
+/// Ids to be turned into text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DetokenizeRequest {
+    /// Model name; the only one served when absent.
+    pub model: Option<String>,
+    /// Token ids.
+    pub tokens: Vec<u32>,
+}
+
+/// Decodes the body of a tokenize request. Errors and cost as [`super::decode_chat`].
+pub fn decode_tokenize(body: &[u8], bounds: &Bounds) -> Result<TokenizeRequest, ApiError> {
+    let mut draft = Draft::default();
+    read_body(body, bounds, |reader, key| draft.field(reader, key, bounds))
+        .and_then(|()| draft.finish())
+        .map_err(Fault::into_error)
+}
+
+#[derive(Default)]
+struct Draft {
+    model: Option<String>,
+    prompt: Option<String>,
+    messages: Option<Vec<Message>>,
+    tools: Vec<Tool>,
+    add_special_tokens: Option<bool>,
+    return_token_strs: bool,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: bool,
+    reasoning_effort: Option<ReasoningEffort>,
+    template_kwargs: Option<String>,
+    ignored: Vec<String>,
+}
+
+impl Draft {
+    fn field(&mut self, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<(), Fault> {
+        match key {
+            "model" => self.model = Some(fields::name(reader, bounds.model_chars_max)?),
+            "prompt" => self.prompt = Some(fields::text(reader)?),
+            "messages" => self.messages = Some(messages::messages(reader, bounds)?),
+            "tools" => self.tools = tools::tools(reader, bounds, &mut false)?,
+            "add_special_tokens" => self.add_special_tokens = Some(reader.boolean()?),
+            "return_token_strs" => self.return_token_strs = reader.boolean()?,
+            "add_generation_prompt" => self.add_generation_prompt = Some(reader.boolean()?),
+            "continue_final_message" => self.continue_final_message = reader.boolean()?,
+            "reasoning_effort" => self.reasoning_effort = Some(fields::word(reader, EFFORTS)?),
+            "chat_template_kwargs" => self.template_kwargs = Some(template_kwargs(reader, bounds)?),
+            "chat_template" => {
+                return Err(Fault::of(
+                    ApiErrorKind::Unsupported,
+                    "templates come with the model, never with a request",
+                ));
+            }
+            _ => {
+                reader.skip()?;
+                if self.ignored.len() < bounds.ignored_max {
+                    self.ignored.push(short(key));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<TokenizeRequest, Fault> {
+        let (model, return_token_strs) = (self.model.clone(), self.return_token_strs);
+        let input = match (self.prompt.take(), self.messages.take()) {
+            (Some(prompt), None) => {
+                TokenizeInput::Text { prompt, add_special_tokens: self.add_special_tokens.unwrap_or(true) }
+            }
+            (None, Some(messages)) => TokenizeInput::Chat(Box::new(self.chat(messages)?)),
+            (Some(_), Some(_)) => return Err(Fault::invalid("not allowed with messages")).within("prompt"),
+            (None, None) => return Err(Fault::invalid("this or messages is required, but missing")).within("prompt"),
+        };
+        Ok(TokenizeRequest { model, input, return_token_strs })
+    }
+
+    fn chat(self, messages: Vec<Message>) -> Result<ChatRequest, Fault> {
+        if self.add_special_tokens == Some(true) {
+            let why = "a template writes its special tokens itself";
+            return Err(Fault::of(ApiErrorKind::UnsupportedValue, why)).within("add_special_tokens");
+        }
+        let add_generation_prompt =
+            generation_prompt(self.add_generation_prompt, self.continue_final_message, &messages)?;
+        Ok(ChatRequest {
+            model: self.model.unwrap_or_default(),
+            messages,
+            tool_choice: if self.tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto },
+            tools: self.tools,
+            sampling: neutral(),
+            n: 1,
+            stream: None,
+            logprobs: None,
+            prompt_logprobs: None,
+            reasoning_effort: self.reasoning_effort,
+            template_kwargs: self.template_kwargs,
+            add_generation_prompt,
+            continue_final_message: self.continue_final_message,
+            keep_special_tokens: false,
+            return_token_ids: false,
+            cache_salt: None,
+            priority: 0,
+            ignored: self.ignored,
+        })
+    }
+}
+
+/// Decodes the body of a detokenize request. Errors and cost as [`super::decode_chat`].
+pub fn decode_detokenize(body: &[u8], bounds: &Bounds) -> Result<DetokenizeRequest, ApiError> {
+    let (mut model, mut tokens) = (None, None);
+    read_body(body, bounds, |reader, key| {
+        match key {
+            "model" => model = Some(fields::name(reader, bounds.model_chars_max)?),
+            "tokens" => tokens = Some(fields::token_ids(reader, bounds.prompt_tokens_max)?),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })
+    .and_then(|()| tokens.ok_or_else(|| Fault::invalid("required, but missing")).within("tokens"))
+    .map(|tokens| DetokenizeRequest { model, tokens })
+    .map_err(Fault::into_error)
+}
+
+/// The answer to a tokenize request; `strings` are the tokens' texts when they were asked for.
+pub fn tokenize_body(tokens: &[u32], context_tokens: u64, strings: Option<&[String]>) -> Vec<u8> {
+    let mut out = BytesMut::with_capacity(64 + 8 * tokens.len());
+    out.put_slice(b"{\"count\":");
+    write::integer(&mut out, tokens.len() as u64);
+    out.put_slice(b",\"max_model_len\":");
+    write::integer(&mut out, context_tokens);
+    out.put_slice(b",\"tokens\":");
+    write::integers(&mut out, tokens);
+    out.put_slice(b",\"token_strs\":");
+    match strings {
+        None => out.put_slice(b"null"),
+        Some(strings) => {
+            out.put_u8(b'[');
+            for (index, text) in strings.iter().enumerate() {
+                if index > 0 {
+                    out.put_u8(b',');
+                }
+                write::string(&mut out, text);
+            }
+            out.put_u8(b']');
+        }
+    }
+    out.put_u8(b'}');
+    out.into()
+}
+
+/// The answer to a detokenize request.
+pub fn detokenize_body(prompt: &str) -> Vec<u8> {
+    let mut out = BytesMut::with_capacity(16 + prompt.len());
+    out.put_slice(b"{\"prompt\":");
+    write::string(&mut out, prompt);
+    out.put_u8(b'}');
+    out.into()
+}
