@@ -9,6 +9,7 @@
 //! Batch invariance is a contract of every implementation: a row's result is the same bits whatever other rows are in the
 //! step, wherever the row's sequence was cut into steps, and whether its context was computed or found in the cache.
 
+pub mod cpu;
 pub mod device;
 pub mod host;
 pub mod reference;

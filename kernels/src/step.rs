@@ -24,20 +24,10 @@ impl Bounds {
 }
 
 /// One sequence's rows in the step; `pages` are read from [`Step::pages`].
-#[expect(dead_code, reason = "read by the CPU device")]
 #[derive(Clone, Debug)]
 pub(crate) struct OwnedSpan {
     pub(crate) rows: Range<usize>,
-    pub(crate) context: usize,
     table: Range<usize>,
-}
-
-impl OwnedSpan {
-    /// Position of the span's first row.
-    #[expect(dead_code, reason = "read by the CPU device")]
-    pub(crate) fn first_position(&self) -> usize {
-        self.context - self.rows.len()
-    }
 }
 
 /// A step whose every index has been checked. Vectors are reused from step to step.
@@ -138,7 +128,7 @@ impl Step {
             self.positions.extend(first_position..span.context);
             self.span_of.resize(next, index);
             let table = start..self.tables.len();
-            self.spans.push(OwnedSpan { rows: span.rows.clone(), context: span.context, table });
+            self.spans.push(OwnedSpan { rows: span.rows.clone(), table });
         }
         if next != batch.tokens.len() {
             return Err(KernelError::Batch { what: "rows covered by spans", got: next, limit: batch.tokens.len() });

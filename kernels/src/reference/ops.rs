@@ -241,3 +241,11 @@ pub(super) fn logits(device: &mut ReferenceDevice, x: Buffer, weight: Weight) {
     assert_eq!(device.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
     device.logits = linear(device, x, weight);
 }
+
+#[cfg(test)]
+impl ReferenceDevice {
+    /// The rows of a buffer, for tests of other devices.
+    pub(crate) fn peek(&self, buffer: Buffer) -> Vec<f32> {
+        self.read(buffer, self.buffers[buffer.0 as usize].columns)
+    }
+}

@@ -1,0 +1,357 @@
+//! Causal attention over the paged cache: one algorithm for prefill, chunks and decode.
+//!
+//! A context is cut into splits of 256 tokens at absolute multiples. For a row and a split: scores q·Kᵀ, softmax relative to the
+//! split's own maximum, weighted sum p·V (p in bf16, sums in f32); then partials are merged in ascending order. A row's bits so
+//! depend on its position and its context alone: tokens that it does not see have weight exactly zero, and adding them is
+//! exact. What differs between prefill and decode is only who computes which split:
+//!
+//! - an *inline* item is (sequence, kv head, block of rows), and walks over all splits of its rows;
+//! - where there are few items and several splits (long contexts, few sequences, many threads), a *split* item is
+//!   (sequence, kv head, block of rows, split); its partial is stored, and a second pass merges.
+//!
+//! The query heads that share a kv head are rows of the same product, so a page of K or V is loaded once for all of them.
+
+use std::ops::Range;
+
+use super::kv::KvCache;
+use super::operand::{Groups, Operand, Shared};
+use super::pack::BLOCK;
+use super::pool::{Items, Pool};
+use super::scratch::Scratch;
+use super::tile::{Blocks, Kernel, Product};
+use super::vector::{Partial, Scores, VectorOps};
+use crate::device::{AttentionSpec, PAGE_TOKENS};
+use crate::step::Step;
+
+/// Tokens of one partial sum.
+const SPLIT: usize = 256;
+const SPLIT_PAGES: usize = SPLIT / PAGE_TOKENS;
+/// Rows (tokens × query heads of a kv head) of one item: scores of a split are 24 KiB, and K and V are read once for two groups.
+const ITEM_ROWS: usize = 24;
+
+/// Everything that one call needs.
+pub(super) struct Attention<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) vector: &'a VectorOps,
+    pub(super) kv: &'a KvCache,
+    pub(super) step: &'a Step,
+    pub(super) spec: &'a AttentionSpec,
+    pub(super) layer: usize,
+    /// `[rows][heads][32 · dim_blocks]`, zero beyond `head_dim`.
+    pub(super) queries: Shared<u16>,
+    pub(super) out: Operand,
+}
+
+/// Some rows of one sequence and one kv head.
+#[derive(Clone, Debug)]
+struct Item {
+    span: usize,
+    kv_head: usize,
+    /// Rows of the batch, consecutive tokens.
+    tokens: Range<usize>,
+    /// Splits that at least one of the rows sees.
+    splits: Range<usize>,
+}
+
+/// What a call reuses from the last one.
+#[derive(Default)]
+pub(super) struct AttentionScratch {
+    items: Vec<Item>,
+    /// Index of the item, split, where its partial is stored (in rows).
+    parts: Vec<(usize, usize, usize)>,
+    partials: Scratch,
+}
+
+impl Attention<'_> {
+    /// Query heads per kv head.
+    fn fan(&self) -> usize {
+        self.spec.heads / self.spec.kv_heads
+    }
+
+    fn dim(&self) -> usize {
+        self.kv.dim_blocks * 32
+    }
+
+    /// f32 of a stored partial, per row: values, maximum, sum.
+    fn partial_size(&self) -> usize {
+        self.dim() + 2
+    }
+
+    pub(super) fn run(&self, pool: &mut Pool, scratch: &mut [Scratch], shared: &mut AttentionScratch) {
+        self.plan(&mut shared.items);
+        let splits: usize = shared.items.iter().map(|item| item.splits.len()).sum();
+        let few = shared.items.len() < 4 * pool.threads() && pool.threads() > 1;
+        if few && splits > shared.items.len() {
+            self.run_split(pool, scratch, shared);
+        } else {
+            let (items, scratch) = (Items::new(shared.items.len()), Shared::new(scratch));
+            let plan = &shared.items;
+            pool.run(&|thread| {
+                // SAFETY: borrowed for this run; each thread has its own.
+                let scratch = &mut unsafe { scratch.slice(thread, 1) }[0];
+                while let Some(item) = items.take() {
+                    self.inline(&plan[item], scratch);
+                }
+            });
+        }
+        self.pad();
+    }
+
+    /// Cuts the step into items, the longest first.
+    fn plan(&self, items: &mut Vec<Item>) {
+        items.clear();
+        let tokens = (ITEM_ROWS / self.fan()).max(1);
+        for (index, span) in self.step.spans.iter().enumerate() {
+            for start in span.rows.clone().step_by(tokens) {
+                let rows = start..span.rows.end.min(start + tokens);
+                let first = self.step.positions[start];
+                let seen = self.spec.window.map_or(0, |window| (first + 1).saturating_sub(window));
+                let splits = seen / SPLIT..self.step.positions[rows.end - 1] / SPLIT + 1;
+                items.extend((0..self.spec.kv_heads).map(|kv_head| Item {
+                    span: index,
+                    kv_head,
+                    tokens: rows.clone(),
+                    splits: splits.clone(),
+                }));
+            }
+        }
+        items.sort_by_key(|item| std::cmp::Reverse(item.splits.len() * item.tokens.len()));
+    }
+
+    /// All splits of an item, one after the other.
+    fn inline(&self, item: &Item, scratch: &mut Scratch) {
+        let rows = item.tokens.len() * self.fan();
+        let groups = Groups::new(rows, self.kernel.rows_max);
+        let mut space = Space::new(scratch, rows, self.dim(), &groups);
+        self.gather(item, &groups, space.queries);
+        for group in (0..groups.count()).map(|group| groups.range(group)) {
+            space.whole.highest[group.clone()].fill(f32::NEG_INFINITY);
+            for split in item.splits.clone() {
+                self.one_split(item, split, &group, &mut space);
+                let mut whole = space.whole.rows(&group, self.dim());
+                let part = space.part.rows(&(0..group.len()), self.dim());
+                // SAFETY: the table is this machine's.
+                unsafe { (self.vector.merge)(&mut whole, &part) };
+            }
+            self.finish(item, &group, &mut space.whole);
+        }
+    }
+
+    /// Splits as items of their own, then one pass over rows.
+    fn run_split(&self, pool: &mut Pool, scratch: &mut [Scratch], shared: &mut AttentionScratch) {
+        let AttentionScratch { items: plan, parts, partials } = shared;
+        parts.clear();
+        let mut rows = 0;
+        for (index, item) in plan.iter().enumerate() {
+            for split in item.splits.clone() {
+                parts.push((index, split, rows));
+                rows += item.tokens.len() * self.fan();
+            }
+        }
+        let stored = Shared::new(partials.singles(rows * self.partial_size()));
+        let (items, scratch) = (Items::new(parts.len()), Shared::new(scratch));
+        pool.run(&|thread| {
+            // SAFETY: borrowed for this run; each thread has its own.
+            let scratch = &mut unsafe { scratch.slice(thread, 1) }[0];
+            while let Some(part) = items.take() {
+                let (item, split, row) = parts[part];
+                self.store_split(&plan[item], split, row, scratch, stored);
+            }
+        });
+        let items = Items::new(plan.len());
+        pool.run(&|thread| {
+            // SAFETY: as above.
+            let scratch = &mut unsafe { scratch.slice(thread, 1) }[0];
+            while let Some(item) = items.take() {
+                let first = parts.partition_point(|part| part.0 < item);
+                self.merge_stored(&plan[item], parts[first].2, scratch, stored);
+            }
+        });
+    }
+
+    /// Computes one split of an item and stores its partial from row `row` on.
+    fn store_split(&self, item: &Item, split: usize, row: usize, scratch: &mut Scratch, stored: Shared<f32>) {
+        let rows = item.tokens.len() * self.fan();
+        let groups = Groups::new(rows, self.kernel.rows_max);
+        let mut space = Space::new(scratch, rows, self.dim(), &groups);
+        self.gather(item, &groups, space.queries);
+        for group in (0..groups.count()).map(|group| groups.range(group)) {
+            self.one_split(item, split, &group, &mut space);
+            let part = space.part.rows(&(0..group.len()), self.dim());
+            let start = (row + group.start) * self.partial_size();
+            // SAFETY: rows of different (item, split) are apart, and one thread has this one.
+            let to = unsafe { stored.slice(start, group.len() * self.partial_size()) };
+            let (values, rest) = to.split_at_mut(group.len() * self.dim());
+            let (highest, sums) = rest.split_at_mut(group.len());
+            values.copy_from_slice(part.values);
+            highest.copy_from_slice(part.highest);
+            sums.copy_from_slice(part.sums);
+        }
+    }
+
+    /// Merges the stored partials of an item in ascending order of splits.
+    fn merge_stored(&self, item: &Item, first: usize, scratch: &mut Scratch, stored: Shared<f32>) {
+        let rows = item.tokens.len() * self.fan();
+        let groups = Groups::new(rows, self.kernel.rows_max);
+        let mut space = Space::new(scratch, rows, self.dim(), &groups);
+        for group in (0..groups.count()).map(|group| groups.range(group)) {
+            space.whole.highest[group.clone()].fill(f32::NEG_INFINITY);
+            for split in 0..item.splits.len() {
+                let start = (first + split * rows + group.start) * self.partial_size();
+                // SAFETY: all partials were stored in the run before, and only this thread reads this item's.
+                let from = unsafe { stored.slice(start, group.len() * self.partial_size()) };
+                let (values, rest) = from.split_at_mut(group.len() * self.dim());
+                let (highest, sums) = rest.split_at_mut(group.len());
+                let mut whole = space.whole.rows(&group, self.dim());
+                // SAFETY: the table is this machine's.
+                unsafe { (self.vector.merge)(&mut whole, &Partial { values, highest, sums }) };
+            }
+            self.finish(item, &group, &mut space.whole);
+        }
+    }
+
+    /// Copies the queries of an item into the order of a left operand; row = token · fan + query head.
+    fn gather(&self, item: &Item, groups: &Groups, queries: &mut [u16]) {
+        let (fan, dim) = (self.fan(), self.dim());
+        for row in 0..groups.rows() {
+            let head = item.kv_head * fan + row % fan;
+            let from = ((item.tokens.start + row / fan) * self.spec.heads + head) * dim;
+            // SAFETY: queries are only read during attention.
+            let from = unsafe { self.queries.slice(from, dim) };
+            let group = groups.of(row);
+            for (k, line) in from.chunks_exact(32).enumerate() {
+                let to = group.start * dim + (k * group.len() + row - group.start) * 32;
+                queries[to..to + 32].copy_from_slice(line);
+            }
+        }
+    }
+
+    /// The partial of one split for one group, into `space.part`.
+    fn one_split(&self, item: &Item, split: usize, group: &Range<usize>, space: &mut Space<'_>) {
+        let span = &self.step.spans[item.span];
+        let position = |row: usize| self.step.positions[item.tokens.start + row / self.fan()];
+        let lowest = |row: usize| self.spec.window.map_or(0, |window| (position(row) + 1).saturating_sub(window));
+        // Pages of this split that some row of the group sees.
+        let start = (split * SPLIT).max(lowest(group.start)) / PAGE_TOKENS;
+        let end = (position(group.end - 1) + 1).min((split + 1) * SPLIT).div_ceil(PAGE_TOKENS);
+        let count = end.saturating_sub(start);
+        if count == 0 {
+            return space.part.highest[..group.len()].fill(f32::NEG_INFINITY);
+        }
+        let pages = &self.step.pages(span)[start..end];
+        let height = group.len();
+        for (i, row) in group.clone().enumerate() {
+            let from_page = |token: usize| token.saturating_sub(start * PAGE_TOKENS).min(count * PAGE_TOKENS);
+            space.visible[i] = from_page(lowest(row))..from_page(position(row) + 1);
+        }
+        let queries = &space.queries[group.start * self.dim()..group.end * self.dim()];
+        for (page, c) in pages.iter().zip(space.scores.chunks_exact_mut(height * 32)) {
+            let keys = self.kv.keys(self.layer, *page as usize, item.kv_head);
+            self.product(queries, height, Blocks::Contiguous(keys.as_ptr()), self.kv.dim_blocks, c);
+        }
+        let size = count * height * 32;
+        let mut scores = Scores {
+            scores: &mut space.scores[..size],
+            weights: &mut space.weights[..size],
+            scale: self.spec.scale,
+            visible: &space.visible[..height],
+            highest: &mut space.part.highest[..height],
+            sums: &mut space.part.sums[..height],
+        };
+        // SAFETY: the table is this machine's.
+        unsafe { (self.vector.softmax)(&mut scores) };
+        let mut blocks = [std::ptr::null(); SPLIT_PAGES];
+        for (d, c) in space.part.values.chunks_exact_mut(height * 32).take(self.kv.dim_blocks).enumerate() {
+            for (block, page) in blocks.iter_mut().zip(pages) {
+                *block = self.kv.values(self.layer, *page as usize, item.kv_head)[d * BLOCK..].as_ptr();
+            }
+            self.product(&space.weights[..size], height, Blocks::List(&blocks[..count]), count, c);
+        }
+    }
+
+    fn product(&self, a: &[u16], rows: usize, b: Blocks<'_>, k_blocks: usize, c: &mut [f32]) {
+        assert!(rows <= self.kernel.rows_max && a.len() >= rows * k_blocks * 32 && c.len() == rows * 32, "tile shape");
+        let product = Product { a: a.as_ptr(), rows, b, k_blocks, c: c.as_mut_ptr(), accumulate: false };
+        // SAFETY: the kernel is this machine's; A and C have the sizes (asserted), C is aligned as `Scratch` lays it out; B is
+        // `dim_blocks` blocks of one page, or a list of `k_blocks` blocks of pages.
+        unsafe { (self.kernel.run)(&product) };
+    }
+
+    /// Divides by the sums and writes the rows of a group to their places in the operand.
+    fn finish(&self, item: &Item, group: &Range<usize>, whole: &mut PartialSpace<'_>) {
+        let part = whole.rows(group, self.dim());
+        for (i, row) in group.clone().enumerate() {
+            let head = item.kv_head * self.fan() + row % self.fan();
+            let out = self.out.row(item.tokens.start + row / self.fan());
+            let (dim, values) = (self.spec.head_dim, &part.values[i * 32..]);
+            // SAFETY: the table is this machine's; (token, head) is this item's alone.
+            unsafe { (self.vector.finish_row)(values, group.len() * 32, part.sums[i], dim, head * dim, out) };
+        }
+    }
+
+    /// Zeroes the columns of the operand beyond the last head.
+    fn pad(&self) {
+        let columns = self.spec.heads * self.spec.head_dim;
+        for row in 0..self.step.rows() {
+            for column in columns..self.out.k_blocks * 32 {
+                // SAFETY: all threads are done; the column exists.
+                unsafe { self.out.row(row).put(column, 0) };
+            }
+        }
+    }
+}
+
+/// `[dim / 32][rows][32]` per group, groups one after the other, with the rows' maxima and sums.
+struct PartialSpace<'a> {
+    values: &'a mut [f32],
+    highest: &'a mut [f32],
+    sums: &'a mut [f32],
+}
+
+impl PartialSpace<'_> {
+    fn rows(&mut self, group: &Range<usize>, dim: usize) -> Partial<'_> {
+        Partial {
+            values: &mut self.values[group.start * dim..group.end * dim],
+            highest: &mut self.highest[group.clone()],
+            sums: &mut self.sums[group.clone()],
+        }
+    }
+}
+
+/// A thread's working space for one item; every piece begins on a cache line.
+struct Space<'a> {
+    /// `[groups][dim / 32][rows][32]`.
+    queries: &'a mut [u16],
+    /// `[pages][rows][32]`.
+    scores: &'a mut [f32],
+    weights: &'a mut [u16],
+    /// Of one group and one split.
+    part: PartialSpace<'a>,
+    /// Of all groups.
+    whole: PartialSpace<'a>,
+    visible: Vec<Range<usize>>,
+}
+
+impl<'a> Space<'a> {
+    fn new(scratch: &'a mut Scratch, rows: usize, dim: usize, groups: &Groups) -> Self {
+        let height = groups.range(0).len();
+        let line = |count: usize| count.next_multiple_of(32);
+        let (scores, values) = (SPLIT * height, dim * height);
+        let singles = scores + values + dim * rows + 2 * line(height) + 2 * line(rows);
+        let halves = dim * rows + scores;
+        let (singles, rest) = scratch.singles(singles + halves.div_ceil(2)).split_at_mut(singles);
+        let rest = Shared::halved(rest);
+        // SAFETY: `rest` is borrowed for 'a, as the whole scratch is, and nobody else has it.
+        let halves: &'a mut [u16] = unsafe { std::slice::from_raw_parts_mut(rest.at(0), halves) };
+        let (queries, weights) = halves.split_at_mut(dim * rows);
+        let (scores, singles) = singles.split_at_mut(scores);
+        let (part, singles) = singles.split_at_mut(values);
+        let (whole, singles) = singles.split_at_mut(dim * rows);
+        let (part_highest, singles) = singles.split_at_mut(line(height));
+        let (part_sums, singles) = singles.split_at_mut(line(height));
+        let (whole_highest, whole_sums) = singles.split_at_mut(line(rows));
+        let part = PartialSpace { values: part, highest: part_highest, sums: part_sums };
+        let whole = PartialSpace { values: whole, highest: whole_highest, sums: whole_sums };
+        Self { queries, scores, weights, part, whole, visible: vec![0..0; height] }
+    }
+}

@@ -1,0 +1,175 @@
+//! The paged KV cache in the layout of a right operand.
+//!
+//! A page has as many tokens as a panel has columns, 32. So the keys of one page and head are one panel of the product q·Kᵀ
+//! (`[head_dim / 32]` blocks, tokens as columns), and its values are one block of each panel of the product p·V (tokens as k):
+//!
+//! ```text
+//! [layer][page][kv_head][K: head_dim / 32 blocks | V: head_dim / 32 blocks]      block: [2 tiles][16 pairs][16][2], see pack.rs
+//! ```
+//!
+//! Prefill and decode read the same bytes with the same kernels as weights. Values beyond the newest token of a page are kept at
+//! zero, since a weight of zero times a stale NaN would be NaN; stale keys need no care, their scores are masked by position.
+
+use super::lanes::{from_bf16, to_bf16};
+use super::operand::Shared;
+use super::pack::BLOCK;
+use crate::device::{KernelError, KvSpec, PAGE_TOKENS};
+use crate::host::{Arena, Region};
+
+pub(super) struct KvCache {
+    pub(super) spec: KvSpec,
+    /// Blocks of 32 values per head.
+    pub(super) dim_blocks: usize,
+    values: Region<u16>,
+}
+
+/// Where value `d` of token `slot` is among the blocks of K.
+fn key_at(slot: usize, d: usize) -> usize {
+    d / 32 * BLOCK + slot / 16 * 512 + d % 32 / 2 * 32 + slot % 16 * 2 + d % 2
+}
+
+/// Where value `d` of token `slot` is among the blocks of V.
+fn value_at(slot: usize, d: usize) -> usize {
+    d / 32 * BLOCK + d % 32 / 16 * 512 + slot / 2 * 32 + d % 16 * 2 + slot % 2
+}
+
+impl KvCache {
+    pub(super) fn new(arena: &mut Arena, spec: KvSpec) -> Result<Self, KernelError> {
+        let dim_blocks = spec.head_dim.div_ceil(32);
+        let count = [spec.layers, spec.pages, spec.kv_heads, 2 * dim_blocks * BLOCK]
+            .iter()
+            .try_fold(1usize, |n, &d| n.checked_mul(d))
+            .unwrap_or(usize::MAX);
+        Ok(Self { spec, dim_blocks, values: arena.alloc(count, "the KV cache")? })
+    }
+
+    /// Where the blocks of K of one page and head begin; those of V follow.
+    fn start(&self, layer: usize, page: usize, head: usize) -> usize {
+        ((layer * self.spec.pages + page) * self.spec.kv_heads + head) * 2 * self.dim_blocks * BLOCK
+    }
+
+    /// The blocks of K.
+    pub(super) fn keys(&self, layer: usize, page: usize, head: usize) -> &[u16] {
+        &self.values[self.start(layer, page, head)..][..self.dim_blocks * BLOCK]
+    }
+
+    /// The blocks of V.
+    pub(super) fn values(&self, layer: usize, page: usize, head: usize) -> &[u16] {
+        &self.values[self.start(layer, page, head) + self.dim_blocks * BLOCK..][..self.dim_blocks * BLOCK]
+    }
+
+    /// For writing from several threads.
+    pub(super) fn writer(&mut self) -> KvWriter {
+        let shared = Shared::new(&mut self.values);
+        KvWriter { values: shared, spec: self.spec, dim_blocks: self.dim_blocks }
+    }
+
+    /// One page of one layer in the canonical order `[K|V][kv_head][token][dim]`.
+    pub(super) fn page(&self, layer: usize, page: usize) -> Vec<f32> {
+        let mut out = Vec::with_capacity(2 * self.spec.kv_heads * PAGE_TOKENS * self.spec.head_dim);
+        for part in 0..2 {
+            for head in 0..self.spec.kv_heads {
+                let (blocks, at): (_, fn(usize, usize) -> usize) = if part == 0 {
+                    (self.keys(layer, page, head), key_at)
+                } else {
+                    (self.values(layer, page, head), value_at)
+                };
+                for slot in 0..PAGE_TOKENS {
+                    out.extend((0..self.spec.head_dim).map(|d| from_bf16(blocks[at(slot, d)])));
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Writes single tokens; threads write different (token, head) pairs.
+pub(super) struct KvWriter {
+    values: Shared<u16>,
+    spec: KvSpec,
+    dim_blocks: usize,
+}
+
+/// A token's place.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) layer: usize,
+    pub(super) page: usize,
+    pub(super) slot: usize,
+}
+
+impl KvWriter {
+    fn blocks(&self, place: Place, head: usize, part: usize) -> *mut u16 {
+        let spec = &self.spec;
+        assert!(place.layer < spec.layers && place.page < spec.pages && head < spec.kv_heads, "place in the KV cache");
+        let index = ((place.layer * spec.pages + place.page) * spec.kv_heads + head) * 2 + part;
+        self.values.at(index * self.dim_blocks * BLOCK)
+    }
+
+    /// Writes a key.
+    ///
+    /// # Safety
+    /// No other thread writes this token and head now, and none reads the page.
+    pub(super) unsafe fn key(&self, place: Place, head: usize, values: &[f32]) {
+        let blocks = self.blocks(place, head, 0);
+        assert!(values.len() <= self.dim_blocks * 32 && place.slot < PAGE_TOKENS);
+        for (d, &value) in values.iter().enumerate() {
+            // SAFETY: inside of the `dim_blocks` blocks at `blocks` (asserted), and this thread's alone.
+            unsafe { blocks.add(key_at(place.slot, d)).write(to_bf16(value)) };
+        }
+    }
+
+    /// Writes a value; `newest`: the rest of the page becomes zero.
+    ///
+    /// # Safety
+    /// As [`KvWriter::key`]; with `newest`, no other thread writes later tokens of the page.
+    pub(super) unsafe fn value(&self, place: Place, head: usize, values: &[f32], newest: bool) {
+        let blocks = self.blocks(place, head, 1);
+        assert!(values.len() <= self.dim_blocks * 32 && place.slot < PAGE_TOKENS);
+        for (d, &value) in values.iter().enumerate() {
+            // SAFETY: inside of the `dim_blocks` blocks at `blocks` (asserted), and this thread's alone.
+            unsafe { blocks.add(value_at(place.slot, d)).write(to_bf16(value)) };
+        }
+        if newest {
+            for slot in place.slot + 1..PAGE_TOKENS {
+                for d in 0..values.len() {
+                    // SAFETY: as above.
+                    unsafe { blocks.add(value_at(slot, d)).write(0) };
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_come_back_in_canonical_order() {
+        let spec = KvSpec { layers: 2, kv_heads: 3, head_dim: 40, pages: 2 };
+        let mut kv = KvCache::new(&mut Arena::default(), spec).unwrap();
+        let of = |part: usize, head: usize, slot: usize, d: usize| (part * 64 + head * 16 + slot * 2 + d) as f32;
+        let writer = kv.writer();
+        for head in 0..3 {
+            for slot in 0..PAGE_TOKENS {
+                let place = Place { layer: 1, page: 1, slot };
+                let row = |part| (0..40).map(|d| of(part, head, slot, d)).collect::<Vec<_>>();
+                // SAFETY: one thread.
+                unsafe { writer.key(place, head, &row(0)) };
+                // SAFETY: one thread.
+                unsafe { writer.value(place, head, &row(1), slot == 4) };
+            }
+        }
+        let page = kv.page(1, 1);
+        for (i, got) in page.iter().enumerate() {
+            let (d, slot, head, part) = (i % 40, i / 40 % 32, i / 1280 % 3, i / 3840);
+            assert_eq!(*got, of(part, head, slot, d), "{part} {head} {slot} {d}");
+        }
+        assert!(kv.page(1, 0).iter().chain(&kv.page(0, 1)).all(|v| *v == 0.0));
+        // SAFETY: one thread.
+        unsafe { kv.writer().value(Place { layer: 1, page: 1, slot: 9 }, 2, &[1.0; 40], true) };
+        let page = kv.page(1, 1);
+        assert!(page[3840 + 2 * 1280 + 10 * 40..].iter().all(|v| *v == 0.0));
+    }
+}

@@ -1,0 +1,327 @@
+//! The operations of [`CpuDevice`], in the order of a transformer layer: each finds its handles, then runs one fused algorithm.
+
+use super::attention::Attention;
+use super::kv::{KvWriter, Place};
+use super::matmul::Matmul;
+use super::operand::{Operand, Shared};
+use super::pool::Items;
+use super::{Content, CpuDevice, Loaded, Rotations};
+use crate::device::{AttentionSpec, Buffer, Rows, Weight};
+use crate::step::Step;
+
+/// Rows × columns below which elementwise work stays on the caller: about the price of a fork, 2 µs.
+const ALONE: usize = 16 << 10;
+
+impl CpuDevice {
+    /// Runs `each(row)` for all rows, on the pool if there is enough to do.
+    fn for_rows(&mut self, rows: usize, columns: usize, each: &(dyn Fn(usize) + Sync)) {
+        if rows * columns <= ALONE {
+            return (0..rows).for_each(each);
+        }
+        // Eight rows at a time: neighbouring rows share cache lines of an operand's group.
+        let items = Items::new(rows.div_ceil(8));
+        self.pool.run(&|_| {
+            while let Some(item) = items.take() {
+                (item * 8..rows.min(item * 8 + 8)).for_each(each);
+            }
+        });
+    }
+
+    pub(super) fn run_embed(&mut self, out: Buffer, table: Weight) {
+        let stored = &mut self.buffers[out.0 as usize];
+        stored.content = Content::Single;
+        assert_eq!((stored.columns, stored.domain), (self.matrix(table).columns, Rows::Batch), "buffer {}", out.0);
+        let (values, stride) = self.singles(out);
+        let (tokens, weights) = (std::mem::take(&mut self.step.tokens), std::mem::take(&mut self.weights));
+        if let Loaded::Embedding(packed) = &weights[table.0 as usize] {
+            self.for_rows(tokens.len(), stride, &|row| {
+                // SAFETY: borrowed for this operation; each row once.
+                packed.gather(tokens[row] as usize, unsafe { values.slice(row * stride, stride) });
+            });
+        } else {
+            panic!("weight {} is not an embedding", table.0);
+        }
+        (self.step.tokens, self.weights) = (tokens, weights);
+    }
+
+    pub(super) fn run_rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32) {
+        let columns = self.vector_of(weight).1;
+        assert_eq!(self.buffers[x.0 as usize].columns, columns, "columns of buffer {}", x.0);
+        assert_eq!(self.rows_of(out), self.rows_of(x), "rows of buffers {} and {}", out.0, x.0);
+        let rows = self.rows_of(x);
+        self.widen(x, out == x);
+        let (values, stride) = if out == x {
+            (Shared::new(self.converted.singles(rows * columns.next_multiple_of(32))), columns.next_multiple_of(32))
+        } else {
+            self.singles(x)
+        };
+        let (operand, vector) = (self.operand_out(out, columns), self.vector);
+        let weight = self.vector_of(weight).0.to_vec();
+        self.for_rows(rows, stride, &|row| {
+            // SAFETY: borrowed for this operation, and only read.
+            let x = unsafe { values.slice(row * stride, stride) };
+            // SAFETY: the table is this machine's; each row once.
+            unsafe { (vector.rmsnorm)(x, &weight, columns, eps, operand.row(row)) };
+        });
+    }
+
+    /// Makes the rows of `buffer` f32, in place or as a copy in `converted`. Norms of operands are rare (no model here has one).
+    fn widen(&mut self, buffer: Buffer, aside: bool) {
+        let rows = self.rows_of(buffer);
+        let stride = self.buffers[buffer.0 as usize].stride();
+        if self.buffers[buffer.0 as usize].content != Content::Single {
+            let columns = self.buffers[buffer.0 as usize].columns;
+            let operand = self.operand_in(buffer, columns);
+            let mut all = vec![0.0; rows * stride];
+            for (i, value) in all.iter_mut().enumerate() {
+                // SAFETY: one thread, one line at a time.
+                *value = super::lanes::from_bf16(unsafe { operand.row(i / stride).line(i % stride / 32) }[i % 32]);
+            }
+            let stored = &mut self.buffers[buffer.0 as usize];
+            stored.memory[..all.len()].copy_from_slice(&all);
+            stored.content = Content::Single;
+        }
+        if aside {
+            let stored = &self.buffers[buffer.0 as usize];
+            self.converted.singles(rows * stride).copy_from_slice(&stored.memory[..rows * stride]);
+        }
+    }
+
+    pub(super) fn run_qkv(&mut self, out: Buffer, x: Buffer, weight: Weight, spec: &AttentionSpec, layer: usize) {
+        let (dim, heads) = (spec.head_dim, spec.heads + 2 * spec.kv_heads);
+        let columns = self.matrix(weight).columns;
+        assert_eq!(self.matrix(weight).rows, heads * dim, "rows of weight {}", weight.0);
+        assert!(dim.is_multiple_of(2) && spec.heads.is_multiple_of(spec.kv_heads), "shape of attention");
+        let operand = self.operand_in(x, columns);
+        let stored = &mut self.buffers[out.0 as usize];
+        assert_eq!((stored.columns, stored.domain), (spec.heads * dim, Rows::Batch), "buffer {}", out.0);
+        stored.content = Content::Queries;
+        // Heads are padded to 32 values, which may be more than the buffer's own rows; it grows once.
+        let needed = (stored.rows_max * spec.heads * dim.next_multiple_of(32)).div_ceil(2);
+        if stored.memory.len() < needed {
+            stored.memory = self.arena.alloc(needed, "queries").expect("memory for queries, once per buffer");
+        }
+        let queries = Shared::halved(&mut self.buffers[out.0 as usize].memory);
+        let kv = self.kv.as_mut().expect("kv() is called before qkv()");
+        assert_eq!((kv.spec.kv_heads, kv.spec.head_dim), (spec.kv_heads, dim), "shape of the KV cache");
+        assert!(layer < kv.spec.layers, "layer {layer} of the KV cache");
+        let writer = kv.writer();
+        let Loaded::Matrix(packed) = &self.weights[weight.0 as usize] else {
+            panic!("weight {} is not linear", weight.0)
+        };
+        let norms = [spec.query_norm, spec.key_norm].map(|norm| norm.map(|norm| head_vector(&self.weights, norm, dim)));
+        let heads = Heads {
+            spec,
+            layer,
+            step: &self.step,
+            rope: &self.ropes[spec.rope.0 as usize],
+            norms,
+            vector: self.vector,
+            queries,
+            writer,
+            bias: packed.bias.as_deref(),
+        };
+        assert_eq!(heads.rope.half * 2, dim, "rope {} is for another head_dim", spec.rope.0);
+        // Panels of 32 columns and heads of `dim` meet every lcm(32, dim) columns.
+        let together = dim / gcd(dim, 32);
+        let matmul = Matmul { kernel: &self.kernel, operand, weight: packed, together };
+        matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
+            let (first, panels) = (piece.panel * 32, piece.tile.len() / (piece.rows.len() * 32));
+            let end = ((piece.panel + panels) * 32 / dim).min(spec.heads + 2 * spec.kv_heads);
+            let mut values = vec![0.0f32; dim.next_multiple_of(32)];
+            for (i, row) in piece.rows.clone().enumerate() {
+                for head in first / dim..end {
+                    values[dim..].fill(0.0);
+                    for (d, value) in values[..dim].iter_mut().enumerate() {
+                        let column = head * dim - first + d;
+                        *value = piece.tile[(column / 32 * piece.rows.len() + i) * 32 + column % 32];
+                    }
+                    heads.place(row, head, &mut values);
+                }
+            }
+        });
+    }
+
+    pub(super) fn run_attention(&mut self, out: Buffer, queries: Buffer, spec: &AttentionSpec, layer: usize) {
+        assert_eq!(self.buffers[queries.0 as usize].content, Content::Queries, "content of buffer {}", queries.0);
+        assert_ne!(out, queries, "attention in place");
+        let operand = self.operand_out(out, spec.heads * spec.head_dim);
+        let attention = Attention {
+            kernel: &self.kernel,
+            vector: self.vector,
+            kv: self.kv.as_ref().expect("kv() is called before attention()"),
+            step: &self.step,
+            spec,
+            layer,
+            queries: Shared::halved(&mut self.buffers[queries.0 as usize].memory),
+            out: operand,
+        };
+        attention.run(&mut self.pool, &mut self.scratch, &mut self.attention);
+    }
+
+    pub(super) fn run_linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {
+        let (columns, rows) = (self.matrix(weight).columns, self.matrix(weight).rows);
+        assert_eq!(self.buffers[residual.0 as usize].columns, rows, "columns of buffer {}", residual.0);
+        assert_eq!(self.rows_of(residual), self.rows_of(x), "rows of buffers {} and {}", residual.0, x.0);
+        assert_ne!(residual, x, "linear_add in place");
+        let operand = self.operand_in(x, columns);
+        let (values, stride) = self.singles(residual);
+        let (vector, weight) = (self.vector, &self.weights[weight.0 as usize]);
+        let (Loaded::Matrix(packed) | Loaded::Embedding(packed)) = weight else { unreachable!("matrix() checked") };
+        let matmul = Matmul { kernel: &self.kernel, operand, weight: packed, together: 1 };
+        matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
+            for (panel, row, line) in piece.lines() {
+                let bias = packed.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel]);
+                // SAFETY: borrowed for this operation; a panel of a row is one thread's.
+                let to = unsafe { values.slice(row * stride + panel * 32, 32) };
+                // SAFETY: the table is this machine's.
+                unsafe { (vector.add)(to.as_mut_array().expect("32 values"), line, bias) };
+            }
+        });
+    }
+
+    pub(super) fn run_gate_up(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        let Loaded::GateUp(packed) = &self.weights[weight.0 as usize] else {
+            panic!("weight {} is not a gate and an up matrix", weight.0)
+        };
+        let (columns, rows) = (packed.columns, packed.rows);
+        assert_eq!(self.rows_of(out), self.rows_of(x), "rows of buffers {} and {}", out.0, x.0);
+        assert_ne!(out, x, "gate_up_silu in place");
+        let operand = self.operand_in(x, columns);
+        let out = self.operand_out(out, rows);
+        let (vector, weight) = (self.vector, &self.weights[weight.0 as usize]);
+        let Loaded::GateUp(packed) = weight else { unreachable!("checked above") };
+        let matmul = Matmul { kernel: &self.kernel, operand, weight: packed, together: 1 };
+        matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
+            for (panel, row, line) in piece.lines() {
+                // SAFETY: a panel's half line of a row is one thread's.
+                let half = unsafe { out.row(row).half(panel * 16) };
+                // SAFETY: the table is this machine's.
+                unsafe { (vector.gate_up)(line, half) };
+                if panel + 1 == packed.panels && packed.panels % 2 == 1 {
+                    // SAFETY: the last line's other half belongs to no panel.
+                    unsafe { out.row(row).half(panel * 16 + 16) }.fill(0);
+                }
+            }
+        });
+    }
+
+    pub(super) fn run_select(&mut self, out: Buffer, x: Buffer) {
+        let (from, to) = (&self.buffers[x.0 as usize], &self.buffers[out.0 as usize]);
+        assert_eq!((from.domain, to.domain), (Rows::Batch, Rows::Sampled), "rows of buffers {} and {}", x.0, out.0);
+        assert_eq!(from.columns, to.columns, "columns of buffers {} and {}", x.0, out.0);
+        let (columns, content, stride) = (from.columns, from.content, from.stride());
+        match content {
+            Content::Single => {
+                self.buffers[out.0 as usize].content = Content::Single;
+                let ((from, _), (to, _)) = (self.singles(x), self.singles(out));
+                for (i, &row) in self.step.sampled.iter().enumerate() {
+                    // SAFETY: two buffers, one thread.
+                    let (from, to) = unsafe { (from.slice(row * stride, stride), to.slice(i * stride, stride)) };
+                    to.copy_from_slice(from);
+                }
+            }
+            Content::Operand => {
+                let (from, to) = (self.operand_in(x, columns), self.operand_out(out, columns));
+                for (i, &row) in self.step.sampled.iter().enumerate() {
+                    for k in 0..from.k_blocks {
+                        // SAFETY: two buffers, one thread.
+                        let (from, to) = unsafe { (from.row(row).line(k), to.row(i).line(k)) };
+                        to.copy_from_slice(from);
+                    }
+                }
+            }
+            Content::Queries => panic!("buffer {} holds queries, which only attention reads", x.0),
+        }
+    }
+
+    pub(super) fn run_logits(&mut self, x: Buffer, weight: Weight) {
+        assert_eq!(self.buffers[x.0 as usize].domain, Rows::Sampled, "logits are of sampled rows");
+        let (columns, vocab) = (self.matrix(weight).columns, self.matrix(weight).rows);
+        let operand: Operand = self.operand_in(x, columns);
+        self.logits.resize(operand.groups.rows() * vocab, 0.0);
+        let out = Shared::new(&mut self.logits);
+        let (Loaded::Matrix(packed) | Loaded::Embedding(packed)) = &self.weights[weight.0 as usize] else {
+            unreachable!("matrix() checked")
+        };
+        let matmul = Matmul { kernel: &self.kernel, operand, weight: packed, together: 1 };
+        matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
+            for (panel, row, line) in piece.lines() {
+                let count = 32.min(vocab - panel * 32);
+                // SAFETY: borrowed for this operation; a panel of a row is one thread's.
+                let to = unsafe { out.slice(row * vocab + panel * 32, count) };
+                to.copy_from_slice(&line[..count]);
+                if let Some(bias) = &packed.bias {
+                    to.iter_mut().zip(&bias[panel * 32..]).for_each(|(value, bias)| *value += bias);
+                }
+            }
+        });
+    }
+}
+
+/// The weight of a head's norm.
+fn head_vector(weights: &[Loaded], weight: Weight, dim: usize) -> &[f32] {
+    match &weights[weight.0 as usize] {
+        Loaded::Vector(values, columns) if *columns == dim => values,
+        _ => panic!("weight {} is not a vector of {dim}", weight.0),
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// What becomes of one projected head.
+struct Heads<'a> {
+    spec: &'a AttentionSpec,
+    layer: usize,
+    step: &'a Step,
+    rope: &'a Rotations,
+    /// Of queries, of keys.
+    norms: [Option<&'a [f32]>; 2],
+    vector: &'static super::VectorOps,
+    queries: Shared<u16>,
+    writer: KvWriter,
+    bias: Option<&'a [f32]>,
+}
+
+impl Heads<'_> {
+    /// Bias, norm and rotation of one head of one row, then to its place. `values`: zero beyond `head_dim`, padded to 32.
+    fn place(&self, row: usize, head: usize, values: &mut [f32]) {
+        let (spec, dim) = (self.spec, self.spec.head_dim);
+        if let Some(bias) = self.bias {
+            values[..dim].iter_mut().zip(&bias[head * dim..]).for_each(|(value, bias)| *value += bias);
+        }
+        let position = self.step.positions[row];
+        let kind = if head < spec.heads { 0 } else { 1 + (head - spec.heads) / spec.kv_heads };
+        if kind < 2 {
+            if let Some(weight) = self.norms[kind] {
+                // SAFETY: the table is this machine's.
+                unsafe { (self.vector.head_norm)(values, weight, dim, spec.norm_eps) };
+            }
+            let turn = position * self.rope.half..(position + 1) * self.rope.half;
+            // SAFETY: the table is this machine's.
+            unsafe {
+                (self.vector.rotate)(&mut values[..dim], (&self.rope.cosines[turn.clone()], &self.rope.sines[turn]));
+            }
+        }
+        if kind == 0 {
+            let size = values.len();
+            // SAFETY: borrowed for this operation; a head of a row is one thread's.
+            let to = unsafe { self.queries.slice((row * spec.heads + head) * size, size) };
+            // SAFETY: the table is this machine's.
+            return unsafe { (self.vector.narrow_slice)(values, to) };
+        }
+        let span = &self.step.spans[self.step.span_of[row]];
+        let (page, slot) = self.step.slot(span, position);
+        let place = Place { layer: self.layer, page, slot };
+        let kv_head = (head - spec.heads) % spec.kv_heads;
+        if kind == 1 {
+            // SAFETY: `Step` checked that no two rows share a place; a head of a row is one thread's; attention comes later.
+            unsafe { self.writer.key(place, kv_head, &values[..dim]) };
+        } else {
+            // SAFETY: as above, and the newest row of a span has no later tokens in the step.
+            unsafe { self.writer.value(place, kv_head, &values[..dim], row + 1 == span.rows.end) };
+        }
+    }
+}

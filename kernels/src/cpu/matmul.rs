@@ -1,0 +1,163 @@
+//! The blocked product: operand × packed weight, dealt out over threads, with the epilogue run while a tile is in cache.
+//!
+//! A work item is a *unit* of neighbouring panels times a range of row groups. Sketch for one thread (48 KiB L1, 1 MiB L2, K = 1024):
+//!
+//! - many rows: a unit (4 panels, 256 KiB) stays in L2; each group (12 rows, 24 KiB) is read into L1 once per unit and meets
+//!   four panels there. A comes from L3 once per unit: 3–4 GB/s.
+//! - one group: a unit is a stretch of memory read once, in order.
+//! - AMX wants its panel of B in L1: for a block of k, panel by panel, all groups of the item; C waits in scratch (512 KiB).
+
+use std::ops::Range;
+
+use super::operand::{Operand, Shared};
+use super::pack::{BLOCK, Packed};
+use super::pool::{Items, Pool};
+use super::scratch::Scratch;
+use super::tile::{Blocks, Kernel, Product};
+
+/// Bytes of B that a unit should not exceed: a part of L2 that leaves room for A and scratch.
+const UNIT_BYTES: usize = 320 << 10;
+/// Row groups of one item for kernels that block k: 8 groups of 32 rows.
+const GROUPS_BLOCKED: usize = 8;
+
+/// A finished piece of the result.
+pub(super) struct Finished<'a> {
+    /// First panel.
+    pub(super) panel: usize,
+    /// Rows of the operand, one group.
+    pub(super) rows: Range<usize>,
+    /// `[panels][rows][32]`.
+    pub(super) tile: &'a [f32],
+}
+
+impl Finished<'_> {
+    /// Index and 32 values of each (panel, row).
+    pub(super) fn lines(&self) -> impl Iterator<Item = (usize, usize, &[f32; 32])> {
+        let height = self.rows.len();
+        self.tile
+            .as_chunks::<32>()
+            .0
+            .iter()
+            .enumerate()
+            .map(move |(i, line)| (self.panel + i / height, self.rows.start + i % height, line))
+    }
+}
+
+/// A product to be run.
+pub(super) struct Matmul<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) operand: Operand,
+    pub(super) weight: &'a Packed,
+    /// Panels that the epilogue must see together; 1 if it does not care.
+    pub(super) together: usize,
+}
+
+impl Matmul<'_> {
+    /// Computes all rows × all panels; `epilogue` gets each piece once, from any thread.
+    pub(super) fn run(&self, pool: &mut Pool, scratch: &mut [Scratch], epilogue: &(dyn Fn(&Finished<'_>) + Sync)) {
+        let (operand, weight) = (&self.operand, self.weight);
+        assert_eq!(operand.k_blocks, weight.k_blocks, "columns of the operand");
+        let groups = operand.groups.count();
+        if groups == 0 {
+            return;
+        }
+        let unit = self.unit(pool.threads());
+        let units = weight.panels.div_ceil(unit);
+        let pieces = self.row_pieces(units, groups, pool.threads());
+        let (items, scratch) = (Items::new(units * pieces), Shared::new(scratch));
+        pool.run(&|thread| {
+            // SAFETY: borrowed for this run; each thread has its own.
+            let scratch = &mut unsafe { scratch.slice(thread, 1) }[0];
+            while let Some(item) = items.take() {
+                let (index, piece) = (item / pieces, item % pieces);
+                let panels = index * unit..((index + 1) * unit).min(weight.panels);
+                let groups = piece * groups / pieces..(piece + 1) * groups / pieces;
+                if self.kernel.k_blocks_at_once == 0 {
+                    self.whole_k(panels, groups, scratch, epilogue);
+                } else {
+                    self.blocked_k(&panels, groups, scratch, epilogue);
+                }
+            }
+        });
+    }
+
+    /// Panels of one item: a multiple of `together` that fits the cache and leaves every thread several items.
+    fn unit(&self, threads: usize) -> usize {
+        let fit = UNIT_BYTES / (self.weight.k_blocks * BLOCK * 2);
+        let fair = self.weight.panels / (threads * 8);
+        fit.min(fair).max(1).next_multiple_of(self.together)
+    }
+
+    /// Into how many ranges the row groups are cut.
+    fn row_pieces(&self, units: usize, groups: usize, threads: usize) -> usize {
+        let fair = (threads * 8).div_ceil(units);
+        let fit = if self.kernel.k_blocks_at_once == 0 { 1 } else { groups.div_ceil(GROUPS_BLOCKED) };
+        if threads == 1 { fit } else { fair.max(fit).min(groups) }
+    }
+
+    fn whole_k(
+        &self,
+        panels: Range<usize>,
+        groups: Range<usize>,
+        scratch: &mut Scratch,
+        epilogue: &(dyn Fn(&Finished<'_>) + Sync),
+    ) {
+        for group in groups {
+            let rows = self.operand.groups.range(group);
+            let size = rows.len() * 32;
+            let tile = scratch.singles(panels.len() * size);
+            for (panel, c) in panels.clone().zip(tile.chunks_exact_mut(size)) {
+                self.product(panel, 0..self.weight.k_blocks, &rows, c);
+            }
+            epilogue(&Finished { panel: panels.start, rows, tile });
+        }
+    }
+
+    fn blocked_k(
+        &self,
+        panels: &Range<usize>,
+        groups: Range<usize>,
+        scratch: &mut Scratch,
+        epilogue: &(dyn Fn(&Finished<'_>) + Sync),
+    ) {
+        let size_max = self.kernel.rows_max * 32;
+        let per_group = panels.len() * size_max;
+        let all = scratch.singles(groups.len() * per_group);
+        let k_blocks = self.weight.k_blocks;
+        for k in (0..k_blocks).step_by(self.kernel.k_blocks_at_once) {
+            let k = k..k_blocks.min(k + self.kernel.k_blocks_at_once);
+            for (i, panel) in panels.clone().enumerate() {
+                for (group, c) in groups.clone().zip(all.chunks_exact_mut(per_group)) {
+                    let rows = self.operand.groups.range(group);
+                    let size = rows.len() * 32;
+                    self.product(panel, k.clone(), &rows, &mut c[i * size..][..size]);
+                }
+            }
+        }
+        for (group, c) in groups.zip(all.chunks_exact(per_group)) {
+            let rows = self.operand.groups.range(group);
+            let tile = &c[..panels.len() * rows.len() * 32];
+            epilogue(&Finished { panel: panels.start, rows, tile });
+        }
+    }
+
+    /// Blocks `k` of one panel times one group, into `c` or onto it.
+    fn product(&self, panel: usize, k: Range<usize>, rows: &Range<usize>, c: &mut [f32]) {
+        assert!(rows.len() <= self.kernel.rows_max && c.len() == rows.len() * 32, "shape of a tile");
+        let b = &self.weight.panel(panel)[k.start * BLOCK..k.end * BLOCK];
+        let last = self.operand.values.at((rows.end * self.operand.k_blocks) * 32);
+        let a = self.operand.group(rows.start).wrapping_add(k.start * rows.len() * 32);
+        debug_assert!(a <= last);
+        let product = Product {
+            a,
+            rows: rows.len(),
+            b: Blocks::Contiguous(b.as_ptr()),
+            k_blocks: k.len(),
+            c: c.as_mut_ptr(),
+            accumulate: k.start > 0,
+        };
+        // SAFETY: the kernel is this machine's; A has `k_blocks` blocks from `k.start` on (the group ends inside of the operand,
+        // checked by `at`); B is a slice of that length; C is an exclusive slice of the size, aligned as `Scratch` is.
+        unsafe { (self.kernel.run)(&product) };
+    }
+}

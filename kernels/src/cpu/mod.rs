@@ -1,0 +1,339 @@
+//! The CPU device: bf16 weights and operands, f32 sums, one pool of threads.
+//!
+//! Reading order: this file (loading, buffers), `layer.rs` (the operations), `matmul.rs` and `attention.rs` (the blocked
+//! algorithms), `tile/` (the innermost products per instruction path), `vector.rs` (everything elementwise). Layouts are in `pack.rs`
+//! (weights), `operand.rs` (activations), `kv.rs`.
+//!
+//! What a token costs, for Qwen3-0.6B (440 M weights in layers, 156 M in the head): 0.88 GFLOP and a share of 1.19 GB of weights.
+//! One row streams weights from memory; about twenty rows or more are bound by arithmetic.
+//!
+//! Batch invariance: a tile's bits do not depend on its height (`tile/`), a row's norm and softmax run over fixed lanes, attention
+//! is split at absolute positions. There is nothing else.
+
+mod attention;
+mod detect;
+mod kv;
+mod lanes;
+mod layer;
+mod math;
+mod matmul;
+mod operand;
+mod pack;
+mod pool;
+mod scratch;
+#[cfg(test)]
+mod tests;
+mod tile;
+mod vector;
+
+pub use detect::Path;
+
+use attention::AttentionScratch;
+use kv::KvCache;
+use operand::{Groups, Operand, Shared};
+use pack::Packed;
+use pool::Pool;
+use scratch::Scratch;
+use tile::Kernel;
+use vector::VectorOps;
+
+use crate::device::{
+    AttentionSpec, Buffer, BufferSpec, Device, DeviceInfo, KernelError, KvSpec, Limits, Rope, RopeSpec, Rows,
+    StepBatch, Weight, WeightSpec,
+};
+use crate::host::{Arena, Region};
+use crate::source::Checked;
+use crate::step::{Bounds, Step};
+
+/// How the CPU is to be used.
+#[derive(Clone, Debug, Default)]
+pub struct CpuOptions {
+    /// Threads in all, the calling one included; 0 means one per core of `cores`, or of the machine.
+    pub threads: usize,
+    /// Cores to pin threads to, in order; the calling thread takes the first.
+    pub cores: Option<Vec<usize>>,
+    /// Instruction path.
+    pub path: Path,
+}
+
+/// What a buffer holds; every operation that writes one decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Content {
+    /// f32, row-major, rows padded to 32 columns with zeros: the residual stream.
+    Single,
+    /// bf16 in the order of a left operand: what the next product reads.
+    Operand,
+    /// bf16 `[rows][heads][dim padded to 32]`: queries.
+    Queries,
+}
+
+struct Activations {
+    domain: Rows,
+    columns: usize,
+    /// Rows of the domain's limit.
+    rows_max: usize,
+    memory: Region<f32>,
+    content: Content,
+}
+
+impl Activations {
+    /// f32 per row.
+    fn stride(&self) -> usize {
+        self.columns.next_multiple_of(32)
+    }
+}
+
+enum Loaded {
+    /// Padded to 32 with zeros; the second is the length.
+    Vector(Vec<f32>, usize),
+    Matrix(Packed),
+    GateUp(Packed),
+    Embedding(Packed),
+}
+
+struct Rotations {
+    /// `[positions, half]`.
+    cosines: Vec<f32>,
+    sines: Vec<f32>,
+    half: usize,
+}
+
+/// The CPU device.
+pub struct CpuDevice {
+    path: Path,
+    kernel: Kernel,
+    vector: &'static VectorOps,
+    pool: Pool,
+    arena: Arena,
+    bounds: Bounds,
+    weights: Vec<Loaded>,
+    buffers: Vec<Activations>,
+    ropes: Vec<Rotations>,
+    kv: Option<KvCache>,
+    step: Step,
+    /// One per thread.
+    scratch: Vec<Scratch>,
+    attention: AttentionScratch,
+    /// A left operand converted from a buffer that holds f32.
+    converted: Scratch,
+    logits: Vec<f32>,
+}
+
+impl CpuDevice {
+    /// A device without weights.
+    ///
+    /// Errors: [`KernelError::Unavailable`] if a path named in `options` is not on this machine or `cores` does not fit `threads`;
+    /// [`KernelError::Os`] if threads cannot be started.
+    pub fn new(options: CpuOptions, limits: Limits) -> Result<Self, KernelError> {
+        let path = options.path.resolve()?;
+        let avx512 = path != Path::Portable && Path::Avx512.missing().is_none();
+        let vector = vector::ops(avx512, detect::has_avx2_fma());
+        Self::with_kernel(path, tile::kernel(path), vector, options, limits)
+    }
+
+    fn with_kernel(
+        path: Path,
+        kernel: Kernel,
+        vector: &'static VectorOps,
+        options: CpuOptions,
+        limits: Limits,
+    ) -> Result<Self, KernelError> {
+        let of_machine = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = match (options.threads, &options.cores) {
+            (0, Some(cores)) => cores.len().max(1),
+            (0, None) => of_machine(),
+            (threads, _) => threads,
+        };
+        if options.cores.as_ref().is_some_and(|cores| cores.len() < threads) {
+            let why = format!("the list of cores is shorter than {threads}");
+            return Err(KernelError::Unavailable { what: "pinning threads".into(), why });
+        }
+        Ok(Self {
+            path,
+            kernel,
+            vector,
+            pool: Pool::new(threads, options.cores)?,
+            arena: Arena::default(),
+            bounds: Bounds::new(limits),
+            weights: Vec::new(),
+            buffers: Vec::new(),
+            ropes: Vec::new(),
+            kv: None,
+            step: Step::default(),
+            scratch: (0..threads).map(|_| Scratch::default()).collect(),
+            attention: AttentionScratch::default(),
+            converted: Scratch::default(),
+            logits: Vec::new(),
+        })
+    }
+
+    /// The paths that this machine has, fastest first.
+    pub fn paths_available() -> Vec<Path> {
+        detect::PATHS.into_iter().filter(|path| path.missing().is_none()).collect()
+    }
+
+    /// The path in use, never [`Path::Auto`].
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    fn rows_of(&self, buffer: Buffer) -> usize {
+        match self.buffers[buffer.0 as usize].domain {
+            Rows::Batch => self.step.rows(),
+            Rows::Sampled => self.step.sampled.len(),
+        }
+    }
+
+    fn groups(&self, buffer: Buffer) -> Groups {
+        Groups::new(self.rows_of(buffer), self.kernel.rows_max)
+    }
+
+    /// `buffer` as an operand that will be written.
+    fn operand_out(&mut self, buffer: Buffer, columns: usize) -> Operand {
+        let groups = self.groups(buffer);
+        let stored = &mut self.buffers[buffer.0 as usize];
+        assert_eq!(stored.columns, columns, "columns of buffer {}", buffer.0);
+        stored.content = Content::Operand;
+        Operand { values: Shared::halved(&mut stored.memory), groups, k_blocks: columns.div_ceil(32) }
+    }
+
+    /// `buffer` as an operand to read; f32 is converted aside, the buffer stays as it is.
+    fn operand_in(&mut self, buffer: Buffer, columns: usize) -> Operand {
+        let groups = self.groups(buffer);
+        let stored = &mut self.buffers[buffer.0 as usize];
+        assert_eq!(stored.columns, columns, "columns of buffer {}", buffer.0);
+        let k_blocks = columns.div_ceil(32);
+        match stored.content {
+            Content::Operand => Operand { values: Shared::halved(&mut stored.memory), groups, k_blocks },
+            Content::Single => {
+                let values = Shared::new(self.converted.halves(groups.rows() * k_blocks * 32));
+                let operand = Operand { values, groups, k_blocks };
+                for (row, x) in stored.memory.chunks_exact(k_blocks * 32).take(groups.rows()).enumerate() {
+                    // SAFETY: the table is this machine's; one thread, each row once.
+                    unsafe { (self.vector.narrow)(x, operand.row(row)) };
+                }
+                operand
+            }
+            Content::Queries => panic!("buffer {} holds queries, which only attention reads", buffer.0),
+        }
+    }
+
+    /// `buffer` as f32 rows that are there, and their stride.
+    fn singles(&mut self, buffer: Buffer) -> (Shared<f32>, usize) {
+        let stored = &mut self.buffers[buffer.0 as usize];
+        assert_eq!(stored.content, Content::Single, "content of buffer {}", buffer.0);
+        let stride = stored.stride();
+        (Shared::new(&mut stored.memory), stride)
+    }
+
+    /// The packed matrix of a linear weight or an embedding, and its rows as f32 where attention wants a vector.
+    fn matrix(&self, weight: Weight) -> &Packed {
+        match &self.weights[weight.0 as usize] {
+            Loaded::Matrix(packed) | Loaded::Embedding(packed) => packed,
+            _ => panic!("weight {} is not a matrix", weight.0),
+        }
+    }
+
+    fn vector_of(&self, weight: Weight) -> (&[f32], usize) {
+        let Loaded::Vector(values, columns) = &self.weights[weight.0 as usize] else {
+            panic!("weight {} is not a vector", weight.0)
+        };
+        (values, *columns)
+    }
+}
+
+impl Device for CpuDevice {
+    fn info(&self) -> DeviceInfo {
+        let name = format!("cpu {}, {} threads", self.path.name(), self.pool.threads());
+        DeviceInfo { name, numerics: format!("cpu-bf16-{}-v1", self.kernel.family) }
+    }
+
+    fn load(&mut self, spec: &WeightSpec<'_>) -> Result<Weight, KernelError> {
+        let (arena, pool) = (&mut self.arena, &mut self.pool);
+        let loaded = match Checked::new(spec)? {
+            Checked::Vector(source) => {
+                let mut values = source.to_f32();
+                values.resize(source.columns.next_multiple_of(32), 0.0);
+                Loaded::Vector(values, source.columns)
+            }
+            Checked::Linear { parts, bias } => Loaded::Matrix(Packed::stack(arena, pool, &parts, bias)?),
+            Checked::GateUp { gate, up } => Loaded::GateUp(Packed::gate_up(arena, pool, gate, up)?),
+            Checked::Embedding(source) => {
+                self.bounds.vocab = self.bounds.vocab.min(source.rows);
+                Loaded::Embedding(Packed::stack(arena, pool, &[source], None)?)
+            }
+        };
+        self.weights.push(loaded);
+        Ok(Weight(self.weights.len() as u32 - 1))
+    }
+
+    fn buffer(&mut self, spec: BufferSpec) -> Result<Buffer, KernelError> {
+        let rows_max = match spec.rows {
+            Rows::Batch => self.bounds.rows_max,
+            Rows::Sampled => self.bounds.sampled_max,
+        };
+        let count = spec.columns.checked_next_multiple_of(32).and_then(|stride| stride.checked_mul(rows_max));
+        let memory = self.arena.alloc(count.unwrap_or(usize::MAX), "a buffer of activations")?;
+        let (domain, columns) = (spec.rows, spec.columns);
+        self.buffers.push(Activations { domain, columns, rows_max, memory, content: Content::Single });
+        Ok(Buffer(self.buffers.len() as u32 - 1))
+    }
+
+    fn rope(&mut self, spec: &RopeSpec) -> Result<Rope, KernelError> {
+        // As in the reference: the angle in f32, as transformers has it, its sine from f64.
+        let angles = (0..spec.positions)
+            .flat_map(|position| spec.inverse_frequencies.iter().map(move |f| f64::from(position as f32 * f)));
+        let (cosines, sines) = angles.map(|a| (a.cos() as f32 * spec.factor, a.sin() as f32 * spec.factor)).unzip();
+        self.ropes.push(Rotations { cosines, sines, half: spec.inverse_frequencies.len() });
+        self.bounds.positions = self.bounds.positions.min(spec.positions);
+        Ok(Rope(self.ropes.len() as u32 - 1))
+    }
+
+    fn kv(&mut self, spec: KvSpec) -> Result<(), KernelError> {
+        self.kv = Some(KvCache::new(&mut self.arena, spec)?);
+        self.bounds.pages = spec.pages;
+        Ok(())
+    }
+
+    fn begin(&mut self, batch: &StepBatch<'_>) -> Result<(), KernelError> {
+        self.pool.pin_caller();
+        self.step.take(batch, &self.bounds)
+    }
+
+    fn embed(&mut self, out: Buffer, table: Weight) {
+        self.run_embed(out, table);
+    }
+
+    fn rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32) {
+        self.run_rmsnorm(out, x, weight, eps);
+    }
+
+    fn qkv(&mut self, out: Buffer, x: Buffer, weight: Weight, attention: &AttentionSpec, layer: usize) {
+        self.run_qkv(out, x, weight, attention, layer);
+    }
+
+    fn attention(&mut self, out: Buffer, queries: Buffer, attention: &AttentionSpec, layer: usize) {
+        self.run_attention(out, queries, attention, layer);
+    }
+
+    fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight) {
+        self.run_linear_add(residual, x, weight);
+    }
+
+    fn gate_up_silu(&mut self, out: Buffer, x: Buffer, weight: Weight) {
+        self.run_gate_up(out, x, weight);
+    }
+
+    fn select(&mut self, out: Buffer, x: Buffer) {
+        self.run_select(out, x);
+    }
+
+    fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError> {
+        self.run_logits(x, weight);
+        Ok(&self.logits)
+    }
+
+    fn page(&self, layer: usize, page: u32) -> Vec<f32> {
+        self.kv.as_ref().expect("kv() is called before page()").page(layer, page as usize)
+    }
+}

@@ -1,0 +1,240 @@
+//! A small transformer with random weights, run on any device, and schedules for it.
+
+use crate::device::*;
+use crate::source::Source;
+
+/// Shape of a model, odd on purpose.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) hidden: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) intermediate: usize,
+    pub(super) vocab: usize,
+    pub(super) layers: usize,
+    pub(super) window: Option<usize>,
+    pub(super) bias: bool,
+    pub(super) norms: bool,
+    pub(super) tied: bool,
+}
+
+pub(super) const SHAPE: Shape = Shape {
+    hidden: 72,
+    heads: 6,
+    kv_heads: 2,
+    head_dim: 32,
+    intermediate: 90,
+    vocab: 101,
+    layers: 2,
+    window: None,
+    bias: true,
+    norms: true,
+    tied: true,
+};
+
+pub(super) const LIMITS: Limits = Limits { rows_max: 900, sampled_max: 900 };
+pub(super) const PAGES: usize = 64;
+
+/// Deterministic noise in -1..1.
+pub(super) struct Noise(pub(super) u64);
+
+impl Noise {
+    pub(super) fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as u32
+    }
+
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        self.next() as usize % limit
+    }
+
+    /// bf16 values, so that every device gets the same weights.
+    fn bytes(&mut self, count: usize, scale: f32, centre: f32) -> Vec<u8> {
+        let mut value = || (self.next() as f32 / (1u32 << 30) as f32 - 1.0) * scale + centre;
+        (0..count).flat_map(|_| super::super::lanes::to_bf16(value()).to_le_bytes()).collect()
+    }
+}
+
+struct Layer {
+    norms: [Weight; 2],
+    qkv: Weight,
+    attention: AttentionSpec,
+    out: Weight,
+    gate_up: Weight,
+    down: Weight,
+}
+
+/// Handles of the model on one device.
+pub(super) struct Model {
+    embedding: Weight,
+    head: Weight,
+    last_norm: Weight,
+    layers: Vec<Layer>,
+    pub(super) residual: Buffer,
+    pub(super) normed: Buffer,
+    pub(super) queries: Buffer,
+    pub(super) attended: Buffer,
+    pub(super) gated: Buffer,
+    pub(super) selected: Buffer,
+    pub(super) last: Buffer,
+}
+
+fn vector(device: &mut dyn Device, noise: &mut Noise, n: usize) -> Weight {
+    let bytes = noise.bytes(n, 0.3, 1.0);
+    device
+        .load(&WeightSpec::Vector(HostTensor { name: "norm", dtype: DType::Bf16, shape: &[n], bytes: &bytes }))
+        .unwrap()
+}
+
+fn linear(device: &mut dyn Device, noise: &mut Noise, outs: &[usize], k: usize, bias: bool) -> Weight {
+    let scale = 1.5 / (k as f32).sqrt();
+    let shapes: Vec<[usize; 2]> = outs.iter().map(|&n| [n, k]).collect();
+    let parts: Vec<_> = outs.iter().map(|&n| noise.bytes(n * k, scale, 0.0)).collect();
+    let biases: Vec<_> = outs.iter().map(|&n| noise.bytes(n, 0.5, 0.0)).collect();
+    let tensor = |shape, bytes| HostTensor { name: "linear", dtype: DType::Bf16, shape, bytes };
+    let parts = shapes.iter().zip(&parts).map(|(shape, bytes)| tensor(&shape[..], &bytes[..])).collect();
+    let biases = shapes.iter().zip(&biases).map(|(shape, bytes)| tensor(&shape[..1], &bytes[..])).collect();
+    device.load(&WeightSpec::Linear { parts, biases: if bias { biases } else { vec![] } }).unwrap()
+}
+
+fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Rope) -> Layer {
+    let norms = [vector(device, noise, s.hidden), vector(device, noise, s.hidden)];
+    let dims = [s.heads, s.kv_heads, s.kv_heads].map(|heads| heads * s.head_dim);
+    let qkv = linear(device, noise, &dims, s.hidden, s.bias);
+    let mut norm = || s.norms.then(|| vector(device, noise, s.head_dim));
+    let attention = AttentionSpec {
+        heads: s.heads,
+        kv_heads: s.kv_heads,
+        head_dim: s.head_dim,
+        scale: 1.0 / (s.head_dim as f32).sqrt(),
+        window: s.window,
+        rope,
+        query_norm: norm(),
+        key_norm: norm(),
+        norm_eps: 1e-6,
+    };
+    let out = linear(device, noise, &[s.hidden], dims[0], false);
+    let scale = 1.5 / (s.hidden as f32).sqrt();
+    let [gate, up] = [0, 1].map(|_| noise.bytes(s.intermediate * s.hidden, scale, 0.0));
+    let shape = [s.intermediate, s.hidden];
+    let tensor = |bytes| HostTensor { name: "mlp", dtype: DType::Bf16, shape: &shape, bytes };
+    let gate_up = device.load(&WeightSpec::GateUp { gate: tensor(&gate), up: tensor(&up) }).unwrap();
+    let down = linear(device, noise, &[s.hidden], s.intermediate, s.bias);
+    Layer { norms, qkv, attention, out, gate_up, down }
+}
+
+impl Model {
+    pub(super) fn load(device: &mut dyn Device, s: &Shape, seed: u64) -> Self {
+        let noise = &mut Noise(seed);
+        let table = noise.bytes(s.vocab * s.hidden, 1.0, 0.0);
+        let shape = [s.vocab, s.hidden];
+        let tensor = HostTensor { name: "embedding", dtype: DType::Bf16, shape: &shape, bytes: &table };
+        assert!(Source::new(&tensor, 2).is_ok());
+        let embedding = device.load(&WeightSpec::Embedding(tensor)).unwrap();
+        let head = if s.tied { embedding } else { linear(device, noise, &[s.vocab], s.hidden, false) };
+        let half = s.head_dim / 2;
+        let frequencies = (0..half).map(|i| 100f32.powf(-(i as f32) / half as f32)).collect();
+        let rope = RopeSpec { inverse_frequencies: frequencies, factor: 1.1, positions: PAGES * PAGE_TOKENS };
+        let rope = device.rope(&rope).unwrap();
+        let layers = (0..s.layers).map(|_| layer(device, noise, s, rope)).collect();
+        let last_norm = vector(device, noise, s.hidden);
+        let (layers_count, pages) = (s.layers, PAGES);
+        device.kv(KvSpec { layers: layers_count, kv_heads: s.kv_heads, head_dim: s.head_dim, pages }).unwrap();
+        let mut buffer = |rows, columns| device.buffer(BufferSpec { rows, columns }).unwrap();
+        Self {
+            embedding,
+            head,
+            last_norm,
+            layers,
+            residual: buffer(Rows::Batch, s.hidden),
+            normed: buffer(Rows::Batch, s.hidden),
+            queries: buffer(Rows::Batch, s.heads * s.head_dim),
+            attended: buffer(Rows::Batch, s.heads * s.head_dim),
+            gated: buffer(Rows::Batch, s.intermediate),
+            selected: buffer(Rows::Sampled, s.hidden),
+            last: buffer(Rows::Sampled, s.hidden),
+        }
+    }
+
+    /// One step. `seen` is called after every operation with its name and output.
+    pub(super) fn step<D: Device>(
+        &self,
+        d: &mut D,
+        batch: &StepBatch<'_>,
+        seen: &mut dyn FnMut(&mut D, &'static str, Buffer),
+    ) -> Vec<f32> {
+        d.begin(batch).unwrap();
+        d.embed(self.residual, self.embedding);
+        seen(d, "embed", self.residual);
+        for (index, layer) in self.layers.iter().enumerate() {
+            d.rmsnorm(self.normed, self.residual, layer.norms[0], 1e-6);
+            seen(d, "rmsnorm", self.normed);
+            d.qkv(self.queries, self.normed, layer.qkv, &layer.attention, index);
+            d.attention(self.attended, self.queries, &layer.attention, index);
+            seen(d, "attention", self.attended);
+            d.linear_add(self.residual, self.attended, layer.out);
+            seen(d, "linear_add", self.residual);
+            d.rmsnorm(self.normed, self.residual, layer.norms[1], 1e-6);
+            d.gate_up_silu(self.gated, self.normed, layer.gate_up);
+            seen(d, "gate_up_silu", self.gated);
+            d.linear_add(self.residual, self.gated, layer.down);
+        }
+        d.select(self.selected, self.residual);
+        d.rmsnorm(self.last, self.selected, self.last_norm, 1e-6);
+        seen(d, "last norm", self.last);
+        d.logits(self.last, self.head).unwrap().to_vec()
+    }
+}
+
+/// A sequence: its tokens and pages.
+#[derive(Clone, Debug)]
+pub(super) struct Sequence {
+    pub(super) tokens: Vec<u32>,
+    pub(super) table: Vec<u32>,
+}
+
+/// Sequences of the given lengths on shuffled pages.
+pub(super) fn sequences(lengths: &[usize], vocab: usize, seed: u64) -> Vec<Sequence> {
+    let mut noise = Noise(seed ^ 0x5eed);
+    let mut free: Vec<u32> = (0..PAGES as u32).collect();
+    lengths
+        .iter()
+        .map(|&length| {
+            let tokens = (0..length).map(|_| noise.below(vocab) as u32).collect();
+            let table = (0..length.div_ceil(PAGE_TOKENS)).map(|_| free.swap_remove(noise.below(free.len()))).collect();
+            Sequence { tokens, table }
+        })
+        .collect()
+}
+
+/// Rows of one step: (sequence, tokens done before, tokens of this step).
+pub(super) type Rowsets = Vec<(usize, usize, usize)>;
+
+/// Runs steps, all rows sampled; gives the logits of every (sequence, position) as bits.
+pub(super) fn run_steps<D: Device>(
+    device: &mut D,
+    model: &Model,
+    sequences: &[Sequence],
+    steps: &[Rowsets],
+) -> Vec<Vec<Vec<f32>>> {
+    let mut out: Vec<Vec<Vec<f32>>> = sequences.iter().map(|s| vec![vec![]; s.tokens.len()]).collect();
+    for step in steps {
+        let (mut tokens, mut spans) = (vec![], vec![]);
+        for &(index, done, count) in step {
+            let rows = tokens.len()..tokens.len() + count;
+            tokens.extend_from_slice(&sequences[index].tokens[done..done + count]);
+            spans.push(Span { rows, context: done + count, block_table: &sequences[index].table });
+        }
+        let sampled: Vec<usize> = (0..tokens.len()).collect();
+        let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled };
+        let logits = model.step(device, &batch, &mut |_, _, _| ());
+        let mut rows = logits.chunks_exact(logits.len() / tokens.len());
+        for &(index, done, count) in step {
+            for out in &mut out[index][done..done + count] {
+                *out = rows.next().unwrap().to_vec();
+            }
+        }
+    }
+    out
+}

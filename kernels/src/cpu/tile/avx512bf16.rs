@@ -1,0 +1,90 @@
+//! `vdpbf16ps`: one chain per output over ascending pairs of k.
+//!
+//! Twelve rows by two registers of columns are 24 accumulators; a step of one k-pair is 24 products for 14 loads (two of B, twelve
+//! broadcasts of A), which keeps both FMA pipes of Zen 5 busy with two loads a cycle. B comes from the second-level cache at 11
+//! bytes a cycle. With one row, the two chains are still shorter than the time that memory needs for their data.
+
+use std::arch::x86_64::*;
+
+use super::{Blocks, Product, block, by_rows};
+
+pub(in crate::cpu) const ROWS_MAX: usize = 12;
+
+/// How far ahead of a stream B is fetched, in bytes. 2–8 KiB measure the same, 16 KiB is worse.
+const AHEAD: usize = 4096;
+
+/// See [`super::TileFn`].
+///
+/// # Safety
+/// As [`super::TileFn`]; the machine has AVX-512 F and BF16.
+pub(in crate::cpu) unsafe fn product(p: &Product<'_>) {
+    by_rows!(p, rows, 1 2 3 4 5 6 7 8 9 10 11 12)
+}
+
+/// # Safety
+/// As [`product`], with `R` rows.
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn rows<const R: usize>(p: &Product<'_>) {
+    let mut c = [[_mm512_setzero_ps(); 2]; R];
+    if p.accumulate {
+        for (r, c) in c.iter_mut().enumerate() {
+            for (v, c) in c.iter_mut().enumerate() {
+                // SAFETY: C has R rows of 32 values.
+                *c = unsafe { _mm512_load_ps(p.c.add(r * 32 + v * 16)) };
+            }
+        }
+    }
+    for k in 0..p.k_blocks {
+        // SAFETY: A has `k_blocks` blocks of R lines.
+        let a = unsafe { p.a.add(k * R * 32) };
+        // SAFETY: block k of B has 1024 values.
+        unsafe { accumulate::<R>(&mut c, a, block(p.b, k), matches!(p.b, Blocks::Contiguous(_))) };
+    }
+    for (r, c) in c.iter().enumerate() {
+        for (v, c) in c.iter().enumerate() {
+            // SAFETY: C has R rows of 32 values.
+            unsafe { _mm512_store_ps(p.c.add(r * 32 + v * 16), *c) };
+        }
+    }
+}
+
+/// Adds 32 values of k.
+///
+/// # Safety
+/// `a`: R lines of 32 values; `b`: 1024 values, aligned to 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn accumulate<const R: usize>(c: &mut [[__m512; 2]; R], a: *const u16, b: *const u16, stream: bool) {
+    for pair in 0..16 {
+        if stream && R <= 12 {
+            // A prefetch never faults; beyond the matrix it fetches what is wanted next or nothing of use.
+            _mm_prefetch::<_MM_HINT_T0>(b.cast::<i8>().wrapping_add(AHEAD + pair * 64));
+            _mm_prefetch::<_MM_HINT_T0>(b.cast::<i8>().wrapping_add(AHEAD + 1024 + pair * 64));
+        }
+        // SAFETY: pair 0..16 of both tiles lie inside of the block.
+        let (b0, b1) = unsafe { (load(b.add(pair * 32)), load(b.add(512 + pair * 32))) };
+        for (r, c) in c.iter_mut().enumerate() {
+            // SAFETY: line r has 16 pairs.
+            let x = unsafe { a.add(r * 32 + pair * 2).cast::<i32>().read_unaligned() };
+            let x = bf16(_mm512_set1_epi32(x));
+            c[0] = _mm512_dpbf16_ps(c[0], x, b0);
+            c[1] = _mm512_dpbf16_ps(c[1], x, b1);
+        }
+    }
+}
+
+/// # Safety
+/// `from` is valid for 32 values and aligned to 64 bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn load(from: *const u16) -> __m512bh {
+    // SAFETY: the caller's promise.
+    bf16(unsafe { _mm512_load_si512(from.cast()) })
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn bf16(bits: __m512i) -> __m512bh {
+    // SAFETY: both are 512 bits, and every pattern is a valid value of both.
+    unsafe { std::mem::transmute(bits) }
+}

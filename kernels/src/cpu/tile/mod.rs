@@ -1,0 +1,122 @@
+//! The innermost product, once per instruction path: a group of rows times one panel of 32 columns.
+//!
+//! ```text
+//! C[rows][32] (+)= A[k_blocks][rows][32] · B[k_blocks] (each block as in pack.rs)
+//! ```
+//!
+//! C is dense f32 scratch; what becomes of it is the caller's epilogue. The value of one output depends on its row of A and
+//! its column of B alone, in one fixed order of k per family of paths (ADR 0004), whatever the height of the group.
+
+pub(super) mod amx;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512bf16;
+pub(super) mod portable;
+
+use super::detect::{Path, has_avx2_fma};
+use super::pack::BLOCK;
+
+/// Where the blocks of B are.
+#[derive(Clone, Copy)]
+pub(super) enum Blocks<'a> {
+    /// One after the other, as in a packed weight.
+    Contiguous(*const u16),
+    /// Anywhere, as in the pages of a KV cache.
+    List(&'a [*const u16]),
+}
+
+/// One product. Pointers are raw since A and B are shared by threads and C is scratch; see [`TileFn`] for what they must be.
+#[derive(Clone, Copy)]
+pub(super) struct Product<'a> {
+    pub(super) a: *const u16,
+    pub(super) rows: usize,
+    pub(super) b: Blocks<'a>,
+    pub(super) k_blocks: usize,
+    pub(super) c: *mut f32,
+    /// Start from what C holds rather than from zero.
+    pub(super) accumulate: bool,
+}
+
+/// A kernel.
+///
+/// # Safety
+/// The machine has the kernel's instructions. `1 <= rows <= Kernel::rows_max`; `a` is valid for `k_blocks · rows · 32` values, each block of
+/// B for 1024, aligned to 64 bytes (a list has `k_blocks` entries); `c` is valid for `rows · 32` values, aligned to 64 bytes, and
+/// nobody else's.
+pub(super) type TileFn = unsafe fn(&Product<'_>);
+
+/// A path's product and the blocking that suits it.
+#[derive(Clone, Copy)]
+pub(super) struct Kernel {
+    pub(super) run: TileFn,
+    pub(super) rows_max: usize,
+    /// Blocks of k for which a panel of B stays in the first-level cache; 0: take all of k at once.
+    pub(super) k_blocks_at_once: usize,
+    /// Part of the numerics string: equal families, equal bits.
+    pub(super) family: &'static str,
+}
+
+/// The order of `tdpbf16ps`, shared by three paths.
+const CANONICAL: &str = "tdpbf16ps";
+
+/// The portable kernel, which every machine has.
+fn portable_kernel() -> Kernel {
+    let run: TileFn = if has_avx2_fma() { portable::product_fma } else { portable::product };
+    Kernel { run, rows_max: portable::ROWS_MAX, k_blocks_at_once: 0, family: CANONICAL }
+}
+
+/// The kernel of a path that was resolved and found on this machine.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn kernel(path: Path) -> Kernel {
+    match path {
+        Path::Auto | Path::Portable => portable_kernel(),
+        Path::Avx512 => {
+            Kernel { run: avx512::product, rows_max: avx512::ROWS_MAX, k_blocks_at_once: 0, family: CANONICAL }
+        }
+        Path::Avx512Bf16 => Kernel {
+            run: avx512bf16::product,
+            rows_max: avx512bf16::ROWS_MAX,
+            k_blocks_at_once: 0,
+            family: "vdpbf16ps",
+        },
+        Path::Amx => Kernel {
+            run: amx::product,
+            rows_max: amx::ROWS_MAX,
+            k_blocks_at_once: amx::K_BLOCKS_AT_ONCE,
+            family: CANONICAL,
+        },
+    }
+}
+
+/// The kernel of a path that was resolved and found on this machine.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn kernel(_: Path) -> Kernel {
+    portable_kernel()
+}
+
+/// Picks the monomorphic kernel for a number of rows.
+macro_rules! by_rows {
+    ($product:expr, $function:ident, $($r:literal)*) => {
+        match $product.rows {
+            $(
+                // SAFETY: passed on from the caller, which promises what `TileFn` asks.
+                $r => unsafe { $function::<$r>($product) },
+            )*
+            rows => unreachable!("{rows} rows in a group"),
+        }
+    };
+}
+use by_rows;
+
+/// Address of block `index`.
+#[inline(always)]
+fn block(b: Blocks<'_>, index: usize) -> *const u16 {
+    match b {
+        Blocks::Contiguous(start) => start.wrapping_add(index * BLOCK),
+        Blocks::List(list) => list[index],
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,297 @@
+//! Everything between the matrix products, written once over [`Lanes`] and compiled per instruction set into a table.
+//!
+//! Sums run over sixteen lanes in one fixed structure, so a row's bits depend neither on the path nor on what is beside it.
+
+use super::lanes::{Array, Lanes, highest, sum};
+use super::math::{exp, silu};
+use super::operand::RowLines;
+
+/// Scores of one group of rows over some pages of one split, and what becomes of them. See [`VectorOps::softmax`].
+pub(super) struct Scores<'a> {
+    /// `[pages][rows][32]`: products q·k; overwritten.
+    pub(super) scores: &'a mut [f32],
+    /// `[pages][rows][32]`: unnormalised weights.
+    pub(super) weights: &'a mut [u16],
+    pub(super) scale: f32,
+    /// `[rows]`: tokens that the row sees, counted from the first token of the first page.
+    pub(super) visible: &'a [std::ops::Range<usize>],
+    /// `[rows]`: highest scaled score, -inf if the row sees nothing here.
+    pub(super) highest: &'a mut [f32],
+    /// `[rows]`: sum of weights.
+    pub(super) sums: &'a mut [f32],
+}
+
+/// Softmax state of some rows of one head: `values` is `[head_dim / 32][rows][32]`, not yet divided by `sums`.
+pub(super) struct Partial<'a> {
+    pub(super) values: &'a mut [f32],
+    pub(super) highest: &'a mut [f32],
+    pub(super) sums: &'a mut [f32],
+}
+
+/// Defines the table, and one instance of each function per instruction set.
+macro_rules! vector_ops {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*);)*) => {
+        /// Functions of one instruction set. All sets give the same bits.
+        ///
+        /// # Safety
+        /// Each function: the machine has the table's instruction set (`ops` sees to it), and lines of an operand that it is
+        /// given to write are nobody else's.
+        pub(super) struct VectorOps {
+            $($(#[$doc])* pub(super) $name: unsafe fn($($arg: $type),*),)*
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        mod avx512 {
+            use super::*;
+            $(
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+                pub(super) unsafe fn $name($($arg: $type),*) {
+                    super::$name::<super::super::lanes::Zmm>($($arg),*)
+                }
+            )*
+            pub(super) static OPS: VectorOps = VectorOps { $($name),* };
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        mod avx2 {
+            use super::*;
+            $(
+                #[target_feature(enable = "avx2,fma")]
+                pub(super) unsafe fn $name($($arg: $type),*) {
+                    super::$name::<Array>($($arg),*)
+                }
+            )*
+            pub(super) static OPS: VectorOps = VectorOps { $($name),* };
+        }
+
+        mod baseline {
+            use super::*;
+            $(
+                pub(super) unsafe fn $name($($arg: $type),*) {
+                    super::$name::<Array>($($arg),*)
+                }
+            )*
+            pub(super) static OPS: VectorOps = VectorOps { $($name),* };
+        }
+    };
+}
+
+vector_ops! {
+    /// `out = x / rms(x) · weight` for one row. `x`, `weight`: `[32 · k_blocks]`, zero beyond `columns`.
+    fn rmsnorm(x: &[f32], weight: &[f32], columns: usize, eps: f32, out: RowLines);
+    /// One row to bf16.
+    fn narrow(x: &[f32], out: RowLines);
+    /// `values += tile (+ bias)`: 32 columns of one row.
+    fn add(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>);
+    /// `silu(gate) · up` of sixteen columns.
+    fn gate_up(tile: &[f32; 32], out: &mut [u16; 16]);
+    /// RMS norm of one head, in place. `values`: zero beyond `dim`, both slices padded to 32.
+    fn head_norm(values: &mut [f32], weight: &[f32], dim: usize, eps: f32);
+    /// Rotates the pairs (i, i + dim/2) of one head. `turn`: cosines and sines, `[dim / 2]` each.
+    fn rotate(values: &mut [f32], turn: (&[f32], &[f32]));
+    /// To bf16; equal lengths, multiples of 16.
+    fn narrow_slice(x: &[f32], out: &mut [u16]);
+    /// Softmax weights of one split, relative to the split's own maximum.
+    fn softmax(s: &mut Scores<'_>);
+    /// Takes `part`, a later split of the same rows, into `whole`.
+    fn merge(whole: &mut Partial<'_>, part: &Partial<'_>);
+    /// `values / sum` of one row to columns `column..column + dim` of `out`. `values`: `[dim / 32]` lines, `stride` f32 apart.
+    fn finish_row(values: &[f32], stride: usize, sum: f32, dim: usize, column: usize, out: RowLines);
+}
+
+/// The table for a machine with AVX-512, with AVX2 and FMA, or without either.
+pub(super) fn ops(avx512: bool, avx2: bool) -> &'static VectorOps {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if avx512 {
+            return &avx512::OPS;
+        }
+        if avx2 {
+            return &avx2::OPS;
+        }
+    }
+    let _ = (avx512, avx2);
+    &baseline::OPS
+}
+
+/// Sum of squares: four accumulators in turn over lines of 64 values, then a tree.
+#[inline(always)]
+fn square_sum<V: Lanes>(x: &[f32]) -> f32 {
+    let mut sums = [V::splat(0.0); 4];
+    for (i, lane) in x.as_chunks::<16>().0.iter().enumerate() {
+        let v = V::load(lane);
+        sums[i % 4] = v.fma(v, sums[i % 4]);
+    }
+    sum(sums[0].add(sums[1]).add(sums[2].add(sums[3])))
+}
+
+#[inline(always)]
+fn inverse_rms<V: Lanes>(x: &[f32], columns: usize, eps: f32) -> f32 {
+    1.0 / (square_sum::<V>(x) / columns as f32 + eps).sqrt()
+}
+
+#[inline(always)]
+fn rmsnorm<V: Lanes>(x: &[f32], weight: &[f32], columns: usize, eps: f32, out: RowLines) {
+    let inverse = V::splat(inverse_rms::<V>(x, columns, eps));
+    let lines = x.as_chunks::<16>().0.iter().zip(weight.as_chunks::<16>().0);
+    for (i, (x, w)) in lines.enumerate() {
+        // SAFETY: the row is nobody else's (`VectorOps`).
+        V::load(x).mul(inverse).mul(V::load(w)).to_bf16(unsafe { out.half(i * 16) });
+    }
+}
+
+#[inline(always)]
+fn narrow<V: Lanes>(x: &[f32], out: RowLines) {
+    for (i, x) in x.as_chunks::<16>().0.iter().enumerate() {
+        // SAFETY: the row is nobody else's (`VectorOps`).
+        V::load(x).to_bf16(unsafe { out.half(i * 16) });
+    }
+}
+
+#[inline(always)]
+fn add<V: Lanes>(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>) {
+    for (i, values) in values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        let mut v = V::load(values).add(V::load(&tile.as_chunks::<16>().0[i]));
+        if let Some(bias) = bias {
+            v = v.add(V::load(&bias.as_chunks::<16>().0[i]));
+        }
+        v.store(values);
+    }
+}
+
+#[inline(always)]
+fn gate_up<V: Lanes>(tile: &[f32; 32], out: &mut [u16; 16]) {
+    let [gate, up] = [0, 1].map(|i| V::load(&tile.as_chunks::<16>().0[i]));
+    silu(gate).mul(up).to_bf16(out);
+}
+
+#[inline(always)]
+fn head_norm<V: Lanes>(values: &mut [f32], weight: &[f32], dim: usize, eps: f32) {
+    let inverse = V::splat(inverse_rms::<V>(values, dim, eps));
+    for (v, w) in values.as_chunks_mut::<16>().0.iter_mut().zip(weight.as_chunks::<16>().0) {
+        V::load(v).mul(inverse).mul(V::load(w)).store(v);
+    }
+}
+
+#[inline(always)]
+fn rotate<V: Lanes>(values: &mut [f32], (cosines, sines): (&[f32], &[f32])) {
+    let half = cosines.len();
+    let (low, high) = values.split_at_mut(half);
+    for (((a, b), c), s) in low.iter_mut().zip(high).zip(cosines).zip(sines) {
+        (*a, *b) = (*a * c - *b * s, *b * c + *a * s);
+    }
+}
+
+#[inline(always)]
+fn narrow_slice<V: Lanes>(x: &[f32], out: &mut [u16]) {
+    for (x, out) in x.as_chunks::<16>().0.iter().zip(out.as_chunks_mut::<16>().0) {
+        V::load(x).to_bf16(out);
+    }
+}
+
+/// Bits of the lanes of tokens `first..first + 16` that are in `visible`.
+#[inline(always)]
+fn mask(visible: &std::ops::Range<usize>, first: usize) -> u16 {
+    let below =
+        |end: usize| if end >= first + 16 { u16::MAX } else { ((1u32 << end.saturating_sub(first)) - 1) as u16 };
+    below(visible.end) & !below(visible.start)
+}
+
+#[inline(always)]
+fn softmax<V: Lanes>(s: &mut Scores<'_>) {
+    let rows = s.visible.len();
+    let pages = s.scores.len() / (rows * 32);
+    for row in 0..rows {
+        let at = |page: usize, half: usize| (page * rows + row) * 2 + half;
+        let scores = s.scores.as_chunks_mut::<16>().0;
+        let weights = s.weights.as_chunks_mut::<16>().0;
+        let mut top = V::splat(f32::NEG_INFINITY);
+        for page in 0..pages {
+            for half in 0..2 {
+                let scores = &mut scores[at(page, half)];
+                let seen = mask(&s.visible[row], page * 32 + half * 16);
+                let scaled = V::load(scores).mul(V::splat(s.scale)).keep(seen, f32::NEG_INFINITY);
+                scaled.store(scores);
+                top = top.max(scaled);
+            }
+        }
+        let top = highest(top);
+        let mut sums = [V::splat(0.0); 2];
+        // A row that sees nothing here has weights exp(-inf - 0) = 0, not exp(-inf + inf) = NaN.
+        let shift = V::splat(if top == f32::NEG_INFINITY { 0.0 } else { top });
+        for page in 0..pages {
+            for (half, sum) in sums.iter_mut().enumerate() {
+                let weight = exp(V::load(&scores[at(page, half)]).sub(shift));
+                *sum = sum.add(weight);
+                weight.to_bf16(&mut weights[at(page, half)]);
+            }
+        }
+        s.highest[row] = top;
+        s.sums[row] = sum(sums[0].add(sums[1]));
+    }
+}
+
+#[inline(always)]
+fn merge<V: Lanes>(whole: &mut Partial<'_>, part: &Partial<'_>) {
+    let rows = whole.sums.len();
+    let lines = whole.values.len() / (rows * 32);
+    for row in 0..rows {
+        let (old, new) = (whole.highest[row], part.highest[row]);
+        if new == f32::NEG_INFINITY {
+            continue;
+        }
+        let top = if old > new { old } else { new };
+        let scale = |from: f32| {
+            let mut out = [0.0; 16];
+            exp(V::splat(from - top)).store(&mut out);
+            out[0]
+        };
+        // The first split that a row sees is taken over as it is; `values` holds nothing before.
+        let first = old == f32::NEG_INFINITY;
+        let (a, b) = (scale(old), scale(new));
+        whole.highest[row] = top;
+        whole.sums[row] = if first { part.sums[row] } else { whole.sums[row] * a + part.sums[row] * b };
+        let (to, from) = (whole.values.as_chunks_mut::<16>().0, part.values.as_chunks::<16>().0);
+        for line in 0..lines {
+            for half in 0..2 {
+                let at = (line * rows + row) * 2 + half;
+                let new = V::load(&from[at]);
+                let both = if first { new } else { V::load(&to[at]).mul(V::splat(a)).add(new.mul(V::splat(b))) };
+                both.store(&mut to[at]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn finish_row<V: Lanes>(values: &[f32], stride: usize, sum: f32, dim: usize, column: usize, out: RowLines) {
+    let mut narrow = [0u16; 16];
+    for d in (0..dim).step_by(16) {
+        let lane = &values[d / 32 * stride + d % 32..];
+        V::load(lane.first_chunk().expect("lines of 32 values")).div(V::splat(sum)).to_bf16(&mut narrow);
+        if (column + d).is_multiple_of(16) && d + 16 <= dim {
+            // SAFETY: the row's columns of this head are nobody else's (`VectorOps`).
+            *unsafe { out.half(column + d) } = narrow;
+        } else {
+            for (i, &value) in narrow.iter().enumerate().take(dim - d) {
+                // SAFETY: as above, one value.
+                unsafe { out.put(column + d + i, value) };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_follow_the_visible_range() {
+        assert_eq!(mask(&(0..100), 16), u16::MAX);
+        assert_eq!(mask(&(0..20), 16), 0b1111);
+        assert_eq!(mask(&(18..20), 16), 0b1100);
+        assert_eq!(mask(&(0..16), 16), 0);
+        assert_eq!(mask(&(40..50), 16), 0);
+        assert_eq!(mask(&(5..5), 0), 0);
+    }
+}
