@@ -19,6 +19,8 @@ mod models;
 mod stream;
 mod tokenize;
 mod tools;
+mod unbuilt;
+mod vocabulary;
 mod write;
 
 pub use bounds::Bounds;
@@ -32,3 +34,4 @@ pub use tokenize::{
     DetokenizeRequest, TokenizeInput, TokenizeRequest, decode_detokenize, decode_tokenize, detokenize_body,
     tokenize_body,
 };
+pub use vocabulary::check_token_ids;

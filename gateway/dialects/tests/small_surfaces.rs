@@ -2,10 +2,10 @@
 
 use bytes::BytesMut;
 use penstock_dialects::openai::{
-    Bounds, ModelCard, TokenizeInput, decode_detokenize, decode_tokenize, detokenize_body, error_body, error_event,
-    errors, model, models_list, tokenize_body,
+    Bounds, ModelCard, TokenizeInput, check_token_ids, decode_chat, decode_completion, decode_detokenize,
+    decode_tokenize, detokenize_body, error_body, error_event, errors, model, models_list, tokenize_body,
 };
-use penstock_dialects::{Role, ToolChoice};
+use penstock_dialects::{Request, Role, ToolChoice};
 
 fn text(body: &[u8]) -> &str {
     std::str::from_utf8(body).expect("UTF-8")
@@ -90,4 +90,29 @@ fn errors_have_all_four_keys() {
         text(&out),
         "data: {\"error\":{\"message\":\"line\\nbreak\",\"type\":\"server_error\",\"param\":\"a\",\"code\":\"internal_error\"}}\n\n"
     );
+}
+
+#[test]
+fn token_ids_beyond_the_vocabulary_are_named() {
+    let bounds = Bounds::default();
+    let complete = |fields: &str| {
+        let body = format!(r#"{{"model":"m",{fields}}}"#);
+        Request::Complete(Box::new(decode_completion(body.as_bytes(), &bounds).expect("good")))
+    };
+    let chat = |fields: &str| {
+        let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"x"}}],{fields}}}"#);
+        Request::Chat(Box::new(decode_chat(body.as_bytes(), &bounds).expect("good")))
+    };
+    for (request, param) in [
+        (complete(r#""prompt":[1,99]"#), None),
+        (complete(r#""prompt":"x","stop_token_ids":[100]"#), None),
+        (complete(r#""prompt":[1,100]"#), Some("prompt[1]")),
+        (complete(r#""prompt":[[1],[2,100]]"#), Some("prompt[1][1]")),
+        (complete(r#""prompt":"x","allowed_token_ids":[100]"#), Some("allowed_token_ids[0]")),
+        (chat(r#""logit_bias":{"99":1}"#), None),
+        (chat(r#""logit_bias":{"4294967295":1,"5":1}"#), Some("logit_bias.4294967295")),
+    ] {
+        let refused = check_token_ids(&request, 100).err();
+        assert_eq!(refused.as_ref().and_then(|error| error.param.as_deref()), param, "{refused:?}");
+    }
 }

@@ -1,10 +1,10 @@
 //! `POST /v1/chat/completions`: body to [`ChatRequest`].
 
 use super::Bounds;
-use super::common::{self, Common};
+use super::common::Common;
 use super::fields::{self, too_many};
 use super::json::{Fault, Kind, Names, Reader, Within, compacted};
-use super::{messages, tools};
+use super::{messages, tools, unbuilt};
 use crate::error::{ApiError, ApiErrorKind};
 use crate::request::{ChatRequest, Message, ReasoningEffort, Role, Tool, ToolChoice};
 
@@ -102,7 +102,7 @@ impl Draft {
             "chat_template_kwargs" => self.template_kwargs = Some(template_kwargs(reader, bounds)?),
             "add_generation_prompt" => self.add_generation_prompt = Some(reader.boolean()?),
             "continue_final_message" => self.continue_final_message = reader.boolean()?,
-            "response_format" => common::response_format(reader)?,
+            "response_format" => unbuilt::response_format(reader)?,
             "modalities" => modalities(reader)?,
             "echo" | "add_special_tokens" => {
                 if reader.boolean()? {
@@ -110,7 +110,7 @@ impl Draft {
                 }
             }
             _ if self.common.field(reader, key, bounds)? => {}
-            _ => common::other(&mut self.common, reader, key, bounds)?,
+            _ => unbuilt::other(&mut self.common, reader, key, bounds)?,
         }
         Ok(())
     }

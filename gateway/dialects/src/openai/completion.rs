@@ -2,9 +2,10 @@
 
 use super::Bounds;
 use super::chat::read_body;
-use super::common::{self, Common};
+use super::common::Common;
 use super::fields::{self, bounded, too_many};
 use super::json::{Fault, Kind, Reader, Within, mismatch};
+use super::unbuilt;
 use crate::error::{ApiError, ApiErrorKind};
 use crate::request::{CompleteRequest, Prompt};
 
@@ -52,7 +53,7 @@ impl Draft {
             "suffix" => self.suffix = Some(fields::string(reader, bounds.suffix_chars_max)?),
             "max_tokens" => self.max_tokens = Some(fields::count(reader, 0..=u32::MAX)?),
             "logprobs" => self.logprobs = Some(fields::count(reader, 0..=bounds.logprobs_max)?),
-            "response_format" => common::response_format(reader)?,
+            "response_format" => unbuilt::response_format(reader)?,
             "add_special_tokens" => {
                 if !reader.boolean()? {
                     let why = "a prompt of token ids is used as it is; text always gets the tokenizer's special tokens";
@@ -60,7 +61,7 @@ impl Draft {
                 }
             }
             _ if self.common.field(reader, key, bounds)? => {}
-            _ => common::other(&mut self.common, reader, key, bounds)?,
+            _ => unbuilt::other(&mut self.common, reader, key, bounds)?,
         }
         Ok(())
     }

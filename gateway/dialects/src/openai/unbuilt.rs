@@ -1,0 +1,169 @@
+//! Fields that neither API honours: accepted because they change nothing, or refused because they would.
+//!
+//! A field that promises something (a grammar, a limit, another modality) is never dropped silently: the request is refused with the
+//! reason, unless the value asks for nothing. What is in no table is unknown: ignored, and named in the request's `ignored`.
+
+use super::Bounds;
+use super::common::Common;
+use super::fields;
+use super::json::{Fault, Kind, Reader, Within, mismatch, short};
+use crate::error::ApiErrorKind;
+
+/// Reads a field that neither API honours: unused, refused, or unknown and remembered.
+pub(super) fn other(common: &mut Common, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<(), Fault> {
+    match FATES.iter().find(|(name, _)| *name == key) {
+        Some((_, Fate::Unused(shape))) => unused(reader, *shape, bounds),
+        Some((_, Fate::Refused { unless, why })) => refused(reader, *unless, why),
+        None if key.starts_with("guided_") => refused(reader, Neutral::Never, GUIDED),
+        None => {
+            common.ignore(key, bounds);
+            reader.skip()
+        }
+    }
+}
+
+/// `response_format`: only plain text can be promised without guided decoding.
+pub(super) fn response_format(reader: &mut Reader<'_>) -> Result<(), Fault> {
+    if reader.kind()? != Kind::Object {
+        return Err(mismatch("an object", reader.kind()?));
+    }
+    let mut kind = None;
+    reader.object(|reader, key| {
+        if key == "type" {
+            kind = Some(fields::string(reader, 64).within("type")?);
+            return Ok(());
+        }
+        reader.skip()
+    })?;
+    match kind.as_deref() {
+        Some("text") => Ok(()),
+        Some(known @ ("json_object" | "json_schema" | "grammar" | "python" | "structural_tag")) => Err(Fault::of(
+            ApiErrorKind::UnsupportedValue,
+            format!("\"{known}\" needs guided decoding, which is not built yet"),
+        ))
+        .within("type"),
+        Some(other) => Err(Fault::invalid(format!("unknown format \"{}\"", short(other)))).within("type"),
+        None => Err(Fault::invalid("required, but missing")).within("type"),
+    }
+}
+
+/// What becomes of a field that no code honours.
+#[derive(Clone, Copy)]
+enum Fate {
+    /// Checked by its reader, then forgotten: it changes nothing that a client can see.
+    Unused(Unused),
+    /// Cannot be held, so it is refused unless its value asks for nothing.
+    Refused { unless: Neutral, why: &'static str },
+}
+
+#[derive(Clone, Copy)]
+enum Unused {
+    Boolean,
+    Text(usize),
+    Anything,
+    Metadata,
+    Tier,
+    Verbosity,
+}
+
+/// A value that asks for nothing (`null` always does).
+#[derive(Clone, Copy)]
+enum Neutral {
+    Never,
+    False,
+    True,
+    Zero,
+    One,
+    Empty,
+}
+
+const GUIDED: &str = "guided decoding is not built yet";
+const SEARCH: &str = "beam search is not built";
+
+/// Fields of both APIs, by name; anything else is unknown.
+#[rustfmt::skip]
+const FATES: &[(&str, Fate)] = &[
+    ("user", Fate::Unused(Unused::Text(512))),
+    ("safety_identifier", Fate::Unused(Unused::Text(512))),
+    ("prompt_cache_key", Fate::Unused(Unused::Text(1_024))),
+    ("prompt_cache_retention", Fate::Unused(Unused::Text(64))),
+    ("request_id", Fate::Unused(Unused::Text(256))),
+    ("prompt_cache_options", Fate::Unused(Unused::Anything)),
+    ("prediction", Fate::Unused(Unused::Anything)),
+    ("metadata", Fate::Unused(Unused::Metadata)),
+    ("service_tier", Fate::Unused(Unused::Tier)),
+    ("verbosity", Fate::Unused(Unused::Verbosity)),
+    ("store", Fate::Unused(Unused::Boolean)),
+    ("cache_prompt", Fate::Unused(Unused::Boolean)),
+    ("spaces_between_special_tokens", Fate::Unused(Unused::Boolean)),
+
+    ("structured_outputs", Fate::Refused { unless: Neutral::Empty, why: GUIDED }),
+    ("regex", Fate::Refused { unless: Neutral::Never, why: GUIDED }),
+    ("ebnf", Fate::Refused { unless: Neutral::Never, why: GUIDED }),
+    ("grammar", Fate::Refused { unless: Neutral::Empty, why: GUIDED }),
+    ("json_schema", Fate::Refused { unless: Neutral::Empty, why: GUIDED }),
+    ("structural_tag", Fate::Refused { unless: Neutral::Never, why: GUIDED }),
+    ("stop_regex", Fate::Refused { unless: Neutral::Empty, why: "regular expressions as stops are not built" }),
+    ("no_stop_trim", Fate::Refused { unless: Neutral::False, why: "use include_stop_str_in_output" }),
+
+    ("bad_words", Fate::Refused { unless: Neutral::Empty, why: "not built; use logit_bias" }),
+    ("use_beam_search", Fate::Refused { unless: Neutral::False, why: SEARCH }),
+    ("length_penalty", Fate::Refused { unless: Neutral::One, why: SEARCH }),
+    ("early_stopping", Fate::Refused { unless: Neutral::False, why: SEARCH }),
+    ("logits_processors", Fate::Refused { unless: Neutral::Empty, why: "requests cannot bring code" }),
+    ("custom_logit_processor", Fate::Refused { unless: Neutral::Never, why: "requests cannot bring code" }),
+    ("truncate_prompt_tokens", Fate::Refused { unless: Neutral::Never, why: "prompts are never truncated" }),
+    ("return_tokens_as_token_ids", Fate::Refused { unless: Neutral::False, why: "not built; use return_token_ids" }),
+    ("thinking_token_budget", Fate::Refused { unless: Neutral::Never, why: "budgets for reasoning are not built" }),
+    ("return_hidden_states", Fate::Refused { unless: Neutral::False, why: "hidden states are not returned" }),
+    ("n_probs", Fate::Refused { unless: Neutral::Zero, why: "use logprobs" }),
+    ("n_predict", Fate::Refused { unless: Neutral::Never, why: "use max_tokens" }),
+    ("prompt_embeds", Fate::Refused { unless: Neutral::Empty, why: "prompts are text or token ids" }),
+    ("input_ids", Fate::Refused { unless: Neutral::Empty, why: "use /v1/completions for token ids" }),
+    ("kv_transfer_params", Fate::Refused { unless: Neutral::Never, why: "a request does not steer KV transfer" }),
+    ("vllm_xargs", Fate::Refused { unless: Neutral::Empty, why: "not known here" }),
+    ("lora_path", Fate::Refused { unless: Neutral::Empty, why: "adapters are chosen by model name" }),
+    ("session_params", Fate::Refused { unless: Neutral::Empty, why: "sessions are not built" }),
+    ("mm_processor_kwargs", Fate::Refused { unless: Neutral::Empty, why: "only text is built" }),
+    ("chat_template", Fate::Refused { unless: Neutral::Never, why: "templates come with the model, never with a request" }),
+
+    ("response_format", Fate::Refused { unless: Neutral::Never, why: GUIDED }), // `text` is read before
+    ("audio", Fate::Refused { unless: Neutral::Never, why: "only text is built" }),
+    ("web_search_options", Fate::Refused { unless: Neutral::Never, why: "web search is not built" }),
+    ("moderation", Fate::Refused { unless: Neutral::Never, why: "moderation is not built" }),
+    ("functions", Fate::Refused { unless: Neutral::Never, why: "deprecated and not built; use tools" }),
+    ("function_call", Fate::Refused { unless: Neutral::Never, why: "deprecated and not built; use tool_choice" }),
+    ("documents", Fate::Refused { unless: Neutral::Empty, why: "not built; put documents into a message" }),
+    ("include_reasoning", Fate::Refused { unless: Neutral::True, why: "reasoning is always returned apart" }),
+    ("separate_reasoning", Fate::Refused { unless: Neutral::True, why: "reasoning is always returned apart" }),
+    ("stream_reasoning", Fate::Refused { unless: Neutral::True, why: "reasoning is always streamed" }),
+];
+
+fn unused(reader: &mut Reader<'_>, shape: Unused, bounds: &Bounds) -> Result<(), Fault> {
+    const TIERS: [&str; 6] = ["auto", "default", "flex", "scale", "priority", "fast"];
+    const VERBOSITIES: [&str; 3] = ["low", "medium", "high"];
+    match shape {
+        Unused::Boolean => reader.boolean().map(|_| ()),
+        Unused::Text(chars_max) => fields::string(reader, chars_max).map(|_| ()),
+        Unused::Anything => reader.skip(),
+        Unused::Metadata => fields::metadata(reader, bounds.metadata_max),
+        Unused::Tier => fields::word(reader, &TIERS.map(|word| (word, ()))),
+        Unused::Verbosity => fields::word(reader, &VERBOSITIES.map(|word| (word, ()))),
+    }
+}
+
+fn refused(reader: &mut Reader<'_>, unless: Neutral, why: &str) -> Result<(), Fault> {
+    let raw = reader.raw()?.text;
+    let neutral = match unless {
+        Neutral::Never => false,
+        Neutral::False => raw == "false",
+        Neutral::True => raw == "true",
+        Neutral::Zero => raw.parse() == Ok(0.0),
+        Neutral::One => raw.parse() == Ok(1.0),
+        Neutral::Empty => {
+            raw.chars().filter(|character| !character.is_whitespace()).take(3).count() == 2
+                && matches!(raw.as_bytes()[0], b'"' | b'[' | b'{')
+        }
+    };
+    if neutral { Ok(()) } else { Err(Fault::of(ApiErrorKind::Unsupported, why)) }
+}

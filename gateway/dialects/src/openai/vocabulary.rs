@@ -1,0 +1,34 @@
+//! The one check that needs the model: token ids that a request brings must be in its vocabulary.
+
+use crate::error::ApiError;
+use crate::request::{Prompt, Request};
+
+/// Refuses token ids from `vocab_size` on in prompts, `logit_bias` and `allowed_token_ids`. (A stop token that does not exist is never
+/// met: harmless, as in vLLM.)
+pub fn check_token_ids(request: &Request, vocab_size: u32) -> Result<(), ApiError> {
+    let sampling = match request {
+        Request::Chat(chat) => &chat.sampling,
+        Request::Complete(complete) => {
+            for (number, prompt) in complete.prompts.iter().enumerate() {
+                let Prompt::Tokens(ids) = prompt else { continue };
+                let prefix = if complete.prompts.len() == 1 { "prompt".into() } else { format!("prompt[{number}]") };
+                check(ids.iter().copied(), vocab_size, |index| format!("{prefix}[{index}]"))?;
+            }
+            &complete.sampling
+        }
+    };
+    check(sampling.allowed_token_ids.iter().copied(), vocab_size, |index| format!("allowed_token_ids[{index}]"))?;
+    let biased = &sampling.logit_bias;
+    check(biased.iter().map(|(id, _)| *id), vocab_size, |index| format!("logit_bias.{}", biased[index].0))
+}
+
+fn check(mut ids: impl Iterator<Item = u32>, vocab_size: u32, param: impl Fn(usize) -> String) -> Result<(), ApiError> {
+    match ids.position(|id| id >= vocab_size) {
+        None => Ok(()),
+        Some(index) => {
+            let param = param(index);
+            let message = format!("{param}: not a token id of this model, which has {vocab_size}");
+            Err(ApiError::invalid(param, message))
+        }
+    }
+}
