@@ -1,2 +1,25 @@
-//! See the crate description; contents follow.
+//! Process `penstock serve`: listeners, the way of a request, streaming, telemetry.
+//!
+//! Read [`phases`] first: one function, one line per stage. Below it: [`http`] (strict HTTP on Pingora's listeners and sessions),
+//! [`upstream`] (whatever answers), [`pump`] (events out to the client). [`server`] starts and stops the process.
+//!
+//! Deliberately absent: knowledge of any API's JSON (dialects) or of what tokens mean (text); Pingora's `ProxyHttp`; prompts in logs.
 #![forbid(unsafe_code)]
+
+pub mod answer;
+pub mod auth;
+pub mod config;
+pub mod error;
+pub mod gateway;
+pub mod http;
+mod pages;
+pub mod phases;
+pub mod pump;
+pub mod route;
+pub mod server;
+pub mod telemetry;
+mod trail;
+pub mod upstream;
+
+pub use error::Failure;
+pub use gateway::Gateway;

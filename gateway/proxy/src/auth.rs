@@ -1,0 +1,137 @@
+//! Who asks: API keys from the config, compared in constant time.
+//!
+//! A route can only be served with a [`Principal`], and only [`authorize`] makes one.
+
+use http::HeaderMap;
+use penstock_proto::ErrorKind;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::error::Failure;
+use crate::route::AuthClass;
+
+/// Longest key that is looked at.
+const KEY_BYTES_MAX: usize = 512;
+
+/// One configured key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Shows in logs.
+    pub id: String,
+    /// SHA-256 of the key. Keys are long random strings, so no slow hash is needed.
+    pub digest: [u8; 32],
+    /// Models it may use: names, or prefixes that end in `*`; empty: all.
+    pub models: Vec<String>,
+}
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Principal {
+    /// Id of the key; `None` where no keys are configured or the route is open.
+    pub key: Option<String>,
+    models: Vec<String>,
+}
+
+impl Principal {
+    /// Whether the principal may use that model.
+    pub fn may_use(&self, model: &str) -> bool {
+        self.models.is_empty()
+            || self.models.iter().any(|rule| match rule.strip_suffix('*') {
+                Some(prefix) => model.starts_with(prefix),
+                None => model == rule,
+            })
+    }
+
+    /// What separates this principal's prefix cache from the others'.
+    pub fn tenant(&self) -> &str {
+        self.key.as_deref().unwrap_or_default()
+    }
+}
+
+/// Checks the credentials of a request. Without configured keys everybody may use everything (the default listens on loopback only).
+pub fn authorize(class: AuthClass, headers: &HeaderMap, keys: &[Key]) -> Result<Principal, Failure> {
+    if class == AuthClass::Open || keys.is_empty() {
+        return Ok(Principal { key: None, models: Vec::new() });
+    }
+    let denied = |message: &str| Failure::new(ErrorKind::Unauthorized, message);
+    let given =
+        credential(headers).ok_or_else(|| denied("An API key is needed: send it as \"Authorization: Bearer KEY\"."))?;
+    if given.len() > KEY_BYTES_MAX {
+        return Err(denied("Incorrect API key provided."));
+    }
+    let digest: [u8; 32] = Sha256::digest(given).into();
+    // Every key is compared, and each in constant time: the time taken tells nothing about which one nearly matched.
+    let mut found = None;
+    for key in keys {
+        if bool::from(key.digest.ct_eq(&digest)) {
+            found = Some(key);
+        }
+    }
+    let key = found.ok_or_else(|| denied("Incorrect API key provided."))?;
+    Ok(Principal { key: Some(key.id.clone()), models: key.models.clone() })
+}
+
+/// `Authorization: Bearer KEY` or `x-api-key: KEY`; exactly one header, sent once.
+fn credential(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut bearer = headers.get_all(http::header::AUTHORIZATION).iter();
+    let mut plain = headers.get_all("x-api-key").iter();
+    match (bearer.next(), plain.next(), bearer.next(), plain.next()) {
+        (Some(value), None, None, None) => {
+            let (scheme, key) = value.as_bytes().split_at_checked(7)?;
+            scheme.eq_ignore_ascii_case(b"bearer ").then_some(key.trim_ascii()).filter(|key| !key.is_empty())
+        }
+        (None, Some(value), None, None) => Some(value.as_bytes()).filter(|key| !key.is_empty()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(id: &str, secret: &str, models: &[&str]) -> Key {
+        Key {
+            id: id.into(),
+            digest: Sha256::digest(secret).into(),
+            models: models.iter().map(|m| (*m).into()).collect(),
+        }
+    }
+
+    #[track_caller]
+    fn check(headers: &[(&str, &str)], expected: Option<&str>) {
+        let keys = [key("a", "sk-a", &[]), key("b", "sk-b", &["chat-*", "x"])];
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(http::HeaderName::from_bytes(name.as_bytes()).expect("name"), value.parse().expect("value"));
+        }
+        let principal = authorize(AuthClass::Key, &map, &keys).ok();
+        assert_eq!(principal.as_ref().and_then(|p| p.key.as_deref()), expected, "{headers:?}");
+    }
+
+    #[test]
+    fn keys_are_denied_by_default() {
+        check(&[("authorization", "Bearer sk-a")], Some("a"));
+        check(&[("authorization", "bearer sk-b")], Some("b"));
+        check(&[("x-api-key", "sk-b")], Some("b"));
+        for headers in [
+            &[][..],
+            &[("authorization", "Bearer sk-c")],
+            &[("authorization", "Bearer ")],
+            &[("authorization", "Basic sk-a")],
+            &[("authorization", "sk-a")],
+            &[("authorization", "Bearer sk-a"), ("authorization", "Bearer sk-a")],
+            &[("authorization", "Bearer sk-a"), ("x-api-key", "sk-a")],
+        ] {
+            check(headers, None);
+        }
+        let long = "k".repeat(4000);
+        check(&[("authorization", &format!("Bearer {long}"))], None);
+    }
+
+    #[test]
+    fn models_are_names_or_prefixes() {
+        let rule = Principal { key: None, models: vec!["chat-*".into(), "x".into()] };
+        assert!(rule.may_use("chat-1") && rule.may_use("x") && !rule.may_use("y") && !rule.may_use("xy"));
+        assert!(Principal { key: None, models: vec![] }.may_use("anything"));
+    }
+}

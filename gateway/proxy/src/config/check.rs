@@ -1,0 +1,380 @@
+//! From what was typed to a [`Snapshot`], or to all the faults at once.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use super::Faults;
+use super::raw::{Document, Reader};
+use super::snapshot::{DeviceChoice, PoolConfig, Snapshot, TlsFiles};
+use crate::auth::Key;
+use crate::http::HttpLimits;
+
+/// Name under which the embedded model is served.
+pub const DEMO_MODEL: &str = "penstock-demo";
+
+/// Command line options; they win over the file.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// `--listen`
+    pub listen: Option<String>,
+    /// `--model`
+    pub model: Option<PathBuf>,
+    /// `--name`
+    pub name: Option<String>,
+    /// `--workers`
+    pub workers: Option<usize>,
+    /// `--threads`
+    pub threads: Option<usize>,
+    /// `--device`
+    pub device: Option<String>,
+    /// `--path`
+    pub path: Option<String>,
+    /// `--context`
+    pub context_tokens: Option<u32>,
+    /// `--log`
+    pub log_level: Option<String>,
+    /// `--access-log`
+    pub access_log: Option<String>,
+}
+
+/// Checks a config text (`None`: all defaults) under a name for messages. `env` resolves environment variables.
+pub fn load(
+    file: Option<(&str, &str)>,
+    overrides: &Overrides,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Snapshot, Faults> {
+    let (name, text) = file.unwrap_or(("command line", ""));
+    let document = Document::parse(name, text);
+    document.check_tables();
+    let snapshot = read(&document, overrides, env);
+    unique(&document, "keys", snapshot.keys.iter().map(|key| key.id.as_str()));
+    unique(&document, "pools", snapshot.pools.iter().map(|pool| pool.id.as_str()));
+    document.finish().map(|()| snapshot)
+}
+
+/// Reads every table; faults are left in the document, and the values there are placeholders that nobody will use.
+fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Option<String>) -> Snapshot {
+    let (server, stream, log) = (document.table("server"), document.table("stream"), document.table("log"));
+    let listen = listen(document, &server, overrides);
+    let (unix, tls) = (server.text("unix").map(PathBuf::from), tls(&server));
+    let request_timeout = Some(server.number("request_timeout_ms", 0..=86_400_000)).filter(|ms| *ms > 0).map(millis);
+    let keys = document.tables("keys").iter().filter_map(|table| key(table, env)).collect();
+    let mut pools: Vec<_> = document.tables("pools").iter().map(pool).collect();
+    if pools.is_empty() {
+        pools.push(pool(&document.table("pools")));
+    }
+    apply(document, &mut pools, overrides);
+    Snapshot {
+        listen,
+        unix,
+        tls,
+        threads: threads(&server),
+        http: Arc::new(http(&server)),
+        request_timeout,
+        grace: millis(server.number("grace_ms", 0..=86_400_000)),
+        commit: millis(stream.number("commit_ms", 0..=60_000)),
+        heartbeat: millis(stream.number("heartbeat_ms", 100..=3_600_000)),
+        log_level: log
+            .text("level")
+            .filter(|_| overrides.log_level.is_none())
+            .or(overrides.log_level.clone())
+            .unwrap_or_default(),
+        access_log: log
+            .text("access")
+            .filter(|_| overrides.access_log.is_none())
+            .or(overrides.access_log.clone())
+            .unwrap_or_default(),
+        keys,
+        pools,
+    }
+}
+
+const fn millis(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn listen(document: &Document<'_>, server: &Reader<'_, '_>, overrides: &Overrides) -> SocketAddr {
+    let typed = server.text("listen").unwrap_or_default();
+    let text = overrides.listen.clone().unwrap_or(typed);
+    // A bare port is what people type first.
+    let full = if text.bytes().all(|byte| byte.is_ascii_digit()) { format!("127.0.0.1:{text}") } else { text };
+    if let Some(address) = full.to_socket_addrs().ok().and_then(|mut all| all.next()) {
+        return address;
+    }
+    let message = format!("{full:?} is not ADDRESS:PORT, as 127.0.0.1:8080 or [::]:8080");
+    match overrides.listen {
+        Some(_) => document.fault_at("--listen", "", message),
+        None => server.fault("listen", message),
+    }
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+fn tls(server: &Reader<'_, '_>) -> Option<TlsFiles> {
+    match (server.text("tls_cert"), server.text("tls_key")) {
+        (Some(cert), Some(key)) => return Some(TlsFiles { cert: cert.into(), key: key.into() }),
+        (None, None) => {}
+        (Some(_), None) => server.fault("tls_cert", "needs tls_key too"),
+        (None, Some(_)) => server.fault("tls_key", "needs tls_cert too"),
+    }
+    None
+}
+
+fn threads(server: &Reader<'_, '_>) -> usize {
+    match server.number("threads", 0..=256) as usize {
+        0 => std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4)),
+        given => given,
+    }
+}
+
+fn http(server: &Reader<'_, '_>) -> HttpLimits {
+    const GIB: u64 = 1 << 30;
+    let limits = HttpLimits {
+        head_bytes_max: server.number("head_bytes_max", 1024..=1 << 20) as usize,
+        body_bytes_max: server.number("body_bytes_max", 1024..=4 * GIB) as usize,
+        body_memory_bytes_max: server.number("body_memory_bytes_max", 1024..=1024 * GIB) as usize,
+        connections_max: server.number("connections_max", 1..=10_000_000) as usize,
+        head_timeout: millis(server.number("head_timeout_ms", 10..=3_600_000)),
+        body_timeout: millis(server.number("body_timeout_ms", 10..=3_600_000)),
+        body_rate_bytes_min: server.number("body_rate_bytes_min", 1..=GIB),
+        idle_timeout: millis(server.number("idle_timeout_ms", 10..=86_400_000)),
+        write_stall: millis(server.number("write_stall_ms", 10..=3_600_000)),
+        h2_streams_max: server.number("h2_streams_max", 1..=10_000) as u32,
+        h2_header_list_bytes_max: server.number("h2_header_list_bytes_max", 1024..=1 << 20) as u32,
+    };
+    if limits.body_memory_bytes_max < limits.body_bytes_max {
+        server.fault("body_memory_bytes_max", "must be at least body_bytes_max, or such a body could never be read");
+    }
+    limits
+}
+
+fn key(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<Key> {
+    let (digest, variable, file) = (table.text("digest"), table.text("key_env"), table.text("key_file"));
+    let models = table.texts("models");
+    let id = table.text("id");
+    if id.is_none() {
+        table.fault("id", "is missing");
+    }
+    let (digest, name, fault) = match (digest, variable, file) {
+        (Some(digest), None, None) => {
+            (hex32(&digest), "digest", "must be 64 hex digits: printf %s \"$KEY\" | sha256sum".to_owned())
+        }
+        (None, Some(variable), None) => {
+            (secret(env(&variable)), "key_env", format!("the environment variable {variable} is not set or empty"))
+        }
+        (None, None, Some(file)) => {
+            (secret(std::fs::read_to_string(&file).ok()), "key_file", format!("{file} cannot be read or is empty"))
+        }
+        _ => (None, "digest", "exactly one of digest, key_env and key_file is needed".to_owned()),
+    };
+    if digest.is_none() {
+        table.fault(name, fault);
+    }
+    Some(Key { id: id?, digest: digest?, models })
+}
+
+fn secret(text: Option<String>) -> Option<[u8; 32]> {
+    let text = text?;
+    let key = text.trim();
+    (!key.is_empty()).then(|| Sha256::digest(key).into())
+}
+
+fn hex32(text: &str) -> Option<[u8; 32]> {
+    let mut out = [0; 32];
+    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (at, byte) in out.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(out)
+}
+
+fn pool(table: &Reader<'_, '_>) -> PoolConfig {
+    let model = table.text("model").map(PathBuf::from);
+    let connect = table.texts("connect");
+    if connect.iter().any(|address| !address.starts_with("unix:") && !address.starts_with("tcp:")) {
+        table.fault("connect", "each address is unix:PATH or tcp:HOST:PORT");
+    }
+    if !connect.is_empty() && table.has("workers") {
+        table.fault("connect", "give either workers (started here) or connect (started elsewhere)");
+    }
+    let device = parse_device(&table.text("device").unwrap_or_default()).unwrap_or_else(|message| {
+        table.fault("device", message);
+        DeviceChoice::Auto
+    });
+    PoolConfig {
+        id: table.text("id").unwrap_or_else(|| default_id(model.as_deref())),
+        model,
+        workers: table.number("workers", 1..=256) as usize,
+        connect,
+        threads: table.number("threads", 0..=1024) as usize,
+        device,
+        path: table.text("path").unwrap_or_default(),
+        context_tokens: table.number("context_tokens", 0..=1 << 24) as u32,
+        kv_bytes_max: table.number("kv_bytes_max", 0..=1 << 48),
+        sequences_max: table.number("sequences_max", 0..=65_536) as u32,
+        queue_max: table.number("queue_max", 1..=1_000_000) as usize,
+    }
+}
+
+fn default_id(model: Option<&Path>) -> String {
+    let folder = model.map(|path| path.canonicalize().unwrap_or_else(|_| path.to_owned()));
+    let name = folder.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    name.unwrap_or_else(|| DEMO_MODEL.to_owned())
+}
+
+fn parse_device(text: &str) -> Result<DeviceChoice, String> {
+    match text {
+        "auto" => Ok(DeviceChoice::Auto),
+        "cpu" => Ok(DeviceChoice::Cpu),
+        "reference" => Ok(DeviceChoice::Reference),
+        other => Err(format!("{other:?} is not a device: auto, cpu, reference")),
+    }
+}
+
+/// Puts the command line's pool options into the one pool.
+fn apply(document: &Document<'_>, pools: &mut [PoolConfig], overrides: &Overrides) {
+    let Overrides { model, name, workers, threads, device, path, context_tokens, .. } = overrides;
+    let texts = name.is_some() || device.is_some() || path.is_some() || model.is_some();
+    let any = texts || workers.is_some() || threads.is_some() || context_tokens.is_some();
+    let [pool] = pools else {
+        if any {
+            let message = "the file has several pools: change them there (--model, --name, --workers, --threads, --device, \
+                           --path and --context are for a single pool)";
+            document.fault_at("command line", "", message);
+        }
+        return;
+    };
+    if let Some(model) = model {
+        pool.id = default_id(Some(model));
+        pool.model = Some(model.clone());
+    }
+    if let Some(name) = name {
+        pool.id.clone_from(name);
+    }
+    match device.as_deref().map(parse_device) {
+        Some(Ok(device)) => pool.device = device,
+        Some(Err(message)) => document.fault_at("--device", "", message),
+        None => {}
+    }
+    match workers {
+        Some(0) => document.fault_at("--workers", "", "at least 1"),
+        Some(workers) => pool.workers = *workers,
+        None => {}
+    }
+    pool.threads = threads.unwrap_or(pool.threads);
+    if let Some(path) = path {
+        pool.path.clone_from(path);
+    }
+    pool.context_tokens = context_tokens.unwrap_or(pool.context_tokens);
+}
+
+fn unique<'a>(document: &Document<'_>, table: &'static str, ids: impl Iterator<Item = &'a str>) {
+    let mut seen = std::collections::BTreeSet::new();
+    for id in ids {
+        if !seen.insert(id) {
+            document.fault_at(table, "id", format!("{id:?} is used twice"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::keys;
+
+    fn read(text: &str) -> Result<Snapshot, Vec<String>> {
+        let env = |name: &str| (name == "SET").then(|| "secret".to_owned());
+        load(Some(("p.toml", text)), &Overrides::default(), &env)
+            .map_err(|faults| faults.0.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn the_example_is_the_default() {
+        let (example, default) = (read(&keys::example()).expect("valid"), read("").expect("valid"));
+        assert_eq!(format!("{example:?}"), format!("{default:?}"));
+        assert_eq!(default.pools[0].id, DEMO_MODEL);
+        assert_eq!(format!("{:?}", default.http), format!("{:?}", Arc::new(HttpLimits::default())));
+    }
+
+    #[test]
+    fn every_key_of_the_table_is_read_and_every_example_is_accepted() {
+        let mut text = String::new();
+        for table in keys::TABLES {
+            text += &if table.many { format!("[[{}]]\n", table.name) } else { format!("[{}]\n", table.name) };
+            for key in keys::KEYS.iter().filter(|key| key.table == table.name) {
+                let exclusive = ["key_env", "key_file", "workers"].contains(&key.name);
+                if !exclusive {
+                    text += &format!("{} = {}\n", key.name, key.default.unwrap_or_else(|example| example));
+                }
+            }
+        }
+        read(&text).expect("valid");
+    }
+
+    #[test]
+    fn all_faults_come_at_once_with_lines() {
+        let faults = read(
+            "[server]\nlisten = 8080\nbody_byte = 1\nconnections_max = 0\n[[pools]]\ndevice = \"tpu\"\nworkers = \"two\"\n\
+             [[keys]]\nid = \"a\"\n[[keys]]\nid = \"b\"\nkey_env = \"UNSET\"\n[nonsense]\nx = 1\n",
+        )
+        .expect_err("faults");
+        let expect = [
+            "p.toml:2: server.listen: must be text",
+            "p.toml:3: server.body_byte: unknown key; did you mean body_bytes_max?",
+            "p.toml:4: server.connections_max: must be a whole number from 1",
+            "p.toml:6: pools[0].device: \"tpu\" is not a device",
+            "p.toml:7: pools[0].workers: must be a whole number",
+            "p.toml:9: keys[0].digest: exactly one of",
+            "p.toml:12: keys[1].key_env: the environment variable UNSET",
+            "p.toml:13: nonsense: unknown key; known are: server",
+        ];
+        for start in expect {
+            assert!(faults.iter().any(|fault| fault.starts_with(start)), "{start} in {faults:#?}");
+        }
+        assert_eq!(faults.len(), expect.len(), "{faults:#?}");
+    }
+
+    #[test]
+    fn syntax_errors_have_lines() {
+        let faults = read("[server]\nlisten = \n").expect_err("faults");
+        assert!(faults[0].starts_with("p.toml:2"), "{faults:?}");
+    }
+
+    #[test]
+    fn secrets_come_from_outside() {
+        let snapshot = read("[[keys]]\nid = \"a\"\nkey_env = \"SET\"\n").expect("valid");
+        assert_eq!(snapshot.keys[0].digest, <[u8; 32]>::from(Sha256::digest("secret")));
+    }
+
+    #[test]
+    fn options_win_over_the_file() {
+        let overrides = Overrides { listen: Some("9000".into()), workers: Some(3), ..Overrides::default() };
+        let none = |_: &str| None;
+        let snapshot =
+            load(Some(("p.toml", "[[pools]]\nid = \"x\"\nworkers = 2\n")), &overrides, &none).expect("valid");
+        assert_eq!((snapshot.listen.port(), snapshot.pools[0].workers, snapshot.pools[0].id.as_str()), (9000, 3, "x"));
+        let several = "[[pools]]\nid = \"x\"\n[[pools]]\nid = \"y\"\n";
+        assert!(load(Some(("p.toml", several)), &overrides, &none).is_err());
+    }
+
+    /// Writes the files anew when `PENSTOCK_BLESS` is set.
+    #[test]
+    fn files_made_from_the_table_are_current() {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../");
+        for (path, text) in
+            [("configs/penstock.toml", keys::example()), ("docs/reference/config.md", keys::reference())]
+        {
+            let path = format!("{root}{path}");
+            if std::env::var_os("PENSTOCK_BLESS").is_some() {
+                std::fs::write(&path, &text).expect("write");
+            }
+            let have = std::fs::read_to_string(&path).unwrap_or_default();
+            assert!(have == text, "{path} is not what config/keys.rs says; run the tests with PENSTOCK_BLESS=1");
+        }
+    }
+}

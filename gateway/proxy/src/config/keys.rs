@@ -1,0 +1,142 @@
+//! Every key of the config: default and sentence. The example file and the reference page are rendered from this table.
+
+use std::fmt::Write;
+
+/// One key.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// Table, as `server`, or `pools` for an array of tables.
+    pub table: &'static str,
+    /// Name in the table.
+    pub name: &'static str,
+    /// Default as TOML; `Err`: there is none, and this is an example.
+    pub default: Result<&'static str, &'static str>,
+    /// One or two sentences.
+    pub doc: &'static str,
+}
+
+/// One table.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    /// Name.
+    pub name: &'static str,
+    /// Written `[[name]]`, any number of times.
+    pub many: bool,
+    /// One sentence.
+    pub doc: &'static str,
+}
+
+const fn key(table: &'static str, name: &'static str, default: &'static str, doc: &'static str) -> Key {
+    Key { table, name, default: Ok(default), doc }
+}
+
+const fn optional(table: &'static str, name: &'static str, example: &'static str, doc: &'static str) -> Key {
+    Key { table, name, default: Err(example), doc }
+}
+
+const fn table(name: &'static str, many: bool, doc: &'static str) -> Table {
+    Table { name, many, doc }
+}
+
+/// The tables, in the order of the file.
+#[rustfmt::skip]
+pub const TABLES: &[Table] = &[
+    table("server", false, "Listeners and the limits of what clients may do."),
+    table("stream", false, "How streamed answers are sent."),
+    table("log", false, "What is written where. Prompts, completions and keys are never logged."),
+    table("keys", true, "An API key. Without any, everybody who can connect may use everything."),
+    table("pools", true, "A model and the workers that serve it. Without any, the embedded demo model is served."),
+];
+
+/// The keys, in the order of the file.
+#[rustfmt::skip]
+pub const KEYS: &[Key] = &[
+    key("server", "listen", "\"127.0.0.1:8080\"", "Address and port for HTTP/1.1 and HTTP/2 (on one port; without TLS, HTTP/2 with prior knowledge)."),
+    optional("server", "unix", "\"/run/penstock/http.sock\"", "Also listen on this Unix socket."),
+    optional("server", "tls_cert", "\"/etc/penstock/cert.pem\"", "Certificate chain (PEM). With tls_key it makes the TCP listener speak TLS 1.2 and 1.3, with ALPN for HTTP/2."),
+    optional("server", "tls_key", "\"/etc/penstock/key.pem\"", "Private key (PEM) of tls_cert."),
+    key("server", "threads", "0", "Threads for connections. 0: one per core, at most 4."),
+    key("server", "connections_max", "16384", "Client connections at once; more are answered 503."),
+    key("server", "head_bytes_max", "32768", "Largest request head (request line and header fields)."),
+    key("server", "body_bytes_max", "33554432", "Largest request body."),
+    key("server", "body_memory_bytes_max", "536870912", "Memory for all request bodies together; when it is used up, requests are answered 503 with Retry-After."),
+    key("server", "head_timeout_ms", "15000", "A request head must be complete after this long, however slowly it comes."),
+    key("server", "body_timeout_ms", "30000", "A request body may take this long, plus its size over body_rate_bytes_min."),
+    key("server", "body_rate_bytes_min", "1024", "Slowest sender that is waited for, in bytes per second."),
+    key("server", "idle_timeout_ms", "75000", "A connection without a request is closed after this long."),
+    key("server", "write_stall_ms", "20000", "A client that takes nothing of its answer for this long is cut off."),
+    key("server", "request_timeout_ms", "0", "Longest time for one answer. 0: no limit."),
+    key("server", "h2_streams_max", "128", "HTTP/2: requests at once on one connection."),
+    key("server", "h2_header_list_bytes_max", "32768", "HTTP/2: largest decoded header list."),
+    key("server", "grace_ms", "30000", "After SIGTERM, answers in progress may take this long."),
+    key("stream", "commit_ms", "300", "Status and headers of a stream wait for its first token, but not longer than this; before that, an error still has its own status."),
+    key("stream", "heartbeat_ms", "15000", "A comment is sent on a stream that is silent for this long, so that proxies keep it open."),
+    key("log", "level", "\"info\"", "Log level or filter directives (tracing syntax) for standard error."),
+    key("log", "access", "\"-\"", "One JSON line per request: \"-\" for standard output, \"off\", or a path."),
+    optional("keys", "id", "\"team-a\"", "Name of the key in logs; separates prefix caches."),
+    optional("keys", "digest", "\"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"", "SHA-256 of the key in hex: printf %s \"$KEY\" | sha256sum."),
+    optional("keys", "key_env", "\"TEAM_A_KEY\"", "Instead of digest: environment variable that holds the key."),
+    optional("keys", "key_file", "\"/run/secrets/team-a\"", "Instead of digest: file that holds the key."),
+    key("keys", "models", "[]", "Models that the key may use; a trailing * matches any ending. Empty: all."),
+    optional("pools", "id", "\"chat\"", "Model name in requests. Default: the folder name of the model."),
+    optional("pools", "model", "\"/models/qwen3-0.6b\"", "Checkpoint folder in Hugging Face's layout. Default: the embedded demo model."),
+    key("pools", "workers", "1", "Worker processes started for the pool, on disjoint cores."),
+    optional("pools", "connect", "[\"unix:/run/penstock/worker.sock\"]", "Instead of workers: addresses of workers that are started elsewhere, unix:PATH or tcp:HOST:PORT."),
+    key("pools", "threads", "0", "Threads per worker. 0: the cores shared out among the workers."),
+    key("pools", "device", "\"auto\"", "auto, cpu, or reference (slow, obvious, for comparison)."),
+    key("pools", "path", "\"auto\"", "CPU instructions: auto, or one that penstock check lists; the others are for tests."),
+    key("pools", "context_tokens", "0", "Longest sequence served. 0: what the model was trained for, as far as memory goes."),
+    key("pools", "kv_bytes_max", "0", "Memory for KV blocks per worker. 0: a share of what is free."),
+    key("pools", "sequences_max", "0", "Sequences that run at once in a worker. 0: the worker's default."),
+    key("pools", "queue_max", "1024", "Requests open at once; more are answered 503 with Retry-After."),
+];
+
+/// Default of a key, as TOML.
+pub(super) fn default_of(table: &str, name: &str) -> Option<&'static str> {
+    let found = KEYS.iter().find(|key| key.table == table && key.name == name);
+    found.expect("every key that is read is in KEYS (tested)").default.ok()
+}
+
+/// `configs/penstock.toml`: every key with its default.
+pub fn example() -> String {
+    let mut out = String::from(
+        "# Every key of penstock's config with its default. Keys without a default are commented out, with an example.\n\
+         # Unknown keys are refused; `penstock check --config FILE` reports all faults of a file at once.\n",
+    );
+    for table in TABLES {
+        let hash = if table.many { "# " } else { "" };
+        let brackets = if table.many { ("[[", "]]") } else { ("[", "]") };
+        let _ = write!(out, "\n# {}\n{hash}{}{}{}\n", table.doc, brackets.0, table.name, brackets.1);
+        for key in KEYS.iter().filter(|key| key.table == table.name) {
+            let _ = match key.default {
+                Ok(default) => write!(out, "# {}\n{hash}{} = {default}\n", key.doc, key.name),
+                Err(example) => write!(out, "# {}\n# {} = {example}\n", key.doc, key.name),
+            };
+        }
+    }
+    out
+}
+
+/// `docs/reference/config.md`.
+pub fn reference() -> String {
+    let mut out = String::from(
+        "# Config\n\n`penstock serve --config FILE` reads one TOML file. It is checked whole: every fault is reported at once, with its\n\
+         line; unknown keys are faults. Command line options win over the file. [`configs/penstock.toml`](../../configs/penstock.toml)\n\
+         has every key with its default; this page and that file are made from one table (`gateway/proxy/src/config/keys.rs`).\n",
+    );
+    for table in TABLES {
+        let brackets = if table.many { ("[[", "]]") } else { ("[", "]") };
+        let _ = write!(
+            out,
+            "\n## `{}{}{}`\n\n{}\n\n| key | default | |\n|---|---|---|\n",
+            brackets.0, table.name, brackets.1, table.doc
+        );
+        for key in KEYS.iter().filter(|key| key.table == table.name) {
+            let default =
+                key.default.map_or_else(|example| format!("none; `{example}`"), |default| format!("`{default}`"));
+            let _ =
+                writeln!(out, "| `{}` | {} | {} |", key.name, default.replace('|', "\\|"), key.doc.replace('|', "\\|"));
+        }
+    }
+    out
+}

@@ -1,0 +1,198 @@
+//! What the user typed: a TOML document with spans, read key by key so that every fault is found, not just the first.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::{Range, RangeInclusive};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::{Fault, Faults, keys};
+
+/// A config file being read.
+pub(super) struct Document<'a> {
+    name: &'a str,
+    text: &'a str,
+    root: Spanned<DeTable<'a>>,
+    faults: RefCell<Vec<Fault>>,
+}
+
+/// One table of it; reports the keys that nobody asked for when it is dropped.
+pub(super) struct Reader<'d, 'a> {
+    document: &'d Document<'a>,
+    /// Name in `keys`.
+    table: &'static str,
+    /// Path for messages.
+    path: String,
+    values: Option<&'d DeTable<'a>>,
+    asked: RefCell<BTreeSet<&'static str>>,
+}
+
+impl<'a> Document<'a> {
+    /// Parses; syntax errors are faults.
+    pub(super) fn parse(name: &'a str, text: &'a str) -> Self {
+        let (root, errors) = DeTable::parse_recoverable(text);
+        let document = Self { name, text, root, faults: RefCell::new(Vec::new()) };
+        for error in errors {
+            document.fault(error.span(), "", error.message());
+        }
+        document
+    }
+
+    /// Records a fault.
+    pub(super) fn fault(&self, span: Option<Range<usize>>, key: &str, message: impl Into<String>) {
+        let line = span.map(|span| self.text[..span.start.min(self.text.len())].matches('\n').count() + 1);
+        let place = line.map_or_else(|| self.name.to_owned(), |line| format!("{}:{line}", self.name));
+        self.fault_at(&place, key, message);
+    }
+
+    /// Records a fault of something that is not in the file.
+    pub(super) fn fault_at(&self, place: &str, key: &str, message: impl Into<String>) {
+        self.faults.borrow_mut().push(Fault { place: place.to_owned(), key: key.to_owned(), message: message.into() });
+    }
+
+    /// Reports top-level names that are not tables of ours.
+    pub(super) fn check_tables(&self) {
+        for (name, value) in self.root.get_ref() {
+            match keys::TABLES.iter().find(|table| table.name == name.get_ref().as_ref()) {
+                None => {
+                    let known: Vec<_> = keys::TABLES.iter().map(|table| table.name).collect();
+                    self.fault(Some(name.span()), name.get_ref(), unknown(name.get_ref(), &known));
+                }
+                Some(table) if table.many && !value.get_ref().is_array() => {
+                    self.fault(Some(name.span()), table.name, format!("must be written [[{}]]", table.name));
+                }
+                Some(table) if !table.many && !value.get_ref().is_table() => {
+                    self.fault(Some(name.span()), table.name, format!("must be a table: [{}]", table.name));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// The table of that name; an absent one reads as empty.
+    pub(super) fn table(&self, table: &'static str) -> Reader<'_, 'a> {
+        let values = self.root.get_ref().get(table).and_then(|value| value.get_ref().as_table());
+        Reader { document: self, table, path: table.to_owned(), values, asked: RefCell::default() }
+    }
+
+    /// The tables written `[[name]]`.
+    pub(super) fn tables(&self, table: &'static str) -> Vec<Reader<'_, 'a>> {
+        let array = self.root.get_ref().get(table).and_then(|value| value.get_ref().as_array());
+        let mut out = Vec::new();
+        for (at, value) in array.into_iter().flat_map(|array| array.iter()).enumerate() {
+            let path = format!("{table}[{at}]");
+            match value.get_ref().as_table() {
+                Some(values) => {
+                    out.push(Reader { document: self, table, path, values: Some(values), asked: RefCell::default() });
+                }
+                None => self.fault(Some(value.span()), &path, "must be a table"),
+            }
+        }
+        out
+    }
+
+    /// All faults.
+    pub(super) fn finish(self) -> Result<(), Faults> {
+        let faults = self.faults.into_inner();
+        if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
+    }
+}
+
+impl<'d, 'a> Reader<'d, 'a> {
+    fn value(&self, name: &'static str) -> Option<&'d Spanned<DeValue<'a>>> {
+        self.asked.borrow_mut().insert(name);
+        self.values?.get(name)
+    }
+
+    /// Records a fault of one key.
+    pub(super) fn fault(&self, name: &str, message: impl Into<String>) {
+        let own = self.values.and_then(|values| values.get(name)).map(Spanned::span);
+        let span = own
+            .or_else(|| self.values.and_then(|values| values.keys().map(Spanned::span).min_by_key(|span| span.start)));
+        self.document.fault(span, &format!("{}.{name}", self.path), message);
+    }
+
+    /// Whether the key is in the file.
+    pub(super) fn has(&self, name: &'static str) -> bool {
+        self.value(name).is_some()
+    }
+
+    /// A whole number within `range`.
+    pub(super) fn number(&self, name: &'static str, range: RangeInclusive<u64>) -> u64 {
+        let default = keys::default_of(self.table, name).and_then(|text| text.parse().ok()).unwrap_or(*range.start());
+        let Some(value) = self.value(name) else { return default };
+        let integer = value.get_ref().as_integer();
+        let number = integer.and_then(|int| u64::from_str_radix(&int.as_str().replace('_', ""), int.radix()).ok());
+        match number {
+            Some(number) if range.contains(&number) => number,
+            _ => {
+                self.fault(name, format!("must be a whole number from {} to {}", range.start(), range.end()));
+                default
+            }
+        }
+    }
+
+    /// Text, not empty; `None` without value and default.
+    pub(super) fn text(&self, name: &'static str) -> Option<String> {
+        let default = || keys::default_of(self.table, name).map(|text| text.trim_matches('"').to_owned());
+        let Some(value) = self.value(name) else { return default() };
+        match value.get_ref().as_str() {
+            Some(text) if !text.is_empty() => Some(text.to_owned()),
+            _ => {
+                self.fault(name, "must be text in quotes, not empty");
+                default()
+            }
+        }
+    }
+
+    /// A list of texts; empty without value.
+    pub(super) fn texts(&self, name: &'static str) -> Vec<String> {
+        let Some(value) = self.value(name) else { return Vec::new() };
+        let items: Option<Vec<_>> = value
+            .get_ref()
+            .as_array()
+            .and_then(|array| array.iter().map(|item| item.get_ref().as_str().map(str::to_owned)).collect());
+        items.unwrap_or_else(|| {
+            self.fault(name, "must be a list of texts: [\"a\", \"b\"]");
+            Vec::new()
+        })
+    }
+}
+
+impl Drop for Reader<'_, '_> {
+    fn drop(&mut self) {
+        let known: Vec<_> = keys::KEYS.iter().filter(|key| key.table == self.table).map(|key| key.name).collect();
+        for name in self.values.into_iter().flat_map(|values| values.keys()) {
+            if !self.asked.borrow().contains(name.get_ref().as_ref()) {
+                let path = format!("{}.{}", self.path, name.get_ref());
+                self.document.fault(Some(name.span()), &path, unknown(name.get_ref(), &known));
+            }
+        }
+    }
+}
+
+/// Names the closest known key.
+fn unknown(name: &str, known: &[&str]) -> String {
+    let steps = |key: &str| if key.starts_with(name) { 1 } else { distance(name, key) };
+    let near = known.iter().map(|key| (steps(key), key)).min().filter(|(steps, _)| *steps <= 3);
+    match near {
+        Some((_, key)) => format!("unknown key; did you mean {key}?"),
+        None => format!("unknown key; known are: {}", known.join(", ")),
+    }
+}
+
+/// Levenshtein distance.
+fn distance(left: &str, right: &str) -> usize {
+    let right: Vec<char> = right.chars().collect();
+    let mut row: Vec<usize> = (0..=right.len()).collect();
+    for (at, left) in left.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (at, right) in right.iter().enumerate() {
+            let change = diagonal + usize::from(left != *right);
+            diagonal = row[at + 1];
+            row[at + 1] = change.min(row[at] + 1).min(diagonal + 1);
+        }
+    }
+    row[right.len()]
+}

@@ -1,0 +1,98 @@
+//! The config in use: immutable, complete, checked.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::auth::Key;
+use crate::http::HttpLimits;
+
+/// Everything that a running gateway reads.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// TCP listener.
+    pub listen: SocketAddr,
+    /// Unix listener.
+    pub unix: Option<PathBuf>,
+    /// TLS of the TCP listener.
+    pub tls: Option<TlsFiles>,
+    /// Threads for connections.
+    pub threads: usize,
+    /// Bounds of the transport.
+    pub http: Arc<HttpLimits>,
+    /// Longest time for one answer.
+    pub request_timeout: Option<Duration>,
+    /// How long answers in progress may take after SIGTERM.
+    pub grace: Duration,
+    /// How long the head of a stream waits for its first token.
+    pub commit: Duration,
+    /// Silence after which a comment is sent.
+    pub heartbeat: Duration,
+    /// Filter of the log.
+    pub log_level: String,
+    /// Target of the access log.
+    pub access_log: String,
+    /// API keys.
+    pub keys: Vec<Key>,
+    /// Pools; at least one.
+    pub pools: Vec<PoolConfig>,
+}
+
+/// Certificate and key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Chain, PEM.
+    pub cert: PathBuf,
+    /// Private key, PEM.
+    pub key: PathBuf,
+}
+
+/// A model and its workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Model name in requests.
+    pub id: String,
+    /// Checkpoint folder; `None`: the embedded demo model.
+    pub model: Option<PathBuf>,
+    /// Worker processes to start.
+    pub workers: usize,
+    /// Workers started elsewhere, instead.
+    pub connect: Vec<String>,
+    /// Threads per worker; 0: shared out.
+    pub threads: usize,
+    /// Device.
+    pub device: DeviceChoice,
+    /// CPU instruction path.
+    pub path: String,
+    /// Longest sequence; 0: the model's.
+    pub context_tokens: u32,
+    /// Memory for KV blocks; 0: a share.
+    pub kv_bytes_max: u64,
+    /// Sequences at once; 0: the worker's default.
+    pub sequences_max: u32,
+    /// Requests open at once.
+    pub queue_max: usize,
+}
+
+/// Which device a worker uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The best there is.
+    Auto,
+    /// The CPU's kernels.
+    Cpu,
+    /// The f32 reference.
+    Reference,
+}
+
+impl DeviceChoice {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceChoice::Auto => "auto",
+            DeviceChoice::Cpu => "cpu",
+            DeviceChoice::Reference => "reference",
+        }
+    }
+}

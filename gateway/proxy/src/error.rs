@@ -1,0 +1,159 @@
+//! Kinds of failure to status codes and bodies: the one place where that is decided.
+//!
+//! A [`Failure`] is what any stage of the request path returns. What the client reads (`message`, `param`, `code`) and what
+//! the log says (`log`) are separate fields; nothing here is decided by looking into a message.
+
+use std::time::Duration;
+
+use penstock_dialects::ApiError;
+use penstock_dialects::error::ApiErrorKind;
+use penstock_dialects::openai::errors::{self, ErrorShape};
+use penstock_proto::{ErrorKind, Retry};
+
+/// Longest Retry-After sent: the official SDKs stop retrying above 120 s.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
+
+/// A request that is not answered as asked.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Decides status, type, code and whether a retry helps.
+    pub kind: ErrorKind,
+    /// For the client.
+    pub message: String,
+    /// Path of the parameter at fault.
+    pub param: Option<String>,
+    /// When trying again can help.
+    pub retry_after: Option<Duration>,
+    /// For the log only; never prompts or keys.
+    pub log: Option<String>,
+    /// Status, type and code, where the kind alone does not say them.
+    pub shape: Option<ErrorShape>,
+}
+
+impl Failure {
+    /// A failure of that kind.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), param: None, retry_after: None, log: None, shape: None }
+    }
+
+    /// Adds what only the log may say.
+    pub fn log(mut self, log: impl Into<String>) -> Self {
+        self.log = Some(log.into());
+        self
+    }
+
+    /// Says when to try again.
+    pub fn retry_after(mut self, after: Duration) -> Self {
+        self.retry_after = Some(after.min(RETRY_AFTER_MAX));
+        self
+    }
+
+    /// Names the parameter at fault.
+    pub fn param(mut self, param: impl Into<String>) -> Self {
+        self.param = Some(param.into());
+        self
+    }
+
+    /// Uses the status of an HTTP rule.
+    pub fn with_status(mut self, status: u16) -> Self {
+        self.shape = Some(ErrorShape { status, ..shape(self.kind) });
+        self
+    }
+
+    /// A bug of ours; the client learns no more than that.
+    pub fn internal(log: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Internal, "The server had an internal error.").log(log)
+    }
+
+    /// Status, type and code.
+    pub fn shape(&self) -> ErrorShape {
+        self.shape.unwrap_or_else(|| shape(self.kind))
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> u16 {
+        self.shape().status
+    }
+
+    /// Value of Retry-After in whole seconds, at least 1.
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        self.retry_after.map(|after| after.as_millis().div_ceil(1000).clamp(1, 120) as u64)
+    }
+
+    /// Value of x-should-retry, which the official SDKs prefer to their own rule.
+    pub fn should_retry(&self) -> bool {
+        self.kind.retry() != Retry::No
+    }
+
+    /// `{"error": {message, type, param, code}}`, as one line of JSON.
+    pub fn body(&self) -> Vec<u8> {
+        errors::error_body(self.shape(), self.param.as_deref(), &self.message)
+    }
+}
+
+/// Kind to what OpenAI clients know.
+fn shape(kind: ErrorKind) -> ErrorShape {
+    use ErrorKind::*;
+    match kind {
+        InvalidRequest | Malformed => errors::INVALID,
+        Unsupported => errors::UNSUPPORTED_PARAMETER,
+        ContextLength => errors::CONTEXT_LENGTH,
+        Unauthorized => errors::INVALID_API_KEY,
+        Forbidden => errors::FORBIDDEN,
+        ModelNotFound => errors::MODEL_NOT_FOUND,
+        NotFound => errors::NOT_FOUND,
+        MethodNotAllowed => errors::METHOD_NOT_ALLOWED,
+        ClientTimeout => errors::REQUEST_TIMEOUT,
+        TooLarge => errors::BODY_TOO_LARGE,
+        UnsupportedMedia => errors::UNSUPPORTED_MEDIA_TYPE,
+        RateLimited => errors::RATE_LIMIT_REQUESTS,
+        Internal => errors::INTERNAL,
+        WorkerFailed => errors::UPSTREAM,
+        Overloaded => errors::OVERLOADED,
+        Unavailable => errors::UNAVAILABLE,
+        Draining => errors::DRAINING,
+        DeadlineExceeded => errors::TIMEOUT,
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        let kind = match error.kind {
+            ApiErrorKind::Invalid | ApiErrorKind::TooLarge => ErrorKind::InvalidRequest,
+            ApiErrorKind::ContextLength => ErrorKind::ContextLength,
+            ApiErrorKind::Unsupported | ApiErrorKind::UnsupportedValue => ErrorKind::Unsupported,
+        };
+        let shape = Some(errors::error_shape(error.kind));
+        Self { param: error.param, shape, ..Self::new(kind, error.message) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_body_has_the_four_keys_of_openai() {
+        let failure = Failure::new(ErrorKind::ModelNotFound, "no \"x\"").param("model");
+        assert_eq!(failure.status(), 404);
+        assert_eq!(
+            String::from_utf8_lossy(&failure.body()),
+            r#"{"error":{"message":"no \"x\"","type":"invalid_request_error","param":"model","code":"model_not_found"}}"#
+        );
+    }
+
+    #[test]
+    fn retry_hints_stay_within_what_sdks_obey() {
+        let failure = Failure::new(ErrorKind::Overloaded, "full").retry_after(Duration::from_secs(900));
+        assert_eq!((failure.retry_after_seconds(), failure.should_retry()), (Some(120), true));
+        let failure = Failure::new(ErrorKind::Overloaded, "full").retry_after(Duration::from_millis(20));
+        assert_eq!(failure.retry_after_seconds(), Some(1));
+        assert!(!Failure::internal("bug").should_retry());
+    }
+
+    #[test]
+    fn internal_faults_tell_the_client_nothing() {
+        let body = Failure::internal("index 7 of secret").body();
+        assert!(!String::from_utf8_lossy(&body).contains("secret"));
+    }
+}

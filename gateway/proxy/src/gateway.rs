@@ -1,0 +1,127 @@
+//! The running gateway: what every request can see.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use arc_swap::ArcSwap;
+use async_trait::async_trait;
+use penstock_proto::ErrorKind;
+
+use crate::auth::Principal;
+use crate::config::Snapshot;
+use crate::error::Failure;
+use crate::http::connection::{Handler, fault_failure};
+use crate::http::head::HeadFault;
+use crate::http::{BodyBudget, Exchange, HttpLimits};
+use crate::phases;
+use crate::telemetry::{AccessLog, Gauge, Metric, Metrics};
+use crate::upstream::{Card, Upstream};
+
+/// State shared by all requests.
+pub struct Gateway {
+    snapshot: ArcSwap<Snapshot>,
+    /// Counters.
+    pub metrics: Metrics,
+    /// Request log.
+    pub access_log: AccessLog,
+    /// Memory for request bodies.
+    pub bodies: BodyBudget,
+    upstreams: Vec<Arc<dyn Upstream>>,
+}
+
+impl Gateway {
+    /// A gateway in front of `upstreams`.
+    pub fn new(snapshot: Snapshot, access_log: AccessLog, upstreams: Vec<Arc<dyn Upstream>>) -> Self {
+        Self {
+            bodies: BodyBudget::new(snapshot.http.body_memory_bytes_max),
+            snapshot: ArcSwap::from_pointee(snapshot),
+            metrics: Metrics::default(),
+            access_log,
+            upstreams,
+        }
+    }
+
+    /// The config in force; a request takes it once.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    /// The upstream of a model that the principal may use. Models it may not use are as unknown as those that do not exist.
+    pub fn upstream(&self, model: &str, principal: &Principal) -> Result<Arc<dyn Upstream>, Failure> {
+        let found = self.upstreams.iter().find(|upstream| upstream.card().id == model);
+        found.filter(|_| principal.may_use(model)).cloned().ok_or_else(|| {
+            let shown: String = model.chars().take(80).collect();
+            let known: Vec<_> = self.cards(principal).into_iter().map(|card| card.id).take(5).collect();
+            let message = format!("The model {shown:?} does not exist. Served here: {}.", known.join(", "));
+            Failure::new(ErrorKind::ModelNotFound, message).param("model")
+        })
+    }
+
+    /// The same where a request may leave the model out: then it is the only one.
+    pub fn upstream_or_only(&self, model: Option<&str>, principal: &Principal) -> Result<Arc<dyn Upstream>, Failure> {
+        match (model, self.cards(principal).as_slice()) {
+            (Some(model), _) => self.upstream(model, principal),
+            (None, [only]) => self.upstream(&only.id, principal),
+            (None, _) => {
+                let message = "Several models are served: name one.";
+                Err(Failure::new(ErrorKind::InvalidRequest, message).param("model"))
+            }
+        }
+    }
+
+    /// The models that the principal may use.
+    pub fn cards(&self, principal: &Principal) -> Vec<Card> {
+        self.upstreams.iter().map(|upstream| upstream.card()).filter(|card| principal.may_use(&card.id)).collect()
+    }
+
+    /// Why requests cannot be served; empty: they can.
+    pub fn unready(&self) -> Vec<String> {
+        let mut out = Vec::new();
+        for upstream in &self.upstreams {
+            if let Some(why) = upstream.unready() {
+                out.push(format!("{}: {why}", upstream.card().id));
+            }
+        }
+        out
+    }
+
+    /// Prometheus text.
+    pub fn render_metrics(&self) -> String {
+        let mut gauges = vec![(Gauge::BodyBytes, String::new(), self.bodies.bytes_held() as f64)];
+        for upstream in &self.upstreams {
+            let model = upstream.card().id;
+            upstream.gauges(&mut |gauge, value| gauges.push((gauge, model.clone(), value)));
+        }
+        self.metrics.render(&gauges)
+    }
+}
+
+#[async_trait]
+impl Handler for Gateway {
+    fn limits(&self) -> Arc<HttpLimits> {
+        self.snapshot.load().http.clone()
+    }
+
+    async fn serve(&self, exchange: &mut Exchange) {
+        phases::serve(self, exchange).await;
+    }
+
+    async fn refuse(&self, exchange: &mut Exchange, fault: HeadFault) {
+        self.refused_head(fault);
+        // A client that does not wait for its refusal has lost nothing.
+        let _ = exchange.refuse(&fault_failure(fault)).await;
+    }
+
+    fn refused_head(&self, fault: HeadFault) {
+        self.metrics.count(Metric::MalformedHeads, &[("status", &fault.status.to_string())]);
+    }
+
+    fn connections(&self, change: i64) {
+        self.metrics.connections(change);
+    }
+}
+
+/// Unix seconds.
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

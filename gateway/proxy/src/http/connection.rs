@@ -1,0 +1,194 @@
+//! The life of one connection: which protocol, then request after request.
+//!
+//! This implements Pingora's `ServerApp`, one step below `HttpServerApp`, because the head has to be read (with a deadline, byte by
+//! byte checked) before Pingora's session sees it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::BytesMut;
+use penstock_proto::ErrorKind;
+use pingora_core::apps::ServerApp;
+use pingora_core::protocols::l4::stream::Stream as L4Stream;
+use pingora_core::protocols::{ALPN, Stream};
+use pingora_core::server::ShutdownWatch;
+use tokio::io::AsyncReadExt;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
+
+use super::exchange::new_request_id;
+use super::head::{self, H2_PREFACE, HeadFault, Scan, Scanner};
+use super::{Exchange, HttpLimits, h2, raw};
+use crate::error::Failure;
+
+/// First read of a head: official SDKs send 600 to 1,200 bytes.
+const HEAD_READ_BYTES: usize = 2 * 1024;
+
+/// What answers requests.
+#[async_trait]
+pub trait Handler: Send + Sync + 'static {
+    /// The bounds in force.
+    fn limits(&self) -> Arc<HttpLimits>;
+    /// Answers one request. The response must have ended, or the connection is closed.
+    async fn serve(&self, exchange: &mut Exchange);
+    /// Answers and records a request that broke a rule of HTTP.
+    async fn refuse(&self, exchange: &mut Exchange, fault: HeadFault);
+    /// Records a connection that never had a valid head.
+    fn refused_head(&self, fault: HeadFault);
+    /// A connection came (+1) or went (-1).
+    fn connections(&self, change: i64);
+}
+
+/// The application behind every listener.
+pub struct App<H> {
+    handler: Arc<H>,
+    slots: Arc<Semaphore>,
+}
+
+impl<H: Handler> App<H> {
+    /// Serves with `handler`.
+    pub fn new(handler: Arc<H>) -> Self {
+        let slots = handler.limits().connections_max;
+        Self { handler, slots: Arc::new(Semaphore::new(slots)) }
+    }
+}
+
+#[async_trait]
+impl<H: Handler> ServerApp for App<H> {
+    async fn process_new(self: &Arc<Self>, stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
+        let Ok(_slot) = self.slots.clone().try_acquire_owned() else {
+            let failure = Failure::new(ErrorKind::Overloaded, "Too many connections.")
+                .retry_after(std::time::Duration::from_secs(1));
+            Box::pin(raw::refuse(stream, &failure, &new_request_id(), self.handler.limits().write_stall)).await;
+            return None;
+        };
+        self.handler.connections(1);
+        let _gone = OnDrop(|| self.handler.connections(-1));
+        if matches!(stream.selected_alpn_proto(), Some(ALPN::H2)) {
+            Box::pin(h2::serve(self.handler.clone(), stream, shutdown.clone())).await;
+        } else {
+            serve_http1(&self.handler, stream, shutdown.clone()).await;
+        }
+        None
+    }
+}
+
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// What the first bytes turned out to be.
+enum Opening {
+    Request(Box<head::Head>),
+    Http2,
+    Closed,
+    Fault(HeadFault),
+}
+
+async fn serve_http1<H: Handler>(handler: &Arc<H>, mut stream: Stream, mut shutdown: ShutdownWatch) {
+    let mut buf = BytesMut::new();
+    let mut first = true;
+    loop {
+        let limits = handler.limits();
+        match read_head(&mut stream, &mut buf, &limits, first, &mut shutdown).await {
+            Opening::Closed => return,
+            Opening::Fault(fault) => {
+                handler.refused_head(fault);
+                let failure = fault_failure(fault);
+                return Box::pin(raw::refuse(stream, &failure, &new_request_id(), limits.write_stall)).await;
+            }
+            Opening::Http2 => {
+                if let Some(stream) = rewind(stream, &buf) {
+                    Box::pin(h2::serve(handler.clone(), stream, shutdown)).await;
+                }
+                return;
+            }
+            Opening::Request(head) => {
+                let keep_alive = !*shutdown.borrow();
+                let mut exchange = Box::new(Exchange::http1(*head, stream, buf, &limits, keep_alive));
+                handler.serve(&mut exchange).await;
+                match exchange.finish().await {
+                    Some(reusable) => (stream, buf) = reusable,
+                    None => return,
+                }
+            }
+        }
+        first = false;
+    }
+}
+
+/// A rule of HTTP that a head breaks, as a failure.
+pub(crate) fn fault_failure(fault: HeadFault) -> Failure {
+    let kind = match fault.status {
+        408 => ErrorKind::ClientTimeout,
+        413 | 414 | 431 => ErrorKind::TooLarge,
+        _ => ErrorKind::Malformed,
+    };
+    Failure::new(kind, format!("Bad HTTP request: {}.", fault.message)).with_status(fault.status)
+}
+
+/// Puts bytes back in front of a plain stream (TLS connections choose HTTP/2 by ALPN and never come here).
+fn rewind(stream: Stream, bytes: &[u8]) -> Option<Stream> {
+    let mut stream: Box<L4Stream> = stream.into_any().downcast().ok()?;
+    stream.rewind(bytes);
+    Some(stream)
+}
+
+/// Reads until the head is complete. `first`: a new connection, whose silence is bounded by the head's own deadline.
+async fn read_head(
+    stream: &mut Stream,
+    buf: &mut BytesMut,
+    limits: &HttpLimits,
+    first: bool,
+    shutdown: &mut ShutdownWatch,
+) -> Opening {
+    const SLOW: HeadFault = HeadFault { status: 408, message: "the request head did not arrive in time" };
+    let mut scanner = Scanner::default();
+    let mut deadline = Instant::now() + if first { limits.head_timeout } else { limits.idle_timeout };
+    loop {
+        // One empty line before the request line is allowed (RFC 9112, 2.2).
+        if buf.starts_with(b"\r\n") {
+            let _ = buf.split_to(2);
+            scanner = Scanner::default();
+        }
+        if first && !buf.is_empty() && H2_PREFACE.starts_with(&buf[..buf.len().min(H2_PREFACE.len())]) {
+            if buf.len() >= H2_PREFACE.len() {
+                let plain = stream.get_ssl_digest().is_none();
+                return if plain { Opening::Http2 } else { Opening::Closed };
+            }
+        } else {
+            match scanner.scan(buf, limits.head_bytes_max) {
+                Ok(Scan::Complete(length)) => {
+                    let head = buf.split_to(length);
+                    return head::parse(&head).map_or_else(Opening::Fault, |head| Opening::Request(Box::new(head)));
+                }
+                Ok(Scan::Partial) => {}
+                Err(fault) => return Opening::Fault(fault),
+            }
+        }
+        let silent = buf.is_empty();
+        buf.reserve(HEAD_READ_BYTES);
+        let read = tokio::select! {
+            read = timeout_at(deadline, stream.read_buf(buf)) => read,
+            () = draining(shutdown), if silent && !first => return Opening::Closed,
+        };
+        match read {
+            Err(_) if silent => return Opening::Closed,
+            Err(_) => return Opening::Fault(SLOW),
+            Ok(Ok(0) | Err(_)) => return Opening::Closed,
+            Ok(Ok(_)) if silent && !first => deadline = Instant::now() + limits.head_timeout,
+            Ok(Ok(_)) => {}
+        }
+    }
+}
+
+/// Ends when the server is shutting down.
+async fn draining(shutdown: &mut ShutdownWatch) {
+    if shutdown.wait_for(|down| *down).await.is_err() {
+        std::future::pending().await
+    }
+}

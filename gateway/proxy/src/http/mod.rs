@@ -1,0 +1,65 @@
+//! HTTP as this gateway speaks it: strict in what it reads, bounded in what it waits for.
+//!
+//! Pingora brings the listeners, TLS, HTTP/2 and the response writer. Request heads and bodies of HTTP/1 are read here
+//! ([`head`], [`chunked`]), because Pingora's reader accepts several spellings that two servers can understand differently and has
+//! no deadline over a whole head or body. [`exchange`] is one request with its response, the same for both versions; [`connection`]
+//! is the life of one connection.
+
+pub mod budget;
+pub mod chunked;
+pub mod connection;
+pub mod exchange;
+mod h2;
+pub mod head;
+mod raw;
+
+pub use budget::{BodyBudget, BodyLease};
+pub use exchange::{Body, Exchange, Gone};
+pub use head::{Framing, Head};
+
+use std::time::Duration;
+
+/// Bounds of the transport; from the config's `[server]`.
+#[derive(Clone, Debug)]
+pub struct HttpLimits {
+    /// Largest request head.
+    pub head_bytes_max: usize,
+    /// Largest request body.
+    pub body_bytes_max: usize,
+    /// All request bodies together.
+    pub body_memory_bytes_max: usize,
+    /// Connections at once.
+    pub connections_max: usize,
+    /// First to last byte of a head, and from connecting to the first byte.
+    pub head_timeout: Duration,
+    /// A body may take this long plus its size over `body_rate_bytes_min`.
+    pub body_timeout: Duration,
+    /// Slowest body sender that is waited for, bytes per second.
+    pub body_rate_bytes_min: u64,
+    /// Silence between requests of one connection, and of an HTTP/2 connection without streams.
+    pub idle_timeout: Duration,
+    /// A write that makes no progress for this long ends the connection.
+    pub write_stall: Duration,
+    /// HTTP/2: streams at once per connection.
+    pub h2_streams_max: u32,
+    /// HTTP/2: decoded header list.
+    pub h2_header_list_bytes_max: u32,
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        Self {
+            head_bytes_max: 32 * 1024,
+            body_bytes_max: 32 * 1024 * 1024,
+            body_memory_bytes_max: 512 * 1024 * 1024,
+            connections_max: 16 * 1024,
+            head_timeout: Duration::from_secs(15),
+            body_timeout: Duration::from_secs(30),
+            body_rate_bytes_min: 1024,
+            idle_timeout: Duration::from_secs(75),
+            write_stall: Duration::from_secs(20),
+            h2_streams_max: 128,
+            h2_header_list_bytes_max: 32 * 1024,
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The routes that do not generate: models, tokenizing, health, readiness, metrics.
+
+use bytes::Bytes;
+use http::{HeaderValue, header};
+use penstock_dialects::openai::{self, Bounds, ModelCard};
+use penstock_proto::ErrorKind;
+
+use crate::auth::Principal;
+use crate::error::Failure;
+use crate::gateway::Gateway;
+use crate::http::Exchange;
+use crate::phases::{End, Generate, read_body, watched};
+use crate::route::Route;
+use crate::upstream::Card;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// Serves the route if it is one of these; else returns what is to be generated.
+pub(crate) async fn serve(
+    gateway: &Gateway,
+    exchange: &mut Exchange,
+    route: Route,
+    principal: &Principal,
+) -> Result<Option<Generate>, End> {
+    match route {
+        Route::Chat => return Ok(Some(Generate::Chat)),
+        Route::Complete => return Ok(Some(Generate::Complete)),
+        Route::Models => {
+            let cards: Vec<_> = gateway.cards(principal).iter().map(model_card).collect();
+            json(exchange, openai::models_list(&cards)).await?;
+        }
+        Route::Model(id) => {
+            let card = gateway.upstream(&id, principal)?.card();
+            json(exchange, openai::model(&model_card(&card))).await?;
+        }
+        Route::Health => json(exchange, br#"{"status":"ok"}"#.to_vec()).await?,
+        Route::Ready => ready(gateway, exchange).await?,
+        Route::Metrics => {
+            let text = [(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"))];
+            exchange.respond(200, &text, gateway.render_metrics().into()).await?;
+        }
+        Route::Tokenize => tokenize(gateway, exchange, principal).await?,
+        Route::Detokenize => detokenize(gateway, exchange, principal).await?,
+    }
+    Ok(None)
+}
+
+fn model_card(card: &Card) -> ModelCard {
+    ModelCard {
+        id: card.id.clone(),
+        created: card.created,
+        owned_by: "penstock".into(),
+        context_tokens: Some(u64::from(card.context_tokens)).filter(|tokens| *tokens > 0),
+    }
+}
+
+async fn json(exchange: &mut Exchange, body: impl Into<Bytes>) -> Result<(), End> {
+    Ok(exchange.respond(200, &[(header::CONTENT_TYPE, JSON)], body.into()).await?)
+}
+
+async fn ready(gateway: &Gateway, exchange: &mut Exchange) -> Result<(), End> {
+    let unready = gateway.unready();
+    if unready.is_empty() {
+        return json(exchange, br#"{"status":"ready"}"#.to_vec()).await;
+    }
+    let failure = Failure::new(ErrorKind::Unavailable, format!("Not ready. {}", unready.join("; ")));
+    Err(failure.retry_after(std::time::Duration::from_secs(1)).into())
+}
+
+async fn tokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Principal) -> Result<(), End> {
+    let body = read_body(gateway, exchange).await?;
+    let request = openai::decode_tokenize(&body.bytes, &Bounds::default()).map_err(Failure::from)?;
+    let upstream = gateway.upstream_or_only(request.model.as_deref(), principal)?;
+    let reply = watched(exchange, upstream.tokenize(request)).await??;
+    json(exchange, reply).await
+}
+
+async fn detokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Principal) -> Result<(), End> {
+    let body = read_body(gateway, exchange).await?;
+    let request = openai::decode_detokenize(&body.bytes, &Bounds::default()).map_err(Failure::from)?;
+    let upstream = gateway.upstream_or_only(request.model.as_deref(), principal)?;
+    let reply = watched(exchange, upstream.detokenize(request)).await??;
+    json(exchange, reply).await
+}

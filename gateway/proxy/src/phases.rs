@@ -1,0 +1,185 @@
+//! The way of a request: one function, one line per stage, in order.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::task::Poll;
+
+use penstock_dialects::Request;
+use penstock_dialects::openai::{self, Bounds};
+use penstock_proto::ErrorKind;
+
+use crate::answer::Answer;
+use crate::auth::{self, Principal};
+use crate::error::Failure;
+use crate::gateway::Gateway;
+use crate::http::exchange::BodyFault;
+use crate::http::{Body, Exchange, Gone};
+use crate::pages;
+use crate::pump;
+use crate::route::Route;
+use crate::telemetry::Metric;
+use crate::trail::Trail;
+use crate::upstream::Origin;
+
+/// Why a request ended before its answer did.
+#[derive(Debug)]
+pub enum End {
+    /// The client left.
+    Gone,
+    /// The client is told this: as an answer, or as a broken stream once that has begun.
+    Failed(Failure),
+}
+
+impl From<Failure> for End {
+    fn from(failure: Failure) -> Self {
+        End::Failed(failure)
+    }
+}
+
+impl From<Gone> for End {
+    fn from(_: Gone) -> Self {
+        End::Gone
+    }
+}
+
+impl From<BodyFault> for End {
+    fn from(fault: BodyFault) -> Self {
+        match fault {
+            BodyFault::Gone => End::Gone,
+            BodyFault::Refuse(failure) => End::Failed(failure),
+        }
+    }
+}
+
+/// The stages.
+async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -> Result<(), End> {
+    let snapshot = gateway.snapshot();
+    let route = Route::parse(&exchange.head.method, &exchange.head.target)?;
+    trail.route = route.label();
+    let principal = auth::authorize(route.auth_class(), &exchange.head.headers, &snapshot.keys)?;
+    trail.key.clone_from(&principal.key);
+    let Some(generate) = pages::serve(gateway, exchange, route, &principal).await? else { return Ok(()) };
+    let body = read_body(gateway, exchange).await?;
+    let request = decode(&generate, body)?;
+    let upstream = gateway.upstream(request.model(), &principal)?;
+    note(trail, &request);
+    let origin = origin(&principal, &snapshot, exchange);
+    let mut answer = Answer::new(&request, &exchange.request_id);
+    let mut events = watched(exchange, upstream.open(request, origin)).await??;
+    let ended = pump::run(exchange, events.as_mut(), &mut answer, trail, snapshot.commit, snapshot.heartbeat).await;
+    trail.facts = Some(events.facts());
+    ended
+}
+
+/// Serves one request; whatever happens, the exchange has ended and the trail is written afterwards.
+pub async fn serve(gateway: &Gateway, exchange: &mut Exchange) {
+    gateway.metrics.in_flight(1);
+    let _ended = Ended(gateway);
+    let mut trail = Trail::new(exchange);
+    let outcome = caught(stages(gateway, exchange, &mut trail)).await.unwrap_or_else(|panic| {
+        gateway.metrics.count(Metric::Panics, &[]);
+        tracing::error!(request_id = %exchange.request_id, panic, "a request handler panicked");
+        Err(End::Failed(Failure::internal(panic)))
+    });
+    match outcome {
+        Ok(()) => {}
+        Err(End::Gone) => trail.gone(),
+        Err(End::Failed(failure)) => {
+            trail.failed(&failure);
+            if exchange.refuse(&failure).await.is_err() {
+                trail.gone();
+            }
+        }
+    }
+    trail.end(gateway, exchange);
+}
+
+struct Ended<'a>(&'a Gateway);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.metrics.in_flight(-1);
+    }
+}
+
+/// Runs a future; a panic in it becomes an error with its message.
+async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
+    let mut future = Box::pin(future);
+    std::future::poll_fn(move |context| {
+        match std::panic::catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+            Ok(poll) => poll.map(Ok),
+            Err(payload) => {
+                let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+                let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+                Poll::Ready(Err(text.unwrap_or_else(|| "panic without a message".into())))
+            }
+        }
+    })
+    .await
+}
+
+/// Checks that the body is JSON as it is, and reads it.
+pub(crate) async fn read_body(gateway: &Gateway, exchange: &mut Exchange) -> Result<Body, End> {
+    let headers = &exchange.head.headers;
+    let json = headers.get(http::header::CONTENT_TYPE).is_none_or(|value| {
+        let kind = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+        kind.eq_ignore_ascii_case(b"application/json")
+            || (kind.len() > 5 && kind[kind.len() - 5..].eq_ignore_ascii_case(b"+json"))
+    });
+    if !json {
+        let message = "The body must be JSON: send \"Content-Type: application/json\".";
+        return Err(Failure::new(ErrorKind::UnsupportedMedia, message).into());
+    }
+    if headers
+        .get(http::header::CONTENT_ENCODING)
+        .is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"identity"))
+    {
+        return Err(Failure::new(ErrorKind::UnsupportedMedia, "Compressed request bodies are not accepted.").into());
+    }
+    Ok(exchange.read_body(&gateway.bodies).await?)
+}
+
+/// The body is dropped here, and with it the memory that it was charged for: the request holds what it needs.
+fn decode(generate: &Generate, body: Body) -> Result<Arc<Request>, Failure> {
+    let bounds = Bounds::default();
+    let request = match generate {
+        Generate::Chat => Request::Chat(Box::new(openai::decode_chat(&body.bytes, &bounds)?)),
+        Generate::Complete => Request::Complete(Box::new(openai::decode_completion(&body.bytes, &bounds)?)),
+    };
+    Ok(Arc::new(request))
+}
+
+/// The two routes that generate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Generate {
+    /// Chat completions.
+    Chat,
+    /// Completions.
+    Complete,
+}
+
+fn note(trail: &mut Trail, request: &Request) {
+    trail.model = Some(request.model().to_owned());
+    trail.stream = Some(request.stream());
+    trail.ignored = match request {
+        Request::Chat(chat) => chat.ignored.clone(),
+        Request::Complete(complete) => complete.ignored.clone(),
+    };
+}
+
+fn origin(principal: &Principal, snapshot: &crate::config::Snapshot, exchange: &Exchange) -> Origin {
+    Origin {
+        tenant: principal.tenant().to_owned(),
+        deadline: snapshot.request_timeout.map(|limit| (exchange.started + limit).into_std()),
+    }
+}
+
+/// Awaits `work` unless the client leaves first.
+pub(crate) async fn watched<T>(exchange: &mut Exchange, work: impl Future<Output = T>) -> Result<T, Gone> {
+    exchange.ready().await?;
+    tokio::select! {
+        biased;
+        done = work => Ok(done),
+        gone = exchange.gone() => Err(gone),
+    }
+}

@@ -1,0 +1,130 @@
+//! Events out to the client, whole or streamed: one loop.
+//!
+//! The head of a stream waits for the first token, or the commit time, so that a failure before it keeps its own status. What is
+//! there at once goes out in one write; the next events are only taken when the write is done, so a slow reader slows its own
+//! sequence and nothing else. The client is watched in every state. A stream that fails after its head ends in an error event and
+//! broken framing, never cleanly.
+
+use std::future::poll_fn;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderName, HeaderValue, header};
+use penstock_dialects::ChatEvent;
+use tokio::time::{Instant, sleep_until};
+
+use crate::answer::Answer;
+use crate::error::Failure;
+use crate::http::Exchange;
+use crate::http::exchange::Sent;
+use crate::phases::End;
+use crate::trail::Trail;
+use crate::upstream::Events;
+
+/// A comment: ignored by every SSE client, kept by every proxy as a sign of life.
+const COMMENT: &[u8] = b": keep-alive\n\n";
+
+/// Sends the answer. When this returns `Ok`, the client has all of it.
+pub async fn run(
+    exchange: &mut Exchange,
+    events: &mut dyn Events,
+    answer: &mut Answer,
+    trail: &mut Trail,
+    commit: Duration,
+    heartbeat: Duration,
+) -> Result<(), End> {
+    let mut batch = Vec::new();
+    let mut due = exchange.started + commit;
+    let mut timer = Box::pin(sleep_until(due));
+    loop {
+        let more = tokio::select! {
+            biased;
+            more = poll_fn(|context| events.poll_events(context, &mut batch)) => more,
+            _ = exchange.gone() => return Err(End::Gone),
+            () = timer.as_mut(), if answer.is_stream() => {
+                // The timer is moved only when it fires: a busy stream never touches it.
+                if Instant::now() >= due {
+                    signal_life(exchange).await?;
+                    due = Instant::now() + heartbeat;
+                }
+                timer.as_mut().reset(due);
+                continue;
+            }
+        };
+        let more = match more {
+            Ok(more) => more,
+            Err(failure) => return Err(fail(exchange, answer, &batch, trail, failure).await),
+        };
+        trail.events(&batch);
+        if let Some(bytes) = answer.events(&mut batch, more) {
+            begin(exchange).await?;
+            exchange.write(bytes, false).await?;
+            due = Instant::now() + heartbeat;
+        }
+        if !more {
+            return end(exchange, events, answer, trail).await;
+        }
+    }
+}
+
+/// The answer is complete, or the upstream said so wrongly.
+async fn end(
+    exchange: &mut Exchange,
+    events: &mut dyn Events,
+    answer: &mut Answer,
+    trail: &mut Trail,
+) -> Result<(), End> {
+    if trail.finished() < answer.choices() {
+        let failure = Failure::internal("the upstream ended before all choices had finished");
+        return Err(fail(exchange, answer, &[], trail, failure).await);
+    }
+    if answer.is_stream() {
+        begin(exchange).await?;
+        return Ok(exchange.write(answer.done(), true).await?);
+    }
+    let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    let body = answer
+        .whole(&|choice| events.score(choice))
+        .ok_or_else(|| Failure::internal("an answer without all its choices"))?;
+    Ok(exchange.respond(200, &json, body).await?)
+}
+
+/// Before the head the failure has its own status; afterwards it is the stream's last event, and the framing breaks.
+async fn fail(
+    exchange: &mut Exchange,
+    answer: &mut Answer,
+    batch: &[ChatEvent],
+    trail: &mut Trail,
+    failure: Failure,
+) -> End {
+    trail.events(batch);
+    if exchange.sent() == Sent::Begun {
+        let last: Bytes = answer.fail(&failure);
+        if exchange.write(last, false).await.is_err() {
+            return End::Gone;
+        }
+    }
+    End::Failed(failure)
+}
+
+async fn signal_life(exchange: &mut Exchange) -> Result<(), End> {
+    begin(exchange).await?;
+    Ok(exchange.write(Bytes::from_static(COMMENT), false).await?)
+}
+
+async fn begin(exchange: &mut Exchange) -> Result<(), End> {
+    if exchange.sent() != Sent::Nothing {
+        return Ok(());
+    }
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    Ok(exchange.begin_stream(&headers).await?)
+}
+
+/// A buffer that became text for the client.
+pub(crate) fn taken(buffer: &mut BytesMut) -> Bytes {
+    std::mem::take(buffer).freeze()
+}

@@ -1,0 +1,150 @@
+//! Method and path to [`Route`], parsed once; every route has its auth class here.
+
+use http::Method;
+use penstock_proto::ErrorKind;
+
+use crate::error::Failure;
+
+/// What is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// `POST /v1/chat/completions`
+    Chat,
+    /// `POST /v1/completions`
+    Complete,
+    /// `GET /v1/models`
+    Models,
+    /// `GET /v1/models/{id}`
+    Model(String),
+    /// `POST /tokenize`
+    Tokenize,
+    /// `POST /detokenize`
+    Detokenize,
+    /// `GET /health`: the process lives.
+    Health,
+    /// `GET /ready`: a worker takes requests.
+    Ready,
+    /// `GET /metrics`
+    Metrics,
+}
+
+/// Who may use a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuthClass {
+    /// Anybody: says nothing about tenants or load.
+    Open,
+    /// A key, when keys are configured.
+    Key,
+}
+
+impl Route {
+    /// Finds the route. A path is compared as it was sent: no decoding, no dot segments, no case folding, so that it cannot mean
+    /// two things.
+    pub fn parse(method: &Method, target: &str) -> Result<Self, Failure> {
+        let path = target.split('?').next().unwrap_or_default();
+        let (route, allowed) = match path {
+            "/v1/chat/completions" => (Route::Chat, Method::POST),
+            "/v1/completions" => (Route::Complete, Method::POST),
+            "/v1/models" => (Route::Models, Method::GET),
+            "/tokenize" => (Route::Tokenize, Method::POST),
+            "/detokenize" => (Route::Detokenize, Method::POST),
+            "/health" => (Route::Health, Method::GET),
+            "/ready" => (Route::Ready, Method::GET),
+            "/metrics" => (Route::Metrics, Method::GET),
+            _ => match path.strip_prefix("/v1/models/").and_then(model_id) {
+                Some(id) => (Route::Model(id), Method::GET),
+                None => return Err(Failure::new(ErrorKind::NotFound, "There is no such URL here.")),
+            },
+        };
+        if *method == allowed || (allowed == Method::GET && *method == Method::HEAD) {
+            return Ok(route);
+        }
+        Err(Failure::new(ErrorKind::MethodNotAllowed, format!("This URL takes {allowed} requests only.")))
+    }
+
+    /// Who may use it.
+    pub fn auth_class(&self) -> AuthClass {
+        match self {
+            Route::Health | Route::Ready => AuthClass::Open,
+            Route::Chat
+            | Route::Complete
+            | Route::Models
+            | Route::Model(_)
+            | Route::Tokenize
+            | Route::Detokenize
+            | Route::Metrics => AuthClass::Key,
+        }
+    }
+
+    /// Bounded name for logs and metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Route::Chat => "/v1/chat/completions",
+            Route::Complete => "/v1/completions",
+            Route::Models => "/v1/models",
+            Route::Model(_) => "/v1/models/{id}",
+            Route::Tokenize => "/tokenize",
+            Route::Detokenize => "/detokenize",
+            Route::Health => "/health",
+            Route::Ready => "/ready",
+            Route::Metrics => "/metrics",
+        }
+    }
+}
+
+/// Model ids may contain slashes (`org/name`), which some SDKs send percent-encoded.
+fn model_id(raw: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(raw.len());
+    let mut rest = raw.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = match (first, tail) {
+            (b'%', [high, low, tail @ ..]) => {
+                let digit = |hex: &u8| (*hex as char).to_digit(16);
+                bytes.push((digit(high)? * 16 + digit(low)?) as u8);
+                tail
+            }
+            (byte, tail) => {
+                bytes.push(*byte);
+                tail
+            }
+        };
+    }
+    let id = String::from_utf8(bytes).ok()?;
+    (!id.is_empty() && id.len() <= 256 && !id.chars().any(char::is_control)).then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(method: &str, target: &str, expected: Result<Route, u16>) {
+        let method = Method::from_bytes(method.as_bytes()).expect("a token");
+        assert_eq!(Route::parse(&method, target).map_err(|failure| failure.status()), expected, "{method} {target}");
+    }
+
+    #[test]
+    fn routes_are_exact() {
+        check("POST", "/v1/chat/completions", Ok(Route::Chat));
+        check("POST", "/v1/chat/completions?api-version=1", Ok(Route::Chat));
+        check("HEAD", "/health", Ok(Route::Health));
+        check("GET", "/v1/models/org%2Fname", Ok(Route::Model("org/name".into())));
+        check("GET", "/v1/models/org/name", Ok(Route::Model("org/name".into())));
+        check("GET", "/v1/chat/completions", Err(405));
+        check("POST", "/metrics", Err(405));
+        check("PROPFIND", "/metrics", Err(405));
+        for path in [
+            "/",
+            "/v1",
+            "/V1/models",
+            "/v1/models/",
+            "//v1/models",
+            "/v1/./models",
+            "/v1/models/%00",
+            "/%76%31/models",
+            "*",
+        ] {
+            check("GET", path, Err(404));
+        }
+    }
+}

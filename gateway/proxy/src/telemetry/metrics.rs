@@ -1,0 +1,329 @@
+//! Counters, gauges and histograms, rendered as Prometheus text. Every name exists once, in [`Metric`] or [`Gauge`].
+//!
+//! Labels are bounded: models that are served, routes, status codes. One short lock per request and metric; nothing per token.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Label sets per metric before new ones are folded into `other`.
+const SERIES_MAX: usize = 512;
+
+/// What is counted or timed here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// Whole request, seconds.
+    RequestDuration,
+    /// Request to first token, seconds.
+    TimeToFirstToken,
+    /// Per output token after the first, seconds.
+    TimePerOutputToken,
+    /// Tokens per request by type.
+    TokenUsage,
+    /// Requests by route and status.
+    Requests,
+    /// Connections refused for a malformed head, by status.
+    MalformedHeads,
+    /// Clients that left before their answer ended.
+    ClientsGone,
+    /// Panics caught in a handler.
+    Panics,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Counter,
+    Histogram(&'static [f64]),
+}
+
+/// Bounds that OpenTelemetry's GenAI conventions advise for durations.
+const SECONDS: &[f64] = &[0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
+/// ... for time to first token.
+const FIRST: &[f64] = &[0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
+/// ... for time per output token.
+const EACH: &[f64] = &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
+/// ... for token counts.
+const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
+
+impl Metric {
+    const ALL: [Metric; 8] = [
+        Metric::RequestDuration,
+        Metric::TimeToFirstToken,
+        Metric::TimePerOutputToken,
+        Metric::TokenUsage,
+        Metric::Requests,
+        Metric::MalformedHeads,
+        Metric::ClientsGone,
+        Metric::Panics,
+    ];
+
+    /// Name, kind and help.
+    fn about(self) -> (&'static str, Kind, &'static str) {
+        match self {
+            Metric::RequestDuration => {
+                ("gen_ai_server_request_duration_seconds", Kind::Histogram(SECONDS), "Duration of a request.")
+            }
+            Metric::TimeToFirstToken => (
+                "gen_ai_server_time_to_first_token_seconds",
+                Kind::Histogram(FIRST),
+                "From the request's head to its first token.",
+            ),
+            Metric::TimePerOutputToken => (
+                "gen_ai_server_time_per_output_token_seconds",
+                Kind::Histogram(EACH),
+                "Per output token after the first.",
+            ),
+            Metric::TokenUsage => {
+                ("gen_ai_client_token_usage", Kind::Histogram(TOKENS), "Tokens of a request, by type.")
+            }
+            Metric::Requests => ("penstock_requests_total", Kind::Counter, "Requests by route and status."),
+            Metric::MalformedHeads => {
+                ("penstock_malformed_heads_total", Kind::Counter, "Connections closed for an invalid request head.")
+            }
+            Metric::ClientsGone => {
+                ("penstock_clients_gone_total", Kind::Counter, "Clients that left before their answer ended.")
+            }
+            Metric::Panics => ("penstock_panics_total", Kind::Counter, "Panics caught in a request handler."),
+        }
+    }
+}
+
+/// What is read at the moment of a scrape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Gauge {
+    /// Requests being served.
+    InFlight,
+    /// Open client connections.
+    Connections,
+    /// Bytes held by request bodies.
+    BodyBytes,
+    /// Requests waiting in the gateway.
+    QueueWaiting,
+    /// Sequences waiting in workers.
+    SequencesWaiting,
+    /// Sequences in prefill or decode.
+    SequencesRunning,
+    /// KV blocks in all.
+    BlocksTotal,
+    /// KV blocks free or evictable.
+    BlocksFree,
+    /// KV blocks held only by the prefix cache.
+    BlocksCached,
+    /// Prompt tokens looked up in the prefix cache.
+    PrefixTokens,
+    /// Of these, found.
+    PrefixTokensHit,
+    /// Output tokens of the engines.
+    OutputTokens,
+    /// Preemptions.
+    Preemptions,
+    /// Workers that take requests.
+    WorkersReady,
+    /// Worker processes started.
+    WorkerStarts,
+    /// Workers found dead.
+    WorkerDeaths,
+    /// Requests continued after a lost worker.
+    Resumes,
+    /// Of these, not bit-exact.
+    ResumesInexact,
+}
+
+impl Gauge {
+    /// Name, Prometheus type and help.
+    fn about(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Gauge::InFlight => ("penstock_requests_in_flight", "gauge", "Requests being served."),
+            Gauge::Connections => ("penstock_connections", "gauge", "Open client connections."),
+            Gauge::BodyBytes => ("penstock_body_bytes", "gauge", "Memory held by request bodies."),
+            Gauge::QueueWaiting => ("penstock_queue_waiting", "gauge", "Requests waiting in the gateway."),
+            Gauge::SequencesWaiting => ("penstock_sequences_waiting", "gauge", "Sequences waiting in workers."),
+            Gauge::SequencesRunning => ("penstock_sequences_running", "gauge", "Sequences in prefill or decode."),
+            Gauge::BlocksTotal => ("penstock_kv_blocks", "gauge", "KV blocks in all."),
+            Gauge::BlocksFree => ("penstock_kv_blocks_free", "gauge", "KV blocks free or evictable."),
+            Gauge::BlocksCached => ("penstock_kv_blocks_cached", "gauge", "KV blocks held only by the prefix cache."),
+            Gauge::PrefixTokens => {
+                ("penstock_prefix_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.")
+            }
+            Gauge::PrefixTokensHit => {
+                ("penstock_prefix_tokens_hit_total", "counter", "Prompt tokens read from the prefix cache.")
+            }
+            Gauge::OutputTokens => ("penstock_output_tokens_total", "counter", "Tokens generated by the engines."),
+            Gauge::Preemptions => ("penstock_preemptions_total", "counter", "Sequences preempted."),
+            Gauge::WorkersReady => ("penstock_workers_ready", "gauge", "Workers that take requests."),
+            Gauge::WorkerStarts => ("penstock_worker_starts_total", "counter", "Worker processes started."),
+            Gauge::WorkerDeaths => ("penstock_worker_deaths_total", "counter", "Workers found dead."),
+            Gauge::Resumes => ("penstock_resumes_total", "counter", "Requests continued after a lost worker."),
+            Gauge::ResumesInexact => {
+                ("penstock_resumes_inexact_total", "counter", "Continuations that were not bit-exact.")
+            }
+        }
+    }
+}
+
+/// Label names with values; values come from bounded sets.
+pub type Labels<'a> = &'a [(&'static str, &'a str)];
+
+#[derive(Clone, Debug, Default)]
+struct Series {
+    sum: f64,
+    count: u64,
+    buckets: Vec<u64>,
+}
+
+/// All metrics of the process.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    series: [Mutex<BTreeMap<String, Series>>; Metric::ALL.len()],
+    in_flight: AtomicI64,
+    connections: AtomicI64,
+}
+
+impl Metrics {
+    /// Adds one to a counter.
+    pub fn count(&self, metric: Metric, labels: Labels<'_>) {
+        self.observe(metric, labels, 1.0);
+    }
+
+    /// Records one value.
+    pub fn observe(&self, metric: Metric, labels: Labels<'_>, value: f64) {
+        let Kind::Histogram(bounds) = metric.about().1 else { return self.add(metric, labels, &[], value) };
+        self.add(metric, labels, bounds, value);
+    }
+
+    fn add(&self, metric: Metric, labels: Labels<'_>, bounds: &[f64], value: f64) {
+        let mut family = self.series[metric as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut key = render_labels(labels);
+        if family.len() >= SERIES_MAX && !family.contains_key(&key) {
+            key = render_labels(&[("series", "other")]);
+        }
+        let series = family.entry(key).or_default();
+        series.buckets.resize(bounds.len(), 0);
+        series.sum += value;
+        series.count += 1;
+        if let Some(at) = bounds.iter().position(|bound| value <= *bound) {
+            series.buckets[at] += 1;
+        }
+    }
+
+    /// A request begins (+1) or ends (-1).
+    pub fn in_flight(&self, change: i64) {
+        self.in_flight.fetch_add(change, Ordering::AcqRel);
+    }
+
+    /// Requests being served.
+    pub fn in_flight_now(&self) -> i64 {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// A connection opens (+1) or closes (-1).
+    pub fn connections(&self, change: i64) {
+        self.connections.fetch_add(change, Ordering::AcqRel);
+    }
+
+    /// Prometheus text; `gauges` brings (gauge, model, value) of the upstreams.
+    pub fn render(&self, gauges: &[(Gauge, String, f64)]) -> String {
+        let mut out = String::with_capacity(16 * 1024);
+        for metric in Metric::ALL {
+            let family = self.series[metric as usize].lock().unwrap_or_else(PoisonError::into_inner).clone();
+            render_family(&mut out, metric, &family);
+        }
+        let own = [
+            (Gauge::InFlight, String::new(), self.in_flight_now() as f64),
+            (Gauge::Connections, String::new(), self.connections.load(Ordering::Acquire) as f64),
+        ];
+        let mut all: Vec<_> = own.iter().chain(gauges).collect();
+        all.sort_by_key(|(gauge, ..)| *gauge);
+        let mut last = None;
+        for (gauge, model, value) in all {
+            let (name, kind, help) = gauge.about();
+            if last.replace(*gauge) != Some(*gauge) {
+                let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+            }
+            let labels = if model.is_empty() { String::new() } else { render_labels(&[("model", model)]) };
+            let _ = writeln!(out, "{name}{} {value}", braces(&labels));
+        }
+        out
+    }
+}
+
+fn render_family(out: &mut String, metric: Metric, family: &BTreeMap<String, Series>) {
+    let (name, kind, help) = metric.about();
+    let kind_name = if kind == Kind::Counter { "counter" } else { "histogram" };
+    let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind_name}\n");
+    for (labels, series) in family {
+        let Kind::Histogram(bounds) = kind else {
+            let _ = writeln!(out, "{name}{} {}", braces(labels), series.sum);
+            continue;
+        };
+        let comma = if labels.is_empty() { "" } else { "," };
+        let mut below = 0;
+        for (bound, count) in bounds.iter().zip(&series.buckets) {
+            below += count;
+            let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {below}");
+        }
+        let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {}", series.count);
+        let _ = writeln!(out, "{name}_sum{} {}", braces(labels), series.sum);
+        let _ = writeln!(out, "{name}_count{} {}", braces(labels), series.count);
+    }
+}
+
+fn braces(labels: &str) -> String {
+    if labels.is_empty() { String::new() } else { format!("{{{labels}}}") }
+}
+
+fn render_labels(labels: Labels<'_>) -> String {
+    let mut out = String::with_capacity(64);
+    for (name, value) in labels {
+        let comma = if out.is_empty() { "" } else { "," };
+        let _ = write!(out, "{comma}{name}=\"");
+        for character in value.chars() {
+            match character {
+                '\\' => out.push_str("\\\\"),
+                '"' => out.push_str("\\\""),
+                '\n' => out.push_str("\\n"),
+                other => out.push(other),
+            }
+        }
+        out.push('"');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renders_what_prometheus_reads() {
+        let metrics = Metrics::default();
+        metrics.observe(Metric::TimeToFirstToken, &[("gen_ai_request_model", "a\"b")], 0.03);
+        metrics.observe(Metric::TimeToFirstToken, &[("gen_ai_request_model", "a\"b")], 99.0);
+        metrics.count(Metric::Requests, &[("route", "/x"), ("status", "200")]);
+        let text = metrics.render(&[(Gauge::BlocksTotal, "m".into(), 7.0)]);
+        for line in [
+            "# TYPE gen_ai_server_time_to_first_token_seconds histogram",
+            "gen_ai_server_time_to_first_token_seconds_bucket{gen_ai_request_model=\"a\\\"b\",le=\"0.02\"} 0",
+            "gen_ai_server_time_to_first_token_seconds_bucket{gen_ai_request_model=\"a\\\"b\",le=\"0.04\"} 1",
+            "gen_ai_server_time_to_first_token_seconds_bucket{gen_ai_request_model=\"a\\\"b\",le=\"+Inf\"} 2",
+            "gen_ai_server_time_to_first_token_seconds_count{gen_ai_request_model=\"a\\\"b\"} 2",
+            "penstock_requests_total{route=\"/x\",status=\"200\"} 1",
+            "penstock_kv_blocks{model=\"m\"} 7",
+            "penstock_requests_in_flight 0",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn label_sets_are_bounded() {
+        let metrics = Metrics::default();
+        for number in 0..SERIES_MAX + 50 {
+            metrics.count(Metric::Requests, &[("route", &number.to_string())]);
+        }
+        let text = metrics.render(&[]);
+        assert_eq!(text.matches("penstock_requests_total{").count(), SERIES_MAX + 1);
+        assert!(text.contains("penstock_requests_total{series=\"other\"} 50"));
+    }
+}

@@ -1,0 +1,153 @@
+//! What a request leaves behind: one log line and its metrics, written at one place however the request ends.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use penstock_dialects::{ChatEvent, FinishReason};
+use tokio::time::Instant;
+
+use crate::error::Failure;
+use crate::gateway::Gateway;
+use crate::http::Exchange;
+use crate::telemetry::{Metric, Record};
+use crate::upstream::Facts;
+
+/// Facts gathered on the way of one request.
+pub struct Trail {
+    started: Instant,
+    /// Bounded route name.
+    pub route: &'static str,
+    /// Id of the API key.
+    pub key: Option<String>,
+    /// Model asked for, once it is known to exist (labels stay bounded).
+    pub model: Option<String>,
+    /// Streamed or whole.
+    pub stream: Option<bool>,
+    /// Names of ignored fields.
+    pub ignored: Vec<String>,
+    /// Counts of the answer.
+    pub facts: Option<Facts>,
+    /// Finish reasons.
+    finish: Vec<&'static str>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    failure: Option<(String, Option<String>)>,
+    client_gone: bool,
+}
+
+impl Trail {
+    /// Begins with the exchange.
+    pub fn new(exchange: &Exchange) -> Self {
+        Self {
+            started: exchange.started,
+            route: "-",
+            key: None,
+            model: None,
+            stream: None,
+            ignored: Vec::new(),
+            facts: None,
+            finish: Vec::new(),
+            first_token: None,
+            last_token: None,
+            failure: None,
+            client_gone: false,
+        }
+    }
+
+    /// Notes a batch of events.
+    pub fn events(&mut self, events: &[ChatEvent]) {
+        let now = Instant::now();
+        for event in events {
+            match event {
+                ChatEvent::Finish { reason, .. } => self.finish.push(match reason {
+                    FinishReason::Stop => "stop",
+                    FinishReason::Length => "length",
+                    FinishReason::ToolCalls => "tool_calls",
+                }),
+                ChatEvent::Usage(_) | ChatEvent::Prompt { .. } => continue,
+                _ => {}
+            }
+            self.first_token.get_or_insert(now);
+            self.last_token = Some(now);
+        }
+    }
+
+    /// Choices that have finished.
+    pub fn finished(&self) -> usize {
+        self.finish.len()
+    }
+
+    /// Notes a failure.
+    pub fn failed(&mut self, failure: &Failure) {
+        self.failure = Some((format!("{:?}", failure.kind), failure.log.clone()));
+    }
+
+    /// Notes that the client left.
+    pub fn gone(&mut self) {
+        self.client_gone = true;
+    }
+
+    /// Writes log line and metrics.
+    pub fn end(self, gateway: &Gateway, exchange: &Exchange) {
+        let seconds = self.started.elapsed().as_secs_f64();
+        let ttft = self.first_token.map(|first| (first - self.started).as_secs_f64());
+        let tokens = self.facts.map_or(0, |facts| facts.completion_tokens);
+        let tpot = self
+            .first_token
+            .zip(self.last_token)
+            .filter(|_| tokens > 1)
+            .map(|(first, last)| (last - first).as_secs_f64() / (tokens - 1) as f64);
+        self.measure(gateway, exchange.status(), seconds, ttft, tpot);
+        let (error, detail) = self.failure.map_or((None, None), |(kind, detail)| (Some(kind), detail));
+        gateway.access_log.write(&Record {
+            time_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
+            request_id: &exchange.request_id,
+            client: exchange.client(),
+            protocol: exchange.protocol,
+            route: self.route,
+            key: self.key,
+            model: self.model,
+            stream: self.stream,
+            status: exchange.status(),
+            error,
+            detail,
+            finish: self.finish,
+            ttft_ms: ttft.map(millis),
+            tpot_ms: tpot.map(millis),
+            prompt_tokens: self.facts.map(|facts| facts.prompt_tokens),
+            cached_tokens: self.facts.map(|facts| facts.cached_tokens),
+            completion_tokens: self.facts.map(|facts| facts.completion_tokens),
+            resumes: self.facts.map_or(0, |facts| facts.resumes),
+            inexact: self.facts.is_some_and(|facts| facts.inexact),
+            client_gone: self.client_gone,
+            ignored: self.ignored,
+            duration_ms: millis(seconds),
+        });
+    }
+
+    fn measure(&self, gateway: &Gateway, status: u16, seconds: f64, ttft: Option<f64>, tpot: Option<f64>) {
+        let metrics = &gateway.metrics;
+        metrics.count(Metric::Requests, &[("route", self.route), ("status", &status.to_string())]);
+        if self.client_gone {
+            metrics.count(Metric::ClientsGone, &[("route", self.route)]);
+        }
+        let Some(model) = self.model.as_deref() else { return };
+        let operation = if self.route == "/v1/completions" { "text_completion" } else { "chat" };
+        let labels = [("gen_ai_operation_name", operation), ("gen_ai_request_model", model)];
+        let error = self.failure.as_ref().map(|(kind, _)| ("error_type", kind.as_str()));
+        let with_error: Vec<_> = labels.into_iter().chain(error).collect();
+        metrics.observe(Metric::RequestDuration, &with_error, seconds);
+        ttft.into_iter().for_each(|value| metrics.observe(Metric::TimeToFirstToken, &labels, value));
+        tpot.into_iter().for_each(|value| metrics.observe(Metric::TimePerOutputToken, &labels, value));
+        if let Some(facts) = self.facts {
+            for (kind, count) in [("input", facts.prompt_tokens), ("output", facts.completion_tokens)] {
+                let labels = [labels[0], labels[1], ("gen_ai_token_type", kind)];
+                metrics.observe(Metric::TokenUsage, &labels, count as f64);
+            }
+        }
+    }
+}
+
+/// Seconds as milliseconds with microseconds kept.
+fn millis(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e3
+}

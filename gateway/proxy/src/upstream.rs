@@ -1,0 +1,83 @@
+//! Whatever answers: one trait for our own pools, later providers, and the doubles in tests.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use async_trait::async_trait;
+use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
+use penstock_dialects::{ChatEvent, Request};
+
+use crate::error::Failure;
+
+/// A model as `/v1/models` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Card {
+    /// Name in requests.
+    pub id: String,
+    /// Unix seconds.
+    pub created: u64,
+    /// Longest sequence served, in tokens; 0 until known.
+    pub context_tokens: u32,
+}
+
+/// What an upstream needs to know besides the request.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    /// Separates prefix caches.
+    pub tenant: String,
+    /// When the answer must have ended.
+    pub deadline: Option<Instant>,
+}
+
+/// Answers requests for one model.
+#[async_trait]
+pub trait Upstream: Send + Sync + 'static {
+    /// The model.
+    fn card(&self) -> Card;
+
+    /// Why it cannot take requests now; `None`: it can.
+    fn unready(&self) -> Option<String>;
+
+    /// Checks the request against the model and starts it. Dropping the events stops it, wherever it is.
+    async fn open(&self, request: Arc<Request>, origin: Origin) -> Result<Box<dyn Events>, Failure>;
+
+    /// Answers `/tokenize`; the body of the reply.
+    async fn tokenize(&self, request: TokenizeRequest) -> Result<Vec<u8>, Failure>;
+
+    /// Answers `/detokenize`; the body of the reply.
+    async fn detokenize(&self, request: DetokenizeRequest) -> Result<Vec<u8>, Failure>;
+
+    /// Gauges of the engine behind it, for `/metrics`.
+    fn gauges(&self, out: &mut dyn FnMut(crate::telemetry::Gauge, f64));
+}
+
+/// The events of one answer.
+pub trait Events: Send {
+    /// Appends what is there to `out`. `Ready(Ok(true))`: more can follow; `Ready(Ok(false))`: that was all; an error ends the answer
+    /// where it is. Not taking events is what slows the upstream down.
+    fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>>;
+
+    /// Facts for the log, as known so far.
+    fn facts(&self) -> Facts;
+
+    /// Mean log-probability of a choice that has finished, where it was asked for by `best_of`.
+    fn score(&self, choice: u32) -> Option<f32>;
+}
+
+/// What the log says about an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Prompt tokens.
+    pub prompt_tokens: u64,
+    /// Of these, from the prefix cache.
+    pub cached_tokens: u64,
+    /// Output tokens so far.
+    pub completion_tokens: u64,
+    /// Of these, reasoning.
+    pub reasoning_tokens: u64,
+    /// How often the request was continued after a lost worker.
+    pub resumes: u32,
+    /// Whether every continuation was bit-exact.
+    pub inexact: bool,
+}
