@@ -106,7 +106,7 @@ impl Forward for FakeForward {
         self.meter.0[0].fetch_add(batch.tokens.len() as u64, Ordering::Relaxed);
         let step = self.meter.0[1].fetch_add(1, Ordering::Relaxed) + 1;
         let writers = self.write(batch);
-        if self.fail_every > 0 && step % self.fail_every == 0 && self.faults_left > 0 {
+        if step.is_multiple_of(self.fail_every) && self.faults_left > 0 {
             self.faults_left -= 1;
             return Err(KernelError::Memory { what: "the simulated device", bytes: 1 });
         }
