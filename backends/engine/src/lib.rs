@@ -8,7 +8,7 @@
 //! - `forward.rs`: the seam to a model (or to a fake one in simulations)
 //! - `request.rs`: a request checked against every bound, once
 //! - `scheduler.rs`, `sequence.rs`: what runs next
-//! - `sampler.rs`, `logits.rs`, `random.rs`: from logits to a token, counter-based
+//! - `sampler.rs`, `filter.rs`, `logits.rs`, `random.rs`: from logits to a token, counter-based
 //! - `stats.rs`: load in seconds, credits
 //! - `checkpoint/`: config.json, safetensors, checked before use
 //! - `models/`: one file per architecture
@@ -17,6 +17,7 @@
 pub mod checkpoint;
 mod config;
 mod engine;
+mod filter;
 pub mod forward;
 mod logits;
 pub mod models;

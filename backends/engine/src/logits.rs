@@ -77,7 +77,7 @@ pub(crate) fn sum_exp(values: &[f32], max: f32, scale: f32) -> f64 {
 }
 
 /// Descending value, then ascending token.
-fn better(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+pub(crate) fn better(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 

@@ -5,10 +5,11 @@
 //! the edge of top_k and top_p also fall to the lowest ids, so the set is always the same. Log-probabilities are raw: of the
 //! logits as the model gave them.
 //!
-//! The token is a pure function of (logits, parameters, history, [`Draw`]). Cost per token of 151,936 logits: two passes
-//! when greedy (~80 µs), an exponential pass more for plain sampling (~0.2 ms), the best few instead of a sort for
-//! top_k/top_p; one copy of the row (~40 µs) when biases, masks or penalties are on.
+//! The token is a pure function of (logits, parameters, history, [`Draw`]). Cost: a few passes over the row
+//! ([`crate::logits`]), one with exponentials unless greedy; filters look at the best few ([`crate::filter`]); one copy of
+//! the row when biases, masks or penalties are on.
 
+use crate::filter::Filter;
 use crate::logits::{self, Candidate};
 use crate::random::Draw;
 use crate::request::Params;
@@ -17,8 +18,6 @@ use std::collections::{HashMap, HashSet};
 
 /// Temperatures below this are greedy (as in vLLM).
 const TEMPERATURE_MIN: f32 = 1e-5;
-/// Best tokens looked at for top_p at first; grows eightfold until they hold enough mass.
-const NUCLEUS_START: usize = 256;
 
 /// The logits of a row cannot be sampled: NaN, +∞, or nothing is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +40,7 @@ pub struct History<'a> {
 pub struct Sampler {
     edited: Vec<f32>,
     candidates: Vec<Candidate>,
-    weights: Vec<f32>,
+    filter: Filter,
     chunks: Vec<f64>,
 }
 
@@ -66,8 +65,8 @@ impl Sampler {
         if !filtered {
             return Ok(draw_from_all(values, max, scale, draw.uniform(), &mut self.chunks));
         }
-        select(values, max, scale, params, &mut self.candidates, &mut self.weights);
-        Ok(draw_from(&self.candidates, &self.weights, draw.uniform()))
+        let (candidates, weights) = self.filter.select(values, max, scale, params);
+        Ok(draw_from(candidates, weights, draw.uniform()))
     }
 
     /// Raw log-probability and rank of `token`, and the best `k`.
@@ -130,72 +129,6 @@ fn needs_edit(params: &Params, history: History<'_>) -> bool {
         || !params.allowed_tokens.is_empty()
         || (history.output_tokens < params.min_tokens && !params.stop_tokens.is_empty())
         || params.penalized()
-}
-
-/// The tokens that top_k, top_p and min_p leave, with weights `e^((v − max)·scale)`.
-fn select(
-    values: &[f32],
-    max: f32,
-    scale: f32,
-    params: &Params,
-    candidates: &mut Vec<Candidate>,
-    weights: &mut Vec<f32>,
-) {
-    let weigh = |candidates: &[Candidate], weights: &mut Vec<f32>| {
-        weights.clear();
-        weights.extend(candidates.iter().map(|(value, _)| logits::exp((value - max) * scale)));
-    };
-    let top_k = if params.top_k == 0 { values.len() } else { (params.top_k as usize).min(values.len()) };
-    if params.top_p < 1.0 {
-        // Mass of everything that top_k leaves; the nucleus is a prefix of the descending order.
-        let total = if params.top_k == 0 {
-            logits::sum_exp(values, max, scale)
-        } else {
-            logits::top(values, top_k, candidates);
-            weigh(candidates, weights);
-            weights.iter().map(|weight| f64::from(*weight)).sum()
-        };
-        let wanted = f64::from(params.top_p) * total;
-        let mut k = if params.top_k == 0 { NUCLEUS_START.min(top_k) } else { top_k };
-        loop {
-            if params.top_k == 0 {
-                logits::top(values, k, candidates);
-                weigh(candidates, weights);
-            }
-            let kept = nucleus(weights, wanted);
-            if kept < weights.len() || k >= top_k {
-                candidates.truncate(kept);
-                weights.truncate(kept);
-                break;
-            }
-            k = k.saturating_mul(8).min(top_k);
-        }
-    } else if params.top_k > 0 {
-        logits::top(values, top_k, candidates);
-        weigh(candidates, weights);
-    } else {
-        // Only min_p: a bar, a little low because of rounding; the weights decide below.
-        logits::at_least(values, max + (params.min_p.ln() - 1e-3) / scale, candidates);
-        weigh(candidates, weights);
-    }
-    if params.min_p > 0.0 {
-        // The best candidate weighs 1, so min_p is the bar itself.
-        let mut kept = weights.iter().map(|weight| *weight >= params.min_p);
-        candidates.retain(|_| kept.next() == Some(true));
-        weights.retain(|weight| *weight >= params.min_p);
-    }
-}
-
-/// How many weights, in order, are needed to reach `wanted`; at least one. A token stays while the mass before it is less.
-fn nucleus(weights: &[f32], wanted: f64) -> usize {
-    let mut mass = 0.0;
-    for (n, weight) in weights.iter().enumerate() {
-        if n > 0 && mass >= wanted {
-            return n;
-        }
-        mass += f64::from(*weight);
-    }
-    weights.len()
 }
 
 /// Inverse of the cumulative weights, in order of `candidates`.

@@ -114,7 +114,10 @@ impl Client {
             if !cancelled {
                 assert_eq!(Some(finish), alone.finish.as_ref(), "request {request} choice {choice} ends differently");
             }
-            if !answer.prompt_logprobs.is_empty() {
+            let first = self.generate.choices[0].index == *choice;
+            let asked = self.generate.sampling.as_ref().is_some_and(|sampling| sampling.prompt_logprobs >= 0);
+            let whole = finish.error_kind == 0 && !cancelled && self.attempt == 0;
+            if !answer.prompt_logprobs.is_empty() || (first && asked && whole) {
                 let logprobs = |list: &[TokenLogprobs]| list.iter().map(logprob_bits).collect::<Vec<_>>();
                 let same = logprobs(&answer.prompt_logprobs) == logprobs(&alone.prompt_logprobs);
                 assert!(same, "request {request}: prompt log-probabilities differ from its run alone");

@@ -131,6 +131,11 @@ impl Prefix {
     /// Coarse values, so that ties occur.
     fn logits(&self, vocab_size: usize, out: &mut Vec<f32>) {
         let value = |token: usize| (mix(self.hash ^ token as u64) >> 57) as f32 / 16.0 - 4.0;
+        let first = out.len();
         out.extend((0..vocab_size).map(|token| if self.poisoned { f32::NAN } else { value(token) }));
+        if !self.poisoned {
+            // Only a prompt can be poisoned.
+            out[first + POISON as usize] = f32::NEG_INFINITY;
+        }
     }
 }

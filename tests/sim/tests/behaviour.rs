@@ -1,0 +1,333 @@
+//! What a gateway relies on, one promise per test, on the fake device.
+
+use penstock_engine::{Engine, EngineConfig, Geometry};
+use penstock_proto::frames::{Cancel, ChoiceStart, FinishReason, Generate, Output, Sampling, Step, Window};
+use penstock_proto::{BlockHasher, ErrorKind};
+use penstock_sim::fake::POISON;
+use penstock_sim::{FakeForward, Meter};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const GEOMETRY: fn() -> Geometry = || Geometry {
+    vocab_size: 50,
+    context_tokens: 1024,
+    pages: 64,
+    rows_max: 256,
+    sampled_max: 64,
+    numerics: "fake".to_owned(),
+};
+
+fn engine_of(geometry: Geometry, config: &EngineConfig) -> (Engine, Meter) {
+    let fake = FakeForward::new(geometry, 0);
+    let meter = fake.meter();
+    (Engine::new(Box::new(fake), config), meter)
+}
+
+fn engine() -> (Engine, Meter) {
+    engine_of(GEOMETRY(), &EngineConfig::default())
+}
+
+fn greedy(max_tokens: u32) -> Sampling {
+    Sampling {
+        top_p: 1.0,
+        repetition_penalty: 1.0,
+        seed: 1,
+        max_tokens,
+        logprobs: -1,
+        prompt_logprobs: -1,
+        ..Default::default()
+    }
+}
+
+fn generate(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Generate {
+    let choices = vec![ChoiceStart { index: 0, emitted: Vec::new() }];
+    Generate { request, prompt, choices, sampling: Some(greedy(max_tokens)), ..Default::default() }
+}
+
+/// A prompt of `tokens` that no other `kind` shares.
+fn prompt(kind: u32, tokens: usize) -> Vec<u32> {
+    (0..tokens as u32).map(|i| 1 + (kind * 7 + i * (kind + 1)) % 49).collect()
+}
+
+fn step(engine: &mut Engine) -> Step {
+    engine.step(&|| Duration::ZERO)
+}
+
+/// Steps until nothing is left to do; tokens by (request, choice) and all outputs.
+fn run(engine: &mut Engine) -> (BTreeMap<(u64, u32), Vec<u32>>, Vec<Output>) {
+    let (mut tokens, mut outputs) = (BTreeMap::<_, Vec<u32>>::new(), Vec::new());
+    while engine.has_work() {
+        for output in step(engine).outputs {
+            let said = output.tokens.iter().map(|token| token.id);
+            tokens.entry((output.request, output.choice)).or_default().extend(said);
+            outputs.push(output);
+        }
+    }
+    (tokens, outputs)
+}
+
+#[track_caller]
+fn failure(outputs: &[Output], request: u64) -> ErrorKind {
+    let finish = outputs.iter().filter(|o| o.request == request).find_map(|o| o.finish.as_ref()).expect("it ends");
+    assert_eq!(finish.reason, FinishReason::Failed as i32);
+    assert!(!finish.message.is_empty());
+    ErrorKind::from_wire(finish.error_kind)
+}
+
+#[test]
+fn a_resumed_request_goes_on_where_it_stopped() {
+    let sampled = |mut g: Generate| {
+        let sampling = g.sampling.as_mut().expect("set");
+        (sampling.temperature, sampling.frequency_penalty, sampling.seed) = (1.0, 0.3, 99);
+        g
+    };
+    let whole = |g: Generate| {
+        let mut engine = engine().0;
+        engine.submit(g);
+        run(&mut engine).0[&(1, 0)].clone()
+    };
+    for make in [|g| g, sampled] {
+        let undisturbed = whole(make(generate(1, prompt(1, 45), 40)));
+        assert_eq!(undisturbed.len(), 40);
+        for cut in 0..40 {
+            let mut resumed = make(generate(1, prompt(1, 45), 40));
+            resumed.attempt = 1;
+            resumed.choices[0].emitted = undisturbed[..cut].to_vec();
+            assert_eq!(whole(resumed), undisturbed[cut..], "cut at {cut}");
+        }
+    }
+}
+
+#[test]
+fn a_slow_reader_stalls_only_itself() {
+    let config = EngineConfig { sequences_max: 1, ..EngineConfig::default() };
+    let (mut engine, _) = engine_of(GEOMETRY(), &config);
+    let slow = Generate { window: 3, ..generate(1, prompt(1, 40), 20) };
+    engine.submit(slow);
+    let (tokens, _) = run(&mut engine);
+    assert_eq!(tokens[&(1, 0)].len(), 3, "it stops at its window");
+    assert!(!engine.has_work() && !engine.is_empty());
+    // The only slot is held by a sequence that waits for its reader: another takes it.
+    engine.submit(generate(2, prompt(2, 40), 20));
+    assert_eq!(run(&mut engine).0[&(2, 0)].len(), 20);
+    engine.window(&Window { request: 1, choice: 0, tokens: 100 });
+    let late = &run(&mut engine).0[&(1, 0)];
+    let (mut alone, _) = engine_of(GEOMETRY(), &config);
+    alone.submit(generate(1, prompt(1, 40), 20));
+    assert_eq!(run(&mut alone).0[&(1, 0)][3..], late[..]);
+}
+
+#[test]
+fn lower_priority_numbers_run_first() {
+    let config = EngineConfig { sequences_max: 1, ..EngineConfig::default() };
+    let (mut engine, _) = engine_of(GEOMETRY(), &config);
+    for (request, priority) in [(1, 5), (2, 0), (3, -5), (4, 0)] {
+        engine.submit(Generate { priority, ..generate(request, prompt(request as u32, 10), 5) });
+    }
+    let ends = |outputs: Vec<Output>| -> Vec<u64> {
+        outputs.iter().filter(|output| output.finish.is_some()).map(|output| output.request).collect()
+    };
+    assert_eq!(ends(run(&mut engine).1), [3, 2, 4, 1]);
+    // One that arrives while a less urgent one runs takes its place.
+    engine.submit(Generate { priority: 1, ..generate(5, prompt(5, 10), 50) });
+    step(&mut engine);
+    engine.submit(generate(6, prompt(6, 10), 5));
+    assert_eq!(ends(run(&mut engine).1), [6, 5]);
+}
+
+#[test]
+fn later_choices_read_the_prompt_of_the_first() {
+    let (mut engine, meter) = engine();
+    let mut request = generate(1, prompt(1, 32 * 4 + 5), 1);
+    request.choices = (0..8).map(|index| ChoiceStart { index, emitted: Vec::new() }).collect();
+    engine.submit(request);
+    let (tokens, outputs) = run(&mut engine);
+    assert_eq!(tokens.len(), 8);
+    assert_eq!(meter.rows(), 133 + 7 * 5, "the others compute only the part of the block that is not full");
+    let cached: Vec<_> = outputs.iter().map(|output| output.cached_tokens).collect();
+    assert_eq!(cached[0], Some(0));
+    assert!(cached[1..].iter().all(|cached| *cached == Some(128)));
+}
+
+#[test]
+fn a_hit_is_never_the_whole_prompt() {
+    let (mut engine, meter) = engine();
+    for request in 1..=2 {
+        engine.submit(generate(request, prompt(1, 96), 1));
+        let (_, outputs) = run(&mut engine);
+        let last = outputs.last().expect("it ends");
+        assert_eq!(last.cached_tokens, Some(if request == 1 { 0 } else { 64 }));
+    }
+    assert_eq!(meter.rows(), 96 + 32);
+    let state = engine.state();
+    assert_eq!((state.prompt_tokens, state.cached_tokens, state.output_tokens), (192, 64, 2));
+}
+
+#[test]
+fn salts_do_not_share() {
+    let (mut engine, meter) = engine();
+    for (request, salt) in [(1, b"tenant-a"), (2, b"tenant-b")] {
+        engine.submit(Generate { salt: salt.to_vec(), ..generate(request, prompt(1, 100), 1) });
+        run(&mut engine);
+    }
+    assert_eq!(meter.rows(), 200);
+}
+
+#[test]
+fn the_hash_that_routes_is_the_hash_that_stores() {
+    let (mut engine, _) = engine();
+    engine.submit(Generate { salt: b"tenant".to_vec(), ..generate(1, prompt(1, 70), 1) });
+    let events = step(&mut engine).kv;
+    let routed: Vec<Vec<u8>> = BlockHasher::for_request(b"tenant", "fake")
+        .chain(&prompt(1, 70))
+        .into_iter()
+        .map(|hash| hash.to_bytes().to_vec())
+        .collect();
+    assert_eq!((events.len(), &events[0].stored), (1, &routed));
+    assert_eq!(engine.snapshot().last().expect("one chain").stored, routed);
+}
+
+#[test]
+fn prompt_logprobs_bypass_the_cache() {
+    let (mut engine, meter) = engine();
+    engine.submit(generate(1, prompt(1, 64), 1));
+    run(&mut engine);
+    let mut request = generate(2, prompt(1, 64), 1);
+    request.sampling.as_mut().expect("set").prompt_logprobs = 2;
+    engine.submit(request);
+    let (_, outputs) = run(&mut engine);
+    assert_eq!(meter.rows(), 128);
+    let logprobs = &outputs[0].prompt_logprobs;
+    assert!(logprobs.len() == 64 && logprobs[0].logprob.is_nan());
+    assert!(logprobs[1..].iter().all(|l| l.logprob < 0.0 && l.top_tokens.len() == 2 && l.rank >= 1));
+}
+
+#[test]
+fn cancel_frees_within_the_step() {
+    let (mut engine, _) = engine();
+    for request in 1..=4 {
+        engine.submit(generate(request, prompt(request as u32, 200), 50));
+    }
+    step(&mut engine);
+    let mut two = generate(9, prompt(9, 10), 50);
+    two.choices.push(ChoiceStart { index: 1, emitted: Vec::new() });
+    engine.submit(two);
+    step(&mut engine);
+    for request in 1..=4 {
+        engine.cancel(&Cancel { request, choices: Vec::new() });
+    }
+    engine.cancel(&Cancel { request: 9, choices: vec![1] });
+    engine.cancel(&Cancel { request: 77, choices: Vec::new() });
+    let outputs = step(&mut engine).outputs;
+    let cancelled = |o: &&Output| o.finish.as_ref().is_some_and(|f| f.reason == FinishReason::Cancelled as i32);
+    assert_eq!(outputs.iter().filter(cancelled).count(), 5);
+    engine.cancel(&Cancel { request: 9, choices: Vec::new() });
+    let state = engine.state();
+    assert_eq!((state.running, state.waiting, state.blocks_free), (0, 0, state.blocks_total));
+}
+
+#[test]
+fn a_full_queue_refuses_and_a_draining_worker_too() {
+    let config = EngineConfig { sequences_max: 1, waiting_max: 2, choices_max: 2, ..EngineConfig::default() };
+    let (mut engine, _) = engine_of(GEOMETRY(), &config);
+    (1..=3).for_each(|request| engine.submit(generate(request, prompt(1, 5), 30)));
+    assert_eq!(failure(&step(&mut engine).outputs, 3), ErrorKind::Overloaded);
+    engine.drain();
+    engine.submit(generate(4, prompt(1, 5), 30));
+    let (tokens, outputs) = run(&mut engine);
+    assert_eq!(failure(&outputs, 4), ErrorKind::Draining);
+    assert_eq!((tokens[&(1, 0)].len() + 1, tokens[&(2, 0)].len()), (30, 30), "what was taken is finished");
+    assert!(engine.is_empty() && engine.state().draining && engine.state().credits == 0);
+}
+
+#[test]
+fn one_bad_row_fails_one_sequence() {
+    let (mut engine, _) = engine();
+    engine.submit(generate(1, prompt(1, 5), 10));
+    engine.submit(generate(2, vec![3, POISON, 4], 10));
+    let (tokens, outputs) = run(&mut engine);
+    assert_eq!((tokens[&(1, 0)].len(), failure(&outputs, 2)), (10, ErrorKind::Internal));
+}
+
+#[test]
+fn a_device_fault_ends_what_ran_as_movable() {
+    let fake = FakeForward::new(GEOMETRY(), 2);
+    let mut engine = Engine::new(Box::new(fake), &EngineConfig::default());
+    engine.submit(generate(1, prompt(1, 5), 10));
+    let (tokens, outputs) = run(&mut engine);
+    assert_eq!((tokens[&(1, 0)].len(), failure(&outputs, 1), engine.faults()), (1, ErrorKind::WorkerFailed, 1));
+    assert_eq!(engine.state().blocks_free, engine.state().blocks_total);
+}
+
+#[test]
+fn credits_say_what_would_start() {
+    let config = EngineConfig { sequences_max: 4, batch_tokens: 64, ..EngineConfig::default() };
+    let (mut engine, _) = engine_of(GEOMETRY(), &config);
+    assert_eq!(engine.state().credits, 4);
+    engine.submit(generate(1, prompt(1, 20), 30));
+    assert_eq!(engine.state().credits, 3);
+    engine.submit(generate(2, prompt(2, 300), 30));
+    assert_eq!(step(&mut engine).state.expect("set").credits, 0, "a long prompt takes the next steps whole");
+    while engine.state().prefill_tokens_pending > 0 {
+        step(&mut engine);
+    }
+    assert_eq!(engine.state().credits, 2);
+    (3..=6).for_each(|request| engine.submit(generate(request, prompt(3, 20), 30)));
+    assert_eq!(engine.state().credits, 0);
+}
+
+#[test]
+fn the_queue_is_told_in_seconds() {
+    let config = EngineConfig { batch_tokens: 100, ..EngineConfig::default() };
+    let (mut engine, meter) = engine_of(GEOMETRY(), &config);
+    // A device of 2,000 rows per second.
+    let clock = move || Duration::from_micros(500 * meter.rows());
+    engine.submit(generate(1, prompt(1, 100), 5));
+    let state = engine.step(&clock).state.expect("set");
+    assert!((state.prefill_tokens_per_second - 2000.0).abs() < 1e-6 && (state.step_seconds - 0.05).abs() < 1e-9);
+    engine.submit(generate(2, prompt(2, 900), 5));
+    assert!((engine.state().queue_seconds - 0.45).abs() < 1e-9);
+}
+
+#[test]
+fn a_newer_attempt_replaces_an_older_one() {
+    let (mut engine, _) = engine();
+    engine.submit(generate(1, prompt(1, 40), 20));
+    (0..3).for_each(|_| drop(step(&mut engine)));
+    engine.submit(generate(1, prompt(1, 40), 20));
+    engine.submit(Generate { attempt: 1, ..generate(1, prompt(1, 40), 20) });
+    let outputs = run(&mut engine).1;
+    assert!(outputs.iter().all(|output| output.attempt == 1));
+    assert_eq!(outputs.len(), 20);
+}
+
+#[test]
+fn preempted_sequences_finish_with_the_same_tokens() {
+    let tight = Geometry { pages: 8, ..GEOMETRY() };
+    let (mut engine, _) = engine_of(tight, &EngineConfig::default());
+    (1..=4).for_each(|request| engine.submit(generate(request, prompt(request as u32, 40), 80)));
+    let (tokens, _) = run(&mut engine);
+    assert!(engine.state().preemptions > 0);
+    for request in 1..=4 {
+        let (mut alone, _) = self::engine();
+        alone.submit(generate(request, prompt(request as u32, 40), 80));
+        assert_eq!(run(&mut alone).0[&(request, 0)], tokens[&(request, 0)]);
+    }
+}
+
+#[test]
+fn choices_of_one_seed_differ_and_a_seed_repeats() {
+    let draw = |seed: u64| {
+        let (mut engine, _) = engine();
+        let mut request = generate(1, prompt(1, 40), 30);
+        let sampling = request.sampling.as_mut().expect("set");
+        (sampling.temperature, sampling.seed) = (1.0, seed);
+        request.choices.push(ChoiceStart { index: 1, emitted: Vec::new() });
+        engine.submit(request);
+        run(&mut engine).0
+    };
+    let one = draw(7);
+    assert_ne!(one[&(1, 0)], one[&(1, 1)]);
+    assert_eq!(one, draw(7));
+    assert_ne!(one, draw(8));
+}
