@@ -7,12 +7,14 @@
 //! Deliberately absent: text (workers see tokens only), anything that executes, anything optional about authentication.
 #![forbid(unsafe_code)]
 
+pub mod address;
 pub mod codec;
 pub mod error;
 pub mod frames;
 pub mod handshake;
 pub mod hash;
 
+pub use address::Address;
 pub use error::{ErrorKind, Fault, Retry};
 pub use hash::{BlockHash, BlockHasher};
 

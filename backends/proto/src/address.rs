@@ -1,0 +1,114 @@
+//! Where a worker listens: `unix:///run/penstock/pool-0.sock` or `tcp://127.0.0.1:7000`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Longest path of a Unix socket, in bytes, without the closing zero (`sockaddr_un` on Linux).
+pub const UNIX_PATH_BYTES_MAX: usize = 107;
+
+/// See the module header.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// A socket file; the file system guards it.
+    Unix(PathBuf),
+    /// `host:port`; needs the pool key.
+    Tcp(String),
+}
+
+/// Not an address.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// Neither of the two schemes.
+    #[error("address {0:?} must begin with unix:// or tcp://")]
+    Scheme(String),
+    /// A relative or empty path.
+    #[error("address {0:?} needs an absolute path after unix://")]
+    Path(String),
+    /// The path does not fit into a socket address.
+    #[error("socket path {path:?} has {bytes} bytes, limit {UNIX_PATH_BYTES_MAX}: choose a shorter state directory")]
+    TooLong {
+        /// The path.
+        path: String,
+        /// Its length.
+        bytes: usize,
+    },
+    /// No port, or not a number.
+    #[error("address {0:?} needs host:port after tcp://")]
+    Port(String),
+}
+
+impl Address {
+    /// A socket file.
+    ///
+    /// # Errors
+    /// [`AddressError::Path`] for a relative path, [`AddressError::TooLong`] above [`UNIX_PATH_BYTES_MAX`].
+    pub fn unix(path: impl Into<PathBuf>) -> Result<Self, AddressError> {
+        let path = path.into();
+        let text = path.to_string_lossy().into_owned();
+        if !path.is_absolute() {
+            return Err(AddressError::Path(text));
+        }
+        let bytes = path.as_os_str().len();
+        if bytes > UNIX_PATH_BYTES_MAX {
+            return Err(AddressError::TooLong { path: text, bytes });
+        }
+        Ok(Address::Unix(path))
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        if let Some(path) = text.strip_prefix("unix://") {
+            return Address::unix(path);
+        }
+        let Some(host_port) = text.strip_prefix("tcp://") else { return Err(AddressError::Scheme(text.into())) };
+        match host_port.rsplit_once(':') {
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(Address::Tcp(host_port.into())),
+            _ => Err(AddressError::Port(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix(path) => write!(f, "unix://{}", path.display()),
+            Address::Tcp(host_port) => write!(f, "tcp://{host_port}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_back_as_they_were_written() {
+        for text in ["unix:///run/penstock/a.sock", "tcp://127.0.0.1:7000", "tcp://[::1]:7000", "tcp://worker-3:0"] {
+            assert_eq!(text.parse::<Address>().map(|a| a.to_string()).as_deref(), Ok(text));
+        }
+    }
+
+    #[test]
+    fn what_is_not_an_address_is_refused() {
+        for text in [
+            "",
+            "/run/a.sock",
+            "http://a:1",
+            "unix://",
+            "unix://a.sock",
+            "tcp://",
+            "tcp://a",
+            "tcp://a:",
+            "tcp://:7",
+            "tcp://a:70000",
+        ] {
+            assert!(text.parse::<Address>().is_err(), "{text:?}");
+        }
+        let long = format!("unix:///{}", "x".repeat(UNIX_PATH_BYTES_MAX));
+        assert!(matches!(long.parse::<Address>(), Err(AddressError::TooLong { bytes: 108, .. })));
+    }
+}
