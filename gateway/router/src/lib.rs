@@ -1,2 +1,30 @@
-//! See the crate description; contents follow.
+//! Which worker: the fleet as the gateway sees it, what each worker's cache holds, one cost in seconds, and the queue.
+//!
+//! Work waits here, not in the workers (late binding): a worker grants credits one step ahead, and a request is bound to the
+//! cheapest worker that has one. So it can still move while it waits, and order, priority and cancellation have one owner.
+//!
+//! - [`index`]: which worker holds which prefix (told by the workers), and which blocks are promised to which worker
+//! - [`cost`]: the price of a placement in seconds
+//! - [`queue`]: who is next
+//! - [`fleet`]: all of it together: [`Fleet::enqueue`], [`Fleet::next`], and what the workers say
+//!
+//! Pure: time comes in as an argument, nothing is awaited, nothing is drawn at random. Deliberately absent: sockets, text,
+//! clocks, and any knowledge of what a token means.
 #![forbid(unsafe_code)]
+
+pub mod cost;
+pub mod fleet;
+pub mod index;
+pub mod queue;
+
+pub use cost::Weights;
+pub use fleet::{Choice, Fleet, Limits, Member, Reject};
+pub use index::KvIndex;
+pub use queue::View;
+
+/// A worker of one pool; small numbers, reused after a worker left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkerId(pub u8);
+
+/// Workers of one pool at most: the width of the bitset in [`index`].
+pub const WORKERS_MAX: usize = 128;

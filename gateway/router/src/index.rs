@@ -1,0 +1,257 @@
+//! Which worker holds which prefix: block hash → set of workers, in two layers.
+//!
+//! *Resident* is what workers said they hold. *In flight* is what they were asked to compute and have not said yet, so two
+//! requests with one long prefix that arrive together go to one worker. Hashes are chained, so a block's presence is only
+//! counted behind its parent's: a look-up walks from the first block and keeps the workers that held all of them.
+
+use crate::{WORKERS_MAX, WorkerId};
+use penstock_proto::BlockHash;
+use penstock_proto::frames::KvEvent;
+use std::collections::HashMap;
+
+/// A set of workers.
+type Bits = u128;
+
+fn bit(worker: WorkerId) -> Bits {
+    1 << worker.0
+}
+
+/// The view of all workers' prefix caches; see the module header.
+#[derive(Default)]
+pub struct KvIndex {
+    resident: HashMap<BlockHash, Bits>,
+    in_flight: HashMap<BlockHash, Vec<(WorkerId, u32)>>,
+    blocks: Vec<usize>,
+    blocks_max: Vec<usize>,
+}
+
+impl KvIndex {
+    /// Starts the view of a worker, empty; it may announce `blocks_max` blocks, more are ignored (a worker that lies about
+    /// its size must not fill the gateway's memory).
+    ///
+    /// # Panics
+    /// If the id is not below [`WORKERS_MAX`].
+    pub fn join(&mut self, worker: WorkerId, blocks_max: usize) {
+        assert!(usize::from(worker.0) < WORKERS_MAX, "worker id {} of at most {WORKERS_MAX}", worker.0);
+        self.clear(worker);
+        let index = usize::from(worker.0);
+        if self.blocks.len() <= index {
+            self.blocks.resize(index + 1, 0);
+            self.blocks_max.resize(index + 1, 0);
+        }
+        self.blocks_max[index] = blocks_max;
+    }
+
+    /// Forgets a worker, promised blocks included. Cost: one pass over the index.
+    pub fn leave(&mut self, worker: WorkerId) {
+        self.clear(worker);
+        self.in_flight.retain(|_, holders| {
+            holders.retain(|(holder, _)| *holder != worker);
+            !holders.is_empty()
+        });
+    }
+
+    /// Takes in one change of a worker's cache. Hashes of the wrong length are skipped.
+    pub fn apply(&mut self, worker: WorkerId, event: &KvEvent) {
+        if event.cleared {
+            self.clear(worker);
+        }
+        for hash in event.removed.iter().filter_map(|bytes| BlockHash::from_bytes(bytes)) {
+            self.remove(worker, hash);
+        }
+        for hash in event.stored.iter().filter_map(|bytes| BlockHash::from_bytes(bytes)) {
+            self.insert(worker, hash);
+        }
+    }
+
+    /// Notes blocks that `worker` was asked to compute.
+    pub fn promise(&mut self, worker: WorkerId, hashes: &[BlockHash]) {
+        for hash in hashes {
+            let holders = self.in_flight.entry(*hash).or_default();
+            match holders.iter_mut().find(|(holder, _)| *holder == worker) {
+                Some((_, count)) => *count += 1,
+                None => holders.push((worker, 1)),
+            }
+        }
+    }
+
+    /// Takes a promise back: the blocks are resident now, or the request ended. A promise of a worker that left is gone already.
+    pub fn release(&mut self, worker: WorkerId, hashes: &[BlockHash]) {
+        for hash in hashes {
+            let Some(holders) = self.in_flight.get_mut(hash) else { continue };
+            if let Some(at) = holders.iter().position(|(holder, _)| *holder == worker) {
+                holders[at].1 -= 1;
+                if holders[at].1 == 0 {
+                    holders.swap_remove(at);
+                }
+            }
+            if holders.is_empty() {
+                self.in_flight.remove(hash);
+            }
+        }
+    }
+
+    /// Leading blocks of `hashes` that each worker holds or was promised: `hits[worker]`, for the workers of `among`.
+    /// Cost: two look-ups per block until no worker is left.
+    pub fn hits(&self, hashes: &[BlockHash], among: impl Iterator<Item = WorkerId>) -> [u32; WORKERS_MAX] {
+        let mut hits = [0; WORKERS_MAX];
+        let mut left: Bits = among.fold(0, |set, worker| set | bit(worker));
+        for (depth, hash) in (1..).zip(hashes) {
+            left &= self.holders(*hash);
+            if left == 0 {
+                break;
+            }
+            let mut set = left;
+            while set != 0 {
+                hits[set.trailing_zeros() as usize] = depth;
+                set &= set - 1;
+            }
+        }
+        hits
+    }
+
+    /// Blocks known to be resident somewhere, and blocks promised.
+    pub fn sizes(&self) -> (usize, usize) {
+        (self.resident.len(), self.in_flight.len())
+    }
+
+    fn holders(&self, hash: BlockHash) -> Bits {
+        let resident = self.resident.get(&hash).copied().unwrap_or(0);
+        let promised =
+            self.in_flight.get(&hash).map_or(0, |holders| holders.iter().fold(0, |set, (w, _)| set | bit(*w)));
+        resident | promised
+    }
+
+    fn insert(&mut self, worker: WorkerId, hash: BlockHash) {
+        let index = usize::from(worker.0);
+        if self.blocks.get(index).is_none_or(|blocks| *blocks >= self.blocks_max[index]) {
+            return;
+        }
+        let set = self.resident.entry(hash).or_insert(0);
+        if *set & bit(worker) == 0 {
+            *set |= bit(worker);
+            self.blocks[index] += 1;
+        }
+    }
+
+    fn remove(&mut self, worker: WorkerId, hash: BlockHash) {
+        let Some(set) = self.resident.get_mut(&hash) else { return };
+        if *set & bit(worker) != 0 {
+            *set &= !bit(worker);
+            self.blocks[usize::from(worker.0)] -= 1;
+        }
+        if *set == 0 {
+            self.resident.remove(&hash);
+        }
+    }
+
+    fn clear(&mut self, worker: WorkerId) {
+        let index = usize::from(worker.0);
+        if self.blocks.get(index).is_some_and(|blocks| *blocks > 0) {
+            self.resident.retain(|_, set| {
+                *set &= !bit(worker);
+                *set != 0
+            });
+            self.blocks[index] = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    const A: WorkerId = WorkerId(0);
+    const B: WorkerId = WorkerId(127);
+
+    fn hashes(range: std::ops::Range<u128>) -> Vec<BlockHash> {
+        range.map(BlockHash).collect()
+    }
+
+    fn stored(range: std::ops::Range<u128>) -> KvEvent {
+        KvEvent { stored: range.map(|h| BlockHash(h).to_bytes().to_vec()).collect(), ..Default::default() }
+    }
+
+    fn index() -> KvIndex {
+        let mut index = KvIndex::default();
+        index.join(A, 1000);
+        index.join(B, 1000);
+        index
+    }
+
+    #[test]
+    fn a_hit_is_the_unbroken_beginning() {
+        let mut index = index();
+        index.apply(A, &stored(0..4));
+        index.apply(B, &stored(0..2));
+        index.apply(B, &stored(3..9));
+        let hits = index.hits(&hashes(0..10), [A, B].into_iter());
+        assert_eq!((hits[0], hits[127]), (4, 2));
+        assert_eq!(index.hits(&hashes(0..10), [B].into_iter())[0], 0, "only among those asked for");
+    }
+
+    #[test]
+    fn promised_blocks_count_until_released() {
+        let mut index = index();
+        index.promise(A, &hashes(0..3));
+        index.promise(A, &hashes(0..5));
+        assert_eq!(index.hits(&hashes(0..10), [A].into_iter())[0], 5);
+        index.release(A, &hashes(0..5));
+        assert_eq!(index.hits(&hashes(0..10), [A].into_iter())[0], 3);
+        index.release(A, &hashes(0..3));
+        assert_eq!(index.sizes(), (0, 0));
+    }
+
+    #[test]
+    fn a_worker_that_left_or_was_cleared_holds_nothing() {
+        let mut index = index();
+        index.apply(A, &stored(0..4));
+        index.promise(A, &hashes(4..6));
+        index.apply(B, &stored(0..1));
+        index.leave(A);
+        let hits = index.hits(&hashes(0..10), [A, B].into_iter());
+        assert_eq!((hits[0], hits[127]), (0, 1));
+        index.apply(B, &KvEvent { cleared: true, ..stored(7..8) });
+        assert_eq!(index.hits(&hashes(7..8), [B].into_iter())[127], 1, "cleared comes before stored");
+        assert_eq!(index.sizes(), (1, 0));
+    }
+
+    #[test]
+    fn a_worker_cannot_announce_more_than_it_has() {
+        let mut index = KvIndex::default();
+        index.join(A, 10);
+        index.apply(A, &stored(0..1000));
+        assert_eq!(index.sizes().0, 10);
+        index.apply(B, &stored(0..5));
+        assert_eq!(index.sizes().0, 10, "one that never joined is not heard");
+    }
+
+    proptest! {
+        /// Against a set of (worker, hash) pairs.
+        #[test]
+        fn the_index_is_a_set(ops in prop::collection::vec((0..3_u8, 0..20_u128, 0..4_u8), 0..200)) {
+            let mut index = KvIndex::default();
+            (0..3).for_each(|w| index.join(WorkerId(w), 1000));
+            let mut model = HashSet::new();
+            for (worker, hash, op) in ops {
+                let (id, bytes) = (WorkerId(worker), BlockHash(hash).to_bytes().to_vec());
+                match op {
+                    0 | 1 => { index.apply(id, &KvEvent { stored: vec![bytes], ..Default::default() }); model.insert((worker, hash)); }
+                    2 => { index.apply(id, &KvEvent { removed: vec![bytes], ..Default::default() }); model.remove(&(worker, hash)); }
+                    _ if hash == 0 => { index.apply(id, &KvEvent { cleared: true, ..Default::default() }); model.retain(|(w, _)| *w != worker); }
+                    _ => {}
+                }
+            }
+            for hash in 0..20 {
+                let hits = index.hits(&[BlockHash(hash)], (0..3).map(WorkerId));
+                for worker in 0..3 {
+                    prop_assert_eq!(hits[usize::from(worker)] == 1, model.contains(&(worker, hash)));
+                }
+            }
+            let distinct: HashSet<u128> = model.iter().map(|(_, hash)| *hash).collect();
+            prop_assert_eq!(index.sizes().0, distinct.len());
+        }
+    }
+}
