@@ -1,2 +1,125 @@
-//! See the crate description; contents follow.
+//! Process `penstock worker`: one engine, served to gateways over sessions.
+//!
+//! ```text
+//! gateway ── session task ──┐ commands (bounded)             ┌─ step()
+//! gateway ── session task ──┼──────────────────→ engine thread ┤
+//!            ←──────────────┘ one frame per step and session  └─ parks when idle
+//! ```
+//! Session tasks live on one tokio thread and answer for the process even while a step takes long; the engine has a thread of
+//! its own. Everything a worker holds is a cache: when a session ends, its requests are cancelled and the gateway continues
+//! them wherever it likes. A worker that no gateway holds exits after [`WorkerConfig::orphan_ttl`]. A panic of the engine ends
+//! the process, with a message and a non-zero code: the gateway notices and starts another.
+//!
+//! Deliberately absent: text, retries, and any decision between workers.
 #![forbid(unsafe_code)]
+
+mod config;
+mod engine_thread;
+mod listen;
+mod session;
+
+pub use config::{Build, ReadyInfo, WorkerConfig, WorkerError};
+
+use engine_thread::{Command, EngineThread};
+use penstock_proto::frames::Loading;
+use session::{Host, Phase};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, oneshot, watch};
+use tracing::{error, info, warn};
+
+/// Commands that may wait for the engine; a session that finds it full stops reading its socket.
+const COMMANDS_MAX: usize = 1024;
+
+/// Sessions get this long to write their last frames.
+const FLUSH_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Runs a worker until it is told to exit, is left alone, or fails. `build` loads the model, on the engine's thread, and
+/// reports its progress.
+///
+/// # Errors
+/// [`WorkerError`]: the address cannot be used, the model cannot be loaded, or the engine failed.
+pub fn run(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
+    config.check()?;
+    config.place()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| WorkerError::Os { what: "starting the session thread".into(), source })?;
+    let result = runtime.block_on(serve(config, build));
+    if let Err(error) = &result {
+        error!(error = %chain(error), "worker ends");
+    }
+    runtime.shutdown_background();
+    result
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
+    let listener = listen::bind(&config).await?;
+    info!(address = %listener.address(), pid = std::process::id(), "worker listens");
+    let mut term = on_signal(SignalKind::terminate())?;
+    let mut interrupt = on_signal(SignalKind::interrupt())?;
+    let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
+    let (phase, phases) = watch::channel(Phase::Loading(Loading { stage: "starting".into(), ..Default::default() }));
+    let (drains, mut drain_orders) = mpsc::channel(4);
+    let (thread, mut ended) = EngineThread::start(build, phase, inbox)?;
+    let epoch = config::epoch()?;
+    let host = Arc::new(Host::new(&config, commands.clone(), phases, drains, thread.step_age(), epoch));
+    let accepting = tokio::spawn(listen::accept(listener, Arc::clone(&host)));
+    let mut ticks = tokio::time::interval(Duration::from_millis(100));
+    let mut left_alone_since = Some(Instant::now());
+    let mut exit_by: Option<Instant> = None;
+    let result = loop {
+        let exit = tokio::select! {
+            _ = &mut ended => break thread.join(),
+            _ = term.recv() => true,
+            _ = interrupt.recv() => true,
+            Some(exit) = drain_orders.recv() => exit,
+            _ = ticks.tick() => {
+                left_alone_since = if host.sessions() > 0 { None } else { left_alone_since.or_else(|| Some(Instant::now())) };
+                if left_alone_since.is_some_and(|since| since.elapsed() >= config.orphan_ttl) {
+                    info!("no gateway holds this worker: it exits");
+                    break Ok(());
+                }
+                if exit_by.is_some_and(|deadline| Instant::now() >= deadline) {
+                    warn!("drain deadline passed: open requests are left to their gateways");
+                    break Ok(());
+                }
+                continue;
+            }
+        };
+        info!(exit, "worker drains");
+        if exit && exit_by.is_none() {
+            exit_by = Some(Instant::now() + config.drain_deadline);
+        }
+        // While it loads nothing reads commands, and there is nothing to drain.
+        if exit && host.is_loading() {
+            break Ok(());
+        }
+        // Err: the thread has ended, which the next round sees.
+        let _ = commands.send(Command::Drain { exit }).await;
+    };
+    accepting.abort();
+    drop(commands);
+    host.flush(FLUSH_DEADLINE).await;
+    result
+}
+
+fn on_signal(kind: SignalKind) -> Result<Signal, WorkerError> {
+    signal(kind).map_err(|source| WorkerError::Os { what: "catching signals".into(), source })
+}
+
+/// Resolves when the other end is dropped.
+type Ended = oneshot::Receiver<()>;

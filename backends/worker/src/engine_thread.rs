@@ -1,0 +1,319 @@
+//! The engine's thread: commands in, steps out. It owns the engine; nobody else touches it, so there is no lock.
+//!
+//! Requests are numbered by each gateway on its own; inside the engine they get numbers of this process, and outputs are turned
+//! back. After every step each session gets one frame: its own outputs, and the state and KV events that all of them need.
+
+use crate::config::{Build, ReadyInfo, WorkerError};
+use crate::session::Phase;
+use crate::{Ended, chain};
+use penstock_engine::Engine;
+use penstock_proto::frames::{Cancel, Generate, Output, Ready, Step, UpBody, Window};
+use penstock_proto::{BLOCK_TOKENS, PROTOCOL_VERSION};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot, watch};
+use tracing::{info, warn};
+
+/// Steps in which the device failed, after which the process ends: another may have more luck with it.
+const FAULTS_MAX: u64 = 3;
+
+/// What sessions ask of the engine.
+pub(crate) enum Command {
+    /// A session begins: it gets [`Ready`], then every step.
+    Attach { session: u64, epoch: u64, frames: mpsc::Sender<UpBody> },
+    /// A session is over: what it asked for is cancelled.
+    Detach { session: u64 },
+    /// Start or continue a request.
+    Generate { session: u64, generate: Generate },
+    /// Stop one.
+    Cancel { session: u64, cancel: Cancel },
+    /// Allow more tokens.
+    Window { session: u64, window: Window },
+    /// Take nothing new; end the thread when nothing is open.
+    Drain { exit: bool },
+}
+
+/// Age of the step in progress, readable while it runs.
+#[derive(Clone)]
+pub(crate) struct StepAge {
+    origin: Instant,
+    /// Microseconds after `origin`, plus one; 0 between steps.
+    began: Arc<AtomicU64>,
+}
+
+impl StepAge {
+    fn new() -> Self {
+        Self { origin: Instant::now(), began: Arc::new(AtomicU64::new(0)) }
+    }
+
+    fn begin(&self) {
+        self.began.store(self.origin.elapsed().as_micros() as u64 + 1, Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.began.store(0, Ordering::Relaxed);
+    }
+
+    /// Seconds since the step began; 0 between steps.
+    pub(crate) fn seconds(&self) -> f64 {
+        match self.began.load(Ordering::Relaxed) {
+            0 => 0.0,
+            began => self.origin.elapsed().saturating_sub(Duration::from_micros(began - 1)).as_secs_f64(),
+        }
+    }
+}
+
+/// A running engine thread.
+pub(crate) struct EngineThread {
+    handle: JoinHandle<Result<(), WorkerError>>,
+    age: StepAge,
+}
+
+impl EngineThread {
+    /// Starts the thread, which first builds the engine. The second value resolves when it ends.
+    pub(crate) fn start(
+        build: Build,
+        phase: watch::Sender<Phase>,
+        inbox: mpsc::Receiver<Command>,
+    ) -> Result<(Self, Ended), WorkerError> {
+        let age = StepAge::new();
+        let (guard, ended) = oneshot::channel::<()>();
+        let worker_age = age.clone();
+        let handle = std::thread::Builder::new()
+            .name("penstock-engine".into())
+            .spawn(move || {
+                // Dropped at the end, also of a panic.
+                let _guard = guard;
+                live(build, &phase, inbox, worker_age)
+            })
+            .map_err(|source| WorkerError::Os { what: "starting the engine's thread".into(), source })?;
+        Ok((Self { handle, age }, ended))
+    }
+
+    /// The age of its step.
+    pub(crate) fn step_age(&self) -> StepAge {
+        self.age.clone()
+    }
+
+    /// The result of a thread that has ended.
+    pub(crate) fn join(self) -> Result<(), WorkerError> {
+        self.handle.join().unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            Err(WorkerError::Panicked(text.to_string()))
+        })
+    }
+}
+
+fn live(
+    build: Build,
+    phase: &watch::Sender<Phase>,
+    inbox: mpsc::Receiver<Command>,
+    age: StepAge,
+) -> Result<(), WorkerError> {
+    let began = Instant::now();
+    // No receiver means that the process is ending; loading goes on to its end, then the inbox is closed too.
+    let built = build(&mut |loading| drop(phase.send_replace(Phase::Loading(loading))));
+    match built {
+        Ok((engine, info)) => {
+            info!(
+                model = info.model,
+                device = info.device,
+                load_ms = began.elapsed().as_millis() as u64,
+                "model loaded"
+            );
+            phase.send_replace(Phase::Ready);
+            let clock = Instant::now();
+            Desk {
+                engine,
+                info,
+                sessions: HashMap::new(),
+                engine_ids: HashMap::new(),
+                entries: HashMap::new(),
+                next: 0,
+                steps: 0,
+                exit: false,
+            }
+            .work(inbox, &age, clock)
+        }
+        Err(error) => {
+            phase.send_replace(Phase::Failed(chain(&error)));
+            Err(error)
+        }
+    }
+}
+
+struct SessionView {
+    frames: mpsc::Sender<UpBody>,
+    accepted: u64,
+}
+
+/// Who asked for what runs in the engine under a number of ours.
+struct Entry {
+    session: u64,
+    request: u64,
+    open: usize,
+}
+
+struct Desk {
+    engine: Engine,
+    info: ReadyInfo,
+    sessions: HashMap<u64, SessionView>,
+    /// (session, its number) → number in the engine.
+    engine_ids: HashMap<(u64, u64), u64>,
+    entries: HashMap<u64, Entry>,
+    next: u64,
+    steps: u64,
+    exit: bool,
+}
+
+impl Desk {
+    /// Steps while there is work, waits while there is none.
+    fn work(mut self, mut inbox: mpsc::Receiver<Command>, age: &StepAge, origin: Instant) -> Result<(), WorkerError> {
+        loop {
+            while let Ok(command) = inbox.try_recv() {
+                self.obey(command);
+            }
+            if self.engine.has_work() {
+                age.begin();
+                let step = self.engine.step(&|| origin.elapsed());
+                age.end();
+                self.publish(step);
+                let faults = self.engine.faults();
+                if faults >= FAULTS_MAX {
+                    return Err(WorkerError::Faults { faults });
+                }
+            } else if self.exit && self.engine.is_empty() {
+                return Ok(());
+            } else {
+                match inbox.blocking_recv() {
+                    Some(command) => self.obey(command),
+                    None => return Ok(()),
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Attach { session, epoch, frames } => self.attach(session, epoch, frames),
+            Command::Detach { session } => self.detach(session),
+            Command::Generate { session, generate } => self.generate(session, generate),
+            Command::Cancel { session, mut cancel } => {
+                if let Some(id) = self.engine_ids.get(&(session, cancel.request)) {
+                    cancel.request = *id;
+                    self.engine.cancel(&cancel);
+                }
+            }
+            Command::Window { session, mut window } => {
+                if let Some(id) = self.engine_ids.get(&(session, window.request)) {
+                    window.request = *id;
+                    self.engine.window(&window);
+                }
+            }
+            Command::Drain { exit } => {
+                self.exit |= exit;
+                self.engine.drain();
+                // An idle engine makes no step that would tell it.
+                self.tell(Step { number: self.steps, state: Some(self.engine.state()), ..Default::default() });
+            }
+        }
+    }
+
+    fn attach(&mut self, session: u64, epoch: u64, frames: mpsc::Sender<UpBody>) {
+        let state = self.engine.state();
+        let info = self.info.clone();
+        let ready = Ready {
+            version: PROTOCOL_VERSION,
+            epoch,
+            model: info.model,
+            tokenizer_hash: info.tokenizer_hash,
+            numerics_id: info.numerics_id,
+            vocab_size: info.vocab_size,
+            context_tokens: self.engine.context_tokens() as u32,
+            block_tokens: BLOCK_TOKENS as u32,
+            blocks_total: state.blocks_total,
+            sequences_max: self.engine.sequences_max() as u32,
+            device: info.device,
+            pid: std::process::id(),
+            kv: self.engine.snapshot(),
+            state: Some(state),
+            model_hash: info.model_hash,
+        };
+        if frames.try_send(UpBody::Ready(ready)).is_ok() {
+            self.sessions.insert(session, SessionView { frames, accepted: 0 });
+        }
+    }
+
+    fn detach(&mut self, session: u64) {
+        self.sessions.remove(&session);
+        let theirs: Vec<u64> =
+            self.entries.iter().filter(|(_, entry)| entry.session == session).map(|(id, _)| *id).collect();
+        for id in theirs {
+            self.engine.cancel(&Cancel { request: id, choices: Vec::new() });
+        }
+        self.engine_ids.retain(|(owner, _), _| *owner != session);
+    }
+
+    fn generate(&mut self, session: u64, mut generate: Generate) {
+        let Some(view) = self.sessions.get_mut(&session) else { return };
+        view.accepted += 1;
+        let request = generate.request;
+        self.next += 1;
+        let id = self.next;
+        let open = generate.choices.len().max(1);
+        self.entries.insert(id, Entry { session, request, open });
+        // A newer attempt replaces an older one; outputs of that are told apart by their attempt.
+        if let Some(old) = self.engine_ids.insert((session, request), id) {
+            self.engine.cancel(&Cancel { request: old, choices: Vec::new() });
+        }
+        generate.request = id;
+        self.engine.submit(generate);
+    }
+
+    /// Turns the numbers back and gives each session its frame.
+    fn publish(&mut self, step: Step) {
+        self.steps = step.number;
+        let mut theirs: HashMap<u64, Vec<Output>> = HashMap::new();
+        for mut output in step.outputs {
+            let id = output.request;
+            let Some(entry) = self.entries.get_mut(&id) else { continue };
+            output.request = entry.request;
+            let (session, request) = (entry.session, entry.request);
+            if output.finish.is_some() {
+                entry.open = entry.open.saturating_sub(1);
+                if entry.open == 0 {
+                    self.entries.remove(&id);
+                    if self.engine_ids.get(&(session, request)) == Some(&id) {
+                        self.engine_ids.remove(&(session, request));
+                    }
+                }
+            }
+            theirs.entry(session).or_default().push(output);
+        }
+        let rest = Step { outputs: Vec::new(), ..step };
+        self.send(&rest, &mut theirs);
+    }
+
+    fn tell(&mut self, step: Step) {
+        self.send(&step, &mut HashMap::new());
+    }
+
+    fn send(&mut self, rest: &Step, theirs: &mut HashMap<u64, Vec<Output>>) {
+        let mut slow = Vec::new();
+        for (session, view) in &self.sessions {
+            let outputs = theirs.remove(session).unwrap_or_default();
+            let step = Step { outputs, accepted: view.accepted, ..rest.clone() };
+            if view.frames.try_send(UpBody::Step(step)).is_err() {
+                slow.push(*session);
+            }
+        }
+        for session in slow {
+            warn!(session, "a gateway does not read its frames: the session is dropped");
+            self.detach(session);
+        }
+    }
+}

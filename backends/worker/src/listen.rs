@@ -1,0 +1,141 @@
+//! The listening socket: private from its first moment, taken over from a worker that died, never from one that lives.
+
+use crate::config::{WorkerConfig, WorkerError};
+use crate::session::Host;
+use penstock_proto::Address;
+use std::fs::{self, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, UnixListener};
+use tracing::{debug, warn};
+
+/// A bound socket.
+pub(crate) enum Listener {
+    /// With the lock that says it is served; the socket file is removed at the end.
+    Unix { listener: UnixListener, path: PathBuf, _lock: fs::File },
+    /// Bound address.
+    Tcp { listener: TcpListener, address: String },
+}
+
+impl Listener {
+    /// Where it listens, with the port that was given for port 0.
+    pub(crate) fn address(&self) -> String {
+        match self {
+            Listener::Unix { path, .. } => format!("unix://{}", path.display()),
+            Listener::Tcp { address, .. } => format!("tcp://{address}"),
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Listener::Unix { path, .. } = self {
+            // Gone already is as good. The lock is still held, so it is ours.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Binds the configured address.
+pub(crate) async fn bind(config: &WorkerConfig) -> Result<Listener, WorkerError> {
+    match &config.listen {
+        Address::Unix(path) => unix(path),
+        Address::Tcp(host_port) => {
+            let fail = |source| WorkerError::Os { what: format!("listening on {host_port}"), source };
+            let listener = TcpListener::bind(host_port).await.map_err(fail)?;
+            let address = listener.local_addr().map_err(fail)?.to_string();
+            Ok(Listener::Tcp { listener, address })
+        }
+    }
+}
+
+/// A lock beside the socket says that somebody serves there; it ends with its process, whatever way that ends. Under the lock
+/// the socket is bound to a new name, made private, and moved to its own: nobody finds it with other permissions, and a file
+/// left by a dead worker is replaced.
+fn unix(path: &Path) -> Result<Listener, WorkerError> {
+    let fail = |what: &'static str| {
+        let what = format!("{what} {}", path.display());
+        move |source| WorkerError::Os { what, source }
+    };
+    let lock_path = beside(path, "lock");
+    let lock = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&lock_path)
+        .map_err(fail("locking"))?;
+    match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(WorkerError::InUse { address: path.display().to_string() }),
+        Err(error) => return Err(fail("locking")(error.into())),
+    }
+    match fs::symlink_metadata(path) {
+        Ok(file) if !file.file_type().is_socket() => return Err(WorkerError::NotASocket { path: path.into() }),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fail("looking at")(error)),
+        _ => {}
+    }
+    // The new name is no longer than the final one may be: same directory, shorter or equal.
+    let new = path.with_extension("n");
+    if fs::symlink_metadata(&new).is_ok_and(|file| file.file_type().is_socket()) {
+        fs::remove_file(&new).map_err(fail("removing the remains of"))?;
+    }
+    let listener = UnixListener::bind(&new).map_err(fail("listening on"))?;
+    fs::set_permissions(&new, Permissions::from_mode(0o600)).map_err(fail("making private"))?;
+    fs::rename(&new, path).map_err(fail("naming"))?;
+    Ok(Listener::Unix { listener, path: path.into(), _lock: lock })
+}
+
+fn beside(path: &Path, extension: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(extension);
+    name.into()
+}
+
+/// Accepts for ever; each connection is a task. Above the limit a connection is closed at once.
+pub(crate) async fn accept(listener: Listener, host: Arc<Host>) {
+    loop {
+        let accepted = match &listener {
+            Listener::Unix { listener, .. } => listener.accept().await.map(|(stream, _)| {
+                let ours = rustix::process::geteuid().as_raw();
+                if stream.peer_cred().is_ok_and(|peer| peer.uid() == ours || peer.uid() == 0) {
+                    let (reader, writer) = stream.into_split();
+                    spawn(&host, reader, writer, false);
+                } else {
+                    debug!("connection of another user refused");
+                }
+            }),
+            Listener::Tcp { listener, .. } => listener.accept().await.and_then(|(stream, _)| {
+                stream.set_nodelay(true)?;
+                rustix::net::sockopt::set_tcp_user_timeout(&stream, 10_000)?;
+                let (reader, writer) = stream.into_split();
+                spawn(&host, reader, writer, true);
+                Ok(())
+            }),
+        };
+        if let Err(error) = accepted {
+            // Out of descriptors, mostly: a pause lets some of them go.
+            warn!(%error, "accept");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+fn spawn<R, W>(host: &Arc<Host>, reader: R, writer: W, prove: bool)
+where
+    R: tokio::io::AsyncRead + Unpin + Send + 'static,
+    W: tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let Ok(permit) = Arc::clone(&host.connections).try_acquire_owned() else {
+        return debug!("too many connections");
+    };
+    let host = Arc::clone(host);
+    tokio::spawn(async move {
+        host.serve(reader, writer, prove).await;
+        drop(permit);
+    });
+}

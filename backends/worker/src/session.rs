@@ -1,0 +1,303 @@
+//! One connection: handshake, then commands in and frames out, until either end has had enough.
+
+use crate::config::{WorkerConfig, random};
+use crate::engine_thread::{Command, StepAge};
+use bytes::BytesMut;
+use penstock_proto::frames::{Challenge, Down, DownBody, Hello, Loading, Refused, Step, Up, UpBody};
+use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Side};
+use penstock_proto::{ErrorKind, PROTOCOL_VERSION, codec};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::time::timeout;
+use tracing::{debug, info};
+
+/// Silence after which a heartbeat is sent.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+
+/// A stranger has this long to become a gateway.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A write takes no longer, or the session is over.
+const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Frames that may wait for the socket. Tokens are bounded by the windows of the requests; this bounds steps.
+const FRAMES_MAX: usize = 1024;
+
+/// Where the worker is in its life.
+#[derive(Clone, Debug)]
+pub(crate) enum Phase {
+    /// Loading; the last progress.
+    Loading(Loading),
+    /// Serving.
+    Ready,
+    /// Loading failed; the process is about to end.
+    Failed(String),
+}
+
+/// What all sessions share.
+pub(crate) struct Host {
+    key: Option<PoolKey>,
+    pub(crate) connections: Arc<Semaphore>,
+    connections_max: usize,
+    commands: mpsc::Sender<Command>,
+    phases: watch::Receiver<Phase>,
+    drains: mpsc::Sender<bool>,
+    age: StepAge,
+    epoch: u64,
+    next: AtomicU64,
+    sessions: AtomicUsize,
+}
+
+/// Counts a session while it lives.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Why a session ended; for the log.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionEnd {
+    #[error("the gateway closed the connection")]
+    Closed,
+    #[error("no valid handshake in time")]
+    HandshakeLate,
+    #[error("the peer's first frame is not a hello")]
+    NotAHello,
+    #[error("the gateway speaks version {0}")]
+    Version(u32),
+    #[error("the proof of the pool key is wrong")]
+    Proof,
+    #[error("a frame that does not belong here")]
+    Unexpected,
+    #[error("the gateway does not read")]
+    Stuck,
+    #[error("the worker is ending")]
+    Ending,
+    #[error(transparent)]
+    Codec(#[from] codec::CodecError),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error("{0}")]
+    Random(String),
+}
+
+impl Host {
+    pub(crate) fn new(
+        config: &WorkerConfig,
+        commands: mpsc::Sender<Command>,
+        phases: watch::Receiver<Phase>,
+        drains: mpsc::Sender<bool>,
+        age: StepAge,
+        epoch: u64,
+    ) -> Self {
+        Self {
+            key: config.key.clone(),
+            connections: Arc::new(Semaphore::new(config.connections_max)),
+            connections_max: config.connections_max,
+            commands,
+            phases,
+            drains,
+            age,
+            epoch,
+            next: AtomicU64::new(0),
+            sessions: AtomicUsize::new(0),
+        }
+    }
+
+    /// Gateways connected now.
+    pub(crate) fn sessions(&self) -> usize {
+        self.sessions.load(Ordering::Relaxed)
+    }
+
+    /// Whether the model is still being loaded.
+    pub(crate) fn is_loading(&self) -> bool {
+        matches!(*self.phases.borrow(), Phase::Loading(_))
+    }
+
+    /// Waits until all connections have written what they had, or `deadline` passes.
+    pub(crate) async fn flush(&self, deadline: Duration) {
+        let _ = timeout(deadline, self.connections.acquire_many(self.connections_max as u32)).await;
+    }
+
+    /// Serves one connection to its end. `prove`: the peer has to prove the pool key.
+    pub(crate) async fn serve(&self, reader: impl AsyncRead + Unpin, writer: impl AsyncWrite + Unpin, prove: bool) {
+        let mut reader = Reader { inner: reader, input: BytesMut::new() };
+        let mut writer = Writer { inner: writer, output: BytesMut::new(), sequence: 0 };
+        let greeted = timeout(HANDSHAKE_DEADLINE, self.handshake(&mut reader, &mut writer, prove)).await;
+        let hello = match greeted.unwrap_or(Err(SessionEnd::HandshakeLate)) {
+            Ok(hello) => hello,
+            Err(why) => return debug!(%why, "connection refused"),
+        };
+        self.sessions.fetch_add(1, Ordering::Relaxed);
+        let _counted = Counted(&self.sessions);
+        let session = self.next.fetch_add(1, Ordering::Relaxed);
+        info!(session, gateway = format_args!("{:016x}", hello.gateway), "gateway connected");
+        let why = tokio::select! {
+            end = self.listen(session, &mut reader) => end,
+            end = self.speak(session, &mut writer) => end,
+        };
+        info!(session, why = %why.err().unwrap_or(SessionEnd::Closed), "gateway disconnected");
+        // Err: the engine has ended, and with it what there was to cancel.
+        let _ = self.commands.send(Command::Detach { session }).await;
+    }
+
+    async fn handshake<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+        &self,
+        reader: &mut Reader<R>,
+        writer: &mut Writer<W>,
+        prove: bool,
+    ) -> Result<Hello, SessionEnd> {
+        let Some(DownBody::Hello(hello)) = reader.next().await? else { return Err(SessionEnd::NotAHello) };
+        if prove {
+            let key = self.key.as_ref().ok_or(SessionEnd::Proof)?;
+            let nonce: [u8; NONCE_BYTES] = random().map_err(|error| SessionEnd::Random(error.to_string()))?;
+            let proof = key.proof(Side::Worker, &hello.nonce, &nonce);
+            writer.send(UpBody::Challenge(Challenge { nonce: nonce.to_vec(), proof })).await?;
+            let Some(DownBody::Proof(answer)) = reader.next().await? else { return Err(SessionEnd::Proof) };
+            if !key.verify(Side::Gateway, &hello.nonce, &nonce, &answer.proof) {
+                return Err(SessionEnd::Proof);
+            }
+        }
+        if hello.version != PROTOCOL_VERSION {
+            let message = format!("this worker speaks version {PROTOCOL_VERSION}, the gateway {}", hello.version);
+            writer.send(UpBody::Refused(Refused { kind: ErrorKind::Unavailable as i32, message })).await?;
+            return Err(SessionEnd::Version(hello.version));
+        }
+        Ok(hello)
+    }
+
+    /// Frames from the gateway to the engine.
+    async fn listen<R: AsyncRead + Unpin>(&self, session: u64, reader: &mut Reader<R>) -> Result<(), SessionEnd> {
+        loop {
+            let command = match reader.next().await? {
+                Some(DownBody::Generate(generate)) => Command::Generate { session, generate },
+                Some(DownBody::Cancel(cancel)) => Command::Cancel { session, cancel },
+                Some(DownBody::Window(window)) => Command::Window { session, window },
+                Some(DownBody::Drain(drain)) => {
+                    let _ = self.drains.send(drain.exit).await;
+                    continue;
+                }
+                Some(DownBody::Hello(_) | DownBody::Proof(_)) => return Err(SessionEnd::Unexpected),
+                // A body of a later version.
+                None => continue,
+            };
+            if self.is_loading() {
+                return Err(SessionEnd::Unexpected);
+            }
+            self.commands.send(command).await.map_err(|_| SessionEnd::Ending)?;
+        }
+    }
+
+    /// Progress while loading, then frames from the engine, and heartbeats where there are none.
+    async fn speak<W: AsyncWrite + Unpin>(&self, session: u64, writer: &mut Writer<W>) -> Result<(), SessionEnd> {
+        let mut phases = self.phases.clone();
+        loop {
+            let phase = phases.borrow_and_update().clone();
+            match phase {
+                Phase::Loading(loading) => writer.send(UpBody::Loading(loading)).await?,
+                Phase::Ready => break,
+                Phase::Failed(message) => {
+                    return writer
+                        .send(UpBody::Refused(Refused { kind: ErrorKind::Unavailable as i32, message }))
+                        .await;
+                }
+            }
+            // Late is a heartbeat; an error means that the last phase is there to be read.
+            let _ = timeout(HEARTBEAT, phases.changed()).await;
+        }
+        // The engine answers between two steps; until then this shows that the connection works.
+        writer.send(UpBody::Loading(Loading { stage: "joining".into(), ..Default::default() })).await?;
+        let (frames, mut inbox) = mpsc::channel(FRAMES_MAX);
+        let attach = Command::Attach { session, epoch: self.epoch, frames };
+        self.commands.send(attach).await.map_err(|_| SessionEnd::Ending)?;
+        let mut last = Step::default();
+        let mut is_ready = false;
+        let mut batch = Vec::new();
+        loop {
+            match timeout(HEARTBEAT, inbox.recv_many(&mut batch, 32)).await {
+                Ok(0) => return Err(SessionEnd::Ending),
+                Ok(_) => {
+                    for body in batch.drain(..) {
+                        match &body {
+                            UpBody::Step(step) => {
+                                last = Step {
+                                    number: step.number,
+                                    state: step.state.clone(),
+                                    accepted: step.accepted,
+                                    ..Default::default()
+                                };
+                            }
+                            UpBody::Ready(ready) => {
+                                is_ready = true;
+                                last.state.clone_from(&ready.state);
+                            }
+                            _ => {}
+                        }
+                        writer.queue(body)?;
+                    }
+                    writer.flush().await?;
+                }
+                Err(_) if is_ready => {
+                    let mut beat = last.clone();
+                    if let Some(state) = &mut beat.state {
+                        state.step_age_seconds = self.age.seconds();
+                    }
+                    writer.send(UpBody::Step(beat)).await?;
+                }
+                Err(_) => {
+                    writer.send(UpBody::Loading(Loading { stage: "joining".into(), ..Default::default() })).await?
+                }
+            }
+        }
+    }
+}
+
+struct Reader<R> {
+    inner: R,
+    input: BytesMut,
+}
+
+impl<R: AsyncRead + Unpin> Reader<R> {
+    /// The next frame's body; `None` for one that only a later version knows. Cancel-safe.
+    async fn next(&mut self) -> Result<Option<DownBody>, SessionEnd> {
+        loop {
+            if let Some(Down { body }) = codec::decode(&mut self.input)? {
+                return Ok(body);
+            }
+            if self.inner.read_buf(&mut self.input).await? == 0 {
+                return Err(SessionEnd::Closed);
+            }
+        }
+    }
+}
+
+struct Writer<W> {
+    inner: W,
+    output: BytesMut,
+    sequence: u64,
+}
+
+impl<W: AsyncWrite + Unpin> Writer<W> {
+    fn queue(&mut self, body: UpBody) -> Result<(), SessionEnd> {
+        codec::encode(&Up { sequence: self.sequence, body: Some(body) }, &mut self.output)?;
+        self.sequence += 1;
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), SessionEnd> {
+        timeout(WRITE_DEADLINE, self.inner.write_all(&self.output)).await.map_err(|_| SessionEnd::Stuck)??;
+        self.output.clear();
+        Ok(())
+    }
+
+    async fn send(&mut self, body: UpBody) -> Result<(), SessionEnd> {
+        self.queue(body)?;
+        self.flush().await
+    }
+}
