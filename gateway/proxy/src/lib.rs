@@ -14,6 +14,7 @@ pub mod gateway;
 pub mod http;
 mod pages;
 pub mod phases;
+pub mod pool;
 pub mod pump;
 pub mod route;
 pub mod server;

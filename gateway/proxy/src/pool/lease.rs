@@ -1,0 +1,178 @@
+//! Leases of local workers: what the state directory says about a running worker, and whether it may be adopted.
+//!
+//! `NAME-SPEC.json` beside `NAME-SPEC.sock` holds process id, start time and spec. The spec is a hash of the program file, its
+//! arguments, the model's identity and the protocol version, so a worker that matches is the one that would be started. A
+//! gateway of another version finds no lease under its spec, starts its own worker beside the old one, and the old one exits
+//! when its gateway has left. Nothing here depends on being the parent: a process is held by a pidfd, which neither pid reuse
+//! nor re-parenting can confuse.
+
+use super::config::{LocalWorkers, PoolConfigError};
+use penstock_proto::{Address, PROTOCOL_VERSION};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// What a lease file says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Lease {
+    pub(super) pid: i32,
+    /// Clock ticks after boot at which the process began; with the pid, names one process for ever.
+    pub(super) start_time: u64,
+}
+
+impl LocalWorkers {
+    /// Makes the state directory, private to this user.
+    pub(super) fn prepare_state_dir(&self) -> Result<(), PoolConfigError> {
+        let fail = |source| PoolConfigError::StateDir { path: self.state_dir.clone(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.state_dir).map_err(fail)?;
+        let owner = fs::metadata(&self.state_dir).map_err(fail)?.uid();
+        if owner != rustix::process::geteuid().as_raw() {
+            return Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user")));
+        }
+        Ok(())
+    }
+
+    /// Where the worker of that name listens.
+    pub(super) fn socket(&self, name: &str) -> Result<Address, PoolConfigError> {
+        Ok(Address::unix(self.file(name, "sock"))?)
+    }
+
+    /// A file of the worker of that name: `STATE_DIR/NAME-SPEC.EXTENSION`.
+    pub(super) fn file(&self, name: &str, extension: &str) -> PathBuf {
+        self.state_dir.join(format!("{name}-{}.{extension}", self.spec()))
+    }
+
+    /// Hash of all that makes two workers interchangeable, 8 hexadecimal digits.
+    fn spec(&self) -> String {
+        let mut hash = Sha256::new();
+        let mut add = |part: &[u8]| {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        };
+        add(&PROTOCOL_VERSION.to_le_bytes());
+        add(self.program.as_os_str().as_encoded_bytes());
+        if let Ok(file) = fs::metadata(&self.program) {
+            [file.dev(), file.ino(), file.len(), file.mtime() as u64, file.mtime_nsec() as u64]
+                .iter()
+                .for_each(|number| add(&number.to_le_bytes()));
+        }
+        self.args.iter().for_each(|arg| add(arg.as_encoded_bytes()));
+        self.cores.iter().for_each(|core| add(&core.to_le_bytes()));
+        add(self.identity.as_bytes());
+        add(&self.count.to_le_bytes());
+        hash.finalize()[..4].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// Clock ticks after boot at which a process began (`/proc/PID/stat`, field 22); `None` when there is no such process, or only
+/// its remains.
+pub(super) fn start_time(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may hold spaces and brackets; fields are counted behind its end.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// Holds a process so that its end can be awaited and signals reach no other.
+pub(super) fn hold(pid: i32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(pidfd_open(pid, PidfdFlags::NONBLOCK)?)
+}
+
+/// The process of the lease at `path`, if it still runs and is the one that was meant.
+pub(super) fn find(path: &Path) -> Option<(Lease, OwnedFd)> {
+    let lease: Lease = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let held = hold(lease.pid).ok()?;
+    // Looked up after it is held: from here on the pid cannot be reused unnoticed.
+    (start_time(lease.pid) == Some(lease.start_time)).then_some((lease, held))
+}
+
+/// Writes a lease so that a reader sees all of it or none.
+pub(super) fn write(path: &Path, lease: &Lease) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    serde_json::to_writer(&mut file, lease)?;
+    fs::rename(new, path)
+}
+
+/// Takes the lock under which workers of that name are looked for and started; `None` when another gateway holds it.
+pub(super) fn lock(path: &Path) -> io::Result<Option<File>> {
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn local(dir: &Path) -> LocalWorkers {
+        LocalWorkers {
+            count: 2,
+            program: "/bin/sh".into(),
+            args: vec!["worker".into()],
+            cores: vec![0, 1],
+            state_dir: dir.into(),
+            identity: "model-a".into(),
+            exit_deadline: Duration::from_secs(1),
+        }
+    }
+
+    fn dir(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("penstock-lease-{name}-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("temporary directory");
+        dir
+    }
+
+    #[test]
+    fn whatever_makes_a_worker_another_changes_its_spec() {
+        let base = local(Path::new("/tmp"));
+        let differs = |change: fn(&mut LocalWorkers)| {
+            let mut other = base.clone();
+            change(&mut other);
+            other.spec() != base.spec()
+        };
+        assert!(!differs(|local| local.state_dir = "/elsewhere".into()));
+        assert!(differs(|local| local.identity = "model-b".into()));
+        assert!(differs(|local| local.args.push("--threads=2".into())));
+        assert!(differs(|local| local.program = "/bin/cat".into()));
+        assert!(differs(|local| local.cores.reverse()));
+    }
+
+    #[test]
+    fn a_lease_finds_its_own_process_only() {
+        let path = dir("find").join("a.json");
+        let pid = std::process::id() as i32;
+        let lease = Lease { pid, start_time: start_time(pid).expect("this process runs") };
+        write(&path, &lease).expect("writes");
+        assert_eq!(find(&path).map(|(found, _)| found), Some(lease.clone()));
+        write(&path, &Lease { start_time: lease.start_time + 1, ..lease }).expect("writes");
+        assert!(find(&path).is_none(), "the pid was reused");
+        fs::write(&path, b"{ nonsense").expect("writes");
+        assert!(find(&path).is_none());
+        assert!(find(&path.with_extension("none")).is_none());
+    }
+
+    #[test]
+    fn the_lock_has_one_holder() {
+        let path = dir("lock").join("a.lock");
+        let held = lock(&path).expect("opens");
+        assert!(held.is_some());
+        assert!(lock(&path).expect("opens").is_none());
+        drop(held);
+        assert!(lock(&path).expect("opens").is_some());
+    }
+}

@@ -1,0 +1,166 @@
+//! One worker as the actor sees it: its session, its last word, what is bound to it, and when to doubt it.
+
+use super::config::PoolConfig;
+use super::session::Link;
+use super::status::{WorkerPhase, WorkerStatus};
+use penstock_proto::Address;
+use penstock_proto::frames::{EngineState, Loading, Ready};
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What the actor should do about a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Doubt {
+    /// Nothing.
+    None,
+    /// Bind nothing new to it; move its requests if another worker is ready.
+    Suspect,
+    /// Close the session.
+    GiveUp,
+}
+
+/// Whether and how the session serves.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Session {
+    /// None.
+    Absent { why: String },
+    /// Connected, loading.
+    Loading(Loading),
+    /// Serving.
+    Ready,
+    /// Silent for too long.
+    Suspected,
+}
+
+/// The process of a local worker.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Process {
+    pub(super) starts: u64,
+    pub(super) adopted: bool,
+    pub(super) is_running: bool,
+    /// When it will be started again, and why it ended.
+    pub(super) down: Option<(Instant, String)>,
+}
+
+/// See the module header.
+pub(super) struct Member {
+    pub(super) name: String,
+    pub(super) address: Address,
+    pub(super) session: Session,
+    pub(super) link: Option<Link>,
+    pub(super) ready: Option<Box<Ready>>,
+    pub(super) numerics_id: Arc<str>,
+    pub(super) state: EngineState,
+    /// When it last said anything.
+    pub(super) heard: Instant,
+    /// Longest step it has reported, in seconds.
+    longest_step: f64,
+    pub(super) bound: HashSet<u64>,
+    pub(super) deaths: u64,
+    /// `Some` for local workers.
+    pub(super) process: Option<Process>,
+}
+
+impl Member {
+    pub(super) fn new(name: String, address: Address, is_local: bool, now: Instant) -> Self {
+        Self {
+            name,
+            address,
+            session: Session::Absent { why: "not connected yet".into() },
+            link: None,
+            ready: None,
+            numerics_id: "".into(),
+            state: EngineState::default(),
+            heard: now,
+            longest_step: 0.0,
+            bound: HashSet::new(),
+            deaths: 0,
+            process: is_local.then(Process::default),
+        }
+    }
+
+    /// Takes in a new life.
+    pub(super) fn begin(&mut self, ready: Box<Ready>, link: Link, now: Instant) {
+        self.session = Session::Ready;
+        self.link = Some(link);
+        self.numerics_id = ready.numerics_id.as_str().into();
+        self.heard = now;
+        self.longest_step = 0.0;
+        self.say(ready.state.as_ref());
+        self.ready = Some(ready);
+    }
+
+    /// Takes in a report.
+    pub(super) fn say(&mut self, state: Option<&EngineState>) {
+        if let Some(state) = state {
+            if state.step_seconds.is_finite() {
+                self.longest_step = self.longest_step.max(state.step_seconds);
+            }
+            self.state = state.clone();
+        }
+    }
+
+    /// Whether new requests may be bound to it.
+    pub(super) fn takes_requests(&self) -> bool {
+        self.session == Session::Ready && !self.state.draining
+    }
+
+    /// What its silence, or the age of its step, means.
+    pub(super) fn doubt_now(&self, config: &PoolConfig, now: Instant) -> Doubt {
+        if !matches!(self.session, Session::Ready | Session::Suspected | Session::Loading(_)) {
+            return Doubt::None;
+        }
+        let silence = now.saturating_duration_since(self.heard);
+        // Before the first step there is no measure; a cold start may take long.
+        let patience =
+            if self.longest_step > 0.0 { config.step_max.as_secs_f64().max(10.0 * self.longest_step) } else { 60.0 };
+        let age = self.state.step_age_seconds;
+        if silence > config.give_up_after || age > 4.0 * patience {
+            Doubt::GiveUp
+        } else if silence > config.suspect_after || age > patience {
+            Doubt::Suspect
+        } else {
+            Doubt::None
+        }
+    }
+
+    /// For the snapshot.
+    pub(super) fn status(&self, now: Instant) -> WorkerStatus {
+        let process = self.process.clone().unwrap_or_default();
+        WorkerStatus {
+            name: self.name.clone(),
+            phase: self.phase(now),
+            pid: self.ready.as_ref().map_or(0, |ready| ready.pid),
+            epoch: self.ready.as_ref().map_or(0, |ready| ready.epoch),
+            device: self.ready.as_ref().map_or_else(String::new, |ready| ready.device.clone()),
+            numerics_id: Arc::clone(&self.numerics_id),
+            state: self.state.clone(),
+            bound: self.bound.len(),
+            deaths: self.deaths,
+            starts: process.starts,
+            adopted: process.adopted,
+        }
+    }
+
+    fn phase(&self, now: Instant) -> WorkerPhase {
+        match &self.session {
+            Session::Ready if self.state.draining => WorkerPhase::Draining,
+            Session::Ready => WorkerPhase::Ready,
+            Session::Suspected => WorkerPhase::Suspected,
+            Session::Loading(loading) => WorkerPhase::Loading {
+                stage: loading.stage.clone(),
+                bytes_done: loading.bytes_done,
+                bytes_total: loading.bytes_total,
+            },
+            Session::Absent { why } => match &self.process {
+                Some(Process { down: Some((until, why)), .. }) => {
+                    WorkerPhase::Down { retry_in: until.saturating_duration_since(now), why: why.clone() }
+                }
+                Some(Process { is_running: true, .. }) => WorkerPhase::Starting,
+                Some(_) => WorkerPhase::Starting,
+                None => WorkerPhase::Down { retry_in: Duration::from_secs(1), why: why.clone() },
+            },
+        }
+    }
+}

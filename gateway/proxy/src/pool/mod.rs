@@ -1,0 +1,162 @@
+//! A pool: the workers of one model, as the request path sees them: [`Pool::submit`] a [`Job`], take [`PoolEvent`]s from its
+//! [`Ticket`]. From any runtime; sessions, supervision and the truth about every request live on one fleet runtime
+//! ([`FleetRuntime`], a thread of its own), which outlives Pingora's services.
+//!
+//! - `job.rs`, `ticket.rs`, `status.rs`: the face
+//! - `truth.rs`: what a request has emitted; from it a request goes on at any worker (pure)
+//! - `actor.rs`: one task that owns the router, the members and all requests; no locks on the way of a token
+//! - `session.rs`: one connection to one worker
+//! - `supervisor.rs`, `lease.rs`: local worker processes: started, adopted, restarted
+
+mod actor;
+mod config;
+mod job;
+mod lease;
+mod member;
+mod session;
+mod status;
+mod supervisor;
+mod ticket;
+mod truth;
+
+pub use config::{LocalWorkers, PoolConfig, PoolConfigError};
+pub use job::{CHOICES_MAX, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
+pub use status::{Counts, ModelInfo, PoolStatus, WorkerPhase, WorkerStatus};
+pub use ticket::Ticket;
+
+use arc_swap::ArcSwap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use ticket::{Mailbox, Post, Slot};
+use tokio::sync::{mpsc, oneshot};
+
+/// The thread on which all sessions live.
+pub struct FleetRuntime {
+    handle: tokio::runtime::Handle,
+    _stop: oneshot::Sender<()>,
+}
+
+impl FleetRuntime {
+    /// Starts the thread. It ends when this value and with it the process ends.
+    ///
+    /// # Errors
+    /// When the operating system gives no thread or no epoll.
+    pub fn start() -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        std::thread::Builder::new().name("penstock-fleet".into()).spawn(move || {
+            // Err when the sender is dropped, which is the only way it ends.
+            let _ = runtime.block_on(stopped);
+            runtime.shutdown_background();
+        })?;
+        Ok(Self { handle, _stop: stop })
+    }
+}
+
+/// What becomes of the local workers when the gateway ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// They finish what they have and exit.
+    Exit,
+    /// They stay and wait for the next gateway (until their `orphan_ttl`).
+    Adopt,
+}
+
+/// Orders from the handle to the actor.
+pub(crate) enum Control {
+    /// Take nothing new, let open requests finish, then leave.
+    Shutdown { leave: Leave, deadline: Duration, done: oneshot::Sender<()> },
+}
+
+struct Shared {
+    mailbox: Arc<Mailbox>,
+    status: Arc<ArcSwap<PoolStatus>>,
+    control: mpsc::Sender<Control>,
+    ids: AtomicU64,
+    draining: AtomicBool,
+    config: Arc<PoolConfig>,
+}
+
+/// Handle of a running pool; cheap to clone.
+#[derive(Clone)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+impl Pool {
+    /// Starts the pool's sessions and, if it has local workers, their supervision.
+    ///
+    /// # Errors
+    /// [`PoolConfigError`] when the configuration contradicts itself or the state directory cannot be used.
+    pub fn start(runtime: &FleetRuntime, config: PoolConfig) -> Result<Self, PoolConfigError> {
+        config.check()?;
+        let config = Arc::new(config);
+        let mailbox = Arc::new(Mailbox::new());
+        let status = Arc::new(ArcSwap::from_pointee(PoolStatus::default()));
+        let (control, orders) = mpsc::channel(8);
+        let actor = actor::Actor::new(Arc::clone(&config), Arc::clone(&mailbox), Arc::clone(&status), orders)?;
+        let handle = runtime.handle.clone();
+        runtime.handle.spawn(async move { actor.run(handle).await });
+        let (ids, draining) = (AtomicU64::new(0), AtomicBool::new(false));
+        Ok(Self { shared: Arc::new(Shared { mailbox, status, control, ids, draining, config }) })
+    }
+
+    /// Hands a request to the pool. Never waits; what happens to it comes out of the ticket.
+    ///
+    /// # Errors
+    /// [`PoolError`] when it is not taken: nothing has been done for it.
+    pub fn submit(&self, job: Job) -> Result<Ticket, PoolError> {
+        let shared = &*self.shared;
+        job.check()?;
+        if shared.draining.load(Ordering::Relaxed) {
+            return Err(PoolError::Draining);
+        }
+        let open = shared.mailbox.open.load(Ordering::Relaxed);
+        if open >= shared.config.requests_max {
+            let retry_after = Duration::from_secs(1);
+            return Err(PoolError::Overloaded { open, limit: shared.config.requests_max, retry_after });
+        }
+        if let Some(retry_after) = shared.status.load().hopeless_for(shared.config.unavailable_after) {
+            return Err(PoolError::Unavailable { retry_after });
+        }
+        let id = shared.ids.fetch_add(1, Ordering::Relaxed) + 1;
+        let slot = Arc::new(Slot::new(id, shared.config.window_tokens));
+        let ticket = Ticket::new(Arc::clone(&slot), Arc::clone(&shared.mailbox));
+        shared.mailbox.post(Post::Submit(Box::new(job), slot));
+        Ok(ticket)
+    }
+
+    /// The pool as it was at most a fifth of a second ago.
+    pub fn status(&self) -> Arc<PoolStatus> {
+        self.shared.status.load_full()
+    }
+
+    /// The model, once a worker was ready.
+    pub fn model(&self) -> Option<ModelInfo> {
+        self.shared.status.load().model.clone()
+    }
+
+    /// Waits until a worker is ready; false when `deadline` passes before.
+    pub async fn ready(&self, deadline: Duration) -> bool {
+        let began = std::time::Instant::now();
+        while !self.status().is_ready() {
+            if began.elapsed() >= deadline {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        true
+    }
+
+    /// Takes nothing new, lets open requests finish for at most `deadline`, then leaves the workers as told. Returns when done.
+    pub async fn shutdown(&self, leave: Leave, deadline: Duration) {
+        self.shared.draining.store(true, Ordering::Relaxed);
+        let (done, ended) = oneshot::channel();
+        if self.shared.control.send(Control::Shutdown { leave, deadline, done }).await.is_ok() {
+            // Err when the actor ended first, which is what was wanted.
+            let _ = ended.await;
+        }
+    }
+}

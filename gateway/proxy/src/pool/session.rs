@@ -1,0 +1,263 @@
+//! One session with one worker: connect, shake hands, then frames both ways until it is lost; then again, for ever.
+//!
+//! A session is lost at the end of the stream, at a gap in the worker's sequence numbers, at a frame that does not decode, or
+//! when the actor gives it up. Nothing of a lost session is used again: the next one starts from the worker's snapshot.
+
+use super::supervisor::Update;
+use bytes::BytesMut;
+use penstock_proto::frames::{Down, DownBody, Hello, Loading, Proof, Ready, Step, Up, UpBody};
+use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Side};
+use penstock_proto::{Address, PROTOCOL_VERSION, codec};
+use penstock_router::WorkerId;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::timeout;
+
+/// Frames to a worker that may wait for the socket: a worker that reads nothing for this long is not alive.
+const DOWN_FRAMES_MAX: usize = 16 * 1024;
+
+/// A connection, or the handshake on it, takes no longer.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A write of waiting frames takes no longer.
+const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// First and longest pause between tries to connect.
+const RETRY_FIRST: Duration = Duration::from_millis(20);
+const RETRY_LAST: Duration = Duration::from_secs(1);
+
+/// How a session ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loss {
+    /// The stream ended: the process is gone, or it dropped us.
+    Ended,
+    /// Given up from this side, or the worker broke the contract.
+    GivenUp,
+    /// The worker said why it cannot serve.
+    Refused,
+}
+
+/// What sessions tell the actor.
+pub(super) enum Event {
+    /// Connected; the worker is loading.
+    Loading { worker: WorkerId, loading: Loading },
+    /// The worker serves. Frames go down through `link`.
+    Ready { worker: WorkerId, ready: Box<Ready>, link: Link },
+    /// A step or a heartbeat.
+    Step { worker: WorkerId, session: u64, step: Step },
+    /// The session is over.
+    Lost { worker: WorkerId, session: u64, loss: Loss, why: String },
+    /// The process of a local worker came or went.
+    Process { worker: WorkerId, update: Update },
+}
+
+/// The actor's hold on a session.
+#[derive(Clone)]
+pub(super) struct Link {
+    /// Counts the sessions with this worker.
+    pub(super) session: u64,
+    pub(super) down: mpsc::Sender<Down>,
+    pub(super) close: Arc<Notify>,
+}
+
+impl Link {
+    /// Queues a frame; false when the worker does not read any more.
+    pub(super) fn send(&self, body: DownBody) -> bool {
+        self.down.try_send(Down { body: Some(body) }).is_ok()
+    }
+}
+
+/// Keeps a session with one worker.
+pub(super) struct Keeper {
+    pub(super) worker: WorkerId,
+    pub(super) address: Address,
+    pub(super) key: Option<PoolKey>,
+    /// Random id of this gateway process.
+    pub(super) gateway: u64,
+    pub(super) events: mpsc::Sender<Event>,
+}
+
+type Reader = Box<dyn AsyncRead + Send + Unpin>;
+type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+
+struct Ended {
+    loss: Loss,
+    why: String,
+}
+
+impl Ended {
+    fn new(loss: Loss, why: impl Into<String>) -> Self {
+        Self { loss, why: why.into() }
+    }
+}
+
+impl Keeper {
+    /// Runs until the actor is gone.
+    pub(super) async fn run(self) {
+        let mut pause = RETRY_FIRST;
+        for session in 1_u64.. {
+            let (ended, was_open) = match self.connect().await {
+                Ok((reader, writer)) => (self.session(session, reader, writer).await, true),
+                Err(error) => (Ended::new(Loss::Ended, format!("connect: {error}")), false),
+            };
+            let Ended { loss, why } = ended;
+            if self.events.send(Event::Lost { worker: self.worker, session, loss, why }).await.is_err() {
+                return;
+            }
+            pause = if was_open { RETRY_FIRST } else { (pause * 2).min(RETRY_LAST) };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn connect(&self) -> std::io::Result<(Reader, Writer)> {
+        let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
+        match &self.address {
+            Address::Unix(path) => {
+                let (reader, writer) =
+                    timeout(HANDSHAKE_DEADLINE, UnixStream::connect(path)).await.map_err(late)??.into_split();
+                Ok((Box::new(reader), Box::new(writer)))
+            }
+            Address::Tcp(host_port) => {
+                let stream = timeout(HANDSHAKE_DEADLINE, TcpStream::connect(host_port)).await.map_err(late)??;
+                stream.set_nodelay(true)?;
+                // A peer that vanished without a word (cable, power) fails the connection after this long.
+                rustix::net::sockopt::set_tcp_user_timeout(&stream, 10_000)?;
+                let (reader, writer) = stream.into_split();
+                Ok((Box::new(reader), Box::new(writer)))
+            }
+        }
+    }
+
+    async fn session(&self, session: u64, reader: Reader, mut writer: Writer) -> Ended {
+        let mut frames = Frames { reader, input: BytesMut::new(), sequence: 0 };
+        let first = match timeout(HANDSHAKE_DEADLINE, self.handshake(&mut frames, &mut writer)).await {
+            Ok(Ok(first)) => first,
+            Ok(Err(ended)) => return ended,
+            Err(_) => return Ended::new(Loss::GivenUp, "no answer to the hello"),
+        };
+        let (down, outbox) = mpsc::channel(DOWN_FRAMES_MAX);
+        let close = Arc::new(Notify::new());
+        let link = Link { session, down, close: Arc::clone(&close) };
+        tokio::select! {
+            ended = self.listen(frames, first, link) => ended,
+            ended = speak(outbox, writer) => ended,
+            () = close.notified() => Ended::new(Loss::GivenUp, "given up"),
+        }
+    }
+
+    /// Hello, and the proof if the worker asks for one. Returns the first frame of the session proper.
+    async fn handshake(&self, frames: &mut Frames, writer: &mut Writer) -> Result<UpBody, Ended> {
+        let mut nonce = Vec::new();
+        if matches!(self.address, Address::Tcp(_)) {
+            nonce.resize(NONCE_BYTES, 0);
+            getrandom::fill(&mut nonce)
+                .map_err(|error| Ended::new(Loss::GivenUp, format!("random numbers: {error}")))?;
+        }
+        let hello = Hello { version: PROTOCOL_VERSION, gateway: self.gateway, nonce: nonce.clone() };
+        send(writer, DownBody::Hello(hello)).await?;
+        let first = frames.next().await?;
+        let UpBody::Challenge(challenge) = first else {
+            // A worker on TCP that does not prove the key is not ours: nothing is sent to it.
+            return match self.address {
+                Address::Unix(_) => Ok(first),
+                Address::Tcp(_) => Err(Ended::new(Loss::GivenUp, "the worker did not prove the pool key")),
+            };
+        };
+        let Some(key) = &self.key else {
+            return Err(Ended::new(Loss::GivenUp, "the worker asks for a pool key, none is configured"));
+        };
+        if !key.verify(Side::Worker, &nonce, &challenge.nonce, &challenge.proof) {
+            return Err(Ended::new(Loss::GivenUp, "the worker's proof of the pool key is wrong"));
+        }
+        let proof = key.proof(Side::Gateway, &nonce, &challenge.nonce);
+        send(writer, DownBody::Proof(Proof { proof })).await?;
+        frames.next().await
+    }
+
+    async fn listen(&self, mut frames: Frames, first: UpBody, link: Link) -> Ended {
+        let worker = self.worker;
+        let session = link.session;
+        let mut next = first;
+        loop {
+            let event = match next {
+                UpBody::Loading(loading) => Event::Loading { worker, loading },
+                UpBody::Ready(ready) if ready.version != PROTOCOL_VERSION => {
+                    let why = format!("the worker speaks version {}, this gateway {PROTOCOL_VERSION}", ready.version);
+                    return Ended::new(Loss::Refused, why);
+                }
+                UpBody::Ready(ready) => Event::Ready { worker, ready: Box::new(ready), link: link.clone() },
+                UpBody::Step(step) => Event::Step { worker, session, step },
+                UpBody::Refused(refused) => return Ended::new(Loss::Refused, refused.message),
+                UpBody::Challenge(_) => return Ended::new(Loss::GivenUp, "a challenge in the middle of the session"),
+            };
+            if self.events.send(event).await.is_err() {
+                return Ended::new(Loss::GivenUp, "the gateway is shutting down");
+            }
+            next = match frames.next().await {
+                Ok(body) => body,
+                Err(ended) => return ended,
+            };
+        }
+    }
+}
+
+/// Frames from the worker, in order and without a gap.
+struct Frames {
+    reader: Reader,
+    input: BytesMut,
+    sequence: u64,
+}
+
+impl Frames {
+    async fn next(&mut self) -> Result<UpBody, Ended> {
+        loop {
+            match codec::decode::<Up>(&mut self.input) {
+                Err(error) => return Err(Ended::new(Loss::GivenUp, error.to_string())),
+                Ok(Some(Up { sequence, .. })) if sequence != self.sequence => {
+                    return Err(Ended::new(Loss::GivenUp, format!("frame {sequence} where {} was due", self.sequence)));
+                }
+                Ok(Some(Up { body, .. })) => {
+                    self.sequence += 1;
+                    // A body of a later version: nothing we could act on.
+                    let Some(body) = body else { continue };
+                    return Ok(body);
+                }
+                Ok(None) => match self.reader.read_buf(&mut self.input).await {
+                    Ok(0) => return Err(Ended::new(Loss::Ended, "the worker closed the connection")),
+                    Ok(_) => {}
+                    Err(error) => return Err(Ended::new(Loss::Ended, error.to_string())),
+                },
+            }
+        }
+    }
+}
+
+async fn send(writer: &mut Writer, body: DownBody) -> Result<(), Ended> {
+    let mut bytes = BytesMut::new();
+    codec::encode(&Down { body: Some(body) }, &mut bytes)
+        .map_err(|error| Ended::new(Loss::GivenUp, error.to_string()))?;
+    writer.write_all(&bytes).await.map_err(|error| Ended::new(Loss::Ended, error.to_string()))
+}
+
+/// Writes what waits, many frames at once.
+async fn speak(mut outbox: mpsc::Receiver<Down>, mut writer: Writer) -> Ended {
+    let mut frames = Vec::new();
+    let mut bytes = BytesMut::new();
+    while outbox.recv_many(&mut frames, 64).await > 0 {
+        for frame in frames.drain(..) {
+            if let Err(error) = codec::encode(&frame, &mut bytes) {
+                return Ended::new(Loss::GivenUp, error.to_string());
+            }
+        }
+        match timeout(WRITE_DEADLINE, writer.write_all(&bytes)).await {
+            Ok(Ok(())) => bytes.clear(),
+            Ok(Err(error)) => return Ended::new(Loss::Ended, error.to_string()),
+            Err(_) => return Ended::new(Loss::GivenUp, "the worker does not read"),
+        }
+    }
+    // The actor let the link go; the reading side decides when the session ends.
+    std::future::pending().await
+}

@@ -1,0 +1,137 @@
+//! What a pool shows of itself: for `/ready`, `/metrics`, `/v1/models` and the progress bar. A snapshot, replaced as a whole.
+
+use penstock_proto::frames::EngineState;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Where a worker is in its life, as the gateway sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WorkerPhase {
+    /// No process or no connection yet.
+    Starting,
+    /// Connected, loading its weights.
+    Loading {
+        /// What is being done, for a person.
+        stage: String,
+        /// Bytes done.
+        bytes_done: u64,
+        /// Bytes in all; 0 when not known yet.
+        bytes_total: u64,
+    },
+    /// Serves.
+    Ready,
+    /// Serves what it has, takes nothing new.
+    Draining,
+    /// Silent for too long, not given up yet; takes nothing new.
+    Suspected,
+    /// Gone; the next try comes after this long.
+    Down {
+        /// Until the next try.
+        retry_in: Duration,
+        /// Why, for a person.
+        why: String,
+    },
+}
+
+/// One worker.
+#[derive(Clone, Debug)]
+pub struct WorkerStatus {
+    /// `pool-0`, `pool-1`, … or the configured address.
+    pub name: String,
+    /// Where it is in its life.
+    pub phase: WorkerPhase,
+    /// Process id as it said it; 0 before it said anything.
+    pub pid: u32,
+    /// Its epoch; 0 before it was ready.
+    pub epoch: u64,
+    /// Device and path for a person.
+    pub device: String,
+    /// What its results are exact within.
+    pub numerics_id: Arc<str>,
+    /// Its last report.
+    pub state: EngineState,
+    /// Requests bound to it.
+    pub bound: usize,
+    /// How often it was found dead.
+    pub deaths: u64,
+    /// For local workers: how often its process was started by this gateway.
+    pub starts: u64,
+    /// For local workers: the running process was started by an earlier gateway.
+    pub adopted: bool,
+}
+
+/// The model that the pool serves, known once a worker was ready.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelInfo {
+    /// Name of the checkpoint.
+    pub model: String,
+    /// BLAKE3 of tokenizer.json.
+    pub tokenizer_hash: Vec<u8>,
+    /// BLAKE3 over weights' names and shapes and config.json.
+    pub model_hash: Vec<u8>,
+    /// Rows of the embedding.
+    pub vocab_size: u32,
+    /// Longest sequence served, in tokens; the least of the workers'.
+    pub context_tokens: u32,
+}
+
+/// Counts since the gateway began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests taken.
+    pub submitted: u64,
+    /// Requests whose last choice finished.
+    pub finished: u64,
+    /// Requests cancelled by their ticket's end.
+    pub cancelled: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Continuations after a lost worker.
+    pub resumed: u64,
+    /// Of these, in other numerics.
+    pub resumed_inexact: u64,
+    /// Tokens that came from an attempt that was no longer current, or twice, and were dropped.
+    pub tokens_dropped: u64,
+    /// Tokens handed out.
+    pub tokens: u64,
+    /// Prompt tokens that the router believed cached when it bound.
+    pub cached_tokens_predicted: u64,
+    /// Prompt tokens that workers then said were cached.
+    pub cached_tokens_told: u64,
+}
+
+/// A pool at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct PoolStatus {
+    /// Its workers.
+    pub workers: Vec<WorkerStatus>,
+    /// The model, once known.
+    pub model: Option<ModelInfo>,
+    /// Requests open: waiting or bound.
+    pub open: usize,
+    /// Requests that wait in the gateway.
+    pub waiting: usize,
+    /// Predicted time to the first token of a short new request.
+    pub ttft_predicted: Duration,
+    /// KV blocks known to the router's index.
+    pub blocks_indexed: usize,
+    /// Counts since the gateway began.
+    pub counts: Counts,
+}
+
+impl PoolStatus {
+    /// Whether at least one worker takes requests.
+    pub fn is_ready(&self) -> bool {
+        self.workers.iter().any(|worker| worker.phase == WorkerPhase::Ready)
+    }
+
+    /// When all workers are down for longer than `patience`: the shortest of these times.
+    pub(super) fn hopeless_for(&self, patience: Duration) -> Option<Duration> {
+        let down = |worker: &WorkerStatus| match worker.phase {
+            WorkerPhase::Down { retry_in, .. } if retry_in > patience => Some(retry_in),
+            _ => None,
+        };
+        let times: Option<Vec<Duration>> = self.workers.iter().map(down).collect();
+        times.and_then(|times| times.into_iter().min())
+    }
+}

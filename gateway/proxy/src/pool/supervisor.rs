@@ -1,0 +1,297 @@
+//! Keeps one local worker process: adopts it, or starts it; learns of its end through a pidfd; starts it again with growing
+//! pauses. It never waits for a child, so it does not matter whose child the worker is.
+
+use super::config::LocalWorkers;
+use super::lease::{self, Lease};
+use super::session::Event;
+use penstock_router::WorkerId;
+use rustix::fd::OwnedFd;
+use rustix::process::{Signal, pidfd_send_signal};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tracing::{error, info, warn};
+
+/// First and longest pause before a worker is started again; doubles, and a third of it is random.
+const PAUSE_FIRST: Duration = Duration::from_millis(200);
+const PAUSE_LAST: Duration = Duration::from_secs(30);
+
+/// A worker that ran for longer starts again without a pause that grew before.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// Starts without settling after which it is called a crash loop.
+const CRASH_LOOP: u32 = 5;
+
+/// A log larger than this is begun anew when the worker starts.
+const LOG_BYTES_MAX: u64 = 16 << 20;
+
+/// What the supervisor tells the actor.
+#[derive(Debug)]
+pub(super) enum Update {
+    /// The process runs.
+    Running { adopted: bool },
+    /// It does not, and will be started after `retry_in`.
+    Down { retry_in: Duration, why: String },
+}
+
+/// What the actor tells the supervisor.
+pub(super) enum Order {
+    /// The process shows no sign of life: end it, so that it can be started again.
+    Kill,
+    /// Let it finish and exit; do not start it again.
+    End(oneshot::Sender<()>),
+}
+
+/// See the module header.
+pub(super) struct Supervisor {
+    worker: WorkerId,
+    at: usize,
+    name: String,
+    local: LocalWorkers,
+    events: mpsc::Sender<Event>,
+    orders: mpsc::Receiver<Order>,
+}
+
+struct Running {
+    pidfd: AsyncFd<OwnedFd>,
+    pid: i32,
+    child: Option<Child>,
+    adopted: bool,
+    since: Instant,
+}
+
+impl Supervisor {
+    pub(super) fn new(
+        worker: WorkerId,
+        at: usize,
+        name: &str,
+        local: LocalWorkers,
+        events: mpsc::Sender<Event>,
+        orders: mpsc::Receiver<Order>,
+    ) -> Self {
+        Self { worker, at, name: name.into(), local, events, orders }
+    }
+
+    /// Runs until told to end, or the actor is gone.
+    pub(super) async fn run(mut self) {
+        let mut fast_ends = 0_u32;
+        loop {
+            let why = match self.start().await {
+                Ok(mut running) => {
+                    if !self.tell(Update::Running { adopted: running.adopted }).await {
+                        return;
+                    }
+                    let Some(why) = self.watch(&mut running).await else { return };
+                    fast_ends = if running.since.elapsed() > SETTLED { 0 } else { fast_ends + 1 };
+                    why
+                }
+                Err(error) => {
+                    fast_ends += 1;
+                    format!("cannot start {}: {error}", self.local.program.display())
+                }
+            };
+            let retry_in = pause(fast_ends);
+            let log = self.file("log");
+            if fast_ends >= CRASH_LOOP {
+                error!(worker = %self.name, why, starts = fast_ends, log = %log.display(), retry_in_ms = retry_in.as_millis() as u64, "worker keeps ending");
+            } else {
+                warn!(worker = %self.name, why, log = %log.display(), retry_in_ms = retry_in.as_millis() as u64, "worker ended");
+            }
+            if !self.tell(Update::Down { retry_in, why }).await || !self.rest(retry_in).await {
+                return;
+            }
+        }
+    }
+
+    async fn tell(&self, update: Update) -> bool {
+        self.events.send(Event::Process { worker: self.worker, update }).await.is_ok()
+    }
+
+    /// Waits before the next start; false when there shall be none.
+    async fn rest(&mut self, pause: Duration) -> bool {
+        let until = tokio::time::Instant::now() + pause;
+        loop {
+            match tokio::time::timeout_at(until, self.orders.recv()).await {
+                Err(_) => return true,
+                Ok(Some(Order::Kill)) => {}
+                Ok(Some(Order::End(ended))) => {
+                    let _ = ended.send(());
+                    return false;
+                }
+                Ok(None) => return false,
+            }
+        }
+    }
+
+    /// Waits for the end of the process and says why; `None` when it was asked for.
+    async fn watch(&mut self, running: &mut Running) -> Option<String> {
+        loop {
+            tokio::select! {
+                _ = running.pidfd.readable() => return Some(self.epitaph(running)),
+                order = self.orders.recv() => match order {
+                    Some(Order::Kill) => {
+                        warn!(worker = %self.name, pid = running.pid, "worker shows no sign of life and is killed");
+                        signal(running, Signal::KILL);
+                    }
+                    Some(Order::End(ended)) => {
+                        self.end(running).await;
+                        let _ = ended.send(());
+                        return None;
+                    }
+                    None => return None,
+                },
+            }
+        }
+    }
+
+    /// It was told to drain over its session; it gets its time, then is asked, then is made to.
+    async fn end(&self, running: &mut Running) {
+        for (patience, next) in [(self.local.exit_deadline, Signal::TERM), (Duration::from_secs(2), Signal::KILL)] {
+            if timeout(patience, running.pidfd.readable()).await.is_ok() {
+                break;
+            }
+            signal(running, next);
+        }
+        let _ = timeout(Duration::from_secs(5), running.pidfd.readable()).await;
+        self.epitaph(running);
+        info!(worker = %self.name, pid = running.pid, "worker ended as told");
+        // Gone already is as good.
+        let _ = fs::remove_file(self.file("json"));
+    }
+
+    /// Why it ended, for a person; reaps it when it is our child.
+    fn epitaph(&self, running: &mut Running) -> String {
+        let status = running.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+        let how = status.map_or_else(|| "it is gone".to_string(), |status| status.to_string());
+        match self.last_words() {
+            Some(words) => format!("{how}: {words}"),
+            None => how,
+        }
+    }
+
+    /// The last line of its log.
+    fn last_words(&self) -> Option<String> {
+        let mut file = fs::File::open(self.file("log")).ok()?;
+        let size = file.metadata().ok()?.len();
+        file.seek(SeekFrom::Start(size.saturating_sub(2048))).ok()?;
+        let mut tail = Vec::new();
+        file.take(2048).read_to_end(&mut tail).ok()?;
+        let text = String::from_utf8_lossy(&tail);
+        let line = text.lines().rev().find(|line| !line.trim().is_empty())?;
+        Some(line.chars().take(300).collect())
+    }
+
+    fn file(&self, extension: &str) -> PathBuf {
+        self.local.file(&self.name, extension)
+    }
+
+    /// Adopts the worker that runs, or starts one; under a lock, so two gateways never start it twice.
+    async fn start(&self) -> io::Result<Running> {
+        let lock = self.lock().await?;
+        let lease_path = self.file("json");
+        let running = if let Some((lease, pidfd)) = lease::find(&lease_path) {
+            info!(worker = %self.name, pid = lease.pid, "worker adopted");
+            Running { pidfd: watched(pidfd)?, pid: lease.pid, child: None, adopted: true, since: Instant::now() }
+        } else {
+            self.spawn(&lease_path)?
+        };
+        drop(lock);
+        Ok(running)
+    }
+
+    async fn lock(&self) -> io::Result<fs::File> {
+        let path = self.file("lock");
+        let until = Instant::now() + Duration::from_secs(5);
+        loop {
+            if let Some(lock) = lease::lock(&path)? {
+                return Ok(lock);
+            }
+            if Instant::now() > until {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("{} is locked by another gateway", path.display()),
+                ));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn spawn(&self, lease_path: &std::path::Path) -> io::Result<Running> {
+        let log_path = self.file("log");
+        let is_large = fs::metadata(&log_path).is_ok_and(|file| file.len() > LOG_BYTES_MAX);
+        let mut options = OpenOptions::new();
+        options.create(true).mode(0o600);
+        let log = if is_large { options.write(true).truncate(true) } else { options.append(true) }.open(&log_path)?;
+        let mut command = Command::new(&self.local.program);
+        command.args(&self.local.args).arg("--listen").arg(format!("unix://{}", self.file("sock").display()));
+        if let Some(cores) = cores(&self.local.cores, self.local.count, self.at) {
+            command.arg("--cores").arg(cores);
+        }
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
+        let pid = child.id() as i32;
+        let pidfd = watched(lease::hold(pid)?)?;
+        // Ended before we looked: the pidfd says so at once.
+        let start_time = lease::start_time(pid).unwrap_or(0);
+        lease::write(lease_path, &Lease { pid, start_time })?;
+        info!(worker = %self.name, pid, log = %log_path.display(), "worker started");
+        Ok(Running { pidfd, pid, child: Some(child), adopted: false, since: Instant::now() })
+    }
+}
+
+#[expect(
+    deprecated,
+    reason = "register() is unsafe; the condition it states, that the value owns its descriptor, holds for OwnedFd"
+)]
+fn watched(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::new(pidfd)
+}
+
+fn signal(running: &Running, signal: Signal) {
+    // The only failure is that it is gone, which is what is wanted.
+    let _ = pidfd_send_signal(running.pidfd.get_ref(), signal);
+}
+
+fn pause(fast_ends: u32) -> Duration {
+    let pause = PAUSE_FIRST.saturating_mul(1 << fast_ends.saturating_sub(1).min(16)).min(PAUSE_LAST);
+    let mut random = [0_u8; 4];
+    // Without random numbers the pause is the same for all, which is only less polite.
+    let _ = getrandom::fill(&mut random);
+    pause.mul_f64(1.0 + f64::from(u32::from_le_bytes(random)) / f64::from(u32::MAX) / 3.0)
+}
+
+/// The cores of worker `at` of `count`, disjoint: an even share of `cores`, in order. `None` when there are fewer cores than
+/// workers (they all float) or none were given.
+fn cores(cores: &[usize], count: usize, at: usize) -> Option<String> {
+    if cores.len() < count || cores.is_empty() {
+        return None;
+    }
+    let share = &cores[cores.len() * at / count..cores.len() * (at + 1) / count];
+    Some(share.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_shared_out_disjoint() {
+        let all: Vec<usize> = (0..7).collect();
+        let shares: Vec<String> = (0..3).filter_map(|at| cores(&all, 3, at)).collect();
+        assert_eq!(shares, ["0,1", "2,3", "4,5,6"]);
+        assert_eq!(cores(&all[..2], 3, 0), None);
+        assert_eq!(cores(&[], 1, 0), None);
+    }
+
+    #[test]
+    fn pauses_grow_to_a_limit() {
+        assert!(pause(1) < Duration::from_millis(300));
+        assert!(pause(4) >= Duration::from_millis(1600));
+        assert!(pause(1000) <= PAUSE_LAST.mul_f64(1.34));
+    }
+}

@@ -1,0 +1,325 @@
+//! The truth about one request: what it asked for and what it has emitted. Everything a worker holds of it is a cache.
+//!
+//! Output is emitted once, whatever is sent twice: an [`Output`] of an older attempt is dropped, tokens before `emitted.len()`
+//! are cut off, and a hole is the worker's fault ([`Violation`]). From this state a request goes on at any worker
+//! ([`Truth::generate`]), at any token, with any number of its choices finished. Pure; the actor does the sending.
+
+use super::job::Job;
+use penstock_proto::ErrorKind;
+use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Output, Window};
+use std::sync::Arc;
+
+/// Lives of one request at most, whatever ended them; guards against a fleet that flaps.
+pub(super) const ATTEMPTS_MAX: u32 = 16;
+
+/// Worker processes that may die while they run one request; then it is the suspect.
+const DEATHS_MAX: usize = 2;
+
+/// The worker broke the contract; nothing of its session can be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Violation(pub(super) &'static str);
+
+#[derive(Debug, Default)]
+struct Choice {
+    emitted: Vec<u32>,
+    /// Output tokens that the worker may reach, over all attempts.
+    allowed: u32,
+    closed: bool,
+    /// The first output, with `cached_tokens` and prompt logprobs, has been handed out.
+    begun: bool,
+}
+
+/// What an accepted output means.
+#[derive(Debug, PartialEq)]
+pub(super) enum Accepted {
+    /// Hand it out.
+    Deliver(Output),
+    /// Nothing new in it.
+    Nothing {
+        /// Tokens that were dropped.
+        dropped: usize,
+    },
+    /// The worker could not run it, another (or the same, later) may: continue the request.
+    Elsewhere,
+}
+
+/// See the module header.
+#[derive(Debug)]
+pub(super) struct Truth {
+    pub(super) job: Job,
+    pub(super) attempt: u32,
+    choices: Vec<Choice>,
+    /// Numerics of the tokens emitted so far, once there are any.
+    pub(super) numerics_id: Option<Arc<str>>,
+    /// Epochs of workers that died while they ran this.
+    deaths: Vec<u64>,
+}
+
+impl Truth {
+    /// A request of which nothing has happened; each choice may emit `window` tokens.
+    pub(super) fn new(job: Job, window: u32) -> Self {
+        let choices = (0..job.choices).map(|_| Choice { allowed: window, ..Choice::default() }).collect();
+        Self { job, attempt: 0, choices, numerics_id: None, deaths: Vec::new() }
+    }
+
+    /// Choices that have not ended.
+    pub(super) fn open(&self) -> u32 {
+        self.choices.iter().filter(|choice| !choice.closed).count() as u32
+    }
+
+    /// Whether any token was emitted.
+    pub(super) fn has_begun(&self) -> bool {
+        self.choices.iter().any(|choice| !choice.emitted.is_empty())
+    }
+
+    /// What a worker has to hold before it can go on: the prompt, and with a single open choice what that one emitted.
+    pub(super) fn tokens(&self) -> Arc<[u32]> {
+        let mut open = self.choices.iter().filter(|choice| !choice.closed);
+        match (open.next(), open.next()) {
+            (Some(only), None) if !only.emitted.is_empty() => [&self.job.prompt[..], &only.emitted].concat().into(),
+            _ => Arc::clone(&self.job.prompt),
+        }
+    }
+
+    /// The frames that start or continue the request: one [`Generate`], and windows for choices that have more room than
+    /// the least of them (the frame carries one number).
+    pub(super) fn generate(&mut self, request: u64) -> (Generate, Vec<Window>) {
+        let open = || self.choices.iter().enumerate().filter(|(_, choice)| !choice.closed);
+        let room = |choice: &Choice| choice.allowed.saturating_sub(choice.emitted.len() as u32);
+        // 0 would mean no limit, so a choice whose window is used up may emit one token more.
+        let window = open().map(|(_, choice)| room(choice)).min().unwrap_or(1).max(1);
+        let windows = open()
+            .filter(|(_, choice)| room(choice) > window)
+            .map(|(at, choice)| Window { request, choice: at as u32, tokens: room(choice) - window })
+            .collect();
+        let starts =
+            open().map(|(at, choice)| ChoiceStart { index: at as u32, emitted: choice.emitted.clone() }).collect();
+        let mut sampling = self.job.sampling.clone();
+        if self.choices.iter().any(|choice| choice.begun) {
+            sampling.prompt_logprobs = -1;
+        }
+        let generate = Generate {
+            request,
+            attempt: self.attempt,
+            prompt: self.job.prompt.to_vec(),
+            choices: starts,
+            sampling: Some(sampling),
+            salt: self.job.salt.to_vec(),
+            priority: self.job.priority,
+            window,
+            prefill_at: String::new(),
+        };
+        for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
+            choice.allowed = choice.allowed.max(choice.emitted.len() as u32 + window);
+        }
+        (generate, windows)
+    }
+
+    /// Takes in what a worker said about one choice.
+    ///
+    /// # Errors
+    /// [`Violation`] for a choice that does not exist, a hole, or tokens beyond the window.
+    pub(super) fn accept(&mut self, mut output: Output, numerics_id: &Arc<str>) -> Result<Accepted, Violation> {
+        let count = output.tokens.len();
+        if output.attempt != self.attempt {
+            return Ok(Accepted::Nothing { dropped: count });
+        }
+        let begun = self.choices.iter().any(|choice| choice.begun);
+        let choice = self
+            .choices
+            .get_mut(output.choice as usize)
+            .ok_or(Violation("output of a choice that was not asked for"))?;
+        if choice.closed {
+            return Ok(Accepted::Nothing { dropped: count });
+        }
+        if let Some(finish) = &output.finish
+            && finish.reason == FinishReason::Failed as i32
+            && matches!(ErrorKind::from_wire(finish.error_kind), ErrorKind::Draining | ErrorKind::WorkerFailed)
+        {
+            return Ok(Accepted::Elsewhere);
+        }
+        let (at, have) = (output.at as usize, choice.emitted.len());
+        if at > have && count > 0 {
+            return Err(Violation("tokens are missing before this output"));
+        }
+        let twice = (have - at.min(have)).min(count);
+        output.tokens.drain(..twice);
+        output.at = have as u32;
+        choice.emitted.extend(output.tokens.iter().map(|token| token.id));
+        if choice.emitted.len() as u64 > u64::from(choice.allowed) {
+            return Err(Violation("tokens beyond the window"));
+        }
+        if choice.begun {
+            output.cached_tokens = None;
+        }
+        if begun {
+            output.prompt_logprobs.clear();
+        }
+        choice.closed = output.finish.is_some();
+        if output.tokens.is_empty()
+            && output.finish.is_none()
+            && output.cached_tokens.is_none()
+            && output.prompt_logprobs.is_empty()
+        {
+            return Ok(Accepted::Nothing { dropped: twice });
+        }
+        choice.begun = true;
+        if !output.tokens.is_empty() {
+            self.numerics_id = Some(Arc::clone(numerics_id));
+        }
+        Ok(Accepted::Deliver(output))
+    }
+
+    /// The handler took `tokens` of a choice: it may emit as many more. `None` when the choice has ended.
+    pub(super) fn grant(&mut self, request: u64, choice: u32, tokens: u32) -> Option<Window> {
+        let state = self.choices.get_mut(choice as usize).filter(|state| !state.closed)?;
+        state.allowed = state.allowed.saturating_add(tokens);
+        Some(Window { request, choice, tokens })
+    }
+
+    /// The handler needs no more of a choice. False when it had ended already.
+    pub(super) fn close(&mut self, choice: u32) -> bool {
+        self.choices.get_mut(choice as usize).is_some_and(|state| !std::mem::replace(&mut state.closed, true))
+    }
+
+    /// The worker of this attempt is lost; `died`: its epoch, if the process ended while it ran this (not when it was given up
+    /// or drained). False when the request must not be tried again.
+    pub(super) fn lose(&mut self, died: Option<u64>) -> bool {
+        self.attempt += 1;
+        if let Some(epoch) = died
+            && !self.deaths.contains(&epoch)
+        {
+            self.deaths.push(epoch);
+        }
+        self.deaths.len() < DEATHS_MAX && self.attempt < ATTEMPTS_MAX
+    }
+
+    /// Whether workers died of it (as far as one can know), for the message.
+    pub(super) fn is_suspect(&self) -> bool {
+        self.deaths.len() >= DEATHS_MAX
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::frames::{Finish, Sampling, Token};
+    use proptest::prelude::*;
+
+    fn job(choices: u32) -> Job {
+        Job {
+            prompt: vec![1, 2, 3].into(),
+            choices,
+            sampling: Sampling { max_tokens: 100, prompt_logprobs: 0, ..Default::default() },
+            salt: Arc::from(&b""[..]),
+            priority: 0,
+            deadline: None,
+        }
+    }
+
+    fn output(attempt: u32, choice: u32, at: u32, tokens: &[u32]) -> Output {
+        let tokens = tokens.iter().map(|id| Token { id: *id, logprobs: None }).collect();
+        Output { attempt, choice, at, tokens, ..Default::default() }
+    }
+
+    fn numerics() -> Arc<str> {
+        "test".into()
+    }
+
+    #[track_caller]
+    fn delivered(truth: &mut Truth, output: Output) -> (u32, Vec<u32>) {
+        match truth.accept(output, &numerics()) {
+            Ok(Accepted::Deliver(output)) => (output.at, output.tokens.iter().map(|t| t.id).collect()),
+            other => panic!("not delivered: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_request_goes_on_where_it_was() {
+        let mut truth = Truth::new(job(2), 10);
+        delivered(&mut truth, output(0, 0, 0, &[7, 8]));
+        delivered(&mut truth, Output { finish: Some(Finish::default()), ..output(0, 1, 0, &[9]) });
+        assert!(truth.lose(Some(1)));
+        let (generate, windows) = truth.generate(5);
+        assert_eq!((generate.request, generate.attempt, generate.window), (5, 1, 8));
+        assert_eq!(generate.choices, [ChoiceStart { index: 0, emitted: vec![7, 8] }]);
+        assert_eq!(generate.sampling.map(|s| s.prompt_logprobs), Some(-1), "they were handed out");
+        assert!(windows.is_empty());
+        assert_eq!(truth.tokens()[..], [1, 2, 3, 7, 8]);
+        assert_eq!(
+            truth.accept(output(0, 0, 2, &[66]), &numerics()),
+            Ok(Accepted::Nothing { dropped: 1 }),
+            "the late worker"
+        );
+        assert_eq!(delivered(&mut truth, output(1, 0, 2, &[9])), (2, vec![9]));
+    }
+
+    #[test]
+    fn what_is_sent_twice_is_emitted_once() {
+        let mut truth = Truth::new(job(1), 10);
+        delivered(&mut truth, output(0, 0, 0, &[1, 2, 3]));
+        assert_eq!(truth.accept(output(0, 0, 1, &[2, 3]), &numerics()), Ok(Accepted::Nothing { dropped: 2 }));
+        assert_eq!(delivered(&mut truth, output(0, 0, 2, &[3, 4])), (3, vec![4]));
+    }
+
+    #[test]
+    fn a_worker_that_breaks_the_contract_is_found_out() {
+        let mut truth = Truth::new(job(1), 2);
+        assert!(truth.accept(output(0, 0, 1, &[5]), &numerics()).is_err(), "hole");
+        assert!(truth.accept(output(0, 1, 0, &[5]), &numerics()).is_err(), "no such choice");
+        assert!(truth.accept(output(0, 0, 0, &[5, 6, 7]), &numerics()).is_err(), "beyond the window");
+    }
+
+    #[test]
+    fn windows_survive_a_move() {
+        let mut truth = Truth::new(job(2), 4);
+        delivered(&mut truth, output(0, 0, 0, &[1, 2, 3, 4]));
+        assert_eq!(truth.grant(5, 1, 6), Some(Window { request: 5, choice: 1, tokens: 6 }));
+        assert!(truth.lose(None));
+        let (generate, windows) = truth.generate(5);
+        assert_eq!(generate.window, 1, "0 would be no limit");
+        assert_eq!(windows, [Window { request: 5, choice: 1, tokens: 9 }]);
+    }
+
+    #[test]
+    fn a_request_of_which_two_workers_died_is_not_tried_again() {
+        let mut truth = Truth::new(job(1), 4);
+        assert!(truth.lose(Some(1)));
+        assert!(truth.lose(Some(1)), "the same death twice");
+        assert!(truth.lose(None), "given up, not dead");
+        assert!(!truth.lose(Some(2)));
+        assert!(truth.is_suspect());
+    }
+
+    #[test]
+    fn a_draining_worker_passes_the_request_on() {
+        let mut truth = Truth::new(job(1), 4);
+        let failed = |kind: ErrorKind| Output {
+            finish: Some(Finish { reason: FinishReason::Failed as i32, error_kind: kind as i32, ..Default::default() }),
+            ..output(0, 0, 0, &[])
+        };
+        assert_eq!(truth.accept(failed(ErrorKind::Draining), &numerics()), Ok(Accepted::Elsewhere));
+        assert!(matches!(truth.accept(failed(ErrorKind::ContextLength), &numerics()), Ok(Accepted::Deliver(_))));
+        assert_eq!(truth.open(), 0);
+    }
+
+    proptest! {
+        /// Any mix of repeats, cuts and lives hands out the sequence 0, 1, 2, … exactly once and in order.
+        #[test]
+        fn emission_is_exactly_once(script in prop::collection::vec((0..8_u32, 1..6_u32, 0..10_u8), 1..60)) {
+            let mut truth = Truth::new(job(1), 10_000);
+            let mut got: Vec<u32> = Vec::new();
+            for (back, count, event) in script {
+                if event == 0 && !truth.lose(None) { break; }
+                let at = (got.len() as u32).saturating_sub(back);
+                let tokens: Vec<u32> = (at..at + count).collect();
+                let attempt = truth.attempt - u32::from(event == 1 && truth.attempt > 0);
+                if let Accepted::Deliver(output) = truth.accept(output(attempt, 0, at, &tokens), &numerics()).unwrap() {
+                    prop_assert_eq!(output.at as usize, got.len());
+                    got.extend(output.tokens.iter().map(|t| t.id));
+                }
+            }
+            prop_assert!(got.iter().copied().eq(0..got.len() as u32));
+        }
+    }
+}
