@@ -1,0 +1,137 @@
+//! A real worker process over the fake model of `tests/sim`, for tests that kill it.
+#![forbid(unsafe_code)]
+
+use penstock_engine::{Engine, EngineConfig, Forward, Geometry};
+use penstock_kernels::{KernelError, StepBatch};
+use penstock_proto::frames::Loading;
+use penstock_proto::handshake::PoolKey;
+use penstock_sim::FakeForward;
+use penstock_worker::{Build, ReadyInfo, WorkerConfig, WorkerError};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const USAGE: &str = "fleet-worker --listen ADDRESS [--cores LIST] [--key-file FILE] [--step-ms N] [--load-ms N] [--orphan-ms N] \
+                     [--numerics ID] [--sequences N] [--death-token ID] [--model NAME] [--fail-load]";
+
+struct Options {
+    worker: WorkerConfig,
+    step: Duration,
+    load: Duration,
+    numerics: String,
+    model: String,
+    sequences: usize,
+    death_token: Option<u32>,
+    fail_load: bool,
+}
+
+fn options() -> Result<Options, String> {
+    let mut options = Options {
+        worker: WorkerConfig::new("unix:///dev/null".parse().expect("an address")),
+        step: Duration::ZERO,
+        load: Duration::ZERO,
+        numerics: "fake".into(),
+        model: "fake".into(),
+        sequences: 16,
+        death_token: None,
+        fail_load: false,
+    };
+    options.worker.own_session = true;
+    let mut args = std::env::args().skip(1);
+    while let Some(flag) = args.next() {
+        if flag == "--fail-load" {
+            options.fail_load = true;
+            continue;
+        }
+        let value = args.next().ok_or(USAGE)?;
+        let number = || value.parse::<u64>().map_err(|error| format!("{flag} {value}: {error}"));
+        match flag.as_str() {
+            "--listen" => options.worker.listen = value.parse().map_err(|error| format!("{error}"))?,
+            "--cores" => {
+                let core = |text: &str| text.parse().map_err(|error| format!("{flag} {text}: {error}"));
+                options.worker.cores = value.split(',').map(core).collect::<Result<_, _>>()?;
+            }
+            "--key-file" => {
+                let file = std::fs::read(&value).map_err(|error| format!("{value}: {error}"))?;
+                options.worker.key = Some(PoolKey::new(&file).map_err(|error| error.to_string())?);
+            }
+            "--step-ms" => options.step = Duration::from_millis(number()?),
+            "--load-ms" => options.load = Duration::from_millis(number()?),
+            "--orphan-ms" => options.worker.orphan_ttl = Duration::from_millis(number()?),
+            "--numerics" => options.numerics = value,
+            "--model" => options.model = value,
+            "--sequences" => options.sequences = number()? as usize,
+            "--death-token" => options.death_token = Some(number()? as u32),
+            _ => return Err(USAGE.into()),
+        }
+    }
+    Ok(options)
+}
+
+/// The fake model, slower, and mortal.
+struct Slow {
+    inner: FakeForward,
+    step: Duration,
+    death_token: Option<u32>,
+}
+
+impl Forward for Slow {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<&[f32], KernelError> {
+        assert!(!self.death_token.is_some_and(|token| batch.tokens.contains(&token)), "the death token was read");
+        pause(self.step);
+        self.inner.forward(batch)
+    }
+}
+
+/// Takes as long as a device would.
+fn pause(time: Duration) {
+    std::thread::park_timeout(time);
+}
+
+fn main() -> ExitCode {
+    let options = match options() {
+        Ok(options) => options,
+        Err(message) => {
+            eprintln!("{message}");
+            return ExitCode::from(2);
+        }
+    };
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    let Options { worker, step, load, numerics, model, sequences, death_token, fail_load } = options;
+    let build: Build = Box::new(move |progress| {
+        for part in 0..10 {
+            progress(Loading { stage: "packing weights".into(), bytes_done: part, bytes_total: 10 });
+            pause(load / 10);
+        }
+        if fail_load {
+            return Err(WorkerError::Model("model.safetensors: tensor \"a\" ends behind the file".into()));
+        }
+        let geometry = Geometry {
+            vocab_size: 256,
+            context_tokens: 4096,
+            pages: 1024,
+            rows_max: 512,
+            sampled_max: 64,
+            numerics: numerics.clone(),
+        };
+        let inner = FakeForward::new(geometry, 0);
+        let config = EngineConfig { sequences_max: sequences, ..EngineConfig::default() };
+        let engine = Engine::new(Box::new(Slow { inner, step, death_token }), &config);
+        let info = ReadyInfo {
+            tokenizer_hash: b"tokenizer".to_vec(),
+            model_hash: model.as_bytes().to_vec(),
+            model,
+            numerics_id: numerics,
+            vocab_size: 256,
+            device: "fake".into(),
+        };
+        Ok((engine, info))
+    });
+    match penstock_worker::run(worker, build) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}

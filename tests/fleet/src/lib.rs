@@ -1,0 +1,229 @@
+//! What the fleet tests share: worker processes that end with the test, pools over them, and streams read to their end.
+#![forbid(unsafe_code)]
+
+use penstock_proto::frames::{FinishReason, Sampling};
+use penstock_proxy::pool::{FleetRuntime, Job, LocalWorkers, Pool, PoolConfig, PoolEvent, Ticket};
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest time that anything in these tests may take; far above what it takes on a loaded machine.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A directory of its own, removed at the end.
+pub struct Dir(PathBuf);
+
+impl Dir {
+    /// Makes one with a short path, so that sockets fit.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    #[expect(clippy::new_without_default, reason = "it makes a directory")]
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("pen-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).expect("temporary directory");
+        Self(path)
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A file in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A worker process, killed at the end.
+pub struct Worker {
+    child: Child,
+    /// Its socket.
+    pub socket: PathBuf,
+}
+
+impl Worker {
+    /// Starts `binary` on a socket in `dir`.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn start(binary: &str, dir: &Dir, name: &str, args: &[&str]) -> Self {
+        let socket = dir.file(&format!("{name}.sock"));
+        let log = std::fs::File::create(dir.file(&format!("{name}.log"))).expect("log file");
+        let child = Command::new(binary)
+            .arg("--listen")
+            .arg(format!("unix://{}", socket.display()))
+            .args(args)
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("the worker starts");
+        Self { child, socket }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Panics
+    /// If the process is gone.
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal);
+    }
+
+    /// Waits for its end and gives its exit code; `None` when it is still there after [`PATIENCE`] or was killed.
+    pub async fn code(&mut self) -> Option<i32> {
+        let child = &mut self.child;
+        wait_for(|| child.try_wait().ok().flatten()).await.and_then(|status| status.code())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal to a process.
+///
+/// # Panics
+/// If it is gone.
+pub fn kill(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(pid as i32).expect("a pid");
+    kill_process(pid, signal).expect("the process is there");
+}
+
+/// Asks again and again until there is an answer; `None` after [`PATIENCE`].
+pub async fn wait_for<T>(mut question: impl FnMut() -> Option<T>) -> Option<T> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = question() {
+            return Some(answer);
+        }
+        if Instant::now() > until {
+            return None;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A pool over sockets that others serve.
+///
+/// # Panics
+/// If it cannot be started.
+pub fn pool(runtime: &FleetRuntime, workers: &[&Worker], change: impl FnOnce(&mut PoolConfig)) -> Pool {
+    let mut config = PoolConfig::new("test");
+    let address = |worker: &&Worker| format!("unix://{}", worker.socket.display()).parse().expect("an address");
+    config.connect = workers.iter().map(address).collect();
+    change(&mut config);
+    Pool::start(runtime, config).expect("the pool starts")
+}
+
+/// Local workers of `binary` with their state in `dir`.
+pub fn local(binary: &str, dir: &Dir, count: usize, args: &[&str]) -> LocalWorkers {
+    LocalWorkers {
+        count,
+        program: binary.into(),
+        args: args.iter().map(Into::into).collect(),
+        cores: Vec::new(),
+        state_dir: dir.path().into(),
+        identity: String::new(),
+        exit_deadline: Duration::from_secs(10),
+    }
+}
+
+/// A request for `max_tokens` tokens of each choice; drawn, so that a wrong position of the randoms shows.
+pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job {
+    let sampling = Sampling {
+        temperature: 1.0,
+        top_p: 1.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.25,
+        seed: 7,
+        max_tokens,
+        logprobs: -1,
+        prompt_logprobs: -1,
+        // The fake model answers with NaN behind its token 0.
+        logit_bias: vec![penstock_proto::frames::LogitBias { token: 0, bias: -100.0 }],
+        ..Default::default()
+    };
+    Job { prompt: prompt.into(), choices, sampling, salt: Arc::from(&b"t"[..]), priority: 0, deadline: None }
+}
+
+/// All that came of a request.
+#[derive(Debug, Default, PartialEq)]
+pub struct Answer {
+    /// Tokens per choice.
+    pub tokens: Vec<Vec<u32>>,
+    /// Choices that finished with a reason of their own.
+    pub finished: usize,
+    /// Continuations, and whether each was exact.
+    pub resumed: Vec<bool>,
+    /// The failure, if it ended in one.
+    pub failed: Option<(penstock_proto::ErrorKind, String)>,
+}
+
+impl Answer {
+    /// Takes in an event.
+    ///
+    /// # Panics
+    /// If tokens come twice or with a hole.
+    pub fn add(&mut self, event: PoolEvent) {
+        match event {
+            PoolEvent::Output(output) => {
+                let choice = output.choice as usize;
+                if self.tokens.len() <= choice {
+                    self.tokens.resize(choice + 1, Vec::new());
+                }
+                assert_eq!(output.at as usize, self.tokens[choice].len(), "choice {choice}: exactly once, in order");
+                self.tokens[choice].extend(output.tokens.iter().map(|token| token.id));
+                if let Some(finish) = output.finish {
+                    assert_ne!(finish.reason, FinishReason::Failed as i32, "{}", finish.message);
+                    self.finished += 1;
+                }
+            }
+            PoolEvent::Resumed { exact } => self.resumed.push(exact),
+            PoolEvent::Failed { kind, message, .. } => self.failed = Some((kind, message)),
+        }
+    }
+}
+
+/// Reads a ticket to its end.
+///
+/// # Panics
+/// If it has none within [`PATIENCE`].
+pub async fn read(ticket: &mut Ticket) -> Answer {
+    let mut answer = Answer::default();
+    read_into(ticket, &mut answer, usize::MAX).await;
+    answer
+}
+
+/// Reads a ticket until choice 0 has `tokens` tokens, or to its end.
+///
+/// # Panics
+/// If neither comes within [`PATIENCE`].
+pub async fn read_into(ticket: &mut Ticket, answer: &mut Answer, tokens: usize) {
+    while answer.tokens.first().is_none_or(|choice| choice.len() < tokens) {
+        let event = tokio::time::timeout(PATIENCE, ticket.next()).await.expect("an event in time");
+        match event {
+            Some(event) => answer.add(event),
+            None => return,
+        }
+    }
+}
