@@ -1,4 +1,4 @@
-//! Where a worker listens: `unix:///run/penstock/pool-0.sock` or `tcp://127.0.0.1:7000`.
+//! Where a worker listens: `unix:///run/penstock/pool-0.sock` or `tcp://127.0.0.1:7000`; the two slashes may be left out.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,10 +20,10 @@ pub enum Address {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// Neither of the two schemes.
-    #[error("address {0:?} must begin with unix:// or tcp://")]
+    #[error("address {0:?} must begin with unix: or tcp:")]
     Scheme(String),
     /// A relative or empty path.
-    #[error("address {0:?} needs an absolute path after unix://")]
+    #[error("address {0:?} needs an absolute path after unix:")]
     Path(String),
     /// The path does not fit into a socket address.
     #[error("socket path {path:?} has {bytes} bytes, limit {UNIX_PATH_BYTES_MAX}: choose a shorter state directory")]
@@ -34,7 +34,7 @@ pub enum AddressError {
         bytes: usize,
     },
     /// No port, or not a number.
-    #[error("address {0:?} needs host:port after tcp://")]
+    #[error("address {0:?} needs host:port after tcp:")]
     Port(String),
 }
 
@@ -61,10 +61,14 @@ impl FromStr for Address {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
-        if let Some(path) = text.strip_prefix("unix://") {
+        let after = |scheme: &str| {
+            let rest = text.strip_prefix(scheme)?;
+            Some(rest.strip_prefix("//").unwrap_or(rest))
+        };
+        if let Some(path) = after("unix:") {
             return Address::unix(path);
         }
-        let Some(host_port) = text.strip_prefix("tcp://") else { return Err(AddressError::Scheme(text.into())) };
+        let Some(host_port) = after("tcp:") else { return Err(AddressError::Scheme(text.into())) };
         match host_port.rsplit_once(':') {
             Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => Ok(Address::Tcp(host_port.into())),
             _ => Err(AddressError::Port(text.into())),
@@ -93,12 +97,19 @@ mod tests {
     }
 
     #[test]
+    fn the_slashes_may_be_left_out() {
+        assert_eq!("unix:/run/a.sock".parse::<Address>(), "unix:///run/a.sock".parse());
+        assert_eq!("tcp:a:1".parse::<Address>(), "tcp://a:1".parse());
+    }
+
+    #[test]
     fn what_is_not_an_address_is_refused() {
         for text in [
             "",
             "/run/a.sock",
             "http://a:1",
             "unix://",
+            "unix:",
             "unix://a.sock",
             "tcp://",
             "tcp://a",

@@ -42,18 +42,22 @@ impl LocalWorkers {
         Ok(Address::unix(self.file(name, "sock"))?)
     }
 
-    /// A file of the worker of that name: `STATE_DIR/NAME-SPEC.EXTENSION`.
+    /// A file of the worker of that name: `STATE_DIR/NAME-SPEC.EXTENSION`. What of the name is no plain letter or digit, or is
+    /// long, is not shown; the spec still tells names apart.
     pub(super) fn file(&self, name: &str, extension: &str) -> PathBuf {
-        self.state_dir.join(format!("{name}-{}.{extension}", self.spec()))
+        let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
+        let shown: String = name.chars().take(24).map(plain).collect();
+        self.state_dir.join(format!("{shown}-{}.{extension}", self.spec(name)))
     }
 
     /// Hash of all that makes two workers interchangeable, 8 hexadecimal digits.
-    fn spec(&self) -> String {
+    fn spec(&self, name: &str) -> String {
         let mut hash = Sha256::new();
         let mut add = |part: &[u8]| {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
         };
+        add(name.as_bytes());
         add(&PROTOCOL_VERSION.to_le_bytes());
         add(self.program.as_os_str().as_encoded_bytes());
         if let Ok(file) = fs::metadata(&self.program) {
@@ -143,13 +147,17 @@ mod tests {
         let differs = |change: fn(&mut LocalWorkers)| {
             let mut other = base.clone();
             change(&mut other);
-            other.spec() != base.spec()
+            other.spec("a-0") != base.spec("a-0")
         };
         assert!(!differs(|local| local.state_dir = "/elsewhere".into()));
         assert!(differs(|local| local.identity = "model-b".into()));
         assert!(differs(|local| local.args.push("--threads=2".into())));
         assert!(differs(|local| local.program = "/bin/cat".into()));
         assert!(differs(|local| local.cores.reverse()));
+        assert_ne!(base.file("a-0", "sock"), base.file("a-1", "sock"));
+        let odd = base.file("../../Models/Qwen3 0.6B (instruct, long context)-0", "sock");
+        assert_eq!(odd.parent(), Some(Path::new("/tmp")));
+        assert!(odd.as_os_str().len() < 50);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use tokio::sync::Notify;
 
 /// What a ticket wants the actor to know.
@@ -137,22 +137,26 @@ impl Ticket {
     /// The next event; `None` after the last. Taking events is what lets the worker go on: a handler that stops taking stops
     /// its own sequences after a window of tokens, and nothing else. Cancel-safe.
     pub async fn next(&mut self) -> Option<PoolEvent> {
-        let event = poll_fn(|context| {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// As [`Ticket::next`], for callers that are polled themselves. The last caller's waker is woken.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<PoolEvent>> {
+        let event = {
             let mut inner = lock(&self.slot.inner);
-            if let Some(event) = inner.events.pop_front() {
-                return Poll::Ready(Some(event));
+            match inner.events.pop_front() {
+                Some(event) => event,
+                None if inner.ended => return Poll::Ready(None),
+                None => {
+                    inner.waker = Some(context.waker().clone());
+                    return Poll::Pending;
+                }
             }
-            if inner.ended {
-                return Poll::Ready(None);
-            }
-            inner.waker = Some(context.waker().clone());
-            Poll::Pending
-        })
-        .await;
-        if let Some(PoolEvent::Output(output)) = &event {
+        };
+        if let PoolEvent::Output(output) = &event {
             self.took(output);
         }
-        event
+        Poll::Ready(Some(event))
     }
 
     /// The next event if one is there already; lets a handler gather what came at once into one write.
