@@ -327,7 +327,7 @@ type Shape = fn(usize) -> String;
 /// sixteen). The best of several runs on each side, and several tries, since the machine has other work.
 #[test]
 fn cost_is_linear_in_the_body() {
-    let unit = 32 << 10;
+    let unit = 16 << 10;
     let shapes: [(&str, Shape); 6] = [
         ("one long string", |size| {
             format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{}"}}]}}"#, "x".repeat(size))

@@ -167,3 +167,25 @@ fn refused(reader: &mut Reader<'_>, unless: Neutral, why: &str) -> Result<(), Fa
     };
     if neutral { Ok(()) } else { Err(Fault::of(ApiErrorKind::Unsupported, why)) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_is_in_the_reference_once_and_under_its_group() {
+        let reference = include_str!("../../../../docs/reference/openai.md");
+        let section = |name: &str| {
+            let from = reference.find(name).unwrap_or_else(|| panic!("{name} is a heading"));
+            let section = &reference[from + name.len()..];
+            let end = [section.find("\n## "), section.find("\n### ")].into_iter().flatten().min();
+            &section[..end.unwrap_or(section.len())]
+        };
+        let (accepted, refused) = (section("\n### Accepted\n"), section("\n### Refused\n"));
+        for (field, fate) in FATES {
+            let group = if matches!(fate, Fate::Unused(_)) { accepted } else { refused };
+            assert!(group.contains(&format!("`{field}`")), "{field}");
+            assert_eq!(FATES.iter().filter(|(name, _)| name == field).count(), 1, "{field}");
+        }
+    }
+}
