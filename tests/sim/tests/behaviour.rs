@@ -53,9 +53,12 @@ fn step(engine: &mut Engine) -> Step {
     engine.step(&|| Duration::ZERO)
 }
 
-/// Steps until nothing is left to do; tokens by (request, choice) and all outputs.
-fn run(engine: &mut Engine) -> (BTreeMap<(u64, u32), Vec<u32>>, Vec<Output>) {
-    let (mut tokens, mut outputs) = (BTreeMap::<_, Vec<u32>>::new(), Vec::new());
+/// Tokens by request and choice.
+type Said = BTreeMap<(u64, u32), Vec<u32>>;
+
+/// Steps until nothing is left to do; what was said, and all outputs.
+fn run(engine: &mut Engine) -> (Said, Vec<Output>) {
+    let (mut tokens, mut outputs) = (Said::new(), Vec::new());
     while engine.has_work() {
         for output in step(engine).outputs {
             let said = output.tokens.iter().map(|token| token.id);
