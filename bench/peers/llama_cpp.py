@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""llama.cpp (PyPI package llama-cpp-python) on a GGUF: the figures of bench/engine.sh, one JSON line.
+
+llama_cpp.py FILE.gguf [--threads N]
+
+Uses the low-level calls that llama-bench and llama-batched-bench use: one `llama_decode` per measured step, logits of the
+last token only.
+"""
+
+import argparse
+import ctypes
+import json
+import resource
+import statistics
+import time
+
+import llama_cpp as llama
+import numpy as np
+
+CONTEXT = 128
+STEPS = 24
+
+
+class Bench:
+    """A model and a context for 32 sequences."""
+
+    def __init__(self, path, threads):
+        llama.llama_log_set(llama.llama_log_callback(lambda *_: None), ctypes.c_void_p(0))
+        llama.llama_backend_init()
+        started = time.perf_counter()
+        self.model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
+        params = llama.llama_context_default_params()
+        params.n_ctx = 32 * 256
+        params.n_batch, params.n_ubatch, params.n_seq_max = 2048, 512, 32
+        params.n_threads = params.n_threads_batch = threads
+        if hasattr(params, "kv_unified"):
+            params.kv_unified = True
+        self.context = llama.llama_init_from_model(self.model, params)
+        self.load_s = time.perf_counter() - started
+        self.batch = llama.llama_batch_init(2048, 0, 1)
+        self.random = np.random.default_rng(0)
+
+    def clear(self):
+        llama.llama_memory_clear(llama.llama_get_memory(self.context), True)
+
+    def decode(self, rows):
+        """Runs rows of (sequence, position, wants logits) and returns the seconds it took."""
+        for index, (sequence, position, wanted) in enumerate(rows):
+            self.batch.token[index] = int(self.random.integers(1000, 100000))
+            self.batch.pos[index] = position
+            self.batch.n_seq_id[index] = 1
+            self.batch.seq_id[index][0] = sequence
+            self.batch.logits[index] = wanted
+        self.batch.n_tokens = len(rows)
+        started = time.perf_counter()
+        assert llama.llama_decode(self.context, self.batch) == 0
+        llama.llama_synchronize(self.context)
+        return time.perf_counter() - started
+
+    def prefill(self, tokens):
+        """Tokens per second of one prompt; median of three."""
+
+        def once():
+            self.clear()
+            return self.decode([(0, position, position == tokens - 1) for position in range(tokens)])
+
+        return tokens / statistics.median(once() for _ in range(3))
+
+    def generate(self, sequences):
+        """Tokens per second of a batch at a context of CONTEXT tokens; median step."""
+        self.clear()
+        for sequence in range(sequences):
+            self.decode([(sequence, position, position == CONTEXT - 1) for position in range(CONTEXT)])
+        steps = [self.decode([(s, CONTEXT + step, True) for s in range(sequences)]) for step in range(STEPS)]
+        return sequences / statistics.median(steps)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    bench = Bench(args.model, args.threads)
+    bench.prefill(64)
+    report = {"engine": "llama.cpp", "threads": args.threads, "load_s": round(bench.load_s, 2)}
+    report |= {f"prefill_{n}": round(bench.prefill(n), 1) for n in (512, 2048)}
+    report |= {f"decode_b{n}": round(bench.generate(n), 2) for n in (1, 8, 32)}
+    report["rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
