@@ -26,8 +26,8 @@ use crate::step::Step;
 /// Tokens of one partial sum.
 const SPLIT: usize = 256;
 const SPLIT_PAGES: usize = SPLIT / PAGE_TOKENS;
-/// Rows (tokens × query heads of a kv head) of one item: scores of a split are 24 KiB, and K and V are read once for two groups.
-const ITEM_ROWS: usize = 24;
+/// Rows (tokens × query heads of a kv head) of one item: K and V of a split, 128 KiB, are read into L2 once for eight groups.
+const ITEM_ROWS: usize = 96;
 
 /// Everything that one call needs.
 pub(super) struct Attention<'a> {
@@ -124,15 +124,17 @@ impl Attention<'_> {
         let groups = Groups::new(rows, self.kernel.rows_max);
         let mut space = Space::new(scratch, rows, self.dim(), &groups);
         self.gather(item, &groups, space.queries);
-        for group in (0..groups.count()).map(|group| groups.range(group)) {
-            space.whole.highest[group.clone()].fill(f32::NEG_INFINITY);
-            for split in item.splits.clone() {
+        space.whole.highest[..rows].fill(f32::NEG_INFINITY);
+        for split in item.splits.clone() {
+            for group in (0..groups.count()).map(|group| groups.range(group)) {
                 self.one_split(item, split, &group, &mut space);
                 let mut whole = space.whole.rows(&group, self.dim());
                 let part = space.part.rows(&(0..group.len()), self.dim());
                 // SAFETY: the table is this machine's.
                 unsafe { (self.vector.merge)(&mut whole, &part) };
             }
+        }
+        for group in (0..groups.count()).map(|group| groups.range(group)) {
             self.finish(item, &group, &mut space.whole);
         }
     }

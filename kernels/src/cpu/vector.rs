@@ -231,6 +231,14 @@ fn softmax<V: Lanes>(s: &mut Scores<'_>) {
     }
 }
 
+/// e^x of one value. A function, not a closure: closures in here would be compiled without the kernel's instruction set.
+#[inline(always)]
+fn exp_one<V: Lanes>(x: f32) -> f32 {
+    let mut out = [0.0; 16];
+    exp(V::splat(x)).store(&mut out);
+    out[0]
+}
+
 #[inline(always)]
 fn merge<V: Lanes>(whole: &mut Partial<'_>, part: &Partial<'_>) {
     let rows = whole.sums.len();
@@ -241,14 +249,9 @@ fn merge<V: Lanes>(whole: &mut Partial<'_>, part: &Partial<'_>) {
             continue;
         }
         let top = if old > new { old } else { new };
-        let scale = |from: f32| {
-            let mut out = [0.0; 16];
-            exp(V::splat(from - top)).store(&mut out);
-            out[0]
-        };
         // The first split that a row sees is taken over as it is; `values` holds nothing before.
         let first = old == f32::NEG_INFINITY;
-        let (a, b) = (scale(old), scale(new));
+        let (a, b) = (exp_one::<V>(old - top), exp_one::<V>(new - top));
         whole.highest[row] = top;
         whole.sums[row] = if first { part.sums[row] } else { whole.sums[row] * a + part.sums[row] * b };
         let (to, from) = (whole.values.as_chunks_mut::<16>().0, part.values.as_chunks::<16>().0);

@@ -1,0 +1,131 @@
+//! Times the CPU device on a model of Qwen3-0.6B's shape with random weights, beside the machine's limits measured in the same run.
+//!
+//!     cargo run --release -p penstock-kernels --example kernel-bench -- [--threads 1,2] [--path auto] [--repeat 3] \
+//!         [--prefill 512,2048] [--decode 1,8,32]
+//!
+//! Prefill of 512 and 2048 tokens, decode of 1, 8 and 32 sequences at a context of 512 tokens; for each the share of time per
+//! operation, the rate of the matrix products as a part of the arithmetic limit, and the weights' bytes per second as a part of
+//! the memory limit. Figures are medians.
+
+mod limits;
+mod shape;
+
+use std::time::Instant;
+
+use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path};
+use penstock_kernels::{Limits, PAGE_TOKENS, Span, StepBatch};
+
+use limits::Limit;
+use shape::{Part, Qwen, Shares};
+
+/// Tokens of context of each sequence when decode is timed.
+const CONTEXT: usize = 512;
+
+struct Arguments {
+    threads: Vec<usize>,
+    path: Path,
+    repeat: usize,
+    prefill: Vec<usize>,
+    decode: Vec<usize>,
+}
+
+fn arguments() -> Arguments {
+    let mut found = Arguments {
+        threads: vec![1, 2],
+        path: Path::Auto,
+        repeat: 3,
+        prefill: vec![512, 2048],
+        decode: vec![1, 8, 32],
+    };
+    let numbers = |value: &str| value.split(',').filter(|n| !n.is_empty()).map(|n| n.parse().expect("a number")).collect();
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let value = words.next().unwrap_or_else(|| panic!("{word} needs a value"));
+        match word.as_str() {
+            "--threads" => found.threads = numbers(&value),
+            "--prefill" => found.prefill = numbers(&value),
+            "--decode" => found.decode = numbers(&value),
+            "--path" => found.path = value.parse().expect("a path"),
+            "--repeat" => found.repeat = value.parse().expect("a number"),
+            _ => panic!("unknown argument {word}"),
+        }
+    }
+    found
+}
+
+fn main() {
+    let arguments = arguments();
+    for &threads in &arguments.threads {
+        let options = CpuOptions { threads, cores: Some((0..threads).collect()), path: arguments.path };
+        let limits = Limits { rows_max: 2048, sampled_max: 32 };
+        let mut device = CpuDevice::new(options, limits).expect("a device");
+        let limit = limits::measure(threads, device.path());
+        println!("{}: {limit}", penstock_kernels::Device::info(&device).name);
+        let start = Instant::now();
+        let model = Qwen::load(&mut device);
+        let gigabytes = model.weight_bytes() as f64 / 1e9;
+        println!("  load {:.2} s, {:.2} GB of weights", start.elapsed().as_secs_f64(), gigabytes);
+        for &tokens in &arguments.prefill {
+            prefill(&mut device, &model, tokens, arguments.repeat, &limit);
+        }
+        for &sequences in &arguments.decode {
+            decode(&mut device, &model, sequences, arguments.repeat * 5, &limit);
+        }
+        let again = limits::measure(threads, device.path());
+        println!("  after: {again}");
+    }
+}
+
+/// Runs `step` some times; gives the shares of the run of median length.
+fn median(repeat: usize, mut step: impl FnMut(&mut Shares)) -> Shares {
+    let mut runs: Vec<Shares> = (0..=repeat)
+        .map(|_| {
+            let mut shares = Shares::default();
+            step(&mut shares);
+            shares
+        })
+        .skip(1)
+        .collect();
+    runs.sort_by(|a, b| a.total().total_cmp(&b.total()));
+    runs.swap_remove(repeat / 2)
+}
+
+fn prefill(device: &mut CpuDevice, model: &Qwen, tokens: usize, repeat: usize, limit: &Limit) {
+    let ids: Vec<u32> = (0..tokens as u32).map(|i| i * 7 % 150_000).collect();
+    let table: Vec<u32> = (0..tokens.div_ceil(PAGE_TOKENS) as u32).rev().collect();
+    let spans = [Span { rows: 0..tokens, context: tokens, block_table: &table }];
+    let batch = StepBatch { tokens: &ids, spans: &spans, sampled: &[tokens - 1] };
+    let shares = median(repeat, |shares| model.step(device, &batch, shares));
+    let rate = model.layer_flops() as f64 * tokens as f64 / shares.of(Part::Products) / 1e9;
+    println!(
+        "  prefill {tokens:>4}: {:>7.1} tok/s; products {rate:.0} GFLOP/s = {:.0} % of limit; {shares}",
+        tokens as f64 / shares.total(),
+        100.0 * rate / limit.gflops,
+    );
+}
+
+fn decode(device: &mut CpuDevice, model: &Qwen, sequences: usize, repeat: usize, limit: &Limit) {
+    let pages = CONTEXT.div_ceil(PAGE_TOKENS);
+    let tables: Vec<Vec<u32>> =
+        (0..sequences).map(|s| (0..pages).map(|p| (p * sequences + s) as u32).collect()).collect();
+    let spans: Vec<Span<'_>> = tables
+        .iter()
+        .enumerate()
+        .map(|(row, table)| Span { rows: row..row + 1, context: CONTEXT, block_table: table })
+        .collect();
+    let ids: Vec<u32> = (0..sequences as u32).collect();
+    let sampled: Vec<usize> = (0..sequences).collect();
+    let batch = StepBatch { tokens: &ids, spans: &spans, sampled: &sampled };
+    let shares = median(repeat, |shares| model.step(device, &batch, shares));
+    let steps = 1.0 / shares.total();
+    let flops = (model.layer_flops() + model.head_flops()) as f64 * sequences as f64;
+    let (memory, compute) = (model.step_bytes(sequences, CONTEXT) as f64 / limit.gigabytes / 1e9, flops / limit.gflops / 1e9);
+    println!(
+        "  decode b{sequences:<2}: {:>7.1} tok/s; {:.1} GB/s; {:.0} % of the roofline ({:.1} ms memory, {:.1} ms compute); {shares}",
+        steps * sequences as f64,
+        model.step_bytes(sequences, CONTEXT) as f64 * steps / 1e9,
+        100.0 * memory.max(compute) * steps,
+        memory * 1e3,
+        compute * 1e3,
+    );
+}
