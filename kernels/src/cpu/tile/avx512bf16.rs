@@ -11,7 +11,7 @@ use super::{Blocks, Product, block, by_rows};
 pub(in crate::cpu) const ROWS_MAX: usize = 12;
 
 /// How far ahead of a stream B is fetched, in bytes. 2–8 KiB measure the same, 16 KiB is worse.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 8192;
 
 /// See [`super::TileFn`].
 ///
