@@ -16,7 +16,7 @@ use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path};
 use penstock_kernels::{Limits, PAGE_TOKENS, Span, StepBatch};
 
 use limits::Limit;
-use shape::{Part, Qwen, Shares};
+use shape::{Qwen, Shares};
 
 /// Tokens of context of each sequence when decode is timed.
 const CONTEXT: usize = 512;
@@ -37,7 +37,8 @@ fn arguments() -> Arguments {
         prefill: vec![512, 2048],
         decode: vec![1, 8, 32],
     };
-    let numbers = |value: &str| value.split(',').filter(|n| !n.is_empty()).map(|n| n.parse().expect("a number")).collect();
+    let numbers =
+        |value: &str| value.split(',').filter(|n| !n.is_empty()).map(|n| n.parse().expect("a number")).collect();
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let value = words.next().unwrap_or_else(|| panic!("{word} needs a value"));
@@ -96,7 +97,7 @@ fn prefill(device: &mut CpuDevice, model: &Qwen, tokens: usize, repeat: usize, l
     let spans = [Span { rows: 0..tokens, context: tokens, block_table: &table }];
     let batch = StepBatch { tokens: &ids, spans: &spans, sampled: &[tokens - 1] };
     let shares = median(repeat, |shares| model.step(device, &batch, shares));
-    let rate = model.layer_flops() as f64 * tokens as f64 / shares.of(Part::Products) / 1e9;
+    let rate = model.layer_flops() as f64 * tokens as f64 / shares.products() / 1e9;
     println!(
         "  prefill {tokens:>4}: {:>7.1} tok/s; products {rate:.0} GFLOP/s = {:.0} % of limit; {shares}",
         tokens as f64 / shares.total(),
@@ -119,7 +120,8 @@ fn decode(device: &mut CpuDevice, model: &Qwen, sequences: usize, repeat: usize,
     let shares = median(repeat, |shares| model.step(device, &batch, shares));
     let steps = 1.0 / shares.total();
     let flops = (model.layer_flops() + model.head_flops()) as f64 * sequences as f64;
-    let (memory, compute) = (model.step_bytes(sequences, CONTEXT) as f64 / limit.gigabytes / 1e9, flops / limit.gflops / 1e9);
+    let (memory, compute) =
+        (model.step_bytes(sequences, CONTEXT) as f64 / limit.gigabytes / 1e9, flops / limit.gflops / 1e9);
     println!(
         "  decode b{sequences:<2}: {:>7.1} tok/s; {:.1} GB/s; {:.0} % of the roofline ({:.1} ms memory, {:.1} ms compute); {shares}",
         steps * sequences as f64,

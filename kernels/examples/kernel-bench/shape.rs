@@ -20,15 +20,21 @@ const PAGES: usize = 512 + 64;
 /// Where time goes.
 #[derive(Clone, Copy)]
 pub(crate) enum Part {
-    Products,
+    Qkv,
+    Out,
+    GateUp,
+    Down,
     Attention,
     Norms,
     Head,
     Other,
 }
 
-const PARTS: [(Part, &str); 5] = [
-    (Part::Products, "products"),
+const PARTS: [(Part, &str); 8] = [
+    (Part::Qkv, "qkv"),
+    (Part::Out, "out"),
+    (Part::GateUp, "gate+up"),
+    (Part::Down, "down"),
     (Part::Attention, "attention"),
     (Part::Norms, "norms"),
     (Part::Head, "head"),
@@ -37,11 +43,16 @@ const PARTS: [(Part, &str); 5] = [
 
 /// Seconds per part.
 #[derive(Default)]
-pub(crate) struct Shares([f64; 5]);
+pub(crate) struct Shares([f64; 8]);
 
 impl Shares {
-    pub(crate) fn of(&self, part: Part) -> f64 {
+    fn of(&self, part: Part) -> f64 {
         self.0[part as usize]
+    }
+
+    /// The layers' matrix products with their epilogues.
+    pub(crate) fn products(&self) -> f64 {
+        [Part::Qkv, Part::Out, Part::GateUp, Part::Down].iter().map(|part| self.of(*part)).sum()
     }
 
     pub(crate) fn total(&self) -> f64 {
@@ -142,12 +153,12 @@ impl Qwen {
         shares.time(Part::Other, || d.embed(residual, self.embedding));
         for (index, layer) in self.layers.iter().enumerate() {
             shares.time(Part::Norms, || d.rmsnorm(normed, residual, layer.norms[0], 1e-6));
-            shares.time(Part::Products, || d.qkv(queries, normed, layer.qkv, &self.attention, index));
+            shares.time(Part::Qkv, || d.qkv(queries, normed, layer.qkv, &self.attention, index));
             shares.time(Part::Attention, || d.attention(attended, queries, &self.attention, index));
-            shares.time(Part::Products, || d.linear_add(residual, attended, layer.out));
+            shares.time(Part::Out, || d.linear_add(residual, attended, layer.out));
             shares.time(Part::Norms, || d.rmsnorm(normed, residual, layer.norms[1], 1e-6));
-            shares.time(Part::Products, || d.gate_up_silu(gated, normed, layer.gate_up));
-            shares.time(Part::Products, || d.linear_add(residual, gated, layer.down));
+            shares.time(Part::GateUp, || d.gate_up_silu(gated, normed, layer.gate_up));
+            shares.time(Part::Down, || d.linear_add(residual, gated, layer.down));
         }
         shares.time(Part::Other, || d.select(selected, residual));
         shares.time(Part::Norms, || d.rmsnorm(last, selected, self.last_norm, 1e-6));

@@ -18,7 +18,7 @@ use super::operand::{Groups, Operand, Shared};
 use super::pack::BLOCK;
 use super::pool::{Items, Pool};
 use super::scratch::Scratch;
-use super::tile::{Blocks, Kernel, Product};
+use super::tile::{Ahead, Blocks, Kernel, Product};
 use super::vector::{Partial, Scores, VectorOps};
 use crate::device::{AttentionSpec, PAGE_TOKENS};
 use crate::step::Step;
@@ -273,7 +273,8 @@ impl Attention<'_> {
 
     fn product(&self, a: &[u16], rows: usize, b: Blocks<'_>, k_blocks: usize, c: &mut [f32]) {
         assert!(rows <= self.kernel.rows_max && a.len() >= rows * k_blocks * 32 && c.len() == rows * 32, "tile shape");
-        let product = Product { a: a.as_ptr(), rows, b, k_blocks, c: c.as_mut_ptr(), accumulate: false };
+        let product =
+            Product { a: a.as_ptr(), rows, b, k_blocks, c: c.as_mut_ptr(), accumulate: false, ahead: Ahead::Nothing };
         // SAFETY: the kernel is this machine's; A and C have the sizes (asserted), C is aligned as `Scratch` lays it out; B is
         // `dim_blocks` blocks of one page, or a list of `k_blocks` blocks of pages.
         unsafe { (self.kernel.run)(&product) };

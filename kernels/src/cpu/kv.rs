@@ -10,7 +10,7 @@
 //! Prefill and decode read the same bytes with the same kernels as weights. Values beyond the newest token of a page are kept at
 //! zero, since a weight of zero times a stale NaN would be NaN; stale keys need no care, their scores are masked by position.
 
-use super::lanes::{from_bf16, to_bf16};
+use super::lanes::from_bf16;
 use super::operand::Shared;
 use super::pack::BLOCK;
 use crate::device::{KernelError, KvSpec, PAGE_TOKENS};
@@ -106,29 +106,35 @@ impl KvWriter {
         self.values.at(index * self.dim_blocks * BLOCK)
     }
 
-    /// Writes a key.
+    /// Writes a key, padded to whole blocks with zeros.
     ///
     /// # Safety
     /// No other thread writes this token and head now, and none reads the page.
-    pub(super) unsafe fn key(&self, place: Place, head: usize, values: &[f32]) {
+    pub(super) unsafe fn key(&self, place: Place, head: usize, values: &[u16]) {
         let blocks = self.blocks(place, head, 0);
-        assert!(values.len() <= self.dim_blocks * 32 && place.slot < PAGE_TOKENS);
-        for (d, &value) in values.iter().enumerate() {
-            // SAFETY: inside of the `dim_blocks` blocks at `blocks` (asserted), and this thread's alone.
-            unsafe { blocks.add(key_at(place.slot, d)).write(to_bf16(value)) };
+        assert!(values.len() == self.dim_blocks * 32 && place.slot < PAGE_TOKENS, "place in a page");
+        for (block, values) in values.as_chunks::<32>().0.iter().enumerate() {
+            for (pair, values) in values.as_chunks::<2>().0.iter().enumerate() {
+                let at = key_at(place.slot, block * 32 + pair * 2);
+                // SAFETY: inside of the `dim_blocks` blocks at `blocks` (asserted), and this thread's alone.
+                unsafe { blocks.add(at).cast::<[u16; 2]>().write(*values) };
+            }
         }
     }
 
-    /// Writes a value; `newest`: the rest of the page becomes zero.
+    /// Writes a value, padded as a key is; `newest`: the rest of the page becomes zero.
     ///
     /// # Safety
     /// As [`KvWriter::key`]; with `newest`, no other thread writes later tokens of the page.
-    pub(super) unsafe fn value(&self, place: Place, head: usize, values: &[f32], newest: bool) {
+    pub(super) unsafe fn value(&self, place: Place, head: usize, values: &[u16], newest: bool) {
         let blocks = self.blocks(place, head, 1);
-        assert!(values.len() <= self.dim_blocks * 32 && place.slot < PAGE_TOKENS);
-        for (d, &value) in values.iter().enumerate() {
-            // SAFETY: inside of the `dim_blocks` blocks at `blocks` (asserted), and this thread's alone.
-            unsafe { blocks.add(value_at(place.slot, d)).write(to_bf16(value)) };
+        assert!(values.len() == self.dim_blocks * 32 && place.slot < PAGE_TOKENS, "place in a page");
+        for (tile, values) in values.as_chunks::<16>().0.iter().enumerate() {
+            let start = value_at(place.slot, tile * 16);
+            for (d, &value) in values.iter().enumerate() {
+                // SAFETY: inside of the `dim_blocks` blocks at `blocks` (asserted), and this thread's alone.
+                unsafe { blocks.add(start + d * 2).write(value) };
+            }
         }
         if newest {
             for slot in place.slot + 1..PAGE_TOKENS {
@@ -147,6 +153,7 @@ mod tests {
 
     #[test]
     fn tokens_come_back_in_canonical_order() {
+        use crate::cpu::lanes::to_bf16;
         let spec = KvSpec { layers: 2, kv_heads: 3, head_dim: 40, pages: 2 };
         let mut kv = KvCache::new(&mut Arena::default(), spec).unwrap();
         let of = |part: usize, head: usize, slot: usize, d: usize| (part * 64 + head * 16 + slot * 2 + d) as f32;
@@ -154,7 +161,10 @@ mod tests {
         for head in 0..3 {
             for slot in 0..PAGE_TOKENS {
                 let place = Place { layer: 1, page: 1, slot };
-                let row = |part| (0..40).map(|d| of(part, head, slot, d)).collect::<Vec<_>>();
+                let row = |part| {
+                    let values = (0..64).map(|d| if d < 40 { of(part, head, slot, d) } else { 0.0 });
+                    values.map(to_bf16).collect::<Vec<_>>()
+                };
                 // SAFETY: one thread.
                 unsafe { writer.key(place, head, &row(0)) };
                 // SAFETY: one thread.
@@ -168,7 +178,7 @@ mod tests {
         }
         assert!(kv.page(1, 0).iter().chain(&kv.page(0, 1)).all(|v| *v == 0.0));
         // SAFETY: one thread.
-        unsafe { kv.writer().value(Place { layer: 1, page: 1, slot: 9 }, 2, &[1.0; 40], true) };
+        unsafe { kv.writer().value(Place { layer: 1, page: 1, slot: 9 }, 2, &[0x3f80; 64], true) };
         let page = kv.page(1, 1);
         assert!(page[3840 + 2 * 1280 + 10 * 40..].iter().all(|v| *v == 0.0));
     }

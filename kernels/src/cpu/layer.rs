@@ -11,6 +11,8 @@ use crate::step::Step;
 
 /// Rows × columns below which elementwise work stays on the caller: about the price of a fork, 2 µs.
 const ALONE: usize = 16 << 10;
+/// Largest head dimension; the models served have at most 256.
+pub(super) const DIM_MAX: usize = 512;
 
 impl CpuDevice {
     /// Runs `each(row)` for all rows, on the pool if there is enough to do.
@@ -91,7 +93,10 @@ impl CpuDevice {
         let (dim, heads) = (spec.head_dim, spec.heads + 2 * spec.kv_heads);
         let columns = self.matrix(weight).columns;
         assert_eq!(self.matrix(weight).rows, heads * dim, "rows of weight {}", weight.0);
-        assert!(dim.is_multiple_of(2) && spec.heads.is_multiple_of(spec.kv_heads), "shape of attention");
+        assert!(
+            dim <= DIM_MAX && dim.is_multiple_of(2) && spec.heads.is_multiple_of(spec.kv_heads),
+            "shape of attention"
+        );
         let operand = self.operand_in(x, columns);
         let stored = &mut self.buffers[out.0 as usize];
         assert_eq!((stored.columns, stored.domain), (spec.heads * dim, Rows::Batch), "buffer {}", out.0);
@@ -131,11 +136,8 @@ impl CpuDevice {
             let mut values = vec![0.0f32; dim.next_multiple_of(32)];
             for (i, row) in piece.rows.clone().enumerate() {
                 for head in first / dim..end {
+                    piece.gather(head * dim - first, i, &mut values[..dim]);
                     values[dim..].fill(0.0);
-                    for (d, value) in values[..dim].iter_mut().enumerate() {
-                        let column = head * dim - first + d;
-                        *value = piece.tile[(column / 32 * piece.rows.len() + i) * 32 + column % 32];
-                    }
                     heads.place(row, head, &mut values);
                 }
             }
@@ -312,16 +314,20 @@ impl Heads<'_> {
             // SAFETY: the table is this machine's.
             return unsafe { (self.vector.narrow_slice)(values, to) };
         }
+        let mut narrow = [0u16; DIM_MAX];
+        let narrow = &mut narrow[..values.len()];
+        // SAFETY: the table is this machine's.
+        unsafe { (self.vector.narrow_slice)(values, narrow) };
         let span = &self.step.spans[self.step.span_of[row]];
         let (page, slot) = self.step.slot(span, position);
         let place = Place { layer: self.layer, page, slot };
         let kv_head = (head - spec.heads) % spec.kv_heads;
         if kind == 1 {
             // SAFETY: `Step` checked that no two rows share a place; a head of a row is one thread's; attention comes later.
-            unsafe { self.writer.key(place, kv_head, &values[..dim]) };
+            unsafe { self.writer.key(place, kv_head, narrow) };
         } else {
             // SAFETY: as above, and the newest row of a span has no later tokens in the step.
-            unsafe { self.writer.value(place, kv_head, &values[..dim], row + 1 == span.rows.end) };
+            unsafe { self.writer.value(place, kv_head, narrow, row + 1 == span.rows.end) };
         }
     }
 }

@@ -13,7 +13,7 @@ use super::operand::{Operand, Shared};
 use super::pack::{BLOCK, Packed};
 use super::pool::{Items, Pool};
 use super::scratch::Scratch;
-use super::tile::{Blocks, Kernel, Product};
+use super::tile::{Ahead, Blocks, Kernel, Product};
 
 /// Bytes of B that a unit should not exceed: a part of L2 that leaves room for A and scratch.
 const UNIT_BYTES: usize = 320 << 10;
@@ -33,13 +33,25 @@ pub(super) struct Finished<'a> {
 impl Finished<'_> {
     /// Index and 32 values of each (panel, row).
     pub(super) fn lines(&self) -> impl Iterator<Item = (usize, usize, &[f32; 32])> {
-        let height = self.rows.len();
-        self.tile
-            .as_chunks::<32>()
-            .0
-            .iter()
-            .enumerate()
-            .map(move |(i, line)| (self.panel + i / height, self.rows.start + i % height, line))
+        let panels = self.tile.chunks_exact(self.rows.len() * 32).enumerate();
+        panels.flat_map(move |(panel, lines)| {
+            let rows = self.rows.clone().zip(lines.as_chunks::<32>().0);
+            rows.map(move |(row, line)| (self.panel + panel, row, line))
+        })
+    }
+
+    /// Columns `first..` (counted from the first panel) of the row that is number `row` of the group.
+    pub(super) fn gather(&self, first: usize, row: usize, out: &mut [f32]) {
+        let mut column = first;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let count = (32 - column % 32).min(rest.len());
+            let from = (column / 32 * self.rows.len() + row) * 32 + column % 32;
+            let (to, after) = rest.split_at_mut(count);
+            to.copy_from_slice(&self.tile[from..from + count]);
+            column += count;
+            rest = after;
+        }
     }
 }
 
@@ -68,12 +80,16 @@ impl Matmul<'_> {
         pool.run(&|thread| {
             // SAFETY: borrowed for this run; each thread has its own.
             let scratch = &mut unsafe { scratch.slice(thread, 1) }[0];
-            while let Some(item) = items.take() {
-                let (index, piece) = (item / pieces, item % pieces);
-                let panels = index * unit..((index + 1) * unit).min(weight.panels);
+            let panels = |item: usize| item / pieces * unit..((item / pieces + 1) * unit).min(weight.panels);
+            // An item is taken before the one before it is done, so that its panels can be fetched meanwhile.
+            let mut next = items.take();
+            while let Some(item) = next {
+                next = items.take();
+                let (piece, after) = (item % pieces, next.map(panels));
+                let panels = panels(item);
                 let groups = piece * groups / pieces..(piece + 1) * groups / pieces;
                 if self.kernel.k_blocks_at_once == 0 {
-                    self.whole_k(panels, groups, scratch, epilogue);
+                    self.whole_k(panels, after, groups, scratch, epilogue);
                 } else {
                     self.blocked_k(&panels, groups, scratch, epilogue);
                 }
@@ -98,16 +114,29 @@ impl Matmul<'_> {
     fn whole_k(
         &self,
         panels: Range<usize>,
+        after: Option<Range<usize>>,
         groups: Range<usize>,
         scratch: &mut Scratch,
         epilogue: &(dyn Fn(&Finished<'_>) + Sync),
     ) {
+        // Each group fetches its share of the next item's lines, 32 per block of k.
+        let share = if groups.len() == 1 { 0 } else { 32usize.div_ceil(groups.len()) };
+        let first = groups.start;
         for group in groups {
+            let skip = (group - first) * share;
             let rows = self.operand.groups.range(group);
             let size = rows.len() * 32;
             let tile = scratch.singles(panels.len() * size);
             for (panel, c) in panels.clone().zip(tile.chunks_exact_mut(size)) {
-                self.product(panel, 0..self.weight.k_blocks, &rows, c);
+                let next = after.as_ref().map(|after| after.start + panel - panels.start);
+                let ahead = match next {
+                    _ if share == 0 => Ahead::Stream,
+                    Some(next) if skip < 32 && next < self.weight.panels => {
+                        Ahead::Next { from: self.weight.panel(next)[skip * 32..].as_ptr(), lines: share }
+                    }
+                    _ => Ahead::Nothing,
+                };
+                self.product(panel, 0..self.weight.k_blocks, &rows, c, ahead);
             }
             epilogue(&Finished { panel: panels.start, rows, tile });
         }
@@ -130,7 +159,7 @@ impl Matmul<'_> {
                 for (group, c) in groups.clone().zip(all.chunks_exact_mut(per_group)) {
                     let rows = self.operand.groups.range(group);
                     let size = rows.len() * 32;
-                    self.product(panel, k.clone(), &rows, &mut c[i * size..][..size]);
+                    self.product(panel, k.clone(), &rows, &mut c[i * size..][..size], Ahead::Stream);
                 }
             }
         }
@@ -142,7 +171,7 @@ impl Matmul<'_> {
     }
 
     /// Blocks `k` of one panel times one group, into `c` or onto it.
-    fn product(&self, panel: usize, k: Range<usize>, rows: &Range<usize>, c: &mut [f32]) {
+    fn product(&self, panel: usize, k: Range<usize>, rows: &Range<usize>, c: &mut [f32], ahead: Ahead) {
         assert!(rows.len() <= self.kernel.rows_max && c.len() == rows.len() * 32, "shape of a tile");
         let b = &self.weight.panel(panel)[k.start * BLOCK..k.end * BLOCK];
         let last = self.operand.values.at((rows.end * self.operand.k_blocks) * 32);
@@ -155,6 +184,7 @@ impl Matmul<'_> {
             k_blocks: k.len(),
             c: c.as_mut_ptr(),
             accumulate: k.start > 0,
+            ahead,
         };
         // SAFETY: the kernel is this machine's; A has `k_blocks` blocks from `k.start` on (the group ends inside of the operand,
         // checked by `at`); B is a slice of that length; C is an exclusive slice of the size, aligned as `Scratch` is.

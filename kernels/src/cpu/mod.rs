@@ -290,6 +290,10 @@ impl Device for CpuDevice {
     }
 
     fn kv(&mut self, spec: KvSpec) -> Result<(), KernelError> {
+        if spec.head_dim > layer::DIM_MAX || !spec.head_dim.is_multiple_of(2) {
+            let (name, got) = ("head_dim".to_owned(), vec![spec.head_dim]);
+            return Err(KernelError::Shape { name, got, want: format!("an even number up to {}", layer::DIM_MAX) });
+        }
         self.kv = Some(KvCache::new(&mut self.arena, spec)?);
         self.bounds.pages = spec.pages;
         Ok(())

@@ -263,9 +263,9 @@ fn stale_pages_do_not_leak() {
                 for head in 0..SHAPE.kv_heads {
                     let place = kv::Place { layer: 0, page, slot };
                     // SAFETY: one thread.
-                    unsafe { writer.key(place, head, &[f32::NAN; 32]) };
+                    unsafe { writer.key(place, head, &[0x7fc0; 32]) };
                     // SAFETY: one thread.
-                    unsafe { writer.value(place, head, &[f32::INFINITY; 32], false) };
+                    unsafe { writer.value(place, head, &[0x7f80; 32], false) };
                 }
             }
         }

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Blocks, Product, block, by_rows};
+use super::{Ahead, Product, block, by_rows};
 
 pub(in crate::cpu) const ROWS_MAX: usize = 6;
 
@@ -32,7 +32,7 @@ unsafe fn rows<const R: usize>(p: &Product<'_>) {
         // SAFETY: A has `k_blocks` blocks of R lines.
         let a = unsafe { p.a.add(k * R * 32) };
         // SAFETY: block k of B has 1024 values.
-        let sums = unsafe { chains::<R>(a, block(p.b, k), matches!(p.b, Blocks::Contiguous(_))) };
+        let sums = unsafe { chains::<R>(a, block(p.b, k), !matches!(p.ahead, Ahead::Nothing)) };
         for (r, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {
                 // SAFETY: C has R rows of 32 values.

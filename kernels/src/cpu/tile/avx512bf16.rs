@@ -6,7 +6,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{Blocks, Product, block, by_rows};
+use super::{Ahead, Product, block, by_rows};
+use crate::cpu::pack::BLOCK;
 
 pub(in crate::cpu) const ROWS_MAX: usize = 12;
 
@@ -37,8 +38,18 @@ unsafe fn rows<const R: usize>(p: &Product<'_>) {
     for k in 0..p.k_blocks {
         // SAFETY: A has `k_blocks` blocks of R lines.
         let a = unsafe { p.a.add(k * R * 32) };
-        // SAFETY: block k of B has 1024 values.
-        unsafe { accumulate::<R>(&mut c, a, block(p.b, k), matches!(p.b, Blocks::Contiguous(_))) };
+        let b = block(p.b, k);
+        match p.ahead {
+            // SAFETY: block k of B has 1024 values.
+            Ahead::Nothing => unsafe { accumulate::<R>(&mut c, a, b, |_| ()) },
+            // SAFETY: as above.
+            Ahead::Stream => unsafe { accumulate::<R>(&mut c, a, b, |pair| stream(b, pair)) },
+            Ahead::Next { from, lines } => {
+                let from = from.wrapping_add(k * BLOCK);
+                // SAFETY: as above.
+                unsafe { accumulate::<R>(&mut c, a, b, |pair| next(from, lines, pair)) };
+            }
+        }
     }
     for (r, c) in c.iter().enumerate() {
         for (v, c) in c.iter().enumerate() {
@@ -54,13 +65,9 @@ unsafe fn rows<const R: usize>(p: &Product<'_>) {
 /// `a`: R lines of 32 values; `b`: 1024 values, aligned to 64 bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn accumulate<const R: usize>(c: &mut [[__m512; 2]; R], a: *const u16, b: *const u16, stream: bool) {
+unsafe fn accumulate<const R: usize>(c: &mut [[__m512; 2]; R], a: *const u16, b: *const u16, fetch: impl Fn(usize)) {
     for pair in 0..16 {
-        if stream && R <= 12 {
-            // A prefetch never faults; beyond the matrix it fetches what is wanted next or nothing of use.
-            _mm_prefetch::<_MM_HINT_T0>(b.cast::<i8>().wrapping_add(AHEAD + pair * 64));
-            _mm_prefetch::<_MM_HINT_T0>(b.cast::<i8>().wrapping_add(AHEAD + 1024 + pair * 64));
-        }
+        fetch(pair);
         // SAFETY: pair 0..16 of both tiles lie inside of the block.
         let (b0, b1) = unsafe { (load(b.add(pair * 32)), load(b.add(512 + pair * 32))) };
         for (r, c) in c.iter_mut().enumerate() {
@@ -70,6 +77,25 @@ unsafe fn accumulate<const R: usize>(c: &mut [[__m512; 2]; R], a: *const u16, b:
             c[0] = _mm512_dpbf16_ps(c[0], x, b0);
             c[1] = _mm512_dpbf16_ps(c[1], x, b1);
         }
+    }
+}
+
+/// Two lines of the stream that B is part of. A prefetch never faults; beyond the matrix it fetches nothing of use.
+#[inline(always)]
+fn stream(b: *const u16, pair: usize) {
+    for tile in 0..2 {
+        let at = b.cast::<i8>().wrapping_add(AHEAD + tile * 1024 + pair * 64);
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at) };
+    }
+}
+
+/// One line of the panel after this one, if its share is not done.
+#[inline(always)]
+fn next(from: *const u16, lines: usize, pair: usize) {
+    if pair < lines {
+        // SAFETY: a prefetch of any address is harmless.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast::<i8>().wrapping_add(pair * 64)) };
     }
 }
 

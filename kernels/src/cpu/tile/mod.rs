@@ -36,6 +36,20 @@ pub(super) struct Product<'a> {
     pub(super) c: *mut f32,
     /// Start from what C holds rather than from zero.
     pub(super) accumulate: bool,
+    /// What to fetch meanwhile.
+    pub(super) ahead: Ahead,
+}
+
+/// Memory to be fetched while a product is computed; a hint that kernels may ignore, and any address is allowed.
+#[derive(Clone, Copy)]
+pub(super) enum Ahead {
+    /// Nothing: B is in a cache.
+    Nothing,
+    /// B itself, a few KiB ahead: it is a stretch of a longer stream.
+    Stream,
+    /// `lines` of 64 bytes (16 at most) from `from + 2048·k` on, for each block k, into the second-level cache: a share of the panel that
+    /// comes after this one, left for the other row groups to complete.
+    Next { from: *const u16, lines: usize },
 }
 
 /// A kernel.

@@ -58,6 +58,7 @@ impl Case {
                 k_blocks,
                 c: c.as_mut_ptr().cast::<f32>(),
                 accumulate: k > 0,
+                ahead: Ahead::Stream,
             };
             // SAFETY: kernels() gives kernels of this machine; the vectors have the sizes and alignment that TileFn asks.
             unsafe { (kernel.run)(&product) };
