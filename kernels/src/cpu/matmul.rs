@@ -85,7 +85,7 @@ impl Matmul<'_> {
             let mut next = items.take();
             while let Some(item) = next {
                 next = items.take();
-                let (piece, after) = (item % pieces, next.map(panels));
+                let (piece, after) = (item % pieces, next.map(|next| panels(next).start));
                 let panels = panels(item);
                 let groups = piece * groups / pieces..(piece + 1) * groups / pieces;
                 if self.kernel.k_blocks_at_once == 0 {
@@ -114,7 +114,7 @@ impl Matmul<'_> {
     fn whole_k(
         &self,
         panels: Range<usize>,
-        after: Option<Range<usize>>,
+        after: Option<usize>,
         groups: Range<usize>,
         scratch: &mut Scratch,
         epilogue: &(dyn Fn(&Finished<'_>) + Sync),
@@ -128,7 +128,7 @@ impl Matmul<'_> {
             let size = rows.len() * 32;
             let tile = scratch.singles(panels.len() * size);
             for (panel, c) in panels.clone().zip(tile.chunks_exact_mut(size)) {
-                let next = after.as_ref().map(|after| after.start + panel - panels.start);
+                let next = after.map(|after| after + panel - panels.start);
                 let ahead = match next {
                     _ if share == 0 => Ahead::Stream,
                     Some(next) if skip < 32 && next < self.weight.panels => {
