@@ -50,13 +50,13 @@ impl Sampler {
     /// # Errors
     /// [`BadLogits`] when the row is not usable; other rows are not concerned.
     pub fn sample(&mut self, row: &[f32], params: &Params, history: History<'_>, draw: Draw) -> Result<u32, BadLogits> {
-        logits::max(row).ok_or(BadLogits)?;
-        let edited = needs_edit(params, history);
-        if edited {
+        let raw_max = logits::max(row).ok_or(BadLogits)?;
+        let (values, max) = if needs_edit(params, history) {
             self.edit(row, params, history);
-        }
-        let values = if edited { self.edited.as_slice() } else { row };
-        let max = logits::max(values).ok_or(BadLogits)?;
+            (self.edited.as_slice(), logits::max(&self.edited).ok_or(BadLogits)?)
+        } else {
+            (row, raw_max)
+        };
         if params.temperature < TEMPERATURE_MIN {
             return Ok(logits::position(values, max));
         }

@@ -6,12 +6,14 @@
 //! before all others) and waits at its old place; its sealed blocks stay in the cache. The first in order can take every
 //! page and no sequence is longer than the pool, so it always advances: no deadlock.
 //!
-//! A sequence that waits for its reader (window used up) computes nothing and gives way to any other.
+//! A sequence that waits for its reader (window used up) computes nothing and gives way to any other. One whose next block
+//! is just being written by another before it waits until it can read it: the choices of one request compute their prompt
+//! once, and so do a hundred requests with one system prompt.
 
 use crate::request::Request;
 use crate::sequence::{Sequence, Status};
 use penstock_kv::{BlockPool, PageId};
-use penstock_proto::BLOCK_TOKENS;
+use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::{BTreeMap, HashMap};
 
 /// Place in the order: lower first.
@@ -69,8 +71,6 @@ pub(crate) struct Sizes {
 struct Group {
     attempt: u32,
     members: Vec<Order>,
-    /// The prompt's blocks are sealed: later choices can read them.
-    prompt_sealed: bool,
 }
 
 pub(crate) struct Scheduler {
@@ -82,6 +82,8 @@ pub(crate) struct Scheduler {
     pub(crate) looked_up: (u64, u64),
     groups: HashMap<u64, Group>,
     arrivals: u64,
+    /// Blocks that prefills of this step complete next, and the first that does.
+    writing: HashMap<BlockHash, Order>,
     /// Reused list of places.
     places: Vec<Order>,
 }
@@ -96,6 +98,7 @@ impl Scheduler {
             looked_up: (0, 0),
             groups: HashMap::new(),
             arrivals: 0,
+            writing: HashMap::new(),
             places: Vec::new(),
         }
     }
@@ -118,7 +121,7 @@ impl Scheduler {
         let order = Order { priority, arrival: self.arrivals };
         self.arrivals += 1;
         let Request { id, attempt, .. } = *sequence.request;
-        let group = Group { attempt, members: Vec::new(), prompt_sealed: false };
+        let group = Group { attempt, members: Vec::new() };
         self.groups.entry(id).or_insert(group).members.push(order);
         self.sequences.insert(order, sequence);
     }
@@ -175,11 +178,13 @@ impl Scheduler {
 
     fn start_waiting(&mut self, plan: &mut Plan) {
         let places = self.places(|s| s.status == Status::Waiting && !s.stalled());
+        self.writing.clear();
+        (0..plan.runs.len()).for_each(|run| self.note_writing(plan.runs[run].order));
         for &order in &places {
             if plan.rows_left == 0 || plan.samples_left == 0 {
                 break;
             }
-            if !self.may_start(order) {
+            if self.follows(order) {
                 continue;
             }
             if !self.make_room(order, plan) {
@@ -187,6 +192,7 @@ impl Scheduler {
             }
             self.start(order);
             self.plan_rows(order, plan);
+            self.note_writing(order);
         }
         self.places = places;
     }
@@ -242,12 +248,19 @@ impl Scheduler {
         pages.for_each(|page| self.pool.release(page));
     }
 
-    /// Later choices wait until the prompt they share with an earlier one is sealed.
-    fn may_start(&self, order: Order) -> bool {
-        let request = &self.sequences[&order].request;
-        let group = &self.groups[&request.id];
-        let shares = self.sizes.prefix_cache && request.prompt_blocks() > 0;
-        !shares || group.prompt_sealed || group.members[0] == order
+    /// The next block that a running prefill completes: others wait for it rather than write it too.
+    fn note_writing(&mut self, order: Order) {
+        if let Some(hash) = self.sequence(order).writing().filter(|_| self.sizes.prefix_cache) {
+            self.writing.entry(hash).and_modify(|writer| *writer = order.min(*writer)).or_insert(order);
+        }
+    }
+
+    /// Whether the first block that a waiting sequence lacks is being written by one before it.
+    fn follows(&mut self, order: Order) -> bool {
+        let cached = self.lookup(order).pages.len();
+        let sequence = self.sequences.get_mut(&order).expect("the place is taken");
+        let lacks = (cached < sequence.readable_blocks()).then(|| sequence.hash(cached));
+        lacks.and_then(|hash| self.writing.get(&hash)).is_some_and(|writer| *writer < order)
     }
 
     /// A slot and pages for a waiting sequence; takes them from stalled sequences and from lower priorities. False: not now.
@@ -306,7 +319,7 @@ impl Scheduler {
 
     /// The step ran: its rows are computed, and full blocks get their names.
     pub(crate) fn advance(&mut self, run: Run) {
-        let Self { sequences, pool, groups, sizes, .. } = self;
+        let Self { sequences, pool, sizes, .. } = self;
         let sequence = sequences.get_mut(&run.order).expect("what ran is there");
         sequence.computed += run.rows;
         if !sizes.prefix_cache {
@@ -318,9 +331,6 @@ impl Scheduler {
             let hash = sequence.hash(block);
             sequence.table[block] = pool.seal(PageId(sequence.table[block]), parent, hash).0;
             sequence.sealed += 1;
-        }
-        if sequence.sealed >= sequence.request.prompt_blocks() {
-            groups.get_mut(&sequence.request.id).expect("an open choice has a group").prompt_sealed = true;
         }
     }
 

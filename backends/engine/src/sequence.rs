@@ -138,6 +138,11 @@ impl Sequence {
         first_needed / BLOCK_TOKENS
     }
 
+    /// The next block it completes with tokens it has.
+    pub(crate) fn writing(&mut self) -> Option<BlockHash> {
+        ((self.sealed + 1) * BLOCK_TOKENS <= self.len()).then(|| self.hash(self.sealed))
+    }
+
     /// Gives up its pages, last one first, as they have to be released.
     pub(crate) fn take_pages(&mut self) -> impl Iterator<Item = PageId> + use<> {
         (self.status, self.computed, self.sealed) = (Status::Waiting, 0, 0);

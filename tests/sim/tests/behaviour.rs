@@ -153,6 +153,18 @@ fn later_choices_read_the_prompt_of_the_first() {
 }
 
 #[test]
+fn a_burst_with_one_system_prompt_computes_it_once() {
+    let (mut engine, meter) = engine();
+    for request in 0..16 {
+        let own = prompt(request as u32 + 2, 10);
+        engine.submit(generate(request, [prompt(1, 128), own].concat(), 3));
+    }
+    let (tokens, _) = run(&mut engine);
+    assert!(tokens.values().all(|tokens| tokens.len() == 3));
+    assert_eq!(meter.rows(), 128 + 16 * (10 + 2));
+}
+
+#[test]
 fn a_hit_is_never_the_whole_prompt() {
     let (mut engine, meter) = engine();
     for request in 1..=2 {
