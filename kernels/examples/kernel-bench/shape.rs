@@ -97,7 +97,7 @@ impl Qwen {
     pub(crate) fn load(device: &mut dyn Device) -> Self {
         let noise = noise(VOCAB * HIDDEN);
         let mut device = Loader { device, noise: &noise, offset: 0 };
-        let embedding = device.matrix(&[VOCAB, HIDDEN], |tensor| WeightSpec::Embedding(tensor));
+        let embedding = device.matrix(&[VOCAB, HIDDEN], WeightSpec::Embedding);
         let last_norm = device.vector(HIDDEN);
         let (query_norm, key_norm) = (Some(device.vector(HEAD_DIM)), Some(device.vector(HEAD_DIM)));
         let layers = (0..LAYERS).map(|_| device.layer()).collect();
@@ -122,7 +122,7 @@ impl Qwen {
         let batch = [HIDDEN, HIDDEN, wide, wide, MLP].map(|columns| (Rows::Batch, columns));
         let all = [batch[0], batch[1], batch[2], batch[3], batch[4], (Rows::Sampled, HIDDEN), (Rows::Sampled, HIDDEN)];
         let buffers = all.map(|(rows, columns)| device.buffer(BufferSpec { rows, columns }).expect("buffer"));
-        assert!(PAGES * PAGE_TOKENS >= 32 * 512);
+        const { assert!(PAGES * PAGE_TOKENS >= 32 * 512) };
         Self { embedding, last_norm, attention, layers, buffers }
     }
 
@@ -200,7 +200,7 @@ impl<'a> Loader<'a> {
     }
 
     fn vector(&mut self, n: usize) -> Weight {
-        self.matrix(&[n], |tensor| WeightSpec::Vector(tensor))
+        self.matrix(&[n], WeightSpec::Vector)
     }
 
     fn linear(&mut self, n: usize, k: usize) -> Weight {
