@@ -97,7 +97,7 @@ impl Qwen {
     pub(crate) fn load(device: &mut dyn Device) -> Self {
         let noise = noise(VOCAB * HIDDEN);
         let mut device = Loader { device, noise: &noise, offset: 0 };
-        let embedding = device.matrix(&[VOCAB, HIDDEN], WeightSpec::Embedding);
+        let embedding = device.embedding();
         let last_norm = device.vector(HIDDEN);
         let (query_norm, key_norm) = (Some(device.vector(HEAD_DIM)), Some(device.vector(HEAD_DIM)));
         let layers = (0..LAYERS).map(|_| device.layer()).collect();
@@ -194,17 +194,20 @@ impl<'a> Loader<'a> {
         &self.noise[self.offset - count * 2..self.offset]
     }
 
-    fn matrix(&mut self, shape: &[usize], spec: impl FnOnce(HostTensor<'_>) -> WeightSpec<'_>) -> Weight {
-        let bytes = self.bytes(shape.iter().product());
-        self.device.load(&spec(HostTensor { name: "noise", dtype: DType::Bf16, shape, bytes })).expect("weight")
+    fn vector(&mut self, n: usize) -> Weight {
+        let tensor = HostTensor { name: "noise", dtype: DType::Bf16, shape: &[n], bytes: self.bytes(n) };
+        self.device.load(&WeightSpec::Vector(tensor)).expect("weight")
     }
 
-    fn vector(&mut self, n: usize) -> Weight {
-        self.matrix(&[n], WeightSpec::Vector)
+    fn embedding(&mut self) -> Weight {
+        let bytes = self.bytes(VOCAB * HIDDEN);
+        let tensor = HostTensor { name: "noise", dtype: DType::Bf16, shape: &[VOCAB, HIDDEN], bytes };
+        self.device.load(&WeightSpec::Embedding(tensor)).expect("weight")
     }
 
     fn linear(&mut self, n: usize, k: usize) -> Weight {
-        self.matrix(&[n, k], |tensor| WeightSpec::Linear { parts: vec![tensor], biases: vec![] })
+        let tensor = HostTensor { name: "noise", dtype: DType::Bf16, shape: &[n, k], bytes: self.bytes(n * k) };
+        self.device.load(&WeightSpec::Linear { parts: vec![tensor], biases: vec![] }).expect("weight")
     }
 
     fn layer(&mut self) -> Layer {
