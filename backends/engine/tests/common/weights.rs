@@ -44,6 +44,45 @@ pub struct Yardstick {
 pub type Files = Vec<(String, Cow<'static, [u8]>)>;
 
 impl Golden {
+    /// A model of a few hundred bytes that has no goldens, for damaging.
+    pub fn tiny(shards: usize) -> Golden {
+        let config = json!({
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 5, "hidden_size": 4, "intermediate_size": 3,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
+            "rope_scaling": {"type": "yarn", "factor": 2.0}, "eos_token_id": [1, 2],
+        });
+        let layer = [
+            ("input_layernorm", vec![4]),
+            ("self_attn.q_proj", vec![4, 4]),
+            ("self_attn.k_proj", vec![2, 4]),
+            ("self_attn.v_proj", vec![2, 4]),
+            ("self_attn.o_proj", vec![4, 4]),
+            ("post_attention_layernorm", vec![4]),
+            ("mlp.gate_proj", vec![3, 4]),
+            ("mlp.up_proj", vec![3, 4]),
+            ("mlp.down_proj", vec![4, 3]),
+        ];
+        let layer = layer.map(|(name, shape)| (format!("model.layers.0.{name}.weight"), shape));
+        let outer = [("model.embed_tokens", vec![5, 4]), ("model.norm", vec![4]), ("lm_head", vec![5, 4])];
+        let outer = outer.map(|(name, shape)| (format!("{name}.weight"), shape));
+        Golden {
+            case: "tiny".into(),
+            config,
+            seed: 1,
+            dtype: "bf16".into(),
+            shards,
+            context: None,
+            tensors: layer.into_iter().chain(outer).collect(),
+            tokens: Vec::new(),
+            prompt: 0,
+            argmax: Vec::new(),
+            positions: Vec::new(),
+            top: Vec::new(),
+            logprobs: Vec::new(),
+            bf16: Yardstick { mean: 0.0, max: 0.0 },
+        }
+    }
+
     /// All cases, in order of names.
     pub fn all() -> Vec<Golden> {
         let folder = super::repository("tests/goldens/models");
