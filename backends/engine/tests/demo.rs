@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{argmax, load, log_softmax, logits_of, reference, repository};
+use common::{argmax, cpu_paths, load, log_softmax, logits_of, reference, repository};
 use penstock_engine::Forward;
 use penstock_engine::checkpoint::Checkpoint;
 use serde::Deserialize;
@@ -47,6 +47,31 @@ fn f32_gives_the_tokens_and_logprobs_of_transformers() {
                 assert!(error < 1e-3, "case {number}, token {i}: logprob of {token} is off by {error:e}");
             }
         }
+    }
+}
+
+#[test]
+fn bf16_gives_the_tokens_where_the_choice_is_clear() {
+    let checkpoint = Checkpoint::open(&repository("models/penstock-demo")).expect("the demo model opens");
+    for (path, make) in cpu_paths() {
+        let mut model = load(&checkpoint, &*make, 16, 512);
+        let (mut clear, mut worst) = (0, 0.0_f64);
+        for (number, case) in goldens().cases.iter().enumerate() {
+            let tokens = [&case.prompt_ids[..], &case.output_ids[..31]].concat();
+            let logits = logits_of(&mut model, &tokens, 512);
+            for (i, (row, step)) in logits[case.prompt_ids.len() - 1..].iter().zip(&case.steps).enumerate() {
+                let logprobs = log_softmax(row);
+                // Of tokens that are at all likely; the far tail of a confident model moves more.
+                let likely = step.top5.iter().filter(|(_, logprob)| *logprob > -5.0);
+                worst = likely.map(|&(token, want)| (logprobs[token] - want).abs()).fold(worst, f64::max);
+                if step.top5[0].1 - step.top5[1].1 > 0.5 {
+                    clear += 1;
+                    assert_eq!(argmax(row), case.output_ids[i], "{path}: case {number}, token {i}");
+                }
+            }
+        }
+        println!("{path}: {clear} of 256 tokens with a clear choice, likely logprobs off by at most {worst:.3}");
+        assert!(clear > 200 && worst < 0.5, "{path}: {clear} clear, {worst}");
     }
 }
 

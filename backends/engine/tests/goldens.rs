@@ -1,11 +1,12 @@
 //! The four families against Hugging Face transformers, on small random models of odd shapes (`tests/goldens`).
 //!
+//! bf16, every CPU path: no further from its f32 than 1.5 times its own bf16 run is, in mean and in maximum.
 //! f32: within 1e-3 of its f32 logprobs at every position, and the same best token at every position, so the same greedy text.
 
 mod common;
 
 use common::weights::Golden;
-use common::{argmax, load_with, log_softmax, logits_of, reference};
+use common::{argmax, cpu_paths, load_with, log_softmax, logits_of, reference};
 use penstock_kernels::{Device, Limits};
 
 /// Mean and maximum of |Δ logprob| from transformers' f32 over the values of a golden, and whether every best token agrees.
@@ -44,5 +45,20 @@ fn f32_agrees_with_transformers() {
         assert!(wrong.is_empty(), "{}: other tokens at {wrong:?}", golden.case);
         let greedy = golden.prompt..golden.tokens.len();
         assert!(greedy.clone().all(|p| golden.argmax[p - 1] == golden.tokens[p]), "{}: greedy text", golden.case);
+    }
+}
+
+#[test]
+fn bf16_is_as_close_as_transformers_own() {
+    let paths = cpu_paths();
+    assert!(!paths.is_empty());
+    for golden in Golden::all() {
+        for (path, make) in &paths {
+            let Distance { mean, max, .. } = distance(&golden, &**make);
+            let (case, want) = (&golden.case, &golden.bf16);
+            println!("{case}, {path}: mean {:.2} max {:.2} of transformers' own", mean / want.mean, max / want.max);
+            assert!(mean <= 1.5 * want.mean, "{case}, {path}: mean {mean:.4}, transformers {:.4}", want.mean);
+            assert!(max <= 1.5 * want.max, "{case}, {path}: maximum {max:.4}, transformers {:.4}", want.max);
+        }
     }
 }

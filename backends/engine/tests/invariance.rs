@@ -5,9 +5,10 @@
 mod common;
 
 use common::weights::Golden;
-use common::{Sequence, devices, load_with, logits_of, step};
+use common::{Sequence, cpu, cpu_paths, devices, load_with, logits_of, step};
 use penstock_engine::models::Model;
 use penstock_kernels::PAGE_TOKENS;
+use penstock_kernels::cpu::CpuDevice;
 
 const CASES: [&str; 4] = ["llama-long", "mistral-long-window", "qwen3-mixed-windows", "qwen2-upper-windows"];
 
@@ -106,4 +107,22 @@ fn scattered_pages() {
         let logits = step(model, &mut [(&mut sequence, tokens.len())]);
         assert_bits(&logits, whole, 0, "scattered pages");
     });
+}
+
+#[test]
+fn any_number_of_threads() {
+    let golden = Golden::named("llama-long");
+    let checkpoint = golden.checkpoint();
+    for (path, one) in CpuDevice::paths_available().into_iter().zip(cpu_paths().into_iter().map(|(_, make)| make)) {
+        let run = |make: &common::MakeDevice| {
+            let mut model = load_with(&checkpoint, &**make, 32, 704, None);
+            (logits_of(&mut model, &golden.tokens, 300), logits_of(&mut model, &golden.tokens[..40], 1))
+        };
+        let (whole, single) = run(&one);
+        for threads in [2, 3] {
+            let (threaded, threaded_single) = run(&cpu(path, threads));
+            assert_bits(&threaded, &whole, 0, &format!("{} on {threads} threads", path.name()));
+            assert_bits(&threaded_single, &single, 0, &format!("{} on {threads} threads, one by one", path.name()));
+        }
+    }
 }

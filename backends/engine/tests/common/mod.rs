@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Forward, Geometry};
+use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path as CpuPath};
 use penstock_kernels::reference::ReferenceDevice;
 use penstock_kernels::{Device, Limits, PAGE_TOKENS, Span, StepBatch};
 
@@ -103,9 +104,22 @@ pub fn argmax(logits: &[f32]) -> u32 {
     best as u32
 }
 
+/// A CPU device on `path` with `threads`.
+pub fn cpu(path: CpuPath, threads: usize) -> MakeDevice {
+    let options = CpuOptions { threads, cores: None, path };
+    Box::new(move |limits| Box::new(CpuDevice::new(options.clone(), limits).expect("the path is available")))
+}
+
+/// Every path of the CPU device that this machine has, on one thread, by name.
+pub fn cpu_paths() -> Vec<(String, MakeDevice)> {
+    CpuDevice::paths_available().into_iter().map(|path| (path.name().to_owned(), cpu(path, 1))).collect()
+}
+
 /// Every path of every device that this machine has, by name.
 pub fn devices() -> Vec<(String, MakeDevice)> {
-    vec![("reference".to_owned(), Box::new(reference) as MakeDevice)]
+    let mut all = cpu_paths();
+    all.push(("reference".to_owned(), Box::new(reference)));
+    all
 }
 
 /// Makes a device within limits.
