@@ -13,12 +13,16 @@
 //! Deliberately absent: text, retries, and any decision between workers.
 #![forbid(unsafe_code)]
 
+mod args;
 mod config;
 mod engine_thread;
 mod listen;
+mod model;
 mod session;
 
+pub use args::{WorkerArgs, main};
 pub use config::{Build, ReadyInfo, WorkerConfig, WorkerError};
+pub use model::{DEMO_MODEL, DeviceChoice, ModelOptions, build};
 
 use engine_thread::{Command, EngineThread};
 use penstock_proto::frames::Loading;

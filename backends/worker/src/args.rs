@@ -1,0 +1,169 @@
+//! The command line of `penstock worker`.
+
+use crate::config::WorkerConfig;
+use crate::model::{DeviceChoice, ModelOptions, build};
+use crate::run;
+use penstock_kernels::cpu;
+use penstock_proto::Address;
+use penstock_proto::handshake::{KEY_BYTES_MAX, PoolKey};
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use tracing_subscriber::EnvFilter;
+
+/// Runs one engine and serves it to gateways.
+///
+/// `penstock serve` starts its workers by itself; start one by hand to serve a gateway elsewhere, or to keep it apart.
+#[derive(Clone, Debug, clap::Args)]
+pub struct WorkerArgs {
+    /// Address to listen on: unix:PATH, or tcp:HOST:PORT (needs --key-file).
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Address,
+    /// Checkpoint folder in Hugging Face's layout. Without it the demo model is served.
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// auto, cpu, or reference (slow, obvious, for comparison).
+    #[arg(long, default_value = "auto")]
+    pub device: DeviceChoice,
+    /// CPU instructions: auto, amx, avx512bf16, avx512, portable.
+    #[arg(long, default_value = "auto", value_parser = parse_path)]
+    pub path: cpu::Path,
+    /// Threads. 0: one per core of --cores, or of the machine.
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    /// Cores to run on, as 0,1,2. Without it: any.
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub cores: Vec<usize>,
+    /// Longest sequence in tokens. 0: the model's, as far as memory goes.
+    #[arg(long, default_value_t = 0, value_name = "TOKENS")]
+    pub context: usize,
+    /// Memory for KV blocks in bytes. 0: a share of what is available.
+    #[arg(long, default_value_t = 0, value_name = "BYTES")]
+    pub kv_bytes: u64,
+    /// Sequences that run at once. 0: the engine's default.
+    #[arg(long, default_value_t = 0)]
+    pub sequences: usize,
+    /// Tokens computed in one step. 0: the engine's default.
+    #[arg(long, default_value_t = 0)]
+    pub batch_tokens: usize,
+    /// File with the secret of the pool, 16 bytes or more; the gateway needs the same.
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// Listen on addresses other than loopback. Connections are authenticated, not encrypted.
+    #[arg(long)]
+    pub beyond_loopback: bool,
+    /// Exit after this many seconds without a gateway.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+    pub orphan_ttl: u64,
+    /// When told to exit, finish what runs for at most this many seconds.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    pub drain_deadline: u64,
+    /// Workers that share this machine's memory.
+    #[arg(long, default_value_t = 1, hide = true)]
+    pub machine_share: u64,
+    /// Lead a session of its own, away from the terminal.
+    #[arg(long, hide = true)]
+    pub own_session: bool,
+}
+
+fn parse_path(name: &str) -> Result<cpu::Path, String> {
+    name.parse().map_err(|error: penstock_kernels::KernelError| error.to_string())
+}
+
+impl WorkerArgs {
+    fn config(&self) -> Result<WorkerConfig, String> {
+        Ok(WorkerConfig {
+            key: self.key_file.as_deref().map(read_key).transpose()?,
+            beyond_loopback: self.beyond_loopback,
+            cores: self.cores.clone(),
+            orphan_ttl: Duration::from_secs(self.orphan_ttl),
+            drain_deadline: Duration::from_secs(self.drain_deadline),
+            own_session: self.own_session,
+            ..WorkerConfig::new(self.listen.clone())
+        })
+    }
+
+    fn options(&self) -> ModelOptions {
+        ModelOptions {
+            model: self.model.clone(),
+            device: self.device,
+            path: self.path,
+            threads: self.threads,
+            cores: self.cores.clone(),
+            context_tokens: self.context,
+            kv_bytes_max: self.kv_bytes,
+            sequences_max: self.sequences,
+            batch_tokens: self.batch_tokens,
+            machine_share: self.machine_share,
+        }
+    }
+}
+
+/// Reads a pool key; no more than a key can be long is read.
+fn read_key(path: &Path) -> Result<PoolKey, String> {
+    let mut bytes = Vec::new();
+    let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let file = std::fs::File::open(path).map_err(|error| fail(&error))?;
+    file.take(KEY_BYTES_MAX as u64 + 64).read_to_end(&mut bytes).map_err(|error| fail(&error))?;
+    PoolKey::new(&bytes).map_err(|error| fail(&error))
+}
+
+/// The process: logs to stderr (JSON lines unless that is a terminal; `PENSTOCK_LOG` filters), runs, and says how it ended.
+pub fn main(args: &WorkerArgs) -> ExitCode {
+    let filter = EnvFilter::try_from_env("PENSTOCK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Err: the caller has a log already.
+    let _ = if std::io::stderr().is_terminal() { log.try_init() } else { log.json().try_init() };
+    match args.config().map(|config| run(config, build(args.options()))) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        // Logged already.
+        Ok(Err(_)) => ExitCode::FAILURE,
+        Err(message) => {
+            tracing::error!(error = message, "worker ends");
+            ExitCode::from(2)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Program {
+        #[command(flatten)]
+        args: WorkerArgs,
+    }
+
+    fn parse(line: &str) -> Result<WorkerArgs, clap::Error> {
+        Program::try_parse_from(std::iter::once("worker").chain(line.split_whitespace())).map(|program| program.args)
+    }
+
+    #[test]
+    fn the_flags_that_a_gateway_passes_are_understood() {
+        let args =
+            parse("--listen unix:///tmp/a.sock --cores 2,3 --machine-share 4 --own-session --model /m --path portable");
+        let args = args.expect("valid");
+        assert_eq!((args.cores.as_slice(), args.machine_share, args.own_session), (&[2, 3][..], 4, true));
+        assert_eq!(args.options().path, cpu::Path::Portable);
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        for line in
+            ["", "--listen /tmp/a", "--listen tcp:a", "--listen unix:/a --device tpu", "--listen unix:/a --path mmx"]
+        {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_key_file_that_is_missing_or_short_is_named() {
+        let config =
+            |file: &str| parse(&format!("--listen tcp:127.0.0.1:0 --key-file {file}")).expect("valid").config();
+        assert!(config("/nonexistent").is_err_and(|message| message.contains("/nonexistent")));
+        assert!(config("/dev/null").is_err_and(|message| message.contains("0 bytes")));
+    }
+}

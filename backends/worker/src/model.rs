@@ -1,0 +1,260 @@
+//! From a checkpoint folder, or the demo model that the binary carries, to an engine on a device.
+
+use crate::config::{Build, ReadyInfo, WorkerError};
+use penstock_engine::checkpoint::Checkpoint;
+use penstock_engine::models::{KvBudget, Model, ModelLimits};
+use penstock_engine::{Engine, EngineConfig, Forward};
+use penstock_kernels::cpu::{self, CpuDevice, CpuOptions};
+use penstock_kernels::reference::ReferenceDevice;
+use penstock_kernels::{Device, Limits, PAGE_TOKENS};
+use penstock_proto::frames::Loading;
+use std::path::{Path, PathBuf};
+use tracing::info;
+
+/// Name of the model that the binary carries.
+pub const DEMO_MODEL: &str = "penstock-demo";
+
+macro_rules! demo_file {
+    ($name:literal) => {
+        include_bytes!(concat!("../../../models/penstock-demo/", $name))
+    };
+}
+
+/// Share of the available memory for KV, in percent, unless told otherwise.
+const KV_PERCENT: u64 = 25;
+
+/// Which device computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The best there is.
+    #[default]
+    Auto,
+    /// The CPU's kernels.
+    Cpu,
+    /// The f32 reference: slow, obvious, for comparison.
+    Reference,
+}
+
+impl std::str::FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(DeviceChoice::Auto),
+            "cpu" => Ok(DeviceChoice::Cpu),
+            "reference" => Ok(DeviceChoice::Reference),
+            _ => Err(format!("{name:?} is not a device: auto, cpu, reference")),
+        }
+    }
+}
+
+/// What to load, and how much of the machine it may use. Zeros mean "choose".
+#[derive(Clone, Debug, Default)]
+pub struct ModelOptions {
+    /// Checkpoint folder; `None`: the demo model.
+    pub model: Option<PathBuf>,
+    /// Device.
+    pub device: DeviceChoice,
+    /// Instruction path of the CPU device.
+    pub path: cpu::Path,
+    /// Threads; 0: one per core of `cores`, or of the machine.
+    pub threads: usize,
+    /// Cores to pin to, if there are enough for the threads.
+    pub cores: Vec<usize>,
+    /// Longest sequence; 0: the model's, as far as memory goes.
+    pub context_tokens: usize,
+    /// Memory for KV; 0: a quarter of what is available, or a share of half of it among several workers.
+    pub kv_bytes_max: u64,
+    /// Sequences that run at once; 0: the engine's default.
+    pub sequences_max: usize,
+    /// Tokens of one step; 0: the engine's default.
+    pub batch_tokens: usize,
+    /// Workers that share this machine's memory; 0 and 1: this one alone.
+    pub machine_share: u64,
+}
+
+/// How the process builds its engine.
+pub fn build(options: ModelOptions) -> Build {
+    Box::new(move |progress| load(&options, progress))
+}
+
+fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(Engine, ReadyInfo), WorkerError> {
+    progress(Loading { stage: "checking the checkpoint".into(), ..Default::default() });
+    let (checkpoint, tokenizer_hash) = open(options.model.as_deref())?;
+    let mut config = EngineConfig::default();
+    if options.sequences_max > 0 {
+        config.sequences_max = options.sequences_max;
+    }
+    if options.batch_tokens > 0 {
+        config.batch_tokens = options.batch_tokens;
+        config.chunk_tokens = options.batch_tokens;
+    }
+    // A step has a row for each sequence at least, and logits for each that decodes.
+    config.batch_tokens = config.batch_tokens.max(config.sequences_max);
+    let sizes = Limits { rows_max: config.batch_tokens, sampled_max: config.sequences_max.max(32) };
+    let limits = ModelLimits {
+        context_tokens: (options.context_tokens > 0).then_some(options.context_tokens),
+        kv: KvBudget::Pages(pages(options, &checkpoint, config.sequences_max)),
+        rows_max: sizes.rows_max,
+        sampled_max: sizes.sampled_max,
+    };
+    let device = device(options, sizes)?;
+    let mut tell = |step: penstock_engine::models::Progress<'_>| {
+        let (bytes_done, bytes_total) = (step.bytes_done, step.bytes_total);
+        progress(Loading { stage: "loading weights".into(), bytes_done, bytes_total });
+    };
+    let model =
+        Model::load(&checkpoint, device, limits, &mut tell).map_err(|error| WorkerError::Model(error.to_string()))?;
+    let geometry = model.geometry();
+    let name = options.model.as_deref().map_or(DEMO_MODEL.into(), name);
+    let device = model.device().info().name;
+    info!(
+        model = name,
+        numerics = geometry.numerics,
+        pages = geometry.pages,
+        context_tokens = geometry.context_tokens,
+        "checkpoint"
+    );
+    let info = ReadyInfo {
+        model: name,
+        tokenizer_hash,
+        model_hash: checkpoint.model_hash().to_vec(),
+        numerics_id: geometry.numerics,
+        vocab_size: geometry.vocab_size as u32,
+        device,
+    };
+    Ok((Engine::new(Box::new(model), &config), info))
+}
+
+/// The checkpoint, and the hash of its tokenizer. A folder without a tokenizer has no hash: token ids alone can be served.
+fn open(folder: Option<&Path>) -> Result<(Checkpoint, Vec<u8>), WorkerError> {
+    let refused = |error: penstock_engine::checkpoint::CheckpointError| WorkerError::Model(error.to_string());
+    let Some(folder) = folder else {
+        let files: [(&str, &'static [u8]); 3] = [
+            ("config.json", demo_file!("config.json")),
+            ("generation_config.json", demo_file!("generation_config.json")),
+            ("model.safetensors", demo_file!("model.safetensors")),
+        ];
+        let checkpoint = Checkpoint::from_memory(&files).map_err(refused)?;
+        return Ok((checkpoint, hash(demo_file!("tokenizer.json"))));
+    };
+    let checkpoint = Checkpoint::open(folder).map_err(refused)?;
+    let tokenizer = folder.join("tokenizer.json");
+    match std::fs::read(&tokenizer) {
+        Ok(bytes) => Ok((checkpoint, hash(&bytes))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok((checkpoint, Vec::new())),
+        Err(source) => Err(WorkerError::Os { what: format!("reading {}", tokenizer.display()), source }),
+    }
+}
+
+fn hash(bytes: &[u8]) -> Vec<u8> {
+    blake3::hash(bytes).as_bytes().to_vec()
+}
+
+/// The folder's name, as in `/models/qwen3-0.6b`.
+fn name(folder: &Path) -> String {
+    let whole = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.into());
+    whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+fn device(options: &ModelOptions, limits: Limits) -> Result<Box<dyn Device>, WorkerError> {
+    match options.device {
+        DeviceChoice::Reference => Ok(Box::new(ReferenceDevice::new(limits))),
+        DeviceChoice::Auto | DeviceChoice::Cpu => {
+            let threads = if options.threads == 0 { options.cores.len() } else { options.threads };
+            let is_enough = threads > 0 && options.cores.len() >= threads;
+            let cores = is_enough.then(|| options.cores[..threads].to_vec());
+            let cpu = CpuOptions { threads, cores, path: options.path };
+            Ok(Box::new(CpuDevice::new(cpu, limits)?))
+        }
+    }
+}
+
+/// KV pages: what memory allows, no more than can ever be of use (twice what all sequences at full length hold, the rest being
+/// prefix cache), and at least one sequence of the context that was asked for.
+fn pages(options: &ModelOptions, checkpoint: &Checkpoint, sequences: usize) -> usize {
+    let page = Model::page_bytes(checkpoint.config()).max(1);
+    let asked = (options.context_tokens > 0).then_some(options.context_tokens);
+    let context = Model::context_tokens(checkpoint.config(), asked).div_ceil(PAGE_TOKENS);
+    if options.kv_bytes_max > 0 {
+        return usize::try_from(options.kv_bytes_max / page).unwrap_or(usize::MAX);
+    }
+    let available = available_bytes().saturating_sub(checkpoint.weights_bytes());
+    let percent = KV_PERCENT.min(50 / options.machine_share.max(1));
+    let affordable = usize::try_from(available / 100 * percent / page).unwrap_or(usize::MAX);
+    let useful = context.saturating_mul(sequences).saturating_mul(2);
+    // One sequence at full length may take more than the share, but never more than there is.
+    let whole = usize::try_from(available / 10 * 8 / page).unwrap_or(usize::MAX);
+    affordable.min(useful).max(context.min(whole)).max(1)
+}
+
+/// `MemAvailable`, or 4 GiB where the system does not say.
+fn available_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.unwrap_or(4 << 20).saturating_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::frames::{ChoiceStart, Generate, Sampling};
+    use std::time::Duration;
+
+    fn demo(change: impl FnOnce(&mut ModelOptions)) -> (Engine, ReadyInfo, Vec<Loading>) {
+        let mut options = ModelOptions { threads: 1, ..Default::default() };
+        change(&mut options);
+        let mut told = Vec::new();
+        let (engine, info) = load(&options, &mut |loading| told.push(loading)).expect("the demo model loads");
+        (engine, info, told)
+    }
+
+    #[test]
+    fn the_demo_model_loads_and_speaks() {
+        let (mut engine, info, told) = demo(|_| {});
+        assert_eq!((info.model.as_str(), info.vocab_size, info.tokenizer_hash.len()), ("penstock-demo", 4096, 32));
+        let last = told.last().expect("progress was told");
+        assert_eq!((last.stage.as_str(), last.bytes_done), ("loading weights", last.bytes_total));
+        assert!(last.bytes_total > 9_000_000);
+        let sampling = Sampling {
+            top_p: 1.0,
+            repetition_penalty: 1.0,
+            max_tokens: 5,
+            logprobs: -1,
+            prompt_logprobs: -1,
+            ..Default::default()
+        };
+        engine.submit(Generate {
+            request: 1,
+            prompt: vec![4088, 5, 6],
+            choices: vec![ChoiceStart { index: 0, emitted: Vec::new() }],
+            sampling: Some(sampling),
+            ..Default::default()
+        });
+        let mut tokens = 0;
+        while engine.has_work() {
+            let step = engine.step(&|| Duration::ZERO);
+            tokens += step.outputs.iter().map(|output| output.tokens.len()).sum::<usize>();
+        }
+        assert_eq!(tokens, 5);
+    }
+
+    #[test]
+    fn memory_for_kv_follows_the_options() {
+        let (engine, ..) = demo(|options| options.kv_bytes_max = 1 << 20);
+        let config = open(None).expect("opens").0;
+        let page = Model::page_bytes(config.config());
+        assert_eq!(u64::from(engine.state().blocks_total), (1 << 20) / page);
+        let (engine, ..) = demo(|options| options.sequences_max = 2);
+        let context = Model::context_tokens(config.config(), None);
+        assert_eq!(engine.state().blocks_total as usize, 2 * 2 * context / PAGE_TOKENS, "no more than is of use");
+    }
+
+    #[test]
+    fn a_folder_that_is_no_model_is_refused_with_its_file() {
+        let options = ModelOptions { model: Some("/nonexistent/model".into()), ..Default::default() };
+        let error = load(&options, &mut |_| {}).err().expect("refused");
+        assert!(error.to_string().contains("/nonexistent/model"), "{error}");
+    }
+}
