@@ -206,9 +206,11 @@ impl Actor {
 
     fn ready(&mut self, worker: WorkerId, ready: Box<Ready>, link: Link, now: Instant) {
         if let Err(why) = self.suits(&ready) {
-            let name = &self.members[usize::from(worker.0)].name;
-            warn!(worker = %name, why, "worker does not suit the pool");
-            self.member(worker).session = Session::Absent { why: why.into() };
+            let member = self.member(worker);
+            if member.unsuited != Some(why) {
+                warn!(worker = %member.name, why, "worker does not suit the pool");
+            }
+            member.unsuited = Some(why);
             link.close.notify_one();
             return;
         }

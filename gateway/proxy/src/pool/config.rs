@@ -10,8 +10,9 @@ use std::time::Duration;
 
 /// Worker processes on this machine.
 ///
-/// Worker `i` is started as `program args… --listen unix://STATE_DIR/ID-i.sock --cores LIST`, in a session of its own, with its
-/// output appended to `STATE_DIR/ID-i.log`. A running worker whose program, arguments and identity are equal is adopted instead.
+/// Worker `i` is started as `program args… --listen unix://STATE_DIR/ID-i-SPEC.sock --machine-share COUNT --own-session
+/// [--cores LIST]`, with its output appended to the `.log` beside the socket. A running worker whose program, arguments and
+/// identity are equal is adopted instead.
 #[derive(Clone, Debug)]
 pub struct LocalWorkers {
     /// How many.

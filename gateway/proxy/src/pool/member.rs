@@ -58,6 +58,8 @@ pub(super) struct Member {
     longest_step: f64,
     pub(super) bound: HashSet<u64>,
     pub(super) deaths: u64,
+    /// Why it does not suit the pool, if that is so.
+    pub(super) unsuited: Option<&'static str>,
     /// `Some` for local workers.
     pub(super) process: Option<Process>,
 }
@@ -76,6 +78,7 @@ impl Member {
             longest_step: 0.0,
             bound: HashSet::new(),
             deaths: 0,
+            unsuited: None,
             process: is_local.then(Process::default),
         }
     }
@@ -83,6 +86,7 @@ impl Member {
     /// Takes in a new life.
     pub(super) fn begin(&mut self, ready: Box<Ready>, link: Link, now: Instant) {
         self.session = Session::Ready;
+        self.unsuited = None;
         self.link = Some(link);
         self.numerics_id = ready.numerics_id.as_str().into();
         self.heard = now;
@@ -144,6 +148,9 @@ impl Member {
     }
 
     fn phase(&self, now: Instant) -> WorkerPhase {
+        if let Some(why) = self.unsuited {
+            return WorkerPhase::Down { retry_in: Duration::from_secs(1), why: why.into() };
+        }
         match &self.session {
             Session::Ready if self.state.draining => WorkerPhase::Draining,
             Session::Ready => WorkerPhase::Ready,

@@ -10,7 +10,7 @@ use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Side};
 use penstock_proto::{Address, PROTOCOL_VERSION, codec};
 use penstock_router::WorkerId;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Notify, mpsc};
@@ -99,15 +99,17 @@ impl Keeper {
     pub(super) async fn run(self) {
         let mut pause = RETRY_FIRST;
         for session in 1_u64.. {
-            let (ended, was_open) = match self.connect().await {
-                Ok((reader, writer)) => (self.session(session, reader, writer).await, true),
-                Err(error) => (Ended::new(Loss::Ended, format!("connect: {error}")), false),
+            let began = Instant::now();
+            let ended = match self.connect().await {
+                Ok((reader, writer)) => self.session(session, reader, writer).await,
+                Err(error) => Ended::new(Loss::Ended, format!("connect: {error}")),
             };
             let Ended { loss, why } = ended;
             if self.events.send(Event::Lost { worker: self.worker, session, loss, why }).await.is_err() {
                 return;
             }
-            pause = if was_open { RETRY_FIRST } else { (pause * 2).min(RETRY_LAST) };
+            let lasted = began.elapsed() > RETRY_LAST;
+            pause = if lasted { RETRY_FIRST } else { (pause * 2).min(RETRY_LAST) };
             tokio::time::sleep(pause).await;
         }
     }

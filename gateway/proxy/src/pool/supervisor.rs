@@ -230,6 +230,7 @@ impl Supervisor {
         let log = if is_large { options.write(true).truncate(true) } else { options.append(true) }.open(&log_path)?;
         let mut command = Command::new(&self.local.program);
         command.args(&self.local.args).arg("--listen").arg(format!("unix://{}", self.file("sock").display()));
+        command.arg("--machine-share").arg(self.local.count.to_string()).arg("--own-session");
         if let Some(cores) = cores(&self.local.cores, self.local.count, self.at) {
             command.arg("--cores").arg(cores);
         }
