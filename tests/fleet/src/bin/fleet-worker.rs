@@ -35,12 +35,18 @@ fn options() -> Result<Options, String> {
         death_token: None,
         fail_load: false,
     };
-    options.worker.own_session = true;
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
-        if flag == "--fail-load" {
-            options.fail_load = true;
-            continue;
+        match flag.as_str() {
+            "--fail-load" => {
+                options.fail_load = true;
+                continue;
+            }
+            "--own-session" => {
+                options.worker.own_session = true;
+                continue;
+            }
+            _ => {}
         }
         let value = args.next().ok_or(USAGE)?;
         let number = || value.parse::<u64>().map_err(|error| format!("{flag} {value}: {error}"));
@@ -57,6 +63,7 @@ fn options() -> Result<Options, String> {
             "--step-ms" => options.step = Duration::from_millis(number()?),
             "--load-ms" => options.load = Duration::from_millis(number()?),
             "--orphan-ms" => options.worker.orphan_ttl = Duration::from_millis(number()?),
+            "--machine-share" => drop(number()?),
             "--numerics" => options.numerics = value,
             "--model" => options.model = value,
             "--sequences" => options.sequences = number()? as usize,

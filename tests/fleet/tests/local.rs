@@ -1,0 +1,202 @@
+//! Local workers: started, adopted, restarted, ended; and what is left of them when nobody cares.
+
+use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, local, read, read_into, wait_for};
+use penstock_proxy::pool::{FleetRuntime, Leave, LocalWorkers, Pool, PoolConfig, WorkerPhase};
+use rustix::process::{Pid, Signal, test_kill_process};
+use std::time::{Duration, Instant};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
+
+fn start(runtime: &FleetRuntime, local: LocalWorkers, change: impl FnOnce(&mut PoolConfig)) -> Pool {
+    let mut config = PoolConfig::new("test");
+    config.local = Some(local);
+    change(&mut config);
+    Pool::start(runtime, config).expect("the pool starts")
+}
+
+fn runtime() -> FleetRuntime {
+    FleetRuntime::start().expect("the fleet runtime starts")
+}
+
+fn pids(pool: &Pool) -> Vec<u32> {
+    pool.status().workers.iter().map(|worker| worker.pid).collect()
+}
+
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    test_kill_process(Pid::from_raw(pid as i32).expect("a pid")).is_ok() && !stat.contains(") Z")
+}
+
+async fn all_ready(pool: &Pool) {
+    let ready = || pool.status().workers.iter().all(|worker| worker.phase == WorkerPhase::Ready).then_some(());
+    assert!(wait_for(ready).await.is_some(), "{:?}", pool.status());
+}
+
+#[tokio::test]
+async fn workers_are_started_on_their_own_and_told_to_end() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let pool = start(&runtime, local(BINARY, &dir, 2, &["--load-ms", "200"]), |_| {});
+    let loading = || {
+        let status = pool.status();
+        status.workers.iter().find_map(|worker| match &worker.phase {
+            WorkerPhase::Loading { stage, bytes_total: 10, .. } => Some(stage.clone()),
+            _ => None,
+        })
+    };
+    assert_eq!(wait_for(loading).await.as_deref(), Some("packing weights"), "progress is shown");
+    all_ready(&pool).await;
+    let pids = pids(&pool);
+    assert_ne!(pids[0], pids[1]);
+    for pid in &pids {
+        let pid = Pid::from_raw(*pid as i32).expect("a pid");
+        assert_eq!(rustix::process::getsid(Some(pid)).ok(), Some(pid), "a session of its own");
+    }
+    let mut ticket = pool.submit(job([1], 1, 300)).expect("taken");
+    let mut answer = Answer::default();
+    read_into(&mut ticket, &mut answer, 5).await;
+    let reader = tokio::spawn(async move {
+        read_into(&mut ticket, &mut answer, usize::MAX).await;
+        answer
+    });
+    pool.shutdown(Leave::Exit, PATIENCE).await;
+    assert_eq!(reader.await.expect("no panic").tokens[0].len(), 300, "what was open is finished first");
+    assert!(pids.iter().all(|pid| !is_alive(*pid)));
+    assert!(pool.submit(job([1], 1, 1)).is_err());
+}
+
+#[tokio::test]
+async fn a_killed_worker_is_started_again_and_its_stream_goes_on() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let pool = start(&runtime, local(BINARY, &dir, 1, &["--step-ms", "5"]), |_| {});
+    all_ready(&pool).await;
+    let undisturbed = read(&mut pool.submit(job([3], 1, 100)).expect("taken")).await;
+    let mut ticket = pool.submit(job([3], 1, 100)).expect("taken");
+    let mut answer = Answer::default();
+    read_into(&mut ticket, &mut answer, 20).await;
+    let first = pids(&pool)[0];
+    kill(first, Signal::KILL);
+    read_into(&mut ticket, &mut answer, usize::MAX).await;
+    assert_eq!((answer.tokens, answer.resumed), (undisturbed.tokens, vec![true]));
+    let worker = || {
+        let worker = pool.status().workers[0].clone();
+        (worker.pid != first).then_some(worker)
+    };
+    let worker = wait_for(worker).await.expect("a new process");
+    assert_eq!((worker.starts, worker.deaths, worker.adopted), (2, 1, false));
+    assert!(!is_alive(first), "and the old one leaves no zombie");
+    pool.shutdown(Leave::Exit, PATIENCE).await;
+}
+
+#[tokio::test]
+async fn the_next_gateway_adopts_the_workers_of_the_last() {
+    let (dir, first_runtime) = (Dir::new(), runtime());
+    let workers = local(BINARY, &dir, 2, &["--orphan-ms", "20000"]);
+    let pool = start(&first_runtime, workers.clone(), |_| {});
+    all_ready(&pool).await;
+    let before = pids(&pool);
+    let whole = read(&mut pool.submit(job([8], 1, 30)).expect("taken")).await;
+    pool.shutdown(Leave::Adopt, PATIENCE).await;
+    drop((pool, first_runtime));
+    let second_runtime = runtime();
+    let pool = start(&second_runtime, workers.clone(), |_| {});
+    all_ready(&pool).await;
+    assert_eq!(pids(&pool), before, "the same processes");
+    assert!(pool.status().workers.iter().all(|worker| worker.adopted && worker.starts == 0));
+    assert_eq!(read(&mut pool.submit(job([8], 1, 30)).expect("taken")).await, whole);
+    // An adopted worker that dies is noticed and replaced as well.
+    kill(before[0], Signal::KILL);
+    let replaced = || (pool.status().workers[0].starts == 1).then_some(());
+    assert!(wait_for(replaced).await.is_some());
+    all_ready(&pool).await;
+    // Another spec is another worker, beside the old one.
+    let third_runtime = runtime();
+    let other = start(&third_runtime, LocalWorkers { identity: "newer model".into(), ..workers }, |_| {});
+    all_ready(&other).await;
+    assert!(pids(&other).iter().all(|pid| !pids(&pool).contains(pid)));
+    other.shutdown(Leave::Exit, PATIENCE).await;
+    pool.shutdown(Leave::Exit, PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_worker_that_cannot_load_says_why_and_is_tried_less_and_less() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let pool = start(&runtime, local(BINARY, &dir, 1, &["--fail-load"]), |_| {});
+    let down = || match &pool.status().workers[0] {
+        worker if worker.starts >= 3 => match &worker.phase {
+            WorkerPhase::Down { why, retry_in } if *retry_in > Duration::from_millis(300) => Some(why.clone()),
+            _ => None,
+        },
+        _ => None,
+    };
+    let why = wait_for(down).await.expect("it goes down");
+    assert!(why.contains("model.safetensors: tensor"), "{why}");
+    assert!(!pool.status().is_ready());
+    pool.shutdown(Leave::Exit, PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_program_that_does_not_exist_is_named() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let pool = start(&runtime, local("/nonexistent/penstock", &dir, 1, &[]), |_| {});
+    let why = || match &pool.status().workers[0].phase {
+        WorkerPhase::Down { why, .. } if why.contains("/nonexistent/penstock") => Some(()),
+        _ => None,
+    };
+    assert!(wait_for(why).await.is_some(), "{:?}", pool.status().workers[0]);
+}
+
+#[tokio::test]
+async fn a_local_worker_that_hangs_is_killed_and_replaced() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let pool = start(&runtime, local(BINARY, &dir, 1, &[]), |config| {
+        config.suspect_after = Duration::from_millis(1200);
+        config.give_up_after = Duration::from_secs(2);
+        config.kill_after = Duration::from_secs(3);
+    });
+    all_ready(&pool).await;
+    let first = pids(&pool)[0];
+    kill(first, Signal::STOP);
+    let replaced = || (pool.status().workers[0].starts == 2 && pool.status().is_ready()).then_some(());
+    assert!(wait_for(replaced).await.is_some(), "{:?}", pool.status().workers[0]);
+    assert!(!is_alive(first));
+    pool.shutdown(Leave::Exit, PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_worker_without_a_gateway_exits() {
+    let dir = Dir::new();
+    let began = Instant::now();
+    let mut worker = Worker::start(BINARY, &dir, "a", &["--orphan-ms", "500"]);
+    assert_eq!(worker.code().await, Some(0));
+    assert!(began.elapsed() >= Duration::from_millis(500));
+    assert!(!worker.socket.exists(), "its socket goes with it");
+}
+
+#[tokio::test]
+async fn a_worker_whose_gateway_leaves_exits_after_its_time() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let mut worker = Worker::start(BINARY, &dir, "a", &["--orphan-ms", "800"]);
+    let pool = penstock_fleet_tests::pool(&runtime, &[&worker], |_| {});
+    assert!(pool.ready(PATIENCE).await);
+    let _stream = pool.submit(job([1], 1, 4000)).expect("taken");
+    drop(pool);
+    assert_eq!(worker.code().await, Some(0));
+}
+
+#[tokio::test]
+async fn a_worker_asked_to_end_finishes_what_it_has() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let mut worker = Worker::start(BINARY, &dir, "a", &["--step-ms", "5"]);
+    let pool = penstock_fleet_tests::pool(&runtime, &[&worker], |_| {});
+    assert!(pool.ready(PATIENCE).await);
+    let mut ticket = pool.submit(job([1], 1, 100)).expect("taken");
+    let mut answer = Answer::default();
+    read_into(&mut ticket, &mut answer, 10).await;
+    worker.signal(Signal::TERM);
+    let draining = || (pool.status().workers[0].phase == WorkerPhase::Draining).then_some(());
+    assert!(wait_for(draining).await.is_some());
+    read_into(&mut ticket, &mut answer, usize::MAX).await;
+    assert_eq!((answer.tokens[0].len(), &answer.resumed, &answer.failed), (100, &vec![], &None));
+    assert_eq!(worker.code().await, Some(0));
+    assert_eq!(pool.status().workers[0].deaths, 0);
+}
