@@ -1,2 +1,33 @@
-//! See the crate description; contents follow.
+//! Text on one side, tokens on the other: chat template, tokenizer, detokenizer, stop strings, reasoning, tool calls.
+//!
+//! Text lives in the gateway and tokens in the workers; this crate is the border. [`TextModel`] is what a checkpoint says about text, loaded once
+//! and shared. A request goes through [`TextModel::chat_prompt`] or [`TextModel::encode`]; each choice of its answer goes through a
+//! [`ChoiceDecoder`].
+//!
+//! Model files are hostile here: sizes are bounded, faults name file and reason, templates run with fuel. Clients' text is
+//! hostile too: it can write no control token into a chat prompt.
+//!
+//! Deliberately absent: sockets, clocks and randomness (both are arguments), templates from requests, weights.
 #![forbid(unsafe_code)]
+
+mod chat;
+mod control;
+mod decoder;
+mod detokenize;
+mod error;
+mod literal;
+mod model;
+mod piece;
+mod reasoning;
+mod stop;
+mod template;
+mod tools;
+mod vocab;
+
+pub use chat::ChatPrompt;
+pub use decoder::{ChoiceDecoder, ChoiceOptions, Decoded, End};
+pub use detokenize::Detokenizer;
+pub use error::TextError;
+pub use model::{DefaultSampling, TextFiles, TextModel};
+pub use reasoning::ReasoningMarkers;
+pub use tools::ToolFormat;

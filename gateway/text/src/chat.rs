@@ -1,0 +1,291 @@
+//! A conversation to prompt tokens.
+
+use std::borrow::Cow;
+
+use minijinja::Value as Jinja;
+use penstock_dialects::{
+    ChatRequest, Message, ReasoningEffort, Role, ToolCall, ToolChoice,
+    error::{ApiError, ApiErrorKind},
+};
+use serde_json::{Map, Value};
+
+use crate::{
+    control::ControlTokens,
+    model::TextModel,
+    template::{ChatTemplate, RenderError, jinja_value},
+};
+
+/// Longest `chat_template_kwargs`, in bytes of JSON.
+const KWARGS_BYTES_MAX: usize = 64 << 10;
+/// Arguments that the gateway gives; a request that sets them contradicts its own fields.
+const RESERVED: [&str; 7] = [
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "tokenize",
+    "strftime_now",
+];
+/// Written behind a message that is to be continued, to find where the template closes it. As in transformers, with a
+/// blank at the end that shows whether the template trims.
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// A prompt, ready for a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatPrompt {
+    /// Prompt token ids.
+    pub tokens: Vec<u32>,
+    /// The rendered text.
+    pub text: String,
+    /// The prompt ends inside the model's reasoning: the answer begins with it.
+    pub opens_reasoning: bool,
+}
+
+impl TextModel {
+    /// Renders the conversation with the model's chat template and tokenizes it.
+    ///
+    /// Equals Hugging Face's `apply_chat_template` (which adds no `<s>` beside the template's own) for conversations without control tokens
+    /// in them; those are encoded as text (see `control.rs`). `now_unix_s` is what templates print as today, in UTC.
+    ///
+    /// # Errors
+    /// A client's [`ApiError`]: no template, the template refuses the conversation, or it contradicts itself.
+    pub fn chat_prompt(&self, request: &ChatRequest, now_unix_s: i64) -> Result<ChatPrompt, ApiError> {
+        let template = self.template().ok_or_else(|| {
+            ApiError::invalid("messages", "this model has no chat template; use /v1/completions with a prompt")
+        })?;
+        if request.continue_final_message && request.add_generation_prompt {
+            return Err(ApiError::invalid(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other; set add_generation_prompt to false",
+            ));
+        }
+        let input = Input::new(request)?;
+        let context = Context {
+            control: self.control(),
+            marker: ControlTokens::marker(|c| input.texts().any(|text| text.contains(c))),
+        };
+        let marked = context.render(template, &input, now_unix_s)?;
+        let tokens = self.encode_marked(&marked, context.marker).map_err(|error| ApiError {
+            kind: ApiErrorKind::Invalid,
+            param: Some("messages".into()),
+            message: error.to_string(),
+        })?;
+        let opens_reasoning =
+            self.reasoning_markers().is_some_and(|markers| markers.opened_by(&marked, request.continue_final_message));
+        let text = if marked.contains(context.marker) { marked.replace(context.marker, "") } else { marked };
+        Ok(ChatPrompt { tokens, text, opens_reasoning })
+    }
+}
+
+/// A request with its JSON parsed.
+struct Input<'a> {
+    request: &'a ChatRequest,
+    tools: Vec<Value>,
+    /// One entry per message and call.
+    arguments: Vec<Vec<Value>>,
+    kwargs: Map<String, Value>,
+}
+
+impl<'a> Input<'a> {
+    fn new(request: &'a ChatRequest) -> Result<Self, ApiError> {
+        let shown = if request.tool_choice == ToolChoice::None { &[][..] } else { &request.tools };
+        let tools = shown.iter().enumerate().map(|(index, tool)| {
+            serde_json::from_str(&tool.json)
+                .map_err(|error| ApiError::invalid(format!("tools[{index}]"), format!("not JSON: {error}")))
+        });
+        Ok(Self {
+            request,
+            tools: tools.collect::<Result<_, _>>()?,
+            arguments: request
+                .messages
+                .iter()
+                .map(|message| message.tool_calls.iter().map(arguments).collect())
+                .collect(),
+            kwargs: kwargs(request.template_kwargs.as_deref())?,
+        })
+    }
+
+    /// All that the client wrote, to find a marker that is not in it.
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        let message = |message: &'a Message| {
+            let own = [&message.content, &message.name, &message.reasoning, &message.tool_call_id];
+            let calls = message.tool_calls.iter().flat_map(|call| [&call.id, &call.name, &call.arguments]);
+            own.into_iter().flatten().chain(calls).map(String::as_str)
+        };
+        // Escapes hide characters from the JSON text: the parsed strings count.
+        let parsed = self.tools.iter().chain(self.arguments.iter().flatten()).chain(self.kwargs.values());
+        self.request
+            .messages
+            .iter()
+            .flat_map(message)
+            .chain(parsed.flat_map(strings))
+            .chain(self.kwargs.keys().map(String::as_str))
+    }
+}
+
+/// All strings inside `value`, keys too.
+fn strings(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
+    match value {
+        Value::String(text) => Box::new(std::iter::once(text.as_str())),
+        Value::Array(items) => Box::new(items.iter().flat_map(strings)),
+        Value::Object(map) => {
+            Box::new(map.iter().flat_map(|(key, value)| std::iter::once(key.as_str()).chain(strings(value))))
+        }
+        _ => Box::new(std::iter::empty()),
+    }
+}
+
+/// Templates expect the arguments as an object; text that is no JSON stays text, none is an empty object.
+fn arguments(call: &ToolCall) -> Value {
+    if call.arguments.trim().is_empty() {
+        return Value::Object(Map::new());
+    }
+    match serde_json::from_str(&call.arguments) {
+        Ok(value @ Value::Object(_)) => value,
+        _ => Value::String(call.arguments.clone()),
+    }
+}
+
+fn kwargs(json: Option<&str>) -> Result<Map<String, Value>, ApiError> {
+    const PARAM: &str = "chat_template_kwargs";
+    let Some(json) = json else { return Ok(Map::new()) };
+    if json.len() > KWARGS_BYTES_MAX {
+        let message = format!("chat_template_kwargs is {} bytes, at most {KWARGS_BYTES_MAX} are allowed", json.len());
+        return Err(ApiError { kind: ApiErrorKind::TooLarge, param: Some(PARAM.into()), message });
+    }
+    let map: Map<String, Value> =
+        serde_json::from_str(json).map_err(|error| ApiError::invalid(PARAM, format!("not a JSON object: {error}")))?;
+    match map.keys().find(|key| RESERVED.contains(&key.as_str())) {
+        Some(key) => Err(ApiError::invalid(format!("{PARAM}.{key}"), format!("{key} cannot be set in {PARAM}"))),
+        None => Ok(map),
+    }
+}
+
+/// Rendering with client text marked.
+struct Context<'m> {
+    control: &'m ControlTokens,
+    marker: char,
+}
+
+impl Context<'_> {
+    fn render(&self, template: &ChatTemplate, input: &Input<'_>, now_unix_s: i64) -> Result<String, ApiError> {
+        let request = input.request;
+        let mut messages: Vec<Jinja> = Vec::with_capacity(request.messages.len());
+        let last = request.messages.len().saturating_sub(1);
+        for (index, (message, arguments)) in request.messages.iter().zip(&input.arguments).enumerate() {
+            let continued = request.continue_final_message && index == last;
+            messages.push(self.message(message, arguments, continued)?);
+        }
+        let tools: Option<Vec<Jinja>> =
+            (!input.tools.is_empty()).then(|| input.tools.iter().map(|tool| self.json(tool)).collect());
+        let with_tools = tools.is_some();
+        let mut variables = vec![
+            ("messages".to_owned(), Jinja::from(messages)),
+            ("tools".to_owned(), tools.map_or_else(|| Jinja::from(()), Jinja::from)),
+            ("documents".to_owned(), Jinja::from(())),
+            ("add_generation_prompt".to_owned(), Jinja::from(request.add_generation_prompt)),
+        ];
+        variables.extend(request.reasoning_effort.into_iter().flat_map(effort_variables));
+        variables.extend(input.kwargs.iter().map(|(key, value)| (key.clone(), self.json(value))));
+        let rendered = template
+            .render(variables.into_iter().collect(), with_tools, now_unix_s)
+            .map_err(|error| template_fault(&error))?;
+        if request.continue_final_message { cut_at_tag(&rendered) } else { Ok(rendered) }
+    }
+
+    /// A message as transformers gives it to templates: absent fields are absent.
+    fn message(&self, message: &Message, arguments: &[Value], continued: bool) -> Result<Jinja, ApiError> {
+        let own = message.role == Role::Assistant;
+        let role = match message.role {
+            Role::System => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+            Role::Tool => "tool",
+        };
+        let mut content = message
+            .content
+            .as_deref()
+            .map(|text| if own { self.control.mark_own(text, self.marker) } else { self.mark(text) });
+        if continued {
+            let text = content.as_mut().ok_or_else(|| {
+                ApiError::invalid("continue_final_message", "the last message has no content to continue")
+            })?;
+            text.to_mut().push_str(CONTINUE_TAG);
+        }
+        let mut fields =
+            vec![("role", Jinja::from(role)), ("content", content.map_or_else(|| Jinja::from(()), text_value))];
+        if let Some(name) = &message.name {
+            fields.push(("name", text_value(self.mark(name))));
+        }
+        if let Some(reasoning) = &message.reasoning {
+            let reasoning = text_value(self.control.mark_own(reasoning, self.marker));
+            // One thing, called differently by different templates.
+            fields.extend(["reasoning_content", "reasoning", "thinking"].map(|name| (name, reasoning.clone())));
+        }
+        if let Some(id) = &message.tool_call_id {
+            fields.push(("tool_call_id", text_value(self.mark(id))));
+        }
+        if !message.tool_calls.is_empty() {
+            let calls = message.tool_calls.iter().zip(arguments);
+            fields.push(("tool_calls", calls.map(|(call, arguments)| self.call(call, arguments)).collect()));
+        }
+        Ok(fields.into_iter().collect())
+    }
+
+    fn call(&self, call: &ToolCall, arguments: &Value) -> Jinja {
+        let function: Jinja =
+            [("name", text_value(self.mark(&call.name))), ("arguments", self.json(arguments))].into_iter().collect();
+        [("id", text_value(self.mark(&call.id))), ("type", Jinja::from("function")), ("function", function)]
+            .into_iter()
+            .collect()
+    }
+
+    fn mark<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        self.control.mark(text, self.marker)
+    }
+
+    fn json(&self, value: &Value) -> Jinja {
+        jinja_value(value, &|text| self.mark(text))
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "used as a function for map")]
+fn text_value(text: Cow<'_, str>) -> Jinja {
+    Jinja::from(text.as_ref())
+}
+
+/// `enable_thinking` (Qwen, GLM, …), `thinking` (DeepSeek, Granite), `reasoning_effort` (gpt-oss).
+fn effort_variables(effort: ReasoningEffort) -> [(String, Jinja); 3] {
+    let name = match effort {
+        ReasoningEffort::None => "none",
+        ReasoningEffort::Minimal => "minimal",
+        ReasoningEffort::Low => "low",
+        ReasoningEffort::Medium => "medium",
+        ReasoningEffort::High => "high",
+        ReasoningEffort::Max => "max",
+    };
+    let on = effort != ReasoningEffort::None;
+    [("enable_thinking".into(), on.into()), ("thinking".into(), on.into()), ("reasoning_effort".into(), name.into())]
+}
+
+fn cut_at_tag(rendered: &str) -> Result<String, ApiError> {
+    let tag = CONTINUE_TAG.trim_end();
+    let at = rendered.rfind(tag).ok_or_else(|| {
+        ApiError::invalid("continue_final_message", "the chat template leaves out the message that is to be continued")
+    })?;
+    let prompt = &rendered[..at];
+    // The blank is gone: the template trims messages, so the end of this one is trimmed too.
+    let kept = rendered[at..].starts_with(CONTINUE_TAG);
+    Ok(if kept { prompt } else { prompt.trim_end() }.to_owned())
+}
+
+fn template_fault(error: &RenderError) -> ApiError {
+    let message = match error {
+        RenderError::Refused(words) => format!("the chat template refuses this conversation: {words}"),
+        RenderError::TooMuch => "the chat template takes too much time or space for this conversation".into(),
+        RenderError::Failed(reason) => format!("the chat template fails on this conversation: {reason}"),
+        RenderError::NoDefault => "the model has several chat templates and none for this request".into(),
+    };
+    ApiError::invalid("messages", message)
+}

@@ -1,0 +1,103 @@
+//! Control tokens in what clients write.
+//!
+//! The chat template gives a prompt its structure with control tokens (`<|im_end|>`). The same characters in a message must stay
+//! text, or a message could end its turn and speak as somebody else. So, before rendering, every such name in a client's
+//! string gets a *marker* after each of its characters: one character that occurs nowhere else in the request. The rendered prompt
+//! then shows which names the template wrote and which came from outside; `TextModel::encode_marked` drops the marker after
+//! the tokenizer has looked for control tokens. Without such names there is no marker, and the prompt is tokenized as it is.
+//!
+//! Which tokens count: those the tokenizer calls special, and of its other added tokens those that the template writes as markup
+//! (`<tool_call>`). Hugging Face transformers chooses the same with `sanitize_control_tokens=True`; there, too, the
+//! tokens come out as text. An assistant's own earlier words keep the marks of reasoning and tool calls: templates look for them.
+//!
+//! Considered: encoding the pieces between control tokens one by one. It changes SentencePiece's prefix blanks and the word splits
+//! at each border, so prompts would differ from Hugging Face's.
+
+use std::borrow::Cow;
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use tokenizers::Tokenizer;
+
+use crate::error::TextError;
+
+/// Marks that an assistant's message may carry even where the tokenizer calls them special.
+const OWN_MARKS: [&str; 12] = [
+    "<think>",
+    "</think>",
+    "[THINK]",
+    "[/THINK]",
+    "<seed:think>",
+    "</seed:think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<function_call>",
+    "</function_call>",
+    "<|START_THINKING|>",
+    "<|END_THINKING|>",
+];
+
+/// Finds control tokens by name.
+pub(crate) struct ControlTokens {
+    /// All of them.
+    all: AhoCorasick,
+    /// Those that an assistant's message must not contain either.
+    special: AhoCorasick,
+}
+
+impl ControlTokens {
+    pub(crate) fn new(tokenizer: &Tokenizer, template: &str) -> Result<Self, TextError> {
+        let added = tokenizer.get_added_tokens_decoder();
+        let names = || added.values().filter(|token| !token.content.trim().is_empty());
+        let markup = |name: &str| !name.chars().all(char::is_alphanumeric) && template.contains(name);
+        let all = names().filter(|token| token.special || markup(&token.content)).map(|token| token.content.as_str());
+        let special = names()
+            .filter(|token| token.special && !OWN_MARKS.contains(&token.content.as_str()))
+            .map(|token| token.content.as_str());
+        Ok(Self { all: automaton(all)?, special: automaton(special)? })
+    }
+
+    /// A character that does not occur. U+FDD0..U+FDEF are noncharacters: text does not contain them but to be difficult.
+    pub(crate) fn marker(occurs: impl Fn(char) -> bool) -> char {
+        ('\u{FDD0}'..='\u{FDEF}')
+            .chain('\u{F0000}'..='\u{FFFFD}')
+            .find(|&marker| !occurs(marker))
+            // 65,000 different characters, each in the request: no client means that.
+            .unwrap_or('\u{10FFFD}')
+    }
+
+    /// Breaks up all control tokens in a client's text.
+    pub(crate) fn mark<'a>(&self, text: &'a str, marker: char) -> Cow<'a, str> {
+        mark(&self.all, text, marker)
+    }
+
+    /// Breaks up control tokens in an earlier message of the assistant's: not the marks of reasoning and tool calls.
+    pub(crate) fn mark_own<'a>(&self, text: &'a str, marker: char) -> Cow<'a, str> {
+        mark(&self.special, text, marker)
+    }
+}
+
+fn automaton<'a>(names: impl Iterator<Item = &'a str>) -> Result<AhoCorasick, TextError> {
+    AhoCorasick::builder()
+        .match_kind(MatchKind::LeftmostLongest)
+        .build(names)
+        .map_err(|error| TextError::malformed("tokenizer.json", error))
+}
+
+fn mark<'a>(names: &AhoCorasick, text: &'a str, marker: char) -> Cow<'a, str> {
+    let mut out = String::new();
+    let mut done = 0;
+    for found in names.find_iter(text) {
+        out.push_str(&text[done..found.start()]);
+        for c in text[found.range()].chars() {
+            // After the last one too: a name may begin inside another.
+            out.push(c);
+            out.push(marker);
+        }
+        done = found.end();
+    }
+    if done == 0 {
+        return Cow::Borrowed(text);
+    }
+    out.push_str(&text[done..]);
+    Cow::Owned(out)
+}

@@ -1,0 +1,332 @@
+//! One choice: tokens in, events out.
+//!
+//! ```text
+//! token ── bytes ── characters ── stop strings ── reasoning ── tool calls ── events
+//! ```
+//!
+//! Each stage holds back what it cannot judge yet and lets go of it as soon as it can. All of them work on characters, so events say the same
+//! text, reasoning and calls whatever the token borders were.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, event::StopCause};
+use penstock_proto::frames::{Token, TokenLogprobs};
+
+use crate::{
+    detokenize::Detokenizer,
+    model::TextModel,
+    piece::{Piece, Pieces},
+    reasoning::ReasoningSplitter,
+    stop::StopMatcher,
+    tools::ToolParser,
+};
+
+/// What a choice's text is to look like.
+#[derive(Clone, Debug, Default)]
+pub struct ChoiceOptions {
+    /// Index of the choice.
+    pub choice: u32,
+    /// Strings that end the text.
+    pub stop: Vec<String>,
+    /// Leave the stop string or the client's stop token in the text.
+    pub include_stop: bool,
+    /// The client's stop tokens: named as the cause of the end.
+    pub stop_token_ids: Vec<u32>,
+    /// The model's end tokens are text like others.
+    pub ignore_eos: bool,
+    /// Put control tokens into the text.
+    pub keep_special: bool,
+    /// Attach log-probabilities to text.
+    pub logprobs: bool,
+    /// Attach token ids to text.
+    pub return_tokens: bool,
+    /// Look for tool calls, if the model's format is known.
+    pub parse_tools: bool,
+    /// Keep reasoning apart, if the model marks it.
+    pub parse_reasoning: bool,
+    /// The prompt ends inside reasoning ([`crate::ChatPrompt::opens_reasoning`]).
+    pub starts_in_reasoning: bool,
+    /// Randoms that the ids of tool calls are made from; the same give the same ids.
+    pub call_ids: [u8; 16],
+}
+
+/// What one token led to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decoded {
+    /// Events, in order.
+    pub events: Vec<ChatEvent>,
+    /// A stop string is complete: cancel the choice and call [`ChoiceDecoder::finish`]. The token counts as output, later ones do not.
+    pub stopped: bool,
+}
+
+/// Why no more tokens come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The worker met a stop token, or the choice was cancelled after [`Decoded::stopped`].
+    Stop {
+        /// The stop token.
+        token: Option<u32>,
+    },
+    /// max_tokens, or the end of the context.
+    Length,
+}
+
+/// The decoder of one choice. Bounded by the text of the choice: it holds at most what the stages hold back.
+pub struct ChoiceDecoder {
+    model: Arc<TextModel>,
+    options: ChoiceOptions,
+    detokenizer: Detokenizer,
+    stops: StopMatcher,
+    stopped_by: Option<String>,
+    reasoning: Option<ReasoningSplitter>,
+    tools: Option<Box<dyn ToolParser>>,
+    /// Bytes of text before the stop matcher, and behind it.
+    decoded_bytes: usize,
+    released_bytes: usize,
+    logprobs: VecDeque<(usize, usize, TokenLogprob)>,
+    tokens: Vec<u32>,
+    calls: u32,
+    calls_complete: u32,
+    completion_tokens: u64,
+    reasoning_tokens: u64,
+}
+
+impl std::fmt::Debug for ChoiceDecoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChoiceDecoder").field("choice", &self.options.choice).finish_non_exhaustive()
+    }
+}
+
+impl ChoiceDecoder {
+    /// A decoder at the first token of an answer.
+    pub fn new(model: Arc<TextModel>, options: ChoiceOptions) -> Self {
+        let markers = model.reasoning_markers().filter(|_| options.parse_reasoning);
+        let format = model.tool_format().filter(|_| options.parse_tools);
+        Self {
+            // Special tokens are judged here, since marks of reasoning and calls may be special.
+            detokenizer: Detokenizer::new(true, false),
+            stops: StopMatcher::new(&options.stop),
+            stopped_by: None,
+            reasoning: markers.map(|markers| ReasoningSplitter::new(markers, options.starts_in_reasoning)),
+            tools: format.map(crate::tools::ToolFormat::parser),
+            decoded_bytes: 0,
+            released_bytes: 0,
+            logprobs: VecDeque::new(),
+            tokens: Vec::new(),
+            calls: 0,
+            calls_complete: 0,
+            completion_tokens: 0,
+            reasoning_tokens: 0,
+            model,
+            options,
+        }
+    }
+
+    /// Takes the next token. After [`Decoded::stopped`] tokens are ignored.
+    pub fn push(&mut self, token: &Token) -> Decoded {
+        if self.stopped_by.is_some() {
+            return Decoded { events: Vec::new(), stopped: true };
+        }
+        self.completion_tokens += 1;
+        if self.options.return_tokens {
+            self.tokens.push(token.id);
+        }
+        let reasoned = self.in_reasoning();
+        let mut pieces = Pieces::default();
+        if self.is_text(token.id) {
+            let mut text = String::new();
+            self.detokenizer.push(&self.model, token.id, &mut text);
+            let start = self.decoded_bytes;
+            self.decoded_bytes += text.len();
+            if let Some(logprobs) = token.logprobs.as_ref().filter(|_| self.options.logprobs) {
+                let entry = self.logprob(token.id, logprobs);
+                self.logprobs.push_back((start, self.decoded_bytes.max(start + 1), entry));
+            }
+            self.through_stops(&text, &mut pieces);
+        }
+        if self.stopped_by.is_some() {
+            self.flush(&mut pieces);
+        }
+        self.reasoning_tokens += u64::from(reasoned && self.in_reasoning());
+        let events = self.events(pieces);
+        if self.in_reasoning() || self.tools.as_ref().is_some_and(|tools| tools.in_call()) {
+            // Only text shows log-probabilities.
+            self.logprobs.clear();
+        }
+        Decoded { events, stopped: self.stopped_by.is_some() }
+    }
+
+    /// Ends the choice: held-back text, and one [`ChatEvent::Finish`].
+    pub fn finish(&mut self, end: End) -> Vec<ChatEvent> {
+        let mut pieces = Pieces::default();
+        if self.stopped_by.is_none() {
+            let mut text = String::new();
+            self.detokenizer.finish(&mut text);
+            self.decoded_bytes += text.len();
+            self.through_stops(&text, &mut pieces);
+            self.flush(&mut pieces);
+        }
+        let mut events = self.events(pieces);
+        if !self.tokens.is_empty() {
+            let tokens = std::mem::take(&mut self.tokens);
+            events.push(self.text_event(String::new(), Vec::new(), tokens));
+        }
+        let (reason, stop) = match (&self.stopped_by, end) {
+            (Some(stop), _) => (FinishReason::Stop, Some(StopCause::Text(stop.clone()))),
+            (None, End::Length) => (FinishReason::Length, None),
+            (None, End::Stop { token }) => {
+                let client = token.filter(|token| self.options.stop_token_ids.contains(token));
+                let reason = if self.calls_complete > 0 { FinishReason::ToolCalls } else { FinishReason::Stop };
+                (reason, client.map(StopCause::Token))
+            }
+        };
+        events.push(ChatEvent::Finish { choice: self.options.choice, reason, stop });
+        events
+    }
+
+    /// Tokens taken, through the one that completed a stop string.
+    pub fn completion_tokens(&self) -> u64 {
+        self.completion_tokens
+    }
+
+    /// Of these, tokens inside reasoning.
+    pub fn reasoning_tokens(&self) -> u64 {
+        self.reasoning_tokens
+    }
+
+    fn in_reasoning(&self) -> bool {
+        self.reasoning.as_ref().is_some_and(ReasoningSplitter::is_reasoning)
+    }
+
+    /// Whether the token's text belongs to the stream.
+    fn is_text(&self, id: u32) -> bool {
+        let options = &self.options;
+        let ends = options.stop_token_ids.contains(&id);
+        if ends && !options.include_stop || !options.ignore_eos && !ends && self.model.eos_tokens().contains(&id) {
+            return false;
+        }
+        options.keep_special || !self.model.is_special(id) || self.is_mark(id)
+    }
+
+    /// A special token that one of the parsers waits for.
+    fn is_mark(&self, id: u32) -> bool {
+        let bytes = self.model.vocabulary().token(id);
+        let reasoning = self.reasoning.is_some()
+            && self
+                .model
+                .reasoning_markers()
+                .is_some_and(|marks| [marks.open.as_bytes(), marks.close.as_bytes()].contains(&bytes));
+        reasoning
+            || (self.tools.is_some()
+                && self
+                    .model
+                    .tool_format()
+                    .is_some_and(|format| format.marks().iter().any(|mark| mark.as_bytes() == bytes)))
+    }
+
+    fn logprob(&self, id: u32, logprobs: &TokenLogprobs) -> TokenLogprob {
+        let top = logprobs.top_tokens.iter().zip(&logprobs.top_logprobs);
+        TokenLogprob {
+            token: id,
+            bytes: self.model.token_bytes(id),
+            logprob: Some(logprobs.logprob).filter(|value| !value.is_nan()),
+            top: top.map(|(&id, &logprob)| (id, self.model.token_bytes(id), logprob)).collect(),
+        }
+    }
+
+    fn through_stops(&mut self, text: &str, pieces: &mut Pieces) {
+        let mut released = String::new();
+        self.stopped_by = self.stops.push(text, self.options.include_stop, &mut released);
+        self.through_parsers(&released, pieces);
+    }
+
+    fn through_parsers(&mut self, text: &str, pieces: &mut Pieces) {
+        let start = self.released_bytes;
+        self.released_bytes += text.len();
+        let tools = &mut self.tools;
+        let mut answer = |at: usize, c: char, out: &mut Pieces| match tools {
+            Some(tools) => tools.push(at, c, out),
+            None => out.text(at, c.encode_utf8(&mut [0; 4])),
+        };
+        match &mut self.reasoning {
+            Some(reasoning) => {
+                text.char_indices().for_each(|(at, c)| reasoning.push(start + at, c, pieces, &mut answer))
+            }
+            None => text.char_indices().for_each(|(at, c)| answer(start + at, c, pieces)),
+        }
+    }
+
+    /// The text has ended: every stage lets go.
+    fn flush(&mut self, pieces: &mut Pieces) {
+        let mut rest = String::new();
+        self.stops.finish(&mut rest);
+        self.through_parsers(&rest, pieces);
+        let end = self.released_bytes;
+        let tools = &mut self.tools;
+        if let Some(reasoning) = &mut self.reasoning {
+            reasoning.finish(end, pieces, &mut |at, c, out| match tools {
+                Some(tools) => tools.push(at, c, out),
+                None => out.text(at, c.encode_utf8(&mut [0; 4])),
+            });
+        }
+        if let Some(tools) = tools {
+            tools.finish(end, pieces);
+        }
+    }
+
+    fn events(&mut self, pieces: Pieces) -> Vec<ChatEvent> {
+        let choice = self.options.choice;
+        let mut events: Vec<ChatEvent> = Vec::with_capacity(pieces.0.len());
+        for piece in pieces.0 {
+            match piece {
+                Piece::Text { at, text } => self.text_piece(at, text, &mut events),
+                Piece::Reasoning(text) => events.push(ChatEvent::Reasoning { choice, text }),
+                Piece::CallStart { name } => {
+                    let id = self.call_id();
+                    events.push(ChatEvent::ToolCallStart { choice, call: self.calls, id, name });
+                    self.calls += 1;
+                }
+                Piece::CallArguments(json) => {
+                    events.push(ChatEvent::ToolCallArguments { choice, call: self.calls.saturating_sub(1), json });
+                }
+                Piece::CallEnd => self.calls_complete += 1,
+            }
+        }
+        events
+    }
+
+    /// Text of one stretch, with the tokens that made it; joined to text just before.
+    fn text_piece(&mut self, at: usize, new: String, events: &mut Vec<ChatEvent>) {
+        let end = at + new.len();
+        let mut found = Vec::new();
+        while let Some(&(from, to, _)) = self.logprobs.front()
+            && from < end
+        {
+            let (_, _, entry) = self.logprobs.pop_front().expect("looked at");
+            if to > at {
+                found.push(entry);
+            }
+        }
+        let ids = std::mem::take(&mut self.tokens);
+        if let Some(ChatEvent::Text { text, logprobs, tokens, .. }) = events.last_mut() {
+            text.push_str(&new);
+            logprobs.extend(found);
+            tokens.extend(ids);
+        } else {
+            events.push(self.text_event(new, found, ids));
+        }
+    }
+
+    fn text_event(&self, text: String, logprobs: Vec<TokenLogprob>, tokens: Vec<u32>) -> ChatEvent {
+        ChatEvent::Text { choice: self.options.choice, text, logprobs, tokens }
+    }
+
+    /// `call_` and 24 hexadecimal digits.
+    fn call_id(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.options.call_ids);
+        hasher.update(&self.options.choice.to_le_bytes());
+        hasher.update(&self.calls.to_le_bytes());
+        format!("call_{}", &hasher.finalize().to_hex()[..24])
+    }
+}

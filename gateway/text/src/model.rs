@@ -1,0 +1,350 @@
+//! Everything about text that a checkpoint brings: tokenizer, chat template, end tokens, default sampling.
+
+use std::{borrow::Cow, path::Path};
+
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+use crate::{
+    control::ControlTokens,
+    detokenize::Detokenizer,
+    error::{TextError, clip},
+    reasoning::ReasoningMarkers,
+    template::ChatTemplate,
+    tools::ToolFormat,
+    vocab::Vocabulary,
+};
+
+/// The largest tokenizer.json seen in public models is 33 MB (Gemma 3).
+const TOKENIZER_BYTES_MAX: u64 = 128 << 20;
+/// Configs carry the template and the added tokens; public ones stay below 2 MB.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
+
+/// The files of a checkpoint that concern text, as bytes.
+#[derive(Clone, Debug, Default)]
+pub struct TextFiles<'a> {
+    /// tokenizer.json.
+    pub tokenizer_json: Cow<'a, [u8]>,
+    /// tokenizer_config.json: special tokens, chat template.
+    pub tokenizer_config_json: Option<Cow<'a, [u8]>>,
+    /// chat_template.jinja; goes before the template of tokenizer_config.json.
+    pub chat_template_jinja: Option<Cow<'a, [u8]>>,
+    /// generation_config.json: end tokens, default sampling.
+    pub generation_config_json: Option<Cow<'a, [u8]>>,
+    /// special_tokens_map.json, of older checkpoints; tokenizer_config.json goes before it.
+    pub special_tokens_map_json: Option<Cow<'a, [u8]>>,
+}
+
+/// Sampling that generation_config.json asks for when a request leaves it open.
+///
+/// As in vLLM, the values count whatever `do_sample` says: a request that leaves temperature open gets the API's 1.0 (or the
+/// value here), not greedy decoding.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DefaultSampling {
+    /// 0..=2.
+    pub temperature: Option<f32>,
+    /// 0..=1, above 0.
+    pub top_p: Option<f32>,
+    /// 0 keeps all.
+    pub top_k: Option<u32>,
+    /// 0..=1.
+    pub min_p: Option<f32>,
+    /// Above 0.
+    pub repetition_penalty: Option<f32>,
+}
+
+/// The text side of one model. Immutable; shared by all requests.
+pub struct TextModel {
+    tokenizer: Tokenizer,
+    vocabulary: Vocabulary,
+    control: ControlTokens,
+    template: Option<ChatTemplate>,
+    reasoning: Option<ReasoningMarkers>,
+    tool_format: Option<ToolFormat>,
+    eos: Vec<u32>,
+    sampling: DefaultSampling,
+    hash: [u8; 32],
+}
+
+impl std::fmt::Debug for TextModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TextModel")
+            .field("vocab_size", &self.vocab_size())
+            .field("eos", &self.eos)
+            .field("template", &self.template.is_some())
+            .field("tool_format", &self.tool_format)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TextModel {
+    /// Builds the model; compiles the template once. Tens of milliseconds for a vocabulary of 150 thousand.
+    ///
+    /// # Errors
+    /// [`TextError`] with the file and the reason.
+    pub fn load(files: &TextFiles<'_>) -> Result<Self, TextError> {
+        check_size("tokenizer.json", files.tokenizer_json.len() as u64, TOKENIZER_BYTES_MAX)?;
+        let tokenizer = parse_tokenizer(&files.tokenizer_json)?;
+        let vocabulary = Vocabulary::new(&tokenizer)?;
+        let config = parse_config("tokenizer_config.json", files.tokenizer_config_json.as_deref())?;
+        let generation = parse_config("generation_config.json", files.generation_config_json.as_deref())?;
+        let special = parse_config("special_tokens_map.json", files.special_tokens_map_json.as_deref())?;
+        let named = named_tokens(&config, &special);
+        let template = ChatTemplate::load(files.chat_template_jinja.as_deref(), &config, named.clone())?;
+        let source = template.as_ref().map(ChatTemplate::source).unwrap_or_default();
+        let reasoning = ReasoningMarkers::detect(&tokenizer, source);
+        let tool_format = ToolFormat::detect(source);
+        Ok(Self {
+            control: ControlTokens::new(&tokenizer, source)?,
+            eos: end_tokens(&tokenizer, &generation, &named),
+            sampling: default_sampling(&generation),
+            hash: *blake3::hash(&files.tokenizer_json).as_bytes(),
+            tokenizer,
+            vocabulary,
+            template,
+            reasoning,
+            tool_format,
+        })
+    }
+
+    /// Reads the files of a checkpoint folder; only tokenizer.json has to be there.
+    ///
+    /// # Errors
+    /// [`TextError`] with the file and the reason.
+    pub fn from_dir(dir: &Path) -> Result<Self, TextError> {
+        let tokenizer_json =
+            read(dir, "tokenizer.json", TOKENIZER_BYTES_MAX)?.ok_or_else(|| TextError::Unreadable {
+                file: dir.join("tokenizer.json").display().to_string(),
+                reason: "no such file; a checkpoint needs its tokenizer in this format".into(),
+            })?;
+        Self::load(&TextFiles {
+            tokenizer_json: tokenizer_json.into(),
+            tokenizer_config_json: read(dir, "tokenizer_config.json", CONFIG_BYTES_MAX)?.map(Cow::Owned),
+            chat_template_jinja: read(dir, "chat_template.jinja", CONFIG_BYTES_MAX)?.map(Cow::Owned),
+            generation_config_json: read(dir, "generation_config.json", CONFIG_BYTES_MAX)?.map(Cow::Owned),
+            special_tokens_map_json: read(dir, "special_tokens_map.json", CONFIG_BYTES_MAX)?.map(Cow::Owned),
+        })
+    }
+
+    /// BLAKE3 of the bytes of tokenizer.json; a worker announces the same.
+    pub fn tokenizer_hash(&self) -> [u8; 32] {
+        self.hash
+    }
+
+    /// Largest token id + 1. A checkpoint's embedding may have more rows (padding), never fewer.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocabulary.len()
+    }
+
+    /// Ids that end an answer, ascending: those of generation_config.json and the tokenizer's `eos_token`.
+    pub fn eos_tokens(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// Sampling for what a request leaves open.
+    pub fn default_sampling(&self) -> DefaultSampling {
+        self.sampling
+    }
+
+    /// The bytes a token stands for; a character may be split over tokens. Empty for an unknown id.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        self.vocabulary.token(id).to_vec()
+    }
+
+    /// The id of a token by its exact name in the vocabulary.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.tokenizer.token_to_id(token)
+    }
+
+    /// Whether the token is a control token: left out of texts unless asked for.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.vocabulary.is_special(id)
+    }
+
+    /// Tokens of a whole prompt, as Hugging Face's tokenizer makes them: the names of special tokens in `text` become those tokens (the
+    /// author of a raw prompt owns its structure). `add_special` adds what the tokenizer puts around a text (`<s>`).
+    ///
+    /// # Errors
+    /// [`TextError::Encode`].
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        let encoding = self.tokenizer.encode_fast(text, add_special).map_err(encode_error)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Tokens of a text that is nothing but text: no control token can come out of it.
+    ///
+    /// # Errors
+    /// [`TextError::Encode`].
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        let marker = ControlTokens::marker(|c| text.contains(c));
+        let marked = self.control.mark(text, marker);
+        self.encode_marked(&marked, marker)
+    }
+
+    /// Tokens of a text in which `marker` breaks up what must not become a control token.
+    ///
+    /// The stages are those of `Tokenizer::encode`; the marker is taken out between the one that finds added tokens and the one
+    /// that splits words, so everything else comes out as if it had never been there.
+    pub(crate) fn encode_marked(&self, text: &str, marker: char) -> Result<Vec<u32>, TextError> {
+        if !text.contains(marker) {
+            return self.encode(text, false);
+        }
+        use tokenizers::{Model, OffsetType, PreTokenizer};
+        let tokenizer = &self.tokenizer;
+        let mut pieces = tokenizer.get_added_vocabulary().extract_and_normalize(tokenizer.get_normalizer(), text);
+        pieces
+            .split(|_, mut piece| {
+                piece.filter(|c| c != marker);
+                Ok(std::iter::once(piece))
+            })
+            .map_err(encode_error)?;
+        if let Some(words) = tokenizer.get_pre_tokenizer() {
+            words.pre_tokenize(&mut pieces).map_err(encode_error)?;
+        }
+        let model = tokenizer.get_model();
+        pieces.tokenize(|piece| model.tokenize(piece.get())).map_err(encode_error)?;
+        let encoding = pieces.into_encoding(None, 0, OffsetType::None).map_err(encode_error)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Text of `ids`, control tokens left out unless `keep_special`. Invalid UTF-8 becomes U+FFFD; unknown ids add nothing.
+    pub fn decode(&self, ids: &[u32], keep_special: bool) -> String {
+        let mut detokenizer = Detokenizer::new(keep_special, true);
+        let mut text = String::new();
+        for &id in ids {
+            detokenizer.push(self, id, &mut text);
+        }
+        detokenizer.finish(&mut text);
+        text
+    }
+
+    /// Whether the checkpoint has a chat template.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// How the model writes tool calls, if its template shows a format that is known.
+    pub fn tool_format(&self) -> Option<ToolFormat> {
+        self.tool_format
+    }
+
+    /// How the model marks its reasoning, if it does.
+    pub fn reasoning_markers(&self) -> Option<&ReasoningMarkers> {
+        self.reasoning.as_ref()
+    }
+
+    pub(crate) fn vocabulary(&self) -> &Vocabulary {
+        &self.vocabulary
+    }
+
+    pub(crate) fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    pub(crate) fn control(&self) -> &ControlTokens {
+        &self.control
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "used as a function for map_err")]
+fn encode_error(error: tokenizers::Error) -> TextError {
+    TextError::Encode { reason: clip(&error.to_string()) }
+}
+
+fn check_size(file: &'static str, bytes: u64, limit: u64) -> Result<(), TextError> {
+    if bytes > limit { Err(TextError::TooLarge { file, bytes, limit }) } else { Ok(()) }
+}
+
+fn read(dir: &Path, file: &'static str, limit: u64) -> Result<Option<Vec<u8>>, TextError> {
+    let path = dir.join(file);
+    let unreadable =
+        |error: std::io::Error| TextError::Unreadable { file: path.display().to_string(), reason: error.to_string() };
+    match std::fs::metadata(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unreadable(error)),
+        Ok(metadata) => check_size(file, metadata.len(), limit)?,
+    }
+    std::fs::read(&path).map(Some).map_err(unreadable)
+}
+
+/// Parses tokenizer.json. The library answers some malformed files with a panic; a model file must not do that to a gateway.
+fn parse_tokenizer(bytes: &[u8]) -> Result<Tokenizer, TextError> {
+    const FILE: &str = "tokenizer.json";
+    let parsed = std::panic::catch_unwind(|| Tokenizer::from_bytes(bytes))
+        .map_err(|_| TextError::malformed(FILE, "the tokenizer library panicked on it"))?;
+    let mut tokenizer = parsed.map_err(|error| TextError::malformed(FILE, error))?;
+    check_ids(bytes, &tokenizer)?;
+    // Both are settings of a training run; prompts are never cut or padded here.
+    tokenizer.with_truncation(None).map_err(|error| TextError::malformed(FILE, error))?;
+    tokenizer.with_padding(None);
+    Ok(tokenizer)
+}
+
+/// The library numbers added tokens itself and only warns where the file says otherwise: such a model would read other tokens than
+/// it was trained on.
+fn check_ids(bytes: &[u8], tokenizer: &Tokenizer) -> Result<(), TextError> {
+    #[derive(serde::Deserialize)]
+    struct Declared {
+        #[serde(default)]
+        added_tokens: Vec<DeclaredToken>,
+    }
+    #[derive(serde::Deserialize)]
+    struct DeclaredToken {
+        id: u32,
+        content: String,
+    }
+    const FILE: &str = "tokenizer.json";
+    let declared: Declared = serde_json::from_slice(bytes).map_err(|error| TextError::malformed(FILE, error))?;
+    for DeclaredToken { id, content } in declared.added_tokens {
+        let read = tokenizer.token_to_id(&content);
+        if read != Some(id) {
+            return Err(TextError::malformed(
+                FILE,
+                format!("added token {content:?} has id {id}, but comes out as {read:?}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn parse_config(file: &'static str, bytes: Option<&[u8]>) -> Result<Value, TextError> {
+    let Some(bytes) = bytes else { return Ok(Value::Null) };
+    check_size(file, bytes.len() as u64, CONFIG_BYTES_MAX)?;
+    let value: Value = serde_json::from_slice(bytes).map_err(|error| TextError::malformed(file, error))?;
+    if value.is_object() { Ok(value) } else { Err(TextError::malformed(file, "not a JSON object")) }
+}
+
+/// `bos_token`, `eos_token`, …: what templates call by name. The value is a string or an object with `content`.
+fn named_tokens(config: &Value, special: &Value) -> Vec<(String, String)> {
+    const NAMES: [&str; 7] =
+        ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+    let text = |value: &Value| value.as_str().or_else(|| value["content"].as_str()).map(str::to_owned);
+    NAMES
+        .iter()
+        .filter_map(|&name| Some((name.to_owned(), text(&config[name]).or_else(|| text(&special[name]))?)))
+        .collect()
+}
+
+fn end_tokens(tokenizer: &Tokenizer, generation: &Value, named: &[(String, String)]) -> Vec<u32> {
+    let ids = &generation["eos_token_id"];
+    let listed = ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice).iter();
+    let mut eos: Vec<u32> = listed.filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect();
+    let name = named.iter().find(|(name, _)| name == "eos_token");
+    eos.extend(name.and_then(|(_, token)| tokenizer.token_to_id(token)));
+    eos.sort_unstable();
+    eos.dedup();
+    eos
+}
+
+fn default_sampling(generation: &Value) -> DefaultSampling {
+    let within = |key: &str, low: f64, high: f64| {
+        generation[key].as_f64().filter(|&value| (low..=high).contains(&value)).map(|value| value as f32)
+    };
+    DefaultSampling {
+        temperature: within("temperature", 0.0, 2.0),
+        top_p: within("top_p", f64::MIN_POSITIVE, 1.0),
+        top_k: generation["top_k"].as_u64().and_then(|k| u32::try_from(k).ok()),
+        min_p: within("min_p", 0.0, 1.0),
+        repetition_penalty: within("repetition_penalty", f64::MIN_POSITIVE, 1e6),
+    }
+}

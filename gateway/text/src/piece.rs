@@ -1,0 +1,56 @@
+//! What the stages behind the detokenizer say about the text of one choice.
+
+/// One finding, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// Answer text, and where it stood in the model's raw text (bytes).
+    Text { at: usize, text: String },
+    /// Reasoning.
+    Reasoning(String),
+    /// A tool call begins.
+    CallStart { name: String },
+    /// More of its arguments.
+    CallArguments(String),
+    /// Its arguments are complete.
+    CallEnd,
+}
+
+/// Findings of one push; neighbours of a kind are put together.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces(pub(crate) Vec<Piece>);
+
+impl Pieces {
+    pub(crate) fn text(&mut self, offset: usize, new: &str) {
+        if new.is_empty() {
+            return;
+        }
+        match self.0.last_mut() {
+            Some(Piece::Text { at, text }) if *at + text.len() == offset => text.push_str(new),
+            _ => self.0.push(Piece::Text { at: offset, text: new.into() }),
+        }
+    }
+
+    pub(crate) fn reasoning(&mut self, new: &str) {
+        match self.0.last_mut() {
+            _ if new.is_empty() => {}
+            Some(Piece::Reasoning(text)) => text.push_str(new),
+            _ => self.0.push(Piece::Reasoning(new.into())),
+        }
+    }
+
+    pub(crate) fn call_start(&mut self, name: &str) {
+        self.0.push(Piece::CallStart { name: name.into() });
+    }
+
+    pub(crate) fn call_arguments(&mut self, new: &str) {
+        match self.0.last_mut() {
+            _ if new.is_empty() => {}
+            Some(Piece::CallArguments(text)) => text.push_str(new),
+            _ => self.0.push(Piece::CallArguments(new.into())),
+        }
+    }
+
+    pub(crate) fn call_end(&mut self) {
+        self.0.push(Piece::CallEnd);
+    }
+}

@@ -1,0 +1,249 @@
+//! One call written as a JSON object: `{"name": "f", "arguments": {…}}`, keys in any order, others ignored.
+
+use super::json::{JsonScan, Verdict};
+use crate::piece::Pieces;
+
+/// Longest name and key; a longer one is no call.
+const NAME_BYTES_MAX: usize = 1024;
+
+/// What a character means for the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallVerdict {
+    /// The call goes on.
+    More,
+    /// The character closes the object.
+    Done,
+    /// This is no call. The character was not taken; [`CallObject::take_raw`] is what must come out as text before it.
+    Bad,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Begin,
+    KeyOrEnd,
+    Key,
+    InKey,
+    Colon,
+    ValueStart,
+    InValue,
+    AfterValue,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Name,
+    Arguments,
+    /// Arguments written as a string with JSON in it.
+    ArgumentsText,
+    Other,
+}
+
+/// The scanner of one object.
+#[derive(Debug)]
+pub(crate) struct CallObject {
+    at: At,
+    field: Field,
+    value: JsonScan,
+    /// Key or value being collected, as written.
+    written: String,
+    name: Option<String>,
+    /// Arguments that came before the name.
+    waiting: String,
+    announced: bool,
+    complete: bool,
+    /// Text since the object began that has come out in no form yet.
+    raw: String,
+}
+
+impl CallObject {
+    pub(crate) fn new() -> Self {
+        Self {
+            at: At::Begin,
+            field: Field::Other,
+            value: JsonScan::new(),
+            written: String::new(),
+            name: None,
+            waiting: String::new(),
+            announced: false,
+            complete: false,
+            raw: String::new(),
+        }
+    }
+
+    /// The call is known to the receiver.
+    pub(crate) fn is_announced(&self) -> bool {
+        self.announced
+    }
+
+    /// Arguments are coming: no text is held.
+    pub(crate) fn is_streaming(&self) -> bool {
+        self.announced && !self.complete
+    }
+
+    /// Takes the next character.
+    pub(crate) fn push(&mut self, c: char, out: &mut Pieces) -> CallVerdict {
+        let blank = c.is_ascii_whitespace();
+        let ok = match self.at {
+            At::InKey => self.key(c),
+            At::InValue => return self.in_value(c, out),
+            At::ValueStart if !blank => return self.value_start(c, out),
+            _ if blank => true,
+            At::Begin => self.step(c == '{', At::KeyOrEnd),
+            At::KeyOrEnd | At::AfterValue if c == '}' => return self.close(out),
+            At::KeyOrEnd | At::Key => {
+                self.value = JsonScan::new();
+                self.written.clear();
+                let opened = c == '"' && self.key(c);
+                self.step(opened, At::InKey)
+            }
+            At::Colon => self.step(c == ':', At::ValueStart),
+            At::AfterValue => self.step(c == ',', At::Key),
+            At::ValueStart => false,
+        };
+        if ok { self.keep(c) } else { CallVerdict::Bad }
+    }
+
+    fn step(&mut self, ok: bool, next: At) -> bool {
+        if ok {
+            self.at = next;
+        }
+        ok
+    }
+
+    fn keep(&mut self, c: char) -> CallVerdict {
+        self.raw.push(c);
+        CallVerdict::More
+    }
+
+    fn key(&mut self, c: char) -> bool {
+        self.written.push(c);
+        match self.value.push(c) {
+            Verdict::More => self.written.len() <= NAME_BYTES_MAX,
+            Verdict::End => {
+                self.field = match serde_json::from_str::<String>(&self.written).as_deref() {
+                    Ok("name") if self.name.is_none() => Field::Name,
+                    Ok("arguments" | "parameters") if !self.complete && self.waiting.is_empty() => Field::Arguments,
+                    _ => Field::Other,
+                };
+                self.at = At::Colon;
+                true
+            }
+            Verdict::EndBefore | Verdict::Bad => false,
+        }
+    }
+
+    fn value_start(&mut self, c: char, out: &mut Pieces) -> CallVerdict {
+        self.value = JsonScan::new();
+        self.written.clear();
+        match (self.field, c) {
+            (Field::Name, '"') | (Field::Arguments, '{') | (Field::Other, _) => {}
+            (Field::Arguments, '"') => self.field = Field::ArgumentsText,
+            // `"arguments": null`: none.
+            (Field::Arguments, 'n') => self.field = Field::Other,
+            _ => return CallVerdict::Bad,
+        }
+        self.at = At::InValue;
+        self.in_value(c, out)
+    }
+
+    fn in_value(&mut self, c: char, out: &mut Pieces) -> CallVerdict {
+        let verdict = self.value.push(c);
+        match (verdict, self.field) {
+            (Verdict::Bad, _) => return CallVerdict::Bad,
+            (Verdict::EndBefore, _) => {
+                self.at = At::AfterValue;
+                return self.push(c, out);
+            }
+            (_, Field::Arguments) => return self.argument(c, verdict == Verdict::End, out),
+            (_, Field::Other) => {}
+            (_, Field::Name | Field::ArgumentsText) => {
+                self.written.push(c);
+                if self.field == Field::Name && self.written.len() > NAME_BYTES_MAX {
+                    return CallVerdict::Bad;
+                }
+            }
+        }
+        if verdict == Verdict::End {
+            self.at = At::AfterValue;
+            if !self.collected(c, out) {
+                return CallVerdict::Bad;
+            }
+            if self.field != Field::Other && self.complete {
+                // The announcement took `raw`; this character belongs to it.
+                return CallVerdict::More;
+            }
+        }
+        self.keep(c)
+    }
+
+    /// A character of the arguments: it comes out, or waits for the name.
+    fn argument(&mut self, c: char, last: bool, out: &mut Pieces) -> CallVerdict {
+        if let Some(name) = self.name.as_deref() {
+            if !self.announced {
+                out.call_start(name);
+                self.announced = true;
+                self.raw.clear();
+            }
+            out.call_arguments(c.encode_utf8(&mut [0; 4]));
+            if last {
+                self.complete = true;
+                out.call_end();
+            }
+        } else {
+            self.waiting.push(c);
+            self.raw.push(c);
+        }
+        if last {
+            self.at = At::AfterValue;
+        }
+        CallVerdict::More
+    }
+
+    /// A name, or arguments in a string, is complete.
+    fn collected(&mut self, _last: char, out: &mut Pieces) -> bool {
+        if self.field == Field::Other {
+            return true;
+        }
+        let Ok(text) = serde_json::from_str::<String>(&self.written) else { return false };
+        if self.field == Field::Name {
+            if text.is_empty() {
+                return false;
+            }
+            self.name = Some(text);
+        } else {
+            let object = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&text);
+            if object.is_err() {
+                return false;
+            }
+            self.waiting = text;
+        }
+        if let Some(name) = self.name.as_deref()
+            && !self.waiting.is_empty()
+        {
+            out.call_start(name);
+            out.call_arguments(&std::mem::take(&mut self.waiting));
+            out.call_end();
+            self.announced = true;
+            self.complete = true;
+            self.raw.clear();
+        }
+        true
+    }
+
+    fn close(&mut self, out: &mut Pieces) -> CallVerdict {
+        let Some(name) = self.name.as_deref() else { return CallVerdict::Bad };
+        if !self.announced {
+            out.call_start(name);
+            out.call_arguments("{}");
+            out.call_end();
+        }
+        CallVerdict::Done
+    }
+
+    /// What must come out as text when the call is given up: all of it before the announcement, what came after the
+    /// arguments later (nothing if that is blank).
+    pub(crate) fn take_raw(&mut self) -> String {
+        let raw = std::mem::take(&mut self.raw);
+        if self.announced && raw.trim().is_empty() { String::new() } else { raw }
+    }
+}

@@ -1,0 +1,225 @@
+//! The bytes that each token stands for.
+//!
+//! The decoder of tokenizer.json is a pipeline over token strings (byte-level alphabet, `▁` for space, `<0x0A>` for a byte). For
+//! text generation all of it, but what happens at the very start of a text, depends on one token at a time; so it is run
+//! once at load, and decoding is copying bytes. A decoder that does not fit this (WordPiece, CTC, `</w>` suffixes) is refused.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+use crate::error::TextError;
+
+const FILE: &str = "tokenizer.json";
+
+/// More ids than any published vocabulary by far; an absurd id must not become a table of gigabytes.
+const IDS_MAX: u32 = 1 << 22;
+
+/// What happens to the blanks in front of a whole text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StartRule {
+    /// They are kept (byte-level vocabularies).
+    Keep,
+    /// Up to this many are dropped (SentencePiece's dummy prefix).
+    Strip(usize),
+    /// Those of the first token are dropped (Metaspace).
+    StripFirstToken,
+}
+
+/// Token bytes by id, in one allocation.
+#[derive(Debug)]
+pub(crate) struct Vocabulary {
+    bytes: Vec<u8>,
+    /// `ends[id]`: end of the id's bytes; its start is the end before.
+    ends: Vec<u32>,
+    special: Vec<bool>,
+    pub(crate) start: StartRule,
+}
+
+/// One stage of the decoder, as far as a single token is concerned.
+enum Stage {
+    ByteLevel,
+    ByteFallback,
+    Replace(String, String),
+    StripToken { blank: char, start: usize },
+}
+
+impl Vocabulary {
+    /// Runs the decoder of `tokenizer` over all its tokens.
+    pub(crate) fn new(tokenizer: &Tokenizer) -> Result<Self, TextError> {
+        let (stages, start) = stages(tokenizer)?;
+        let added = tokenizer.get_added_tokens_decoder();
+        let model = tokenizer.get_vocab(false);
+        let top = model.values().chain(added.keys()).copied().max();
+        let count = top.map_or(0, |id| id.saturating_add(1));
+        if count == 0 || count > IDS_MAX {
+            return Err(TextError::malformed(
+                FILE,
+                format!("largest token id {top:?}, ids below {IDS_MAX} are served"),
+            ));
+        }
+        let mut names: Vec<Option<&str>> = vec![None; count as usize];
+        for (name, &id) in &model {
+            names[id as usize] = Some(name);
+        }
+        let mut special = vec![false; count as usize];
+        for (&id, token) in &added {
+            names[id as usize] = Some(&token.content);
+            special[id as usize] = token.special;
+        }
+        let alphabet = byte_alphabet();
+        let mut table = Self { bytes: Vec::new(), ends: Vec::with_capacity(count as usize), special, start };
+        for name in names {
+            if let Some(name) = name {
+                decode_token(name, &stages, &alphabet, &mut table.bytes);
+            }
+            table.ends.push(
+                u32::try_from(table.bytes.len()).map_err(|_| TextError::malformed(FILE, "vocabulary too large"))?,
+            );
+        }
+        Ok(table)
+    }
+
+    /// Largest id + 1.
+    pub(crate) fn len(&self) -> u32 {
+        self.ends.len() as u32
+    }
+
+    /// The token's bytes; empty for an id without a token.
+    pub(crate) fn token(&self, id: u32) -> &[u8] {
+        let Some(&end) = self.ends.get(id as usize) else { return &[] };
+        let start = if id == 0 { 0 } else { self.ends[id as usize - 1] };
+        &self.bytes[start as usize..end as usize]
+    }
+
+    /// Whether the token is a control token: left out of texts unless asked for.
+    pub(crate) fn is_special(&self, id: u32) -> bool {
+        self.special.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// What a token adds to a text that begins with it.
+    pub(crate) fn first_token(&self, id: u32) -> &[u8] {
+        let bytes = self.token(id);
+        let blanks = bytes.iter().take_while(|&&byte| byte == b' ').count();
+        match self.start {
+            StartRule::Keep => bytes,
+            StartRule::Strip(most) => &bytes[blanks.min(most)..],
+            StartRule::StripFirstToken => &bytes[blanks..],
+        }
+    }
+}
+
+/// Reads the decoder into per-token stages.
+fn stages(tokenizer: &Tokenizer) -> Result<(Vec<Stage>, StartRule), TextError> {
+    let Some(decoder) = tokenizer.get_decoder() else {
+        return Err(TextError::Unsupported { file: FILE, what: "a tokenizer without a decoder".into() });
+    };
+    let json = serde_json::to_value(decoder).map_err(|error| TextError::malformed(FILE, error))?;
+    let mut reading = Reading { stages: Vec::new(), start: StartRule::Keep, fused: false };
+    reading.read(&json)?;
+    Ok((reading.stages, reading.start))
+}
+
+struct Reading {
+    stages: Vec<Stage>,
+    start: StartRule,
+    fused: bool,
+}
+
+impl Reading {
+    fn read(&mut self, json: &Value) -> Result<(), TextError> {
+        let text = |key: &str| json[key].as_str().unwrap_or_default().to_owned();
+        let kind = text("type");
+        match kind.as_str() {
+            "Sequence" => {
+                for stage in json["decoders"].as_array().into_iter().flatten() {
+                    self.read(stage)?;
+                }
+            }
+            "ByteLevel" => self.stages.push(Stage::ByteLevel),
+            "ByteFallback" => self.stages.push(Stage::ByteFallback),
+            "Fuse" => self.fused = true,
+            "Replace" => {
+                let Some(pattern) = json["pattern"]["String"].as_str().filter(|pattern| !pattern.is_empty()) else {
+                    return Err(TextError::Unsupported { file: FILE, what: "a decoder that replaces by regex".into() });
+                };
+                self.stages.push(Stage::Replace(pattern.to_owned(), text("content")));
+            }
+            "Strip" => self.read_strip(json)?,
+            "Metaspace" => {
+                self.stages.push(Stage::Replace(text("replacement"), " ".into()));
+                if text("prepend_scheme") != "never" {
+                    self.start = StartRule::StripFirstToken;
+                }
+            }
+            _ => return Err(TextError::Unsupported { file: FILE, what: format!("a {kind} decoder") }),
+        }
+        Ok(())
+    }
+
+    fn read_strip(&mut self, json: &Value) -> Result<(), TextError> {
+        let count = |key: &str| json[key].as_u64().unwrap_or(0) as usize;
+        let blank = json["content"].as_str().and_then(|text| text.chars().next()).unwrap_or(' ');
+        if count("stop") != 0 || (self.fused && blank != ' ') {
+            return Err(TextError::Unsupported { file: FILE, what: "a decoder that strips the end of a text".into() });
+        }
+        if self.fused {
+            self.start = StartRule::Strip(count("start"));
+        } else {
+            self.stages.push(Stage::StripToken { blank, start: count("start") });
+        }
+        Ok(())
+    }
+}
+
+fn decode_token(name: &str, stages: &[Stage], alphabet: &HashMap<char, u8>, out: &mut Vec<u8>) {
+    let mut text = name.to_owned();
+    for stage in stages {
+        match stage {
+            // Each of these turns the token into raw bytes, so it is the last to see it.
+            Stage::ByteLevel => {
+                match text.chars().map(|c| alphabet.get(&c).copied()).collect::<Option<Vec<u8>>>() {
+                    Some(bytes) => out.extend(bytes),
+                    None => out.extend(text.as_bytes()),
+                }
+                return;
+            }
+            Stage::ByteFallback => {
+                if let Some(byte) = byte_token(&text) {
+                    out.push(byte);
+                    return;
+                }
+            }
+            Stage::Replace(from, to) => text = text.replace(from, to),
+            Stage::StripToken { blank, start } => {
+                let cut: usize = text.chars().take(*start).take_while(|c| c == blank).map(char::len_utf8).sum();
+                text.drain(..cut);
+            }
+        }
+    }
+    out.extend(text.as_bytes());
+}
+
+/// The byte of a token like `<0x0A>`.
+fn byte_token(text: &str) -> Option<u8> {
+    let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
+    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?
+}
+
+/// GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on.
+fn byte_alphabet() -> HashMap<char, u8> {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut next = 256;
+    (0..=255u8)
+        .map(|byte| {
+            let code = if printable(byte) {
+                u32::from(byte)
+            } else {
+                next += 1;
+                next - 1
+            };
+            (char::from_u32(code).expect("below U+0200"), byte)
+        })
+        .collect()
+}
