@@ -9,6 +9,9 @@ pub struct EngineConfig {
     pub batch_tokens: usize,
     /// Tokens of one sequence in one step at most.
     pub chunk_tokens: usize,
+    /// Seconds that prefill may add to a step in which others decode, at the measured speed: their next token waits for it.
+    /// 0: no limit but `batch_tokens`.
+    pub prefill_seconds_max: f64,
     /// Sequences that may wait; further requests are refused as overloaded.
     pub waiting_max: usize,
     /// Choices of one request at most.
@@ -27,6 +30,7 @@ impl Default for EngineConfig {
             sequences_max: 32,
             batch_tokens: 512,
             chunk_tokens: 512,
+            prefill_seconds_max: 0.25,
             waiting_max: 256,
             choices_max: 128,
             logprobs_max: 64,

@@ -33,6 +33,7 @@ pub struct Engine {
     forward: Box<dyn Forward>,
     limits: Limits,
     waiting_max: usize,
+    prefill_seconds_max: f64,
     scheduler: Scheduler,
     sampler: Sampler,
     stats: Stats,
@@ -83,6 +84,7 @@ impl Engine {
             forward,
             limits,
             waiting_max: config.waiting_max.max(config.choices_max),
+            prefill_seconds_max: config.prefill_seconds_max,
             scheduler: Scheduler::new(pages, sizes),
             sampler: Sampler::default(),
             stats: Stats::default(),
@@ -223,7 +225,7 @@ impl Engine {
     /// Computes one step and says everything that happened since the last.
     pub fn step(&mut self, clock: &dyn Clock) -> Step {
         let began = clock.now();
-        let plan = self.scheduler.schedule();
+        let plan = self.scheduler.schedule(self.stats.prefill_rows_in(self.prefill_seconds_max));
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
         let prefill: usize = plan.runs.iter().map(|run| run.rows).filter(|rows| *rows > 1).sum();
         if rows > 0 {
@@ -269,7 +271,9 @@ impl Engine {
 
     /// Moves sequences on and writes what they said.
     fn publish(&mut self, plan: &Plan, drawn: Vec<Sampled>) {
-        plan.runs.iter().for_each(|run| self.scheduler.advance(*run));
+        // What a useless row was computed from is not offered to others.
+        let useless = |run: &&Run| drawn.iter().any(|(order, drawn)| *order == run.order && drawn.is_err());
+        plan.runs.iter().filter(|run| !useless(run)).for_each(|run| self.scheduler.advance(*run));
         for (order, drawn) in drawn {
             match drawn {
                 Ok(drawn) => self.say(drawn),

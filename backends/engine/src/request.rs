@@ -228,3 +228,102 @@ fn ranges(s: &Sampling) -> Result<(), Refusal> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits {
+            vocab_size: 100,
+            context_tokens: 64,
+            choices_max: 4,
+            logprobs_max: 5,
+            prompt_logprobs_max: 40,
+            numerics: String::new(),
+        }
+    }
+
+    fn good() -> Generate {
+        let sampling = Sampling {
+            top_p: 1.0,
+            repetition_penalty: 1.0,
+            max_tokens: 10,
+            logprobs: -1,
+            prompt_logprobs: -1,
+            ..Default::default()
+        };
+        let choices = vec![ChoiceStart::default()];
+        Generate { prompt: vec![1; 20], choices, sampling: Some(sampling), ..Default::default() }
+    }
+
+    /// The kind of the refusal of a changed request, and whether its message names `word`.
+    #[track_caller]
+    fn check(kind: ErrorKind, word: &str, change: impl Fn(&mut Generate, &mut Sampling)) {
+        let mut generate = good();
+        let mut sampling = generate.sampling.take().expect("set");
+        change(&mut generate, &mut sampling);
+        generate.sampling = Some(sampling);
+        let refusal = Request::parse(generate, &limits()).err().expect("it is refused");
+        assert_eq!(refusal.kind, kind, "{}", refusal.message);
+        assert!(refusal.message.contains(word), "{}", refusal.message);
+    }
+
+    #[test]
+    fn a_good_request_is_taken() {
+        let (request, starts) = Request::parse(good(), &limits()).expect("it is good");
+        assert_eq!((request.tokens_max, starts.len(), request.prompt_blocks()), (30, 1, 0));
+        let mut long = good();
+        long.sampling.as_mut().expect("set").max_tokens = u32::MAX;
+        let (request, _) = Request::parse(long, &limits()).expect("it ends with the context");
+        assert_eq!(request.tokens_max, 64);
+    }
+
+    #[test]
+    fn every_bound_has_its_refusal() {
+        use ErrorKind::{ContextLength, InvalidRequest, Unsupported};
+        check(InvalidRequest, "empty", |g, _| g.prompt.clear());
+        check(InvalidRequest, "prompt", |g, _| g.prompt[3] = 100);
+        check(ContextLength, "64", |g, _| g.prompt = vec![1; 64]);
+        check(InvalidRequest, "choices", |g, _| g.choices.clear());
+        check(InvalidRequest, "choices", |g, _| {
+            g.choices = (0..5).map(|index| ChoiceStart { index, emitted: vec![] }).collect()
+        });
+        check(InvalidRequest, "twice", |g, _| g.choices.push(ChoiceStart::default()));
+        check(InvalidRequest, "emitted", |g, _| g.choices[0].emitted = vec![1; 11]);
+        check(InvalidRequest, "emitted", |g, _| g.choices[0].emitted = vec![100]);
+        check(InvalidRequest, "salt", |g, _| g.salt = vec![0; 5000]);
+        check(Unsupported, "prefill_at", |g, _| g.prefill_at = "unix:/x".to_owned());
+        for (field, values) in [
+            ("temperature", [f32::NAN, -0.1, f32::INFINITY]),
+            ("top_p", [f32::NAN, -0.1, 1.1]),
+            ("min_p", [f32::NAN, -0.1, 1.1]),
+            ("presence_penalty", [f32::NAN, f32::INFINITY, -1e3]),
+            ("frequency_penalty", [f32::NAN, f32::INFINITY, -1e3]),
+            ("repetition_penalty", [f32::NAN, 0.0, -1.0]),
+        ] {
+            for value in values {
+                check(InvalidRequest, field, |_, s| match field {
+                    "temperature" => s.temperature = value,
+                    "top_p" => s.top_p = value,
+                    "min_p" => s.min_p = value,
+                    "presence_penalty" => s.presence_penalty = value,
+                    "frequency_penalty" => s.frequency_penalty = value,
+                    _ => s.repetition_penalty = value,
+                });
+            }
+        }
+        let bias = |token, bias| vec![LogitBias { token, bias }];
+        check(InvalidRequest, "logit_bias", |_, s| s.logit_bias = bias(100, 1.0));
+        check(InvalidRequest, "logit_bias", |_, s| s.logit_bias = bias(1, f32::NAN));
+        check(InvalidRequest, "logit_bias", |_, s| s.logit_bias = vec![LogitBias::default(); 5000]);
+        check(InvalidRequest, "stop_tokens", |_, s| s.stop_tokens = vec![100]);
+        check(InvalidRequest, "allowed_tokens", |_, s| s.allowed_tokens = vec![u32::MAX]);
+        check(InvalidRequest, "min_tokens", |_, s| {
+            (s.min_tokens, s.stop_tokens, s.allowed_tokens) = (1, vec![3, 4], vec![4]);
+        });
+        check(InvalidRequest, "logprobs", |_, s| s.logprobs = 6);
+        check(InvalidRequest, "logprobs", |_, s| s.logprobs = -2);
+        check(InvalidRequest, "prompt_logprobs", |_, s| s.prompt_logprobs = 2);
+    }
+}

@@ -142,11 +142,14 @@ impl Scheduler {
         sequence
     }
 
-    /// Decides the next step; the pages it writes are in the block tables.
-    pub(crate) fn schedule(&mut self) -> Plan {
+    /// Decides the next step; the pages it writes are in the block tables. `prefill_rows_max`: beside rows of decode.
+    pub(crate) fn schedule(&mut self, prefill_rows_max: usize) -> Plan {
         let Sizes { batch_tokens, samples_max, .. } = self.sizes;
         let mut plan = Plan { runs: Vec::new(), rows_left: batch_tokens, samples_left: samples_max };
         self.continue_decodes(&mut plan);
+        if !plan.runs.is_empty() {
+            plan.rows_left = plan.rows_left.min(prefill_rows_max);
+        }
         self.continue_prefills(&mut plan);
         self.start_waiting(&mut plan);
         plan

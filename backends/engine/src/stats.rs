@@ -9,6 +9,8 @@ use penstock_proto::frames::EngineState;
 const FADE: f64 = 0.9;
 /// Rows below which a step says nothing about prefill speed.
 const PREFILL_ROWS_MIN: usize = 16;
+/// Rows of prefill that a step always takes: one block, at which weights are already streamed for many rows at once.
+const PREFILL_ROWS_ALWAYS: usize = 32;
 
 /// What is measured over steps.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +34,12 @@ impl Stats {
     /// Tokens per second of prefill; 0 until measured.
     pub(crate) fn prefill_tokens_per_second(&self) -> f64 {
         if self.seconds_faded > 0.0 { self.rows_faded / self.seconds_faded } else { 0.0 }
+    }
+
+    /// Rows of prefill that take `seconds` at the measured speed; 0 seconds, or not measured yet: any number.
+    pub(crate) fn prefill_rows_in(&self, seconds: f64) -> usize {
+        let rate = self.prefill_tokens_per_second();
+        if seconds > 0.0 && rate > 0.0 { ((rate * seconds) as usize).max(PREFILL_ROWS_ALWAYS) } else { usize::MAX }
     }
 
     /// The state after a step.

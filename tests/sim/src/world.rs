@@ -104,6 +104,7 @@ impl World {
                 r.between(1, most)
             },
             choices_max: 4,
+            prefill_seconds_max: r.pick(&[0.0, 0.004]),
             prefix_cache: !r.one_in(5),
             ..EngineConfig::default()
         };

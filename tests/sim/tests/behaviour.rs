@@ -305,6 +305,24 @@ fn the_queue_is_told_in_seconds() {
 }
 
 #[test]
+fn a_long_prompt_does_not_hold_up_who_speaks() {
+    let (mut engine, meter) = engine();
+    // A device of 1,000 rows per second, and a quarter of a second allowed.
+    let counted = meter.clone();
+    let clock = move || Duration::from_millis(counted.rows());
+    engine.submit(generate(1, prompt(1, 200), 100));
+    engine.step(&clock);
+    let mut longest = 0;
+    engine.submit(generate(2, prompt(2, 900), 5));
+    while engine.has_work() {
+        let before = meter.rows();
+        engine.step(&clock);
+        longest = longest.max(meter.rows() - before);
+    }
+    assert_eq!(longest, 251, "a quarter of a second of prefill and one row of decode");
+}
+
+#[test]
 fn a_newer_attempt_replaces_an_older_one() {
     let (mut engine, _) = engine();
     engine.submit(generate(1, prompt(1, 40), 20));
