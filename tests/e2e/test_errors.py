@@ -228,7 +228,7 @@ def test_malformed_http_gets_one_refusal_and_a_close(gateway, fault):
 
 def test_keys_are_asked_for_when_configured(tmp_path):
     secret = "sk-e2e-0123456789abcdef"
-    config = f'[[keys]]\nid = "team-a"\nsha256 = "{hashlib.sha256(secret.encode()).hexdigest()}"\n'
+    config = f'[[keys]]\nid = "team-a"\ndigest = "{hashlib.sha256(secret.encode()).hexdigest()}"\n'
     with serving(tmp_path, config=config) as gateway:
         for key in ("sk-wrong", "", secret + "x", secret[:-1]):
             with pytest.raises(openai.AuthenticationError) as caught:
