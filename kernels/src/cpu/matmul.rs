@@ -20,6 +20,9 @@ const UNIT_BYTES: usize = 320 << 10;
 /// Row groups of one item for kernels that block k: 8 groups of 32 rows.
 const GROUPS_BLOCKED: usize = 8;
 
+/// Row groups for which reading a panel from L3 or memory again is a few per cent of the work.
+const GROUPS_PIECE: usize = 8;
+
 /// A finished piece of the result.
 pub(super) struct Finished<'a> {
     /// First panel.
@@ -101,14 +104,15 @@ impl Matmul<'_> {
     fn unit(&self, threads: usize) -> usize {
         let fit = UNIT_BYTES / (self.weight.k_blocks * BLOCK * 2);
         let fair = self.weight.panels / (threads * 8);
-        fit.min(fair).max(1).next_multiple_of(self.together)
+        (fit.min(fair) / self.together).max(1) * self.together
     }
 
     /// Into how many ranges the row groups are cut.
     fn row_pieces(&self, units: usize, groups: usize, threads: usize) -> usize {
-        let fair = (threads * 8).div_ceil(units);
+        // A piece reads its panels again, so it should have rows enough to pay for that.
+        let fair = if threads == 1 { 1 } else { (threads * 16).div_ceil(units).min(groups / GROUPS_PIECE).max(1) };
         let fit = if self.kernel.k_blocks_at_once == 0 { 1 } else { groups.div_ceil(GROUPS_BLOCKED) };
-        if threads == 1 { fit } else { fair.max(fit).min(groups) }
+        fair.max(fit)
     }
 
     fn whole_k(
