@@ -14,6 +14,7 @@ pub struct Down {
 
 /// Bodies of [`Down`].
 #[derive(Clone, PartialEq, Oneof)]
+#[expect(clippy::large_enum_variant, reason = "one lives at a time, on its way to the socket; a box would cost more")]
 pub enum DownBody {
     /// First frame of a session.
     #[prost(message, tag = "1")]

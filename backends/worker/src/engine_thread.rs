@@ -27,7 +27,7 @@ pub(crate) enum Command {
     /// A session is over: what it asked for is cancelled.
     Detach { session: u64 },
     /// Start or continue a request.
-    Generate { session: u64, generate: Generate },
+    Generate { session: u64, generate: Box<Generate> },
     /// Stop one.
     Cancel { session: u64, cancel: Cancel },
     /// Allow more tokens.
@@ -87,7 +87,7 @@ impl EngineThread {
             .spawn(move || {
                 // Dropped at the end, also of a panic.
                 let _guard = guard;
-                live(build, &phase, inbox, worker_age)
+                live(build, &phase, inbox, &worker_age)
             })
             .map_err(|source| WorkerError::Os { what: "starting the engine's thread".into(), source })?;
         Ok((Self { handle, age }, ended))
@@ -112,7 +112,7 @@ fn live(
     build: Build,
     phase: &watch::Sender<Phase>,
     inbox: mpsc::Receiver<Command>,
-    age: StepAge,
+    age: &StepAge,
 ) -> Result<(), WorkerError> {
     let began = Instant::now();
     // No receiver means that the process is ending; loading goes on to its end, then the inbox is closed too.
@@ -137,7 +137,7 @@ fn live(
                 steps: 0,
                 exit: false,
             }
-            .work(inbox, &age, clock)
+            .work(inbox, age, clock)
         }
         Err(error) => {
             phase.send_replace(Phase::Failed(chain(&error)));
@@ -201,7 +201,7 @@ impl Desk {
         match command {
             Command::Attach { session, epoch, frames } => self.attach(session, epoch, frames),
             Command::Detach { session } => self.detach(session),
-            Command::Generate { session, generate } => self.generate(session, generate),
+            Command::Generate { session, generate } => self.generate(session, *generate),
             Command::Cancel { session, mut cancel } => {
                 if let Some(id) = self.engine_ids.get(&(session, cancel.request)) {
                     cancel.request = *id;
@@ -218,7 +218,7 @@ impl Desk {
                 self.exit |= exit;
                 self.engine.drain();
                 // An idle engine makes no step that would tell it.
-                self.tell(Step { number: self.steps, state: Some(self.engine.state()), ..Default::default() });
+                self.tell(&Step { number: self.steps, state: Some(self.engine.state()), ..Default::default() });
             }
         }
     }
@@ -298,8 +298,8 @@ impl Desk {
         self.send(&rest, &mut theirs);
     }
 
-    fn tell(&mut self, step: Step) {
-        self.send(&step, &mut HashMap::new());
+    fn tell(&mut self, step: &Step) {
+        self.send(step, &mut HashMap::new());
     }
 
     fn send(&mut self, rest: &Step, theirs: &mut HashMap<u64, Vec<Output>>) {

@@ -176,7 +176,7 @@ impl Host {
     async fn listen<R: AsyncRead + Unpin>(&self, session: u64, reader: &mut Reader<R>) -> Result<(), SessionEnd> {
         loop {
             let command = match reader.next().await? {
-                Some(DownBody::Generate(generate)) => Command::Generate { session, generate },
+                Some(DownBody::Generate(generate)) => Command::Generate { session, generate: Box::new(generate) },
                 Some(DownBody::Cancel(cancel)) => Command::Cancel { session, cancel },
                 Some(DownBody::Window(window)) => Command::Window { session, window },
                 Some(DownBody::Drain(drain)) => {
