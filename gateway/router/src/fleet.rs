@@ -256,6 +256,7 @@ impl Fleet {
     }
 }
 
+#[derive(Clone, Copy)]
 struct Placement {
     worker: WorkerId,
     cached_tokens: u32,

@@ -1,0 +1,187 @@
+//! The router's face: who gets a request, who waits, who is refused.
+
+use penstock_proto::frames::{EngineState, KvEvent};
+use penstock_proto::{BLOCK_TOKENS, BlockHasher};
+use penstock_router::{Choice, Fleet, Limits, Member, View, Weights, WorkerId};
+use std::sync::Arc;
+use std::time::Duration;
+
+const A: WorkerId = WorkerId(0);
+const B: WorkerId = WorkerId(1);
+
+fn state(credits: u32) -> EngineState {
+    EngineState {
+        credits,
+        blocks_total: 1000,
+        blocks_free: 1000,
+        prefill_tokens_per_second: 1000.0,
+        step_seconds: 0.01,
+        ..Default::default()
+    }
+}
+
+fn member(numerics: &str, credits: u32) -> Member {
+    Member { numerics_id: numerics.into(), blocks_total: 1000, state: state(credits) }
+}
+
+fn view(tokens: u32) -> View {
+    View {
+        tokens: (0..tokens).collect(),
+        salt: Arc::from(&b"s"[..]),
+        priority: 0,
+        sequences: 1,
+        numerics_id: None,
+        resumed: false,
+    }
+}
+
+fn resumed(numerics: &str) -> View {
+    View { numerics_id: Some(numerics.into()), resumed: true, ..view(10) }
+}
+
+fn stored(tokens: u32, numerics: &str) -> KvEvent {
+    let hashes = BlockHasher::for_request(b"s", numerics).chain(&(0..tokens).collect::<Vec<_>>());
+    KvEvent { stored: hashes.into_iter().map(|hash| hash.to_bytes().to_vec()).collect(), ..Default::default() }
+}
+
+fn fleet(limits: Limits) -> Fleet {
+    Fleet::new(Weights::default(), limits)
+}
+
+fn two() -> Fleet {
+    let mut fleet = fleet(Limits::default());
+    fleet.join(A, member("n", 2), &[]);
+    fleet.join(B, member("n", 2), &[]);
+    fleet
+}
+
+/// Binds everything that can be bound at `now`: (request, worker, exact).
+fn bindings(fleet: &mut Fleet, now: u64) -> Vec<(u64, WorkerId, bool)> {
+    std::iter::from_fn(|| match fleet.next(Duration::from_secs(now)) {
+        Choice::Bind { request, worker, exact, .. } => Some((request, worker, exact)),
+        Choice::Hold => None,
+    })
+    .collect()
+}
+
+fn workers(fleet: &mut Fleet) -> Vec<WorkerId> {
+    bindings(fleet, 0).into_iter().map(|(_, worker, _)| worker).collect()
+}
+
+#[test]
+fn an_idle_fleet_fills_evenly_and_no_further_than_its_credits() {
+    let mut fleet = two();
+    for request in 0..6 {
+        // Of another length each, so that no prefix is shared.
+        let tokens: Arc<[u32]> = vec![request as u32; 40].into();
+        fleet.enqueue(request, View { tokens, ..view(0) }, Duration::ZERO).expect("room");
+    }
+    let mut got = workers(&mut fleet);
+    got.sort();
+    assert_eq!(got, [A, A, B, B]);
+    assert_eq!(fleet.waiting(), 2);
+    // The worker has taken its two, one of them ended: one credit.
+    fleet.update(A, Some(&state(1)), &[], 2);
+    assert_eq!(workers(&mut fleet), [A]);
+    assert_eq!(workers(&mut fleet), [], "what was sent counts until the worker counts it");
+}
+
+#[test]
+fn a_cached_prefix_draws_its_request() {
+    let mut fleet = two();
+    fleet.update(B, None, &[stored(640, "n")], 0);
+    for request in 0..2 {
+        fleet.enqueue(request, view(700), Duration::ZERO).expect("room");
+        let Choice::Bind { worker, cached_tokens, ttft, .. } = fleet.next(Duration::ZERO) else { panic!("held") };
+        assert_eq!((worker, cached_tokens), (B, 640 + 32 * u32::from(request > 0)), "resident, then promised too");
+        assert!(ttft < Duration::from_millis(200), "60 tokens and a step: {ttft:?}");
+    }
+}
+
+#[test]
+fn a_long_queue_outweighs_a_short_prefix() {
+    let mut fleet = two();
+    fleet.update(B, Some(&EngineState { queue_seconds: 9.0, ..state(2) }), &[stored(64, "n")], 0);
+    fleet.enqueue(1, view(700), Duration::ZERO).expect("room");
+    assert_eq!(workers(&mut fleet), [A]);
+}
+
+#[test]
+fn two_requests_with_one_prefix_go_to_one_worker() {
+    let mut fleet = two();
+    fleet.enqueue(1, view(3200), Duration::ZERO).expect("room");
+    fleet.enqueue(2, view(3200), Duration::ZERO).expect("room");
+    let got = workers(&mut fleet);
+    assert_eq!(got[0], got[1], "the second finds the blocks of the first promised there");
+    fleet.settle(1);
+    fleet.remove(2);
+    assert_eq!(fleet.index_sizes(), (0, 0));
+}
+
+#[test]
+fn salts_and_numerics_do_not_share() {
+    let mut fleet = two();
+    fleet.update(B, Some(&EngineState { queue_seconds: 0.01, ..state(2) }), &[stored(640, "other")], 0);
+    fleet.enqueue(1, view(700), Duration::ZERO).expect("room");
+    fleet.enqueue(2, View { salt: Arc::from(&b"t"[..]), ..view(700) }, Duration::ZERO).expect("room");
+    for _ in 0..2 {
+        let Choice::Bind { cached_tokens, .. } = fleet.next(Duration::ZERO) else { panic!("held") };
+        assert_eq!(cached_tokens, 0);
+    }
+}
+
+#[test]
+fn a_resumed_request_waits_for_its_numerics_and_then_takes_what_there_is() {
+    let mut fleet = fleet(Limits { exact_wait: Duration::from_secs(2), ..Limits::default() });
+    fleet.join(A, member("one", 0), &[]);
+    fleet.join(B, member("two", 5), &[]);
+    fleet.enqueue(1, resumed("one"), Duration::ZERO).expect("never refused");
+    fleet.enqueue(2, view(10), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 1), [(2, B, true)], "others need not wait for it");
+    assert_eq!(bindings(&mut fleet, 3), [(1, B, false)]);
+    fleet.enqueue(3, resumed("one"), Duration::from_secs(3)).expect("never refused");
+    fleet.update(A, Some(&state(1)), &[], 0);
+    assert_eq!(bindings(&mut fleet, 3), [(3, A, true)]);
+    fleet.leave(A);
+    fleet.enqueue(4, resumed("one"), Duration::from_secs(3)).expect("never refused");
+    assert_eq!(bindings(&mut fleet, 3), [(4, B, false)], "nobody of its own is left: no use in waiting");
+}
+
+#[test]
+fn a_request_of_many_choices_is_not_passed_for_ever() {
+    let mut fleet = fleet(Limits::default());
+    fleet.join(A, Member { state: EngineState { running: 3, ..state(1) }, ..member("n", 1) }, &[]);
+    fleet.enqueue(1, View { sequences: 16, ..view(10) }, Duration::ZERO).expect("room");
+    fleet.enqueue(2, view(10), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), [], "the small one behind it waits too");
+    fleet.update(A, Some(&EngineState { running: 0, ..state(4) }), &[], 0);
+    assert_eq!(bindings(&mut fleet, 0), [(1, A, true)], "all that the worker has");
+}
+
+#[test]
+fn the_queue_is_bounded_and_late_answers_are_refused_at_once() {
+    let mut small = fleet(Limits { queue_max: 2, ..Limits::default() });
+    for request in 0..2 {
+        small.enqueue(request, view(10), Duration::ZERO).expect("room");
+    }
+    assert!(small.enqueue(2, view(10), Duration::ZERO).is_err());
+    small.enqueue(3, resumed("n"), Duration::ZERO).expect("never refused");
+
+    let mut prompt = fleet(Limits { ttft_max: Some(Duration::from_secs(2)), ..Limits::default() });
+    prompt.join(A, member("n", 0), &[]);
+    prompt.enqueue(1, view(1500), Duration::ZERO).expect("1.5 s");
+    let reject = prompt.enqueue(2, view(1500), Duration::ZERO).expect_err("3 s");
+    assert!(reject.retry_after >= Duration::from_secs(1) && reject.retry_after < Duration::from_secs(2), "{reject:?}");
+}
+
+#[test]
+fn what_is_suspended_or_gone_gets_nothing() {
+    let mut fleet = two();
+    fleet.suspend(A, true);
+    fleet.leave(B);
+    fleet.enqueue(1, view(BLOCK_TOKENS as u32), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), []);
+    fleet.suspend(A, false);
+    assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);
+    assert_eq!(fleet.predicted_ttft(0), Duration::from_millis(42), "32 promised tokens and a step");
+}
