@@ -199,7 +199,7 @@ impl Actor {
                     self.step(worker, step, now);
                 }
             }
-            Event::Lost { worker, session, loss, why } => self.lost(worker, session, loss, why),
+            Event::Lost { worker, session, loss, why } => self.lost(worker, session, loss, &why),
             Event::Process { worker, update } => self.process(worker, update, now),
         }
     }
@@ -302,7 +302,7 @@ impl Actor {
         Ok(())
     }
 
-    fn lost(&mut self, worker: WorkerId, session: u64, loss: Loss, why: String) {
+    fn lost(&mut self, worker: WorkerId, session: u64, loss: Loss, why: &str) {
         let now = Instant::now();
         let member = self.member(worker);
         if member.link.as_ref().is_some_and(|link| link.session != session) {
@@ -312,7 +312,7 @@ impl Actor {
         let orderly = member.state.draining;
         let died = (was_ready && loss == Loss::Ended && !orderly)
             .then(|| member.ready.as_ref().map_or(0, |ready| ready.epoch));
-        member.session = Session::Absent { why: why.clone() };
+        member.session = Session::Absent { why: why.into() };
         member.state.credits = 0;
         let bound: Vec<u64> = member.bound.drain().collect();
         if was_ready {
@@ -494,7 +494,7 @@ impl Actor {
         if let Some(link) = &member.link {
             link.close.notify_one();
             let session = link.session;
-            self.lost(worker, session, Loss::GivenUp, why.into());
+            self.lost(worker, session, Loss::GivenUp, why);
         }
     }
 
