@@ -19,7 +19,7 @@ impl Source {
     pub fn is_test(&self) -> bool {
         let under =
             |folder: &str| self.path.starts_with(&format!("{folder}/")) || self.path.contains(&format!("/{folder}/"));
-        under("tests") || under("benches") || under("examples") || self.path.ends_with("/tests.rs")
+        under("tests") || under("benches") || under("examples") || self.path.ends_with("tests.rs")
     }
 
     /// Number of lines before the unit tests at its end.
@@ -30,10 +30,10 @@ impl Source {
         tests.unwrap_or(self.lines.len())
     }
 
-    /// Lines of the program (before its unit tests) that are code, numbered from 1, line comments cut off.
-    pub fn code(&self) -> impl Iterator<Item = (usize, &str)> {
+    /// Lines of the program (before its unit tests), numbered from 1, without line comments and what stands in strings.
+    pub fn code(&self) -> impl Iterator<Item = (usize, String)> {
         let lines = self.lines[..self.program_lines()].iter().enumerate();
-        lines.map(|(index, line)| (index + 1, cut_comment(line)))
+        lines.map(|(index, line)| (index + 1, code_of(line)))
     }
 
     /// The comment and attribute lines directly above line `number`, and what stands on the line itself.
@@ -49,18 +49,20 @@ impl Source {
     }
 }
 
-/// `line` without a trailing `//` comment; a `//` inside a string literal stays.
-fn cut_comment(line: &str) -> &str {
-    let mut quoted = false;
-    let bytes = line.as_bytes();
-    for at in 0..bytes.len() {
-        match bytes[at] {
-            b'"' if at == 0 || bytes[at - 1] != b'\\' => quoted = !quoted,
-            b'/' if !quoted && bytes.get(at + 1) == Some(&b'/') => return &line[..at],
+/// `line` without its comment and without the content of its strings. Strings over several lines are not followed.
+fn code_of(line: &str) -> String {
+    let (mut out, mut quoted, mut escaped) = (String::new(), false, false);
+    let mut rest = line.chars().peekable();
+    while let Some(c) = rest.next() {
+        match c {
+            '"' if !escaped => quoted = !quoted,
+            '/' if !quoted && rest.peek() == Some(&'/') => break,
+            _ if !quoted => out.push(c),
             _ => {}
         }
+        escaped = c == '\\' && !escaped;
     }
-    line
+    out
 }
 
 #[cfg(test)]
@@ -68,10 +70,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn comments_are_cut() {
-        assert_eq!(cut_comment("let x = 1; // unsafe {"), "let x = 1; ");
-        assert_eq!(cut_comment(r#"let u = "http://x"; // y"#), r#"let u = "http://x"; "#);
-        assert_eq!(cut_comment("/// doc"), "");
+    fn comments_and_strings_are_no_code() {
+        assert_eq!(code_of("let x = 1; // unsafe {"), "let x = 1; ");
+        assert_eq!(code_of(r#"let u = "http://x"; // y"#), "let u = ; ");
+        assert_eq!(code_of(r#"f("a \" unsafe", 2)"#), "f(, 2)");
+        assert_eq!(code_of("/// doc"), "");
     }
 
     #[test]

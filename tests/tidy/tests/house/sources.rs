@@ -74,7 +74,8 @@ fn unsafe_functions_have_a_contract() {
     let mut faults = Vec::new();
     for source in Source::all().iter().filter(|source| !source.path.starts_with("tests/tidy/")) {
         for (number, code) in source.code() {
-            let declares = code.contains("unsafe fn ") && code.contains('(') && !code.trim_end().ends_with(';');
+            // A macro's functions share the contract that stands above the macro.
+            let declares = code.contains("unsafe fn ") && !code.contains("unsafe fn $") && code.contains('(');
             if declares && !source.above(number).to_lowercase().contains("safety") {
                 faults.push(format!("{}:{number}: {}", source.path, code.trim()));
             }
