@@ -61,19 +61,34 @@ impl TextModel {
             ));
         }
         let input = Input::new(request)?;
-        let context = Context {
+        let marker = ControlTokens::marker(|c| input.texts().any(|text| text.contains(c)));
+        let mut context = Context {
             control: self.control(),
-            marker: ControlTokens::marker(|c| input.texts().any(|text| text.contains(c))),
+            marker,
+            null_content: template.knows_null_content(),
+            text_arguments: false,
         };
-        let marked = context.render(template, &input, now_unix_s)?;
-        let tokens = self.encode_marked(&marked, context.marker).map_err(|error| ApiError {
+        let mut marked = context.render(template, &input, now_unix_s)?;
+        // A template that stumbles over data as transformers gives it may take it as the API has it: some join texts.
+        let calls = request.messages.iter().any(|message| !message.tool_calls.is_empty());
+        for (null_content, text_arguments) in [(false, false), (false, true)] {
+            if calls && matches!(marked, Err(RenderError::Failed(_))) {
+                context = Context { null_content, text_arguments, ..context };
+                marked = context.render(template, &input, now_unix_s)?.or(marked);
+            }
+        }
+        let mut marked = marked.map_err(|error| template_fault(&error))?;
+        if request.continue_final_message {
+            marked = cut_at_tag(&marked)?;
+        }
+        let tokens = self.encode_marked(&marked, marker).map_err(|error| ApiError {
             kind: ApiErrorKind::Invalid,
             param: Some("messages".into()),
             message: error.to_string(),
         })?;
         let opens_reasoning =
             self.reasoning_markers().is_some_and(|markers| markers.opened_by(&marked, request.continue_final_message));
-        let text = if marked.contains(context.marker) { marked.replace(context.marker, "") } else { marked };
+        let text = if marked.contains(marker) { marked.replace(marker, "") } else { marked };
         Ok(ChatPrompt { tokens, text, opens_reasoning })
     }
 }
@@ -166,10 +181,19 @@ fn kwargs(json: Option<&str>) -> Result<Map<String, Value>, ApiError> {
 struct Context<'m> {
     control: &'m ControlTokens,
     marker: char,
+    /// The template tells an absent content from an empty one.
+    null_content: bool,
+    /// It takes the arguments of calls as text.
+    text_arguments: bool,
 }
 
 impl Context<'_> {
-    fn render(&self, template: &ChatTemplate, input: &Input<'_>, now_unix_s: i64) -> Result<String, ApiError> {
+    fn render(
+        &self,
+        template: &ChatTemplate,
+        input: &Input<'_>,
+        now_unix_s: i64,
+    ) -> Result<Result<String, RenderError>, ApiError> {
         let request = input.request;
         let mut messages: Vec<Jinja> = Vec::with_capacity(request.messages.len());
         let last = request.messages.len().saturating_sub(1);
@@ -188,10 +212,7 @@ impl Context<'_> {
         ];
         variables.extend(request.reasoning_effort.into_iter().flat_map(effort_variables));
         variables.extend(input.kwargs.iter().map(|(key, value)| (key.clone(), self.json(value))));
-        let rendered = template
-            .render(variables.into_iter().collect(), with_tools, now_unix_s)
-            .map_err(|error| template_fault(&error))?;
-        if request.continue_final_message { cut_at_tag(&rendered) } else { Ok(rendered) }
+        Ok(template.render(variables.into_iter().collect(), with_tools, now_unix_s))
     }
 
     /// A message as transformers gives it to templates: absent fields are absent.
@@ -203,15 +224,16 @@ impl Context<'_> {
             Role::Assistant => "assistant",
             Role::Tool => "tool",
         };
-        let mut content = message
-            .content
-            .as_deref()
-            .map(|text| if own { self.control.mark_own(text, self.marker) } else { self.mark(text) });
+        let mark = |text| if own { self.control.mark_own(text, self.marker) } else { self.mark(text) };
+        let mut content = message.content.as_deref().map(mark);
         if continued {
             let text = content.as_mut().ok_or_else(|| {
                 ApiError::invalid("continue_final_message", "the last message has no content to continue")
             })?;
             text.to_mut().push_str(CONTINUE_TAG);
+        }
+        if !self.null_content {
+            content.get_or_insert_default();
         }
         let mut fields =
             vec![("role", Jinja::from(role)), ("content", content.map_or_else(|| Jinja::from(()), text_value))];
@@ -234,8 +256,9 @@ impl Context<'_> {
     }
 
     fn call(&self, call: &ToolCall, arguments: &Value) -> Jinja {
+        let arguments = if self.text_arguments { text_value(self.mark(&call.arguments)) } else { self.json(arguments) };
         let function: Jinja =
-            [("name", text_value(self.mark(&call.name))), ("arguments", self.json(arguments))].into_iter().collect();
+            [("name", text_value(self.mark(&call.name))), ("arguments", arguments)].into_iter().collect();
         [("id", text_value(self.mark(&call.id))), ("type", Jinja::from("function")), ("function", function)]
             .into_iter()
             .collect()

@@ -92,3 +92,28 @@ fn prompts_equal_transformers() {
         assert!(faults.is_empty(), "{}", faults.join("\n"));
     }
 }
+
+/// Templates that expect otherwise than transformers gives them: clients send null content and arguments as text.
+#[test]
+fn templates_that_join_texts_are_given_texts() {
+    let case = json!({"messages": [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"a": 1}}}]},
+    ]});
+    let render = |template: &str| {
+        let files = TextFiles {
+            tokenizer_json: std::fs::read(dir().join("tokenizer.json")).unwrap().into(),
+            chat_template_jinja: Some(template.as_bytes().into()),
+            ..TextFiles::default()
+        };
+        TextModel::load(&files).unwrap().chat_prompt(&chat(&case), NOW_UNIX_S).map(|made| made.text)
+    };
+    let each = |body: &str| format!("{{% for message in messages %}}{body}{{% endfor %}}");
+    assert_eq!(render(&each("{{ 'x' + message.content }};")).unwrap(), "xgo;x;");
+    assert_eq!(render(&each("{{ message.content }};")).unwrap(), "go;;");
+    assert_eq!(render(&each("{% if message.content is none %}-{% endif %}")).unwrap(), "-");
+    let arguments = "{% for c in message.tool_calls %}{{ 'a: ' + c.function.arguments }}{% endfor %}";
+    assert_eq!(render(&each(arguments)).unwrap(), "a: {\"a\":1}");
+    assert_eq!(render("{{ messages[1].tool_calls[0].function.arguments | tojson }}").unwrap(), "{\"a\": 1}");
+    assert!(render("{{ messages + 1 }}").unwrap_err().message.contains("fails on this conversation"));
+}

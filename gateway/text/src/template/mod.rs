@@ -44,6 +44,7 @@ pub(crate) struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
     named_tokens: Jinja,
+    knows_null_content: bool,
 }
 
 impl ChatTemplate {
@@ -99,6 +100,7 @@ impl ChatTemplate {
         }
         Ok(Self {
             environment,
+            knows_null_content: knows_null_content(&source),
             source,
             named_tokens: named_tokens.into_iter().map(|(k, v)| (k, Jinja::from(v))).collect(),
         })
@@ -107,6 +109,11 @@ impl ChatTemplate {
     /// The text of all templates, to be searched for marks.
     pub(crate) fn source(&self) -> &str {
         &self.source
+    }
+
+    /// Whether it asks if a message's content is `none`. Others print "None" or fail, so an absent content is empty for them.
+    pub(crate) fn knows_null_content(&self) -> bool {
+        self.knows_null_content
     }
 
     /// Renders `variables` (`messages`, `tools`, …); `now_unix_s` is what `strftime_now` sees, in UTC.
@@ -128,6 +135,13 @@ impl ChatTemplate {
     }
 }
 
+fn knows_null_content(source: &str) -> bool {
+    ["'content']", "\"content\"]", ".content"]
+        .iter()
+        .flat_map(|field| source.split(field).skip(1))
+        .any(|rest| rest.starts_with(" is none") || rest.starts_with(" is not none"))
+}
+
 /// An environment that behaves as transformers' does.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
@@ -145,7 +159,7 @@ fn render_error(error: &minijinja::Error) -> RenderError {
     }
     match error.kind() {
         ErrorKind::OutOfFuel | ErrorKind::WriteFailure => RenderError::TooMuch,
-        _ => RenderError::Failed(clip(&format!("{error} (line {})", error.line().unwrap_or(0)))),
+        _ => RenderError::Failed(clip(&error.to_string())),
     }
 }
 
