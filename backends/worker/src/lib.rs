@@ -16,6 +16,7 @@
 mod args;
 mod config;
 mod engine_thread;
+pub mod inspect;
 mod listen;
 mod model;
 mod session;

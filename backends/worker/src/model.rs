@@ -127,7 +127,7 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
 }
 
 /// The checkpoint, and the hash of its tokenizer. A folder without a tokenizer has no hash: token ids alone can be served.
-fn open(folder: Option<&Path>) -> Result<(Checkpoint, Vec<u8>), WorkerError> {
+pub(crate) fn open(folder: Option<&Path>) -> Result<(Checkpoint, Vec<u8>), WorkerError> {
     let refused = |error: penstock_engine::checkpoint::CheckpointError| WorkerError::Model(error.to_string());
     let Some(folder) = folder else {
         let files: [(&str, &'static [u8]); 3] = [
@@ -157,7 +157,7 @@ fn name(folder: &Path) -> String {
     whole.file_name().map_or_else(|| whole.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-fn device(options: &ModelOptions, limits: Limits) -> Result<Box<dyn Device>, WorkerError> {
+pub(crate) fn device(options: &ModelOptions, limits: Limits) -> Result<Box<dyn Device>, WorkerError> {
     match options.device {
         DeviceChoice::Reference => Ok(Box::new(ReferenceDevice::new(limits))),
         DeviceChoice::Auto | DeviceChoice::Cpu => {

@@ -1,1 +1,90 @@
-fn main() {}
+//! Package `penstock`, the one binary: reads the command line, starts a process, says what went wrong and what to do about it.
+#![forbid(unsafe_code)]
+
+mod chat;
+mod check;
+mod demo;
+mod log;
+mod progress;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Streams come and go in waves: this allocator returns what a wave leaves behind.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const EXAMPLES: &str = "\
+Examples:
+  penstock serve                                  the embedded demo model at http://127.0.0.1:8080
+  penstock serve --model ~/models/Qwen3-0.6B      any Llama, Mistral, Qwen2 or Qwen3 checkpoint folder
+  penstock chat                                   talk to it in the terminal
+  penstock check --config penstock.toml           what would be served, or everything that is wrong
+
+An OpenAI client needs nothing but the address:
+  OPENAI_BASE_URL=http://127.0.0.1:8080/v1 OPENAI_API_KEY=none python app.py";
+
+const WORKER_EXAMPLES: &str = "\
+A worker started by hand is named in the gateway's config:
+  penstock worker --model ~/models/Qwen3-0.6B --listen unix:///run/penstock/worker.sock
+  [[pools]]
+  connect = [\"unix:///run/penstock/worker.sock\"]
+
+Over TCP both sides prove a shared secret:
+  head -c 32 /dev/urandom | base64 > pool.key
+  penstock worker --listen tcp://127.0.0.1:7070 --key-file pool.key";
+
+/// AI gateway with its own inference engine.
+///
+/// `penstock serve` answers the OpenAI API: chat completions, completions, models, tokenize. It starts its engine as worker
+/// processes, continues their answers when one dies, and needs no other software.
+#[derive(Parser, Debug)]
+#[command(name = "penstock", version, after_help = EXAMPLES, max_term_width = 110, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Run the gateway and its workers
+    Serve(Box<serve::ServeArgs>),
+    /// Run one engine for gateways elsewhere (serve starts its own)
+    #[command(after_help = WORKER_EXAMPLES)]
+    Worker(Box<penstock_worker::WorkerArgs>),
+    /// Talk to a model in the terminal
+    Chat(chat::ChatArgs),
+    /// Say what would be served, or everything that is wrong, without serving
+    Check(Box<check::CheckArgs>),
+}
+
+fn main() -> ExitCode {
+    // The choice of cryptography is ours, whatever the libraries below would pick. Err: somebody chose before, impossible here.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let done = match Cli::parse().command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Worker(args) => return penstock_worker::main(&args),
+        Command::Chat(args) => chat::run(&args),
+        Command::Check(args) => check::run(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("penstock: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -4,16 +4,19 @@ use bytes::{Bytes, BytesMut};
 use penstock_dialects::openai::{
     ChatCollector, ChatEncoder, ChatMeta, CompletionCollector, CompletionEncoder, CompletionMeta,
 };
-use penstock_dialects::{ChatEvent, Request};
+use penstock_dialects::{ChatEvent, Request, Usage};
 
 use crate::error::Failure;
 use crate::gateway::unix_seconds;
 use crate::pump::taken;
+use crate::upstream::Facts;
 
 /// An answer being made.
 pub struct Answer {
     form: Form,
     choices: usize,
+    /// Usage in every chunk.
+    continuous: bool,
     buffer: BytesMut,
 }
 
@@ -46,7 +49,12 @@ impl Answer {
                 (form, complete.prompts.len() * complete.best_of.max(complete.n) as usize)
             }
         };
-        Self { form, choices, buffer: BytesMut::new() }
+        let stream = match request {
+            Request::Chat(chat) => chat.stream,
+            Request::Complete(complete) => complete.stream,
+        };
+        let continuous = stream.is_some_and(|stream| stream.continuous_usage_stats);
+        Self { form, choices, continuous, buffer: BytesMut::new() }
     }
 
     /// Whether it is streamed.
@@ -61,7 +69,18 @@ impl Answer {
 
     /// Takes events; what can be sent now is returned. With `more` false the last piece is kept for [`Self::done`], so that both go
     /// out in one write.
-    pub fn events(&mut self, batch: &mut Vec<ChatEvent>, more: bool) -> Option<Bytes> {
+    pub fn events(&mut self, batch: &mut Vec<ChatEvent>, facts: Facts, more: bool) -> Option<Bytes> {
+        let usage = Usage {
+            prompt_tokens: facts.prompt_tokens,
+            cached_tokens: facts.cached_tokens,
+            completion_tokens: facts.completion_tokens,
+            reasoning_tokens: facts.reasoning_tokens,
+        };
+        match &mut self.form {
+            Form::ChatStream(encoder) if self.continuous => encoder.set_usage(usage),
+            Form::CompleteStream(encoder) if self.continuous => encoder.set_usage(usage),
+            _ => {}
+        }
         for event in batch.drain(..) {
             match &mut self.form {
                 Form::ChatStream(encoder) => encoder.event(&event, &mut self.buffer),

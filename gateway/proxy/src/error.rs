@@ -108,9 +108,9 @@ fn shape(kind: ErrorKind) -> ErrorShape {
         UnsupportedMedia => errors::UNSUPPORTED_MEDIA_TYPE,
         RateLimited => errors::RATE_LIMIT_REQUESTS,
         Internal => errors::INTERNAL,
-        WorkerFailed => errors::UPSTREAM,
+        WorkerFailed => ErrorShape { code: Some("worker_failed"), ..errors::UPSTREAM },
         Overloaded => errors::OVERLOADED,
-        Unavailable => errors::UNAVAILABLE,
+        Unavailable => ErrorShape { code: Some("no_worker_ready"), ..errors::UNAVAILABLE },
         Draining => errors::DRAINING,
         DeadlineExceeded => errors::TIMEOUT,
     }

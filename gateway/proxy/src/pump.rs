@@ -56,7 +56,7 @@ pub async fn run(
             Err(failure) => return Err(fail(exchange, answer, &batch, trail, failure).await),
         };
         trail.events(&batch);
-        if let Some(bytes) = answer.events(&mut batch, more) {
+        if let Some(bytes) = answer.events(&mut batch, events.facts(), more) {
             begin(exchange).await?;
             exchange.write(bytes, false).await?;
             due = Instant::now() + heartbeat;

@@ -35,6 +35,8 @@ pub struct Overrides {
     pub path: Option<String>,
     /// `--context`
     pub context_tokens: Option<u32>,
+    /// `--state-dir`
+    pub state_dir: Option<PathBuf>,
     /// `--log`
     pub log_level: Option<String>,
     /// `--access-log`
@@ -60,7 +62,7 @@ pub fn load(
 fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Option<String>) -> Snapshot {
     let (server, stream, log) = (document.table("server"), document.table("stream"), document.table("log"));
     let listen = listen(document, &server, overrides);
-    let (unix, tls) = (server.text("unix").map(PathBuf::from), tls(&server));
+    let (unix, tls) = (server.text("unix").map(PathBuf::from), tls(&document.table("server.tls")));
     let request_timeout = Some(server.number("request_timeout_ms", 0..=86_400_000)).filter(|ms| *ms > 0).map(millis);
     let keys = document.tables("keys").iter().filter_map(|table| key(table, env)).collect();
     let mut pools: Vec<_> = document.tables("pools").iter().map(pool).collect();
@@ -72,6 +74,11 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         listen,
         unix,
         tls,
+        state_dir: server
+            .text("state_dir")
+            .map(PathBuf::from)
+            .filter(|_| overrides.state_dir.is_none())
+            .or(overrides.state_dir.clone()),
         threads: threads(&server),
         http: Arc::new(http(&server)),
         request_timeout,
@@ -113,12 +120,12 @@ fn listen(document: &Document<'_>, server: &Reader<'_, '_>, overrides: &Override
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
-fn tls(server: &Reader<'_, '_>) -> Option<TlsFiles> {
-    match (server.text("tls_cert"), server.text("tls_key")) {
+fn tls(table: &Reader<'_, '_>) -> Option<TlsFiles> {
+    match (table.text("certificate"), table.text("key")) {
         (Some(cert), Some(key)) => return Some(TlsFiles { cert: cert.into(), key: key.into() }),
         (None, None) => {}
-        (Some(_), None) => server.fault("tls_cert", "needs tls_key too"),
-        (None, Some(_)) => server.fault("tls_key", "needs tls_cert too"),
+        (Some(_), None) => table.fault("certificate", "needs key too"),
+        (None, Some(_)) => table.fault("key", "needs certificate too"),
     }
     None
 }
@@ -196,8 +203,8 @@ fn hex32(text: &str) -> Option<[u8; 32]> {
 fn pool(table: &Reader<'_, '_>) -> PoolConfig {
     let model = table.text("model").map(PathBuf::from);
     let connect = table.texts("connect");
-    if connect.iter().any(|address| !address.starts_with("unix:") && !address.starts_with("tcp:")) {
-        table.fault("connect", "each address is unix:PATH or tcp:HOST:PORT");
+    if connect.iter().any(|address| !address.starts_with("unix://") && !address.starts_with("tcp://")) {
+        table.fault("connect", "each address is unix://PATH or tcp://HOST:PORT");
     }
     if !connect.is_empty() && table.has("workers") {
         table.fault("connect", "give either workers (started here) or connect (started elsewhere)");
@@ -211,6 +218,7 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         model,
         workers: table.number("workers", 1..=256) as usize,
         connect,
+        key_file: table.text("key_file").map(PathBuf::from),
         threads: table.number("threads", 0..=1024) as usize,
         device,
         path: table.text("path").unwrap_or_default(),
@@ -307,7 +315,8 @@ mod tests {
         for table in keys::TABLES {
             text += &if table.many { format!("[[{}]]\n", table.name) } else { format!("[{}]\n", table.name) };
             for key in keys::KEYS.iter().filter(|key| key.table == table.name) {
-                let exclusive = ["key_env", "key_file", "workers"].contains(&key.name);
+                let exclusive =
+                    [("keys", "key_env"), ("keys", "key_file"), ("pools", "workers")].contains(&(table.name, key.name));
                 if !exclusive {
                     text += &format!("{} = {}\n", key.name, key.default.unwrap_or_else(|example| example));
                 }

@@ -42,6 +42,7 @@ const fn table(name: &'static str, many: bool, doc: &'static str) -> Table {
 #[rustfmt::skip]
 pub const TABLES: &[Table] = &[
     table("server", false, "Listeners and the limits of what clients may do."),
+    table("server.tls", false, "TLS of the TCP listener; off without a certificate."),
     table("stream", false, "How streamed answers are sent."),
     table("log", false, "What is written where. Prompts, completions and keys are never logged."),
     table("keys", true, "An API key. Without any, everybody who can connect may use everything."),
@@ -53,8 +54,7 @@ pub const TABLES: &[Table] = &[
 pub const KEYS: &[Key] = &[
     key("server", "listen", "\"127.0.0.1:8080\"", "Address and port for HTTP/1.1 and HTTP/2 (on one port; without TLS, HTTP/2 with prior knowledge)."),
     optional("server", "unix", "\"/run/penstock/http.sock\"", "Also listen on this Unix socket."),
-    optional("server", "tls_cert", "\"/etc/penstock/cert.pem\"", "Certificate chain (PEM). With tls_key it makes the TCP listener speak TLS 1.2 and 1.3, with ALPN for HTTP/2."),
-    optional("server", "tls_key", "\"/etc/penstock/key.pem\"", "Private key (PEM) of tls_cert."),
+    optional("server", "state_dir", "\"/var/lib/penstock\"", "Sockets, leases and logs of local workers. Default: penstock in $XDG_STATE_HOME or ~/.local/state."),
     key("server", "threads", "0", "Threads for connections. 0: one per core, at most 4."),
     key("server", "connections_max", "16384", "Client connections at once; more are answered 503."),
     key("server", "head_bytes_max", "32768", "Largest request head (request line and header fields)."),
@@ -69,6 +69,8 @@ pub const KEYS: &[Key] = &[
     key("server", "h2_streams_max", "128", "HTTP/2: requests at once on one connection."),
     key("server", "h2_header_list_bytes_max", "32768", "HTTP/2: largest decoded header list."),
     key("server", "grace_ms", "30000", "After SIGTERM, answers in progress may take this long."),
+    optional("server.tls", "certificate", "\"/etc/penstock/cert.pem\"", "Certificate chain (PEM). With it the TCP listener speaks TLS 1.2 and 1.3, with ALPN for HTTP/2, and nothing else."),
+    optional("server.tls", "key", "\"/etc/penstock/key.pem\"", "Private key (PEM) of the certificate."),
     key("stream", "commit_ms", "300", "Status and headers of a stream wait for its first token, but not longer than this; before that, an error still has its own status."),
     key("stream", "heartbeat_ms", "15000", "A comment is sent on a stream that is silent for this long, so that proxies keep it open."),
     key("log", "level", "\"info\"", "Log level or filter directives (tracing syntax) for standard error."),
@@ -81,7 +83,8 @@ pub const KEYS: &[Key] = &[
     optional("pools", "id", "\"chat\"", "Model name in requests. Default: the folder name of the model."),
     optional("pools", "model", "\"/models/qwen3-0.6b\"", "Checkpoint folder in Hugging Face's layout. Default: the embedded demo model."),
     key("pools", "workers", "1", "Worker processes started for the pool, on disjoint cores."),
-    optional("pools", "connect", "[\"unix:/run/penstock/worker.sock\"]", "Instead of workers: addresses of workers that are started elsewhere, unix:PATH or tcp:HOST:PORT."),
+    optional("pools", "connect", "[\"unix:///run/penstock/worker.sock\"]", "Instead of workers: addresses of workers that are started elsewhere, unix://PATH or tcp://HOST:PORT."),
+    optional("pools", "key_file", "\"/run/secrets/pool\"", "File with the secret shared with workers on TCP."),
     key("pools", "threads", "0", "Threads per worker. 0: the cores shared out among the workers."),
     key("pools", "device", "\"auto\"", "auto, cpu, or reference (slow, obvious, for comparison)."),
     key("pools", "path", "\"auto\"", "CPU instructions: auto, or one that penstock check lists; the others are for tests."),

@@ -72,7 +72,10 @@ impl<'a> Document<'a> {
 
     /// The table of that name; an absent one reads as empty.
     pub(super) fn table(&self, table: &'static str) -> Reader<'_, 'a> {
-        let values = self.root.get_ref().get(table).and_then(|value| value.get_ref().as_table());
+        let mut values = Some(self.root.get_ref());
+        for name in table.split('.') {
+            values = values.and_then(|values| values.get(name)).and_then(|value| value.get_ref().as_table());
+        }
         Reader { document: self, table, path: table.to_owned(), values, asked: RefCell::default() }
     }
 
@@ -164,7 +167,11 @@ impl Drop for Reader<'_, '_> {
     fn drop(&mut self) {
         let known: Vec<_> = keys::KEYS.iter().filter(|key| key.table == self.table).map(|key| key.name).collect();
         for name in self.values.into_iter().flat_map(|values| values.keys()) {
-            if !self.asked.borrow().contains(name.get_ref().as_ref()) {
+            let inner = keys::TABLES.iter().any(|table| {
+                table.name.strip_prefix(self.table).and_then(|rest| rest.strip_prefix('.'))
+                    == Some(name.get_ref().as_ref())
+            });
+            if !inner && !self.asked.borrow().contains(name.get_ref().as_ref()) {
                 let path = format!("{}.{}", self.path, name.get_ref());
                 self.document.fault(Some(name.span()), &path, unknown(name.get_ref(), &known));
             }

@@ -17,6 +17,8 @@ pub struct Snapshot {
     pub unix: Option<PathBuf>,
     /// TLS of the TCP listener.
     pub tls: Option<TlsFiles>,
+    /// Sockets, leases and logs of local workers; `None`: the user's default.
+    pub state_dir: Option<PathBuf>,
     /// Threads for connections.
     pub threads: usize,
     /// Bounds of the transport.
@@ -59,6 +61,8 @@ pub struct PoolConfig {
     pub workers: usize,
     /// Workers started elsewhere, instead.
     pub connect: Vec<String>,
+    /// Secret shared with workers on TCP.
+    pub key_file: Option<PathBuf>,
     /// Threads per worker; 0: shared out.
     pub threads: usize,
     /// Device.

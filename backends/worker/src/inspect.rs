@@ -1,0 +1,78 @@
+//! What can be said about a model and this machine without loading anything: for `penstock check`, and so that `penstock serve`
+//! refuses a model that no worker could load before it starts one.
+
+use crate::config::WorkerError;
+use crate::model::{ModelOptions, device, open};
+use penstock_engine::EngineConfig;
+use penstock_engine::models::Model;
+use penstock_kernels::cpu::{self, CpuDevice};
+use penstock_kernels::{Limits, PAGE_TOKENS};
+
+/// A model that could be loaded.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    /// `architectures[0]`.
+    pub architecture: &'static str,
+    /// Bytes of all weights.
+    pub weights_bytes: u64,
+    /// Their stored format.
+    pub weight_format: String,
+    /// Longest sequence, memory aside.
+    pub context_tokens: usize,
+    /// Bytes of KV per token.
+    pub kv_bytes_per_token: u64,
+    /// Device and path for a person.
+    pub device: String,
+}
+
+/// Opens and checks checkpoint and device. Cost: reads the configs and the headers of the weights, starts the device's threads.
+///
+/// # Errors
+/// [`WorkerError`] with file, tensor and reason, or why the device cannot be used.
+pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
+    let (checkpoint, _) = open(options.model.as_deref())?;
+    let engine = EngineConfig::default();
+    let device = device(options, Limits { rows_max: engine.batch_tokens, sampled_max: engine.sequences_max })?;
+    let config = checkpoint.config();
+    let asked = (options.context_tokens > 0).then_some(options.context_tokens);
+    Ok(Summary {
+        architecture: checkpoint.architecture(),
+        weights_bytes: checkpoint.weights_bytes(),
+        weight_format: checkpoint.weight_format(),
+        context_tokens: Model::context_tokens(config, asked),
+        kv_bytes_per_token: Model::page_bytes(config) / PAGE_TOKENS as u64,
+        device: device.info().name,
+    })
+}
+
+/// An instruction path by its name; `auto` decides at start.
+///
+/// # Errors
+/// [`WorkerError::Device`] for a name that is no path. (Whether this machine has it is said by [`inspect`].)
+pub fn cpu_path(name: &str) -> Result<cpu::Path, WorkerError> {
+    Ok(name.parse()?)
+}
+
+/// Names of the instruction paths that this machine has, fastest first.
+pub fn cpu_paths() -> Vec<&'static str> {
+    CpuDevice::paths_available().into_iter().map(cpu::Path::name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_demo_model_is_summed_up() {
+        let summary = inspect(&ModelOptions { threads: 1, ..Default::default() }).expect("it can be loaded");
+        assert_eq!((summary.architecture, summary.weight_format.as_str()), ("Qwen3ForCausalLM", "bf16"));
+        assert_eq!((summary.context_tokens, summary.kv_bytes_per_token), (8192, 6 * 2 * 2 * 64 * 2));
+        assert!(cpu_paths().contains(&"portable") && cpu_path("auto").is_ok() && cpu_path("mmx").is_err());
+    }
+
+    #[test]
+    fn what_no_worker_could_load_is_refused() {
+        let missing = ModelOptions { model: Some("/nonexistent/model".into()), ..Default::default() };
+        assert!(inspect(&missing).is_err_and(|error| error.to_string().contains("/nonexistent/model")));
+    }
+}

@@ -1,0 +1,112 @@
+//! `penstock check`: config, models and machine, without serving.
+
+use anyhow::{Context, bail};
+use clap::Args;
+use penstock_proxy::config::{DeviceChoice, PoolConfig, Snapshot};
+use penstock_proxy::fleet;
+use penstock_worker::inspect::{self, Summary};
+use penstock_worker::{ModelOptions, WorkerError};
+
+use crate::demo;
+use crate::serve::ConfigArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  penstock check
+  penstock check --config /etc/penstock.toml
+  penstock check --model ~/models/Qwen3-0.6B
+
+Exit status 0: it would be served as shown. 1: everything that is wrong is listed.";
+
+/// `penstock check`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// Prints what would be served, or all faults.
+pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
+    let config = args.config.load()?;
+    show_server(&config);
+    let mut faults = Vec::new();
+    for pool in &config.pools {
+        println!("pool {}", pool.id);
+        match fleet::text(pool, demo::FILES) {
+            Ok(text) => {
+                let template = if text.has_chat_template() { "yes" } else { "no: only /v1/completions" };
+                println!("  vocabulary      {} tokens", text.vocab_size());
+                println!("  chat template   {template}");
+            }
+            Err(reason) => faults.push(format!("pool {}: {reason}", pool.id)),
+        }
+        if !pool.connect.is_empty() {
+            println!("  workers         at {}", pool.connect.join(", "));
+            continue;
+        }
+        match look(pool) {
+            Ok(summary) => show_model(&summary, pool.workers),
+            Err(error) => faults.push(format!("pool {}: {:#}", pool.id, anyhow::Error::from(error))),
+        }
+    }
+    if !faults.is_empty() {
+        bail!("{}", faults.join("\n"));
+    }
+    println!("nothing is wrong");
+    Ok(())
+}
+
+/// What a pool's workers would load.
+fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
+    inspect::inspect(&ModelOptions {
+        model: pool.model.clone(),
+        device: match pool.device {
+            DeviceChoice::Auto => penstock_worker::DeviceChoice::Auto,
+            DeviceChoice::Cpu => penstock_worker::DeviceChoice::Cpu,
+            DeviceChoice::Reference => penstock_worker::DeviceChoice::Reference,
+        },
+        path: inspect::cpu_path(&pool.path)?,
+        threads: pool.threads,
+        context_tokens: pool.context_tokens as usize,
+        ..ModelOptions::default()
+    })
+}
+
+/// Refuses a pool whose local workers could not load their model: they would say the same, again and again.
+pub(crate) fn refuse_early(pool: &PoolConfig) -> anyhow::Result<()> {
+    if !pool.connect.is_empty() {
+        return Ok(());
+    }
+    if let Some(folder) = pool.model.as_ref().filter(|folder| !folder.is_dir()) {
+        let help = "give a checkpoint folder with config.json, *.safetensors and tokenizer.json";
+        bail!("model {}: there is no such folder; {help}", folder.display());
+    }
+    look(pool).with_context(|| format!("pool {:?}", pool.id))?;
+    Ok(())
+}
+
+fn show_server(config: &Snapshot) {
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    println!("server");
+    println!("  address         {scheme}://{}", config.listen);
+    println!(
+        "  keys            {}",
+        if config.keys.is_empty() { "none: open to whoever can connect".into() } else { config.keys.len().to_string() }
+    );
+    println!("machine");
+    println!("  cores           {cores}");
+    println!("  CPU paths       {}", inspect::cpu_paths().join(", "));
+}
+
+fn show_model(summary: &Summary, workers: usize) {
+    println!("  architecture    {}", summary.architecture);
+    println!("  weights         {:.2} GB, {}", summary.weights_bytes as f64 / 1e9, summary.weight_format);
+    println!(
+        "  context         {} tokens, {:.1} kB of KV per token",
+        summary.context_tokens,
+        summary.kv_bytes_per_token as f64 / 1e3
+    );
+    println!("  workers         {workers}, {}", summary.device);
+}

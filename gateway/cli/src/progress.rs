@@ -1,0 +1,109 @@
+//! What a person sees while the workers load, and when they are ready.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::Context;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use penstock_proxy::config::Snapshot;
+use penstock_proxy::fleet::Fleet;
+use penstock_proxy::pool::{PoolStatus, WorkerPhase};
+
+/// How often the state is looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Ends the display when dropped.
+pub(crate) struct Shown {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Shows loading on a terminal, says what is served once every pool is ready.
+pub(crate) fn show(fleet: Arc<Fleet>, config: &Snapshot) -> anyhow::Result<Shown> {
+    let over = Arc::new(AtomicBool::new(false));
+    let (stop, banner, config) = (over.clone(), banner(config), config.clone());
+    let thread = std::thread::Builder::new()
+        .name("penstock-progress".into())
+        .spawn(move || watch(&fleet, &config, &banner, &stop))
+        .context("a thread for the progress display")?;
+    Ok(Shown { over, thread: Some(thread) })
+}
+
+fn watch(fleet: &Fleet, config: &Snapshot, banner: &str, over: &AtomicBool) {
+    let target =
+        if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let bar = ProgressBar::with_draw_target(Some(0), target);
+    let style = ProgressStyle::with_template("{msg:30!} [{wide_bar}] {bytes}/{total_bytes} {elapsed}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let mut said_down = String::new();
+    while !over.load(Ordering::Relaxed) {
+        let statuses: Vec<_> = fleet.pools().iter().map(|(id, pool)| (id, pool.status())).collect();
+        if statuses.iter().all(|(_, status)| status.is_ready()) {
+            bar.finish_and_clear();
+            if !config.log_level.contains("error") {
+                eprintln!("{banner}");
+            }
+            return;
+        }
+        let waiting = statuses.iter().find(|(_, status)| !status.is_ready());
+        if let Some((id, status)) = waiting {
+            draw(&bar, id, status);
+            if let Some(why) = down(status).filter(|why| *why != said_down) {
+                bar.suspend(|| eprintln!("penstock: pool {id}: {why}; trying again"));
+                said_down = why;
+            }
+        }
+        std::thread::park_timeout(TICK);
+    }
+}
+
+fn draw(bar: &ProgressBar, id: &str, status: &PoolStatus) {
+    let (mut done, mut total, mut stage) = (0, 0, "starting".to_owned());
+    for worker in &status.workers {
+        if let WorkerPhase::Loading { stage: now, bytes_done, bytes_total } = &worker.phase {
+            done += bytes_done;
+            total += bytes_total;
+            stage.clone_from(now);
+        }
+    }
+    bar.set_length(total);
+    bar.set_position(done);
+    bar.set_message(format!("{id}: {stage}"));
+}
+
+fn down(status: &PoolStatus) -> Option<String> {
+    status.workers.iter().find_map(|worker| match &worker.phase {
+        WorkerPhase::Down { why, .. } => Some(format!("{} {why}", worker.name)),
+        _ => None,
+    })
+}
+
+/// Where, what, and a command to paste.
+fn banner(config: &Snapshot) -> String {
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    let mut address = config.listen;
+    if address.ip().is_unspecified() {
+        address.set_ip(if address.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() });
+    }
+    let models: Vec<_> = config.pools.iter().map(|pool| pool.id.as_str()).collect();
+    let key = if config.keys.is_empty() { "" } else { " -H \"authorization: Bearer $KEY\"" };
+    format!(
+        "\npenstock serves {} at {scheme}://{address}/v1\n\n  curl -N {scheme}://{address}/v1/chat/completions{key} -H 'content-type: application/json' \\\n    \
+         -d '{{\"model\": \"{}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n",
+        models.join(", "),
+        models[0],
+    )
+}

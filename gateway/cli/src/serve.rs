@@ -1,0 +1,148 @@
+//! `penstock serve`: the gateway.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use penstock_proxy::config::{self, Overrides, PoolConfig, Snapshot};
+use penstock_proxy::fleet::{Fleet, WorkerCommand};
+use penstock_proxy::pool::Leave;
+use penstock_proxy::telemetry::AccessLog;
+use penstock_proxy::{Gateway, server};
+
+use crate::{check, demo, log, progress};
+
+const EXAMPLES: &str = "\
+Examples:
+  penstock serve
+  penstock serve --model ~/models/Qwen3-0.6B --listen 0.0.0.0:8080
+  penstock serve --model ~/models/Qwen3-0.6B --workers 2 --threads 4
+  penstock serve --config /etc/penstock.toml
+
+Signals: SIGTERM or Ctrl-C stops accepting, finishes answers in progress (server.grace_ms), exits.
+Every key of the config file, with its default, is in configs/penstock.toml.";
+
+/// Options of the one pool and the server; they win over the file. Shared by serve and check.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct ConfigArgs {
+    /// Config file (TOML); every key has a default
+    #[arg(long, short, value_name = "FILE", env = "PENSTOCK_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Checkpoint folder in Hugging Face's layout [default: the embedded demo model]
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+    /// Model name in requests [default: the folder's name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Address to listen on, or a port; port 0 takes any free one [default: 127.0.0.1:8080]
+    #[arg(long, short, value_name = "ADDRESS:PORT")]
+    pub(crate) listen: Option<String>,
+    /// Worker processes, on disjoint cores [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) workers: Option<usize>,
+    /// Threads per worker [default: the cores shared out]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) threads: Option<usize>,
+    /// auto, cpu or reference
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) device: Option<String>,
+    /// CPU instructions: auto, amx, avx512bf16, avx512, portable
+    #[arg(long, value_name = "PATH")]
+    pub(crate) path: Option<String>,
+    /// Longest sequence served, in tokens [default: the model's, as far as memory goes]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) context: Option<u32>,
+    /// Sockets, leases and logs of workers [default: ~/.local/state/penstock]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+    /// Log level (error, warn, info, debug, trace) or tracing directives
+    #[arg(long, value_name = "LEVEL", env = "PENSTOCK_LOG")]
+    pub(crate) log: Option<String>,
+    /// JSON line per request: - for standard output, off, or a path
+    #[arg(long, value_name = "TARGET")]
+    pub(crate) access_log: Option<String>,
+}
+
+/// `penstock serve`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) config: ConfigArgs,
+}
+
+impl ConfigArgs {
+    /// Reads and checks everything; all faults at once.
+    pub(crate) fn load(&self) -> anyhow::Result<Snapshot> {
+        let text = match &self.config {
+            Some(path) => Some(std::fs::read_to_string(path).with_context(|| path.display().to_string())?),
+            None => None,
+        };
+        let name = self.config.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        let overrides = Overrides {
+            listen: self.listen.clone(),
+            model: self.model.clone(),
+            name: self.name.clone(),
+            workers: self.workers,
+            threads: self.threads,
+            device: self.device.clone(),
+            path: self.path.clone(),
+            context_tokens: self.context,
+            state_dir: self.state_dir.clone(),
+            log_level: self.log.clone(),
+            access_log: self.access_log.clone(),
+        };
+        let file = text.as_deref().map(|text| (name.as_str(), text));
+        let env = |name: &str| std::env::var(name).ok();
+        config::load(file, &overrides, &env).map_err(|faults| anyhow::anyhow!("the config cannot be used:\n{faults}"))
+    }
+}
+
+/// Runs until a signal.
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
+    let mut config = args.config.load()?;
+    log::start(&config.log_level)?;
+    for pool in &config.pools {
+        // A worker would say the same, again and again: better once, here.
+        check::refuse_early(pool)?;
+    }
+    server::reserve(&mut config)?;
+    let access_log =
+        AccessLog::open(&config.access_log).with_context(|| format!("access log {}", config.access_log))?;
+    let program = std::env::current_exe().context("the path of this program")?;
+    let command = WorkerCommand { program, args: worker_args, demo: demo::FILES };
+    let fleet = Arc::new(Fleet::start(&config, &command)?);
+    let gateway = Arc::new(Gateway::new(config.clone(), access_log, fleet.upstreams()));
+    let shown = progress::show(fleet.clone(), &config)?;
+    let stopping = fleet.clone();
+    server::run(gateway, &config, move || stopping.stop(Leave::Exit, Duration::from_secs(5)))?;
+    drop(shown);
+    Ok(())
+}
+
+/// The command line of a pool's workers; the supervisor adds address and cores.
+fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["worker".into(), "--own-session".into()];
+    if let Some(model) = &pool.model {
+        let absolute = std::path::absolute(model).unwrap_or_else(|_| model.clone());
+        args.extend(["--model".into(), absolute.into()]);
+    }
+    let device = pool.device.name();
+    args.extend(["--device".into(), device.into(), "--path".into(), pool.path.clone().into()]);
+    let numbers = [
+        ("--machine-share", pool.workers as u64),
+        ("--threads", pool.threads as u64),
+        ("--context", u64::from(pool.context_tokens)),
+        ("--kv-bytes", pool.kv_bytes_max),
+        ("--sequences", u64::from(pool.sequences_max)),
+    ];
+    for (name, value) in numbers {
+        if value > 0 {
+            args.extend([name.into(), value.to_string().into()]);
+        }
+    }
+    args
+}

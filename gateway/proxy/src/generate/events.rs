@@ -1,0 +1,269 @@
+//! What the pool says, as events of one answer: order within a choice, stop strings, usage, ranking.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, Usage};
+use penstock_proto::ErrorKind;
+use penstock_proto::frames::{self, Output, TokenLogprobs};
+use penstock_text::{ChoiceDecoder, ChoiceOptions, End, TextModel};
+
+use super::plan::Plan;
+use crate::error::Failure;
+use crate::pool::{PoolEvent, Ticket};
+use crate::upstream::{Events, Facts};
+
+/// Pool events taken in one go before what they say is sent: bounds one write and keeps other streams' turns short.
+const BURST: usize = 64;
+
+/// The events of one request.
+pub(super) struct PoolEvents {
+    plan: Plan,
+    jobs: Vec<Running>,
+    text: Arc<TextModel>,
+    facts: Facts,
+    open: usize,
+}
+
+/// One prompt's job.
+struct Running {
+    ticket: Option<Ticket>,
+    /// Global index of its first choice.
+    base: u32,
+    choices: Vec<Choice>,
+    prompt_told: bool,
+    /// Outputs that came before the prompt's log-probabilities.
+    early: VecDeque<Output>,
+    open: usize,
+}
+
+struct Choice {
+    decoder: Option<Box<ChoiceDecoder>>,
+    logprob_sum: f64,
+    tokens: u32,
+}
+
+impl PoolEvents {
+    pub(super) fn new(plan: Plan, tickets: Vec<Ticket>, text: Arc<TextModel>) -> Self {
+        let mut jobs = Vec::with_capacity(tickets.len());
+        for (at, ticket) in tickets.into_iter().enumerate() {
+            let base = at as u32 * plan.choices;
+            let choice = |index: u32| {
+                let options = ChoiceOptions {
+                    choice: base + index,
+                    call_ids: distinct(plan.options.call_ids, base + index),
+                    ..plan.options.clone()
+                };
+                Choice {
+                    decoder: Some(Box::new(ChoiceDecoder::new(text.clone(), options))),
+                    logprob_sum: 0.0,
+                    tokens: 0,
+                }
+            };
+            let choices: Vec<_> = (0..plan.choices).map(choice).collect();
+            let (open, early) = (choices.len(), VecDeque::new());
+            jobs.push(Running { ticket: Some(ticket), base, choices, prompt_told: !plan.tell_prompt, early, open });
+        }
+        let prompt_tokens = plan.prompts.iter().map(|prompt| prompt.tokens.len() as u64).sum();
+        Self { open: jobs.len(), plan, jobs, text, facts: Facts { prompt_tokens, ..Facts::default() } }
+    }
+
+    /// Takes one event of job `at`.
+    fn take(&mut self, at: usize, event: PoolEvent, out: &mut Vec<ChatEvent>) -> Result<(), Failure> {
+        match event {
+            PoolEvent::Output(output) => self.output(at, output, out),
+            PoolEvent::Resumed { exact } => {
+                self.facts.resumes += 1;
+                self.facts.inexact |= !exact;
+                Ok(())
+            }
+            PoolEvent::Failed { kind, message, retry_after } => {
+                let failure = Failure::new(kind, client_message(kind, &message)).log(message);
+                Err(match retry_after {
+                    Some(after) => failure.retry_after(after),
+                    None => failure,
+                })
+            }
+        }
+    }
+
+    fn output(&mut self, at: usize, mut output: Output, out: &mut Vec<ChatEvent>) -> Result<(), Failure> {
+        if output.choice == 0 {
+            self.facts.cached_tokens += u64::from(output.cached_tokens.take().unwrap_or(0));
+        }
+        if !self.jobs[at].prompt_told {
+            if self.plan.prompt_logprobs && output.prompt_logprobs.is_empty() {
+                // Bounded by the window: the pool waits for what is taken here to be granted again.
+                self.jobs[at].early.push_back(output);
+                return Ok(());
+            }
+            self.tell_prompt(at, &output.prompt_logprobs, out);
+            self.speak(at, output, out)?;
+            while let Some(early) = self.jobs[at].early.pop_front() {
+                self.speak(at, early, out)?;
+            }
+            return Ok(());
+        }
+        self.speak(at, output, out)
+    }
+
+    fn tell_prompt(&mut self, at: usize, logprobs: &[TokenLogprobs], out: &mut Vec<ChatEvent>) {
+        let entries =
+            self.plan.prompts[at].tokens.iter().zip(logprobs).map(|(token, said)| self.entry(*token, said)).collect();
+        let (text, tokens) = (self.plan.prompts[at].text.clone(), self.plan.prompts[at].tokens.to_vec());
+        let job = &mut self.jobs[at];
+        job.prompt_told = true;
+        out.push(ChatEvent::Prompt { choice: job.base, text, logprobs: entries, tokens });
+    }
+
+    fn entry(&self, token: u32, said: &TokenLogprobs) -> TokenLogprob {
+        let top = said.top_tokens.iter().zip(&said.top_logprobs);
+        TokenLogprob {
+            token,
+            bytes: self.text.token_bytes(token),
+            logprob: Some(said.logprob).filter(|value| !value.is_nan()),
+            top: top.map(|(id, logprob)| (*id, self.text.token_bytes(*id), *logprob)).collect(),
+        }
+    }
+
+    /// Tokens and end of one choice.
+    fn speak(&mut self, at: usize, output: Output, out: &mut Vec<ChatEvent>) -> Result<(), Failure> {
+        let prompt_only = self.plan.prompt_only;
+        let job = &mut self.jobs[at];
+        let Some(choice) = job.choices.get_mut(output.choice as usize) else {
+            return Err(Failure::internal(format!("a worker spoke of choice {}", output.choice)));
+        };
+        // Late outputs of a choice whose text is complete.
+        let Some(decoder) = choice.decoder.as_mut() else { return Ok(()) };
+        let mut end = None;
+        if prompt_only {
+            let choice = job.base + output.choice;
+            out.push(ChatEvent::Finish { choice, reason: FinishReason::Length, stop: None });
+            end = Some(Vec::new());
+        } else {
+            for token in &output.tokens {
+                let decoded = decoder.push(token);
+                choice.tokens += 1;
+                choice.logprob_sum += token.logprobs.as_ref().map_or(0.0, |said| f64::from(said.logprob));
+                out.extend(decoded.events);
+                if decoded.stopped {
+                    end = Some(decoder.finish(End::Stop { token: None }));
+                    break;
+                }
+            }
+        }
+        let end = match (end, &output.finish) {
+            (Some(events), _) => {
+                if output.finish.is_none()
+                    && let Some(ticket) = &job.ticket
+                {
+                    ticket.cancel_choice(output.choice);
+                }
+                events
+            }
+            (None, None) => return Ok(()),
+            (None, Some(finish)) => decoder.finish(ended(finish)?),
+        };
+        self.facts.completion_tokens += decoder.completion_tokens();
+        self.facts.reasoning_tokens += decoder.reasoning_tokens();
+        out.extend(end);
+        choice.decoder = None;
+        job.open -= 1;
+        if job.open == 0 {
+            job.ticket = None;
+            self.open -= 1;
+        }
+        Ok(())
+    }
+
+    fn usage(&self) -> Usage {
+        let facts = self.facts();
+        Usage {
+            prompt_tokens: facts.prompt_tokens,
+            cached_tokens: facts.cached_tokens,
+            completion_tokens: facts.completion_tokens,
+            reasoning_tokens: facts.reasoning_tokens,
+        }
+    }
+}
+
+impl Events for PoolEvents {
+    fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        let mut taken = 0;
+        for at in 0..self.jobs.len() {
+            while taken < BURST {
+                let Some(ticket) = self.jobs[at].ticket.as_mut() else { break };
+                match ticket.poll_next(context) {
+                    Poll::Pending => break,
+                    Poll::Ready(None) => {
+                        return Poll::Ready(Err(Failure::internal("the pool ended a request before its choices")));
+                    }
+                    Poll::Ready(Some(event)) => {
+                        taken += 1;
+                        self.take(at, event, out)?;
+                    }
+                }
+            }
+        }
+        if self.open == 0 {
+            out.push(ChatEvent::Usage(self.usage()));
+            return Poll::Ready(Ok(false));
+        }
+        if taken == 0 { Poll::Pending } else { Poll::Ready(Ok(true)) }
+    }
+
+    fn facts(&self) -> Facts {
+        let live = self.jobs.iter().flat_map(|job| &job.choices).filter_map(|choice| choice.decoder.as_ref());
+        let mut facts = self.facts;
+        for decoder in live {
+            facts.completion_tokens += decoder.completion_tokens();
+            facts.reasoning_tokens += decoder.reasoning_tokens();
+        }
+        facts
+    }
+
+    fn score(&self, choice: u32) -> Option<f32> {
+        if !self.plan.rank {
+            return None;
+        }
+        let job = self.jobs.get((choice / self.plan.choices) as usize)?;
+        let choice = job.choices.get((choice % self.plan.choices) as usize)?;
+        Some((choice.logprob_sum / f64::from(choice.tokens.max(1))) as f32)
+    }
+}
+
+fn ended(finish: &frames::Finish) -> Result<End, Failure> {
+    match frames::FinishReason::try_from(finish.reason) {
+        Ok(frames::FinishReason::Stop) => Ok(End::Stop { token: finish.stop_token }),
+        Ok(frames::FinishReason::Length) => Ok(End::Length),
+        Ok(frames::FinishReason::Failed) => {
+            let kind = ErrorKind::from_wire(finish.error_kind);
+            Err(Failure::new(kind, client_message(kind, &finish.message)).log(finish.message.clone()))
+        }
+        Ok(frames::FinishReason::Cancelled) | Err(_) => {
+            Err(Failure::internal("a worker ended a choice that nobody cancelled"))
+        }
+    }
+}
+
+/// A client is told what it can act on; the rest stays in the log.
+fn client_message(kind: ErrorKind, message: &str) -> String {
+    match kind {
+        ErrorKind::InvalidRequest | ErrorKind::Unsupported | ErrorKind::ContextLength => message.to_owned(),
+        ErrorKind::WorkerFailed => "The worker that made this answer failed, and it could not go on elsewhere.".into(),
+        ErrorKind::Unavailable => "No worker is ready to take the request.".into(),
+        ErrorKind::Overloaded => "Too many requests are waiting. Try again shortly.".into(),
+        ErrorKind::DeadlineExceeded => "The answer took longer than this server allows.".into(),
+        ErrorKind::Draining => "The server is shutting down.".into(),
+        _ => "The server had an internal error.".into(),
+    }
+}
+
+/// Ids of calls differ between choices.
+fn distinct(mut ids: [u8; 16], choice: u32) -> [u8; 16] {
+    for (byte, mixed) in ids.iter_mut().zip(choice.to_le_bytes()) {
+        *byte ^= mixed;
+    }
+    ids
+}

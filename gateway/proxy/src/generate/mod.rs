@@ -1,0 +1,190 @@
+//! Our own pools as an upstream: request to tokens, tokens to events.
+//!
+//! Prompts are made here once (template, tokenizer), long ones off the I/O threads; the pool gets token ids, and what comes back goes
+//! through one decoder per choice. A request with several prompts is several jobs of the pool under one answer.
+
+mod events;
+mod plan;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use penstock_dialects::openai::{self, DetokenizeRequest, TokenizeInput, TokenizeRequest};
+use penstock_dialects::{ApiError, Request};
+use penstock_proto::ErrorKind;
+use penstock_text::TextModel;
+use tokio::sync::Semaphore;
+
+use crate::error::Failure;
+use crate::pool::{Pool, PoolError, WorkerPhase};
+use crate::telemetry::Gauge;
+use crate::upstream::{Card, Events, Origin, Upstream};
+use events::PoolEvents;
+use plan::Plan;
+
+/// Text above this is tokenized on the blocking pool: about 2 ms of one core.
+const INLINE_TEXT_BYTES_MAX: usize = 8 * 1024;
+
+/// A model of ours.
+pub struct PoolUpstream {
+    id: String,
+    created: u64,
+    text: Arc<TextModel>,
+    pool: Pool,
+    /// Bounds the tokenizing that runs at once; the rest waits, watched for its client leaving.
+    tokenizing: Arc<Semaphore>,
+}
+
+impl PoolUpstream {
+    /// Serves `pool` under the name `id`.
+    pub fn new(id: String, text: Arc<TextModel>, pool: Pool) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { id, created: unix_seconds() as u64, text, pool, tokenizing: Arc::new(Semaphore::new(cores)) }
+    }
+
+    /// Runs `work` here if it is small, else on the blocking pool.
+    async fn off_io<T: Send + 'static>(
+        &self,
+        text_bytes: usize,
+        work: impl FnOnce(&TextModel) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        if text_bytes <= INLINE_TEXT_BYTES_MAX {
+            return work(&self.text);
+        }
+        let permit = self.tokenizing.clone().acquire_owned().await;
+        let permit = permit.map_err(|_| Failure::new(ErrorKind::Draining, "The server is shutting down."))?;
+        let text = self.text.clone();
+        let task = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            work(&text)
+        });
+        task.await.map_err(|error| Failure::internal(format!("tokenizing: {error}")))?
+    }
+
+    fn context_tokens(&self) -> u32 {
+        self.pool.model().map_or(0, |model| model.context_tokens)
+    }
+}
+
+#[async_trait]
+impl Upstream for PoolUpstream {
+    fn card(&self) -> Card {
+        Card { id: self.id.clone(), created: self.created, context_tokens: self.context_tokens() }
+    }
+
+    fn unready(&self) -> Option<String> {
+        let status = self.pool.status();
+        if status.is_ready() {
+            return None;
+        }
+        let told = status.workers.iter().map(|worker| match &worker.phase {
+            WorkerPhase::Loading { stage, bytes_done, bytes_total } if *bytes_total > 0 => {
+                format!("{stage}, {} %", bytes_done.saturating_mul(100) / bytes_total)
+            }
+            WorkerPhase::Loading { stage, .. } => stage.clone(),
+            WorkerPhase::Starting => "starting".into(),
+            WorkerPhase::Draining => "draining".into(),
+            WorkerPhase::Suspected => "silent".into(),
+            WorkerPhase::Down { .. } => "down".into(),
+            WorkerPhase::Ready => "ready".into(),
+        });
+        Some(told.collect::<Vec<_>>().join(", "))
+    }
+
+    async fn open(&self, request: Arc<Request>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+        let Some(model) = self.pool.model() else {
+            let why = self.unready().unwrap_or_default();
+            let failure = Failure::new(ErrorKind::Unavailable, format!("The model is not ready yet ({why})."));
+            return Err(failure.retry_after(Duration::from_secs(1)));
+        };
+        openai::check_token_ids(&request, model.vocab_size)?;
+        let asked = request.clone();
+        let plan = self.off_io(text_bytes(&request), move |text| Plan::new(&asked, text, model.context_tokens)).await?;
+        let mut jobs = Vec::with_capacity(plan.prompts.len());
+        for prompt in &plan.prompts {
+            let job = plan.job(prompt, &self.id, &origin);
+            jobs.push(self.pool.submit(job).map_err(refused)?);
+        }
+        Ok(Box::new(PoolEvents::new(plan, jobs, self.text.clone())))
+    }
+
+    async fn tokenize(&self, request: TokenizeRequest) -> Result<Vec<u8>, Failure> {
+        let context = u64::from(self.context_tokens());
+        let bytes = match &request.input {
+            TokenizeInput::Text { prompt, .. } => prompt.len(),
+            TokenizeInput::Chat(chat) => chat.messages.iter().map(|m| m.content.as_ref().map_or(0, String::len)).sum(),
+        };
+        self.off_io(bytes, move |text| {
+            let tokens = match &request.input {
+                TokenizeInput::Text { prompt, add_special_tokens } => plan::encode(text, prompt, *add_special_tokens)?,
+                TokenizeInput::Chat(chat) => text.chat_prompt(chat, unix_seconds())?.tokens,
+            };
+            let strings = request.return_token_strs.then(|| {
+                tokens.iter().map(|id| String::from_utf8_lossy(&text.token_bytes(*id)).into_owned()).collect::<Vec<_>>()
+            });
+            Ok(openai::tokenize_body(&tokens, context, strings.as_deref()))
+        })
+        .await
+    }
+
+    async fn detokenize(&self, request: DetokenizeRequest) -> Result<Vec<u8>, Failure> {
+        self.off_io(request.tokens.len() * 4, move |text| {
+            if let Some(at) = request.tokens.iter().position(|id| *id >= text.vocab_size()) {
+                let message = format!("tokens[{at}]: not a token id of this model, which has {}", text.vocab_size());
+                return Err(ApiError::invalid(format!("tokens[{at}]"), message).into());
+            }
+            Ok(openai::detokenize_body(&text.decode(&request.tokens, true)))
+        })
+        .await
+    }
+
+    fn gauges(&self, out: &mut dyn FnMut(Gauge, f64)) {
+        let status = self.pool.status();
+        let sum = |of: &dyn Fn(&crate::pool::WorkerStatus) -> f64| status.workers.iter().map(of).sum::<f64>();
+        out(Gauge::QueueWaiting, status.waiting as f64);
+        out(Gauge::SequencesWaiting, sum(&|worker| f64::from(worker.state.waiting)));
+        out(Gauge::SequencesRunning, sum(&|worker| f64::from(worker.state.running)));
+        out(Gauge::BlocksTotal, sum(&|worker| f64::from(worker.state.blocks_total)));
+        out(Gauge::BlocksFree, sum(&|worker| f64::from(worker.state.blocks_free)));
+        out(Gauge::BlocksCached, sum(&|worker| f64::from(worker.state.blocks_cached)));
+        out(Gauge::PrefixTokens, sum(&|worker| worker.state.prompt_tokens as f64));
+        out(Gauge::PrefixTokensHit, sum(&|worker| worker.state.cached_tokens as f64));
+        out(Gauge::OutputTokens, sum(&|worker| worker.state.output_tokens as f64));
+        out(Gauge::Preemptions, sum(&|worker| worker.state.preemptions as f64));
+        out(Gauge::WorkersReady, sum(&|worker| f64::from(u8::from(worker.phase == WorkerPhase::Ready))));
+        out(Gauge::WorkerStarts, sum(&|worker| worker.starts as f64));
+        out(Gauge::WorkerDeaths, sum(&|worker| worker.deaths as f64));
+        out(Gauge::Resumes, status.counts.resumed as f64);
+        out(Gauge::ResumesInexact, status.counts.resumed_inexact as f64);
+    }
+}
+
+fn text_bytes(request: &Request) -> usize {
+    match request {
+        Request::Chat(chat) => {
+            let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+            let tools: usize = chat.tools.iter().map(|tool| tool.json.len()).sum();
+            chat.messages.iter().map(|m| of(&m.content) + of(&m.reasoning) + 64).sum::<usize>() + tools
+        }
+        Request::Complete(complete) => complete.prompts.iter().map(plan::prompt_bytes).sum(),
+    }
+}
+
+fn refused(error: PoolError) -> Failure {
+    let message = match &error {
+        PoolError::Unavailable { .. } => "No worker is ready to take the request.".to_owned(),
+        PoolError::Overloaded { .. } => "Too many requests are waiting. Try again shortly.".to_owned(),
+        PoolError::Draining => "The server is shutting down.".to_owned(),
+        PoolError::Invalid { what } => format!("The request cannot be served: {what}."),
+    };
+    let failure = Failure::new(error.kind(), message).log(error.to_string());
+    match error.retry_after() {
+        Some(after) => failure.retry_after(after),
+        None => failure,
+    }
+}
+
+fn unix_seconds() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+}

@@ -1,0 +1,268 @@
+//! From a request to what the workers are asked: prompts as tokens, sampling with every default filled in, and the limits of the
+//! context.
+
+use std::sync::Arc;
+
+use penstock_dialects::request::{CompleteRequest, SamplingParams};
+use penstock_dialects::{ChatRequest, Prompt, Request, ToolChoice};
+use penstock_proto::ErrorKind;
+use penstock_proto::frames::{LogitBias, Sampling};
+use penstock_text::{ChoiceOptions, TextModel};
+
+use crate::error::Failure;
+use crate::pool::Job;
+use crate::upstream::Origin;
+
+use super::unix_seconds;
+
+/// Output tokens of a completion that names no limit (the API's own default).
+const COMPLETION_TOKENS_DEFAULT: u32 = 16;
+
+/// What is asked of the workers, and how what they say is turned into text.
+pub(super) struct Plan {
+    /// One job each.
+    pub(super) prompts: Vec<PlannedPrompt>,
+    /// Choices per prompt.
+    pub(super) choices: u32,
+    /// The same for every prompt but `max_tokens`.
+    sampling: Sampling,
+    /// Template of the decoders' options; `choice` is set per choice.
+    pub(super) options: ChoiceOptions,
+    /// Say the prompt in front of its first text.
+    pub(super) tell_prompt: bool,
+    /// The prompt event waits for its log-probabilities.
+    pub(super) prompt_logprobs: bool,
+    /// Nothing but the prompt was asked for (`max_tokens` 0).
+    pub(super) prompt_only: bool,
+    /// Choices are ranked by mean log-probability.
+    pub(super) rank: bool,
+    cache_salt: Option<String>,
+    priority: i32,
+}
+
+/// One prompt.
+pub(super) struct PlannedPrompt {
+    /// Token ids.
+    pub(super) tokens: Arc<[u32]>,
+    /// Its text, for echo.
+    pub(super) text: String,
+    max_tokens: u32,
+}
+
+/// Bytes of text to be tokenized.
+pub(super) fn prompt_bytes(prompt: &Prompt) -> usize {
+    match prompt {
+        Prompt::Text(text) => text.len(),
+        Prompt::Tokens(_) => 0,
+    }
+}
+
+/// Text to token ids.
+pub(super) fn encode(model: &TextModel, text: &str, add_special: bool) -> Result<Vec<u32>, Failure> {
+    model.encode(text, add_special).map_err(|error| {
+        Failure::new(ErrorKind::InvalidRequest, "The text cannot be tokenized.").param("prompt").log(error.to_string())
+    })
+}
+
+impl Plan {
+    /// Tokenizes and checks against a context of that many tokens.
+    pub(super) fn new(request: &Request, model: &TextModel, context_tokens: u32) -> Result<Self, Failure> {
+        match request {
+            Request::Chat(chat) => Self::chat(chat, model, context_tokens),
+            Request::Complete(complete) => Self::complete(complete, model, context_tokens),
+        }
+    }
+
+    fn chat(chat: &ChatRequest, model: &TextModel, context_tokens: u32) -> Result<Self, Failure> {
+        let prompt = model.chat_prompt(chat, unix_seconds())?;
+        let room = room(prompt.tokens.len(), context_tokens, "messages")?;
+        let sampling = &chat.sampling;
+        let max_tokens = sampling.max_tokens.map_or(room, |max| max.min(room));
+        let options = ChoiceOptions {
+            logprobs: chat.logprobs.is_some(),
+            return_tokens: chat.return_token_ids,
+            keep_special: chat.keep_special_tokens,
+            parse_tools: chat.tool_choice == ToolChoice::Auto && !chat.tools.is_empty(),
+            parse_reasoning: true,
+            starts_in_reasoning: prompt.opens_reasoning,
+            ..options(sampling)?
+        };
+        Ok(Self {
+            prompts: vec![PlannedPrompt { tokens: prompt.tokens.into(), text: String::new(), max_tokens }],
+            choices: chat.n,
+            sampling: Sampling {
+                logprobs: wanted(chat.logprobs),
+                prompt_logprobs: wanted(chat.prompt_logprobs),
+                ..engine_sampling(sampling, model)?
+            },
+            options,
+            tell_prompt: chat.prompt_logprobs.is_some() || chat.return_token_ids,
+            prompt_logprobs: chat.prompt_logprobs.is_some(),
+            prompt_only: false,
+            rank: false,
+            cache_salt: chat.cache_salt.clone(),
+            priority: chat.priority,
+        })
+    }
+
+    fn complete(complete: &CompleteRequest, model: &TextModel, context_tokens: u32) -> Result<Self, Failure> {
+        let sampling = &complete.sampling;
+        let asked = sampling.max_tokens.unwrap_or(COMPLETION_TOKENS_DEFAULT);
+        let mut prompts = Vec::with_capacity(complete.prompts.len());
+        for prompt in &complete.prompts {
+            let tokens = match prompt {
+                Prompt::Text(text) => encode(model, text, true)?,
+                Prompt::Tokens(tokens) => tokens.clone(),
+            };
+            if tokens.is_empty() {
+                return Err(Failure::new(ErrorKind::InvalidRequest, "A prompt has no tokens.").param("prompt"));
+            }
+            // A prompt alone may fill the context: nothing is generated behind it.
+            let room = if asked == 0 {
+                room(tokens.len() - 1, context_tokens, "prompt")?
+            } else {
+                room(tokens.len(), context_tokens, "prompt")?
+            };
+            let text = match prompt {
+                Prompt::Text(text) if complete.echo => text.clone(),
+                Prompt::Tokens(tokens) if complete.echo => model.decode(tokens, true),
+                _ => String::new(),
+            };
+            prompts.push(PlannedPrompt { tokens: tokens.into(), text, max_tokens: asked.min(room).max(1) });
+        }
+        let echoed = if complete.echo { complete.logprobs } else { None };
+        let prompt_logprobs = complete.prompt_logprobs.max(echoed);
+        let rank = complete.best_of > complete.n;
+        let logprobs = complete.logprobs.or(rank.then_some(0));
+        Ok(Self {
+            prompts,
+            choices: complete.best_of.max(complete.n),
+            sampling: Sampling {
+                logprobs: wanted(logprobs),
+                prompt_logprobs: wanted(prompt_logprobs),
+                ..engine_sampling(sampling, model)?
+            },
+            options: ChoiceOptions {
+                logprobs: complete.logprobs.is_some(),
+                return_tokens: complete.return_token_ids,
+                keep_special: complete.keep_special_tokens,
+                ..options(sampling)?
+            },
+            tell_prompt: complete.echo || prompt_logprobs.is_some() || complete.return_token_ids,
+            prompt_logprobs: prompt_logprobs.is_some(),
+            prompt_only: asked == 0,
+            rank,
+            cache_salt: complete.cache_salt.clone(),
+            priority: complete.priority,
+        })
+    }
+
+    /// The pool's job for one prompt.
+    pub(super) fn job(&self, prompt: &PlannedPrompt, model: &str, origin: &Origin) -> Job {
+        Job {
+            prompt: prompt.tokens.clone(),
+            choices: self.choices,
+            sampling: Sampling { max_tokens: prompt.max_tokens, ..self.sampling.clone() },
+            salt: salt(&origin.tenant, model, self.cache_salt.as_deref()).into(),
+            priority: self.priority,
+            deadline: origin.deadline,
+        }
+    }
+}
+
+/// Tokens left behind a prompt.
+fn room(prompt_tokens: usize, context_tokens: u32, param: &str) -> Result<u32, Failure> {
+    let used = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
+    match context_tokens.checked_sub(used) {
+        Some(room @ 1..) => Ok(room),
+        _ => {
+            let message = format!(
+                "This model's maximum context length is {context_tokens} tokens. However, your {param} resulted in {prompt_tokens} \
+                 tokens. Please reduce the length of the {param}."
+            );
+            Err(Failure::new(ErrorKind::ContextLength, message).param(param))
+        }
+    }
+}
+
+fn wanted(logprobs: Option<u32>) -> i32 {
+    logprobs.map_or(-1, |count| count.min(i32::MAX as u32) as i32)
+}
+
+/// Fields joined so that no two sets of them give the same bytes.
+fn salt(tenant: &str, model: &str, cache_salt: Option<&str>) -> Vec<u8> {
+    let mut out = Vec::new();
+    for field in [tenant, model, cache_salt.unwrap_or_default()] {
+        out.extend_from_slice(&(field.len() as u64).to_le_bytes());
+        out.extend_from_slice(field.as_bytes());
+    }
+    out
+}
+
+fn random<const N: usize>() -> Result<[u8; N], Failure> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| Failure::internal(format!("random numbers: {error}")))?;
+    Ok(bytes)
+}
+
+/// The request's values, else the model's, else the API's.
+fn engine_sampling(asked: &SamplingParams, model: &TextModel) -> Result<Sampling, Failure> {
+    let default = model.default_sampling();
+    let seed = match asked.seed {
+        Some(seed) => seed,
+        None => u64::from_le_bytes(random()?),
+    };
+    let eos = model.eos_tokens().iter().filter(|_| !asked.ignore_eos);
+    let mut stop_tokens: Vec<u32> = eos.chain(&asked.stop_token_ids).copied().collect();
+    stop_tokens.sort_unstable();
+    stop_tokens.dedup();
+    Ok(Sampling {
+        temperature: asked.temperature.or(default.temperature).unwrap_or(1.0),
+        top_k: asked.top_k.or(default.top_k).unwrap_or(0),
+        top_p: asked.top_p.or(default.top_p).unwrap_or(1.0),
+        min_p: asked.min_p.or(default.min_p).unwrap_or(0.0),
+        presence_penalty: asked.presence_penalty,
+        frequency_penalty: asked.frequency_penalty,
+        repetition_penalty: asked.repetition_penalty.or(default.repetition_penalty).unwrap_or(1.0),
+        logit_bias: asked.logit_bias.iter().map(|(token, bias)| LogitBias { token: *token, bias: *bias }).collect(),
+        seed,
+        max_tokens: 1,
+        min_tokens: asked.min_tokens,
+        stop_tokens,
+        logprobs: -1,
+        prompt_logprobs: -1,
+        allowed_tokens: asked.allowed_token_ids.clone(),
+    })
+}
+
+fn options(asked: &SamplingParams) -> Result<ChoiceOptions, Failure> {
+    Ok(ChoiceOptions {
+        stop: asked.stop.clone(),
+        include_stop: asked.include_stop,
+        stop_token_ids: asked.stop_token_ids.clone(),
+        ignore_eos: asked.ignore_eos,
+        call_ids: random()?,
+        ..ChoiceOptions::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_must_leave_room() {
+        assert_eq!(room(99, 100, "messages").map_err(|f| f.status()), Ok(1));
+        for tokens in [100, 101, usize::MAX] {
+            let failure = room(tokens, 100, "messages").expect_err("no room");
+            assert_eq!((failure.status(), failure.shape().code), (400, Some("context_length_exceeded")));
+        }
+    }
+
+    #[test]
+    fn salts_cannot_be_forged_by_moving_text_between_fields() {
+        assert_ne!(salt("a", "bc", None), salt("ab", "c", None));
+        assert_ne!(salt("a", "b", Some("c")), salt("a", "bc", None));
+        assert_eq!(salt("a", "b", None), salt("a", "b", Some("")));
+    }
+}
