@@ -26,11 +26,11 @@ impl Meter {
     }
 }
 
-/// The fake. Slots hold (token, position).
+/// The fake.
 #[derive(Debug)]
 pub struct FakeForward {
     geometry: Geometry,
-    pages: Vec<[Option<(u32, usize)>; PAGE_TOKENS]>,
+    pages: Vec<[Option<Slot>; PAGE_TOKENS]>,
     logits: Vec<f32>,
     meter: Meter,
     /// Every so many steps the device fails; 0: never.
@@ -53,42 +53,47 @@ impl FakeForward {
         self.meter.clone()
     }
 
-    /// Writes every slot of the step, as each layer of a model does before its attention.
-    fn write(&mut self, batch: &StepBatch<'_>) -> HashMap<u32, usize> {
+    /// Who writes which page in this step; checks that spans cover the batch and that nobody shares a page with a writer.
+    fn check(batch: &StepBatch<'_>) {
         let mut writers = HashMap::new();
         let mut next_row = 0;
         for (span_index, span) in batch.spans.iter().enumerate() {
             assert_eq!(span.rows.start, next_row, "spans cover the batch in order");
             assert!(!span.rows.is_empty(), "a span has rows");
             next_row = span.rows.end;
-            let first = span.context - span.rows.len();
-            for (row, position) in span.rows.clone().zip(first..) {
+            for position in span.context - span.rows.len()..span.context {
                 let page = span.block_table[position / PAGE_TOKENS];
                 let writer = *writers.entry(page).or_insert(span_index);
                 assert_eq!(writer, span_index, "page {page} has two writers in one step");
-                self.pages[page as usize][position % PAGE_TOKENS] = Some((batch.tokens[row], position));
             }
         }
         assert_eq!(next_row, batch.tokens.len(), "spans cover the batch");
-        writers
+        for (span_index, span) in batch.spans.iter().enumerate() {
+            for page in &span.block_table[..span.context.div_ceil(PAGE_TOKENS)] {
+                let writer = writers.get(page).copied().unwrap_or(span_index);
+                assert_eq!(writer, span_index, "page {page} is read while another sequence writes it");
+            }
+        }
     }
 
-    /// Hashes what each sequence reads and answers its sampled rows.
-    fn read(&mut self, batch: &StepBatch<'_>, writers: &HashMap<u32, usize>) {
+    /// Reads each sequence from its first token on, writes its new slots, and answers its sampled rows.
+    fn compute(&mut self, batch: &StepBatch<'_>) {
         self.logits.clear();
         let mut sampled = batch.sampled.iter().copied().peekable();
-        for (span_index, span) in batch.spans.iter().enumerate() {
-            let mut state = Prefix::default();
+        for span in batch.spans {
+            let mut prefix = Prefix::default();
             let first = span.context - span.rows.len();
             for position in 0..span.context {
-                let page = span.block_table[position / PAGE_TOKENS];
-                let writer = writers.get(&page).copied().unwrap_or(span_index);
-                assert_eq!(writer, span_index, "page {page} is read while another sequence writes it");
-                let slot = self.pages[page as usize][position % PAGE_TOKENS];
-                let (token, written_at) = slot.expect("a slot is written before it is read");
-                state.push(token, written_at);
-                if position >= first && sampled.next_if_eq(&(span.rows.start + position - first)).is_some() {
-                    state.logits(self.geometry.vocab_size, &mut self.logits);
+                let page = span.block_table[position / PAGE_TOKENS] as usize;
+                let slot = &mut self.pages[page][position % PAGE_TOKENS];
+                if position < first {
+                    prefix.read(slot.expect("a slot is written before it is read"));
+                    continue;
+                }
+                let row = span.rows.start + position - first;
+                *slot = Some(prefix.write(batch.tokens[row], position));
+                if sampled.next_if_eq(&row).is_some() {
+                    prefix.logits(self.geometry.vocab_size, &mut self.logits);
                 }
             }
         }
@@ -105,14 +110,21 @@ impl Forward for FakeForward {
         assert!(batch.tokens.len() <= self.geometry.rows_max && batch.sampled.len() <= self.geometry.sampled_max);
         self.meter.0[0].fetch_add(batch.tokens.len() as u64, Ordering::Relaxed);
         let step = self.meter.0[1].fetch_add(1, Ordering::Relaxed) + 1;
-        let writers = self.write(batch);
+        Self::check(batch);
+        self.compute(batch);
         if step.is_multiple_of(self.fail_every) && self.faults_left > 0 {
             self.faults_left -= 1;
             return Err(KernelError::Memory { what: "the simulated device", bytes: 1 });
         }
-        self.read(batch, &writers);
         Ok(&self.logits)
     }
+}
+
+/// What a slot holds: like real keys and values it depends on the token, its position and everything before it.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    state: u64,
+    poisoned: bool,
 }
 
 /// Everything a sequence has read so far.
@@ -123,9 +135,16 @@ struct Prefix {
 }
 
 impl Prefix {
-    fn push(&mut self, token: u32, position: usize) {
-        self.hash = mix(self.hash ^ (u64::from(token) << 32) ^ position as u64);
-        self.poisoned |= token == POISON;
+    fn read(&mut self, slot: Slot) {
+        self.hash = mix(self.hash ^ slot.state);
+        self.poisoned |= slot.poisoned;
+    }
+
+    fn write(&mut self, token: u32, position: usize) -> Slot {
+        let state = mix(self.hash.rotate_left(17) ^ (u64::from(token) << 32) ^ position as u64);
+        let slot = Slot { state, poisoned: token == POISON };
+        self.read(slot);
+        slot
     }
 
     /// Coarse values, so that ties occur.

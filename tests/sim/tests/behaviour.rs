@@ -121,6 +121,35 @@ fn a_slow_reader_stalls_only_itself() {
 }
 
 #[test]
+fn who_waits_for_its_reader_gives_up_its_pages_first() {
+    let tight = Geometry { pages: 6, ..GEOMETRY() };
+    let (mut engine, _) = engine_of(tight, &EngineConfig::default());
+    engine.submit(Generate { window: 1, ..generate(1, prompt(1, 70), 20) });
+    engine.submit(generate(2, prompt(2, 50), 100));
+    let (tokens, _) = run(&mut engine);
+    assert_eq!((tokens[&(1, 0)].len(), tokens[&(2, 0)].len()), (1, 100));
+    assert_eq!(engine.state().preemptions, 1, "the second never gives way");
+}
+
+#[test]
+fn equal_blocks_after_different_prompts_are_not_shared() {
+    let (mut engine, meter) = engine();
+    let forced = |mut g: Generate, emitted: usize| {
+        g.choices[0].emitted = vec![5; emitted];
+        g.sampling.as_mut().expect("set").allowed_tokens = vec![5];
+        g
+    };
+    engine.submit(forced(generate(1, prompt(1, 32), 70), 0));
+    run(&mut engine);
+    engine.submit(forced(generate(2, prompt(2, 32), 1), 0));
+    run(&mut engine);
+    let before = meter.rows();
+    engine.submit(forced(generate(3, prompt(2, 32), 70), 65));
+    engine.step(&|| Duration::ZERO);
+    assert_eq!(meter.rows() - before, 65, "only the prompt is found, not the answer to another one");
+}
+
+#[test]
 fn lower_priority_numbers_run_first() {
     let config = EngineConfig { sequences_max: 1, ..EngineConfig::default() };
     let (mut engine, _) = engine_of(GEOMETRY(), &config);
@@ -289,6 +318,14 @@ fn credits_say_what_would_start() {
     assert_eq!(engine.state().credits, 2);
     (3..=6).for_each(|request| engine.submit(generate(request, prompt(3, 20), 30)));
     assert_eq!(engine.state().credits, 0);
+}
+
+#[test]
+fn credits_leave_pages_to_who_runs() {
+    let tight = Geometry { pages: 4, ..GEOMETRY() };
+    let (mut engine, _) = engine_of(tight, &EngineConfig::default());
+    engine.submit(generate(1, prompt(1, 20), 30));
+    assert_eq!(step(&mut engine).state.expect("set").credits, 2, "three pages, one of them for the running sequence");
 }
 
 #[test]
