@@ -13,6 +13,7 @@ mod completion_answer;
 pub mod errors;
 mod fields;
 mod json;
+mod json_text;
 mod legacy_logprobs;
 mod messages;
 mod models;

@@ -3,7 +3,8 @@
 use super::Bounds;
 use super::common::Common;
 use super::fields::{self, too_many};
-use super::json::{Fault, Kind, Names, Reader, Within, compacted};
+use super::json::{Fault, Kind, Names, Reader, Within};
+use super::json_text::compacted;
 use super::{messages, tools, unbuilt};
 use crate::error::{ApiError, ApiErrorKind};
 use crate::request::{ChatRequest, Message, ReasoningEffort, Role, Tool, ToolChoice};

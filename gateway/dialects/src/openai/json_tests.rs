@@ -1,3 +1,4 @@
+use super::super::json_text::compacted;
 use super::*;
 
 fn read<T>(text: &str, read: impl FnOnce(&mut Reader<'_>) -> Result<T, Fault>) -> Result<T, (usize, &'static str)> {

@@ -2,7 +2,8 @@
 
 use super::Bounds;
 use super::fields::{self, bounded, too_many};
-use super::json::{Fault, Kind, Names, Reader, Within, compacted, mismatch, short};
+use super::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
+use super::json_text::compacted;
 use super::messages::function_type;
 use crate::error::ApiErrorKind;
 use crate::request::{Tool, ToolChoice};

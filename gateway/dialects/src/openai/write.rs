@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use bytes::{BufMut, BytesMut};
 
-use super::json::plain_run;
+use super::json_text::plain_run;
 use crate::event::{TokenLogprob, Usage};
 
 /// A string in quotes.
