@@ -46,6 +46,14 @@ const FLUSH_DEADLINE: Duration = Duration::from_secs(2);
 /// # Errors
 /// [`WorkerError`]: the address cannot be used, the model cannot be loaded, or the engine failed.
 pub fn run(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
+    let result = live(config, build);
+    if let Err(error) = &result {
+        error!(error = %chain(error), "worker ends");
+    }
+    result
+}
+
+fn live(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
     config.check()?;
     config.place()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -53,9 +61,6 @@ pub fn run(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
         .build()
         .map_err(|source| WorkerError::Os { what: "starting the session thread".into(), source })?;
     let result = runtime.block_on(serve(config, build));
-    if let Err(error) = &result {
-        error!(error = %chain(error), "worker ends");
-    }
     runtime.shutdown_background();
     result
 }
