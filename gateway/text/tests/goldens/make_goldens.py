@@ -7,7 +7,13 @@
 
 The second form is for checking more templates than the project may carry: PENSTOCK_TEMPLATE_GOLDENS=DIR cargo test -p penstock-text --test templates
 """
-import argparse, copy, datetime, json, pathlib, re
+
+import argparse
+import copy
+import datetime
+import json
+import pathlib
+import re
 
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
@@ -17,29 +23,68 @@ DEMO = HERE.parents[3] / "models" / "penstock-demo"
 NOW = 1_700_000_000
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
-WEATHER = {"type": "function", "function": {
-    "name": "get_weather", "description": "Weather in a city: \"now\" & <later>, 5° 'C'",
-    "parameters": {"type": "object", "properties": {
-        "city": {"type": "string", "description": "Name of the city, e.g. Zürich"},
-        "unit": {"type": "string", "enum": ["celsius", "fahrenheit"], "default": None},
-        "days": {"type": "integer", "minimum": 1, "maximum": 14.5}}, "required": ["city"]}}}
-ADD = {"type": "function", "function": {
-    "name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {
-        "a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]}}}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather in a city: \"now\" & <later>, 5° 'C'",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "description": "Name of the city, e.g. Zürich"},
+                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"], "default": None},
+                "days": {"type": "integer", "minimum": 1, "maximum": 14.5},
+            },
+            "required": ["city"],
+        },
+    },
+}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+            "required": ["a", "b"],
+        },
+    },
+}
 
 
-def user(text): return {"role": "user", "content": text}
-def system(text): return {"role": "system", "content": text}
-def assistant(text, **more): return {"role": "assistant", "content": text, **more}
-def thought(text): return {"reasoning_content": text, "reasoning": text}  # the gateway gives templates both names
-def call(i, name, **arguments): return {"id": f"call0000{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
-def result(i, name, text): return {"role": "tool", "tool_call_id": f"call0000{i}", "name": name, "content": text}
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def system(text):
+    return {"role": "system", "content": text}
+
+
+def assistant(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+def thought(text):
+    return {"reasoning_content": text, "reasoning": text}  # the gateway gives templates both names
+
+
+def call(i, name, **arguments):
+    return {"id": f"call0000{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result(i, name, text):
+    return {"role": "tool", "tool_call_id": f"call0000{i}", "name": name, "content": text}
 
 
 ONE = call(1, "get_weather", city="Zürich", unit="celsius")
 TWO = call(2, "add", a=1, b=2.5)
 TURNS = [user("Hi"), assistant("Hello! How can I help?"), user("  Tell me\nabout 漢字 & <b>&amp;</b> 👋🏽 \n")]
-RESULT = [user("Weather in Zürich?"), assistant(None, tool_calls=[ONE]), result(1, "get_weather", '{"temp": 5, "sky": "grau"}')]
+RESULT = [
+    user("Weather in Zürich?"),
+    assistant(None, tool_calls=[ONE]),
+    result(1, "get_weather", '{"temp": 5, "sky": "grau"}'),
+]
 CASES = {
     "user": dict(messages=[user("Hello")]),
     "system_user": dict(messages=[system("You are terse."), user("Hello")]),
@@ -52,16 +97,39 @@ CASES = {
     "system_tools": dict(messages=[system("Use tools."), user("1 + 2.5?")], tools=[WEATHER, ADD]),
     "tool_result": dict(messages=RESULT, tools=[WEATHER]),
     "tool_result_answered": dict(messages=[*RESULT, assistant("5 degrees, grey."), user("Thanks")], tools=[WEATHER]),
-    "parallel": dict(messages=[user("Both"), assistant("Let me see.", tool_calls=[ONE, TWO]), result(1, "get_weather", "5"), result(2, "add", "3.5")], tools=[WEATHER, ADD]),
-    "empty_content_call": dict(messages=[user("Weather?"), assistant("", tool_calls=[ONE]), result(1, "get_weather", "5")], tools=[WEATHER]),
-    "call_without_arguments": dict(messages=[user("Go"), assistant(None, tool_calls=[call(1, "go")]), result(1, "go", "gone")], tools=[ADD]),
-    "continue": dict(messages=[user("Count"), assistant("1, 2, ")], add_generation_prompt=False, continue_final_message=True),
-    "continue_trimmed": dict(messages=[user("Count"), assistant("1, 2,")], add_generation_prompt=False, continue_final_message=True),
+    "parallel": dict(
+        messages=[
+            user("Both"),
+            assistant("Let me see.", tool_calls=[ONE, TWO]),
+            result(1, "get_weather", "5"),
+            result(2, "add", "3.5"),
+        ],
+        tools=[WEATHER, ADD],
+    ),
+    "empty_content_call": dict(
+        messages=[user("Weather?"), assistant("", tool_calls=[ONE]), result(1, "get_weather", "5")], tools=[WEATHER]
+    ),
+    "call_without_arguments": dict(
+        messages=[user("Go"), assistant(None, tool_calls=[call(1, "go")]), result(1, "go", "gone")], tools=[ADD]
+    ),
+    "continue": dict(
+        messages=[user("Count"), assistant("1, 2, ")], add_generation_prompt=False, continue_final_message=True
+    ),
+    "continue_trimmed": dict(
+        messages=[user("Count"), assistant("1, 2,")], add_generation_prompt=False, continue_final_message=True
+    ),
     "thinking": dict(messages=[user("Think")], kwargs={"enable_thinking": True}),
     "not_thinking": dict(messages=[user("Think not")], kwargs={"enable_thinking": False}),
     "effort": dict(messages=[user("Think")], kwargs={"reasoning_effort": "high"}),
     "reasoning_history": dict(messages=[user("1 + 1"), assistant("2", **thought("One and one.\n")), user("+ 1")]),
-    "reasoning_call": dict(messages=[user("Weather?"), assistant(None, tool_calls=[ONE], **thought("I must look.")), result(1, "get_weather", "5")], tools=[WEATHER]),
+    "reasoning_call": dict(
+        messages=[
+            user("Weather?"),
+            assistant(None, tool_calls=[ONE], **thought("I must look.")),
+            result(1, "get_weather", "5"),
+        ],
+        tools=[WEATHER],
+    ),
     "think_in_content": dict(messages=[user("1 + 1"), assistant("<think>\nOne.\n</think>\n\n2"), user("+ 1")]),
     "two_users": dict(messages=[user("a"), user("b")]),
 }
@@ -77,9 +145,13 @@ def render(template, case, special):
     kwargs = {**special, **case.get("kwargs", {})}
     try:
         texts, _ = chat_template_utils.render_jinja_template(
-            conversations=[case["messages"]], tools=case.get("tools"), chat_template=template,
+            conversations=[case["messages"]],
+            tools=case.get("tools"),
+            chat_template=template,
             add_generation_prompt=case.get("add_generation_prompt", True),
-            continue_final_message=case.get("continue_final_message", False), **kwargs)
+            continue_final_message=case.get("continue_final_message", False),
+            **kwargs,
+        )
         return texts[0], None
     except Exception as error:  # whatever a template does
         return None, f"{type(error).__name__}: {error}"[:200]
@@ -109,7 +181,7 @@ def main():
     class Clock(datetime.datetime):
         @classmethod
         def now(cls, tz=None):
-            return datetime.datetime.fromtimestamp(NOW, datetime.timezone.utc).replace(tzinfo=tz)
+            return datetime.datetime.fromtimestamp(NOW, datetime.UTC).replace(tzinfo=tz)
 
     chat_template_utils.datetime = Clock
     a.out.mkdir(parents=True, exist_ok=True)

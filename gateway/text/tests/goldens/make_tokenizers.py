@@ -7,18 +7,38 @@ with the demo model's, for tests/tokenizers.rs to compare.
 The vocabularies are trained on the samples below: they are of no use but to show the pipeline (dummy prefix, byte fallback,
 added tokens that take blanks with them, a template around the text).
 """
-import json, pathlib
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+import json
+import pathlib
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 HERE = pathlib.Path(__file__).resolve().parent
 DEMO = HERE.parents[3] / "models" / "penstock-demo"
 SAMPLES = [
-    "", " ", "Hello", " Hello", "Hello  world ", "Hello, world! 123 \n\n\t x", "Übergrößenträger — naïve café “quoted”",
-    "漢字とひらがな、カタカナ。한국어 中文字符", "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 é 🇩🇪", "עברית العربية हिन्दी ไทย", "fn main() { println!(\"{}\", 'a'); } // ∀x∈ℝ",
-    "a\r\nb\tc\u00a0d", "it's I'M we'll", "12345 3.14 1e10", "   leading and trailing   ", "▁ is not a blank", "<0x41>", "tab\there",
-    "<s>Hello</s>", "x <mask> y", "a<tool>b <tool> c", "e\u0301 \u212b \ufb01",
+    "",
+    " ",
+    "Hello",
+    " Hello",
+    "Hello  world ",
+    "Hello, world! 123 \n\n\t x",
+    "Übergrößenträger — naïve café “quoted”",
+    "漢字とひらがな、カタカナ。한국어 中文字符",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 é 🇩🇪",
+    "עברית العربية हिन्दी ไทย",
+    "fn main() { println!(\"{}\", 'a'); } // ∀x∈ℝ",
+    "a\r\nb\tc\u00a0d",
+    "it's I'M we'll",
+    "12345 3.14 1e10",
+    "   leading and trailing   ",
+    "▁ is not a blank",
+    "<0x41>",
+    "tab\there",
+    "<s>Hello</s>",
+    "x <mask> y",
+    "a<tool>b <tool> c",
+    "e\u0301 \u212b \ufb01",
 ]
 CORPUS = [s for s in SAMPLES if s] * 4 + ["the quick brown fox jumps over the lazy dog " * 3]
 
@@ -45,7 +65,9 @@ def sentencepiece(prepend):
     tok = Tokenizer.from_str(json.dumps(spec))
     tok.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
     tok.add_tokens([AddedToken("<tool>", rstrip=True, normalized=False, special=False)])
-    tok.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tok.token_to_id("<s>"))])
+    tok.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tok.token_to_id("<s>"))]
+    )
     return tok
 
 
@@ -54,8 +76,15 @@ def cases(tok):
     for text in SAMPLES:
         ids = tok.encode(text).ids
         bare = tok.encode(text, add_special_tokens=False).ids
-        out.append({"text": text, "ids": ids, "bare": bare,
-                    "kept": tok.decode(bare, skip_special_tokens=False), "shown": tok.decode(ids, skip_special_tokens=True)})
+        out.append(
+            {
+                "text": text,
+                "ids": ids,
+                "bare": bare,
+                "kept": tok.decode(bare, skip_special_tokens=False),
+                "shown": tok.decode(ids, skip_special_tokens=True),
+            }
+        )
     return out
 
 
