@@ -56,7 +56,7 @@ def secure(tmp_path_factory):
         check=True,
         capture_output=True,
     )
-    config = f'[server]\ntls_cert = "{certificate}"\ntls_key = "{key}"\n'
+    config = f'[server.tls]\ncertificate = "{certificate}"\nkey = "{key}"\n'
     gateway = SecureGateway(folder / "gateway", certificate, config)
     gateway.start()
     yield gateway

@@ -8,6 +8,7 @@ same weights bit for bit (`weights` below; in Rust: backends/engine/tests/common
 logprobs in float32 with eager attention. Beside them: how far transformers' own bfloat16 run is from its float32 run over
 the same values, which is the yardstick for our bfloat16 paths.
 """
+
 import argparse, json, os, tempfile
 
 import numpy as np
@@ -19,47 +20,186 @@ GREEDY, TOP, STRIDED, POSITIONS = 24, 8, 8, 160
 
 
 def base(name, kind, **kw):
-    out = dict(architectures=[name], model_type=kind, vocab_size=203, hidden_size=96, intermediate_size=141, num_hidden_layers=3,
-               num_attention_heads=6, num_key_value_heads=2, rms_norm_eps=1e-5, max_position_embeddings=1024, hidden_act="silu",
-               rope_theta=10000.0, tie_word_embeddings=False, attention_dropout=0.0)
+    out = dict(
+        architectures=[name],
+        model_type=kind,
+        vocab_size=203,
+        hidden_size=96,
+        intermediate_size=141,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=1024,
+        hidden_act="silu",
+        rope_theta=10000.0,
+        tie_word_embeddings=False,
+        attention_dropout=0.0,
+    )
     out.update(kw)
     return {k: v for k, v in out.items() if v is not ...}
 
 
-def llama(**kw): return base("LlamaForCausalLM", "llama", **kw)
-def mistral(**kw): return base("MistralForCausalLM", "mistral", **kw)
-def qwen2(**kw): return base("Qwen2ForCausalLM", "qwen2", **{"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3, **kw})
-def qwen3(**kw): return base("Qwen3ForCausalLM", "qwen3", **{"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3, **kw})
+def llama(**kw):
+    return base("LlamaForCausalLM", "llama", **kw)
 
 
-LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+def mistral(**kw):
+    return base("MistralForCausalLM", "mistral", **kw)
+
+
+def qwen2(**kw):
+    return base(
+        "Qwen2ForCausalLM",
+        "qwen2",
+        **{"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3, **kw},
+    )
+
+
+def qwen3(**kw):
+    return base(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        **{"use_sliding_window": False, "sliding_window": None, "max_window_layers": 3, **kw},
+    )
+
+
+LLAMA3 = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+)
 
 # name: (config, dtype, shards, tokens, options).  Odd on purpose: head_dim unlike hidden/heads, three queries per KV head, vocabularies
 # and MLP widths that no tile divides.
 CASES = {
     "llama-plain": (llama(), "bf16", 1, 120, {}),
-    "llama-llama3-bias": (llama(head_dim=20, attention_bias=True, rope_theta=500000.0, rope_scaling=LLAMA3), "f32", 1, 140, {}),
-    "llama-linear-tied": (llama(tie_word_embeddings=True, num_attention_heads=4, num_key_value_heads=4,
-                                rope_scaling=dict(type="linear", factor=2.5)), "f16", 3, 110, {}),
-    "llama-dynamic": (llama(max_position_embeddings=64, rope_theta=..., rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=20000.0)),
-                      "bf16", 1, 128, dict(context=128)),
-    "llama-long": (llama(vocab_size=97, hidden_size=66, head_dim=32, num_attention_heads=3, num_key_value_heads=1,
-                         intermediate_size=99, num_hidden_layers=2), "bf16", 1, 700, {}),
+    "llama-llama3-bias": (
+        llama(head_dim=20, attention_bias=True, rope_theta=500000.0, rope_scaling=LLAMA3),
+        "f32",
+        1,
+        140,
+        {},
+    ),
+    "llama-linear-tied": (
+        llama(
+            tie_word_embeddings=True,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            rope_scaling=dict(type="linear", factor=2.5),
+        ),
+        "f16",
+        3,
+        110,
+        {},
+    ),
+    "llama-dynamic": (
+        llama(
+            max_position_embeddings=64,
+            rope_theta=...,
+            rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=20000.0),
+        ),
+        "bf16",
+        1,
+        128,
+        dict(context=128),
+    ),
+    "llama-long": (
+        llama(
+            vocab_size=97,
+            hidden_size=66,
+            head_dim=32,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            intermediate_size=99,
+            num_hidden_layers=2,
+        ),
+        "bf16",
+        1,
+        700,
+        {},
+    ),
     "mistral-window": (mistral(sliding_window=24, head_dim=24), "bf16", 1, 150, {}),
-    "mistral-long-window": (mistral(sliding_window=300, head_dim=32, vocab_size=131, num_hidden_layers=2), "f16", 1, 640, {}),
-    "mistral-yarn": (mistral(sliding_window=None, rope_theta=..., max_position_embeddings=256,
-                             rope_parameters=dict(rope_type="yarn", factor=4.0, rope_theta=10000.0, original_max_position_embeddings=64)), "f32", 2, 200, {}),
+    "mistral-long-window": (
+        mistral(sliding_window=300, head_dim=32, vocab_size=131, num_hidden_layers=2),
+        "f16",
+        1,
+        640,
+        {},
+    ),
+    "mistral-yarn": (
+        mistral(
+            sliding_window=None,
+            rope_theta=...,
+            max_position_embeddings=256,
+            rope_parameters=dict(rope_type="yarn", factor=4.0, rope_theta=10000.0, original_max_position_embeddings=64),
+        ),
+        "f32",
+        2,
+        200,
+        {},
+    ),
     "qwen2-tied": (qwen2(tie_word_embeddings=True, vocab_size=331), "bf16", 1, 120, {}),
-    "qwen2-upper-windows": (qwen2(use_sliding_window=True, sliding_window=40, max_window_layers=1, hidden_size=112, num_attention_heads=7,
-                                  num_key_value_heads=1, rope_scaling=dict(type="yarn", factor=2.0, original_max_position_embeddings=512, beta_fast=16,
-                                                                           beta_slow=2, truncate=False, attention_factor=1.25)), "f16", 2, 130, {}),
-    "qwen3-tied": (qwen3(tie_word_embeddings=True, head_dim=32, rope_theta=1000000.0, rms_norm_eps=1e-6), "bf16", 1, 130, {}),
-    "qwen3-mixed-windows": (qwen3(head_dim=40, attention_bias=True, vocab_size=257, intermediate_size=183, num_attention_heads=8, num_key_value_heads=2,
-                                  use_sliding_window=True, sliding_window=33,
-                                  layer_types=["sliding_attention", "full_attention", "sliding_attention"]), "f32", 4, 150, {}),
-    "qwen3-yarn-mscale": (qwen3(head_dim=64, num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=160,
-                                rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=40, mscale=1.0, mscale_all_dim=0.5)),
-                          "bf16", 1, 160, {}),
+    "qwen2-upper-windows": (
+        qwen2(
+            use_sliding_window=True,
+            sliding_window=40,
+            max_window_layers=1,
+            hidden_size=112,
+            num_attention_heads=7,
+            num_key_value_heads=1,
+            rope_scaling=dict(
+                type="yarn",
+                factor=2.0,
+                original_max_position_embeddings=512,
+                beta_fast=16,
+                beta_slow=2,
+                truncate=False,
+                attention_factor=1.25,
+            ),
+        ),
+        "f16",
+        2,
+        130,
+        {},
+    ),
+    "qwen3-tied": (
+        qwen3(tie_word_embeddings=True, head_dim=32, rope_theta=1000000.0, rms_norm_eps=1e-6),
+        "bf16",
+        1,
+        130,
+        {},
+    ),
+    "qwen3-mixed-windows": (
+        qwen3(
+            head_dim=40,
+            attention_bias=True,
+            vocab_size=257,
+            intermediate_size=183,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            use_sliding_window=True,
+            sliding_window=33,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+        "f32",
+        4,
+        150,
+        {},
+    ),
+    "qwen3-yarn-mscale": (
+        qwen3(
+            head_dim=64,
+            num_attention_heads=3,
+            num_key_value_heads=3,
+            max_position_embeddings=160,
+            rope_scaling=dict(
+                rope_type="yarn", factor=4.0, original_max_position_embeddings=40, mscale=1.0, mscale_all_dim=0.5
+            ),
+        ),
+        "bf16",
+        1,
+        160,
+        {},
+    ),
 }
 
 DTYPE = dict(bf16=torch.bfloat16, f16=torch.float16, f32=torch.float32)
@@ -71,7 +211,9 @@ def uniform(seed, name, shape):
     for byte in f"{seed}:{name}".encode():
         key = ((key ^ byte) * 0x100000001B3) & (2**64 - 1)
     with np.errstate(over="ignore"):
-        z = np.uint64(key) + (np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = np.uint64(key) + (np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(1)) * np.uint64(
+            0x9E3779B97F4A7C15
+        )
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)
@@ -80,10 +222,13 @@ def uniform(seed, name, shape):
 
 def weights(seed, name, shape):
     u = uniform(seed, name, shape)
-    if "norm" in name: return np.float32(1) + np.float32(0.25) * u
-    if name.endswith(".bias"): return np.float32(0.25) * u
-    if "embed" in name or "lm_head" in name: return np.float32(0.5) * u
-    return u * np.sqrt(np.float32(3) / np.float32(shape[1]))     # variance 1/fan_in
+    if "norm" in name:
+        return np.float32(1) + np.float32(0.25) * u
+    if name.endswith(".bias"):
+        return np.float32(0.25) * u
+    if "embed" in name or "lm_head" in name:
+        return np.float32(0.5) * u
+    return u * np.sqrt(np.float32(3) / np.float32(shape[1]))  # variance 1/fan_in
 
 
 def build(config, dtype, seed, stored):
@@ -109,7 +254,7 @@ def logprobs(model, tokens):
 
 def make(name, config, stored, shards, length, options):
     vocab, context = config["vocab_size"], options.get("context")
-    greedy = 0 if context else GREEDY      # with dynamic scaling every length has other rotations
+    greedy = 0 if context else GREEDY  # with dynamic scaling every length has other rotations
     for seed in range(1, 50):
         model, tensors = build(config, torch.float32, seed, stored)
         tokens = [int(t) for t in (uniform(seed, "tokens", (length,)) + 1) / 2 * vocab][: length - greedy]
@@ -120,7 +265,8 @@ def make(name, config, stored, shards, length, options):
         margin = (best[:, 0] - best[:, 1]).min().item()
         repeats = max(tokens[-greedy:].count(t) for t in tokens[-greedy:]) if greedy else 0
         # A seed whose choices are clear at every position, so that equal tokens is a fair demand, and that does not fall into a loop of one token.
-        if margin > 5e-3 / (length / 100) and repeats < 12: break
+        if margin > 5e-3 / (length / 100) and repeats < 12:
+            break
     positions = sorted(set(np.linspace(0, length - 1, min(POSITIONS, length)).astype(int).tolist()))
     half = logprobs(build(config, torch.bfloat16, seed, stored)[0], tokens)
     rows, values, errors = [], [], []
@@ -131,10 +277,27 @@ def make(name, config, stored, shards, length, options):
         values.append([round(v, 5) for v in full[p][chosen].tolist()])
         errors.append((half[p][chosen] - full[p][chosen]).abs())
     errors = torch.stack(errors)
-    print(f"{name:22s} seed {seed:2d} margin {margin:.4f} logprob std {full.std():.2f} bf16 mean {errors.mean():.4f} max {errors.max():.4f} greedy {tokens[length - greedy:]}")
-    return dict(case=name, transformers=transformers.__version__, torch=torch.__version__, config=config, seed=seed, dtype=stored, shards=shards,
-                context=context, tensors=tensors, tokens=tokens, prompt=length - greedy, argmax=full.argmax(-1).tolist(), positions=positions, top=rows,
-                logprobs=values, bf16=dict(mean=round(errors.mean().item(), 6), max=round(errors.max().item(), 6)))
+    print(
+        f"{name:22s} seed {seed:2d} margin {margin:.4f} logprob std {full.std():.2f} bf16 mean {errors.mean():.4f} max {errors.max():.4f} greedy {tokens[length - greedy :]}"
+    )
+    return dict(
+        case=name,
+        transformers=transformers.__version__,
+        torch=torch.__version__,
+        config=config,
+        seed=seed,
+        dtype=stored,
+        shards=shards,
+        context=context,
+        tensors=tensors,
+        tokens=tokens,
+        prompt=length - greedy,
+        argmax=full.argmax(-1).tolist(),
+        positions=positions,
+        top=rows,
+        logprobs=values,
+        bf16=dict(mean=round(errors.mean().item(), 6), max=round(errors.max().item(), 6)),
+    )
 
 
 def main():
@@ -142,12 +305,15 @@ def main():
     ap.add_argument("--out", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "models"))
     ap.add_argument("--only", default="")
     a = ap.parse_args()
-    torch.manual_seed(0); torch.set_num_threads(1)
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
     os.makedirs(a.out, exist_ok=True)
     for name, case in CASES.items():
-        if a.only and a.only != name: continue
+        if a.only and a.only != name:
+            continue
         with open(os.path.join(a.out, f"{name}.json"), "w") as f:
-            json.dump(make(name, *case), f, separators=(",", ":")); f.write("\n")
+            json.dump(make(name, *case), f, separators=(",", ":"))
+            f.write("\n")
 
 
 if __name__ == "__main__":
