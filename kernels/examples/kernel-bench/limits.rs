@@ -29,7 +29,9 @@ pub(crate) fn measure(threads: usize, path: Path) -> Limit {
         Path::Avx512Bf16 => ("vdpbf16ps", x86::dot),
         #[cfg(target_arch = "x86_64")]
         Path::Avx512 => ("vfmadd 512", x86::fma),
-        _ => ("scalar f32; the path's own limit is not measured", scalar),
+        #[cfg(target_arch = "x86_64")]
+        _ if is_x86_feature_detected!("fma") => ("vfmadd 256", x86::fma_256),
+        _ => ("scalar multiply-add", scalar),
     };
     let rounds = 4_000_000;
     let gflops = median(5, || together(threads, |_| work(rounds)) / 1e9);
@@ -92,7 +94,8 @@ fn read(words: &[u32]) -> f64 {
 fn scalar(rounds: usize) -> f64 {
     let mut sums = [1.0f32; 16];
     for _ in 0..rounds {
-        sums.iter_mut().for_each(|sum| *sum = *sum * 0.999 + 0.001);
+        let (a, b) = std::hint::black_box((0.999, 0.001));
+        sums.iter_mut().for_each(|sum| *sum = *sum * a + b);
     }
     std::hint::black_box(sums);
     rounds as f64 * 32.0
@@ -115,6 +118,22 @@ mod x86 {
         // SAFETY: chosen for the path whose device could be made.
         unsafe { fma_loop(rounds) };
         (rounds * CHAINS * 32) as f64
+    }
+
+    pub(crate) fn fma_256(rounds: usize) -> f64 {
+        // SAFETY: chosen where FMA was detected.
+        unsafe { fma_256_loop(rounds) };
+        (rounds * 12 * 16) as f64
+    }
+
+    #[target_feature(enable = "avx,fma")]
+    fn fma_256_loop(rounds: usize) {
+        let mut sums = [_mm256_setzero_ps(); 12];
+        let x = std::hint::black_box(_mm256_set1_ps(0.01));
+        for _ in 0..rounds {
+            sums.iter_mut().for_each(|sum| *sum = _mm256_fmadd_ps(x, x, *sum));
+        }
+        std::hint::black_box(sums);
     }
 
     #[target_feature(enable = "avx512f,avx512bf16")]

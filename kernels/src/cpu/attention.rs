@@ -86,7 +86,12 @@ impl Attention<'_> {
         } else {
             let (items, scratch) = (Items::new(shared.items.len()), Shared::new(scratch));
             let plan = &shared.items;
-            pool.run(&|thread| {
+            // K and V of a split, for each group of rows.
+            let bytes = plan
+                .iter()
+                .map(|item| item.splits.len() * item.tokens.len().div_ceil(self.kernel.rows_max))
+                .sum::<usize>();
+            pool.run_if_worth(bytes * SPLIT * self.dim() * 4, &|thread| {
                 // SAFETY: borrowed for this run; each thread has its own.
                 let scratch = &mut unsafe { scratch.slice(thread, 1) }[0];
                 while let Some(item) = items.take() {

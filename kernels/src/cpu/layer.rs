@@ -133,12 +133,13 @@ impl CpuDevice {
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             let (first, panels) = (piece.panel * 32, piece.tile.len() / (piece.rows.len() * 32));
             let end = ((piece.panel + panels) * 32 / dim).min(spec.heads + 2 * spec.kv_heads);
-            let mut values = vec![0.0f32; dim.next_multiple_of(32)];
+            let mut values = [0.0f32; DIM_MAX];
+            let values = &mut values[..dim.next_multiple_of(32)];
             for (i, row) in piece.rows.clone().enumerate() {
                 for head in first / dim..end {
                     piece.gather(head * dim - first, i, &mut values[..dim]);
                     values[dim..].fill(0.0);
-                    heads.place(row, head, &mut values);
+                    heads.place(row, head, values);
                 }
             }
         });

@@ -2,11 +2,15 @@
 //!
 //! A decode step makes some hundred and fifty forks of tens of microseconds each, so workers spin for [`SPINS`] before they park; an
 //! idle engine costs nothing. How items are dealt out never affects a result: every item is computed whole by one thread.
+//!
+//! A worker joins a task if it comes while the task is *open*; the caller closes it when its own share is done, which is when no item is
+//! left, and then waits for those alone that joined. So a worker whose core is busy with something else (the gateway, say) costs the
+//! caller its help, not a time slice of waiting.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, Thread};
 
@@ -15,15 +19,25 @@ use crate::device::KernelError;
 /// About 30–60 µs of `pause`: longer than the gap between two operations of a step, shorter than that between two steps.
 const SPINS: u32 = 2000;
 
+/// What one core reads from its caches in about 5 µs; a fork and a join take 2 µs when nobody disturbs them.
+const ALONE_BYTES: usize = 256 << 10;
+
 type Task = dyn Fn(usize) + Sync;
 
+/// Workers may join.
+const OPEN: u64 = 1 << 31;
+/// The bits that count workers.
+const JOINED: u64 = OPEN - 1;
+
+fn epoch(word: u64) -> u64 {
+    word >> 32
+}
+
 struct State {
-    /// Grows by one per fork; workers wait for it to change.
-    epoch: AtomicU32,
-    /// The task of this epoch. Written by the caller before `epoch`, read by workers after it.
+    /// Epoch (grows by one per fork) in the upper half, [`OPEN`], and how many workers have joined and not left.
+    word: AtomicU64,
+    /// The task of this epoch. Written by the caller before it opens the epoch, read by workers that joined.
     task: UnsafeCell<Option<*const Task>>,
-    /// Workers that have not finished this epoch.
-    running: AtomicUsize,
     stop: AtomicBool,
     asleep: Vec<AtomicBool>,
     caller_asleep: AtomicBool,
@@ -31,10 +45,10 @@ struct State {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `task` is the only part that is not Sync already. The caller writes it while no worker runs (`running` is 0) and
-// publishes it with the store to `epoch`; workers only read it after having seen that store, and before they lower `running`.
+// SAFETY: `task` is the only part that is not Sync already. The caller writes it while the epoch is closed and nobody has joined,
+// and publishes it by opening the next; workers read it only between joining an open epoch and leaving it.
 unsafe impl Sync for State {}
-// SAFETY: the pointer in `task` is dereferenced only while the caller's borrow is alive (`run` waits for all workers).
+// SAFETY: the pointer in `task` is dereferenced only while the caller's borrow is alive (`run` closes the epoch and waits for all who joined).
 unsafe impl Send for State {}
 
 /// Threads that run the same function side by side; the caller is number 0.
@@ -49,9 +63,8 @@ impl Pool {
     /// `threads` in all, at least one, pinned to `cores` in order if given (then as many as threads).
     pub(super) fn new(threads: usize, cores: Option<Vec<usize>>) -> Result<Self, KernelError> {
         let state = Arc::new(State {
-            epoch: AtomicU32::new(0),
+            word: AtomicU64::new(0),
             task: UnsafeCell::new(None),
-            running: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             asleep: (1..threads).map(|_| AtomicBool::new(false)).collect(),
             caller_asleep: AtomicBool::new(false),
@@ -88,21 +101,28 @@ impl Pool {
         }
     }
 
-    /// Runs `task(thread)` on every thread and returns when all are done.
+    /// As [`Pool::run`], or on the caller alone where `bytes` to be read are so few that a fork would cost more.
+    pub(super) fn run_if_worth(&mut self, bytes: usize, task: &(dyn Fn(usize) + Sync)) {
+        if bytes <= ALONE_BYTES { task(0) } else { self.run(task) }
+    }
+
+    /// Runs `task(thread)` on the caller and on every worker that is free before the caller's is done, and returns when all are.
+    /// A task deals out its work by [`Items`], so that it is complete whoever took part.
     ///
     /// # Panics
-    /// With the panic of `task`, after all threads have finished.
+    /// With the panic of `task`, after all who took part have finished.
     pub(super) fn run(&mut self, task: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() {
             return task(0);
         }
         let state = &*self.state;
-        // SAFETY: this only erases the borrow's lifetime; `finish` below returns after the last worker stopped using it.
+        // SAFETY: this only erases the borrow's lifetime; `finish` below returns after the last worker stopped using it, and
+        // after it nobody joins.
         let erased = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), *const Task>(task) };
-        // SAFETY: no worker reads `task` now: the previous epoch is finished and `&mut self` excludes another caller.
+        // SAFETY: no worker reads `task` now: the previous epoch is closed and left, and `&mut self` excludes another caller.
         unsafe { *state.task.get() = Some(erased) };
-        state.running.store(self.workers.len(), Ordering::Relaxed);
-        state.epoch.fetch_add(1, Ordering::SeqCst);
+        let next = epoch(state.word.load(Ordering::Relaxed)) + 1;
+        state.word.store(next << 32 | OPEN, Ordering::SeqCst);
         for (asleep, worker) in state.asleep.iter().zip(&self.workers) {
             if asleep.swap(false, Ordering::SeqCst) {
                 worker.thread().unpark();
@@ -120,7 +140,7 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.state.stop.store(true, Ordering::SeqCst);
-        self.state.epoch.fetch_add(1, Ordering::SeqCst);
+        self.state.word.fetch_add(1 << 32, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
             // A worker catches its task's panics, so joining cannot fail; nothing could be done about it here anyway.
@@ -130,18 +150,20 @@ impl Drop for Pool {
 }
 
 impl State {
-    /// Waits on the caller's side until no worker runs.
+    /// Closes the epoch and waits on the caller's side until nobody is in it.
     fn finish(&self) {
+        let mut word = self.word.fetch_and(!OPEN, Ordering::SeqCst);
         for _ in 0..SPINS {
-            if self.running.load(Ordering::Acquire) == 0 {
+            if word & JOINED == 0 {
                 return;
             }
             std::hint::spin_loop();
+            word = self.word.load(Ordering::Acquire);
         }
         *self.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
         loop {
             self.caller_asleep.store(true, Ordering::SeqCst);
-            if self.running.load(Ordering::SeqCst) == 0 {
+            if self.word.load(Ordering::SeqCst) & JOINED == 0 {
                 self.caller_asleep.store(false, Ordering::SeqCst);
                 return;
             }
@@ -150,22 +172,39 @@ impl State {
     }
 
     /// Waits on worker `index`'s side for an epoch other than `seen`.
-    fn next_epoch(&self, seen: u32, index: usize) -> u32 {
+    fn next_epoch(&self, seen: u64, index: usize) -> u64 {
         for _ in 0..SPINS {
-            let epoch = self.epoch.load(Ordering::Acquire);
-            if epoch != seen {
-                return epoch;
+            let now = epoch(self.word.load(Ordering::Acquire));
+            if now != seen {
+                return now;
             }
             std::hint::spin_loop();
         }
         loop {
             self.asleep[index - 1].store(true, Ordering::SeqCst);
-            let epoch = self.epoch.load(Ordering::SeqCst);
-            if epoch != seen {
+            let now = epoch(self.word.load(Ordering::SeqCst));
+            if now != seen {
                 self.asleep[index - 1].store(false, Ordering::SeqCst);
-                return epoch;
+                return now;
             }
             std::thread::park();
+        }
+    }
+
+    /// Joins epoch `wanted` if it is still open.
+    fn join(&self, wanted: u64) -> bool {
+        let joined = |word: u64| (epoch(word) == wanted && word & OPEN != 0).then_some(word + 1);
+        self.word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, joined).is_ok()
+    }
+
+    /// Leaves an epoch that was joined; the last one wakes the caller.
+    fn leave(&self) {
+        let before = self.word.fetch_sub(1, Ordering::SeqCst);
+        if before & JOINED == 1 && before & OPEN == 0 && self.caller_asleep.swap(false, Ordering::SeqCst) {
+            let caller = self.caller.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(caller) = caller {
+                caller.unpark();
+            }
         }
     }
 }
@@ -177,17 +216,15 @@ fn work(state: &State, index: usize) {
         if state.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: the epoch was published after the task was written, and the caller keeps it alive until `running` is 0.
-        let task = unsafe { &*(*state.task.get()).expect("an epoch has a task") };
+        if !state.join(seen) {
+            continue;
+        }
+        // SAFETY: this worker has joined, so the task was written before, and the caller keeps it alive until all have left.
+        let task = unsafe { &*(*state.task.get()).expect("an open epoch has a task") };
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index))) {
             *state.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
         }
-        if state.running.fetch_sub(1, Ordering::SeqCst) == 1 && state.caller_asleep.swap(false, Ordering::SeqCst) {
-            let caller = state.caller.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            if let Some(caller) = caller {
-                caller.unpark();
-            }
-        }
+        state.leave();
     }
 }
 
@@ -246,18 +283,29 @@ mod tests {
         }
     }
 
+    /// Blocks until all threads of the task are here.
+    fn meet(here: &AtomicUsize, threads: usize) {
+        here.fetch_add(1, Ordering::SeqCst);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while here.load(Ordering::SeqCst) < threads {
+            assert!(std::time::Instant::now() < deadline, "a worker does not come");
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
-    fn every_thread_runs_after_all_slept() {
+    fn sleeping_workers_come_to_an_open_task() {
         let mut pool = Pool::new(3, Some(vec![0, 0, 0])).unwrap();
         pool.pin_caller();
         for _ in 0..3 {
-            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
             while !pool.state.asleep.iter().all(|asleep| asleep.load(Ordering::SeqCst)) {
                 assert!(std::time::Instant::now() < deadline, "workers do not park");
                 std::thread::yield_now();
             }
-            let mask = AtomicUsize::new(0);
+            let (here, mask) = (AtomicUsize::new(0), AtomicUsize::new(0));
             pool.run(&|thread| {
+                meet(&here, 3);
                 mask.fetch_or(1 << thread, Ordering::Relaxed);
             });
             assert_eq!(mask.into_inner(), 0b111);
@@ -265,11 +313,25 @@ mod tests {
     }
 
     #[test]
+    fn a_closed_task_is_not_joined() {
+        let mut pool = Pool::new(2, None).unwrap();
+        for _ in 0..2000 {
+            let running = AtomicBool::new(true);
+            pool.run(&|_| assert!(running.load(Ordering::SeqCst), "joined after the end"));
+            running.store(false, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
         let mut pool = Pool::new(3, None).unwrap();
         for culprit in [0, 2] {
+            let here = AtomicUsize::new(0);
             let caught = catch_unwind(AssertUnwindSafe(|| {
-                pool.run(&|thread| assert_ne!(thread, culprit, "culprit"));
+                pool.run(&|thread| {
+                    meet(&here, 3);
+                    assert_ne!(thread, culprit, "culprit");
+                });
             }));
             assert!(caught.is_err());
             pool.run(&|_| ());
