@@ -165,8 +165,14 @@ fn extend(target: &mut Value, piece: &Value) {
 /// Puts a stream together as a client does.
 fn joined(chunks: &[Value]) -> Vec<Value> {
     let mut choices = vec![serde_json::json!({"content": "", "calls": []}); CHOICES as usize];
+    let mut opened = 0;
     for chunk in chunks {
         for piece in chunk["choices"].as_array().expect("choices") {
+            if piece["delta"]["role"].is_string() {
+                assert_eq!(piece["index"], opened, "choices open in ascending order");
+                opened += 1;
+            }
+            assert!(piece["index"].as_u64().is_some_and(|index| index < opened), "a choice speaks before it opens");
             let choice = &mut choices[piece["index"].as_u64().expect("an index") as usize];
             assert!(choice["finish"].is_null(), "something follows the finish");
             let delta = &piece["delta"];

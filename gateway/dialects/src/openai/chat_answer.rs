@@ -175,7 +175,17 @@ impl ChatEncoder {
     }
 
     /// The chunk that opens a choice, if it is not open yet. `content` is null in front of a call.
+    ///
+    /// Choices open in ascending order, whoever speaks first: the official SDKs put them into a list at their index as they come.
     fn role(&mut self, choice: u32, content: &str, prompt_tokens: Option<&[u32]>, out: &mut BytesMut) {
+        let Some(Phase::Fresh) = self.frames.live(choice) else { return };
+        for earlier in 0..choice {
+            self.open_choice(earlier, "\"\"", None, out);
+        }
+        self.open_choice(choice, content, prompt_tokens, out);
+    }
+
+    fn open_choice(&mut self, choice: u32, content: &str, prompt_tokens: Option<&[u32]>, out: &mut BytesMut) {
         let Some(phase @ Phase::Fresh) = self.frames.live(choice) else { return };
         *phase = Phase::Open;
         self.frames.open(choice, out);
