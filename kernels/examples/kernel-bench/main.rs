@@ -1,9 +1,9 @@
 //! Times the CPU device on a model of Qwen3-0.6B's shape with random weights, beside the machine's limits measured in the same run.
 //!
 //!     cargo run --release -p penstock-kernels --example kernel-bench -- [--threads 1,2] [--path auto] [--repeat 3] \
-//!         [--prefill 512,2048] [--decode 1,8,32]
+//!         [--prefill 512,2048] [--decode 1,8,32] [--context 512]
 //!
-//! Prefill of 512 and 2048 tokens, decode of 1, 8 and 32 sequences at a context of 512 tokens; for each the share of time per
+//! Prefill of 512 and 2048 tokens, decode of 1, 8 and 32 sequences at a context of 512 tokens each; for each the share of time per
 //! operation, the rate of the matrix products as a part of the arithmetic limit, and the weights' bytes per second as a part of
 //! the memory limit. Figures are medians.
 
@@ -18,15 +18,14 @@ use penstock_kernels::{Limits, PAGE_TOKENS, Span, StepBatch};
 use limits::Limit;
 use shape::{Qwen, Shares};
 
-/// Tokens of context of each sequence when decode is timed.
-const CONTEXT: usize = 512;
-
 struct Arguments {
     threads: Vec<usize>,
     path: Path,
     repeat: usize,
     prefill: Vec<usize>,
     decode: Vec<usize>,
+    /// Tokens of each sequence when decode is timed.
+    context: usize,
 }
 
 fn arguments() -> Arguments {
@@ -36,6 +35,7 @@ fn arguments() -> Arguments {
         repeat: 3,
         prefill: vec![512, 2048],
         decode: vec![1, 8, 32],
+        context: 512,
     };
     let numbers =
         |value: &str| value.split(',').filter(|n| !n.is_empty()).map(|n| n.parse().expect("a number")).collect();
@@ -46,6 +46,7 @@ fn arguments() -> Arguments {
             "--threads" => found.threads = numbers(&value),
             "--prefill" => found.prefill = numbers(&value),
             "--decode" => found.decode = numbers(&value),
+            "--context" => found.context = value.parse().expect("a number"),
             "--path" => found.path = value.parse().expect("a path"),
             "--repeat" => found.repeat = value.parse().expect("a number"),
             _ => panic!("unknown argument {word}"),
@@ -70,7 +71,7 @@ fn main() {
             prefill(&mut device, &model, tokens, arguments.repeat, &limit);
         }
         for &sequences in &arguments.decode {
-            decode(&mut device, &model, sequences, arguments.repeat * 5, &limit);
+            decode(&mut device, &model, sequences, &arguments, &limit);
         }
         let again = limits::measure(threads, device.path());
         println!("  after: {again}");
@@ -105,27 +106,28 @@ fn prefill(device: &mut CpuDevice, model: &Qwen, tokens: usize, repeat: usize, l
     );
 }
 
-fn decode(device: &mut CpuDevice, model: &Qwen, sequences: usize, repeat: usize, limit: &Limit) {
-    let pages = CONTEXT.div_ceil(PAGE_TOKENS);
+fn decode(device: &mut CpuDevice, model: &Qwen, sequences: usize, arguments: &Arguments, limit: &Limit) {
+    let context = arguments.context;
+    let pages = context.div_ceil(PAGE_TOKENS);
     let tables: Vec<Vec<u32>> =
         (0..sequences).map(|s| (0..pages).map(|p| (p * sequences + s) as u32).collect()).collect();
     let spans: Vec<Span<'_>> = tables
         .iter()
         .enumerate()
-        .map(|(row, table)| Span { rows: row..row + 1, context: CONTEXT, block_table: table })
+        .map(|(row, table)| Span { rows: row..row + 1, context, block_table: table })
         .collect();
     let ids: Vec<u32> = (0..sequences as u32).collect();
     let sampled: Vec<usize> = (0..sequences).collect();
     let batch = StepBatch { tokens: &ids, spans: &spans, sampled: &sampled };
-    let shares = median(repeat, |shares| model.step(device, &batch, shares));
+    let shares = median(arguments.repeat * 5, |shares| model.step(device, &batch, shares));
     let steps = 1.0 / shares.total();
     let flops = (model.layer_flops() + model.head_flops()) as f64 * sequences as f64;
     let (memory, compute) =
-        (model.step_bytes(sequences, CONTEXT) as f64 / limit.gigabytes / 1e9, flops / limit.gflops / 1e9);
+        (model.step_bytes(sequences, context) as f64 / limit.gigabytes / 1e9, flops / limit.gflops / 1e9);
     println!(
         "  decode b{sequences:<2}: {:>7.1} tok/s; {:.1} GB/s; {:.0} % of the roofline ({:.1} ms memory, {:.1} ms compute); {shares}",
         steps * sequences as f64,
-        model.step_bytes(sequences, CONTEXT) as f64 * steps / 1e9,
+        model.step_bytes(sequences, context) as f64 * steps / 1e9,
         100.0 * memory.max(compute) * steps,
         memory * 1e3,
         compute * 1e3,

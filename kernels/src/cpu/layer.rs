@@ -4,7 +4,7 @@ use super::attention::Attention;
 use super::kv::{KvWriter, Place};
 use super::matmul::Matmul;
 use super::operand::{Operand, Shared};
-use super::pool::Items;
+use super::pool::{Items, Pool};
 use super::{Content, CpuDevice, Loaded, Rotations};
 use crate::device::{AttentionSpec, Buffer, Rows, Weight};
 use crate::step::Step;
@@ -14,36 +14,34 @@ const ALONE: usize = 16 << 10;
 /// Largest head dimension; the models served have at most 256.
 pub(super) const DIM_MAX: usize = 512;
 
-impl CpuDevice {
-    /// Runs `each(row)` for all rows, on the pool if there is enough to do.
-    fn for_rows(&mut self, rows: usize, columns: usize, each: &(dyn Fn(usize) + Sync)) {
-        if rows * columns <= ALONE {
-            return (0..rows).for_each(each);
-        }
-        // Eight rows at a time: neighbouring rows share cache lines of an operand's group.
-        let items = Items::new(rows.div_ceil(8));
-        self.pool.run(&|_| {
-            while let Some(item) = items.take() {
-                (item * 8..rows.min(item * 8 + 8)).for_each(each);
-            }
-        });
+/// Runs `each(row)` for all rows, on the pool if there is enough to do.
+fn for_rows(pool: &mut Pool, rows: usize, columns: usize, each: &(dyn Fn(usize) + Sync)) {
+    if rows * columns <= ALONE {
+        return (0..rows).for_each(each);
     }
+    // Eight rows at a time: neighbouring rows share cache lines of an operand's group.
+    let items = Items::new(rows.div_ceil(8));
+    pool.run(&|_| {
+        while let Some(item) = items.take() {
+            (item * 8..rows.min(item * 8 + 8)).for_each(each);
+        }
+    });
+}
 
+impl CpuDevice {
     pub(super) fn run_embed(&mut self, out: Buffer, table: Weight) {
         let stored = &mut self.buffers[out.0 as usize];
         stored.content = Content::Single;
         assert_eq!((stored.columns, stored.domain), (self.matrix(table).columns, Rows::Batch), "buffer {}", out.0);
         let (values, stride) = self.singles(out);
-        let (tokens, weights) = (std::mem::take(&mut self.step.tokens), std::mem::take(&mut self.weights));
-        if let Loaded::Embedding(packed) = &weights[table.0 as usize] {
-            self.for_rows(tokens.len(), stride, &|row| {
-                // SAFETY: borrowed for this operation; each row once.
-                packed.gather(tokens[row] as usize, unsafe { values.slice(row * stride, stride) });
-            });
-        } else {
-            panic!("weight {} is not an embedding", table.0);
-        }
-        (self.step.tokens, self.weights) = (tokens, weights);
+        let Loaded::Embedding(packed) = &self.weights[table.0 as usize] else {
+            panic!("weight {} is not an embedding", table.0)
+        };
+        let tokens = &self.step.tokens;
+        for_rows(&mut self.pool, tokens.len(), stride, &|row| {
+            // SAFETY: borrowed for this operation; each row once.
+            packed.gather(tokens[row] as usize, unsafe { values.slice(row * stride, stride) });
+        });
     }
 
     pub(super) fn run_rmsnorm(&mut self, out: Buffer, x: Buffer, weight: Weight, eps: f32) {
@@ -58,12 +56,12 @@ impl CpuDevice {
             self.singles(x)
         };
         let (operand, vector) = (self.operand_out(out, columns), self.vector);
-        let weight = self.vector_of(weight).0.to_vec();
-        self.for_rows(rows, stride, &|row| {
+        let Loaded::Vector(weight, _) = &self.weights[weight.0 as usize] else { unreachable!("vector_of() checked") };
+        for_rows(&mut self.pool, rows, stride, &|row| {
             // SAFETY: borrowed for this operation, and only read.
             let x = unsafe { values.slice(row * stride, stride) };
             // SAFETY: the table is this machine's; each row once.
-            unsafe { (vector.rmsnorm)(x, &weight, columns, eps, operand.row(row)) };
+            unsafe { (vector.rmsnorm)(x, weight, columns, eps, operand.row(row)) };
         });
     }
 
