@@ -18,7 +18,7 @@ pub struct EngineConfig {
     pub choices_max: usize,
     /// Best tokens reported per position at most.
     pub logprobs_max: usize,
-    /// Entries (prompt tokens × reported tokens) of prompt_logprobs at most: they travel in one frame.
+    /// Entries (prompt tokens × reported tokens) of prompt_logprobs at most, of one request and of one frame.
     pub prompt_logprobs_max: usize,
     /// Reuse computed prefixes. Off: every sequence computes its own.
     pub prefix_cache: bool,

@@ -238,11 +238,26 @@ impl Engine {
         self.steps += 1;
         Step {
             number: self.steps,
-            outputs: std::mem::take(&mut self.outbox),
+            outputs: self.take_outputs(),
             state: Some(self.state()),
             kv: self.scheduler.pool.take_events(),
             ..Default::default()
         }
+    }
+
+    /// What the frame of this step carries: everything, unless long lists of prompt log-probabilities end at once; the
+    /// rest follows with the next step.
+    fn take_outputs(&mut self) -> Vec<Output> {
+        let entries = |output: &Output| output.prompt_logprobs.iter().map(|l| 1 + l.top_tokens.len()).sum::<usize>();
+        let mut left = self.limits.prompt_logprobs_max;
+        let fitting = self.outbox.iter().take_while(|output| {
+            let entries = entries(output);
+            let fits = entries <= left;
+            left -= entries.min(left);
+            fits
+        });
+        let rest = self.outbox.split_off(fitting.count());
+        std::mem::replace(&mut self.outbox, rest)
     }
 
     /// Forward and sample.

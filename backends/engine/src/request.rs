@@ -134,7 +134,7 @@ fn prompt(generate: &Generate, params: &Params, limits: &Limits) -> Result<(), R
     let tokens = generate.prompt.len();
     check(tokens > 0, || "the prompt is empty".to_owned())?;
     tokens_exist("prompt", &generate.prompt, limits)?;
-    let room = limits.context_tokens - usize::from(params.max_tokens > 0);
+    let room = limits.context_tokens.saturating_sub(usize::from(params.max_tokens > 0));
     if tokens > room {
         let message = format!("the prompt has {tokens} tokens, the context is {}", limits.context_tokens);
         return Err(Refusal { kind: ErrorKind::ContextLength, message });

@@ -247,6 +247,30 @@ fn prompt_logprobs_bypass_the_cache() {
 }
 
 #[test]
+fn long_prompt_logprobs_share_no_frame() {
+    let config = EngineConfig { prompt_logprobs_max: 100, ..EngineConfig::default() };
+    let (mut engine, _) = engine_of(GEOMETRY(), &config);
+    for request in 1..=3 {
+        let mut request = generate(request, prompt(request as u32, 15), 4);
+        request.sampling.as_mut().expect("set").prompt_logprobs = 3;
+        engine.submit(request);
+    }
+    let (mut said, mut frames) = (Said::new(), 0);
+    while engine.has_work() {
+        let outputs = step(&mut engine).outputs;
+        let entries = outputs.iter().flat_map(|o| &o.prompt_logprobs).map(|l| 1 + l.top_tokens.len()).sum::<usize>();
+        assert!(entries <= 100);
+        frames += usize::from(entries > 0);
+        for output in outputs {
+            let tokens = said.entry((output.request, output.choice)).or_default();
+            assert_eq!(output.at as usize, tokens.len(), "in order");
+            tokens.extend(output.tokens.iter().map(|token| token.id));
+        }
+    }
+    assert!(frames == 3 && said.values().all(|tokens| tokens.len() == 4));
+}
+
+#[test]
 fn cancel_frees_within_the_step() {
     let (mut engine, _) = engine();
     for request in 1..=4 {
