@@ -287,8 +287,9 @@ impl Engine {
     /// Moves sequences on and writes what they said.
     fn publish(&mut self, plan: &Plan, drawn: Vec<Sampled>) {
         // What a useless row was computed from is not offered to others.
-        let useless = |run: &&Run| drawn.iter().any(|(order, drawn)| *order == run.order && drawn.is_err());
-        plan.runs.iter().filter(|run| !useless(run)).for_each(|run| self.scheduler.advance(*run));
+        let useless: Vec<Order> = drawn.iter().filter(|(_, drawn)| drawn.is_err()).map(|(order, _)| *order).collect();
+        let useful = plan.runs.iter().filter(|run| !useless.contains(&run.order));
+        useful.for_each(|run| self.scheduler.advance(*run));
         for (order, drawn) in drawn {
             match drawn {
                 Ok(drawn) => self.say(drawn),
