@@ -123,9 +123,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The command line of a pool's workers; the supervisor adds address and cores.
+/// The command line of a pool's workers; the supervisor adds address, cores, session and share of the machine.
 fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
-    let mut args: Vec<OsString> = vec!["worker".into(), "--own-session".into()];
+    let mut args: Vec<OsString> = vec!["worker".into()];
     if let Some(model) = &pool.model {
         let absolute = std::path::absolute(model).unwrap_or_else(|_| model.clone());
         args.extend(["--model".into(), absolute.into()]);
@@ -133,7 +133,6 @@ fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
     let device = pool.device.name();
     args.extend(["--device".into(), device.into(), "--path".into(), pool.path.clone().into()]);
     let numbers = [
-        ("--machine-share", pool.workers as u64),
         ("--threads", pool.threads as u64),
         ("--context", u64::from(pool.context_tokens)),
         ("--kv-bytes", pool.kv_bytes_max),
