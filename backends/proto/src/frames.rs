@@ -304,7 +304,7 @@ pub struct Window {
     pub tokens: u32,
 }
 
-/// Take nothing new; exit when empty if asked.
+/// Take nothing new; exit when empty if asked. Ignored while another gateway is connected.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct Drain {
     /// Exit once the last sequence ended.

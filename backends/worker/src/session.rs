@@ -179,6 +179,11 @@ impl Host {
                 Some(DownBody::Generate(generate)) => Command::Generate { session, generate: Box::new(generate) },
                 Some(DownBody::Cancel(cancel)) => Command::Cancel { session, cancel },
                 Some(DownBody::Window(window)) => Command::Window { session, window },
+                // Whoever else holds this worker needs it still.
+                Some(DownBody::Drain(_)) if self.sessions() > 1 => {
+                    info!(session, "a gateway is done with this worker, another is not");
+                    continue;
+                }
                 Some(DownBody::Drain(drain)) => {
                     let _ = self.drains.send(drain.exit).await;
                     continue;

@@ -118,6 +118,27 @@ async fn the_next_gateway_adopts_the_workers_of_the_last() {
 }
 
 #[tokio::test]
+async fn a_worker_that_two_gateways_hold_ends_with_the_second() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let workers = local(BINARY, &dir, 1, &["--step-ms", "5"]);
+    let old = start(&runtime, workers.clone(), |_| {});
+    all_ready(&old).await;
+    let new = start(&runtime, workers, |_| {});
+    all_ready(&new).await;
+    assert_eq!(pids(&new), pids(&old));
+    let mut ticket = new.submit(job([2], 1, 400)).expect("taken");
+    let mut answer = Answer::default();
+    read_into(&mut ticket, &mut answer, 5).await;
+    old.shutdown(Leave::Exit, PATIENCE).await;
+    read_into(&mut ticket, &mut answer, usize::MAX).await;
+    assert_eq!((answer.tokens[0].len(), answer.resumed), (400, vec![]), "the upgrade disturbs no stream");
+    let pid = pids(&new)[0];
+    assert!(is_alive(pid));
+    new.shutdown(Leave::Exit, PATIENCE).await;
+    assert!(!is_alive(pid));
+}
+
+#[tokio::test]
 async fn a_worker_that_cannot_load_says_why_and_is_tried_less_and_less() {
     let (dir, runtime) = (Dir::new(), runtime());
     let pool = start(&runtime, local(BINARY, &dir, 1, &["--fail-load"]), |_| {});

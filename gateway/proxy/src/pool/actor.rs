@@ -31,6 +31,9 @@ const EVENTS_MAX: usize = 1024;
 /// How often deadlines and silences are looked at, and the snapshot is renewed.
 const TICK: Duration = Duration::from_millis(200);
 
+/// A worker that is told to exit shows within this time that it drains: twice its heartbeat, and some.
+const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
+
 /// A tick that comes later than this after the last one means that this process slept: nobody's silence counts then.
 const SLEPT: Duration = Duration::from_millis(1500);
 
@@ -596,18 +599,42 @@ impl Actor {
         let Some(ending) = self.ending.take() else { return };
         self.fail_all(ErrorKind::Draining, "the gateway is shutting down");
         if ending.leave == Leave::Exit {
-            let locals: Vec<WorkerId> = self.supervisors.keys().copied().collect();
-            for worker in locals {
-                self.send(worker, DownBody::Drain(Drain { exit: true }));
-            }
-            for (_, orders) in self.supervisors.drain() {
-                let (ended, wait) = oneshot::channel();
-                if orders.send(Order::End(ended)).await.is_ok() {
-                    let _ = wait.await;
-                }
-            }
+            self.end_workers().await;
         }
         // Err when the caller stopped waiting.
         let _ = ending.done.send(());
+    }
+
+    /// Asks the local workers to exit and waits for them. One that another gateway holds too does not: it stays, for that one.
+    async fn end_workers(&mut self) {
+        let mut orders: Vec<(WorkerId, mpsc::Sender<Order>)> = self.supervisors.drain().collect();
+        for (worker, _) in &orders {
+            self.send(*worker, DownBody::Drain(Drain { exit: true }));
+        }
+        let until = tokio::time::Instant::now() + DRAIN_NOTICE;
+        let refuses = |member: &Member| member.link.is_some() && !member.state.draining;
+        while orders.iter().any(|(worker, _)| refuses(&self.members[usize::from(worker.0)])) {
+            match tokio::time::timeout_at(until, self.events.recv()).await {
+                Ok(Some(event)) => self.event(event),
+                _ => break,
+            }
+        }
+        let mut ends = Vec::new();
+        for (worker, orders) in orders.drain(..) {
+            let member = self.member(worker);
+            if refuses(member) {
+                info!(worker = %member.name, "worker stays: another gateway holds it");
+                continue;
+            }
+            let told = member.state.draining;
+            let (ended, wait) = oneshot::channel();
+            if orders.send(Order::End { told, ended }).await.is_ok() {
+                ends.push(wait);
+            }
+        }
+        for end in ends {
+            // Err: the supervisor is gone, and so is its worker.
+            let _ = end.await;
+        }
     }
 }

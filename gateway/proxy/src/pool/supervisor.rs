@@ -44,8 +44,8 @@ pub(super) enum Update {
 pub(super) enum Order {
     /// The process shows no sign of life: end it, so that it can be started again.
     Kill,
-    /// Let it finish and exit; do not start it again.
-    End(oneshot::Sender<()>),
+    /// It shall exit and not be started again. `told`: over its session, so it may take its time.
+    End { told: bool, ended: oneshot::Sender<()> },
 }
 
 /// See the module header.
@@ -120,7 +120,7 @@ impl Supervisor {
             match tokio::time::timeout_at(until, self.orders.recv()).await {
                 Err(_) => return true,
                 Ok(Some(Order::Kill)) => {}
-                Ok(Some(Order::End(ended))) => {
+                Ok(Some(Order::End { ended, .. })) => {
                     let _ = ended.send(());
                     return false;
                 }
@@ -139,8 +139,8 @@ impl Supervisor {
                         warn!(worker = %self.name, pid = running.pid, "worker shows no sign of life and is killed");
                         signal(running, Signal::KILL);
                     }
-                    Some(Order::End(ended)) => {
-                        self.end(running).await;
+                    Some(Order::End { told, ended }) => {
+                        self.end(running, told).await;
                         let _ = ended.send(());
                         return None;
                     }
@@ -150,9 +150,10 @@ impl Supervisor {
         }
     }
 
-    /// It was told to drain over its session; it gets its time, then is asked, then is made to.
-    async fn end(&self, running: &mut Running) {
-        for (patience, next) in [(self.local.exit_deadline, Signal::TERM), (Duration::from_secs(2), Signal::KILL)] {
+    /// It gets its time if it was told over its session, then is asked, then is made to.
+    async fn end(&self, running: &mut Running, told: bool) {
+        let first = if told { self.local.exit_deadline } else { Duration::ZERO };
+        for (patience, next) in [(first, Signal::TERM), (Duration::from_secs(2), Signal::KILL)] {
             if timeout(patience, running.pidfd.readable()).await.is_ok() {
                 break;
             }
