@@ -33,7 +33,6 @@ pub struct Engine {
     forward: Box<dyn Forward>,
     limits: Limits,
     waiting_max: usize,
-    prefill_seconds_max: f64,
     scheduler: Scheduler,
     sampler: Sampler,
     stats: Stats,
@@ -84,10 +83,9 @@ impl Engine {
             forward,
             limits,
             waiting_max: config.waiting_max.max(config.choices_max),
-            prefill_seconds_max: config.prefill_seconds_max,
             scheduler: Scheduler::new(pages, sizes),
             sampler: Sampler::default(),
-            stats: Stats::default(),
+            stats: Stats::new(config.prefill_seconds_max),
             outbox: Vec::new(),
             steps: 0,
             faults: 0,
@@ -225,7 +223,7 @@ impl Engine {
     /// Computes one step and says everything that happened since the last.
     pub fn step(&mut self, clock: &dyn Clock) -> Step {
         let began = clock.now();
-        let plan = self.scheduler.schedule(self.stats.prefill_rows_in(self.prefill_seconds_max));
+        let plan = self.scheduler.schedule(self.stats.prefill_rows_max());
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
         let prefill: usize = plan.runs.iter().map(|run| run.rows).filter(|rows| *rows > 1).sum();
         if rows > 0 {

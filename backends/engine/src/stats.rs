@@ -16,12 +16,18 @@ const PREFILL_ROWS_ALWAYS: usize = 32;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stats {
     pub(crate) output_tokens: u64,
+    /// Seconds of prefill beside decode; see [`crate::EngineConfig::prefill_seconds_max`].
+    prefill_seconds_max: f64,
     step_seconds: f64,
     rows_faded: f64,
     seconds_faded: f64,
 }
 
 impl Stats {
+    pub(crate) fn new(prefill_seconds_max: f64) -> Self {
+        Self { prefill_seconds_max, ..Self::default() }
+    }
+
     /// A step of `rows`, of which `prefill` prefill, took `seconds`.
     pub(crate) fn measured(&mut self, rows: usize, prefill: usize, seconds: f64) {
         self.step_seconds = seconds;
@@ -36,10 +42,10 @@ impl Stats {
         if self.seconds_faded > 0.0 { self.rows_faded / self.seconds_faded } else { 0.0 }
     }
 
-    /// Rows of prefill that take `seconds` at the measured speed; 0 seconds, or not measured yet: any number.
-    pub(crate) fn prefill_rows_in(&self, seconds: f64) -> usize {
-        let rate = self.prefill_tokens_per_second();
-        if seconds > 0.0 && rate > 0.0 { ((rate * seconds) as usize).max(PREFILL_ROWS_ALWAYS) } else { usize::MAX }
+    /// Rows of prefill that a step with decodes may take, at the measured speed; any number until it is measured.
+    pub(crate) fn prefill_rows_max(&self) -> usize {
+        let rows = self.prefill_tokens_per_second() * self.prefill_seconds_max;
+        if rows > 0.0 { (rows as usize).max(PREFILL_ROWS_ALWAYS) } else { usize::MAX }
     }
 
     /// The state after a step.
@@ -56,7 +62,7 @@ impl Stats {
             blocks_total: scheduler.pool.total() as u32,
             blocks_free: scheduler.pool.available() as u32,
             blocks_cached: scheduler.pool.cached() as u32,
-            credits: if draining { 0 } else { credits(scheduler) },
+            credits: if draining { 0 } else { credits(scheduler, self.prefill_rows_max()) },
             prompt_tokens: scheduler.looked_up.0,
             cached_tokens: scheduler.looked_up.1,
             output_tokens: self.output_tokens,
@@ -76,22 +82,24 @@ fn prefill_pending(sequence: &Sequence) -> u64 {
 
 /// Sequences that would start at the step after the next, if they came now: free slots, and budget and pages that the ones
 /// known leave. A request granted now arrives while the next step runs, so there is no gap.
-fn credits(scheduler: &Scheduler) -> u32 {
+fn credits(scheduler: &Scheduler, prefill_rows_max: usize) -> u32 {
     let sizes = &scheduler.sizes;
-    let active = scheduler.sequences.values().filter(|sequence| !sequence.stalled());
-    let (mut count, mut rows, mut pages_wanted) = (0, 0, 0);
-    for sequence in active {
-        count += 1;
-        rows += sequence.wanted();
-        if sequence.status == Status::Waiting {
-            pages_wanted += sequence.len().div_ceil(BLOCK_TOKENS);
+    let (mut decodes, mut prefills, mut rows, mut pages_wanted) = (0, 0, 0, 0);
+    for sequence in scheduler.sequences.values().filter(|sequence| !sequence.stalled()) {
+        let waits = sequence.status == Status::Waiting;
+        // A running sequence has its pages and may begin one more block.
+        pages_wanted += if waits { sequence.len().div_ceil(BLOCK_TOKENS) } else { 1 };
+        if waits || sequence.wanted() > 1 {
+            (prefills, rows) = (prefills + 1, rows + sequence.wanted());
         } else {
-            pages_wanted += 1;
+            decodes += 1;
         }
     }
-    let slots = sizes.sequences_max.saturating_sub(count);
+    let beside = if decodes > 0 { prefill_rows_max } else { usize::MAX };
+    let budget = sizes.batch_tokens.saturating_sub(decodes).min(beside);
     // The next step takes one budget away; what is left of the one after can start something.
-    let rows_free = (2 * sizes.batch_tokens).saturating_sub(rows).min(sizes.batch_tokens);
+    let rows_free = budget.saturating_mul(2).saturating_sub(rows).min(budget);
+    let slots = sizes.sequences_max.saturating_sub(decodes + prefills);
     let pages_free = scheduler.pool.available().saturating_sub(pages_wanted);
     slots.min(rows_free).min(pages_free) as u32
 }
