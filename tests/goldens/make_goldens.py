@@ -9,7 +9,10 @@ logprobs in float32 with eager attention. Beside them: how far transformers' own
 the same values, which is the yardstick for our bfloat16 paths.
 """
 
-import argparse, json, os, tempfile
+import argparse
+import json
+import os
+import tempfile
 
 import numpy as np
 import torch
@@ -234,7 +237,8 @@ def weights(seed, name, shape):
 def build(config, dtype, seed, stored):
     """The model in `dtype`, its weights rounded to `stored` first."""
     with tempfile.TemporaryDirectory() as folder:
-        json.dump(config, open(os.path.join(folder, "config.json"), "w"))
+        with open(os.path.join(folder, "config.json"), "w") as file:
+            json.dump(config, file)
         loaded = AutoConfig.from_pretrained(folder)
     model = AutoModelForCausalLM.from_config(loaded, dtype=dtype, attn_implementation="eager").eval()
     tensors = []
