@@ -156,9 +156,8 @@ class Gateway:
 def serving(folder: Path, *args: str, **options) -> Iterator[Gateway]:
     """A gateway for the length of a `with`."""
     gateway = Gateway(folder, *args, **options)
-    gateway.start()
     try:
-        yield gateway
+        yield gateway.start()
     finally:
         gateway.stop()
 
