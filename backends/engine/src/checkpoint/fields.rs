@@ -60,7 +60,7 @@ impl<'a> Fields<'a> {
     /// An integer in `least..=most`.
     pub(crate) fn integer(&self, name: &str, least: usize, most: usize) -> Result<Option<usize>, CheckpointError> {
         let Some(value) = self.value(name) else { return Ok(None) };
-        let number = value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (least..=most).contains(n));
+        let number = whole(value).and_then(|n| usize::try_from(n).ok()).filter(|n| (least..=most).contains(n));
         let refused = || self.refuse(name, format!("is {}, needs an integer from {least} to {most}", shown(value)));
         number.map(Some).ok_or_else(refused)
     }
@@ -114,6 +114,13 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// A whole number, also one that is written as `32768.0`, as some configs do.
+fn whole(value: &Value) -> Option<u64> {
+    // Up to 2^53 every whole number is a float of its own.
+    let float = || value.as_f64().filter(|f| f.fract() == 0.0 && (0.0..9e15).contains(f)).map(|f| f as u64);
+    value.as_u64().or_else(float)
+}
+
 /// A value for a message: short.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
@@ -121,5 +128,19 @@ pub(crate) fn shown(value: &Value) -> String {
         Value::Object(_) => "an object".into(),
         Value::String(text) => format!("\"{}\"", super::error::Shown(text)),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_numbers() {
+        let read = |text: &str| whole(&serde_json::from_str(text).expect("json"));
+        assert_eq!((read("4096"), read("4096.0"), read("4.096e3")), (Some(4096), Some(4096), Some(4096)));
+        for other in ["-1", "-1.0", "0.5", "1e300", "\"1\"", "true", "[1]"] {
+            assert_eq!(read(other), None, "{other}");
+        }
     }
 }
