@@ -117,8 +117,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let fleet = Arc::new(Fleet::start(&config, &command)?);
     let gateway = Arc::new(Gateway::new(config.clone(), access_log, fleet.upstreams()));
     let shown = progress::show(fleet.clone(), &config)?;
-    let stopping = fleet.clone();
-    server::run(gateway, &config, move || stopping.stop(Leave::Exit, Duration::from_secs(5)))?;
+    server::run(gateway, &config, move || fleet.stop(Leave::Exit, Duration::from_secs(5)))?;
     drop(shown);
     Ok(())
 }

@@ -19,25 +19,25 @@ pub struct Failure {
     /// Decides status, type, code and whether a retry helps.
     pub kind: ErrorKind,
     /// For the client.
-    pub message: String,
+    pub message: Box<str>,
     /// Path of the parameter at fault.
-    pub param: Option<String>,
+    pub param: Option<Box<str>>,
     /// When trying again can help.
     pub retry_after: Option<Duration>,
     /// For the log only; never prompts or keys.
-    pub log: Option<String>,
+    pub log: Option<Box<str>>,
     /// Status, type and code, where the kind alone does not say them.
     pub shape: Option<ErrorShape>,
 }
 
 impl Failure {
     /// A failure of that kind.
-    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub fn new(kind: ErrorKind, message: impl Into<Box<str>>) -> Self {
         Self { kind, message: message.into(), param: None, retry_after: None, log: None, shape: None }
     }
 
     /// Adds what only the log may say.
-    pub fn log(mut self, log: impl Into<String>) -> Self {
+    pub fn log(mut self, log: impl Into<Box<str>>) -> Self {
         self.log = Some(log.into());
         self
     }
@@ -49,7 +49,7 @@ impl Failure {
     }
 
     /// Names the parameter at fault.
-    pub fn param(mut self, param: impl Into<String>) -> Self {
+    pub fn param(mut self, param: impl Into<Box<str>>) -> Self {
         self.param = Some(param.into());
         self
     }
@@ -61,7 +61,7 @@ impl Failure {
     }
 
     /// A bug of ours; the client learns no more than that.
-    pub fn internal(log: impl Into<String>) -> Self {
+    pub fn internal(log: impl Into<Box<str>>) -> Self {
         Self::new(ErrorKind::Internal, "The server had an internal error.").log(log)
     }
 
@@ -124,7 +124,7 @@ impl From<ApiError> for Failure {
             ApiErrorKind::Unsupported | ApiErrorKind::UnsupportedValue => ErrorKind::Unsupported,
         };
         let shape = Some(errors::error_shape(error.kind));
-        Self { param: error.param, shape, ..Self::new(kind, error.message) }
+        Self { param: error.param.map(Into::into), shape, ..Self::new(kind, error.message) }
     }
 }
 

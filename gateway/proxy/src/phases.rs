@@ -139,6 +139,7 @@ pub(crate) async fn read_body(gateway: &Gateway, exchange: &mut Exchange) -> Res
     Ok(exchange.read_body(&gateway.bodies).await?)
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the body and its share of the budget end here")]
 /// The body is dropped here, and with it the memory that it was charged for: the request holds what it needs.
 fn decode(generate: &Generate, body: Body) -> Result<Arc<Request>, Failure> {
     let bounds = Bounds::default();

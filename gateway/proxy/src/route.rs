@@ -118,6 +118,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
+    #[expect(clippy::needless_pass_by_value, reason = "reads as data")]
     fn check(method: &str, target: &str, expected: Result<Route, u16>) {
         let method = Method::from_bytes(method.as_bytes()).expect("a token");
         assert_eq!(Route::parse(&method, target).map_err(|failure| failure.status()), expected, "{method} {target}");

@@ -78,7 +78,7 @@ impl Trail {
 
     /// Notes a failure.
     pub fn failed(&mut self, failure: &Failure) {
-        self.failure = Some((format!("{:?}", failure.kind), failure.log.clone()));
+        self.failure = Some((format!("{:?}", failure.kind), failure.log.as_deref().map(str::to_owned)));
     }
 
     /// Notes that the client left.

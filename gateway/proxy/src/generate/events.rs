@@ -99,13 +99,13 @@ impl PoolEvents {
                 return Ok(());
             }
             self.tell_prompt(at, &output.prompt_logprobs, out);
-            self.speak(at, output, out)?;
+            self.speak(at, &output, out)?;
             while let Some(early) = self.jobs[at].early.pop_front() {
-                self.speak(at, early, out)?;
+                self.speak(at, &early, out)?;
             }
             return Ok(());
         }
-        self.speak(at, output, out)
+        self.speak(at, &output, out)
     }
 
     fn tell_prompt(&mut self, at: usize, logprobs: &[TokenLogprobs], out: &mut Vec<ChatEvent>) {
@@ -128,7 +128,7 @@ impl PoolEvents {
     }
 
     /// Tokens and end of one choice.
-    fn speak(&mut self, at: usize, output: Output, out: &mut Vec<ChatEvent>) -> Result<(), Failure> {
+    fn speak(&mut self, at: usize, output: &Output, out: &mut Vec<ChatEvent>) -> Result<(), Failure> {
         let prompt_only = self.plan.prompt_only;
         let job = &mut self.jobs[at];
         let Some(choice) = job.choices.get_mut(output.choice as usize) else {
@@ -239,7 +239,7 @@ fn ended(finish: &frames::Finish) -> Result<End, Failure> {
         Ok(frames::FinishReason::Length) => Ok(End::Length),
         Ok(frames::FinishReason::Failed) => {
             let kind = ErrorKind::from_wire(finish.error_kind);
-            Err(Failure::new(kind, client_message(kind, &finish.message)).log(finish.message.clone()))
+            Err(Failure::new(kind, client_message(kind, &finish.message)).log(finish.message.as_str()))
         }
         Ok(frames::FinishReason::Cancelled) | Err(_) => {
             Err(Failure::internal("a worker ended a choice that nobody cancelled"))

@@ -104,7 +104,7 @@ impl Upstream for PoolUpstream {
         let mut jobs = Vec::with_capacity(plan.prompts.len());
         for prompt in &plan.prompts {
             let job = plan.job(prompt, &self.id, &origin);
-            jobs.push(self.pool.submit(job).map_err(refused)?);
+            jobs.push(self.pool.submit(job).map_err(|error| refused(&error))?);
         }
         Ok(Box::new(PoolEvents::new(plan, jobs, self.text.clone())))
     }
@@ -171,8 +171,8 @@ fn text_bytes(request: &Request) -> usize {
     }
 }
 
-fn refused(error: PoolError) -> Failure {
-    let message = match &error {
+fn refused(error: &PoolError) -> Failure {
+    let message = match error {
         PoolError::Unavailable { .. } => "No worker is ready to take the request.".to_owned(),
         PoolError::Overloaded { .. } => "Too many requests are waiting. Try again shortly.".to_owned(),
         PoolError::Draining => "The server is shutting down.".to_owned(),

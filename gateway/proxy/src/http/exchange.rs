@@ -454,6 +454,7 @@ impl Intake {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "the result of an await, at its only use")]
 fn arrived(read: Result<std::io::Result<usize>, tokio::time::error::Elapsed>) -> Result<usize, BodyFault> {
     match read {
         Err(_) => Err(too_slow()),

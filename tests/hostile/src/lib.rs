@@ -1,0 +1,78 @@
+//! A gateway in this process in front of an upstream that does what the prompt says, and raw sockets to attack it with.
+//!
+//! Deliberately absent: HTTP clients that tidy up what is sent (but for HTTP/2, where a client is needed to be rude with).
+#![forbid(unsafe_code)]
+
+pub mod raw;
+pub mod upstream;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_proxy::config::{self, Overrides};
+use penstock_proxy::telemetry::AccessLog;
+use penstock_proxy::{Gateway, server};
+use pingora_core::services::Service as _;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use upstream::Puppet;
+
+/// Longest wait of a test for something that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running gateway; it stops when dropped.
+pub struct Server {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its state, for metrics.
+    pub gateway: Arc<Gateway>,
+    /// What answers.
+    pub puppet: Arc<Puppet>,
+    shutdown: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Starts with a config text (the access log is off, the port is free).
+    pub async fn start(config_text: &str) -> Self {
+        let overrides =
+            Overrides { listen: Some("127.0.0.1:0".into()), access_log: Some("off".into()), ..Overrides::default() };
+        let mut config = config::load(Some(("test.toml", config_text)), &overrides, &|_| None).expect("a valid config");
+        server::reserve(&mut config).expect("a free port");
+        let puppet = Arc::new(Puppet::default());
+        let log = AccessLog::open(&config.access_log).expect("an access log");
+        let gateway = Arc::new(Gateway::new(config.clone(), log, vec![puppet.clone()]));
+        let mut service = server::service(gateway.clone(), &config).expect("a service");
+        let (shutdown, watching) = watch::channel(false);
+        let task = tokio::spawn(async move { service.start_service(None, watching, 1).await });
+        let server = Self { address: config.listen, gateway, puppet, shutdown, task };
+        eventually("the listener answers", || std::net::TcpStream::connect(server.address).is_ok()).await;
+        server
+    }
+
+    /// Waits until the upstream has no open request.
+    pub async fn upstream_idle(&self) {
+        eventually("the upstream is idle", || self.puppet.open() == 0).await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.shutdown.send(true);
+        self.task.abort();
+    }
+}
+
+/// Waits for a condition.
+///
+/// # Panics
+/// After [`PATIENCE`].
+pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}

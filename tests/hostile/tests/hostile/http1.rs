@@ -1,0 +1,210 @@
+//! HTTP/1 that two servers could read differently, or that is no HTTP: one refusal, then a close, and nothing dispatched.
+
+use penstock_hostile::Server;
+use penstock_hostile::raw::{self, Client};
+
+/// Smuggled behind each hostile request: it must never be answered.
+const SECOND: &str = "GET /health HTTP/1.1\r\nHost: a\r\n\r\n";
+
+async fn check(server: &Server, bytes: &str, status: u16) {
+    let reply = raw::send(server.address, format!("{bytes}{SECOND}")).await;
+    assert_eq!((reply.status, reply.answers()), (status, 1), "{bytes:?} got {}", reply.text);
+    assert_eq!(reply.header("connection"), Some("close"), "{bytes:?}");
+    assert!(reply.header("x-request-id").is_some() && reply.text.contains("\"error\":{\"message\":"), "{}", reply.text);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_are_refused() {
+    let server = Server::start("").await;
+    let lines = [
+        ("Content-Length: 0\r\nTransfer-Encoding: chunked", 400),
+        ("Transfer-Encoding: chunked\r\nContent-Length: 0", 400),
+        ("Content-Length: 3\r\nContent-Length: 3", 400),
+        ("Content-Length: 3\r\nContent-Length: 4", 400),
+        ("Content-Length: 3, 3", 400),
+        ("Content-Length: -1", 400),
+        ("Content-Length: +3", 400),
+        ("Content-Length: 0x3", 400),
+        ("Content-Length: 18446744073709551616", 400),
+        ("content-LENGTH: 3\r\nCONTENT-length: 3", 400),
+        ("Transfer-Encoding: chunked, chunked", 400),
+        ("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity", 400),
+        ("Transfer-Encoding: identity, chunked", 400),
+        ("Transfer-Encoding: xchunked", 501),
+        ("Transfer-Encoding: gzip", 501),
+        ("Transfer-Encoding : chunked", 400),
+        ("Transfer-Encoding\t: chunked", 400),
+        ("Transfer-Encoding: \x0bchunked", 400),
+        ("X: a\r\n folded", 400),
+        ("X: a\rb", 400),
+        ("X: a\nY: b", 400),
+        ("X: a\0b", 400),
+        ("X: a\x01b", 400),
+        ("no colon", 400),
+        (": no name", 400),
+        ("Na me: x", 400),
+        ("Host: b", 400),
+        ("Upgrade: websocket\r\nConnection: Upgrade", 501),
+        ("Expect: something", 417),
+    ];
+    for (line, status) in lines {
+        check(&server, &format!("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n{line}\r\n\r\n"), status).await;
+    }
+    for host in ["", "a b", "a/b", "a,b", "u@a", "a:x", "a?b", "[::1"] {
+        check(&server, &format!("GET /health HTTP/1.1\r\nHost: {host}\r\n\r\n"), 400).await;
+    }
+    for target in
+        ["health", "/he alth", "/\x7f", "/\u{e9}", "/%0", "http://b/health", "http://u@a/health", "*", "//", "/#"]
+    {
+        let status = if target == "//" { 404 } else { 400 };
+        if status == 400 {
+            check(&server, &format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n"), status).await;
+        }
+    }
+    check(&server, "GET /health HTTP/1.1\r\n\r\n", 400).await;
+    check(&server, "GET /health\r\n\r\n", 400).await;
+    check(&server, "GET /health HTTP/1.1\n\n", 400).await;
+    check(&server, "GET /health HTTP/3.0\r\nHost: a\r\n\r\n", 505).await;
+    check(&server, "GET  /health HTTP/1.1\r\nHost: a\r\n\r\n", 400).await;
+    check(&server, "POST /v1/models HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400).await;
+    check(&server, "TRACE / HTTP/1.1\r\nHost: a\r\n\r\n", 501).await;
+    check(&server, "CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n", 501).await;
+    check(&server, "\x16\x03\x01\x02\0\x01\0", 400).await;
+    assert_eq!(server.puppet.opened(), 0, "nothing malformed reached the upstream");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_are_bounded() {
+    let server = Server::start("[server]\nhead_bytes_max = 4096\n").await;
+    check(&server, &format!("GET /health HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(5000)), 431).await;
+    check(&server, &format!("GET /health HTTP/1.1\r\nHost: a\r\n{}\r\n", "x: y\r\n".repeat(150)), 431).await;
+    check(&server, &format!("GET /health HTTP/1.1\r\nHost: a\r\nX: {}", "x".repeat(100_000)), 431).await;
+    let server = Server::start("").await;
+    check(&server, &format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "x".repeat(10_000)), 414).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chunked_bodies_are_refused() {
+    let server = Server::start("").await;
+    let long_extension = format!("5;{}\r\nhello\r\n0\r\n\r\n", "x".repeat(2000));
+    for body in [
+        "+5\r\nhello\r\n0\r\n\r\n",
+        " 5\r\nhello\r\n0\r\n\r\n",
+        "5 \r\nhello\r\n0\r\n\r\n",
+        "0x5\r\nhello\r\n0\r\n\r\n",
+        "5\nhello\n0\n\n",
+        "5\r\nhelloo\r\n0\r\n\r\n",
+        "ffffffffffffffff0\r\n",
+        "\r\n5\r\nhello\r\n0\r\n\r\n",
+        "5;\x01\r\nhello\r\n0\r\n\r\n",
+        "0\r\nx\0: y\r\n\r\n",
+        &long_extension,
+    ] {
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+        check(&server, &format!("{head}{body}"), 400).await;
+    }
+    assert_eq!(server.puppet.opened(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_good_chunked_body_is_served_at_every_split() {
+    let server = Server::start("").await;
+    let body = r#"{"model":"puppet","messages":[{"role":"user","content":"say 2"}]}"#;
+    let (first, second) = body.split_at(20);
+    let chunks =
+        format!("{:x}\r\n{first}\r\n{:X};a=b\r\n{second}\r\n0\r\nx-trailer: 1\r\n\r\n", first.len(), second.len());
+    let text = format!("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}");
+    for at in (1..text.len()).step_by(7) {
+        let mut client = Client::connect(server.address).await;
+        client.stream.set_nodelay(true).expect("nodelay");
+        client.send(&text[..at]).await;
+        tokio::task::yield_now().await;
+        client.send(&text[at..]).await;
+        let reply = client.answer().await;
+        assert!(reply.status == 200 && reply.text.contains("t0 t1 "), "split at {at}: {}", reply.text);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tiny_chunks_cost_no_one_else() {
+    let server = Server::start("").await;
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let flood = format!("{head}{}", "1\r\n \r\n".repeat(400_000));
+    let attack = tokio::spawn(raw::send(server.address, flood));
+    let mut client = Client::connect(server.address).await;
+    for _ in 0..20 {
+        let began = std::time::Instant::now();
+        client.send(raw::get("/health")).await;
+        assert_eq!(client.answer().await.status, 200);
+        assert!(began.elapsed().as_secs() < 1, "delayed by {:?}", began.elapsed());
+    }
+    let reply = attack.await.expect("no panic");
+    assert_eq!(reply.status, 400, "{}", reply.text);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_are_kept_and_pipelines_answered_in_order() {
+    let server = Server::start("").await;
+    let mut client = Client::connect(server.address).await;
+    client.send(format!("{}{}{}", raw::get("/health"), raw::chat("say 1", false), raw::get("/nothing"))).await;
+    let reply = client.until(penstock_hostile::PATIENCE, |text| text.contains("unknown_url")).await;
+    assert_eq!(reply.answers(), 3, "{}", reply.text);
+    let places: Vec<_> = ["\"ok\"", "t0 ", "unknown_url"].iter().map(|needle| reply.text.find(needle)).collect();
+    assert!(places.is_sorted() && places[0].is_some(), "{places:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_early_answer_with_an_unread_body_closes() {
+    let server = Server::start("").await;
+    let request = format!("POST /nothing HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n{}", raw::get("/health"));
+    let reply = raw::send(server.address, request).await;
+    assert_eq!((reply.status, reply.answers()), (404, 1), "{}", reply.text);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bodies_are_bounded_one_by_one_and_together() {
+    let config = "[server]\nbody_bytes_max = 100000\nbody_memory_bytes_max = 150000\nbody_timeout_ms = 60000\n";
+    let server = Server::start(config).await;
+    let head =
+        |length: usize| format!("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n");
+    assert_eq!(raw::send(server.address, head(100_001)).await.status, 413, "before a byte of it is read");
+    let chunked = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+    let reply = raw::send(server.address, format!("{chunked}1ffff\r\n{}", "x".repeat(0x1ffff))).await;
+    assert_eq!(reply.status, 413);
+    let mut holder = Client::connect(server.address).await;
+    holder.send(format!("{}{}", head(100_000), "x".repeat(99_000))).await;
+    penstock_hostile::eventually("the holder's bytes are charged", || server.gateway.bodies.bytes_held() >= 98_000)
+        .await;
+    let reply = raw::send(server.address, format!("{}{}", head(90_000), "x".repeat(90_000))).await;
+    assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")), "{}", reply.text);
+    drop(holder);
+    penstock_hostile::eventually("the budget is given back", || server.gateway.bodies.bytes_held() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_are_bounded() {
+    let server = Server::start("[server]\nconnections_max = 4\n").await;
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let mut client = Client::connect(server.address).await;
+        client.send(raw::get("/health")).await;
+        let reply = client.answer().await;
+        // The probe of the start may still hold a slot for a moment.
+        if reply.status == 200 {
+            held.push(client);
+        }
+    }
+    let reply = raw::send(server.address, raw::get("/health")).await;
+    assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")), "{}", reply.text);
+    held.clear();
+    let mut tries = 0;
+    loop {
+        let mut client = Client::connect(server.address).await;
+        client.send(raw::get("/health")).await;
+        if client.answer().await.status == 200 {
+            break;
+        }
+        tries += 1;
+        assert!(tries < 1000, "closed connections give their slots back");
+    }
+}

@@ -1,0 +1,6 @@
+//! The gateway against clients that are malformed, slow, greedy or gone. One module per kind.
+
+mod answers;
+mod http1;
+mod http2;
+mod slow;

@@ -1,0 +1,165 @@
+//! Clients that send slowly, read slowly, or leave.
+
+use std::time::{Duration, Instant};
+
+use penstock_hostile::raw::{self, Client};
+use penstock_hostile::{Server, eventually};
+use tokio::io::AsyncWriteExt;
+
+const SHORT: &str = "[server]\nhead_timeout_ms = 300\nbody_timeout_ms = 300\nbody_rate_bytes_min = 100000\nidle_timeout_ms = 300\n\
+                     write_stall_ms = 300\n[stream]\nheartbeat_ms = 100\ncommit_ms = 50\n";
+
+/// Sends a byte every 20 ms until the peer has enough.
+async fn trickle(client: &mut Client, bytes: &[u8]) -> Duration {
+    let began = Instant::now();
+    for byte in bytes {
+        if client.stream.write_all(&[*byte]).await.is_err() || began.elapsed() > Duration::from_secs(10) {
+            break;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+            ready = client.stream.readable() => { ready.expect("readable"); break }
+        }
+    }
+    began.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_head_is_cut_however_lively() {
+    let server = Server::start(SHORT).await;
+    let mut client = Client::connect(server.address).await;
+    let head = format!("GET /health HTTP/1.1\r\nHost: a\r\nX: {}", "y".repeat(2000));
+    assert!(trickle(&mut client, head.as_bytes()).await < Duration::from_secs(5));
+    assert_eq!(client.until_closed().await.status, 408);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_body_is_cut_whatever_its_framing() {
+    let server = Server::start(SHORT).await;
+    for (framing, start) in [("Content-Length: 5000", ""), ("Transfer-Encoding: chunked", "1388\r\n")] {
+        let mut client = Client::connect(server.address).await;
+        client.send(format!("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n{start}")).await;
+        assert!(trickle(&mut client, &[b' '; 2000]).await < Duration::from_secs(5), "{framing}");
+        let reply = client.until_closed().await;
+        assert_eq!((reply.status, reply.header("x-should-retry")), (408, Some("true")), "{framing}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silence_is_closed() {
+    let server = Server::start(SHORT).await;
+    assert_eq!(Client::connect(server.address).await.until_closed().await.text, "", "no request, no answer");
+    let mut kept = Client::connect(server.address).await;
+    kept.send(raw::get("/health")).await;
+    let reply = kept.until_closed().await;
+    assert_eq!((reply.status, reply.answers()), (200, 1), "idle after its answer");
+    let mut preface = Client::connect(server.address).await;
+    preface.send("PRI * HTTP/2.0\r\n\r\n").await;
+    preface.until_closed().await;
+    let mut no_settings = Client::connect(server.address).await;
+    no_settings.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    no_settings.until_closed().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_hundred_slow_clients_cost_no_one_else() {
+    let server = Server::start("").await;
+    let mut held = Vec::new();
+    for number in 0..300 {
+        let mut client = Client::connect(server.address).await;
+        client
+            .send(if number % 2 == 0 {
+                "GET /hea"
+            } else {
+                "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{"
+            })
+            .await;
+        held.push(client);
+    }
+    let mut client = Client::connect(server.address).await;
+    for _ in 0..20 {
+        let began = Instant::now();
+        client.send(raw::chat("say 3", false)).await;
+        assert_eq!(client.answer().await.status, 200);
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_stops_is_cut_and_slows_only_itself() {
+    let server = Server::start(SHORT).await;
+    let mut stalled = Client::connect(server.address).await;
+    stalled.send(raw::chat("flood", true)).await;
+    eventually("the flood began", || server.puppet.tokens() > 0).await;
+    server.upstream_idle().await;
+    // What fits into two socket buffers, not what the upstream could make in that time.
+    assert!(
+        server.puppet.tokens() < 20_000,
+        "{} KiB were taken for a reader that reads nothing",
+        server.puppet.tokens()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_frees_its_request_in_every_state() {
+    let server = Server::start("").await;
+    for (script, stream, begun) in
+        [("hang", true, false), ("hang", false, false), ("pace 100000", true, true), ("pace 100000", false, false)]
+    {
+        let mut client = Client::connect(server.address).await;
+        client.send(raw::chat(script, stream)).await;
+        eventually("the request is open", || server.puppet.open() == 1).await;
+        if begun {
+            client.until(Duration::from_secs(10), |text| text.contains("t5 ")).await;
+        }
+        let began = Instant::now();
+        drop(client);
+        server.upstream_idle().await;
+        assert!(began.elapsed() < Duration::from_millis(500), "{script} stream={stream}: {:?}", began.elapsed());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stray_bytes_do_not_hide_that_a_client_left() {
+    let server = Server::start("").await;
+    let mut client = Client::connect(server.address).await;
+    client.send(raw::chat("hang", false)).await;
+    eventually("the request is open", || server.puppet.open() == 1).await;
+    client.send("GET").await;
+    let mut other = Client::connect(server.address).await;
+    for _ in 0..20 {
+        other.send(raw::get("/health")).await;
+        other.answer().await;
+    }
+    assert_eq!(server.puppet.open(), 1, "early bytes of a next request are no reason to stop");
+    drop(client);
+    server.upstream_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn five_hundred_that_leave_leave_nothing() {
+    let server = Server::start("").await;
+    for _ in 0..5 {
+        let mut clients = Vec::new();
+        for number in 0..100 {
+            let mut client = Client::connect(server.address).await;
+            client.send(raw::chat("pace 100000", number % 2 == 0)).await;
+            clients.push(client);
+        }
+        eventually("all are open", || server.puppet.open() == 100).await;
+        drop(clients);
+        server.upstream_idle().await;
+    }
+    eventually("no request is in flight", || server.gateway.metrics.in_flight_now() == 0).await;
+    assert_eq!(server.gateway.bodies.bytes_held(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_stream_shows_signs_of_life() {
+    let server = Server::start(SHORT).await;
+    let mut client = Client::connect(server.address).await;
+    client.send(raw::chat("hang", true)).await;
+    let reply = client.until(Duration::from_secs(10), |text| text.matches(": keep-alive\n\n").count() >= 3).await;
+    assert_eq!((reply.status, reply.header("content-type")), (200, Some("text/event-stream; charset=utf-8")));
+    assert!(!reply.text.contains("data:"), "nothing that binds");
+}
