@@ -9,7 +9,7 @@ use std::{
 };
 
 use penstock_proto::frames::Token;
-use penstock_text::{ChoiceDecoder, ChoiceOptions, TextModel};
+use penstock_text::{ChoiceDecoder, ChoiceOptions, TextFiles, TextModel};
 
 fn median(mut run: impl FnMut()) -> Duration {
     let mut times: Vec<Duration> = (0..15)
@@ -26,6 +26,9 @@ fn median(mut run: impl FnMut()) -> Duration {
 fn main() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/penstock-demo");
     println!("load                    {:>10.2?}", median(|| drop(TextModel::from_dir(&dir).unwrap())));
+    let tokenizer = std::fs::read(dir.join("tokenizer.json")).unwrap();
+    // Without its config no context bounds the texts.
+    let free = TextModel::load(&TextFiles { tokenizer_json: tokenizer.into(), ..TextFiles::default() }).unwrap();
     let model = Arc::new(TextModel::from_dir(&dir).unwrap());
     let story = "Once upon a time there was a brave fox named Mia. Mia lived in a forest. ";
     let prompt = story.repeat(120);
@@ -58,7 +61,7 @@ fn main() {
         ("prose", story.repeat((1 << 20) / story.len())),
     ] {
         let start = Instant::now();
-        let count = model.encode_plain(&text).unwrap().len();
+        let count = free.encode_plain(&text).unwrap().len();
         println!("1 MiB of {name:<24} {:>10.2?}  {count} tokens", start.elapsed());
     }
 }

@@ -81,11 +81,9 @@ impl TextModel {
         if request.continue_final_message {
             marked = cut_at_tag(&marked)?;
         }
-        let tokens = self.encode_marked(&marked, marker).map_err(|error| ApiError {
-            kind: ApiErrorKind::Invalid,
-            param: Some("messages".into()),
-            message: error.to_string(),
-        })?;
+        let tokens = self
+            .encode_marked(&marked, marker)
+            .map_err(|error| ApiError { param: Some("messages".into()), ..error.into() })?;
         let opens_reasoning =
             self.reasoning_markers().is_some_and(|markers| markers.opened_by(&marked, request.continue_final_message));
         let text = if marked.contains(marker) { marked.replace(marker, "") } else { marked };

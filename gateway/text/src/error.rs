@@ -1,5 +1,7 @@
 //! What can be wrong with a checkpoint's text files.
 
+use penstock_dialects::error::{ApiError, ApiErrorKind};
+
 /// Why a [`crate::TextModel`] cannot be built or used. Names the file and the reason; never more than a short piece of its content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
@@ -37,12 +39,31 @@ pub enum TextError {
         /// What is not built.
         what: String,
     },
+    /// A text that is not worth tokenizing: no context holds it.
+    #[error("the text is {bytes} bytes long, at most {limit} are tokenized for this model")]
+    TextTooLong {
+        /// Its size.
+        bytes: usize,
+        /// The bound.
+        limit: usize,
+    },
     /// The tokenizer refused a text.
     #[error("the text cannot be tokenized: {reason}")]
     Encode {
         /// The tokenizer's words.
         reason: String,
     },
+}
+
+impl From<TextError> for ApiError {
+    /// As a fault of the request's: for errors of `encode`, not of loading.
+    fn from(error: TextError) -> Self {
+        let kind = match error {
+            TextError::TextTooLong { .. } => ApiErrorKind::ContextLength,
+            _ => ApiErrorKind::Invalid,
+        };
+        ApiError { kind, param: None, message: error.to_string() }
+    }
 }
 
 impl TextError {

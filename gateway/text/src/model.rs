@@ -20,6 +20,13 @@ const TOKENIZER_BYTES_MAX: u64 = 128 << 20;
 /// Configs carry the template and the added tokens; public ones stay below 2 MB.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
+/// Longest text to be tokenized, in bytes: the tokenizer takes some 200 bytes of memory for each.
+const TEXT_BYTES_MAX: u64 = 4 << 20;
+/// Texts longer than this many bytes per token of the context are refused untokenized. Prose has 4, indented code up to 10.
+const BYTES_PER_TOKEN_MAX: u64 = 32;
+/// Never refuse shorter ones.
+const TEXT_BYTES_MIN: u64 = 64 << 10;
+
 /// The files of a checkpoint that concern text, as bytes.
 #[derive(Clone, Debug, Default)]
 pub struct TextFiles<'a> {
@@ -63,6 +70,7 @@ pub struct TextModel {
     tool_format: Option<ToolFormat>,
     eos: Vec<u32>,
     sampling: DefaultSampling,
+    text_bytes_max: usize,
     hash: [u8; 32],
 }
 
@@ -98,6 +106,7 @@ impl TextModel {
             control: ControlTokens::new(&tokenizer, source)?,
             eos: end_tokens(&tokenizer, &generation, &named),
             sampling: default_sampling(&generation),
+            text_bytes_max: text_bytes_max(&config),
             hash: *blake3::hash(&files.tokenizer_json).as_bytes(),
             tokenizer,
             vocabulary,
@@ -161,12 +170,18 @@ impl TextModel {
         self.vocabulary.is_special(id)
     }
 
+    /// Longest text that is tokenized, in bytes: 32 for each token of tokenizer_config.json's `model_max_length`, between 64 KiB and 4 MiB.
+    pub fn text_bytes_max(&self) -> usize {
+        self.text_bytes_max
+    }
+
     /// Tokens of a whole prompt, as Hugging Face's tokenizer makes them: the names of special tokens in `text` become those tokens (the
     /// author of a raw prompt owns its structure). `add_special` adds what the tokenizer puts around a text (`<s>`).
     ///
     /// # Errors
-    /// [`TextError::Encode`].
+    /// [`TextError::TextTooLong`] beyond [`TextModel::text_bytes_max`], [`TextError::Encode`].
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
+        self.check_length(text.len())?;
         let encoding = self.tokenizer.encode_fast(text, add_special).map_err(encode_error)?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -189,6 +204,7 @@ impl TextModel {
         if !text.contains(marker) {
             return self.encode(text, false);
         }
+        self.check_length(text.len() - text.matches(marker).count() * marker.len_utf8())?;
         use tokenizers::{Model, OffsetType, PreTokenizer};
         let tokenizer = &self.tokenizer;
         let mut pieces = tokenizer.get_added_vocabulary().extract_and_normalize(tokenizer.get_normalizer(), text);
@@ -205,6 +221,11 @@ impl TextModel {
         pieces.tokenize(|piece| model.tokenize(piece.get())).map_err(encode_error)?;
         let encoding = pieces.into_encoding(None, 0, OffsetType::None).map_err(encode_error)?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    fn check_length(&self, bytes: usize) -> Result<(), TextError> {
+        let limit = self.text_bytes_max;
+        if bytes > limit { Err(TextError::TextTooLong { bytes, limit }) } else { Ok(()) }
     }
 
     /// Text of `ids`, control tokens left out unless `keep_special`. Invalid UTF-8 becomes U+FFFD; unknown ids add nothing.
@@ -334,6 +355,12 @@ fn end_tokens(tokenizer: &Tokenizer, generation: &Value, named: &[(String, Strin
     eos.sort_unstable();
     eos.dedup();
     eos
+}
+
+fn text_bytes_max(config: &Value) -> usize {
+    // Unknown is written as 1e30 there.
+    let context = config["model_max_length"].as_u64().unwrap_or(u64::MAX);
+    context.saturating_mul(BYTES_PER_TOKEN_MAX).clamp(TEXT_BYTES_MIN, TEXT_BYTES_MAX) as usize
 }
 
 fn default_sampling(generation: &Value) -> DefaultSampling {

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{dir, message, model, request};
-use penstock_dialects::{ChatRequest, ReasoningEffort, Role, Tool, ToolCall};
-use penstock_text::{Detokenizer, TextFiles, TextModel, ToolFormat};
+use penstock_dialects::{ChatRequest, ReasoningEffort, Role, Tool, ToolCall, error::ApiErrorKind};
+use penstock_text::{Detokenizer, TextError, TextFiles, TextModel, ToolFormat};
 use proptest::prelude::*;
 
 #[test]
@@ -117,6 +117,18 @@ fn a_wrong_request_is_told_what_is_wrong() {
     })
     .unwrap();
     assert!(bare.chat_prompt(&base, 0).unwrap_err().message.contains("no chat template"));
+}
+
+#[test]
+fn absurd_lengths_are_refused_before_they_cost_memory() {
+    let model = model();
+    assert_eq!(model.text_bytes_max(), 8192 * 32);
+    let long = "a".repeat(8192 * 32 + 1);
+    assert!(model.encode(&long[1..], false).is_ok());
+    assert!(matches!(model.encode(&long, false), Err(TextError::TextTooLong { bytes: 262_145, limit: 262_144 })));
+    let error = model.chat_prompt(&request(vec![message(Role::User, &long)]), 0).unwrap_err();
+    assert_eq!((error.kind, error.param.as_deref()), (ApiErrorKind::ContextLength, Some("messages")));
+    assert!(model.chat_prompt(&request(vec![message(Role::User, &"<|im_end|>".repeat(10_000))]), 0).is_ok());
 }
 
 #[test]
