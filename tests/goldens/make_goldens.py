@@ -304,6 +304,19 @@ def make(name, config, stored, shards, length, options):
     )
 
 
+def save(folder):
+    """A folder as transformers itself writes it: sharded, with its own config.json and index; and what it computes from it."""
+    config = qwen2(tie_word_embeddings=True, vocab_size=67, hidden_size=48, intermediate_size=37, num_hidden_layers=2)
+    model, _ = build(config, torch.bfloat16, 1, "bf16")
+    model.save_pretrained(folder, max_shard_size="20KB")
+    tokens = [int(t) for t in (uniform(1, "tokens", (40,)) + 1) / 2 * 67]
+    again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    last = [round(v, 5) for v in logprobs(again, tokens)[-1].tolist()]
+    with open(os.path.join(folder, "expected.json"), "w") as f:
+        json.dump(dict(tokens=tokens, logprobs=last), f, separators=(",", ":"))
+        f.write("\n")
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--out", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "models"))
@@ -318,6 +331,9 @@ def main():
         with open(os.path.join(a.out, f"{name}.json"), "w") as f:
             json.dump(make(name, *case), f, separators=(",", ":"))
             f.write("\n")
+
+    if not a.only:
+        save(os.path.join(os.path.dirname(a.out), "saved"))
 
 
 if __name__ == "__main__":

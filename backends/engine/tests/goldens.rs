@@ -6,7 +6,8 @@
 mod common;
 
 use common::weights::Golden;
-use common::{argmax, cpu_paths, load_with, log_softmax, logits_of, reference};
+use common::{argmax, cpu_paths, load, load_with, log_softmax, logits_of, reference, repository};
+use penstock_engine::checkpoint::Checkpoint;
 use penstock_kernels::{Device, Limits};
 
 /// Mean and maximum of |Δ logprob| from transformers' f32 over the values of a golden, and whether every best token agrees.
@@ -60,5 +61,26 @@ fn bf16_is_as_close_as_transformers_own() {
             assert!(mean <= 1.5 * want.mean, "{case}, {path}: mean {mean:.4}, transformers {:.4}", want.mean);
             assert!(max <= 1.5 * want.max, "{case}, {path}: maximum {max:.4}, transformers {:.4}", want.max);
         }
+    }
+}
+
+#[test]
+fn a_folder_that_transformers_wrote() {
+    #[derive(serde::Deserialize)]
+    struct Expected {
+        tokens: Vec<u32>,
+        logprobs: Vec<f64>,
+    }
+    let folder = repository("tests/goldens/saved");
+    let text = std::fs::read(folder.join("expected.json")).expect("the logprobs");
+    let Expected { tokens, logprobs } = serde_json::from_slice(&text).expect("the logprobs");
+    let checkpoint = Checkpoint::open(&folder).expect("the folder opens");
+    assert!(checkpoint.ignored().is_empty());
+    let mut model = load(&checkpoint, &reference, 4, 64);
+    let logits = logits_of(&mut model, &tokens, 64);
+    let got = log_softmax(&logits[tokens.len() - 1]);
+    assert_eq!(got.len(), logprobs.len());
+    for (token, (got, want)) in got.iter().zip(&logprobs).enumerate() {
+        assert!((got - want).abs() < 1e-4, "token {token}: {got} {want}");
     }
 }
