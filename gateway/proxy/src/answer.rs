@@ -6,8 +6,8 @@ use penstock_dialects::openai::{
 };
 use penstock_dialects::{ChatEvent, Request, Usage};
 
+use crate::clock::unix_seconds;
 use crate::error::Failure;
-use crate::gateway::unix_seconds;
 use crate::pump::taken;
 use crate::upstream::Facts;
 

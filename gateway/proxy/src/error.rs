@@ -13,6 +13,25 @@ use penstock_proto::{ErrorKind, Retry};
 /// Longest Retry-After sent: the official SDKs stop retrying above 120 s.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
+/// Methods of a URL, for `Allow`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Methods {
+    /// It is read.
+    Get,
+    /// It is sent to.
+    Post,
+}
+
+impl Methods {
+    /// The header's value.
+    pub fn header(self) -> &'static str {
+        match self {
+            Methods::Get => "GET, HEAD",
+            Methods::Post => "POST",
+        }
+    }
+}
+
 /// A request that is not answered as asked.
 #[derive(Clone, Debug)]
 pub struct Failure {
@@ -28,12 +47,14 @@ pub struct Failure {
     pub log: Option<Box<str>>,
     /// Status, type and code, where the kind alone does not say them.
     pub shape: Option<ErrorShape>,
+    /// Methods that the URL takes, for a method that it does not (RFC 9110, section 10.2.1).
+    pub allow: Option<Methods>,
 }
 
 impl Failure {
     /// A failure of that kind.
     pub fn new(kind: ErrorKind, message: impl Into<Box<str>>) -> Self {
-        Self { kind, message: message.into(), param: None, retry_after: None, log: None, shape: None }
+        Self { kind, message: message.into(), param: None, retry_after: None, log: None, shape: None, allow: None }
     }
 
     /// Adds what only the log may say.
@@ -57,6 +78,12 @@ impl Failure {
     /// Uses the status of an HTTP rule.
     pub fn with_status(mut self, status: u16) -> Self {
         self.shape = Some(ErrorShape { status, ..shape(self.kind) });
+        self
+    }
+
+    /// Names the methods that the URL takes.
+    pub fn allow(mut self, methods: Methods) -> Self {
+        self.allow = Some(methods);
         self
     }
 

@@ -1,7 +1,6 @@
 //! The running gateway: what every request can see.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
@@ -119,9 +118,4 @@ impl Handler for Gateway {
     fn connections(&self, change: i64) {
         self.metrics.connections(change);
     }
-}
-
-/// Unix seconds.
-pub(crate) fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -8,6 +8,7 @@
 
 pub mod answer;
 pub mod auth;
+mod clock;
 pub mod config;
 pub mod error;
 pub mod fleet;

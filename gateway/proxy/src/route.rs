@@ -3,7 +3,7 @@
 use http::Method;
 use penstock_proto::ErrorKind;
 
-use crate::error::Failure;
+use crate::error::{Failure, Methods};
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,9 @@ impl Route {
         if *method == allowed || (allowed == Method::GET && *method == Method::HEAD) {
             return Ok(route);
         }
-        Err(Failure::new(ErrorKind::MethodNotAllowed, format!("This URL takes {allowed} requests only.")))
+        let methods = if allowed == Method::GET { Methods::Get } else { Methods::Post };
+        Err(Failure::new(ErrorKind::MethodNotAllowed, format!("This URL takes {allowed} requests only."))
+            .allow(methods))
     }
 
     /// Who may use it.

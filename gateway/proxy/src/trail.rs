@@ -1,10 +1,9 @@
 //! What a request leaves behind: one log line and its metrics, written at one place however the request ends.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use penstock_dialects::{ChatEvent, FinishReason};
 use tokio::time::Instant;
 
+use crate::clock;
 use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::Exchange;
@@ -99,7 +98,7 @@ impl Trail {
         self.measure(gateway, exchange.status(), seconds, ttft, tpot);
         let (error, detail) = self.failure.map_or((None, None), |(kind, detail)| (Some(kind), detail));
         gateway.access_log.write(&Record {
-            time_ms: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64),
+            time_ms: clock::since_epoch().as_millis() as u64,
             request_id: &exchange.request_id,
             client: exchange.client(),
             protocol: exchange.protocol,

@@ -7,7 +7,7 @@ mod events;
 mod plan;
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use penstock_dialects::openai::{self, DetokenizeRequest, TokenizeInput, TokenizeRequest};
@@ -16,6 +16,7 @@ use penstock_proto::ErrorKind;
 use penstock_text::TextModel;
 use tokio::sync::Semaphore;
 
+use crate::clock::unix_seconds;
 use crate::error::Failure;
 use crate::pool::{Pool, PoolError, WorkerPhase};
 use crate::telemetry::Gauge;
@@ -40,7 +41,7 @@ impl PoolUpstream {
     /// Serves `pool` under the name `id`.
     pub fn new(id: String, text: Arc<TextModel>, pool: Pool) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { id, created: unix_seconds() as u64, text, pool, tokenizing: Arc::new(Semaphore::new(cores)) }
+        Self { id, created: unix_seconds(), text, pool, tokenizing: Arc::new(Semaphore::new(cores)) }
     }
 
     /// Runs `work` here if it is small, else on the blocking pool.
@@ -118,7 +119,7 @@ impl Upstream for PoolUpstream {
         self.off_io(bytes, move |text| {
             let tokens = match &request.input {
                 TokenizeInput::Text { prompt, add_special_tokens } => plan::encode(text, prompt, *add_special_tokens)?,
-                TokenizeInput::Chat(chat) => text.chat_prompt(chat, unix_seconds())?.tokens,
+                TokenizeInput::Chat(chat) => text.chat_prompt(chat, unix_seconds() as i64)?.tokens,
             };
             let strings = request.return_token_strs.then(|| {
                 tokens.iter().map(|id| String::from_utf8_lossy(&text.token_bytes(*id)).into_owned()).collect::<Vec<_>>()
@@ -183,8 +184,4 @@ fn refused(error: &PoolError) -> Failure {
         Some(after) => failure.retry_after(after),
         None => failure,
     }
-}
-
-fn unix_seconds() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
 }

@@ -13,7 +13,7 @@ use crate::error::Failure;
 use crate::pool::Job;
 use crate::upstream::Origin;
 
-use super::unix_seconds;
+use crate::clock::unix_seconds;
 
 /// Output tokens of a completion that names no limit (the API's own default).
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
@@ -74,7 +74,7 @@ impl Plan {
     }
 
     fn chat(chat: &ChatRequest, model: &TextModel, context_tokens: u32) -> Result<Self, Failure> {
-        let prompt = model.chat_prompt(chat, unix_seconds())?;
+        let prompt = model.chat_prompt(chat, unix_seconds() as i64)?;
         let room = room(prompt.tokens.len(), context_tokens, "messages")?;
         let sampling = &chat.sampling;
         let max_tokens = sampling.max_tokens.map_or(room, |max| max.min(room));

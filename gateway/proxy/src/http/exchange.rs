@@ -243,6 +243,9 @@ impl Exchange {
         if let Some(seconds) = failure.retry_after_seconds() {
             headers.push((header::RETRY_AFTER, seconds.into()));
         }
+        if let Some(methods) = failure.allow {
+            headers.push((header::ALLOW, HeaderValue::from_static(methods.header())));
+        }
         self.respond(failure.status(), &headers, failure.body().into()).await
     }
 

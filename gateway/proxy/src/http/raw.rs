@@ -49,6 +49,9 @@ fn serialize(failure: &Failure, request_id: &str) -> Vec<u8> {
     if let Some(seconds) = failure.retry_after_seconds() {
         let _ = write!(head, "retry-after: {seconds}\r\n");
     }
+    if let Some(methods) = failure.allow {
+        let _ = write!(head, "allow: {}\r\n", methods.header());
+    }
     head.push_str("\r\n");
     let mut answer = head.into_bytes();
     answer.extend_from_slice(&body);
