@@ -35,6 +35,15 @@ async fn begin(ticket: &mut Ticket, tokens: usize) -> Answer {
     answer
 }
 
+/// Reads until the first token of another worker; what was on its way from the first one still comes before.
+async fn moved(ticket: &mut Ticket, mut answer: Answer) -> Answer {
+    while answer.resumed.is_empty() {
+        let more = answer.tokens[0].len() + 1;
+        read_into(ticket, &mut answer, more).await;
+    }
+    answer
+}
+
 async fn finish(ticket: &mut Ticket, mut answer: Answer) -> Answer {
     read_into(ticket, &mut answer, usize::MAX).await;
     answer
@@ -52,10 +61,11 @@ async fn a_stream_survives_the_death_of_its_worker_bit_by_bit() {
     let answer = begin(&mut ticket, 40).await;
     busy(&pool, &[&a, &b]).await.signal(Signal::KILL);
     let killed = Instant::now();
+    let answer = moved(&mut ticket, answer).await;
+    assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
     let answer = finish(&mut ticket, answer).await;
     assert_eq!(answer.tokens, undisturbed.tokens, "the same tokens, each once");
     assert_eq!((answer.finished, &answer.resumed, &answer.failed), (3, &vec![true], &None));
-    assert!(killed.elapsed() < Duration::from_secs(5), "{:?}", killed.elapsed());
 }
 
 #[tokio::test]
@@ -114,20 +124,33 @@ async fn a_stopped_worker_is_left_in_time_and_fenced_when_it_wakes() {
     let stopped = busy(&pool, &[&a, &b]).await;
     stopped.signal(Signal::STOP);
     let began = Instant::now();
-    let have = answer.tokens[0].len();
-    // What was on its way still comes; the first token of the other worker shows the move.
-    let mut answer = answer;
-    while answer.resumed.is_empty() {
-        let more = answer.tokens[0].len() + 1;
-        read_into(&mut ticket, &mut answer, more).await;
-    }
-    assert!(began.elapsed() < Duration::from_secs(5), "moved after {:?}, {have} tokens", began.elapsed());
+    let answer = moved(&mut ticket, answer).await;
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     stopped.signal(Signal::CONT);
     let answer = finish(&mut ticket, answer).await;
     assert_eq!((answer.tokens, answer.resumed), (undisturbed.tokens, vec![true]));
     all_ready(&pool, 2).await;
     let deaths: u64 = pool.status().workers.iter().map(|worker| worker.deaths).sum();
     assert_eq!(deaths, 0, "it was given up, it did not die");
+}
+
+#[tokio::test]
+async fn a_step_that_never_ends_is_noticed_though_the_heart_beats() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let a = Worker::start(BINARY, &dir, "a", &["--step-ms", "2", "--hang-at", "60"]);
+    let b = Worker::start(BINARY, &dir, "b", &["--step-ms", "2"]);
+    let pool = pool(&runtime, &[&a, &b], |config| config.step_max = Duration::from_secs(1));
+    all_ready(&pool, 2).await;
+    // One on each worker.
+    let mut tickets = [9, 10].map(|token| pool.submit(job([token; 40], 1, 200)).expect("taken"));
+    let mut resumed = 0;
+    for ticket in &mut tickets {
+        let answer = read(ticket).await;
+        assert_eq!((answer.tokens[0].len(), &answer.failed), (200, &None));
+        assert!(answer.resumed.iter().all(|exact| *exact));
+        resumed += answer.resumed.len();
+    }
+    assert_eq!(resumed, 1, "what ran on the hung one");
 }
 
 #[tokio::test]

@@ -228,7 +228,8 @@ async fn a_gateway_that_stops_reading_loses_its_session_and_delays_nobody() {
     let answer = read(&mut pool.submit(job([1], 1, 500)).expect("taken")).await;
     assert_eq!(answer.tokens[0].len(), 500);
     let log = dir.file("a.log");
-    let dropped = || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("does not read its frames")).then_some(());
+    let dropped =
+        || std::fs::read_to_string(&log).is_ok_and(|log| log.contains("does not read its frames")).then_some(());
     assert!(wait_for(dropped).await.is_some(), "its session is dropped");
     let gone = || {
         let state = &pool.status().workers[0].state;

@@ -121,6 +121,7 @@ impl Supervisor {
                 Err(_) => return true,
                 Ok(Some(Order::Kill)) => {}
                 Ok(Some(Order::End { ended, .. })) => {
+                    let _ = fs::remove_file(self.file("json"));
                     let _ = ended.send(());
                     return false;
                 }
@@ -176,16 +177,15 @@ impl Supervisor {
         }
     }
 
-    /// The last line of its log.
+    /// What its log ends with, if that is an error or a panic.
     fn last_words(&self) -> Option<String> {
         let mut file = fs::File::open(self.file("log")).ok()?;
         let size = file.metadata().ok()?.len();
-        file.seek(SeekFrom::Start(size.saturating_sub(2048))).ok()?;
+        file.seek(SeekFrom::Start(size.saturating_sub(4096))).ok()?;
         let mut tail = Vec::new();
-        file.take(2048).read_to_end(&mut tail).ok()?;
+        file.take(4096).read_to_end(&mut tail).ok()?;
         let text = String::from_utf8_lossy(&tail);
-        let line = text.lines().rev().find(|line| !line.trim().is_empty())?;
-        Some(line.chars().take(300).collect())
+        said(text.lines().rev().find(|line| !line.trim().is_empty())?)
     }
 
     fn file(&self, extension: &str) -> PathBuf {
@@ -259,6 +259,17 @@ fn signal(running: &Running, signal: Signal) {
     let _ = pidfd_send_signal(running.pidfd.get_ref(), signal);
 }
 
+/// The message of a log line: all of a line that is not JSON, the error of one that is, nothing of one below that.
+fn said(line: &str) -> Option<String> {
+    let short = |text: &str| text.chars().take(300).collect::<String>();
+    let Ok(entry) = serde_json::from_str::<serde_json::Value>(line) else { return Some(short(line)) };
+    let field = |name: &str| entry["fields"][name].as_str().map(short);
+    if entry["level"] != "ERROR" {
+        return None;
+    }
+    field("error").or_else(|| field("message"))
+}
+
 fn pause(fast_ends: u32) -> Duration {
     let pause = PAUSE_FIRST.saturating_mul(1 << fast_ends.saturating_sub(1).min(16)).min(PAUSE_LAST);
     let mut random = [0_u8; 4];
@@ -288,6 +299,14 @@ mod tests {
         assert_eq!(shares, ["0,1", "2,3", "4,5,6"]);
         assert_eq!(cores(&all[..2], 3, 0), None);
         assert_eq!(cores(&[], 1, 0), None);
+    }
+
+    #[test]
+    fn the_last_words_are_an_error_or_nothing() {
+        let error = r#"{"level":"ERROR","fields":{"message":"worker ends","error":"model.safetensors: too short"}}"#;
+        assert_eq!(said(error).as_deref(), Some("model.safetensors: too short"));
+        assert_eq!(said(r#"{"level":"INFO","fields":{"message":"model loaded"}}"#), None);
+        assert_eq!(said("thread 'x' panicked at y").as_deref(), Some("thread 'x' panicked at y"));
     }
 
     #[test]

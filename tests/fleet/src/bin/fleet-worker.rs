@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str = "fleet-worker --listen ADDRESS [--cores LIST] [--key-file FILE] [--step-ms N] [--load-ms N] [--orphan-ms N] \
-                     [--numerics ID] [--sequences N] [--death-token ID] [--model NAME] [--fail-load]";
+                     [--numerics ID] [--sequences N] [--death-token ID] [--hang-at STEP] [--model NAME] [--fail-load]";
 
 struct Options {
     worker: WorkerConfig,
@@ -21,6 +21,7 @@ struct Options {
     model: String,
     sequences: usize,
     death_token: Option<u32>,
+    hang_at: u64,
     fail_load: bool,
 }
 
@@ -33,6 +34,7 @@ fn options() -> Result<Options, String> {
         model: "fake".into(),
         sequences: 16,
         death_token: None,
+        hang_at: u64::MAX,
         fail_load: false,
     };
     let mut args = std::env::args().skip(1);
@@ -67,6 +69,7 @@ fn options() -> Result<Options, String> {
             "--numerics" => options.numerics = value,
             "--model" => options.model = value,
             "--sequences" => options.sequences = number()? as usize,
+            "--hang-at" => options.hang_at = number()?,
             "--death-token" => options.death_token = Some(number()? as u32),
             _ => return Err(USAGE.into()),
         }
@@ -79,6 +82,8 @@ struct Slow {
     inner: FakeForward,
     step: Duration,
     death_token: Option<u32>,
+    steps: u64,
+    hang_at: u64,
 }
 
 impl Forward for Slow {
@@ -88,14 +93,20 @@ impl Forward for Slow {
 
     fn forward(&mut self, batch: &StepBatch<'_>) -> Result<&[f32], KernelError> {
         assert!(!self.death_token.is_some_and(|token| batch.tokens.contains(&token)), "the death token was read");
-        pause(self.step);
+        self.steps += 1;
+        pause(if self.steps == self.hang_at { Duration::MAX } else { self.step });
         self.inner.forward(batch)
     }
 }
 
-/// Takes as long as a device would.
+/// Takes as long as a device would; for ever, if it hangs.
 fn pause(time: Duration) {
-    std::thread::park_timeout(time);
+    match std::time::Instant::now().checked_add(time) {
+        Some(_) => std::thread::park_timeout(time),
+        None => loop {
+            std::thread::park();
+        },
+    }
 }
 
 fn main() -> ExitCode {
@@ -107,7 +118,7 @@ fn main() -> ExitCode {
         }
     };
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    let Options { worker, step, load, numerics, model, sequences, death_token, fail_load } = options;
+    let Options { worker, step, load, numerics, model, sequences, death_token, hang_at, fail_load } = options;
     let build: Build = Box::new(move |progress| {
         for part in 0..10 {
             progress(Loading { stage: "packing weights".into(), bytes_done: part, bytes_total: 10 });
@@ -126,7 +137,7 @@ fn main() -> ExitCode {
         };
         let inner = FakeForward::new(geometry, 0);
         let config = EngineConfig { sequences_max: sequences, ..EngineConfig::default() };
-        let engine = Engine::new(Box::new(Slow { inner, step, death_token }), &config);
+        let engine = Engine::new(Box::new(Slow { inner, step, death_token, steps: 0, hang_at }), &config);
         let info = ReadyInfo {
             tokenizer_hash: b"tokenizer".to_vec(),
             model_hash: model.as_bytes().to_vec(),
