@@ -104,6 +104,7 @@ pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
                 chat_template_jinja: file("chat_template.jinja"),
                 generation_config_json: file("generation_config.json"),
                 special_tokens_map_json: file("special_tokens_map.json"),
+                config_json: file("config.json"),
             })
         }
     };

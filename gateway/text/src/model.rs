@@ -40,6 +40,8 @@ pub struct TextFiles<'a> {
     pub generation_config_json: Option<Cow<'a, [u8]>>,
     /// special_tokens_map.json, of older checkpoints; tokenizer_config.json goes before it.
     pub special_tokens_map_json: Option<Cow<'a, [u8]>>,
+    /// config.json: end tokens of a checkpoint whose generation_config.json names none.
+    pub config_json: Option<Cow<'a, [u8]>>,
 }
 
 /// Sampling that generation_config.json asks for when a request leaves it open.
@@ -97,6 +99,7 @@ impl TextModel {
         let config = parse_config("tokenizer_config.json", files.tokenizer_config_json.as_deref())?;
         let generation = parse_config("generation_config.json", files.generation_config_json.as_deref())?;
         let special = parse_config("special_tokens_map.json", files.special_tokens_map_json.as_deref())?;
+        let model = parse_config("config.json", files.config_json.as_deref())?;
         let named = named_tokens(&config, &special);
         let template = ChatTemplate::load(files.chat_template_jinja.as_deref(), &config, named.clone())?;
         let source = template.as_ref().map(ChatTemplate::source).unwrap_or_default();
@@ -104,7 +107,7 @@ impl TextModel {
         let tool_format = ToolFormat::detect(source);
         Ok(Self {
             control: ControlTokens::new(&tokenizer, source)?,
-            eos: end_tokens(&tokenizer, &generation, &named),
+            eos: end_tokens(&tokenizer, [&generation, &model], &named),
             sampling: default_sampling(&generation),
             text_bytes_max: text_bytes_max(&config),
             hash: *blake3::hash(&files.tokenizer_json).as_bytes(),
@@ -132,6 +135,7 @@ impl TextModel {
             chat_template_jinja: read(dir, "chat_template.jinja", CONFIG_BYTES_MAX)?.map(Cow::Owned),
             generation_config_json: read(dir, "generation_config.json", CONFIG_BYTES_MAX)?.map(Cow::Owned),
             special_tokens_map_json: read(dir, "special_tokens_map.json", CONFIG_BYTES_MAX)?.map(Cow::Owned),
+            config_json: read(dir, "config.json", CONFIG_BYTES_MAX)?.map(Cow::Owned),
         })
     }
 
@@ -145,7 +149,7 @@ impl TextModel {
         self.vocabulary.len()
     }
 
-    /// Ids that end an answer, ascending: those of generation_config.json and the tokenizer's `eos_token`.
+    /// Ids that end an answer, ascending: those of generation_config.json (else config.json) and the tokenizer's `eos_token`.
     pub fn eos_tokens(&self) -> &[u32] {
         &self.eos
     }
@@ -346,8 +350,10 @@ fn named_tokens(config: &Value, special: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-fn end_tokens(tokenizer: &Tokenizer, generation: &Value, named: &[(String, String)]) -> Vec<u32> {
-    let ids = &generation["eos_token_id"];
+/// `configs`: the first that names end tokens counts.
+fn end_tokens(tokenizer: &Tokenizer, configs: [&Value; 2], named: &[(String, String)]) -> Vec<u32> {
+    let ids =
+        configs.into_iter().map(|config| &config["eos_token_id"]).find(|ids| !ids.is_null()).unwrap_or(&Value::Null);
     let listed = ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice).iter();
     let mut eos: Vec<u32> = listed.filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect();
     let name = named.iter().find(|(name, _)| name == "eos_token");

@@ -205,3 +205,18 @@ proptest! {
         prop_assert_eq!(model.encode_plain(&once).unwrap(), ids);
     }
 }
+
+#[test]
+fn end_tokens_come_from_config_json_where_the_generation_config_names_none() {
+    let read = |name: &str| std::fs::read(dir().join(name)).unwrap();
+    let files = |generation: Option<&'static str>| TextFiles {
+        tokenizer_json: read("tokenizer.json").into(),
+        config_json: Some(br#"{"eos_token_id": 7}"#.as_slice().into()),
+        generation_config_json: generation.map(|text| text.as_bytes().into()),
+        ..Default::default()
+    };
+    let ends = |generation| TextModel::load(&files(generation)).unwrap().eos_tokens().to_vec();
+    assert_eq!(ends(None), [7]);
+    assert_eq!(ends(Some("{}")), [7]);
+    assert_eq!(ends(Some(r#"{"eos_token_id": [3, 5]}"#)), [3, 5]);
+}

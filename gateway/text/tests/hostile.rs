@@ -22,6 +22,7 @@ fn load(tokenizer: &[u8], config: Option<&str>, template: Option<&str>) -> Resul
         chat_template_jinja: template.map(|text| text.as_bytes().into()),
         generation_config_json: config.map(|text| text.as_bytes().into()),
         special_tokens_map_json: config.map(|text| text.as_bytes().into()),
+        config_json: config.map(|text| text.as_bytes().into()),
     })
 }
 
