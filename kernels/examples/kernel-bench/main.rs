@@ -70,6 +70,7 @@ fn main() {
         for &tokens in &arguments.prefill {
             prefill(&mut device, &model, tokens, arguments.repeat, &limit);
         }
+        touch(&mut device, &model);
         for &sequences in &arguments.decode {
             decode(&mut device, &model, sequences, &arguments, &limit);
         }
@@ -104,6 +105,14 @@ fn prefill(device: &mut CpuDevice, model: &Qwen, tokens: usize, repeat: usize, l
         tokens as f64 / shares.total(),
         100.0 * rate / limit.gflops,
     );
+}
+
+/// Writes a token to every page of the KV cache: memory never written is one shared page of zeros, which is always in cache.
+fn touch(device: &mut CpuDevice, model: &Qwen) {
+    let pages: Vec<u32> = (0..shape::PAGES as u32).collect();
+    let spans: Vec<Span<'_>> =
+        (0..shape::PAGES).map(|i| Span { rows: i..i + 1, context: 1, block_table: &pages[i..=i] }).collect();
+    model.step(device, &StepBatch { tokens: &pages, spans: &spans, sampled: &[0] }, &mut Shares::default());
 }
 
 fn decode(device: &mut CpuDevice, model: &Qwen, sequences: usize, arguments: &Arguments, limit: &Limit) {

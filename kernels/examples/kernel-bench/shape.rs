@@ -15,7 +15,7 @@ const KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
 const MLP: usize = 3072;
 const VOCAB: usize = 151_936;
-const PAGES: usize = 512 + 64;
+pub(crate) const PAGES: usize = 512 + 64;
 
 /// Where time goes.
 #[derive(Clone, Copy)]

@@ -18,7 +18,7 @@ use super::operand::{Groups, Operand, Shared};
 use super::pack::BLOCK;
 use super::pool::{Items, Pool};
 use super::scratch::Scratch;
-use super::tile::{Ahead, Blocks, Kernel, Product};
+use super::tile::{Ahead, Blocks, Kernel, Product, fetch};
 use super::vector::{Partial, Scores, VectorOps};
 use crate::device::{AttentionSpec, PAGE_TOKENS};
 use crate::step::Step;
@@ -252,8 +252,15 @@ impl Attention<'_> {
             space.visible[i] = from_page(lowest(row))..from_page(position(row) + 1);
         }
         let queries = &space.queries[group.start * self.dim()..group.end * self.dim()];
-        for (page, c) in pages.iter().zip(space.scores.chunks_exact_mut(height * 32)) {
+        for (i, (page, c)) in pages.iter().zip(space.scores.chunks_exact_mut(height * 32)).enumerate() {
             let keys = self.kv.keys(self.layer, *page as usize, item.kv_head);
+            if group.start == 0 {
+                // Pages are too short for the hardware to see a stream: fetch these values and the next keys meanwhile.
+                fetch(self.kv.values(self.layer, *page as usize, item.kv_head));
+                if let Some(next) = self.step.pages(span).get(start + i + 1) {
+                    fetch(self.kv.keys(self.layer, *next as usize, item.kv_head));
+                }
+            }
             self.product(queries, height, Blocks::Contiguous(keys.as_ptr()), self.kv.dim_blocks, c);
         }
         let size = count * height * 32;

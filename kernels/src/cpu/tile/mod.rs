@@ -123,6 +123,19 @@ macro_rules! by_rows {
 }
 use by_rows;
 
+/// Asks for `values` to be brought into the second-level cache.
+#[inline]
+pub(super) fn fetch(values: &[u16]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in values.chunks(32) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch has no effect but on caches, and SSE is part of x86-64.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = values;
+}
+
 /// Address of block `index`.
 #[inline(always)]
 fn block(b: Blocks<'_>, index: usize) -> *const u16 {
