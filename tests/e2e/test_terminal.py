@@ -1,0 +1,87 @@
+"""`penstock chat` as a person uses it: in a terminal, with Ctrl-C and Ctrl-D."""
+
+import contextlib
+import os
+import pty
+import subprocess
+import time
+
+import pytest
+
+from harness import binary, serving, wait_until
+
+
+class Terminal:
+    """A program on a pseudo-terminal."""
+
+    def __init__(self, *command):
+        self.master, follower = pty.openpty()
+        # As the session's controlling terminal, so that Ctrl-C becomes a signal.
+        command = ["setsid", "--ctty", *command]
+        self.process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower)
+        os.close(follower)
+        os.set_blocking(self.master, False)
+        self.shown = ""
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def sees(self, text, seconds=30):
+        """Waits until `text` is on the screen, and forgets everything up to it."""
+        deadline = time.monotonic() + seconds
+        while text not in self.shown:
+            assert time.monotonic() < deadline, f"{text!r} is not among {self.shown[-500:]!r}"
+            with contextlib.suppress(BlockingIOError):
+                self.shown += os.read(self.master, 65536).decode(errors="replace")
+            time.sleep(0.01)
+        before, _, self.shown = self.shown.partition(text)
+        return before
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def slow(tmp_path):
+    """A gateway whose answers take long enough to be interrupted."""
+    with serving(tmp_path, "--device", "reference") as gateway:
+        yield gateway
+
+
+def test_a_conversation_with_interruption(slow):
+    terminal = Terminal(str(binary()), "chat", "--url", slow.url)
+    try:
+        terminal.sees("> ")
+        terminal.type("My name is Alice.\r")
+        terminal.sees("Nice to meet you, Alice!")
+        terminal.sees("> ")
+
+        terminal.type("Count from 1 to 30.\r")
+        terminal.sees("1, 2, 3")
+        terminal.type("\x03")
+        assert "29, 30" not in terminal.sees("stopped"), "Ctrl-C stops the answer"
+        wait_until(lambda: slow.metric("penstock_sequences_running") == 0, "the sequence is gone", 5)
+
+        terminal.sees("> ")
+        terminal.type("What is my name?\r")
+        terminal.sees("Your name is Alice.")
+        terminal.sees("> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(10) == 0, "Ctrl-D leaves"
+    finally:
+        terminal.close()
+
+
+def test_reasoning_is_dim(slow):
+    terminal = Terminal(str(binary()), "chat", "--url", slow.url)
+    try:
+        terminal.sees("> ")
+        terminal.type("What is 27 + 48? /think\r")
+        terminal.sees("\x1b[2m")
+        reasoning = terminal.sees("\x1b[0m")
+        assert "Ones" in reasoning and "think>" not in reasoning
+        terminal.sees("27 + 48 = 75")
+    finally:
+        terminal.close()
