@@ -51,15 +51,15 @@ impl From<BodyFault> for End {
     }
 }
 
-/// The stages.
+/// The stages. What ends before the answer begins is boxed, so that a long stream does not carry its room.
 async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -> Result<(), End> {
     let snapshot = gateway.snapshot();
     let route = Route::parse(&exchange.head.method, &exchange.head.target)?;
     trail.route = route.label();
     let principal = auth::authorize(route.auth_class(), &exchange.head.headers, &snapshot.keys)?;
     trail.key.clone_from(&principal.key);
-    let Some(generate) = pages::serve(gateway, exchange, route, &principal).await? else { return Ok(()) };
-    let body = read_body(gateway, exchange).await?;
+    let Some(generate) = Box::pin(pages::serve(gateway, exchange, route, &principal)).await? else { return Ok(()) };
+    let body = Box::pin(read_body(gateway, exchange)).await?;
     let request = decode(&generate, body)?;
     let upstream = gateway.upstream(request.model(), &principal)?;
     note(trail, &request);
@@ -86,7 +86,7 @@ pub async fn serve(gateway: &Gateway, exchange: &mut Exchange) {
         Err(End::Gone) => trail.gone(),
         Err(End::Failed(failure)) => {
             trail.failed(&failure);
-            if exchange.refuse(&failure).await.is_err() {
+            if Box::pin(exchange.refuse(&failure)).await.is_err() {
                 trail.gone();
             }
         }

@@ -175,6 +175,8 @@ impl Exchange {
             Wire::Closed => return Err(BodyFault::Gone),
         }
         self.body_read = true;
+        // Nothing reads them after the body; a stream may live for an hour.
+        self.head.headers = http::HeaderMap::new();
         Ok(Body { bytes: intake.bytes.into(), _lease: intake.lease })
     }
 
@@ -184,7 +186,8 @@ impl Exchange {
             return Ok(());
         }
         let Wire::Reading { stream, buf } = std::mem::replace(&mut self.wire, Wire::Closed) else { return Err(Gone) };
-        self.next = buf;
+        // An empty rest would keep the whole buffer of the head alive.
+        self.next = if buf.is_empty() { BytesMut::new() } else { buf };
         let mut session = ServerSession::new_http1(stream);
         session.set_pipelined_prefix(self.bare_head());
         match session.read_request().await {
