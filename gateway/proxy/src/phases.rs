@@ -60,7 +60,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.key.clone_from(&principal.key);
     let Some(generate) = Box::pin(pages::serve(gateway, exchange, route, &principal)).await? else { return Ok(()) };
     let body = Box::pin(read_body(gateway, exchange)).await?;
-    let request = decode(&generate, body)?;
+    let request = decode(generate, body).await?;
     let upstream = gateway.upstream(request.model(), &principal)?;
     note(trail, &request);
     let origin = origin(&principal, &snapshot, exchange);
@@ -139,9 +139,19 @@ pub(crate) async fn read_body(gateway: &Gateway, exchange: &mut Exchange) -> Res
     Ok(exchange.read_body(&gateway.bodies).await?)
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the body and its share of the budget end here")]
-/// The body is dropped here, and with it the memory that it was charged for: the request holds what it needs.
-fn decode(generate: &Generate, body: Body) -> Result<Arc<Request>, Failure> {
+/// Bodies above this are decoded off the I/O threads: about a millisecond of one core.
+const INLINE_BODY_BYTES_MAX: usize = 256 * 1024;
+
+/// The body is dropped here, and with it its share of the budget: the request holds what it needs.
+async fn decode(generate: Generate, body: Body) -> Result<Arc<Request>, Failure> {
+    if body.bytes.len() <= INLINE_BODY_BYTES_MAX {
+        return decode_now(generate, &body);
+    }
+    let task = tokio::task::spawn_blocking(move || decode_now(generate, &body));
+    task.await.map_err(|error| Failure::internal(format!("decoding: {error}")))?
+}
+
+fn decode_now(generate: Generate, body: &Body) -> Result<Arc<Request>, Failure> {
     let bounds = Bounds::default();
     let request = match generate {
         Generate::Chat => Request::Chat(Box::new(openai::decode_chat(&body.bytes, &bounds)?)),

@@ -208,3 +208,35 @@ async fn connections_are_bounded() {
         assert!(tries < 1000, "closed connections give their slots back");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn absurd_bodies_cost_no_one_else() {
+    let server = Server::start("").await;
+    let many = |piece: &str, count: usize| vec![piece; count].join(",");
+    let bodies = [
+        format!(r#"{{"model":"puppet","messages":[{}]}}"#, many(r#"{"role":"user","content":"x"}"#, 400_000)),
+        format!(
+            r#"{{"model":"puppet","messages":[{{"role":"user","content":[{}]}}]}}"#,
+            many(r#"{"type":"text","text":"x"}"#, 400_000)
+        ),
+        format!("{{{}}}", (0..400_000).map(|at| format!("\"k{at}\":1")).collect::<Vec<_>>().join(",")),
+        format!(r#"{{"model":"puppet","messages":{}1{}}}"#, "[".repeat(4_000_000), "]".repeat(4_000_000)),
+        format!(r#"{{"model":"puppet","stop":"{}"}}"#, "x".repeat(20_000_000)),
+    ];
+    for body in bodies {
+        let attack = tokio::spawn(raw::send(
+            server.address,
+            raw::post("/v1/chat/completions", &body).replace("Host: a", "Host: a\r\nConnection: close"),
+        ));
+        let mut client = Client::connect(server.address).await;
+        for _ in 0..10 {
+            let began = std::time::Instant::now();
+            client.send(raw::get("/health")).await;
+            assert_eq!(client.answer().await.status, 200);
+            assert!(began.elapsed().as_secs() < 1, "delayed by {:?}", began.elapsed());
+        }
+        let reply = attack.await.expect("no panic");
+        assert_eq!(reply.status, 400, "{}", reply.text);
+    }
+    assert_eq!(server.puppet.opened(), 0);
+}
