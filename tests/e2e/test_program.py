@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,16 @@ def test_chat_piped(gateway):
 def test_chat_without_a_gateway_says_what_to_do():
     done = penstock("chat", "--url", "http://127.0.0.1:9", stdin="Hello\n")
     assert done.returncode != 0 and "penstock serve" in done.stderr and "panicked" not in done.stderr
+
+
+def test_the_demo_model_is_as_good_as_its_card_says(gateway, tmp_path):
+    """Ten prompts of each skill through the endpoint; the card states 99 % for fifty."""
+    script = ROOT / "models" / "penstock-demo" / "scripts" / "eval_http.py"
+    report = tmp_path / "eval.json"
+    command = [sys.executable, "-B", script, "--url", gateway.url, "--prompts", "10", "--json", report]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(report.read_text())["mean_accuracy"] >= 0.98, done.stdout
 
 
 def test_the_node_sdk(gateway, model):
