@@ -11,6 +11,9 @@ say() { printf 'make: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
+# built PROFILE: path of the binary.
+built() { printf '%s/%s/penstock' "${CARGO_TARGET_DIR:-$root/target}" "$1"; }
+
 # apt_install PACKAGE...: installs system packages where that is possible without a question.
 apt_install() {
   local run=()
@@ -78,6 +81,5 @@ run_unit_tests() {
 
 # A ceiling for the whole run: a hang is a failure, not a wait.
 run_e2e_tests() {
-  local target=${CARGO_TARGET_DIR:-$root/target}
-  PENSTOCK_BIN=${PENSTOCK_BIN:-$target/debug/penstock} timeout --kill-after=10 900 "$venv/bin/python" -m pytest "$e2e" "$@"
+  PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 900 "$venv/bin/python" -m pytest "$e2e" "$@"
 }

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from harness import binary, serving, wait_until
+from harness import binary, free_port, serving, wait_until
 
 
 class Terminal:
@@ -83,5 +83,18 @@ def test_reasoning_is_dim(slow):
         reasoning = terminal.sees("\x1b[0m")
         assert "Ones" in reasoning and "think>" not in reasoning
         terminal.sees("27 + 48 = 75")
+    finally:
+        terminal.close()
+
+
+def test_serving_on_a_terminal(tmp_path):
+    """It shows what it loads, says where it answers, and leaves on Ctrl-C."""
+    address = f"127.0.0.1:{free_port()}"
+    terminal = Terminal(str(binary()), "serve", "--listen", address, "--state-dir", str(tmp_path / "state"))
+    try:
+        shown = terminal.sees(f"http://{address}/v1/chat/completions", 60)
+        assert "panicked" not in shown
+        terminal.type("\x03")
+        assert terminal.process.wait(30) == 0
     finally:
         terminal.close()
