@@ -5,7 +5,7 @@
 
 use std::io;
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,32 +109,37 @@ pub fn run(
     server.add_service(service);
     let stop = Arc::new(stop);
     let drained = stop.clone();
-    let signals = Signals { gateway, grace: config.grace, drained: Arc::new(move || drained()) };
+    let socket = config.unix.clone();
+    let signals = Signals { gateway, grace: config.grace, socket, drained: Arc::new(move || drained()) };
     server.run(RunArgs { shutdown_signal: Box::new(signals) });
     stop();
     Ok(())
 }
 
-/// SIGTERM and the first SIGINT drain; a second SIGINT ends at once; SIGQUIT hands the listeners over to a new process.
+/// SIGTERM and the first SIGINT drain; a second SIGINT ends at once.
 struct Signals {
     gateway: Arc<Gateway>,
     grace: Duration,
+    socket: Option<PathBuf>,
     drained: Arc<dyn Fn() + Send + Sync>,
 }
 
 #[async_trait]
 impl ShutdownSignalWatch for Signals {
     async fn recv(&self) -> ShutdownSignal {
-        let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()), signal(SignalKind::quit()));
-        let (Ok(mut terminate), Ok(mut interrupt), Ok(mut quit)) = signals else {
+        let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+        let (Ok(mut terminate), Ok(mut interrupt)) = signals else {
             tracing::error!("signals cannot be watched; stopping");
             return ShutdownSignal::FastShutdown;
         };
-        let kind = tokio::select! {
-            _ = terminate.recv() => ShutdownSignal::GracefulTerminate,
-            _ = interrupt.recv() => ShutdownSignal::GracefulTerminate,
-            _ = quit.recv() => ShutdownSignal::GracefulUpgrade,
-        };
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        if let Some(path) = &self.socket {
+            // Whoever tries it from now on is told at once that nobody is there. It may be gone already.
+            let _ = std::fs::remove_file(path);
+        }
         let (gateway, grace, drained) = (self.gateway.clone(), self.grace, self.drained.clone());
         // Pingora sleeps through the whole grace time on this thread; this one leaves as soon as nothing is in flight.
         std::thread::spawn(move || drain(&gateway, grace, drained.as_ref()));
@@ -142,7 +147,7 @@ impl ShutdownSignalWatch for Signals {
             interrupt.recv().await;
             std::process::exit(130);
         });
-        kind
+        ShutdownSignal::GracefulTerminate
     }
 }
 
