@@ -5,11 +5,16 @@ use penstock_dialects::openai::{
     ChatCollector, ChatEncoder, ChatMeta, CompletionCollector, CompletionEncoder, CompletionMeta,
 };
 use penstock_dialects::{ChatEvent, Request, Usage};
+use penstock_proto::ErrorKind;
 
 use crate::clock::unix_seconds;
 use crate::error::Failure;
 use crate::pump::taken;
 use crate::upstream::Facts;
+
+/// Memory that one answer may hold: what is collected of a whole one, what waits to be sent of a stream. Also bounds what a plan may say
+/// of its prompts.
+pub(crate) const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// An answer being made.
 pub struct Answer {
@@ -18,6 +23,8 @@ pub struct Answer {
     /// Usage in every chunk.
     continuous: bool,
     buffer: BytesMut,
+    /// Events since the size was last looked at.
+    unmeasured: usize,
 }
 
 enum Form {
@@ -54,7 +61,7 @@ impl Answer {
             Request::Complete(complete) => complete.stream,
         };
         let continuous = stream.is_some_and(|stream| stream.continuous_usage_stats);
-        Self { form, choices, continuous, buffer: BytesMut::new() }
+        Self { form, choices, continuous, buffer: BytesMut::new(), unmeasured: 0 }
     }
 
     /// Whether it is streamed.
@@ -69,7 +76,10 @@ impl Answer {
 
     /// Takes events; what can be sent now is returned. With `more` false the last piece is kept for [`Self::done`], so that both go
     /// out in one write.
-    pub fn events(&mut self, batch: &mut Vec<ChatEvent>, facts: Facts, more: bool) -> Option<Bytes> {
+    ///
+    /// # Errors
+    /// The answer holds more than [`ANSWER_BYTES_MAX`].
+    pub fn events(&mut self, batch: &mut Vec<ChatEvent>, facts: Facts, more: bool) -> Result<Option<Bytes>, Failure> {
         let usage = Usage {
             prompt_tokens: facts.prompt_tokens,
             cached_tokens: facts.cached_tokens,
@@ -81,6 +91,7 @@ impl Answer {
             Form::CompleteStream(encoder) if self.continuous => encoder.set_usage(usage),
             _ => {}
         }
+        self.unmeasured += batch.len();
         for event in batch.drain(..) {
             match &mut self.form {
                 Form::ChatStream(encoder) => encoder.event(&event, &mut self.buffer),
@@ -89,7 +100,32 @@ impl Answer {
                 Form::Complete(collector) => collector.iter_mut().for_each(|collector| collector.event(&event)),
             }
         }
-        (more && !self.buffer.is_empty()).then(|| taken(&mut self.buffer))
+        self.check_size()?;
+        Ok((more && !self.buffer.is_empty()).then(|| taken(&mut self.buffer)))
+    }
+
+    /// Measuring looks at every choice, so it is done once in as many events: a constant cost per event.
+    fn check_size(&mut self) -> Result<(), Failure> {
+        if self.unmeasured < self.choices {
+            return Ok(());
+        }
+        self.unmeasured = 0;
+        if self.bytes() <= ANSWER_BYTES_MAX {
+            return Ok(());
+        }
+        let message = format!(
+            "The answer grew beyond the {} MiB that one may have. Ask for fewer tokens, choices or log-probabilities.",
+            ANSWER_BYTES_MAX >> 20
+        );
+        Err(Failure::new(ErrorKind::TooLarge, message))
+    }
+
+    fn bytes(&self) -> usize {
+        match &self.form {
+            Form::ChatStream(_) | Form::CompleteStream(_) => self.buffer.len(),
+            Form::Chat(collector) => collector.as_ref().map_or(0, |collector| collector.bytes()),
+            Form::Complete(collector) => collector.as_ref().map_or(0, |collector| collector.bytes()),
+        }
     }
 
     /// What is left of a stream, and its end.

@@ -56,7 +56,11 @@ pub async fn run(
             Err(failure) => return Err(fail(exchange, answer, &batch, trail, failure).await),
         };
         trail.events(&batch);
-        if let Some(bytes) = answer.events(&mut batch, events.facts(), more) {
+        let bytes = match answer.events(&mut batch, events.facts(), more) {
+            Ok(bytes) => bytes,
+            Err(failure) => return Err(fail(exchange, answer, &[], trail, failure).await),
+        };
+        if let Some(bytes) = bytes {
             begin(exchange).await?;
             exchange.write(bytes, false).await?;
             due = Instant::now() + heartbeat;

@@ -3,12 +3,14 @@
 
 use std::sync::Arc;
 
+use penstock_dialects::error::{ApiError, ApiErrorKind};
 use penstock_dialects::request::{CompleteRequest, SamplingParams};
 use penstock_dialects::{ChatRequest, Prompt, Request, ToolChoice};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{LogitBias, Sampling};
 use penstock_text::{ChoiceOptions, TextModel};
 
+use crate::answer::ANSWER_BYTES_MAX;
 use crate::error::Failure;
 use crate::pool::Job;
 use crate::upstream::Origin;
@@ -76,6 +78,8 @@ impl Plan {
     fn chat(chat: &ChatRequest, model: &TextModel, context_tokens: u32) -> Result<Self, Failure> {
         let prompt = model.chat_prompt(chat, unix_seconds() as i64)?;
         let room = room(prompt.tokens.len(), context_tokens, "messages")?;
+        let told = chat.prompt_logprobs.map_or(0, |top| logprobs_bytes(prompt.tokens.len(), top));
+        check_told(told, "prompt_logprobs")?;
         let sampling = &chat.sampling;
         let max_tokens = sampling.max_tokens.map_or(room, |max| max.min(room));
         let options = ChoiceOptions {
@@ -132,6 +136,10 @@ impl Plan {
         }
         let echoed = if complete.echo { complete.logprobs } else { None };
         let prompt_logprobs = complete.prompt_logprobs.max(echoed);
+        let told = prompts.iter().map(|prompt| {
+            prompt.text.len() + prompt_logprobs.map_or(0, |top| logprobs_bytes(prompt.tokens.len(), top))
+        });
+        check_told(told.sum::<usize>().saturating_mul(complete.n as usize), "prompt")?;
         let rank = complete.best_of > complete.n;
         let logprobs = complete.logprobs.or(rank.then_some(0));
         Ok(Self {
@@ -183,6 +191,25 @@ fn room(prompt_tokens: usize, context_tokens: u32, param: &str) -> Result<u32, F
             Err(Failure::new(ErrorKind::ContextLength, message).param(param))
         }
     }
+}
+
+/// About what an answer says of a prompt's log-probabilities.
+fn logprobs_bytes(tokens: usize, top: u32) -> usize {
+    tokens.saturating_mul(top as usize + 1).saturating_mul(32)
+}
+
+/// What an answer says of the prompts is known before anything is computed: too much is refused then.
+fn check_told(bytes: usize, param: &str) -> Result<(), Failure> {
+    if bytes <= ANSWER_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "{param}: repeating the prompt and its log-probabilities would make an answer of about {} MiB; {} are allowed. Ask for fewer \
+         choices, log-probabilities or prompts.",
+        bytes >> 20,
+        ANSWER_BYTES_MAX >> 20
+    );
+    Err(ApiError { kind: ApiErrorKind::TooLarge, ..ApiError::invalid(param, message) }.into())
 }
 
 fn wanted(logprobs: Option<u32>) -> i32 {
@@ -256,6 +283,16 @@ mod tests {
         for tokens in [100, 101, usize::MAX] {
             let failure = room(tokens, 100, "messages").expect_err("no room");
             assert_eq!((failure.status(), failure.shape().code), (400, Some("context_length_exceeded")));
+        }
+    }
+
+    #[test]
+    fn what_is_said_of_prompts_is_bounded_before_anything_is_computed() {
+        assert!(check_told(logprobs_bytes(2048, 20) * 32, "prompt").is_ok());
+        for bytes in [ANSWER_BYTES_MAX + 1, logprobs_bytes(8192, 20) * 128, logprobs_bytes(usize::MAX, u32::MAX)] {
+            let failure = check_told(bytes, "prompt").expect_err("too much");
+            assert_eq!((failure.status(), failure.shape().code), (400, Some("above_maximum")));
+            assert_eq!(failure.param.as_deref(), Some("prompt"));
         }
     }
 

@@ -46,6 +46,20 @@ async fn a_broken_stream_looks_broken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_whole_answer_that_grows_without_end_is_given_up() {
+    let server = Server::start("").await;
+    let mut client = Client::connect(server.address).await;
+    client.send(raw::chat("flood", false)).await;
+    let reply = client.answer().await;
+    assert!(reply.status == 413 && reply.text.contains("request_too_large"), "{}", reply.text);
+    server.upstream_idle().await;
+    let taken = server.puppet.tokens() >> 10;
+    assert!((64..=65).contains(&taken), "{taken} MiB were taken");
+    client.send(raw::chat("say 1", false)).await;
+    assert_eq!(client.answer().await.status, 200, "the connection goes on");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_is_one_clients_error() {
     let server = Server::start("").await;
     for stream in [true, false] {
