@@ -32,7 +32,7 @@ impl Gateway {
     /// A gateway in front of `upstreams`.
     pub fn new(snapshot: Snapshot, access_log: AccessLog, upstreams: Vec<Arc<dyn Upstream>>) -> Self {
         Self {
-            bodies: BodyBudget::new(snapshot.http.body_memory_bytes_max),
+            bodies: BodyBudget::new(snapshot.http.body_memory_bytes_max, snapshot.http.body_bytes_max),
             snapshot: ArcSwap::from_pointee(snapshot),
             metrics: Metrics::default(),
             access_log,

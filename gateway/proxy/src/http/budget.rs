@@ -1,6 +1,7 @@
 //! Memory for request bodies: one budget for the whole process, taken as bytes arrive and given back when the body is dropped.
 //!
-//! A sender that announces much and sends little holds little.
+//! A sender that announces much and sends little holds little. A part is kept for small bodies, so that slow senders of large ones
+//! cannot lock everybody out: a body that outgrows [`SMALL_BYTES_MAX`] has to fit into the rest, and gives the part back.
 
 use std::sync::Arc;
 
@@ -8,11 +9,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Granularity of the budget.
 const UNIT_BYTES: usize = 4096;
+/// Bodies up to this may use the part kept for them.
+pub const SMALL_BYTES_MAX: usize = 64 * 1024;
 
 /// The process-wide budget.
 #[derive(Clone, Debug)]
 pub struct BodyBudget {
-    units: Arc<Semaphore>,
+    shared: Arc<Semaphore>,
+    small: Arc<Semaphore>,
     units_max: usize,
 }
 
@@ -20,8 +24,8 @@ pub struct BodyBudget {
 #[derive(Debug)]
 pub struct BodyLease {
     budget: BodyBudget,
-    permit: Option<OwnedSemaphorePermit>,
-    units: usize,
+    shared: Option<OwnedSemaphorePermit>,
+    small: Option<OwnedSemaphorePermit>,
 }
 
 /// The budget is used up.
@@ -29,20 +33,23 @@ pub struct BodyLease {
 pub struct BudgetExhausted;
 
 impl BodyBudget {
-    /// A budget of that many bytes.
-    pub fn new(bytes_max: usize) -> Self {
+    /// A budget of that many bytes. An eighth is kept for small bodies, less where a body of `largest` bytes would not fit beside it.
+    pub fn new(bytes_max: usize, largest: usize) -> Self {
         let units_max = bytes_max.div_ceil(UNIT_BYTES).min(Semaphore::MAX_PERMITS);
-        Self { units: Arc::new(Semaphore::new(units_max)), units_max }
+        let small = (units_max / 8).min(units_max.saturating_sub(largest.div_ceil(UNIT_BYTES)));
+        let (shared, small) = (Semaphore::new(units_max - small), Semaphore::new(small));
+        Self { shared: Arc::new(shared), small: Arc::new(small), units_max }
     }
 
     /// Nothing taken yet.
     pub fn lease(&self) -> BodyLease {
-        BodyLease { budget: self.clone(), permit: None, units: 0 }
+        BodyLease { budget: self.clone(), shared: None, small: None }
     }
 
     /// Bytes taken by all leases.
     pub fn bytes_held(&self) -> usize {
-        self.units_max.saturating_sub(self.units.available_permits()) * UNIT_BYTES
+        let free = self.shared.available_permits() + self.small.available_permits();
+        self.units_max.saturating_sub(free) * UNIT_BYTES
     }
 }
 
@@ -50,18 +57,32 @@ impl BodyLease {
     /// Makes the lease cover `bytes` in all.
     pub fn cover(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
         let units = bytes.div_ceil(UNIT_BYTES);
-        let more = u32::try_from(units.saturating_sub(self.units)).map_err(|_| BudgetExhausted)?;
-        if more == 0 {
+        let (shared, small) = (held(self.shared.as_ref()), held(self.small.as_ref()));
+        if bytes > SMALL_BYTES_MAX {
+            take(&self.budget.shared, &mut self.shared, units.saturating_sub(shared))?;
+            self.small = None;
             return Ok(());
         }
-        let permit = self.budget.units.clone().try_acquire_many_owned(more).map_err(|_| BudgetExhausted)?;
-        match &mut self.permit {
-            Some(held) => held.merge(permit),
-            none => *none = Some(permit),
-        }
-        self.units = units;
-        Ok(())
+        let more = units.saturating_sub(shared + small);
+        take(&self.budget.shared, &mut self.shared, more).or_else(|_| take(&self.budget.small, &mut self.small, more))
     }
+}
+
+fn held(permit: Option<&OwnedSemaphorePermit>) -> usize {
+    permit.map_or(0, OwnedSemaphorePermit::num_permits)
+}
+
+fn take(from: &Arc<Semaphore>, into: &mut Option<OwnedSemaphorePermit>, units: usize) -> Result<(), BudgetExhausted> {
+    if units == 0 {
+        return Ok(());
+    }
+    let units = u32::try_from(units).map_err(|_| BudgetExhausted)?;
+    let permit = from.clone().try_acquire_many_owned(units).map_err(|_| BudgetExhausted)?;
+    match into {
+        Some(held) => held.merge(permit),
+        none => *none = Some(permit),
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -70,7 +91,7 @@ mod tests {
 
     #[test]
     fn leases_share_one_budget_and_give_back() {
-        let budget = BodyBudget::new(5 * UNIT_BYTES);
+        let budget = BodyBudget::new(5 * UNIT_BYTES, 5 * UNIT_BYTES);
         let (mut first, mut second) = (budget.lease(), budget.lease());
         assert_eq!(first.cover(3 * UNIT_BYTES), Ok(()));
         assert_eq!(first.cover(2 * UNIT_BYTES), Ok(()), "never shrinks, never doubles");
@@ -81,5 +102,28 @@ mod tests {
         assert_eq!(second.cover(5 * UNIT_BYTES), Ok(()));
         drop(second);
         assert_eq!(budget.bytes_held(), 0);
+    }
+
+    #[test]
+    fn large_bodies_leave_a_part_for_small_ones() {
+        let budget = BodyBudget::new(256 * UNIT_BYTES, 128 * UNIT_BYTES);
+        let (mut large, mut more, mut small) = (budget.lease(), budget.lease(), budget.lease());
+        assert_eq!(large.cover(224 * UNIT_BYTES), Ok(()), "seven eighths");
+        assert_eq!(more.cover(SMALL_BYTES_MAX), Ok(()), "as long as it is small");
+        assert_eq!(more.cover(SMALL_BYTES_MAX + 1), Err(BudgetExhausted), "then it has to fit beside the large one");
+        assert_eq!(small.cover(SMALL_BYTES_MAX), Ok(()));
+        assert_eq!(budget.lease().cover(1), Err(BudgetExhausted), "the part is bounded too");
+        drop(large);
+        assert_eq!(more.cover(100 * UNIT_BYTES), Ok(()));
+        assert_eq!(budget.bytes_held(), 100 * UNIT_BYTES + SMALL_BYTES_MAX, "the part was given back");
+        drop((more, small));
+        assert_eq!(budget.bytes_held(), 0);
+    }
+
+    #[test]
+    fn the_largest_body_always_fits_alone() {
+        for largest in [1, 100 * UNIT_BYTES, 255 * UNIT_BYTES, 256 * UNIT_BYTES] {
+            assert_eq!(BodyBudget::new(256 * UNIT_BYTES, largest).lease().cover(largest), Ok(()), "{largest}");
+        }
     }
 }

@@ -364,7 +364,10 @@ async fn proceed(stream: &mut Stream) -> Option<()> {
 struct Intake {
     bytes: Vec<u8>,
     lease: BodyLease,
-    started: Instant,
+    /// When the running window began.
+    window: Instant,
+    /// Bytes received before it.
+    before: usize,
     received: usize,
     limits: HttpTimes,
 }
@@ -374,15 +377,25 @@ impl Intake {
         Self {
             bytes: Vec::new(),
             lease: budget.lease(),
-            started: exchange.started,
+            window: exchange.started,
+            before: 0,
             received: 0,
             limits: exchange.limits,
         }
     }
 
-    /// When the sender has been too slow for what it has sent so far.
+    /// When the sender has been too slow in the running window. What it brought before counts for nothing: speed buys no silence.
     fn deadline(&self) -> Instant {
-        self.started + self.limits.body_timeout + Duration::from_secs(self.received as u64 / self.limits.rate)
+        self.window + self.limits.body_timeout
+    }
+
+    /// Counts bytes; a window that has brought its share ends, and the next begins.
+    fn receive(&mut self, bytes: usize) {
+        self.received += bytes;
+        let share = u128::from(self.limits.rate) * self.limits.body_timeout.as_millis() / 1000;
+        if (self.received - self.before) as u128 >= share {
+            (self.window, self.before) = (Instant::now(), self.received);
+        }
     }
 
     fn too_large(&self) -> BodyFault {
@@ -406,7 +419,7 @@ impl Intake {
     async fn read_length(&mut self, stream: &mut Stream, buf: &mut BytesMut, length: usize) -> Result<(), BodyFault> {
         let first = buf.split_to(buf.len().min(length));
         self.admit(first.len())?;
-        self.received = first.len();
+        self.receive(first.len());
         self.bytes.extend_from_slice(&first);
         while self.bytes.len() < length {
             let left = length - self.bytes.len();
@@ -415,7 +428,7 @@ impl Intake {
             self.admit(room)?;
             self.bytes.reserve_exact(room);
             let read = timeout_at(self.deadline(), (&mut *stream).take(left as u64).read_buf(&mut self.bytes)).await;
-            self.received += arrived(read)?;
+            self.receive(arrived(read)?);
         }
         Ok(())
     }
@@ -436,7 +449,8 @@ impl Intake {
             }
             tokio::task::consume_budget().await;
             buf.reserve(READ_BYTES);
-            self.received += arrived(timeout_at(self.deadline(), stream.read_buf(buf)).await)?;
+            let read = timeout_at(self.deadline(), stream.read_buf(buf)).await;
+            self.receive(arrived(read)?);
         }
     }
 
@@ -449,7 +463,7 @@ impl Intake {
                 Ok(Ok(None)) => return Ok(()),
                 Ok(Ok(Some(data))) => {
                     self.admit(data.len())?;
-                    self.received += data.len();
+                    self.receive(data.len());
                     self.bytes.extend_from_slice(&data);
                     frames
                         .count(self.received)

@@ -32,7 +32,7 @@ pub struct HttpLimits {
     pub connections_max: usize,
     /// First to last byte of a head, and from connecting to the first byte.
     pub head_timeout: Duration,
-    /// A body may take this long plus its size over `body_rate_bytes_min`.
+    /// Every window of this length must bring `body_rate_bytes_min` times it, or the rest of the body.
     pub body_timeout: Duration,
     /// Slowest body sender that is waited for, bytes per second.
     pub body_rate_bytes_min: u64,

@@ -46,6 +46,21 @@ async fn a_slow_body_is_cut_whatever_its_framing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fast_start_buys_no_silence() {
+    let server = Server::start(SHORT).await;
+    // At the minimum rate these bytes would have taken ten seconds.
+    for (framing, start) in [("Content-Length: 2000000", ""), ("Transfer-Encoding: chunked", "1e8480\r\n")] {
+        let mut client = Client::connect(server.address).await;
+        client.send(format!("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n{start}")).await;
+        client.send(vec![b' '; 1_000_000]).await;
+        let began = Instant::now();
+        assert_eq!(client.until_closed().await.status, 408, "{framing}");
+        assert!(began.elapsed() < Duration::from_secs(4), "{framing}: {:?}", began.elapsed());
+    }
+    eventually("the budget is given back", || server.gateway.bodies.bytes_held() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silence_is_closed() {
     let server = Server::start(SHORT).await;
     assert_eq!(Client::connect(server.address).await.until_closed().await.text, "", "no request, no answer");
