@@ -114,7 +114,7 @@ impl Upstream for PoolUpstream {
         let context = u64::from(self.context_tokens());
         let bytes = match &request.input {
             TokenizeInput::Text { prompt, .. } => prompt.len(),
-            TokenizeInput::Chat(chat) => chat.messages.iter().map(|m| m.content.as_ref().map_or(0, String::len)).sum(),
+            TokenizeInput::Chat(chat) => plan::chat_bytes(chat),
         };
         self.off_io(bytes, move |text| {
             let tokens = match &request.input {
@@ -163,11 +163,7 @@ impl Upstream for PoolUpstream {
 
 fn text_bytes(request: &Request) -> usize {
     match request {
-        Request::Chat(chat) => {
-            let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-            let tools: usize = chat.tools.iter().map(|tool| tool.json.len()).sum();
-            chat.messages.iter().map(|m| of(&m.content) + of(&m.reasoning) + 64).sum::<usize>() + tools
-        }
+        Request::Chat(chat) => plan::chat_bytes(chat),
         Request::Complete(complete) => complete.prompts.iter().map(plan::prompt_bytes).sum(),
     }
 }

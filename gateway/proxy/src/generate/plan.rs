@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use penstock_dialects::error::{ApiError, ApiErrorKind};
-use penstock_dialects::request::{CompleteRequest, SamplingParams};
+use penstock_dialects::request::{CompleteRequest, Message, SamplingParams};
 use penstock_dialects::{ChatRequest, Prompt, Request, ToolChoice};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{LogitBias, Sampling};
@@ -19,6 +19,9 @@ use crate::clock::unix_seconds;
 
 /// Output tokens of a completion that names no limit (the API's own default).
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
+
+/// The most urgent priority that a client may ask for, which is the normal one: who can wait may say so, nobody goes first for free.
+const PRIORITY_MIN: i32 = 0;
 
 /// What is asked of the workers, and how what they say is turned into text.
 pub(super) struct Plan {
@@ -51,11 +54,23 @@ pub(super) struct PlannedPrompt {
     max_tokens: u32,
 }
 
-/// Bytes of text to be tokenized.
+/// Bytes of text that a template and the tokenizer go through.
+pub(super) fn chat_bytes(chat: &ChatRequest) -> usize {
+    let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let message = |message: &Message| {
+        let calls = message.tool_calls.iter().map(|call| call.id.len() + call.name.len() + call.arguments.len() + 64);
+        let texts = [&message.content, &message.reasoning, &message.name, &message.tool_call_id];
+        texts.into_iter().map(of).sum::<usize>() + calls.sum::<usize>() + 64
+    };
+    let tools = chat.tools.iter().map(|tool| tool.json.len());
+    chat.messages.iter().map(message).sum::<usize>() + tools.sum::<usize>() + of(&chat.template_kwargs)
+}
+
+/// Bytes of text to be tokenized, or of token ids to be gone through.
 pub(super) fn prompt_bytes(prompt: &Prompt) -> usize {
     match prompt {
         Prompt::Text(text) => text.len(),
-        Prompt::Tokens(_) => 0,
+        Prompt::Tokens(tokens) => tokens.len() * 4,
     }
 }
 
@@ -121,18 +136,13 @@ impl Plan {
             if tokens.is_empty() {
                 return Err(Failure::new(ErrorKind::InvalidRequest, "A prompt has no tokens.").param("prompt"));
             }
-            // A prompt alone may fill the context: nothing is generated behind it.
-            let room = if asked == 0 {
-                room(tokens.len() - 1, context_tokens, "prompt")?
-            } else {
-                room(tokens.len(), context_tokens, "prompt")?
-            };
+            let max_tokens = completion_tokens(asked, tokens.len(), context_tokens)?;
             let text = match prompt {
                 Prompt::Text(text) if complete.echo => text.clone(),
                 Prompt::Tokens(tokens) if complete.echo => model.decode(tokens, true),
                 _ => String::new(),
             };
-            prompts.push(PlannedPrompt { tokens: tokens.into(), text, max_tokens: asked.min(room).max(1) });
+            prompts.push(PlannedPrompt { tokens: tokens.into(), text, max_tokens });
         }
         let echoed = if complete.echo { complete.logprobs } else { None };
         let prompt_logprobs = complete.prompt_logprobs.max(echoed);
@@ -172,10 +182,15 @@ impl Plan {
             choices: self.choices,
             sampling: Sampling { max_tokens: prompt.max_tokens, ..self.sampling.clone() },
             salt: salt(&origin.tenant, model, self.cache_salt.as_deref()).into(),
-            priority: self.priority,
+            priority: self.priority.max(PRIORITY_MIN),
             deadline: origin.deadline,
         }
     }
+}
+
+/// Output tokens that a worker is asked for: at least one, with room for it, also where only the prompt is wanted (`asked` 0).
+fn completion_tokens(asked: u32, prompt_tokens: usize, context_tokens: u32) -> Result<u32, Failure> {
+    Ok(asked.min(room(prompt_tokens, context_tokens, "prompt")?).max(1))
 }
 
 /// Tokens left behind a prompt.
@@ -276,6 +291,7 @@ fn options(asked: &SamplingParams) -> Result<ChoiceOptions, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_dialects::openai::{Bounds, decode_chat};
 
     #[test]
     fn a_prompt_must_leave_room() {
@@ -284,6 +300,54 @@ mod tests {
             let failure = room(tokens, 100, "messages").expect_err("no room");
             assert_eq!((failure.status(), failure.shape().code), (400, Some("context_length_exceeded")));
         }
+    }
+
+    #[test]
+    fn the_context_holds_what_is_really_asked_of_a_worker() {
+        let asked = |asked, prompt| completion_tokens(asked, prompt, 100).map_err(|failure| failure.shape().code);
+        assert_eq!([asked(0, 99), asked(1, 99), asked(50, 99), asked(50, 80)], [Ok(1), Ok(1), Ok(1), Ok(20)]);
+        for tokens in [0, 1, 50] {
+            assert_eq!(asked(tokens, 100), Err(Some("context_length_exceeded")));
+        }
+    }
+
+    #[test]
+    fn all_that_a_template_reads_counts_as_work() {
+        let empty = r#"{"model":"m","messages":[{"role":"user","content":""}]}"#;
+        let decoded = |body: &str| decode_chat(body.as_bytes(), &Bounds::default()).expect("a request");
+        let base = chat_bytes(&decoded(empty));
+        let long = "x".repeat(10_000);
+        let call = format!(r#"{{"id":"c","type":"function","function":{{"name":"f","arguments":"{long}"}}}}"#);
+        let tool = format!(r#"{{"type":"function","function":{{"name":"f","description":"{long}"}}}}"#);
+        for body in [
+            empty.replace(r#""content":"""#, &format!(r#""content":"{long}""#)),
+            empty.replace(r#""user","content":"""#, &format!(r#""assistant","tool_calls":[{call}]"#)),
+            empty.replace("]}", &format!(r#"],"tools":[{tool}]}}"#)),
+            empty.replace("]}", &format!(r#"],"chat_template_kwargs":{{"k":"{long}"}}}}"#)),
+        ] {
+            assert!(chat_bytes(&decoded(&body)) >= base + long.len(), "{}", &body[..120]);
+        }
+        assert_eq!(prompt_bytes(&Prompt::Tokens(vec![1; 1000])), 4000);
+    }
+
+    #[test]
+    fn nobody_goes_first_for_free() {
+        let plan = |priority| Plan {
+            prompts: Vec::new(),
+            choices: 1,
+            sampling: Sampling::default(),
+            options: ChoiceOptions::default(),
+            tell_prompt: false,
+            prompt_logprobs: false,
+            prompt_only: false,
+            rank: false,
+            cache_salt: None,
+            priority,
+        };
+        let prompt = PlannedPrompt { tokens: Arc::from([1]), text: String::new(), max_tokens: 1 };
+        let origin = Origin { tenant: "t".into(), deadline: None };
+        let given = |priority| plan(priority).job(&prompt, "m", &origin).priority;
+        assert_eq!([i32::MIN, -1, 0, 7].map(given), [0, 0, 0, 7]);
     }
 
     #[test]
