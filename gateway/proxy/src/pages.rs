@@ -2,14 +2,14 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, header};
-use penstock_dialects::openai::{self, Bounds, ModelCard};
+use penstock_dialects::openai::{self, ModelCard};
 use penstock_proto::ErrorKind;
 
 use crate::auth::Principal;
 use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::Exchange;
-use crate::phases::{End, Generate, read_body, watched};
+use crate::phases::{End, Generate, decoded, read_body, watched};
 use crate::route::Route;
 use crate::upstream::Card;
 
@@ -69,7 +69,7 @@ async fn ready(gateway: &Gateway, exchange: &mut Exchange) -> Result<(), End> {
 
 async fn tokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Principal) -> Result<(), End> {
     let body = read_body(gateway, exchange).await?;
-    let request = openai::decode_tokenize(&body.bytes, &Bounds::default()).map_err(Failure::from)?;
+    let (request, _lease) = decoded(body, openai::decode_tokenize).await?;
     let upstream = gateway.upstream_or_only(request.model.as_deref(), principal)?;
     let reply = watched(exchange, upstream.tokenize(request)).await??;
     json(exchange, reply).await
@@ -77,7 +77,7 @@ async fn tokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Princi
 
 async fn detokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Principal) -> Result<(), End> {
     let body = read_body(gateway, exchange).await?;
-    let request = openai::decode_detokenize(&body.bytes, &Bounds::default()).map_err(Failure::from)?;
+    let (request, _lease) = decoded(body, openai::decode_detokenize).await?;
     let upstream = gateway.upstream_or_only(request.model.as_deref(), principal)?;
     let reply = watched(exchange, upstream.detokenize(request)).await??;
     json(exchange, reply).await

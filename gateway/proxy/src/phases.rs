@@ -4,8 +4,8 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::Poll;
 
-use penstock_dialects::Request;
 use penstock_dialects::openai::{self, Bounds};
+use penstock_dialects::{ApiError, Request};
 use penstock_proto::ErrorKind;
 
 use crate::answer::Answer;
@@ -13,7 +13,7 @@ use crate::auth::{self, Principal};
 use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::exchange::BodyFault;
-use crate::http::{Body, Exchange, Gone};
+use crate::http::{Body, BodyLease, Exchange, Gone};
 use crate::pages;
 use crate::pump;
 use crate::route::Route;
@@ -60,12 +60,14 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.key.clone_from(&principal.key);
     let Some(generate) = Box::pin(pages::serve(gateway, exchange, route, &principal)).await? else { return Ok(()) };
     let body = Box::pin(read_body(gateway, exchange)).await?;
-    let request = decode(generate, body).await?;
+    let (request, lease) = decode(generate, body).await?;
     let upstream = gateway.upstream(request.model(), &principal)?;
     note(trail, &request);
     let origin = origin(&principal, &snapshot, exchange);
     let mut answer = Answer::new(&request, &exchange.request_id);
     let mut events = watched(exchange, upstream.open(request, origin)).await??;
+    // The prompt is tokens now; until here the request, as large as its body, was charged.
+    drop(lease);
     let ended = pump::run(exchange, events.as_mut(), &mut answer, trail, snapshot.commit, snapshot.heartbeat).await;
     trail.facts = Some(events.facts());
     ended
@@ -142,22 +144,28 @@ pub(crate) async fn read_body(gateway: &Gateway, exchange: &mut Exchange) -> Res
 /// Bodies above this are decoded off the I/O threads: about a millisecond of one core.
 const INLINE_BODY_BYTES_MAX: usize = 256 * 1024;
 
-/// The body is dropped here, and with it its share of the budget: the request holds what it needs.
-async fn decode(generate: Generate, body: Body) -> Result<Arc<Request>, Failure> {
-    if body.bytes.len() <= INLINE_BODY_BYTES_MAX {
-        return decode_now(generate, &body);
-    }
-    let task = tokio::task::spawn_blocking(move || decode_now(generate, &body));
-    task.await.map_err(|error| Failure::internal(format!("decoding: {error}")))?
+async fn decode(generate: Generate, body: Body) -> Result<(Arc<Request>, BodyLease), Failure> {
+    let decode = move |bytes: &[u8], bounds: &Bounds| {
+        Ok(Arc::new(match generate {
+            Generate::Chat => Request::Chat(Box::new(openai::decode_chat(bytes, bounds)?)),
+            Generate::Complete => Request::Complete(Box::new(openai::decode_completion(bytes, bounds)?)),
+        }))
+    };
+    decoded(body, decode).await
 }
 
-fn decode_now(generate: Generate, body: &Body) -> Result<Arc<Request>, Failure> {
-    let bounds = Bounds::default();
-    let request = match generate {
-        Generate::Chat => Request::Chat(Box::new(openai::decode_chat(&body.bytes, &bounds)?)),
-        Generate::Complete => Request::Complete(Box::new(openai::decode_completion(&body.bytes, &bounds)?)),
-    };
-    Ok(Arc::new(request))
+/// What `decode` makes of a body, and the body's share of the budget: what was made is about as large. The bytes are dropped.
+pub(crate) async fn decoded<T: Send + 'static>(
+    body: Body,
+    decode: impl FnOnce(&[u8], &Bounds) -> Result<T, ApiError> + Send + 'static,
+) -> Result<(T, BodyLease), Failure> {
+    let small = body.bytes.len() <= INLINE_BODY_BYTES_MAX;
+    let now = move || Ok((decode(&body.bytes, &Bounds::default())?, body.lease));
+    if small {
+        return now();
+    }
+    let task = tokio::task::spawn_blocking(now);
+    task.await.map_err(|error| Failure::internal(format!("decoding: {error}")))?
 }
 
 /// The two routes that generate.

@@ -20,7 +20,7 @@ use tokio::time::{Sleep, sleep};
 pub const MODEL: &str = "puppet";
 
 /// What a prompt can ask for: `say 5`, `pace 5` (one token in 5 ms), `flood` (1 KiB tokens without end), `hang`, `refuse`, `break 3`
-/// (fails after 3 tokens), `short 3` (ends after 3 without finishing), `panic`.
+/// (fails after 3 tokens), `short 3` (ends after 3 without finishing), `panic`, `stall` (never opens).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Script {
     Say(usize),
@@ -31,6 +31,7 @@ enum Script {
     Break(usize),
     Short(usize),
     Panic,
+    Stall,
 }
 
 /// The upstream.
@@ -81,6 +82,7 @@ fn script(request: &Request) -> Script {
         "break" => Script::Break(count),
         "short" => Script::Short(count),
         "panic" => Script::Panic,
+        "stall" => Script::Stall,
         _ => Script::Say(count),
     }
 }
@@ -97,6 +99,9 @@ impl Upstream for Puppet {
 
     async fn open(&self, request: Arc<Request>, _: Origin) -> Result<Box<dyn Events>, Failure> {
         self.counts.opened.fetch_add(1, Ordering::SeqCst);
+        if script(&request) == Script::Stall {
+            std::future::pending::<()>().await;
+        }
         self.counts.open.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(Strings { script: script(&request), said: 0, timer: None, counts: self.counts.clone() }))
     }
@@ -147,7 +152,7 @@ impl Strings {
 impl Events for Strings {
     fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
         match self.script {
-            Script::Hang => return Poll::Pending,
+            Script::Hang | Script::Stall => return Poll::Pending,
             Script::Panic => panic!("as told"),
             Script::Refuse => return Poll::Ready(Err(Self::failure())),
             Script::Say(count) if self.said >= count => return self.end(out),

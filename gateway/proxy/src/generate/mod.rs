@@ -14,7 +14,7 @@ use penstock_dialects::openai::{self, DetokenizeRequest, TokenizeInput, Tokenize
 use penstock_dialects::{ApiError, Request};
 use penstock_proto::ErrorKind;
 use penstock_text::TextModel;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::clock::unix_seconds;
 use crate::error::Failure;
@@ -26,6 +26,9 @@ use plan::Plan;
 
 /// Text above this is tokenized on the blocking pool: about 2 ms of one core.
 const INLINE_TEXT_BYTES_MAX: usize = 8 * 1024;
+
+/// Longest wait for a turn to tokenize: whoever waits holds its request in memory.
+const PERMIT_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// A model of ours.
 pub struct PoolUpstream {
@@ -53,8 +56,7 @@ impl PoolUpstream {
         if text_bytes <= INLINE_TEXT_BYTES_MAX {
             return work(&self.text);
         }
-        let permit = self.tokenizing.clone().acquire_owned().await;
-        let permit = permit.map_err(|_| Failure::new(ErrorKind::Draining, "The server is shutting down."))?;
+        let permit = permit(&self.tokenizing, PERMIT_WAIT_MAX).await?;
         let text = self.text.clone();
         let task = tokio::task::spawn_blocking(move || {
             let _permit = permit;
@@ -161,6 +163,17 @@ impl Upstream for PoolUpstream {
     }
 }
 
+async fn permit(turns: &Arc<Semaphore>, wait_max: Duration) -> Result<OwnedSemaphorePermit, Failure> {
+    match tokio::time::timeout(wait_max, turns.clone().acquire_owned()).await {
+        Ok(Ok(permit)) => Ok(permit),
+        Ok(Err(_)) => Err(Failure::new(ErrorKind::Draining, "The server is shutting down.")),
+        Err(_) => {
+            let failure = Failure::new(ErrorKind::Overloaded, "Too many long prompts are waiting. Try again shortly.");
+            Err(failure.retry_after(Duration::from_secs(1)))
+        }
+    }
+}
+
 fn text_bytes(request: &Request) -> usize {
     match request {
         Request::Chat(chat) => plan::chat_bytes(chat),
@@ -179,5 +192,20 @@ fn refused(error: &PoolError) -> Failure {
     match error.retry_after() {
         Some(after) => failure.retry_after(after),
         None => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_turn_to_tokenize_is_not_waited_for_without_end() {
+        let turns = Arc::new(Semaphore::new(1));
+        let held = permit(&turns, PERMIT_WAIT_MAX).await.expect("a free turn");
+        let failure = permit(&turns, Duration::from_millis(1)).await.expect_err("no turn");
+        assert_eq!((failure.status(), failure.retry_after_seconds()), (503, Some(1)));
+        drop(held);
+        assert!(permit(&turns, PERMIT_WAIT_MAX).await.is_ok());
     }
 }

@@ -37,7 +37,8 @@ pub struct Gone;
 pub struct Body {
     /// The bytes.
     pub bytes: Bytes,
-    _lease: BodyLease,
+    /// Held for as long as what was made of the bytes waits for something.
+    pub lease: BodyLease,
 }
 
 /// Why a body was not read.
@@ -177,7 +178,7 @@ impl Exchange {
         self.body_read = true;
         // Nothing reads them after the body; a stream may live for an hour.
         self.head.headers = http::HeaderMap::new();
-        Ok(Body { bytes: intake.bytes.into(), _lease: intake.lease })
+        Ok(Body { bytes: intake.bytes.into(), lease: intake.lease })
     }
 
     /// Makes the response side ready. Before this an HTTP/1 exchange cannot notice that its client left.

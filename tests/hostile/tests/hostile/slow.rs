@@ -135,6 +135,27 @@ async fn a_client_that_leaves_frees_its_request_in_every_state() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_is_charged_until_its_upstream_has_it() {
+    let server = Server::start("").await;
+    for size in [20_000, 400_000] {
+        let padding = " ".repeat(size);
+        let asked = server.puppet.opened();
+        let mut waiting = Client::connect(server.address).await;
+        waiting.send(raw::chat(&format!("stall {padding}"), false)).await;
+        eventually("the upstream is asked", || server.puppet.opened() > asked).await;
+        assert!(server.gateway.bodies.bytes_held() >= size, "{}", server.gateway.bodies.bytes_held());
+        drop(waiting);
+        eventually("the budget is given back", || server.gateway.bodies.bytes_held() == 0).await;
+        let mut open = Client::connect(server.address).await;
+        open.send(raw::chat(&format!("hang {padding}"), false)).await;
+        eventually("the request is open", || server.puppet.open() == 1).await;
+        eventually("it is tokens now", || server.gateway.bodies.bytes_held() == 0).await;
+        drop(open);
+        server.upstream_idle().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stray_bytes_do_not_hide_that_a_client_left() {
     let server = Server::start("").await;
     let mut client = Client::connect(server.address).await;
