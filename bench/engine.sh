@@ -48,7 +48,7 @@ run() {
     for engine in $engines; do
       case $engine in
         penstock) timed "$target/release/examples/engine-bench" "$work/qwen3/hf" --threads "$count" ;;
-        llama) timed "$work/llama/bin/python" "$here/peers/llama_cpp.py" "$work/qwen3/bf16.gguf" --threads "$count" ;;
+        llama) timed "$work/llama/bin/python" "$here/peers/bench_llama.py" "$work/qwen3/bf16.gguf" --threads "$count" ;;
         vllm) timed "$work/vllm/bin/python" "$here/peers/vllm_cpu.py" "$work/qwen3/hf" --threads "$count" ;;
         *) die "unknown engine $engine" ;;
       esac

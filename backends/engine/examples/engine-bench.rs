@@ -120,9 +120,12 @@ impl Bench {
     /// Tokens per second of `sequences` that decode together.
     fn decode(&mut self, sequences: usize) -> Result<f64, Box<dyn Error>> {
         // Early ones decode while late ones are still in prefill: some steps more than are measured.
-        (0..sequences).for_each(|_| self.submit(CONTEXT, STEPS as u32 + 24));
+        (0..sequences).for_each(|_| self.submit(CONTEXT, STEPS as u32 + 64));
         let mut rates = Vec::new();
         while rates.len() < STEPS {
+            if self.engine.is_empty() {
+                return Err(format!("{sequences} sequences never decoded together for {STEPS} steps").into());
+            }
             let (step, seconds) = self.step()?;
             // Earlier steps still hold prefill.
             if step.outputs.len() == sequences && step.outputs.iter().all(|output| output.at > 0) {
@@ -155,6 +158,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         batch_tokens: args.batch_tokens,
         chunk_tokens: args.batch_tokens,
         prefix_cache: false,
+        // Whole prefills in front: what is timed is a batch in which all decode.
+        prefill_seconds_max: 0.0,
         ..EngineConfig::default()
     };
     let vocab = checkpoint.config().vocab_size as u32;

@@ -19,7 +19,7 @@ use crate::http::Exchange;
 use crate::http::exchange::Sent;
 use crate::phases::End;
 use crate::trail::Trail;
-use crate::upstream::Events;
+use crate::upstream::{Events, Facts};
 
 /// A comment: ignored by every SSE client, kept by every proxy as a sign of life.
 const COMMENT: &[u8] = b": keep-alive\n\n";
@@ -53,12 +53,15 @@ pub async fn run(
         };
         let more = match more {
             Ok(more) => more,
-            Err(failure) => return Err(fail(exchange, answer, &batch, trail, failure).await),
+            Err(failure) => return Err(fail(exchange, answer, &mut batch, trail, failure, events.facts()).await),
         };
         trail.events(&batch);
         let bytes = match answer.events(&mut batch, events.facts(), more) {
             Ok(bytes) => bytes,
-            Err(failure) => return Err(fail(exchange, answer, &[], trail, failure).await),
+            Err(failure) => {
+                batch.clear();
+                return Err(fail(exchange, answer, &mut batch, trail, failure, events.facts()).await);
+            }
         };
         if let Some(bytes) = bytes {
             begin(exchange).await?;
@@ -80,7 +83,7 @@ async fn end(
 ) -> Result<(), End> {
     if trail.finished() < answer.choices() {
         let failure = Failure::internal("the upstream ended before all choices had finished");
-        return Err(fail(exchange, answer, &[], trail, failure).await);
+        return Err(fail(exchange, answer, &mut Vec::new(), trail, failure, events.facts()).await);
     }
     if answer.is_stream() {
         begin(exchange).await?;
@@ -93,16 +96,23 @@ async fn end(
     Ok(exchange.respond(200, &json, body).await?)
 }
 
-/// Before the head the failure has its own status; afterwards it is the stream's last event, and the framing breaks.
+/// Before the head the failure has its own status; afterwards it is the stream's last event, behind the text that came before
+/// it, and the framing breaks.
 async fn fail(
     exchange: &mut Exchange,
     answer: &mut Answer,
-    batch: &[ChatEvent],
+    batch: &mut Vec<ChatEvent>,
     trail: &mut Trail,
     failure: Failure,
+    facts: Facts,
 ) -> End {
     trail.events(batch);
     if exchange.sent() == Sent::Begun {
+        if let Ok(Some(text)) = answer.events(batch, facts, true)
+            && exchange.write(text, false).await.is_err()
+        {
+            return End::Gone;
+        }
         let last: Bytes = answer.fail(&failure);
         if exchange.write(last, false).await.is_err() {
             return End::Gone;

@@ -34,6 +34,8 @@ pub struct ChoiceOptions {
     pub stop_token_ids: Vec<u32>,
     /// The model's end tokens are text like others.
     pub ignore_eos: bool,
+    /// Stop strings count only in the text of later tokens, as in vLLM.
+    pub min_tokens: u64,
     /// Put control tokens into the text.
     pub keep_special: bool,
     /// Attach log-probabilities to text.
@@ -235,6 +237,9 @@ impl ChoiceDecoder {
     }
 
     fn through_stops(&mut self, text: &str, pieces: &mut Pieces) {
+        if self.completion_tokens <= self.options.min_tokens {
+            return self.through_parsers(text, pieces);
+        }
         let mut released = String::new();
         self.stopped_by = self.stops.push(text, self.options.include_stop, &mut released);
         self.through_parsers(&released, pieces);

@@ -164,6 +164,9 @@ fn stop_strings_end_the_text_and_the_count() {
     let missed = ChoiceOptions { stop: vec!["four!".into()], ..options() };
     let answer = decode(&missed, &ids, End::Length);
     assert_eq!((answer.text.as_str(), answer.finish), ("One two three four", Some((FinishReason::Length, None))));
+    let later = ChoiceOptions { stop: vec!["o".into()], min_tokens: through as u64, ..options() };
+    let answer = decode(&later, &ids, End::Stop { token: None });
+    assert_eq!(answer.text, "One two three f", "stops count behind min_tokens only");
 }
 
 #[test]

@@ -94,6 +94,10 @@ impl PoolEvents {
         }
         if !self.jobs[at].prompt_told {
             if self.plan.prompt_logprobs && output.prompt_logprobs.is_empty() {
+                if let Some(finish) = &output.finish {
+                    // A refused prompt has no log-probabilities: its reason must not wait for them.
+                    ended(finish)?;
+                }
                 // Bounded by the window: the pool waits for what is taken here to be granted again.
                 self.jobs[at].early.push_back(output);
                 return Ok(());

@@ -52,6 +52,8 @@ pub(super) struct PlannedPrompt {
     /// Its text, for echo.
     pub(super) text: String,
     max_tokens: u32,
+    /// Place among the prompts of the request.
+    index: u64,
 }
 
 /// Bytes of text that a template and the tokenizer go through.
@@ -77,7 +79,8 @@ pub(super) fn prompt_bytes(prompt: &Prompt) -> usize {
 /// Text to token ids.
 pub(super) fn encode(model: &TextModel, text: &str, add_special: bool) -> Result<Vec<u32>, Failure> {
     model.encode(text, add_special).map_err(|error| {
-        Failure::new(ErrorKind::InvalidRequest, "The text cannot be tokenized.").param("prompt").log(error.to_string())
+        let refusal = ApiError { param: Some("prompt".to_owned()), ..ApiError::from(error) };
+        refusal.into()
     })
 }
 
@@ -107,7 +110,7 @@ impl Plan {
             ..options(sampling)?
         };
         Ok(Self {
-            prompts: vec![PlannedPrompt { tokens: prompt.tokens.into(), text: String::new(), max_tokens }],
+            prompts: vec![PlannedPrompt { tokens: prompt.tokens.into(), text: String::new(), max_tokens, index: 0 }],
             choices: chat.n,
             sampling: Sampling {
                 logprobs: wanted(chat.logprobs),
@@ -142,7 +145,8 @@ impl Plan {
                 Prompt::Tokens(tokens) if complete.echo => model.decode(tokens, true),
                 _ => String::new(),
             };
-            prompts.push(PlannedPrompt { tokens: tokens.into(), text, max_tokens });
+            let index = prompts.len() as u64;
+            prompts.push(PlannedPrompt { tokens: tokens.into(), text, max_tokens, index });
         }
         let echoed = if complete.echo { complete.logprobs } else { None };
         let prompt_logprobs = complete.prompt_logprobs.max(echoed);
@@ -180,7 +184,11 @@ impl Plan {
         Job {
             prompt: prompt.tokens.clone(),
             choices: self.choices,
-            sampling: Sampling { max_tokens: prompt.max_tokens, ..self.sampling.clone() },
+            sampling: Sampling {
+                max_tokens: prompt.max_tokens,
+                seed: seed_of_prompt(self.sampling.seed, prompt.index),
+                ..self.sampling.clone()
+            },
             salt: salt(&origin.tenant, model, self.cache_salt.as_deref()).into(),
             priority: self.priority.max(PRIORITY_MIN),
             deadline: origin.deadline,
@@ -191,6 +199,17 @@ impl Plan {
 /// Output tokens that a worker is asked for: at least one, with room for it, also where only the prompt is wanted (`asked` 0).
 fn completion_tokens(asked: u32, prompt_tokens: usize, context_tokens: u32) -> Result<u32, Failure> {
     Ok(asked.min(room(prompt_tokens, context_tokens, "prompt")?).max(1))
+}
+
+/// Equal prompts of one request draw differently; the first draws as if it were alone. (The finalizer of SplitMix64.)
+fn seed_of_prompt(seed: u64, index: u64) -> u64 {
+    if index == 0 {
+        return seed;
+    }
+    let mixed = seed.wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
 }
 
 /// Tokens left behind a prompt.
@@ -254,7 +273,8 @@ fn engine_sampling(asked: &SamplingParams, model: &TextModel) -> Result<Sampling
         Some(seed) => seed,
         None => u64::from_le_bytes(random()?),
     };
-    let eos = model.eos_tokens().iter().filter(|_| !asked.ignore_eos);
+    // A checkpoint may name end tokens that its vocabulary lacks; none can be drawn.
+    let eos = model.eos_tokens().iter().filter(|id| !asked.ignore_eos && **id < model.vocab_size());
     let mut stop_tokens: Vec<u32> = eos.chain(&asked.stop_token_ids).copied().collect();
     stop_tokens.sort_unstable();
     stop_tokens.dedup();
@@ -283,6 +303,7 @@ fn options(asked: &SamplingParams) -> Result<ChoiceOptions, Failure> {
         include_stop: asked.include_stop,
         stop_token_ids: asked.stop_token_ids.clone(),
         ignore_eos: asked.ignore_eos,
+        min_tokens: u64::from(asked.min_tokens),
         call_ids: random()?,
         ..ChoiceOptions::default()
     })
@@ -358,6 +379,14 @@ mod tests {
             assert_eq!((failure.status(), failure.shape().code), (400, Some("above_maximum")));
             assert_eq!(failure.param.as_deref(), Some("prompt"));
         }
+    }
+
+    #[test]
+    fn equal_prompts_draw_differently_and_the_same_again() {
+        let seeds: std::collections::HashSet<u64> = (0..1024).map(|index| seed_of_prompt(7, index)).collect();
+        assert_eq!(seeds.len(), 1024);
+        assert_eq!(seed_of_prompt(7, 0), 7);
+        assert_eq!(seed_of_prompt(7, 3), seed_of_prompt(7, 3));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """llama.cpp (PyPI package llama-cpp-python) on a GGUF: the figures of bench/engine.sh, one JSON line.
 
-llama_cpp.py FILE.gguf [--threads N]
+bench_llama.py FILE.gguf [--threads N]
 
 Uses the low-level calls that llama-bench and llama-batched-bench use: one `llama_decode` per measured step, logits of the
 last token only.
