@@ -48,6 +48,16 @@ def test_prompts_of_a_list_are_numbered(client, model):
     assert texts[0] == texts[1] and texts[2] == texts[3] and texts[0] != texts[2]
 
 
+def test_a_long_list_of_prompts_is_answered_in_order(client, model):
+    """More than one request may have in the queue at once; each answer is that of its prompt alone."""
+    prompts = [f"{number}, {number + 1}, {number + 2}," for number in range(40)]
+    answer = client.completions.create(model=model, prompt=prompts, max_tokens=4, temperature=0)
+    assert [choice.index for choice in answer.choices] == list(range(40))
+    for number in (0, 15, 16, 39):
+        alone = client.completions.create(model=model, prompt=prompts[number], max_tokens=4, temperature=0)
+        assert answer.choices[number].text == alone.choices[0].text
+
+
 def test_prompt_as_token_ids(gateway, client, model):
     ids = tokens_of(gateway, model, "1, 2, 3, 4,")
     by_ids = client.completions.create(model=model, prompt=ids, max_tokens=8, temperature=0)

@@ -10,9 +10,11 @@ use penstock_proto::frames::{self, Output, TokenLogprobs};
 use penstock_text::{ChoiceDecoder, ChoiceOptions, End, TextModel};
 
 use super::plan::Plan;
+use super::refused;
+use super::wave::Wave;
 use crate::error::Failure;
-use crate::pool::{PoolEvent, Ticket};
-use crate::upstream::{Events, Facts};
+use crate::pool::{Pool, PoolEvent, Ticket};
+use crate::upstream::{Events, Facts, Origin};
 
 /// Pool events taken in one go before what they say is sent: bounds one write and keeps other streams' turns short.
 const BURST: usize = 64;
@@ -23,11 +25,21 @@ pub(super) struct PoolEvents {
     jobs: Vec<Running>,
     text: Arc<TextModel>,
     facts: Facts,
-    open: usize,
+    wave: Wave,
+    source: Source,
+}
+
+/// Where jobs go, and what they say of their origin.
+pub(super) struct Source {
+    pub(super) pool: Pool,
+    /// Name of the model.
+    pub(super) model: String,
+    pub(super) origin: Origin,
 }
 
 /// One prompt's job.
 struct Running {
+    /// `None` before its turn and after its end.
     ticket: Option<Ticket>,
     /// Global index of its first choice.
     base: u32,
@@ -45,9 +57,10 @@ struct Choice {
 }
 
 impl PoolEvents {
-    pub(super) fn new(plan: Plan, tickets: Vec<Ticket>, text: Arc<TextModel>) -> Self {
-        let mut jobs = Vec::with_capacity(tickets.len());
-        for (at, ticket) in tickets.into_iter().enumerate() {
+    /// Submits the first jobs.
+    pub(super) fn start(plan: Plan, source: Source, text: Arc<TextModel>) -> Result<Self, Failure> {
+        let mut jobs = Vec::with_capacity(plan.prompts.len());
+        for at in 0..plan.prompts.len() {
             let base = at as u32 * plan.choices;
             let choice = |index: u32| {
                 let options = ChoiceOptions {
@@ -63,10 +76,24 @@ impl PoolEvents {
             };
             let choices: Vec<_> = (0..plan.choices).map(choice).collect();
             let (open, early) = (choices.len(), VecDeque::new());
-            jobs.push(Running { ticket: Some(ticket), base, choices, prompt_told: !plan.tell_prompt, early, open });
+            jobs.push(Running { ticket: None, base, choices, prompt_told: !plan.tell_prompt, early, open });
         }
         let prompt_tokens = plan.prompts.iter().map(|prompt| prompt.tokens.len() as u64).sum();
-        Self { open: jobs.len(), plan, jobs, text, facts: Facts { prompt_tokens, ..Facts::default() } }
+        let (wave, facts) = (Wave::new(jobs.len()), Facts { prompt_tokens, ..Facts::default() });
+        let mut events = Self { plan, jobs, text, facts, wave, source };
+        events.fill()?;
+        Ok(events)
+    }
+
+    /// Submits the jobs whose turn it is.
+    fn fill(&mut self) -> Result<(), Failure> {
+        let Self { plan, jobs, wave, source, .. } = self;
+        let filled = wave.fill(|at| {
+            let job = plan.job(&plan.prompts[at], &source.model, &source.origin);
+            jobs[at].ticket = Some(source.pool.submit(job)?);
+            Ok(())
+        });
+        filled.map_err(|error| refused(&error))
     }
 
     /// Takes one event of job `at`.
@@ -176,7 +203,7 @@ impl PoolEvents {
         job.open -= 1;
         if job.open == 0 {
             job.ticket = None;
-            self.open -= 1;
+            self.wave.end_one();
         }
         Ok(())
     }
@@ -196,6 +223,7 @@ impl Events for PoolEvents {
     fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
         let mut taken = 0;
         for at in 0..self.jobs.len() {
+            let open = self.wave.open();
             while taken < BURST {
                 let Some(ticket) = self.jobs[at].ticket.as_mut() else { break };
                 match ticket.poll_next(context) {
@@ -209,8 +237,12 @@ impl Events for PoolEvents {
                     }
                 }
             }
+            // The jobs that take the place of an ended one come behind it: this loop gets to them.
+            if self.wave.open() < open {
+                self.fill()?;
+            }
         }
-        if self.open == 0 {
+        if self.wave.is_done() {
             out.push(ChatEvent::Usage(self.usage()));
             return Poll::Ready(Ok(false));
         }

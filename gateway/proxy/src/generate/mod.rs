@@ -1,10 +1,11 @@
 //! Our own pools as an upstream: request to tokens, tokens to events.
 //!
 //! Prompts are made here once (template, tokenizer), long ones off the I/O threads; the pool gets token ids, and what comes back goes
-//! through one decoder per choice. A request with several prompts is several jobs of the pool under one answer.
+//! through one decoder per choice. A request with several prompts is several jobs of the pool under one answer, a few at a time.
 
 mod events;
 mod plan;
+mod wave;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::error::Failure;
 use crate::pool::{Pool, PoolError, WorkerPhase};
 use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Origin, Upstream};
-use events::PoolEvents;
+use events::{PoolEvents, Source};
 use plan::Plan;
 
 /// Text above this is tokenized on the blocking pool: about 2 ms of one core.
@@ -104,12 +105,8 @@ impl Upstream for PoolUpstream {
         openai::check_token_ids(&request, model.vocab_size)?;
         let asked = request.clone();
         let plan = self.off_io(text_bytes(&request), move |text| Plan::new(&asked, text, model.context_tokens)).await?;
-        let mut jobs = Vec::with_capacity(plan.prompts.len());
-        for prompt in &plan.prompts {
-            let job = plan.job(prompt, &self.id, &origin);
-            jobs.push(self.pool.submit(job).map_err(|error| refused(&error))?);
-        }
-        Ok(Box::new(PoolEvents::new(plan, jobs, self.text.clone())))
+        let source = Source { pool: self.pool.clone(), model: self.id.clone(), origin };
+        Ok(Box::new(PoolEvents::start(plan, source, self.text.clone())?))
     }
 
     async fn tokenize(&self, request: TokenizeRequest) -> Result<Vec<u8>, Failure> {
