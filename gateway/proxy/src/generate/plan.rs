@@ -151,7 +151,8 @@ impl Plan {
         let echoed = if complete.echo { complete.logprobs } else { None };
         let prompt_logprobs = complete.prompt_logprobs.max(echoed);
         let told = prompts.iter().map(|prompt| {
-            prompt.text.len() + prompt_logprobs.map_or(0, |top| logprobs_bytes(prompt.tokens.len(), top))
+            let ids = if complete.return_token_ids { prompt.tokens.len() * 8 } else { 0 };
+            prompt.text.len() + ids + prompt_logprobs.map_or(0, |top| logprobs_bytes(prompt.tokens.len(), top))
         });
         check_told(told.sum::<usize>().saturating_mul(complete.n as usize), "prompt")?;
         let rank = complete.best_of > complete.n;
@@ -365,7 +366,7 @@ mod tests {
             cache_salt: None,
             priority,
         };
-        let prompt = PlannedPrompt { tokens: Arc::from([1]), text: String::new(), max_tokens: 1 };
+        let prompt = PlannedPrompt { index: 0, tokens: Arc::from([1]), text: String::new(), max_tokens: 1 };
         let origin = Origin { tenant: "t".into(), deadline: None };
         let given = |priority| plan(priority).job(&prompt, "m", &origin).priority;
         assert_eq!([i32::MIN, -1, 0, 7].map(given), [0, 0, 0, 7]);
