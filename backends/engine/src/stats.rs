@@ -69,6 +69,7 @@ impl Stats {
             preemptions: scheduler.preemptions,
             draining,
             prefill_tokens_per_second: rate,
+            stalled: stalled(scheduler),
             ..Default::default()
         }
     }
@@ -78,6 +79,11 @@ impl Stats {
 fn prefill_pending(sequence: &Sequence) -> u64 {
     let waits = sequence.status == Status::Waiting;
     if waits || sequence.wanted() > 1 { sequence.wanted() as u64 } else { 0 }
+}
+
+fn stalled(scheduler: &Scheduler) -> u32 {
+    let stalled = |sequence: &&Sequence| sequence.status == Status::Running && sequence.stalled();
+    scheduler.sequences.values().filter(stalled).count() as u32
 }
 
 /// Sequences that would start at the step after the next, if they came now: free slots, and budget and pages that the ones

@@ -471,6 +471,9 @@ pub struct EngineState {
     /// Age of the step in progress when the frame was written, in seconds; 0 between steps. Tells a hung engine from an idle one.
     #[prost(double, tag = "16")]
     pub step_age_seconds: f64,
+    /// Of `running`, those that wait for their reader: they take no slot from others.
+    #[prost(uint32, tag = "17")]
+    pub stalled: u32,
 }
 
 /// A change of the prefix cache.

@@ -13,6 +13,13 @@ use std::time::Duration;
 /// Waiting requests looked at when the first ones cannot be bound (they wait for certain numerics).
 const LOOK_AHEAD: usize = 32;
 
+/// How long a request of many sequences waits for credits for all of them, and keeps those behind it waiting. Then it takes
+/// what there is, and the worker queues the rest.
+const TOGETHER_WAIT: Duration = Duration::from_millis(500);
+
+/// Sequences that may wait at a worker that was sent more than it granted; a worker refuses above that.
+const WAITING_AT_WORKER_MAX: u32 = 256;
+
 /// What the operator allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -37,6 +44,8 @@ pub struct Member {
     pub numerics_id: Arc<str>,
     /// KV blocks in all.
     pub blocks_total: u32,
+    /// Sequences that it runs at once.
+    pub sequences_max: u32,
     /// State at this moment.
     pub state: EngineState,
 }
@@ -82,8 +91,30 @@ impl WorkerView {
         if self.suspended {
             return 0;
         }
-        let promised: u32 = self.unseen.values().map(|(sequences, _)| sequences).sum();
-        self.member.state.credits.saturating_sub(promised)
+        self.member.state.credits.saturating_sub(self.promised())
+    }
+
+    /// Sequences sent that its state does not count yet.
+    fn promised(&self) -> u32 {
+        self.unseen.values().map(|(sequences, _)| sequences).sum()
+    }
+
+    /// Whether all sequences of a request would start, or as many as ever do: it may need more than a worker grants at once.
+    fn starts(&self, sequences: u32) -> bool {
+        self.credits() >= sequences.min(self.most_credits())
+    }
+
+    /// Whether one of them would start and the others may wait at the worker.
+    fn starts_one(&self, sequences: u32) -> bool {
+        let waiting = self.member.state.waiting.saturating_add(self.promised());
+        self.credits() >= 1 && waiting.saturating_add(sequences) <= WAITING_AT_WORKER_MAX
+    }
+
+    /// Credits that it would have if nothing ran on it: what it grants now and what holds a slot. Stalled sequences hold none.
+    fn most_credits(&self) -> u32 {
+        let state = &self.member.state;
+        let busy = state.running.saturating_sub(state.stalled).saturating_add(state.waiting);
+        state.credits.saturating_add(busy).min(self.member.sequences_max).max(1)
     }
 
     fn queue_seconds(&self) -> f64 {
@@ -95,6 +126,8 @@ impl WorkerView {
 
 struct Promise {
     worker: WorkerId,
+    /// Number of its frame.
+    sent: u64,
     hashes: Arc<[BlockHash]>,
 }
 
@@ -190,6 +223,16 @@ impl Fleet {
         }
     }
 
+    /// The request that was bound last was not sent after all: nothing of it reaches the worker.
+    pub fn unsent(&mut self, request: u64) {
+        let Some(promise) = self.promises.get(&request) else { return };
+        if let Some(view) = self.workers.get_mut(&promise.worker).filter(|view| view.sent == promise.sent) {
+            view.unseen.remove(&promise.sent);
+            view.sent -= 1;
+        }
+        self.settle(request);
+    }
+
     /// The next binding. Call until it says [`Choice::Hold`]; after [`Choice::Bind`] the request has left the queue and the
     /// caller sends it.
     pub fn next(&mut self, now: Duration) -> Choice {
@@ -212,7 +255,7 @@ impl Fleet {
                     found = Some((waiting.request, placement));
                     break;
                 }
-                Verdict::WaitForHome => {}
+                Verdict::LetPass => {}
                 Verdict::WaitForCredits => break,
             }
         }
@@ -247,10 +290,11 @@ impl Fleet {
         let view = self.workers.get_mut(&worker).expect("it was just chosen among the workers");
         view.sent += 1;
         view.unseen.insert(view.sent, (waiting.view.sequences, own));
+        let sent = view.sent;
         let hashes = waiting.hashes(&view.member.numerics_id);
         self.settle(request);
         self.index.promise(worker, &hashes);
-        self.promises.insert(request, Promise { worker, hashes });
+        self.promises.insert(request, Promise { worker, sent, hashes });
         self.turn = self.turn.wrapping_add(1);
         Choice::Bind { request, worker, cached_tokens, ttft, exact }
     }
@@ -279,9 +323,9 @@ struct Market<'a> {
 /// Where one request goes.
 enum Verdict {
     Place(Placement),
-    /// It waits for a worker of its own numerics; those behind it need not.
-    WaitForHome,
-    /// Nobody has credits enough; those behind it wait too, or it would starve.
+    /// It waits, for a worker of its own numerics or for room at one; those behind it need not.
+    LetPass,
+    /// Nobody has credits enough; those behind it wait too, or it would starve. Not for longer than [`TOGETHER_WAIT`].
     WaitForCredits,
 }
 
@@ -289,20 +333,28 @@ impl Market<'_> {
     fn place(&self, waiting: &mut Waiting) -> Verdict {
         let wanted = waiting.view.numerics_id.clone();
         let is_home = |view: &WorkerView| wanted.as_ref().is_none_or(|id| *id == view.member.numerics_id);
-        // A request may need more sequences than a worker ever grants at once: then all of them have to do.
-        let sequences = waiting.view.sequences;
-        let enough = |view: &WorkerView| view.credits() >= sequences.min(most_credits(view));
-        let free = || self.workers.iter().filter(|(_, view)| enough(view));
-        let home: Vec<WorkerId> = free().filter(|(_, view)| is_home(view)).map(|(id, _)| *id).collect();
+        let waited = self.now.saturating_sub(waiting.since);
+        let is_late = waited >= TOGETHER_WAIT && waiting.view.sequences > 1;
+        let wait = || if is_late { Verdict::LetPass } else { Verdict::WaitForCredits };
+        let home = self.free(waiting.view.sequences, is_late, is_home);
         if !home.is_empty() {
-            return self.cheapest(waiting, &home, true).map_or(Verdict::WaitForCredits, Verdict::Place);
+            return self.cheapest(waiting, &home, true).map_or_else(wait, Verdict::Place);
         }
-        let patient = self.now.saturating_sub(waiting.since) < self.exact_wait;
-        if patient && self.workers.values().any(is_home) {
-            return if wanted.is_some() { Verdict::WaitForHome } else { Verdict::WaitForCredits };
+        if waited < self.exact_wait && self.workers.values().any(is_home) {
+            return if wanted.is_some() { Verdict::LetPass } else { wait() };
         }
-        let any: Vec<WorkerId> = free().map(|(id, _)| *id).collect();
-        self.cheapest(waiting, &any, false).map_or(Verdict::WaitForCredits, Verdict::Place)
+        let any = self.free(waiting.view.sequences, is_late, |_| true);
+        self.cheapest(waiting, &any, false).map_or_else(wait, Verdict::Place)
+    }
+
+    /// Workers that suit and have credits for all the sequences; when there are none, and it is late, for one of them.
+    fn free(&self, sequences: u32, is_late: bool, suits: impl Fn(&WorkerView) -> bool) -> Vec<WorkerId> {
+        let with = |can: fn(&WorkerView, u32) -> bool| -> Vec<WorkerId> {
+            let views = self.workers.iter().filter(|(_, view)| suits(view) && can(view, sequences));
+            views.map(|(id, _)| *id).collect()
+        };
+        let all_at_once = with(WorkerView::starts);
+        if all_at_once.is_empty() && is_late { with(WorkerView::starts_one) } else { all_at_once }
     }
 
     /// The cheapest of `eligible`; `None` when there are none.
@@ -337,12 +389,6 @@ impl Market<'_> {
         }
         best.map(|(_, _, placement)| placement)
     }
-}
-
-/// Credits that the worker would have if nothing ran on it: what it grants now and what runs.
-fn most_credits(view: &WorkerView) -> u32 {
-    let state = &view.member.state;
-    (state.credits + state.running + state.waiting).max(1)
 }
 
 fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {

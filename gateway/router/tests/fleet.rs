@@ -21,7 +21,7 @@ fn state(credits: u32) -> EngineState {
 }
 
 fn member(numerics: &str, credits: u32) -> Member {
-    Member { numerics_id: numerics.into(), blocks_total: 1000, state: state(credits) }
+    Member { numerics_id: numerics.into(), blocks_total: 1000, sequences_max: 64, state: state(credits) }
 }
 
 fn view(tokens: u32) -> View {
@@ -156,6 +156,52 @@ fn a_request_of_many_choices_is_not_passed_for_ever() {
     assert_eq!(bindings(&mut fleet, 0), [], "the small one behind it waits too");
     fleet.update(A, Some(&EngineState { running: 0, ..state(4) }), &[], 0);
     assert_eq!(bindings(&mut fleet, 0), [(1, A, true)], "all that the worker has");
+}
+
+#[test]
+fn a_request_of_many_choices_delays_others_for_half_a_second_at_most() {
+    let one_runs = EngineState { running: 1, ..state(32) };
+    let mut fleet = fleet(Limits::default());
+    fleet.join(A, Member { state: one_runs.clone(), ..member("n", 0) }, &[]);
+    fleet.enqueue(1, View { sequences: 128, ..view(10) }, Duration::ZERO).expect("room");
+    fleet.enqueue(2, view(10), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), [], "33 would be all, and may come");
+    assert_eq!(bindings(&mut fleet, 1), [(1, A, true)], "the worker queues what does not start");
+    fleet.update(A, Some(&one_runs), &[], 1);
+    assert_eq!(bindings(&mut fleet, 1), [(2, A, true)]);
+}
+
+#[test]
+fn a_request_that_finds_no_room_at_a_worker_lets_others_pass() {
+    let mut fleet = fleet(Limits::default());
+    fleet.join(A, Member { state: EngineState { running: 1, waiting: 200, ..state(1) }, ..member("n", 0) }, &[]);
+    fleet.enqueue(1, View { sequences: 128, ..view(10) }, Duration::ZERO).expect("room");
+    fleet.enqueue(2, view(10), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 1), [(2, A, true)], "the worker would refuse the large one");
+}
+
+#[test]
+fn stalled_sequences_hold_no_slot() {
+    let mut fleet = fleet(Limits::default());
+    let state = EngineState { running: 3, stalled: 3, ..state(8) };
+    fleet.join(A, Member { sequences_max: 8, state, ..member("n", 0) }, &[]);
+    fleet.enqueue(1, View { sequences: 16, ..view(10) }, Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);
+}
+
+#[test]
+fn what_was_bound_and_not_sent_gives_its_credits_back() {
+    let mut fleet = fleet(Limits::default());
+    fleet.join(A, member("n", 1), &[]);
+    for request in 1..4 {
+        fleet.enqueue(request, view(10), Duration::ZERO).expect("room");
+    }
+    assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);
+    fleet.unsent(1);
+    fleet.remove(1);
+    assert_eq!(bindings(&mut fleet, 0), [(2, A, true)]);
+    fleet.update(A, Some(&state(1)), &[], 1);
+    assert_eq!(bindings(&mut fleet, 0), [(3, A, true)], "the worker counts the second as its first");
 }
 
 #[test]

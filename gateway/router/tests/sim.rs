@@ -144,7 +144,12 @@ impl World {
 
     fn join(&mut self, id: u8) {
         let worker = Worker::new(2 + u64::from(id % 3));
-        let member = Member { numerics_id: "n".into(), blocks_total: BLOCKS as u32, state: worker.state() };
+        let member = Member {
+            numerics_id: "n".into(),
+            blocks_total: BLOCKS as u32,
+            sequences_max: SLOTS,
+            state: worker.state(),
+        };
         self.fleet.join(WorkerId(id), member, &[]);
         self.workers.insert(id, worker);
     }

@@ -227,8 +227,12 @@ impl Actor {
         });
         model.context_tokens = model.context_tokens.min(context_tokens);
         let state = ready.state.clone().unwrap_or_default();
-        let told =
-            RouterMember { numerics_id: ready.numerics_id.as_str().into(), blocks_total: ready.blocks_total, state };
+        let told = RouterMember {
+            numerics_id: ready.numerics_id.as_str().into(),
+            blocks_total: ready.blocks_total,
+            sequences_max: ready.sequences_max,
+            state,
+        };
         self.router.join(worker, told, &ready.kv);
         info!(worker = %self.members[usize::from(worker.0)].name, pid = ready.pid, device = %ready.device, "worker ready");
         self.member(worker).begin(ready, link, now);
