@@ -184,10 +184,12 @@ impl Scheduler {
         self.writing.clear();
         (0..plan.runs.len()).for_each(|run| self.note_writing(plan.runs[run].order));
         for &order in &places {
-            if plan.rows_left == 0 || plan.samples_left == 0 {
+            if plan.rows_left == 0 {
                 break;
             }
-            if self.follows(order) {
+            let sequence = &self.sequences[&order];
+            let samples_all = sequence.collecting().is_some() || sequence.wanted() == 1;
+            if plan.samples_left == 0 && samples_all || self.follows(order) {
                 continue;
             }
             if !self.make_room(order, plan) {
@@ -207,7 +209,9 @@ impl Scheduler {
         let mut rows = wanted.min(self.sizes.chunk_tokens).min(plan.rows_left);
         let mut samples = 0;
         if sequence.collecting().is_some() {
-            rows = rows.min(plan.samples_left);
+            // A quarter stays for others: a long prompt collects for hundreds of steps.
+            let spare = self.sizes.samples_max / 4;
+            rows = rows.min(plan.samples_left.saturating_sub(spare).max(1)).min(plan.samples_left);
             samples = rows;
         } else if rows == wanted {
             rows -= usize::from(plan.samples_left == 0);

@@ -247,6 +247,21 @@ fn prompt_logprobs_bypass_the_cache() {
 }
 
 #[test]
+fn prompt_logprobs_leave_samples_to_others() {
+    let config = EngineConfig { sequences_max: 8, ..EngineConfig::default() };
+    let (mut engine, _) = engine_of(Geometry { sampled_max: 16, ..GEOMETRY() }, &config);
+    let mut long = generate(1, prompt(1, 500), 3);
+    long.sampling.as_mut().expect("set").prompt_logprobs = 2;
+    engine.submit(long);
+    step(&mut engine);
+    engine.submit(generate(2, prompt(2, 40), 3));
+    let outputs: Vec<Output> = (0..5).flat_map(|_| step(&mut engine).outputs).collect();
+    let ended = outputs.iter().any(|output| output.request == 2 && output.finish.is_some());
+    assert!(ended, "a new request is answered while another collects: {outputs:?}");
+    assert_eq!(run(&mut engine).1[0].prompt_logprobs.len(), 500);
+}
+
+#[test]
 fn long_prompt_logprobs_share_no_frame() {
     let config = EngineConfig { prompt_logprobs_max: 100, ..EngineConfig::default() };
     let (mut engine, _) = engine_of(GEOMETRY(), &config);
