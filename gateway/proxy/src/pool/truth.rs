@@ -51,7 +51,11 @@ pub(super) struct Truth {
     choices: Vec<Choice>,
     /// Numerics of the tokens emitted so far, once there are any.
     pub(super) numerics_id: Option<Arc<str>>,
-    /// Epochs of workers that died while they ran this.
+    /// The log-probabilities of the prompt have been handed out.
+    prompt_told: bool,
+    /// This attempt has emitted a new token.
+    advanced: bool,
+    /// Epochs of workers that died while they ran this, since it last advanced.
     deaths: Vec<u64>,
 }
 
@@ -59,7 +63,7 @@ impl Truth {
     /// A request of which nothing has happened; each choice may emit `window` tokens.
     pub(super) fn new(job: Job, window: u32) -> Self {
         let choices = (0..job.choices).map(|_| Choice { allowed: window, ..Choice::default() }).collect();
-        Self { job, attempt: 0, choices, numerics_id: None, deaths: Vec::new() }
+        Self { job, attempt: 0, choices, numerics_id: None, prompt_told: false, advanced: false, deaths: Vec::new() }
     }
 
     /// Choices that have not ended.
@@ -95,7 +99,7 @@ impl Truth {
         let starts =
             open().map(|(at, choice)| ChoiceStart { index: at as u32, emitted: choice.emitted.clone() }).collect();
         let mut sampling = self.job.sampling.clone();
-        if self.choices.iter().any(|choice| choice.begun) {
+        if self.prompt_told {
             sampling.prompt_logprobs = -1;
         }
         let generate = Generate {
@@ -124,7 +128,6 @@ impl Truth {
         if output.attempt != self.attempt {
             return Ok(Accepted::Nothing { dropped: count });
         }
-        let begun = self.choices.iter().any(|choice| choice.begun);
         let choice = self
             .choices
             .get_mut(output.choice as usize)
@@ -152,7 +155,7 @@ impl Truth {
         if choice.begun {
             output.cached_tokens = None;
         }
-        if begun {
+        if self.prompt_told {
             output.prompt_logprobs.clear();
         }
         choice.closed = output.finish.is_some();
@@ -164,7 +167,9 @@ impl Truth {
             return Ok(Accepted::Nothing { dropped: twice });
         }
         choice.begun = true;
+        self.prompt_told |= !output.prompt_logprobs.is_empty();
         if !output.tokens.is_empty() {
+            self.advanced = true;
             self.numerics_id = Some(Arc::clone(numerics_id));
         }
         Ok(Accepted::Deliver(output))
@@ -184,9 +189,13 @@ impl Truth {
 
     /// The worker of this attempt is lost; `died`: its epoch, if the process ended while it ran this (not when it was given up
     /// or drained). False when the request must not be tried again.
+    ///
+    /// A request that emitted tokens there did not kill it by being started: it may have been beside one that did.
     pub(super) fn lose(&mut self, died: Option<u64>) -> bool {
         self.attempt += 1;
-        if let Some(epoch) = died
+        if std::mem::take(&mut self.advanced) {
+            self.deaths.clear();
+        } else if let Some(epoch) = died
             && !self.deaths.contains(&epoch)
         {
             self.deaths.push(epoch);
@@ -237,7 +246,8 @@ mod tests {
     #[test]
     fn a_request_goes_on_where_it_was() {
         let mut truth = Truth::new(job(2), 10);
-        delivered(&mut truth, output(0, 0, 0, &[7, 8]));
+        let prompt_logprobs = vec![penstock_proto::frames::TokenLogprobs::default(); 3];
+        delivered(&mut truth, Output { prompt_logprobs, ..output(0, 0, 0, &[7, 8]) });
         delivered(&mut truth, Output { finish: Some(Finish::default()), ..output(0, 1, 0, &[9]) });
         assert!(truth.lose(Some(1)));
         let (generate, windows) = truth.generate(5);
@@ -289,6 +299,33 @@ mod tests {
         assert!(truth.lose(None), "given up, not dead");
         assert!(!truth.lose(Some(2)));
         assert!(truth.is_suspect());
+    }
+
+    #[test]
+    fn deaths_are_not_charged_to_a_request_that_advanced() {
+        let mut truth = Truth::new(job(1), 100);
+        for life in 0..5 {
+            delivered(&mut truth, output(life, 0, life, &[life]));
+            assert!(truth.lose(Some(u64::from(life))), "it stood beside whatever killed life {life}");
+        }
+        assert!(truth.lose(Some(10)));
+        assert!(!truth.lose(Some(11)), "two lives without a token");
+    }
+
+    #[test]
+    fn prompt_logprobs_are_told_once_whichever_choice_speaks_first() {
+        let told = || vec![penstock_proto::frames::TokenLogprobs { logprob: -1.0, ..Default::default() }];
+        let mut truth = Truth::new(job(2), 100);
+        delivered(&mut truth, output(0, 1, 0, &[7]));
+        assert!(truth.lose(None));
+        assert_eq!(truth.generate(5).0.sampling.map(|s| s.prompt_logprobs), Some(0), "nobody has told them");
+        for (attempt, expected) in [(1, told()), (2, Vec::new())] {
+            let output = Output { prompt_logprobs: told(), ..output(attempt, 0, attempt - 1, &[8]) };
+            let Ok(Accepted::Deliver(got)) = truth.accept(output, &numerics()) else { panic!("it is new") };
+            assert_eq!(got.prompt_logprobs, expected);
+            assert!(truth.lose(None));
+            assert_eq!(truth.generate(5).0.sampling.map(|s| s.prompt_logprobs), Some(-1));
+        }
     }
 
     #[test]
