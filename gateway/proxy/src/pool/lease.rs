@@ -30,7 +30,11 @@ impl LocalWorkers {
     pub(super) fn prepare_state_dir(&self) -> Result<(), PoolConfigError> {
         let fail = |source| PoolConfigError::StateDir { path: self.state_dir.clone(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(&self.state_dir).map_err(fail)?;
-        let owner = fs::metadata(&self.state_dir).map_err(fail)?.uid();
+        let directory = fs::metadata(&self.state_dir).map_err(fail)?;
+        if directory.mode() & 0o022 != 0 {
+            return Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, "others than its owner may write to it")));
+        }
+        let owner = directory.uid();
         if owner != rustix::process::geteuid().as_raw() {
             return Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user")));
         }
@@ -121,6 +125,7 @@ pub(super) fn lock(path: &Path) -> io::Result<Option<File>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
     use std::time::Duration;
 
     fn local(dir: &Path) -> LocalWorkers {
@@ -158,6 +163,15 @@ mod tests {
         let odd = base.file("../../Models/Qwen3 0.6B (instruct, long context)-0", "sock");
         assert_eq!(odd.parent(), Some(Path::new("/tmp")));
         assert!(odd.as_os_str().len() < 50);
+    }
+
+    #[test]
+    fn a_state_directory_that_others_may_write_to_is_refused() {
+        let path = dir("mode");
+        for (bits, is_good) in [(0o700, true), (0o755, true), (0o775, false), (0o702, false), (0o1777, false)] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(bits)).expect("it is ours");
+            assert_eq!(local(&path).prepare_state_dir().is_ok(), is_good, "{bits:o}");
+        }
     }
 
     #[test]
