@@ -18,7 +18,6 @@ use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{Cancel, DownBody, Drain, Output, Ready, Step};
 use penstock_proto::{BLOCK_TOKENS, ErrorKind};
 use penstock_router::{Choice, Fleet, Member as RouterMember, View, WorkerId};
-use prost::Message as _;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -430,7 +429,9 @@ impl Actor {
         while let Choice::Bind { request, worker, cached_tokens, exact, .. } = self.router.next(self.began.elapsed()) {
             let Some(live) = self.requests.get_mut(&request) else { continue };
             let (generate, windows) = live.truth.generate(request);
-            if generate.encoded_len() > FRAME_BYTES_MAX {
+            let frame = DownBody::Generate(generate);
+            if frame.encoded_len() > FRAME_BYTES_MAX {
+                self.router.unsent(request);
                 self.fail(request, ErrorKind::TooLarge, "prompt and output are too long to be sent to a worker", None);
                 continue;
             }
@@ -443,7 +444,7 @@ impl Actor {
             }
             self.counts.cached_tokens_predicted += u64::from(cached_tokens);
             self.member(worker).bound.insert(request);
-            self.send(worker, DownBody::Generate(generate));
+            self.send(worker, frame);
             windows.into_iter().for_each(|window| self.send(worker, DownBody::Window(window)));
         }
     }

@@ -70,6 +70,19 @@ pub(crate) enum Control {
     Shutdown { leave: Leave, deadline: Duration, done: oneshot::Sender<()> },
 }
 
+/// Exit code after a fault of the program itself (`EX_SOFTWARE`).
+const EXIT_SOFTWARE: i32 = 70;
+
+/// Waits for a task and calls `fault` if it panicked.
+async fn watch(task: tokio::task::JoinHandle<()>, fault: impl FnOnce()) {
+    if let Err(error) = task.await
+        && error.is_panic()
+    {
+        tracing::error!(%error, "a pool's task panicked: the gateway ends and has to be started again");
+        fault();
+    }
+}
+
 struct Shared {
     mailbox: Arc<Mailbox>,
     status: Arc<ArcSwap<PoolStatus>>,
@@ -98,7 +111,9 @@ impl Pool {
         let (control, orders) = mpsc::channel(8);
         let actor = actor::Actor::new(Arc::clone(&config), Arc::clone(&mailbox), Arc::clone(&status), orders)?;
         let handle = runtime.handle.clone();
-        runtime.handle.spawn(async move { actor.run(handle).await });
+        let task = runtime.handle.spawn(async move { actor.run(handle).await });
+        // Without its actor a pool takes requests and never answers. Local workers outlive the process: the next one adopts them.
+        runtime.handle.spawn(watch(task, || std::process::exit(EXIT_SOFTWARE)));
         let (ids, draining) = (AtomicU64::new(0), AtomicBool::new(false));
         Ok(Self { shared: Arc::new(Shared { mailbox, status, control, ids, draining, config }) })
     }
@@ -158,5 +173,20 @@ impl Pool {
             // Err when the actor ended first, which is what was wanted.
             let _ = ended.await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::watch;
+    use std::cell::Cell;
+
+    #[tokio::test]
+    async fn a_panic_of_the_actor_is_not_silent() {
+        let called = Cell::new(false);
+        watch(tokio::spawn(async { panic!("as a test") }), || called.set(true)).await;
+        assert!(called.take());
+        watch(tokio::spawn(async {}), || called.set(true)).await;
+        assert!(!called.take(), "an end is no fault");
     }
 }
