@@ -215,6 +215,11 @@ impl Engine {
         self.scheduler.sizes.sequences_max
     }
 
+    /// Choices of a request at most; of more, so many are refused by number.
+    pub fn choices_max(&self) -> usize {
+        self.limits.choices_max
+    }
+
     /// Tokens of a sequence at most: the model's context, or the pool if that is smaller.
     pub fn context_tokens(&self) -> usize {
         self.limits.context_tokens

@@ -264,7 +264,8 @@ impl Desk {
         let request = generate.request;
         self.next += 1;
         let id = self.next;
-        let open = generate.choices.len().max(1);
+        // So many ends are said, however many are asked for.
+        let open = generate.choices.len().clamp(1, self.engine.choices_max().max(1));
         self.entries.insert(id, Entry { session, request, open });
         // A newer attempt replaces an older one; outputs of that are told apart by their attempt.
         if let Some(old) = self.engine_ids.insert((session, request), id) {
