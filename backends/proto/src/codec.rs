@@ -13,7 +13,7 @@ pub const FRAME_BYTES_MAX: usize = 16 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum CodecError {
     /// Length field above the limit.
-    #[error("frame of {bytes} bytes, limit {FRAME_BYTES_MAX}")]
+    #[error("frame of {bytes} bytes is above the limit")]
     TooLarge {
         /// The claimed length.
         bytes: usize,
@@ -43,9 +43,17 @@ pub fn encode<M: Message>(message: &M, out: &mut BytesMut) -> Result<(), CodecEr
 /// # Errors
 /// The connection cannot be used any more after an error.
 pub fn decode<M: Message + Default>(input: &mut BytesMut) -> Result<Option<M>, CodecError> {
+    decode_within(input, FRAME_BYTES_MAX)
+}
+
+/// [`decode`] for a peer that may not send frames above `bytes_max`, such as one that has not proved its key.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_within<M: Message + Default>(input: &mut BytesMut, bytes_max: usize) -> Result<Option<M>, CodecError> {
     let Some(head) = input.first_chunk::<4>() else { return Ok(None) };
     let bytes = u32::from_le_bytes(*head) as usize;
-    if bytes > FRAME_BYTES_MAX {
+    if bytes > bytes_max {
         return Err(CodecError::TooLarge { bytes });
     }
     if input.len() < 4 + bytes {

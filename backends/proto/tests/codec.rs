@@ -1,7 +1,7 @@
 //! The codec against everything a socket can do: cut anywhere, joined, garbage, oversized.
 
 use bytes::{BufMut, BytesMut};
-use penstock_proto::codec::{CodecError, FRAME_BYTES_MAX, decode, encode};
+use penstock_proto::codec::{CodecError, FRAME_BYTES_MAX, decode, decode_within, encode};
 use penstock_proto::frames::*;
 use proptest::prelude::*;
 
@@ -145,4 +145,12 @@ fn fields_of_a_later_version_are_skipped() {
     encode(&LaterHello { version: 1, gateway: 7, new: "from tomorrow".into() }, &mut bytes).unwrap();
     let hello: Hello = decode(&mut bytes).unwrap().unwrap();
     assert_eq!((hello.version, hello.gateway), (1, 7));
+}
+
+#[test]
+fn a_peer_may_be_held_to_smaller_frames() {
+    let mut input = BytesMut::new();
+    input.extend_from_slice(&1025_u32.to_le_bytes());
+    let refused = decode_within::<Down>(&mut input, 1024);
+    assert!(matches!(refused, Err(CodecError::TooLarge { bytes: 1025 })));
 }

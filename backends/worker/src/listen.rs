@@ -133,9 +133,13 @@ where
     let Ok(permit) = Arc::clone(&host.connections).try_acquire_owned() else {
         return debug!("too many connections");
     };
+    let stranger = match prove.then(|| Arc::clone(&host.strangers).try_acquire_owned()) {
+        Some(Err(_)) => return debug!("too many connections without a proof"),
+        place => place.and_then(Result::ok),
+    };
     let host = Arc::clone(host);
     tokio::spawn(async move {
-        host.serve(reader, writer, prove).await;
+        host.serve(reader, writer, stranger).await;
         drop(permit);
     });
 }

@@ -3,6 +3,7 @@
 use crate::config::{WorkerConfig, random};
 use crate::engine_thread::{Command, StepAge};
 use bytes::BytesMut;
+use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{Challenge, Down, DownBody, Hello, Loading, Refused, Step, Up, UpBody};
 use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Side};
 use penstock_proto::{ErrorKind, PROTOCOL_VERSION, codec};
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, info};
 
@@ -19,6 +20,9 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 
 /// A stranger has this long to become a gateway.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A greeting holds two nonces and a number; a stranger gets no memory for more.
+const GREETING_BYTES_MAX: usize = 1024;
 
 /// A write takes no longer, or the session is over.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
@@ -41,6 +45,8 @@ pub(crate) enum Phase {
 pub(crate) struct Host {
     key: Option<PoolKey>,
     pub(crate) connections: Arc<Semaphore>,
+    /// Places for peers that have not proved the pool key yet: they cannot take those of gateways.
+    pub(crate) strangers: Arc<Semaphore>,
     connections_max: usize,
     commands: mpsc::Sender<Command>,
     phases: watch::Receiver<Phase>,
@@ -99,6 +105,7 @@ impl Host {
         Self {
             key: config.key.clone(),
             connections: Arc::new(Semaphore::new(config.connections_max)),
+            strangers: Arc::new(Semaphore::new(config.connections_max.div_ceil(4))),
             connections_max: config.connections_max,
             commands,
             phases,
@@ -125,15 +132,24 @@ impl Host {
         let _ = timeout(deadline, self.connections.acquire_many(self.connections_max as u32)).await;
     }
 
-    /// Serves one connection to its end. `prove`: the peer has to prove the pool key.
-    pub(crate) async fn serve(&self, reader: impl AsyncRead + Unpin, writer: impl AsyncWrite + Unpin, prove: bool) {
-        let mut reader = Reader { inner: reader, input: BytesMut::new() };
+    /// Serves one connection to its end.
+    /// `stranger`: its place among those that have not proved themselves, given back once it has.
+    pub(crate) async fn serve(
+        &self,
+        reader: impl AsyncRead + Unpin,
+        writer: impl AsyncWrite + Unpin,
+        stranger: Option<OwnedSemaphorePermit>,
+    ) {
+        let prove = stranger.is_some();
+        let mut reader = Reader { inner: reader, input: BytesMut::new(), frame_bytes_max: GREETING_BYTES_MAX };
         let mut writer = Writer { inner: writer, output: BytesMut::new(), sequence: 0 };
         let greeted = timeout(HANDSHAKE_DEADLINE, self.handshake(&mut reader, &mut writer, prove)).await;
         let hello = match greeted.unwrap_or(Err(SessionEnd::HandshakeLate)) {
             Ok(hello) => hello,
             Err(why) => return debug!(%why, "connection refused"),
         };
+        drop(stranger);
+        reader.frame_bytes_max = FRAME_BYTES_MAX;
         self.sessions.fetch_add(1, Ordering::Relaxed);
         let _counted = Counted(&self.sessions);
         let session = self.next.fetch_add(1, Ordering::Relaxed);
@@ -266,13 +282,14 @@ impl Host {
 struct Reader<R> {
     inner: R,
     input: BytesMut,
+    frame_bytes_max: usize,
 }
 
 impl<R: AsyncRead + Unpin> Reader<R> {
     /// The next frame's body; `None` for one that only a later version knows. Cancel-safe.
     async fn next(&mut self) -> Result<Option<DownBody>, SessionEnd> {
         loop {
-            if let Some(Down { body }) = codec::decode(&mut self.input)? {
+            if let Some(Down { body }) = codec::decode_within(&mut self.input, self.frame_bytes_max)? {
                 return Ok(body);
             }
             if self.inner.read_buf(&mut self.input).await? == 0 {
