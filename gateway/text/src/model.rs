@@ -186,8 +186,10 @@ impl TextModel {
     /// [`TextError::TextTooLong`] beyond [`TextModel::text_bytes_max`], [`TextError::Encode`].
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, TextError> {
         self.check_length(text.len())?;
-        let encoding = self.tokenizer.encode_fast(text, add_special).map_err(encode_error)?;
-        Ok(encoding.get_ids().to_vec())
+        guarded(|| {
+            let encoding = self.tokenizer.encode_fast(text, add_special).map_err(encode_error)?;
+            Ok(encoding.get_ids().to_vec())
+        })
     }
 
     /// Tokens of a text that is nothing but text: no control token can come out of it.
@@ -209,6 +211,10 @@ impl TextModel {
             return self.encode(text, false);
         }
         self.check_length(text.len() - text.matches(marker).count() * marker.len_utf8())?;
+        guarded(|| self.encode_without(text, marker))
+    }
+
+    fn encode_without(&self, text: &str, marker: char) -> Result<Vec<u32>, TextError> {
         use tokenizers::{Model, OffsetType, PreTokenizer};
         let tokenizer = &self.tokenizer;
         let mut pieces = tokenizer.get_added_vocabulary().extract_and_normalize(tokenizer.get_normalizer(), text);
@@ -302,7 +308,17 @@ fn parse_tokenizer(bytes: &[u8]) -> Result<Tokenizer, TextError> {
     // Both are settings of a training run; prompts are never cut or padded here.
     tokenizer.with_truncation(None).map_err(|error| TextError::malformed(FILE, error))?;
     tokenizer.with_padding(None);
+    // Some damage shows only in use.
+    let trial = std::panic::AssertUnwindSafe(|| tokenizer.encode_fast("Hello", true).is_ok());
+    std::panic::catch_unwind(trial)
+        .map_err(|_| TextError::malformed(FILE, "the tokenizer library panicked on a text"))?;
     Ok(tokenizer)
+}
+
+/// The library takes for granted what a damaged file may lack: a panic in it refuses the text and ends nothing else.
+fn guarded<T>(work: impl FnOnce() -> Result<T, TextError>) -> Result<T, TextError> {
+    let panicked = |_| TextError::Encode { reason: "the tokenizer library panicked on it".to_owned() };
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).map_err(panicked)?
 }
 
 /// The library numbers added tokens itself and only warns where the file says otherwise: such a model would read other tokens than

@@ -58,6 +58,20 @@ fn odd_value() -> impl Strategy<Value = Value> {
     ])
 }
 
+/// A post-processor that names a token which it does not define made the library panic at the first text.
+#[test]
+fn a_processor_without_its_token_is_refused() {
+    let mut json: Value = serde_json::from_slice(tokenizer()).unwrap();
+    json["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing",
+        "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+        "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }],
+        "special_tokens": { "<x>": { "id": "<s>", "ids": [1], "tokens": ["<s>"] } },
+    });
+    let refused = load(json.to_string().as_bytes(), None, None);
+    assert!(matches!(refused, Err(TextError::Malformed { file: "tokenizer.json", .. })), "{refused:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
