@@ -21,14 +21,19 @@ CONTEXT = 128
 STEPS = 24
 
 
+# Kept for as long as the library may call it.
+QUIET = llama.llama_log_callback(lambda *_: None)
+
+
 class Bench:
     """A model and a context for 32 sequences."""
 
     def __init__(self, path, threads):
-        llama.llama_log_set(llama.llama_log_callback(lambda *_: None), ctypes.c_void_p(0))
+        llama.llama_log_set(QUIET, ctypes.c_void_p(0))
         llama.llama_backend_init()
         started = time.perf_counter()
         self.model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
+        assert self.model, f"llama.cpp does not load {path}"
         params = llama.llama_context_default_params()
         params.n_ctx = 32 * 256
         params.n_batch, params.n_ubatch, params.n_seq_max = 2048, 512, 32

@@ -153,7 +153,8 @@ def write_gguf(path):
     writer.add_token_types(
         [kinds.CONTROL if id in CONTROL else kinds.NORMAL if id in symbols else kinds.UNUSED for id in range(VOCAB)]
     )
-    writer.add_token_merges([])
+    # An empty list is left out of the file, and llama.cpp does not load a vocabulary without one.
+    writer.add_token_merges([f"{symbols[0]} {symbols[1]}"])
     writer.add_eos_token_id(151645)
     for name, short, shape in tensors():
         bits = draw(name, shape)
