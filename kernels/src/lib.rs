@@ -1,6 +1,6 @@
 //! Every operation that runs on a device, and host memory and file mapping. The only home of `unsafe` below the processes.
 //!
-//! [`Device`] is the seam: about fifteen fused operations over device buffers, implemented by [`reference`] (f32, slow, obvious:
+//! [`Device`] is the seam: about fifteen fused operations over device buffers, implemented by [`mod@reference`] (f32, slow, obvious:
 //! the oracle) and [`cpu`] (bf16, AMX / AVX-512 / portable). A model file is a straight line of these calls and knows nothing
 //! of the device. CUDA fits the same seam: a handle is an index into device allocations, [`Device::begin`] is the one upload of
 //! a step, the operations enqueue on one stream (or replay a captured graph of the bucketed batch size), and

@@ -6,7 +6,7 @@
 //! logits as the model gave them.
 //!
 //! The token is a pure function of (logits, parameters, history, [`Draw`]). Cost: a few passes over the row
-//! ([`crate::logits`]), one with exponentials unless greedy; filters look at the best few ([`crate::filter`]); one copy of
+//! (`logits.rs`), one with exponentials unless greedy; filters look at the best few (`filter.rs`); one copy of
 //! the row when biases, masks or penalties are on.
 
 use crate::filter::Filter;

@@ -1,7 +1,7 @@
 //! The OpenAI API: chat completions, completions, models, tokenize, errors.
 //!
-//! In: `decode_*` reads a body once ([`json`]), field by field, into a checked request. Out: an encoder turns events into server-sent
-//! chunks, a collector turns the same events into one answer; both write JSON text straight into a buffer ([`write`]). What each field
+//! In: `decode_*` reads a body once (`json.rs`), field by field, into a checked request. Out: an encoder turns events into server-sent
+//! chunks, a collector turns the same events into one answer; both write JSON text straight into a buffer (`write.rs`). What each field
 //! does, every bound and every error is in `docs/reference/openai.md`.
 
 mod bounds;

@@ -78,7 +78,7 @@ impl Answer {
     /// out in one write.
     ///
     /// # Errors
-    /// The answer holds more than [`ANSWER_BYTES_MAX`].
+    /// The answer holds more than `ANSWER_BYTES_MAX`.
     pub fn events(&mut self, batch: &mut Vec<ChatEvent>, facts: Facts, more: bool) -> Result<Option<Bytes>, Failure> {
         let usage = Usage {
             prompt_tokens: facts.prompt_tokens,

@@ -1,6 +1,6 @@
 //! Who is next: requests that wait for a worker, ordered by priority, then by arrival; resumed ones first.
 //!
-//! Bounded: [`Queue::push`] refuses above its limit. A resumed request is never refused: it was admitted once, and its client
+//! Bounded: `Queue::push` refuses above its limit. A resumed request is never refused: it was admitted once, and its client
 //! has read half an answer.
 
 use penstock_proto::{BlockHash, BlockHasher};

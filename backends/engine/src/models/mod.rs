@@ -1,6 +1,6 @@
 //! Architectures by name, and models on a device.
 //!
-//! An architecture is its own file, one line of [`ARCHITECTURES`] and a golden. The families here differ in values only, so they
+//! An architecture is its own file, one line of `ARCHITECTURES` and a golden. The families here differ in values only, so they
 //! share one decoder: a straight line of [`Device`](penstock_kernels::Device) calls.
 
 mod decoder;

@@ -1,7 +1,7 @@
 //! The strict chunked decoder (RFC 9112, section 7.1): bytes in, payload out, nothing awaited.
 //!
 //! Chunk sizes are bare hex digits; extensions and trailers are read over within a small bound and dropped. Cost is linear in the
-//! bytes received, whatever the size of the chunks; tiny chunks are bounded by [`Decoder::overhead_max`].
+//! bytes received, whatever the size of the chunks; tiny chunks are bounded by `Decoder::overhead_max`.
 
 /// Extensions of one chunk.
 const EXTENSION_BYTES_MAX: usize = 256;

@@ -285,7 +285,7 @@ impl Exchange {
         }
     }
 
-    /// Sends a piece of the body; `last` ends it. A client that takes no [`WRITE_BYTES`] within the stall limit is cut off.
+    /// Sends a piece of the body; `last` ends it. A client that takes no `WRITE_BYTES` within the stall limit is cut off.
     pub async fn write(&mut self, mut data: Bytes, last: bool) -> Result<(), Gone> {
         while data.len() > WRITE_BYTES {
             let piece = data.split_to(WRITE_BYTES);
