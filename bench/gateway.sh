@@ -73,14 +73,14 @@ CONF
 start_penstock() {
   local folder=$work/gateway listen=$1
   rm -rf "$folder" && mkdir -p "$folder"
-  "$target/release/penstock" worker --listen "unix:$folder/worker.sock" > "$folder/worker.log" 2>&1 &
+  "$target/release/penstock" worker --listen "unix://$folder/worker.sock" > "$folder/worker.log" 2>&1 &
   pids+=($!)
   cat > "$folder/penstock.toml" <<CONF
 [log]
 access = "off"
 [[pools]]
 id = "demo"
-connect = ["unix:$folder/worker.sock"]
+connect = ["unix://$folder/worker.sock"]
 queue_max = 16384
 CONF
   "$target/release/penstock" serve --listen "127.0.0.1:$listen" --config "$folder/penstock.toml" > "$folder/serve.log" 2>&1 &
