@@ -1,5 +1,7 @@
 //! The internal event: what an upstream says, in the order it says it.
 
+use bytes::Bytes;
+
 /// One step of an answer. Choices interleave; within a choice the order is: content, then one `Finish`. `Usage` comes last.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChatEvent {
@@ -21,6 +23,20 @@ pub enum ChatEvent {
         /// Whole characters only.
         text: String,
     },
+    /// What the provider wants back with the reasoning of this choice, opaque; after its text.
+    ReasoningSignature {
+        /// Choice index.
+        choice: u32,
+        /// As the provider said it.
+        signature: String,
+    },
+    /// The model declines, in words kept apart from the answer.
+    Refusal {
+        /// Choice index.
+        choice: u32,
+        /// Whole characters only.
+        text: String,
+    },
     /// A call begins: sent once per call.
     ToolCallStart {
         /// Choice index.
@@ -31,6 +47,8 @@ pub enum ChatEvent {
         id: String,
         /// Function name.
         name: String,
+        /// What the provider wants back with the call, opaque.
+        signature: Option<String>,
     },
     /// More of the call's arguments.
     ToolCallArguments {
@@ -61,8 +79,25 @@ pub enum ChatEvent {
         /// Prompt token ids, when asked for.
         tokens: Vec<u32>,
     },
+    /// Vector of one input.
+    Vector {
+        /// Index of the input.
+        index: u32,
+        /// Its values.
+        values: Vec<f32>,
+    },
+    /// Relevance of one document, best first.
+    Score {
+        /// Index of the document.
+        index: u32,
+        /// Higher is more relevant.
+        score: f64,
+    },
     /// Token counts of the whole request.
     Usage(Usage),
+    /// A piece of an answer in the client's own dialect, from an upstream that speaks it: sent as it is. An answer consists of nothing
+    /// but these, or has none.
+    Raw(Bytes),
 }
 
 /// What ended a choice by stopping it.
@@ -83,6 +118,8 @@ pub enum FinishReason {
     Length,
     /// The model called tools.
     ToolCalls,
+    /// The provider withheld the rest.
+    ContentFilter,
 }
 
 /// Token counts.
@@ -90,8 +127,10 @@ pub enum FinishReason {
 pub struct Usage {
     /// Counted once whatever `n` is.
     pub prompt_tokens: u64,
-    /// Prompt tokens read from the prefix cache.
+    /// Of these, read from the prefix cache.
     pub cached_tokens: u64,
+    /// Of these, written to a cache that the provider bills.
+    pub cache_write_tokens: u64,
     /// Over all choices, through the token that completed a stop string.
     pub completion_tokens: u64,
     /// Of these, reasoning.

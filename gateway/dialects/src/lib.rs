@@ -7,14 +7,31 @@
 //! Deliberately absent: sockets, tokens (text only), any `serde_json::Value` of a message list.
 #![forbid(unsafe_code)]
 
+pub mod anthropic;
+mod bounds;
+pub mod codec;
 pub mod error;
 pub mod event;
+mod fields;
+pub mod gemini;
+mod json;
+mod json_text;
 pub mod openai;
+pub mod peek;
 pub mod request;
+pub mod sse;
+mod write;
 
+pub use bounds::Bounds;
+pub use codec::{
+    AnswerDecoder, AnswerForm, AnswerMeta, Decoded, Dialect, FaultClass, ProviderCall, ProviderCodec, ProviderFault,
+    StreamEncoder, Surface, WholeCollector,
+};
 pub use error::{ApiError, ApiErrorKind};
 pub use event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
+pub use openai::ErrorShape;
+pub use peek::{Peek, peek};
 pub use request::{
-    ChatRequest, CompleteRequest, Message, Prompt, ReasoningEffort, Request, Role, SamplingParams, StreamOptions, Tool,
-    ToolCall, ToolChoice,
+    ChatRequest, CompleteRequest, EmbedRequest, ImageSource, Message, Part, Prompt, ReasoningEffort, Request,
+    RerankRequest, ResponseFormat, Role, SamplingParams, StreamOptions, Tool, ToolCall, ToolChoice,
 };

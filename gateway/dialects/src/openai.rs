@@ -1,19 +1,17 @@
 //! The OpenAI API: chat completions, completions, models, tokenize, errors.
 //!
-//! In: `decode_*` reads a body once (`json.rs`), field by field, into a checked request. Out: an encoder turns events into server-sent
-//! chunks, a collector turns the same events into one answer; both write JSON text straight into a buffer (`write.rs`). What each field
+//! In: `decode_*` reads a body once (`crate::json`), field by field, into a checked request. Out: an encoder turns events into server-sent
+//! chunks, a collector turns the same events into one answer; both write JSON text straight into a buffer (`crate::write`). What each field
 //! does, every bound and every error is in `docs/reference/openai.md`.
 
-mod bounds;
 mod chat;
 mod chat_answer;
 mod common;
 mod completion;
 mod completion_answer;
 pub mod errors;
-mod fields;
-mod json;
-mod json_text;
+mod form;
+mod format;
 mod legacy_logprobs;
 mod messages;
 mod models;
@@ -22,14 +20,14 @@ mod tokenize;
 mod tools;
 mod unbuilt;
 mod vocabulary;
-mod write;
 
-pub use bounds::Bounds;
+pub use crate::bounds::Bounds;
 pub use chat::decode_chat;
 pub use chat_answer::{ChatCollector, ChatEncoder, ChatMeta, ReasoningNames};
 pub use completion::decode_completion;
 pub use completion_answer::{CompletionCollector, CompletionEncoder, CompletionMeta, best_of};
 pub use errors::{ErrorShape, error_body, error_event, error_shape, refusal};
+pub use form::{chat, completion};
 pub use models::{ModelCard, model, models_list};
 pub use tokenize::{
     DetokenizeRequest, TokenizeInput, TokenizeRequest, decode_detokenize, decode_tokenize, detokenize_body,

@@ -1,12 +1,23 @@
 //! The internal request. Every field is checked: whoever holds one does not check again.
+//!
+//! It can say more than any one upstream can do: what an upstream cannot express it refuses, or leaves out by a rule that its
+//! reference page states.
 
-/// What a client asks for. (Embed, Rerank and Raw come with their upstreams.)
+use bytes::{BufMut, BytesMut};
+
+use crate::write;
+
+/// What a client asks for.
 #[derive(Clone, Debug)]
 pub enum Request {
     /// A conversation.
     Chat(Box<ChatRequest>),
     /// Plain continuation.
     Complete(Box<CompleteRequest>),
+    /// Vectors of texts.
+    Embed(Box<EmbedRequest>),
+    /// Relevance of documents to a query.
+    Rerank(Box<RerankRequest>),
 }
 
 impl Request {
@@ -15,6 +26,8 @@ impl Request {
         match self {
             Request::Chat(chat) => &chat.model,
             Request::Complete(complete) => &complete.model,
+            Request::Embed(embed) => &embed.model,
+            Request::Rerank(rerank) => &rerank.model,
         }
     }
 
@@ -23,6 +36,17 @@ impl Request {
         match self {
             Request::Chat(chat) => chat.stream.is_some(),
             Request::Complete(complete) => complete.stream.is_some(),
+            Request::Embed(_) | Request::Rerank(_) => false,
+        }
+    }
+
+    /// Names of unknown fields, which were ignored.
+    pub fn ignored(&self) -> &[String] {
+        match self {
+            Request::Chat(chat) => &chat.ignored,
+            Request::Complete(complete) => &complete.ignored,
+            Request::Embed(embed) => &embed.ignored,
+            Request::Rerank(rerank) => &rerank.ignored,
         }
     }
 }
@@ -47,6 +71,10 @@ pub struct ChatRequest {
     pub tools: Vec<Tool>,
     /// How it may call them.
     pub tool_choice: ToolChoice,
+    /// Several calls in one answer are allowed (default true).
+    pub parallel_tool_calls: bool,
+    /// The form that the answer must have.
+    pub response_format: ResponseFormat,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
     /// Choices, from 1.
@@ -59,6 +87,10 @@ pub struct ChatRequest {
     pub prompt_logprobs: Option<u32>,
     /// Asked reasoning effort; `None` leaves it to the template.
     pub reasoning_effort: Option<ReasoningEffort>,
+    /// Reasoning tokens at most, where the client says it in tokens; 0 switches reasoning off.
+    pub reasoning_tokens_max: Option<u32>,
+    /// The client's id of its own user.
+    pub user: Option<String>,
     /// JSON object of template arguments (bounded), as text.
     pub template_kwargs: Option<String>,
     /// Open the assistant's turn (default true).
@@ -75,6 +107,36 @@ pub struct ChatRequest {
     pub priority: i32,
     /// Unknown fields, by name: warned about, ignored.
     pub ignored: Vec<String>,
+}
+
+impl ChatRequest {
+    /// A request that asks for nothing but an answer to `messages`.
+    pub fn new(model: String, messages: Vec<Message>) -> Self {
+        Self {
+            model,
+            messages,
+            tools: Vec::new(),
+            tool_choice: ToolChoice::None,
+            parallel_tool_calls: true,
+            response_format: ResponseFormat::Text,
+            sampling: SamplingParams::default(),
+            n: 1,
+            stream: None,
+            logprobs: None,
+            prompt_logprobs: None,
+            reasoning_effort: None,
+            reasoning_tokens_max: None,
+            user: None,
+            template_kwargs: None,
+            add_generation_prompt: true,
+            continue_final_message: false,
+            keep_special_tokens: false,
+            return_token_ids: false,
+            cache_salt: None,
+            priority: 0,
+            ignored: Vec::new(),
+        }
+    }
 }
 
 /// A plain continuation.
@@ -121,8 +183,8 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// Sampling parameters within their documented bounds.
-#[derive(Clone, Debug, PartialEq)]
+/// Sampling parameters within their documented bounds. The default asks for nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct SamplingParams {
     /// 0..=2; `None`: the model's own default.
     pub temperature: Option<f32>,
@@ -158,12 +220,68 @@ pub struct SamplingParams {
     pub allowed_token_ids: Vec<u32>,
 }
 
+/// Texts to be turned into vectors.
+#[derive(Clone, Debug)]
+pub struct EmbedRequest {
+    /// Model name.
+    pub model: String,
+    /// At least one.
+    pub inputs: Vec<Prompt>,
+    /// Length of the vectors, where the model can choose.
+    pub dimensions: Option<u32>,
+    /// What the vectors are for, in the words of the provider that understands it (Gemini's `taskType`).
+    pub task: Option<String>,
+    /// The client's id of its own user.
+    pub user: Option<String>,
+    /// Unknown fields, by name.
+    pub ignored: Vec<String>,
+}
+
+/// Documents to be ranked by relevance to a query.
+#[derive(Clone, Debug)]
+pub struct RerankRequest {
+    /// Model name.
+    pub model: String,
+    /// What is looked for.
+    pub query: String,
+    /// At least one.
+    pub documents: Vec<String>,
+    /// Only the best so many are answered; `None`: all.
+    pub top_n: Option<u32>,
+    /// The answer repeats the documents.
+    pub return_documents: bool,
+    /// Unknown fields, by name.
+    pub ignored: Vec<String>,
+}
+
+/// The form that an answer must have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ResponseFormat {
+    /// Anything.
+    #[default]
+    Text,
+    /// A JSON object.
+    JsonObject,
+    /// JSON that a schema describes.
+    JsonSchema {
+        /// Name of the schema.
+        name: String,
+        /// What it is for.
+        description: Option<String>,
+        /// The schema, compact JSON text.
+        schema: String,
+        /// Whether the answer must match it exactly.
+        strict: bool,
+    },
+}
+
 /// Who speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
     /// Instructions (`developer` is read as this).
     System,
     /// The person.
+    #[default]
     User,
     /// The model.
     Assistant,
@@ -172,20 +290,54 @@ pub enum Role {
 }
 
 /// One turn.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Message {
     /// Who speaks.
     pub role: Role,
     /// Text parts joined; `None` for null or absent.
     pub content: Option<String>,
+    /// All parts in order, but only when one of them is not text; else empty.
+    pub parts: Vec<Part>,
     /// Participant's name.
     pub name: Option<String>,
     /// Earlier reasoning of the assistant (`reasoning` or `reasoning_content`).
     pub reasoning: Option<String>,
+    /// What the provider that reasoned wants back with it (Anthropic's `signature`), opaque.
+    pub reasoning_signature: Option<String>,
     /// Calls made by the assistant.
     pub tool_calls: Vec<ToolCall>,
     /// Call that a tool message answers.
     pub tool_call_id: Option<String>,
+    /// The call that a tool message answers has failed (Anthropic's `is_error`).
+    pub tool_failed: bool,
+}
+
+/// A piece of a message.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// Text.
+    Text(String),
+    /// An image.
+    Image {
+        /// Where it is.
+        source: ImageSource,
+        /// How closely to look at it: low, high, auto.
+        detail: Option<String>,
+    },
+}
+
+/// Where an image is. The gateway never fetches it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ImageSource {
+    /// At a URL, which the upstream fetches.
+    Url(String),
+    /// Here.
+    Data {
+        /// As `image/png`.
+        media_type: String,
+        /// Base64, standard alphabet.
+        base64: String,
+    },
 }
 
 /// A call made by the model.
@@ -197,6 +349,8 @@ pub struct ToolCall {
     pub name: String,
     /// JSON text of the arguments.
     pub arguments: String,
+    /// What the provider wants back with the call (Gemini's thought signature), opaque.
+    pub signature: Option<String>,
 }
 
 /// A function the model may call.
@@ -204,17 +358,51 @@ pub struct ToolCall {
 pub struct Tool {
     /// Function name.
     pub name: String,
-    /// The whole tool object as the client wrote it (compact JSON text), for the template.
+    /// What it does.
+    pub description: Option<String>,
+    /// JSON schema of its arguments, compact JSON text.
+    pub parameters: Option<String>,
+    /// Arguments must match the schema exactly.
+    pub strict: bool,
+    /// The whole tool in the shape of OpenAI (compact JSON text), for templates; as the client wrote it where that is its dialect.
     pub json: String,
 }
 
-/// How tools may be called. (`required` and named tools need guided decoding: refused until built.)
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+impl Tool {
+    /// A tool from its pieces; `json` is made of them.
+    pub fn function(name: String, description: Option<String>, parameters: Option<String>, strict: bool) -> Self {
+        let mut out = BytesMut::with_capacity(96 + parameters.as_ref().map_or(0, String::len));
+        out.put_slice(b"{\"type\":\"function\",\"function\":{\"name\":");
+        write::string(&mut out, &name);
+        if let Some(description) = &description {
+            out.put_slice(b",\"description\":");
+            write::string(&mut out, description);
+        }
+        if let Some(parameters) = &parameters {
+            out.put_slice(b",\"parameters\":");
+            out.put_slice(parameters.as_bytes());
+        }
+        if strict {
+            out.put_slice(b",\"strict\":true");
+        }
+        out.put_slice(b"}}");
+        // Only text was written.
+        let json = String::from_utf8_lossy(&out).into_owned();
+        Self { name, description, parameters, strict, json }
+    }
+}
+
+/// How tools may be called.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolChoice {
     /// Tools are not shown to the model.
     None,
     /// The model decides.
     Auto,
+    /// At least one call.
+    Required,
+    /// A call of this function.
+    Named(String),
 }
 
 /// Asked reasoning effort.

@@ -34,7 +34,7 @@ fn reasoning(choice: u32, text: &str) -> ChatEvent {
 }
 
 fn call(call: u32, id: &str, name: &str) -> ChatEvent {
-    ChatEvent::ToolCallStart { choice: 0, call, id: id.into(), name: name.into() }
+    ChatEvent::ToolCallStart { choice: 0, call, id: id.into(), name: name.into(), signature: None }
 }
 
 fn arguments(call: u32, json: &str) -> ChatEvent {
@@ -46,7 +46,13 @@ fn finish(choice: u32, reason: FinishReason) -> ChatEvent {
 }
 
 fn usage() -> ChatEvent {
-    ChatEvent::Usage(Usage { prompt_tokens: 9, cached_tokens: 4, completion_tokens: 12, reasoning_tokens: 5 })
+    ChatEvent::Usage(Usage {
+        prompt_tokens: 9,
+        cached_tokens: 4,
+        completion_tokens: 12,
+        reasoning_tokens: 5,
+        ..Usage::default()
+    })
 }
 
 fn token(token: u32, bytes: &[u8], logprob: f32, top: &[(u32, &[u8], f32)]) -> TokenLogprob {

@@ -64,7 +64,7 @@ fn event() -> impl Strategy<Value = ChatEvent> {
             .prop_map(|(choice, text, logprobs, tokens)| ChatEvent::Text { choice, text, logprobs, tokens }),
         2 => (choice(), any::<String>()).prop_map(|(choice, text)| ChatEvent::Reasoning { choice, text }),
         1 => (0..CHOICES, "[a-z\"]{1,4}", "[a-z\\\\]{1,4}")
-            .prop_map(|(choice, id, name)| ChatEvent::ToolCallStart { choice, call: 0, id, name }),
+            .prop_map(|(choice, id, name)| ChatEvent::ToolCallStart { choice, call: 0, id, name, signature: None }),
         2 => (0..CHOICES, 0..4_u32, any::<String>())
             .prop_map(|(choice, call, json)| ChatEvent::ToolCallArguments { choice, call, json }),
         1 => (choice(), any::<String>(), logprobs(), tokens())

@@ -1,12 +1,12 @@
 //! One answer in the client's dialect, streamed or whole: the only place in the gateway that knows which.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
-use penstock_dialects::openai::{
-    ChatCollector, ChatEncoder, ChatMeta, CompletionCollector, CompletionEncoder, CompletionMeta,
-};
-use penstock_dialects::{ChatEvent, Request, Usage};
+use penstock_dialects::{AnswerMeta, ChatEvent, Dialect, StreamEncoder, Usage, WholeCollector, codec};
 use penstock_proto::ErrorKind;
 
+use crate::call::Call;
 use crate::clock::unix_seconds;
 use crate::error::Failure;
 use crate::pump::taken;
@@ -19,59 +19,62 @@ pub(crate) const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// An answer being made.
 pub struct Answer {
     form: Form,
+    dialect: Dialect,
+    stream: bool,
     choices: usize,
-    /// Usage in every chunk.
-    continuous: bool,
     buffer: BytesMut,
     /// Events since the size was last looked at.
     unmeasured: usize,
 }
 
 enum Form {
-    ChatStream(ChatEncoder),
-    CompleteStream(CompletionEncoder),
-    Chat(Option<Box<ChatCollector>>),
-    Complete(Option<Box<CompletionCollector>>),
+    /// Nothing has been said; the call says how it is to be said.
+    Open(Arc<Call>),
+    /// The upstream speaks the client's dialect.
+    Raw,
+    Stream(Box<dyn StreamEncoder>),
+    Whole(Option<Box<dyn WholeCollector>>),
 }
 
 impl Answer {
-    /// For that request. The id in the body is made from the request's id, so that logs and answers can be joined.
-    pub fn new(request: &Request, request_id: &str) -> Self {
-        let id = request_id.strip_prefix("req_").unwrap_or(request_id);
-        let (form, choices) = match request {
-            Request::Chat(chat) => {
-                let meta = ChatMeta::new(chat, format!("chatcmpl-{id}"), unix_seconds(), None);
-                let form = match chat.stream {
-                    Some(_) => Form::ChatStream(ChatEncoder::new(&meta)),
-                    None => Form::Chat(Some(Box::new(ChatCollector::new(meta)))),
-                };
-                (form, chat.n as usize)
-            }
-            Request::Complete(complete) => {
-                let meta = CompletionMeta::new(complete, format!("cmpl-{id}"), unix_seconds(), None);
-                let form = match complete.stream {
-                    Some(_) => Form::CompleteStream(CompletionEncoder::new(&meta)),
-                    None => Form::Complete(Some(Box::new(CompletionCollector::new(meta)))),
-                };
-                (form, complete.prompts.len() * complete.best_of.max(complete.n) as usize)
-            }
-        };
-        let stream = match request {
-            Request::Chat(chat) => chat.stream,
-            Request::Complete(complete) => complete.stream,
-        };
-        let continuous = stream.is_some_and(|stream| stream.continuous_usage_stats);
-        Self { form, choices, continuous, buffer: BytesMut::new(), unmeasured: 0 }
+    /// For that call.
+    pub fn new(call: Arc<Call>) -> Self {
+        let (dialect, stream) = (call.dialect(), call.stream);
+        Self { form: Form::Open(call), dialect, stream, choices: 0, buffer: BytesMut::new(), unmeasured: 0 }
     }
 
     /// Whether it is streamed.
     pub fn is_stream(&self) -> bool {
-        matches!(self.form, Form::ChatStream(_) | Form::CompleteStream(_))
+        self.stream
+    }
+
+    /// Whether it is the upstream's own.
+    pub fn is_raw(&self) -> bool {
+        matches!(self.form, Form::Raw)
     }
 
     /// Choices that must finish.
     pub fn choices(&self) -> usize {
         self.choices
+    }
+
+    /// Takes the form that the first event asks for. The id in the body is made from the request's id, so that logs and answers can
+    /// be joined.
+    fn settle(&mut self, first: &ChatEvent) -> Result<(), Failure> {
+        let Form::Open(call) = &self.form else { return Ok(()) };
+        if matches!(first, ChatEvent::Raw(_)) {
+            self.form = Form::Raw;
+            return Ok(());
+        }
+        let decoded = call.decoded_before().ok_or_else(|| Failure::internal("events for a request nobody read"))?;
+        let id = call.request_id.strip_prefix("req_").unwrap_or(&call.request_id).to_owned();
+        let meta = AnswerMeta { id, created: unix_seconds() };
+        self.choices = decoded.form.choices();
+        self.form = match self.stream {
+            true => Form::Stream(decoded.form.stream(&meta)),
+            false => Form::Whole(Some(decoded.form.whole(&meta))),
+        };
+        Ok(())
     }
 
     /// Takes events; what can be sent now is returned. With `more` false the last piece is kept for [`Self::done`], so that both go
@@ -80,28 +83,32 @@ impl Answer {
     /// # Errors
     /// The answer holds more than `ANSWER_BYTES_MAX`.
     pub fn events(&mut self, batch: &mut Vec<ChatEvent>, facts: Facts, more: bool) -> Result<Option<Bytes>, Failure> {
-        let usage = Usage {
-            prompt_tokens: facts.prompt_tokens,
-            cached_tokens: facts.cached_tokens,
-            completion_tokens: facts.completion_tokens,
-            reasoning_tokens: facts.reasoning_tokens,
-        };
-        match &mut self.form {
-            Form::ChatStream(encoder) if self.continuous => encoder.set_usage(usage),
-            Form::CompleteStream(encoder) if self.continuous => encoder.set_usage(usage),
-            _ => {}
+        let Some(first) = batch.first() else { return Ok(None) };
+        self.settle(first)?;
+        if let Form::Stream(encoder) = &mut self.form {
+            encoder.set_usage(Usage {
+                prompt_tokens: facts.prompt_tokens,
+                cached_tokens: facts.cached_tokens,
+                cache_write_tokens: facts.cache_write_tokens,
+                completion_tokens: facts.completion_tokens,
+                reasoning_tokens: facts.reasoning_tokens,
+            });
+        }
+        if self.is_raw() && batch.len() == 1 && self.buffer.is_empty() && more && self.stream {
+            // The common case of passing on: not even copied.
+            return Ok(batch.pop().map(raw_bytes));
         }
         self.unmeasured += batch.len();
         for event in batch.drain(..) {
             match &mut self.form {
-                Form::ChatStream(encoder) => encoder.event(&event, &mut self.buffer),
-                Form::CompleteStream(encoder) => encoder.event(&event, &mut self.buffer),
-                Form::Chat(collector) => collector.iter_mut().for_each(|collector| collector.event(&event)),
-                Form::Complete(collector) => collector.iter_mut().for_each(|collector| collector.event(&event)),
+                Form::Stream(encoder) => encoder.event(&event, &mut self.buffer),
+                Form::Whole(collector) => collector.iter_mut().for_each(|collector| collector.event(&event)),
+                Form::Raw => self.buffer.extend_from_slice(&raw_bytes(event)),
+                Form::Open(_) => {}
             }
         }
         self.check_size()?;
-        Ok((more && !self.buffer.is_empty()).then(|| taken(&mut self.buffer)))
+        Ok((more && self.stream && !self.buffer.is_empty()).then(|| taken(&mut self.buffer)))
     }
 
     /// Measuring looks at every choice, so it is done once in as many events: a constant cost per event.
@@ -122,18 +129,15 @@ impl Answer {
 
     fn bytes(&self) -> usize {
         match &self.form {
-            Form::ChatStream(_) | Form::CompleteStream(_) => self.buffer.len(),
-            Form::Chat(collector) => collector.as_ref().map_or(0, |collector| collector.bytes()),
-            Form::Complete(collector) => collector.as_ref().map_or(0, |collector| collector.bytes()),
+            Form::Whole(collector) => collector.as_ref().map_or(0, |collector| collector.bytes()),
+            Form::Open(_) | Form::Raw | Form::Stream(_) => self.buffer.len(),
         }
     }
 
     /// What is left of a stream, and its end.
     pub fn done(&mut self) -> Bytes {
-        match &mut self.form {
-            Form::ChatStream(encoder) => encoder.done(&mut self.buffer),
-            Form::CompleteStream(encoder) => encoder.done(&mut self.buffer),
-            Form::Chat(_) | Form::Complete(_) => {}
+        if let Form::Stream(encoder) = &mut self.form {
+            encoder.done(&mut self.buffer);
         }
         taken(&mut self.buffer)
     }
@@ -141,24 +145,34 @@ impl Answer {
     /// What is left of a stream, and an error event as its last.
     pub fn fail(&mut self, failure: &Failure) -> Bytes {
         match &mut self.form {
-            Form::ChatStream(encoder) => encoder.fail(failure.shape(), &failure.message, &mut self.buffer),
-            Form::CompleteStream(encoder) => encoder.fail(failure.shape(), &failure.message, &mut self.buffer),
-            Form::Chat(_) | Form::Complete(_) => {}
+            Form::Stream(encoder) => encoder.fail(failure.shape(), &failure.message, &mut self.buffer),
+            Form::Raw | Form::Open(_) if self.stream => {
+                codec::error_event(self.dialect, failure.shape(), &failure.message, &mut self.buffer);
+            }
+            Form::Raw | Form::Open(_) | Form::Whole(_) => {}
         }
         taken(&mut self.buffer)
     }
 
     /// The whole answer; `None` if a choice is missing. `score` ranks the choices of `best_of`.
     pub fn whole(&mut self, score: &dyn Fn(u32) -> Option<f32>) -> Option<Bytes> {
-        if let Form::Complete(Some(collector)) = &mut self.form {
-            for choice in 0..self.choices as u32 {
-                score(choice).into_iter().for_each(|mean| collector.score(choice, mean));
-            }
-        }
         match &mut self.form {
-            Form::Chat(collector) => collector.take()?.finish(),
-            Form::Complete(collector) => collector.take()?.finish(),
-            Form::ChatStream(_) | Form::CompleteStream(_) => None,
+            Form::Raw => Some(taken(&mut self.buffer)),
+            Form::Whole(collector) => {
+                let mut collector = collector.take()?;
+                for choice in 0..self.choices as u32 {
+                    score(choice).into_iter().for_each(|mean| collector.score(choice, mean));
+                }
+                collector.finish()
+            }
+            Form::Open(_) | Form::Stream(_) => None,
         }
+    }
+}
+
+fn raw_bytes(event: ChatEvent) -> Bytes {
+    match event {
+        ChatEvent::Raw(bytes) => bytes,
+        _ => Bytes::new(),
     }
 }

@@ -5,9 +5,10 @@
 
 use std::time::Duration;
 
-use penstock_dialects::ApiError;
+use bytes::Bytes;
 use penstock_dialects::error::ApiErrorKind;
 use penstock_dialects::openai::errors::{self, ErrorShape};
+use penstock_dialects::{ApiError, Dialect, FaultClass, codec};
 use penstock_proto::{ErrorKind, Retry};
 
 /// Longest Retry-After sent: the official SDKs stop retrying above 120 s.
@@ -49,12 +50,26 @@ pub struct Failure {
     pub shape: Option<ErrorShape>,
     /// Methods that the URL takes, for a method that it does not (RFC 9110, section 10.2.1).
     pub allow: Option<Methods>,
+    /// What an upstream answered, if the failure is its own.
+    pub upstream: Option<Box<UpstreamAnswer>>,
+}
+
+/// An error that an upstream answered.
+#[derive(Clone, Debug)]
+pub struct UpstreamAnswer {
+    /// What went wrong there.
+    pub class: FaultClass,
+    /// Its status; 0 where it answered none.
+    pub status: u16,
+    /// Its body, if it is in the client's dialect: passed on as it is.
+    pub body: Option<Bytes>,
 }
 
 impl Failure {
     /// A failure of that kind.
     pub fn new(kind: ErrorKind, message: impl Into<Box<str>>) -> Self {
-        Self { kind, message: message.into(), param: None, retry_after: None, log: None, shape: None, allow: None }
+        let message = message.into();
+        Self { kind, message, param: None, retry_after: None, log: None, shape: None, allow: None, upstream: None }
     }
 
     /// Adds what only the log may say.
@@ -112,9 +127,17 @@ impl Failure {
         self.kind.retry() != Retry::No
     }
 
-    /// `{"error": {message, type, param, code}}`, as one line of JSON.
-    pub fn body(&self) -> Vec<u8> {
-        errors::error_body(self.shape(), self.param.as_deref(), &self.message)
+    /// Whose failure it is: value of `x-penstock-error-source`.
+    pub fn source(&self) -> &'static str {
+        if self.upstream.is_some() { "upstream" } else { "gateway" }
+    }
+
+    /// The body in the client's dialect.
+    pub fn body(&self, dialect: Dialect, request_id: &str) -> Bytes {
+        if let Some(body) = self.upstream.as_ref().and_then(|upstream| upstream.body.clone()) {
+            return body;
+        }
+        codec::error_body(dialect, self.shape(), self.param.as_deref(), &self.message, request_id).into()
     }
 }
 
@@ -164,7 +187,7 @@ mod tests {
         let failure = Failure::new(ErrorKind::ModelNotFound, "no \"x\"").param("model");
         assert_eq!(failure.status(), 404);
         assert_eq!(
-            String::from_utf8_lossy(&failure.body()),
+            String::from_utf8_lossy(&failure.body(Dialect::OpenAi, "req_1")),
             r#"{"error":{"message":"no \"x\"","type":"invalid_request_error","param":"model","code":"model_not_found"}}"#
         );
     }
@@ -180,7 +203,7 @@ mod tests {
 
     #[test]
     fn internal_faults_tell_the_client_nothing() {
-        let body = Failure::internal("index 7 of secret").body();
+        let body = Failure::internal("index 7 of secret").body(Dialect::OpenAi, "req_1");
         assert!(!String::from_utf8_lossy(&body).contains("secret"));
     }
 }

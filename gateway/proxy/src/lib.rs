@@ -8,6 +8,7 @@
 
 pub mod answer;
 pub mod auth;
+pub mod call;
 mod clock;
 pub mod config;
 pub mod error;

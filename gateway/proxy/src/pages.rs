@@ -1,4 +1,4 @@
-//! The routes that do not generate: models, tokenizing, health, readiness, metrics.
+//! The routes that no model answers: models, tokenizing, health, readiness, metrics.
 
 use bytes::Bytes;
 use http::{HeaderValue, header};
@@ -6,25 +6,25 @@ use penstock_dialects::openai::{self, ModelCard};
 use penstock_proto::ErrorKind;
 
 use crate::auth::Principal;
+use crate::call::Ask;
 use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::Exchange;
-use crate::phases::{End, Generate, decoded, read_body, watched};
+use crate::phases::{End, decoded, read_body, watched};
 use crate::route::Route;
 use crate::upstream::Card;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// Serves the route if it is one of these; else returns what is to be generated.
+/// Serves the route if it is one of these; else returns what a model is to answer.
 pub(crate) async fn serve(
     gateway: &Gateway,
     exchange: &mut Exchange,
     route: Route,
     principal: &Principal,
-) -> Result<Option<Generate>, End> {
+) -> Result<Option<Ask>, End> {
     match route {
-        Route::Chat => return Ok(Some(Generate::Chat)),
-        Route::Complete => return Ok(Some(Generate::Complete)),
+        Route::Ask(ask) => return Ok(Some(ask)),
         Route::Models => {
             let cards: Vec<_> = gateway.cards(principal).iter().map(model_card).collect();
             json(exchange, openai::models_list(&cards)).await?;
@@ -68,7 +68,8 @@ async fn ready(gateway: &Gateway, exchange: &mut Exchange) -> Result<(), End> {
 }
 
 async fn tokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Principal) -> Result<(), End> {
-    let body = read_body(gateway, exchange).await?;
+    let headers = std::mem::take(&mut exchange.head.headers);
+    let body = read_body(gateway, exchange, &headers).await?;
     let (request, _lease) = decoded(body, openai::decode_tokenize).await?;
     let upstream = gateway.upstream_or_only(request.model.as_deref(), principal)?;
     let reply = watched(exchange, upstream.tokenize(request)).await??;
@@ -76,7 +77,8 @@ async fn tokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Princi
 }
 
 async fn detokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Principal) -> Result<(), End> {
-    let body = read_body(gateway, exchange).await?;
+    let headers = std::mem::take(&mut exchange.head.headers);
+    let body = read_body(gateway, exchange, &headers).await?;
     let (request, _lease) = decoded(body, openai::decode_detokenize).await?;
     let upstream = gateway.upstream_or_only(request.model.as_deref(), principal)?;
     let reply = watched(exchange, upstream.detokenize(request)).await??;

@@ -4,19 +4,20 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::Poll;
 
-use penstock_dialects::openai::{self, Bounds};
-use penstock_dialects::{ApiError, Request};
+use http::HeaderMap;
+use penstock_dialects::{ApiError, Bounds};
 use penstock_proto::ErrorKind;
 
 use crate::answer::Answer;
 use crate::auth::{self, Principal};
+use crate::call::Call;
 use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::exchange::BodyFault;
 use crate::http::{Body, BodyLease, Exchange, Gone};
 use crate::pages;
 use crate::pump;
-use crate::route::Route;
+use crate::route::{self, Route};
 use crate::telemetry::Metric;
 use crate::trail::Trail;
 use crate::upstream::Origin;
@@ -54,20 +55,22 @@ impl From<BodyFault> for End {
 /// The stages. What ends before the answer begins is boxed, so that a long stream does not carry its room.
 async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -> Result<(), End> {
     let snapshot = gateway.snapshot();
+    exchange.dialect = route::dialect(&exchange.head.target);
     let route = Route::parse(&exchange.head.method, &exchange.head.target)?;
     trail.route = route.label();
     let principal = auth::authorize(route.auth_class(), &exchange.head.headers, &snapshot.keys)?;
     trail.key.clone_from(&principal.key);
-    let Some(generate) = Box::pin(pages::serve(gateway, exchange, route, &principal)).await? else { return Ok(()) };
-    let body = Box::pin(read_body(gateway, exchange)).await?;
-    let (request, lease) = decode(generate, body).await?;
-    let upstream = gateway.upstream(request.model(), &principal)?;
-    note(trail, &request);
+    let Some(ask) = Box::pin(pages::serve(gateway, exchange, route, &principal)).await? else { return Ok(()) };
+    let headers = std::mem::take(&mut exchange.head.headers);
+    let body = Box::pin(read_body(gateway, exchange, &headers)).await?;
+    let call = Arc::new(Call::new(ask, body, exchange.request_id.clone(), headers).await?);
+    let upstream = gateway.upstream(&call.model, &principal)?;
+    trail.model = Some(call.model.clone());
+    trail.stream = Some(call.stream);
     let origin = origin(&principal, &snapshot, exchange);
-    let mut answer = Answer::new(&request, &exchange.request_id);
-    let mut events = watched(exchange, upstream.open(request, origin)).await??;
-    // The prompt is tokens now; until here the request, as large as its body, was charged.
-    drop(lease);
+    // Whoever needs the body no longer drops the call; its bytes count as request memory until everybody has.
+    let mut answer = Answer::new(call.clone());
+    let mut events = watched(exchange, upstream.open(call, origin)).await??;
     let ended = pump::run(exchange, events.as_mut(), &mut answer, trail, snapshot.commit, snapshot.heartbeat).await;
     trail.facts = Some(events.facts());
     ended
@@ -121,8 +124,7 @@ async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
 }
 
 /// Checks that the body is JSON as it is, and reads it.
-pub(crate) async fn read_body(gateway: &Gateway, exchange: &mut Exchange) -> Result<Body, End> {
-    let headers = &exchange.head.headers;
+pub(crate) async fn read_body(gateway: &Gateway, exchange: &mut Exchange, headers: &HeaderMap) -> Result<Body, End> {
     let json = headers.get(http::header::CONTENT_TYPE).is_none_or(|value| {
         let kind = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
         kind.eq_ignore_ascii_case(b"application/json")
@@ -144,16 +146,6 @@ pub(crate) async fn read_body(gateway: &Gateway, exchange: &mut Exchange) -> Res
 /// Bodies above this are decoded off the I/O threads: about a millisecond of one core.
 const INLINE_BODY_BYTES_MAX: usize = 256 * 1024;
 
-async fn decode(generate: Generate, body: Body) -> Result<(Arc<Request>, BodyLease), Failure> {
-    let decode = move |bytes: &[u8], bounds: &Bounds| {
-        Ok(Arc::new(match generate {
-            Generate::Chat => Request::Chat(Box::new(openai::decode_chat(bytes, bounds)?)),
-            Generate::Complete => Request::Complete(Box::new(openai::decode_completion(bytes, bounds)?)),
-        }))
-    };
-    decoded(body, decode).await
-}
-
 /// What `decode` makes of a body, and the body's share of the budget: what was made is about as large. The bytes are dropped.
 pub(crate) async fn decoded<T: Send + 'static>(
     body: Body,
@@ -166,24 +158,6 @@ pub(crate) async fn decoded<T: Send + 'static>(
     }
     let task = tokio::task::spawn_blocking(now);
     task.await.map_err(|error| Failure::internal(format!("decoding: {error}")))?
-}
-
-/// The two routes that generate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Generate {
-    /// Chat completions.
-    Chat,
-    /// Completions.
-    Complete,
-}
-
-fn note(trail: &mut Trail, request: &Request) {
-    trail.model = Some(request.model().to_owned());
-    trail.stream = Some(request.stream());
-    trail.ignored = match request {
-        Request::Chat(chat) => chat.ignored.clone(),
-        Request::Complete(complete) => complete.ignored.clone(),
-    };
 }
 
 fn origin(principal: &Principal, snapshot: &crate::config::Snapshot, exchange: &Exchange) -> Origin {

@@ -64,7 +64,7 @@ pub async fn run(
             }
         };
         if let Some(bytes) = bytes {
-            begin(exchange).await?;
+            begin(exchange, events.headers()).await?;
             exchange.write(bytes, false).await?;
             due = Instant::now() + heartbeat;
         }
@@ -81,19 +81,20 @@ async fn end(
     answer: &mut Answer,
     trail: &mut Trail,
 ) -> Result<(), End> {
-    if trail.finished() < answer.choices() {
+    if !answer.is_raw() && trail.finished() < answer.choices() {
         let failure = Failure::internal("the upstream ended before all choices had finished");
         return Err(fail(exchange, answer, &mut Vec::new(), trail, failure, events.facts()).await);
     }
     if answer.is_stream() {
-        begin(exchange).await?;
+        begin(exchange, events.headers()).await?;
         return Ok(exchange.write(answer.done(), true).await?);
     }
-    let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    let mut headers = vec![(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    headers.extend_from_slice(events.headers());
     let body = answer
         .whole(&|choice| events.score(choice))
         .ok_or_else(|| Failure::internal("an answer without all its choices"))?;
-    Ok(exchange.respond(200, &json, body).await?)
+    Ok(exchange.respond(200, &headers, body).await?)
 }
 
 /// Before the head the failure has its own status; afterwards it is the stream's last event, behind the text that came before
@@ -122,19 +123,19 @@ async fn fail(
 }
 
 async fn signal_life(exchange: &mut Exchange) -> Result<(), End> {
-    begin(exchange).await?;
+    begin(exchange, &[]).await?;
     Ok(exchange.write(Bytes::from_static(COMMENT), false).await?)
 }
 
-async fn begin(exchange: &mut Exchange) -> Result<(), End> {
+async fn begin(exchange: &mut Exchange, more: &[(HeaderName, HeaderValue)]) -> Result<(), End> {
     if exchange.sent() != Sent::Nothing {
         return Ok(());
     }
-    let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
-    ];
+    let mut headers = Vec::with_capacity(3 + more.len());
+    headers.push((header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")));
+    headers.push((header::CACHE_CONTROL, HeaderValue::from_static("no-cache")));
+    headers.push((HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")));
+    headers.extend_from_slice(more);
     Ok(exchange.begin_stream(&headers).await?)
 }
 

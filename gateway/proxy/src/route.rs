@@ -1,17 +1,17 @@
 //! Method and path to [`Route`], parsed once; every route has its auth class here.
 
 use http::Method;
+use penstock_dialects::{Dialect, Surface};
 use penstock_proto::ErrorKind;
 
+use crate::call::Ask;
 use crate::error::{Failure, Methods};
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// `POST /v1/chat/completions`
-    Chat,
-    /// `POST /v1/completions`
-    Complete,
+    /// An operation that a model answers.
+    Ask(Ask),
     /// `GET /v1/models`
     Models,
     /// `GET /v1/models/{id}`
@@ -43,8 +43,8 @@ impl Route {
     pub fn parse(method: &Method, target: &str) -> Result<Self, Failure> {
         let path = target.split('?').next().unwrap_or_default();
         let (route, allowed) = match path {
-            "/v1/chat/completions" => (Route::Chat, Method::POST),
-            "/v1/completions" => (Route::Complete, Method::POST),
+            "/v1/chat/completions" => (Route::Ask(Ask::new(Surface::Chat)), Method::POST),
+            "/v1/completions" => (Route::Ask(Ask::new(Surface::Completions)), Method::POST),
             "/v1/models" => (Route::Models, Method::GET),
             "/tokenize" => (Route::Tokenize, Method::POST),
             "/detokenize" => (Route::Detokenize, Method::POST),
@@ -68,21 +68,26 @@ impl Route {
     pub fn auth_class(&self) -> AuthClass {
         match self {
             Route::Health | Route::Ready => AuthClass::Open,
-            Route::Chat
-            | Route::Complete
-            | Route::Models
-            | Route::Model(_)
-            | Route::Tokenize
-            | Route::Detokenize
-            | Route::Metrics => AuthClass::Key,
+            Route::Ask(_) | Route::Models | Route::Model(_) | Route::Tokenize | Route::Detokenize | Route::Metrics => {
+                AuthClass::Key
+            }
         }
     }
 
     /// Bounded name for logs and metrics.
     pub fn label(&self) -> &'static str {
         match self {
-            Route::Chat => "/v1/chat/completions",
-            Route::Complete => "/v1/completions",
+            Route::Ask(ask) => match ask.surface {
+                Surface::Chat => "/v1/chat/completions",
+                Surface::Completions => "/v1/completions",
+                Surface::Responses => "/v1/responses",
+                Surface::Embeddings => "/v1/embeddings",
+                Surface::Rerank => "/v1/rerank",
+                Surface::Score => "/v1/score",
+                Surface::Messages => "/v1/messages",
+                Surface::Generate => "/v1beta/models/{model}:generateContent",
+                Surface::Embed => "/v1beta/models/{model}:embedContent",
+            },
             Route::Models => "/v1/models",
             Route::Model(_) => "/v1/models/{id}",
             Route::Tokenize => "/tokenize",
@@ -91,6 +96,17 @@ impl Route {
             Route::Ready => "/ready",
             Route::Metrics => "/metrics",
         }
+    }
+}
+
+/// The dialect of a URL, known or not: errors are said in it.
+pub fn dialect(target: &str) -> Dialect {
+    if target.starts_with("/v1/messages") {
+        Dialect::Anthropic
+    } else if target.starts_with("/v1beta/") {
+        Dialect::Gemini
+    } else {
+        Dialect::OpenAi
     }
 }
 
@@ -128,8 +144,8 @@ mod tests {
 
     #[test]
     fn routes_are_exact() {
-        check("POST", "/v1/chat/completions", Ok(Route::Chat));
-        check("POST", "/v1/chat/completions?api-version=1", Ok(Route::Chat));
+        check("POST", "/v1/chat/completions", Ok(Route::Ask(Ask::new(Surface::Chat))));
+        check("POST", "/v1/chat/completions?api-version=1", Ok(Route::Ask(Ask::new(Surface::Chat))));
         check("HEAD", "/health", Ok(Route::Health));
         check("GET", "/v1/models/org%2Fname", Ok(Route::Model("org/name".into())));
         check("GET", "/v1/models/org/name", Ok(Route::Model("org/name".into())));

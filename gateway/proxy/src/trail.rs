@@ -61,6 +61,7 @@ impl Trail {
                     FinishReason::Stop => "stop",
                     FinishReason::Length => "length",
                     FinishReason::ToolCalls => "tool_calls",
+                    FinishReason::ContentFilter => "content_filter",
                 }),
                 ChatEvent::Usage(_) | ChatEvent::Prompt { .. } => continue,
                 _ => {}

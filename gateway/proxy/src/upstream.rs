@@ -5,9 +5,11 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use async_trait::async_trait;
+use http::{HeaderName, HeaderValue};
+use penstock_dialects::ChatEvent;
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
-use penstock_dialects::{ChatEvent, Request};
 
+use crate::call::Call;
 use crate::error::Failure;
 
 /// A model as `/v1/models` shows it.
@@ -39,8 +41,14 @@ pub trait Upstream: Send + Sync + 'static {
     /// Why it cannot take requests now; `None`: it can.
     fn unready(&self) -> Option<String>;
 
-    /// Checks the request against the model and starts it. Dropping the events stops it, wherever it is.
-    async fn open(&self, request: Arc<Request>, origin: Origin) -> Result<Box<dyn Events>, Failure>;
+    /// Checks the call and starts it. Dropping the events stops it, wherever it is. The events may hold the call until the first of
+    /// them is taken, not longer.
+    async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure>;
+
+    /// Input tokens of a call, counted without answering it; `None`: it cannot tell.
+    async fn count(&self, _call: Arc<Call>) -> Result<Option<u64>, Failure> {
+        Ok(None)
+    }
 
     /// Answers `/tokenize`; the body of the reply.
     async fn tokenize(&self, request: TokenizeRequest) -> Result<Vec<u8>, Failure>;
@@ -62,7 +70,14 @@ pub trait Events: Send {
     fn facts(&self) -> Facts;
 
     /// Mean log-probability of a choice that has finished, where it was asked for by `best_of`.
-    fn score(&self, choice: u32) -> Option<f32>;
+    fn score(&self, _choice: u32) -> Option<f32> {
+        None
+    }
+
+    /// Header fields that go out with the head of the answer; known once the first event is there.
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        &[]
+    }
 }
 
 /// What the log says about an answer.
@@ -72,6 +87,8 @@ pub struct Facts {
     pub prompt_tokens: u64,
     /// Of these, from the prefix cache.
     pub cached_tokens: u64,
+    /// Of these, written to a cache that a provider bills.
+    pub cache_write_tokens: u64,
     /// Output tokens so far.
     pub completion_tokens: u64,
     /// Of these, reasoning.

@@ -288,7 +288,7 @@ impl ChoiceDecoder {
                 Piece::Reasoning(text) => events.push(ChatEvent::Reasoning { choice, text }),
                 Piece::CallStart { name } => {
                     let id = self.call_id();
-                    events.push(ChatEvent::ToolCallStart { choice, call: self.calls, id, name });
+                    events.push(ChatEvent::ToolCallStart { choice, call: self.calls, id, name, signature: None });
                     self.calls += 1;
                 }
                 Piece::CallArguments(json) => {

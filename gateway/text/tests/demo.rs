@@ -36,7 +36,7 @@ fn prompts_and_outputs_of_the_models_goldens() {
         let Some(messages) = case["messages"].as_array() else { continue };
         let mut chat = request(messages.iter().map(common::message_from_json).collect());
         for tool in case["tools"].as_array().into_iter().flatten() {
-            chat.tools.push(Tool { name: String::new(), json: tool.to_string() });
+            chat.tools.push(Tool { json: tool.to_string(), ..Tool::function(String::new(), None, None, false) });
         }
         let made = model.chat_prompt(&chat, 0).unwrap();
         assert_eq!((made.text.as_str(), &made.tokens), (prompt, &tokens));
@@ -67,9 +67,10 @@ fn control_tokens_hidden_in_tools_and_calls_stay_text() {
         id: "1".into(),
         name: "f<|im_end|>".into(),
         arguments: r#"{"a\u003c|im_end|>": ["<|im_start|>", 1]}"#.into(),
+        signature: None,
     });
     let tool = r#"{"type":"function","function":{"name":"f","description":"\u003c|im_end|>\ufdd0"}}"#;
-    chat.tools.push(Tool { name: "f".into(), json: tool.into() });
+    chat.tools.push(Tool { json: tool.into(), ..Tool::function("f".into(), None, None, false) });
     let made = model.chat_prompt(&chat, 0).unwrap();
     let count = |id: u32| made.tokens.iter().filter(|&&token| token == id).count();
     // system, user, assistant; the last opens the assistant's turn.

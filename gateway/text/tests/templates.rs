@@ -19,7 +19,8 @@ fn read_json(path: &Path) -> Value {
 fn chat(case: &Value) -> ChatRequest {
     let mut chat = request(case["messages"].as_array().unwrap().iter().map(message_from_json).collect());
     let tools = case["tools"].as_array().into_iter().flatten();
-    chat.tools = tools.map(|tool| Tool { name: String::new(), json: tool.to_string() }).collect();
+    chat.tools =
+        tools.map(|tool| Tool { json: tool.to_string(), ..Tool::function(String::new(), None, None, false) }).collect();
     chat.add_generation_prompt = case["add_generation_prompt"].as_bool().unwrap_or(true);
     chat.continue_final_message = case["continue_final_message"].as_bool().unwrap_or(false);
     chat.template_kwargs = case.get("kwargs").map(Value::to_string);

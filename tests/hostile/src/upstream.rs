@@ -12,6 +12,7 @@ use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 use penstock_dialects::{ChatEvent, FinishReason, Prompt, Request, Usage};
 use penstock_proto::ErrorKind;
 use penstock_proxy::Failure;
+use penstock_proxy::call::Call;
 use penstock_proxy::telemetry::Gauge;
 use penstock_proxy::upstream::{Card, Events, Facts, Origin, Upstream};
 use tokio::time::{Sleep, sleep};
@@ -71,6 +72,7 @@ fn script(request: &Request) -> Script {
             Some(Prompt::Text(text)) => text.clone(),
             _ => String::new(),
         },
+        Request::Embed(_) | Request::Rerank(_) => String::new(),
     };
     let (verb, count) = text.split_once(' ').unwrap_or((text.as_str(), "1"));
     let count = count.parse().unwrap_or(1);
@@ -97,13 +99,14 @@ impl Upstream for Puppet {
         None
     }
 
-    async fn open(&self, request: Arc<Request>, _: Origin) -> Result<Box<dyn Events>, Failure> {
+    async fn open(&self, call: Arc<Call>, _: Origin) -> Result<Box<dyn Events>, Failure> {
+        let request = &call.decoded().await?.request;
         self.counts.opened.fetch_add(1, Ordering::SeqCst);
-        if script(&request) == Script::Stall {
+        if script(request) == Script::Stall {
             std::future::pending::<()>().await;
         }
         self.counts.open.fetch_add(1, Ordering::SeqCst);
-        Ok(Box::new(Strings { script: script(&request), said: 0, timer: None, counts: self.counts.clone() }))
+        Ok(Box::new(Strings { script: script(request), said: 0, timer: None, counts: self.counts.clone() }))
     }
 
     async fn tokenize(&self, _: TokenizeRequest) -> Result<Vec<u8>, Failure> {
@@ -175,9 +178,5 @@ impl Events for Strings {
 
     fn facts(&self) -> Facts {
         Facts { prompt_tokens: 1, completion_tokens: self.said as u64, ..Facts::default() }
-    }
-
-    fn score(&self, _: u32) -> Option<f32> {
-        None
     }
 }

@@ -1,13 +1,13 @@
 //! `POST /v1/chat/completions`: body to [`ChatRequest`].
 
-use super::Bounds;
 use super::common::Common;
-use super::fields::{self, too_many};
-use super::json::{Fault, Kind, Names, Reader, Within};
-use super::json_text::compacted;
-use super::{messages, tools, unbuilt};
+use super::{format, messages, tools, unbuilt};
+use crate::Bounds;
 use crate::error::{ApiError, ApiErrorKind};
-use crate::request::{ChatRequest, Message, ReasoningEffort, Role, Tool, ToolChoice};
+use crate::fields::{self, too_many};
+use crate::json::{Fault, Kind, Names, Reader, Within};
+use crate::json_text::compacted;
+use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, Tool};
 
 /// Decodes the body of a chat completion request.
 ///
@@ -45,9 +45,9 @@ struct Draft {
     common: Common,
     messages: Option<Vec<Message>>,
     tools: Vec<Tool>,
-    strict: bool,
     tool_choice: Option<tools::Choice>,
     parallel_tool_calls: bool,
+    response_format: ResponseFormat,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
     logprobs: bool,
@@ -75,9 +75,9 @@ impl Draft {
             common: Common::new(),
             messages: None,
             tools: Vec::new(),
-            strict: false,
             tool_choice: None,
             parallel_tool_calls: true,
+            response_format: ResponseFormat::Text,
             max_tokens: None,
             max_completion_tokens: None,
             logprobs: false,
@@ -92,7 +92,7 @@ impl Draft {
     fn field(&mut self, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<(), Fault> {
         match key {
             "messages" => self.messages = Some(messages::messages(reader, bounds)?),
-            "tools" => self.tools = tools::tools(reader, bounds, &mut self.strict)?,
+            "tools" => self.tools = tools::tools(reader, bounds)?,
             "tool_choice" => self.tool_choice = Some(tools::tool_choice(reader, bounds)?),
             "parallel_tool_calls" => self.parallel_tool_calls = reader.boolean()?,
             "max_tokens" => self.max_tokens = Some(fields::count(reader, 1..=u32::MAX)?),
@@ -103,7 +103,7 @@ impl Draft {
             "chat_template_kwargs" => self.template_kwargs = Some(template_kwargs(reader, bounds)?),
             "add_generation_prompt" => self.add_generation_prompt = Some(reader.boolean()?),
             "continue_final_message" => self.continue_final_message = reader.boolean()?,
-            "response_format" => unbuilt::response_format(reader)?,
+            "response_format" => self.response_format = format::response_format(reader, bounds)?,
             "modalities" => modalities(reader)?,
             "echo" | "add_special_tokens" => {
                 if reader.boolean()? {
@@ -126,13 +126,6 @@ impl Draft {
         let add_generation_prompt =
             generation_prompt(self.add_generation_prompt, self.continue_final_message, &messages)?;
         let tool_choice = tools::resolve(self.tool_choice.take(), &self.tools).within("tool_choice")?;
-        if !self.parallel_tool_calls && !self.tools.is_empty() && tool_choice != ToolChoice::None {
-            let why = "false needs guided decoding, which is not built yet";
-            return Err(Fault::of(ApiErrorKind::UnsupportedValue, why)).within("parallel_tool_calls");
-        }
-        if self.strict {
-            self.common.ignored.push("tools.function.strict".to_owned());
-        }
         let stream = self.common.stream();
         let common = self.common;
         Ok(ChatRequest {
@@ -140,12 +133,16 @@ impl Draft {
             messages,
             tools: self.tools,
             tool_choice,
+            parallel_tool_calls: self.parallel_tool_calls,
+            response_format: self.response_format,
             sampling: common.sampling,
             n: common.n.unwrap_or(1),
             stream,
             logprobs: self.logprobs.then_some(self.top_logprobs.unwrap_or(0)),
             prompt_logprobs: common.prompt_logprobs,
             reasoning_effort: self.reasoning_effort,
+            reasoning_tokens_max: None,
+            user: common.user,
             template_kwargs: self.template_kwargs,
             add_generation_prompt,
             continue_final_message: self.continue_final_message,

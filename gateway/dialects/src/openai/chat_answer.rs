@@ -4,9 +4,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use super::errors::ErrorShape;
 use super::stream::{Frames, Identity, Phase, put_finish};
-use super::write;
 use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
 use crate::request::ChatRequest;
+use crate::write;
 
 /// Under which names reasoning is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,9 +107,15 @@ impl ChatEncoder {
                 });
             }
             ChatEvent::Reasoning { .. } => {}
-            ChatEvent::ToolCallStart { choice, call, id, name } => {
+            ChatEvent::Refusal { choice, text } => {
+                self.delta(*choice, out, |_, out| {
+                    out.put_slice(b"\"refusal\":");
+                    write::string(out, text);
+                });
+            }
+            ChatEvent::ToolCallStart { choice, call, id, name, signature } => {
                 self.role(*choice, "null", None, out);
-                self.delta(*choice, out, |_, out| put_call_start(out, *call, id, name));
+                self.delta(*choice, out, |_, out| put_call_start(out, *call, id, name, signature.as_deref()));
             }
             ChatEvent::ToolCallArguments { choice, call, json } if !json.is_empty() => {
                 self.delta(*choice, out, |_, out| put_call_arguments(out, *call, json));
@@ -124,6 +130,11 @@ impl ChatEncoder {
                 self.frames.set_usage(*usage);
                 self.frames.usage_chunk(out);
             }
+            // Chat completions have no place for these.
+            ChatEvent::ReasoningSignature { .. }
+            | ChatEvent::Vector { .. }
+            | ChatEvent::Score { .. }
+            | ChatEvent::Raw(_) => {}
         }
     }
 
@@ -220,6 +231,7 @@ pub struct ChatCollector {
 struct Collected {
     content: BytesMut,
     reasoning: BytesMut,
+    refusal: BytesMut,
     calls: Vec<CollectedCall>,
     logprobs: BytesMut,
     tokens: Vec<u32>,
@@ -230,6 +242,7 @@ struct CollectedCall {
     id: String,
     name: String,
     arguments: BytesMut,
+    signature: Option<String>,
 }
 
 impl ChatCollector {
@@ -259,10 +272,15 @@ impl ChatCollector {
                     write::escaped(&mut choice.reasoning, text);
                 }
             }
-            ChatEvent::ToolCallStart { choice, id, name, .. } => {
+            ChatEvent::Refusal { choice, text } => {
                 if let Some(choice) = self.live(*choice) {
-                    let (id, name) = (id.clone(), name.clone());
-                    choice.calls.push(CollectedCall { id, name, arguments: BytesMut::new() });
+                    write::escaped(&mut choice.refusal, text);
+                }
+            }
+            ChatEvent::ToolCallStart { choice, id, name, signature, .. } => {
+                if let Some(choice) = self.live(*choice) {
+                    let (id, name, signature) = (id.clone(), name.clone(), signature.clone());
+                    choice.calls.push(CollectedCall { id, name, arguments: BytesMut::new(), signature });
                 }
             }
             ChatEvent::ToolCallArguments { choice, call, json } => {
@@ -283,6 +301,10 @@ impl ChatCollector {
                 self.prompt_tokens.clone_from(tokens);
             }
             ChatEvent::Usage(usage) => self.usage = *usage,
+            ChatEvent::ReasoningSignature { .. }
+            | ChatEvent::Vector { .. }
+            | ChatEvent::Score { .. }
+            | ChatEvent::Raw(_) => {}
         }
     }
 
@@ -323,7 +345,8 @@ impl ChatCollector {
 impl Collected {
     fn bytes(&self) -> usize {
         let calls = self.calls.iter().map(|call| call.id.len() + call.name.len() + call.arguments.len());
-        self.content.len() + self.reasoning.len() + self.logprobs.len() + 4 * self.tokens.len() + calls.sum::<usize>()
+        let texts = self.content.len() + self.reasoning.len() + self.refusal.len();
+        texts + self.logprobs.len() + 4 * self.tokens.len() + calls.sum::<usize>()
     }
 
     fn put(&self, index: usize, meta: &ChatMeta, out: &mut BytesMut) -> Option<()> {
@@ -332,12 +355,17 @@ impl Collected {
         write::integer(out, index as u64);
         out.put_slice(b",\"message\":{\"role\":\"assistant\",\"content\":");
         // Beside calls, no text is null: clients tell "said nothing" from "said the empty string".
-        if self.content.is_empty() && !self.calls.is_empty() {
+        if self.content.is_empty() && !(self.calls.is_empty() && self.refusal.is_empty()) {
             out.put_slice(b"null");
         } else {
             put_quoted(out, &self.content);
         }
-        out.put_slice(b",\"refusal\":null,\"annotations\":[]");
+        out.put_slice(b",\"refusal\":");
+        match self.refusal.is_empty() {
+            true => out.put_slice(b"null"),
+            false => put_quoted(out, &self.refusal),
+        }
+        out.put_slice(b",\"annotations\":[]");
         if !self.reasoning.is_empty() {
             out.put_u8(b',');
             put_reasoning(out, meta.reasoning, |out| put_quoted(out, &self.reasoning));
@@ -363,7 +391,9 @@ impl Collected {
             write::string(out, &call.name);
             out.put_slice(b",\"arguments\":");
             put_quoted(out, &call.arguments);
-            out.put_slice(b"}}");
+            out.put_u8(b'}');
+            put_signature(out, call.signature.as_deref());
+            out.put_u8(b'}');
         }
         if !self.calls.is_empty() {
             out.put_u8(b']');
@@ -391,14 +421,24 @@ fn put_reasoning(out: &mut BytesMut, names: ReasoningNames, mut put: impl FnMut(
     }
 }
 
-fn put_call_start(out: &mut BytesMut, call: u32, id: &str, name: &str) {
+fn put_call_start(out: &mut BytesMut, call: u32, id: &str, name: &str, signature: Option<&str>) {
     out.put_slice(b"\"tool_calls\":[{\"index\":");
     write::integer(out, u64::from(call));
     out.put_slice(b",\"id\":");
     write::string(out, id);
     out.put_slice(b",\"type\":\"function\",\"function\":{\"name\":");
     write::string(out, name);
-    out.put_slice(b",\"arguments\":\"\"}}]");
+    out.put_slice(b",\"arguments\":\"\"}");
+    put_signature(out, signature);
+    out.put_slice(b"}]");
+}
+
+/// Where Gemini's own OpenAI endpoint puts the signature of a thought; clients that know it send it back.
+fn put_signature(out: &mut BytesMut, signature: Option<&str>) {
+    let Some(signature) = signature else { return };
+    out.put_slice(b",\"extra_content\":{\"google\":{\"thought_signature\":");
+    write::string(out, signature);
+    out.put_slice(b"}}");
 }
 
 fn put_call_arguments(out: &mut BytesMut, call: u32, json: &str) {

@@ -1,8 +1,8 @@
 //! The fields that chat completions and completions share.
 
-use super::Bounds;
-use super::fields;
-use super::json::{Fault, Names, Reader, Within, short};
+use crate::Bounds;
+use crate::fields;
+use crate::json::{Fault, Names, Reader, Within, short};
 use crate::request::{SamplingParams, StreamOptions};
 
 /// Shared fields while a body is read.
@@ -16,6 +16,7 @@ pub(super) struct Common {
     pub(super) keep_special_tokens: bool,
     pub(super) return_token_ids: bool,
     pub(super) cache_salt: Option<String>,
+    pub(super) user: Option<String>,
     pub(super) priority: i32,
     pub(super) ignored: Vec<String>,
 }
@@ -24,7 +25,7 @@ impl Common {
     pub(super) fn new() -> Self {
         Self {
             model: None,
-            sampling: neutral(),
+            sampling: SamplingParams::default(),
             n: None,
             stream: false,
             stream_options: None,
@@ -32,6 +33,7 @@ impl Common {
             keep_special_tokens: false,
             return_token_ids: false,
             cache_salt: None,
+            user: None,
             priority: 0,
             ignored: Vec::new(),
         }
@@ -48,6 +50,7 @@ impl Common {
             "skip_special_tokens" => self.keep_special_tokens = !reader.boolean()?,
             "return_token_ids" => self.return_token_ids = reader.boolean()?,
             "cache_salt" => self.cache_salt = Some(fields::name(reader, bounds.name_chars_max)?),
+            "user" => self.user = Some(fields::string(reader, 512)?),
             "priority" => {
                 self.priority = fields::integer(reader, i128::from(i32::MIN)..=i128::from(i32::MAX))? as i32;
             }
@@ -117,28 +120,6 @@ impl Common {
     /// Streaming wishes, or `None` for a whole answer.
     pub(super) fn stream(&self) -> Option<StreamOptions> {
         self.stream.then(|| self.stream_options.unwrap_or_default())
-    }
-}
-
-/// What a request without any sampling field asks for.
-pub(super) fn neutral() -> SamplingParams {
-    SamplingParams {
-        temperature: None,
-        top_p: None,
-        top_k: None,
-        min_p: None,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        repetition_penalty: None,
-        logit_bias: Vec::new(),
-        seed: None,
-        max_tokens: None,
-        min_tokens: 0,
-        ignore_eos: false,
-        stop: Vec::new(),
-        stop_token_ids: Vec::new(),
-        include_stop: false,
-        allowed_token_ids: Vec::new(),
     }
 }
 

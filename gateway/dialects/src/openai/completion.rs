@@ -1,13 +1,13 @@
 //! `POST /v1/completions`: body to [`CompleteRequest`].
 
-use super::Bounds;
 use super::chat::read_body;
 use super::common::Common;
-use super::fields::{self, bounded, too_many};
-use super::json::{Fault, Kind, Reader, Within, mismatch};
-use super::unbuilt;
+use super::{format, unbuilt};
+use crate::Bounds;
 use crate::error::{ApiError, ApiErrorKind};
-use crate::request::{CompleteRequest, Prompt};
+use crate::fields::{self, bounded, too_many};
+use crate::json::{Fault, Kind, Reader, Within, mismatch};
+use crate::request::{CompleteRequest, Prompt, ResponseFormat};
 
 /// Tokens generated when a request does not say: the API's old default, which clients rely on.
 const MAX_TOKENS_DEFAULT: u32 = 16;
@@ -53,7 +53,12 @@ impl Draft {
             "suffix" => self.suffix = Some(fields::string(reader, bounds.suffix_chars_max)?),
             "max_tokens" => self.max_tokens = Some(fields::count(reader, 0..=u32::MAX)?),
             "logprobs" => self.logprobs = Some(fields::count(reader, 0..=bounds.logprobs_max)?),
-            "response_format" => unbuilt::response_format(reader)?,
+            "response_format" => {
+                if format::response_format(reader, bounds)? != ResponseFormat::Text {
+                    return Err(Fault::of(ApiErrorKind::UnsupportedValue, "only \"text\" is built for completions"))
+                        .within("type");
+                }
+            }
             "add_special_tokens" => {
                 if !reader.boolean()? {
                     let why = "a prompt of token ids is used as it is; text always gets the tokenizer's special tokens";

@@ -8,9 +8,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::errors::ErrorShape;
 use super::legacy_logprobs::LegacyLogprobs;
 use super::stream::{Frames, Identity, Phase, put_finish};
-use super::write;
 use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
 use crate::request::CompleteRequest;
+use crate::write;
 
 /// What an answer to a completion request needs besides its events.
 #[derive(Clone, Debug)]
@@ -123,10 +123,16 @@ impl CompletionEncoder {
                 self.piece(&Piece { choice: *choice, text, logprobs, tokens, prompt_tokens: None }, out);
             }
             // A completion has no reasoning apart from its text.
-            ChatEvent::Reasoning { choice, text } => {
+            ChatEvent::Reasoning { choice, text } | ChatEvent::Refusal { choice, text } => {
                 self.piece(&Piece { choice: *choice, text, logprobs: &[], tokens: &[], prompt_tokens: None }, out);
             }
-            ChatEvent::ToolCallStart { .. } | ChatEvent::ToolCallArguments { .. } => {}
+            // What a plain continuation has no place for.
+            ChatEvent::ToolCallStart { .. }
+            | ChatEvent::ToolCallArguments { .. }
+            | ChatEvent::ReasoningSignature { .. }
+            | ChatEvent::Vector { .. }
+            | ChatEvent::Score { .. }
+            | ChatEvent::Raw(_) => {}
             ChatEvent::Finish { choice, reason, stop } => self.finish(*choice, *reason, stop.as_ref(), out),
             ChatEvent::Prompt { choice, text, logprobs, tokens } => {
                 let (text, logprobs) = if self.echo { (text.as_str(), logprobs.as_slice()) } else { ("", &[][..]) };
@@ -248,12 +254,18 @@ impl CompletionCollector {
                     candidate.count(logprobs);
                 }
             }
-            ChatEvent::Reasoning { choice, text } => {
+            ChatEvent::Reasoning { choice, text } | ChatEvent::Refusal { choice, text } => {
                 if let Some(candidate) = self.live(*choice) {
                     candidate.add(text, &[], &[]);
                 }
             }
-            ChatEvent::ToolCallStart { .. } | ChatEvent::ToolCallArguments { .. } => {}
+            // What a plain continuation has no place for.
+            ChatEvent::ToolCallStart { .. }
+            | ChatEvent::ToolCallArguments { .. }
+            | ChatEvent::ReasoningSignature { .. }
+            | ChatEvent::Vector { .. }
+            | ChatEvent::Score { .. }
+            | ChatEvent::Raw(_) => {}
             ChatEvent::Finish { choice, reason, stop } => {
                 if let Some(candidate) = self.live(*choice) {
                     candidate.finish = Some((*reason, stop.clone()));

@@ -2,8 +2,8 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::write;
 use crate::error::{ApiError, ApiErrorKind};
+use crate::write;
 
 /// Status, type and code of one kind of error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::fmt::Write as _;
 
 use bytes::{BufMut, BytesMut};
 
-use super::write;
 use crate::event::TokenLogprob;
+use crate::write;
 
 /// The lists while they grow.
 #[derive(Clone, Default)]

@@ -1,12 +1,10 @@
 //! `messages`: the turns of a conversation.
 
-use std::borrow::Cow;
-
-use super::Bounds;
-use super::fields::{self, bounded};
-use super::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
+use crate::Bounds;
 use crate::error::ApiErrorKind;
-use crate::request::{Message, Role, ToolCall};
+use crate::fields::{self, bounded};
+use crate::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
+use crate::request::{ImageSource, Message, Part, Role, ToolCall};
 
 /// Reads the array of messages.
 pub(super) fn messages(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Message>, Fault> {
@@ -33,7 +31,7 @@ const ROLES: &[(&str, Role)] = &[
 #[derive(Default)]
 struct Draft {
     role: Option<Role>,
-    content: Option<String>,
+    content: Option<Content>,
     name: Option<String>,
     reasoning: Option<String>,
     tool_calls: Vec<ToolCall>,
@@ -89,13 +87,24 @@ impl Draft {
         if self.content.is_none() && !may_be_empty {
             return Err(Fault::invalid("required, but missing or null")).within("content");
         }
+        let (content, parts) = match self.content {
+            Some(content) => (Some(content.text), content.parts),
+            None => (None, Vec::new()),
+        };
+        if !parts.is_empty() && matches!(role, Role::System | Role::Assistant) {
+            return Err(Fault::invalid("images are only allowed in messages of the user and of tools"))
+                .within("content");
+        }
         Ok(Message {
             role,
-            content: self.content,
+            content,
+            parts,
             name: self.name,
             reasoning: self.reasoning.filter(|_| assistant),
+            reasoning_signature: None,
             tool_calls: self.tool_calls,
             tool_call_id: self.tool_call_id,
+            tool_failed: false,
         })
     }
 }
@@ -114,46 +123,113 @@ fn role(reader: &mut Reader<'_>) -> Result<Role, Fault> {
     }
 }
 
-/// A string, or text parts that are joined.
-fn content(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
+/// What a message says.
+#[derive(Default)]
+struct Content {
+    /// Text parts joined.
+    text: String,
+    /// All parts, if one is not text.
+    parts: Vec<Part>,
+}
+
+impl Content {
+    fn add(&mut self, part: Part) {
+        match part {
+            Part::Text(text) => {
+                self.text.push_str(&text);
+                if !self.parts.is_empty() {
+                    self.parts.push(Part::Text(text));
+                }
+            }
+            image @ Part::Image { .. } => {
+                if self.parts.is_empty() && !self.text.is_empty() {
+                    self.parts.push(Part::Text(self.text.clone()));
+                }
+                self.parts.push(image);
+            }
+        }
+    }
+}
+
+/// A string, or an array of parts.
+fn content(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Content, Fault> {
     match reader.kind()? {
-        Kind::String => fields::text(reader),
+        Kind::String => Ok(Content { text: fields::text(reader)?, parts: Vec::new() }),
         Kind::Array => {
-            let mut joined = String::new();
+            let mut all = Content::default();
             reader.array(|reader, index| {
                 bounded(index, bounds.parts_max, "content parts")?;
-                joined.push_str(&part(reader, bounds).at(index)?);
+                all.add(part(reader, bounds).at(index)?);
                 Ok(())
             })?;
-            Ok(joined)
+            Ok(all)
         }
         kind => Err(mismatch("a string or an array of parts", kind)),
     }
 }
 
-fn part<'a>(reader: &mut Reader<'a>, bounds: &Bounds) -> Result<Cow<'a, str>, Fault> {
-    let (mut kind, mut text) = (None, None);
+fn part(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Part, Fault> {
+    let (mut kind, mut text, mut image) = (None, None, None);
     let mut names = Names::new(bounds.inner_fields_max);
     reader.object(|reader, key| {
         names.add(&key)?;
+        if reader.null()? {
+            return Ok(());
+        }
         match &*key {
             "type" => kind = Some(reader.string().within("type")?),
-            "text" | "refusal" => text = Some(reader.string().within(&key)?),
+            "text" | "refusal" => text = Some(fields::text(reader).within(&key)?),
+            "image_url" => image = Some(image_url(reader, bounds).within("image_url")?),
             _ => reader.skip()?,
         }
         Ok(())
     })?;
     match kind.as_deref() {
         Some("text" | "input_text" | "output_text" | "refusal") => {
-            text.ok_or_else(|| Fault::invalid("required, but missing")).within("text")
+            text.map(Part::Text).ok_or_else(|| Fault::invalid("required, but missing")).within("text")
         }
-        Some(
-            media @ ("image_url" | "input_image" | "input_audio" | "audio_url" | "video_url" | "file" | "input_file"),
-        ) => Err(Fault::of(ApiErrorKind::UnsupportedValue, format!("\"{media}\" parts are not built; only text is")))
-            .within("type"),
+        Some("image_url") => image.ok_or_else(|| Fault::invalid("required, but missing")).within("image_url"),
+        Some(media @ ("input_image" | "input_audio" | "audio_url" | "video_url" | "file" | "input_file")) => {
+            let why = format!("\"{media}\" parts are not built; text and image_url are");
+            Err(Fault::of(ApiErrorKind::UnsupportedValue, why)).within("type")
+        }
         Some(other) => Err(Fault::invalid(format!("unknown part type \"{}\"", short(other)))).within("type"),
         None => Err(Fault::invalid("required, but missing")).within("type"),
     }
+}
+
+/// `{url, detail?}`.
+fn image_url(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Part, Fault> {
+    let (mut url, mut detail) = (None, None);
+    let mut names = Names::new(bounds.inner_fields_max);
+    reader.object(|reader, key| {
+        names.add(&key)?;
+        match &*key {
+            "url" => url = Some(fields::text(reader).within("url")?),
+            "detail" if !reader.null()? => detail = Some(fields::name(reader, 16).within("detail")?),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    let url = url.ok_or_else(|| Fault::invalid("required, but missing")).within("url")?;
+    Ok(Part::Image { source: image_source(url).within("url")?, detail })
+}
+
+/// A `data:` URL in base64, or one that the upstream fetches.
+pub(crate) fn image_source(url: String) -> Result<ImageSource, Fault> {
+    if let Some(rest) = url.strip_prefix("data:") {
+        let (kind, base64) = rest
+            .split_once(";base64,")
+            .ok_or_else(|| Fault::invalid("a data URL must be data:image/TYPE;base64,DATA"))?;
+        if !kind.starts_with("image/") || kind.len() > 64 {
+            return Err(Fault::invalid("a data URL must hold an image"));
+        }
+        return Ok(ImageSource::Data { media_type: kind.to_owned(), base64: base64.to_owned() });
+    }
+    if url.starts_with("https://") || url.starts_with("http://") {
+        return Ok(ImageSource::Url(url));
+    }
+    Err(Fault::invalid("must be an http, https or data URL"))
 }
 
 fn tool_calls(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<ToolCall>, Fault> {
@@ -167,11 +243,12 @@ fn tool_calls(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<ToolCall>,
 }
 
 fn tool_call(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ToolCall, Fault> {
-    let (mut id, mut function) = (None, None);
+    let (mut id, mut function, mut signature) = (None, None, None);
     let mut names = Names::new(bounds.inner_fields_max);
     reader.object(|reader, key| {
         names.add(&key)?;
         match &*key {
+            "extra_content" => signature = thought_signature(reader).within("extra_content")?,
             "id" => id = Some(fields::name(reader, bounds.name_chars_max).within("id")?),
             "type" => function_type(reader).within("type")?,
             "function" => function = Some(called(reader, bounds).within("function")?),
@@ -181,7 +258,28 @@ fn tool_call(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ToolCall, Fault
     })?;
     let id = id.ok_or_else(|| Fault::invalid("required, but missing")).within("id")?;
     let (name, arguments) = function.ok_or_else(|| Fault::invalid("required, but missing")).within("function")?;
-    Ok(ToolCall { id, name, arguments })
+    Ok(ToolCall { id, name, arguments, signature })
+}
+
+/// `{"google":{"thought_signature":…}}`, under which Gemini's own OpenAI endpoint sends it.
+fn thought_signature(reader: &mut Reader<'_>) -> Result<Option<String>, Fault> {
+    let mut signature = None;
+    if reader.null()? {
+        return Ok(None);
+    }
+    reader.object(|reader, key| {
+        if key != "google" || reader.kind()? != Kind::Object {
+            return reader.skip();
+        }
+        reader.object(|reader, key| {
+            if key == "thought_signature" && reader.kind()? == Kind::String {
+                signature = Some(fields::text(reader)?);
+                return Ok(());
+            }
+            reader.skip()
+        })
+    })?;
+    Ok(signature)
 }
 
 /// `type` of a tool or a call: functions are what is built.

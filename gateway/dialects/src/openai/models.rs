@@ -2,7 +2,7 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::write;
+use crate::write;
 
 /// A model that this gateway serves.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@
 use bytes::{BufMut, BytesMut};
 
 use super::errors::{self, ErrorShape};
-use super::write;
 use crate::event::{FinishReason, StopCause, Usage};
+use crate::write;
 
 /// Who and what a stream or an answer is from; the same in each chunk.
 pub(super) struct Identity<'a> {
@@ -145,6 +145,7 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
         FinishReason::ToolCalls => "tool_calls",
+        FinishReason::ContentFilter => "content_filter",
     }
 }
 

@@ -2,14 +2,14 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::Bounds;
 use super::chat::{EFFORTS, generation_prompt, read_body, template_kwargs};
-use super::common::neutral;
-use super::fields;
-use super::json::{Fault, Reader, Within, short};
-use super::{messages, tools, write};
+use super::{messages, tools};
+use crate::Bounds;
 use crate::error::{ApiError, ApiErrorKind};
+use crate::fields;
+use crate::json::{Fault, Reader, Within, short};
 use crate::request::{ChatRequest, Message, ReasoningEffort, Tool, ToolChoice};
+use crate::write;
 
 /// What to tokenize.
 #[derive(Clone, Debug)]
@@ -75,7 +75,7 @@ impl Draft {
             "model" => self.model = Some(fields::name(reader, bounds.model_chars_max)?),
             "prompt" => self.prompt = Some(fields::text(reader)?),
             "messages" => self.messages = Some(messages::messages(reader, bounds)?),
-            "tools" => self.tools = tools::tools(reader, bounds, &mut false)?,
+            "tools" => self.tools = tools::tools(reader, bounds)?,
             "add_special_tokens" => self.add_special_tokens = Some(reader.boolean()?),
             "return_token_strs" => self.return_token_strs = reader.boolean()?,
             "add_generation_prompt" => self.add_generation_prompt = Some(reader.boolean()?),
@@ -119,24 +119,14 @@ impl Draft {
         let add_generation_prompt =
             generation_prompt(self.add_generation_prompt, self.continue_final_message, &messages)?;
         Ok(ChatRequest {
-            model: self.model.unwrap_or_default(),
-            messages,
             tool_choice: if self.tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto },
             tools: self.tools,
-            sampling: neutral(),
-            n: 1,
-            stream: None,
-            logprobs: None,
-            prompt_logprobs: None,
             reasoning_effort: self.reasoning_effort,
             template_kwargs: self.template_kwargs,
             add_generation_prompt,
             continue_final_message: self.continue_final_message,
-            keep_special_tokens: false,
-            return_token_ids: false,
-            cache_salt: None,
-            priority: 0,
             ignored: self.ignored,
+            ..ChatRequest::new(self.model.unwrap_or_default(), messages)
         })
     }
 }

@@ -1,20 +1,20 @@
-//! `tools`, `tool_choice`, `parallel_tool_calls`: what the model may call, as far as a template alone can hold it.
+//! `tools`, `tool_choice`: what the model may call.
 
-use super::Bounds;
-use super::fields::{self, bounded, too_many};
-use super::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
-use super::json_text::compacted;
 use super::messages::function_type;
+use crate::Bounds;
 use crate::error::ApiErrorKind;
+use crate::fields::{self, bounded, too_many};
+use crate::json::{Fault, Kind, Names, Reader, Within, mismatch, short};
+use crate::json_text::compacted;
 use crate::request::{Tool, ToolChoice};
 
-/// Reads the array of tools; `strict` becomes true if one of them asks for it.
-pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds, strict: &mut bool) -> Result<Vec<Tool>, Fault> {
+/// Reads the array of tools.
+pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Tool>, Fault> {
     let mut all: Vec<Tool> = Vec::new();
     let mut seen = std::collections::HashSet::new();
     reader.array(|reader, index| {
         bounded(index, bounds.tools_max, "tools")?;
-        let tool = tool(reader, bounds, strict).at(index)?;
+        let tool = tool(reader, bounds).at(index)?;
         if !seen.insert(tool.name.clone()) {
             return Err(Fault::invalid(format!("function \"{}\" is given twice", short(&tool.name)))).at(index);
         }
@@ -25,7 +25,7 @@ pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds, strict: &mut bool)
 }
 
 /// Walks the tool twice: as a whole for its text and size, then into the fields that are checked.
-fn tool(reader: &mut Reader<'_>, bounds: &Bounds, strict: &mut bool) -> Result<Tool, Fault> {
+fn tool(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
     reader.expect(Kind::Object)?;
     let raw = reader.raw()?;
     if raw.depth > bounds.tool_depth_max {
@@ -35,7 +35,7 @@ fn tool(reader: &mut Reader<'_>, bounds: &Bounds, strict: &mut bool) -> Result<T
     if json.len() > bounds.tool_bytes_max {
         return Err(too_many("bytes", bounds.tool_bytes_max));
     }
-    let (mut kind, mut name) = (false, None);
+    let (mut kind, mut tool) = (false, None);
     let mut names = Names::new(bounds.inner_fields_max);
     Reader::new(json.as_bytes())?.object(|reader, key| {
         names.add(&key)?;
@@ -44,7 +44,7 @@ fn tool(reader: &mut Reader<'_>, bounds: &Bounds, strict: &mut bool) -> Result<T
                 function_type(reader).within("type")?;
                 kind = true;
             }
-            "function" => name = Some(function(reader, bounds, strict).within("function")?),
+            "function" => tool = Some(function(reader, bounds).within("function")?),
             _ => reader.skip()?,
         }
         Ok(())
@@ -52,12 +52,13 @@ fn tool(reader: &mut Reader<'_>, bounds: &Bounds, strict: &mut bool) -> Result<T
     if !kind {
         return Err(Fault::invalid("required, but missing")).within("type");
     }
-    let name = name.ok_or_else(|| Fault::invalid("required, but missing")).within("function")?;
-    Ok(Tool { name, json })
+    let tool = tool.ok_or_else(|| Fault::invalid("required, but missing")).within("function")?;
+    Ok(Tool { json, ..tool })
 }
 
-fn function(reader: &mut Reader<'_>, bounds: &Bounds, strict: &mut bool) -> Result<String, Fault> {
-    let mut name = None;
+/// The function in a tool; `json` is the caller's.
+fn function(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
+    let (mut name, mut description, mut parameters, mut strict) = (None, None, None, false);
     let mut names = Names::new(bounds.inner_fields_max);
     reader.object(|reader, key| {
         names.add(&key)?;
@@ -66,17 +67,19 @@ fn function(reader: &mut Reader<'_>, bounds: &Bounds, strict: &mut bool) -> Resu
         }
         match &*key {
             "name" => name = Some(fields::name(reader, bounds.name_chars_max).within("name")?),
-            "description" => _ = reader.string().within("description")?,
-            "strict" => *strict |= reader.boolean().within("strict")?,
+            "description" => description = Some(fields::text(reader).within("description")?),
+            "strict" => strict = reader.boolean().within("strict")?,
             "parameters" => {
                 reader.expect(Kind::Object).within("parameters")?;
-                reader.skip()?;
+                // The tool around it is compact already.
+                parameters = Some(reader.raw()?.text.to_owned());
             }
             _ => reader.skip()?,
         }
         Ok(())
     })?;
-    name.ok_or_else(|| Fault::invalid("required, but missing")).within("name")
+    let name = name.ok_or_else(|| Fault::invalid("required, but missing")).within("name")?;
+    Ok(Tool { name, description, parameters, strict, json: String::new() })
 }
 
 /// What `tool_choice` says, before the tools are known.
@@ -141,20 +144,18 @@ fn chosen_name(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault
 
 /// What a choice means for these tools.
 pub(super) fn resolve(choice: Option<Choice>, tools: &[Tool]) -> Result<ToolChoice, Fault> {
-    let unbuilt = |what: &str| {
-        Fault::of(ApiErrorKind::UnsupportedValue, format!("{what} needs guided decoding, which is not built yet"))
-    };
+    let unbuilt = |what: &str| Fault::of(ApiErrorKind::UnsupportedValue, format!("{what} is not built"));
     match choice {
         None if tools.is_empty() => Ok(ToolChoice::None),
         None => Ok(ToolChoice::Auto),
         Some(Choice::None) => Ok(ToolChoice::None), // holds without tools too
         Some(_) if tools.is_empty() => Err(Fault::invalid("only allowed with tools")),
         Some(Choice::Auto) => Ok(ToolChoice::Auto),
-        Some(Choice::Required) => Err(unbuilt("\"required\"")),
+        Some(Choice::Required) => Ok(ToolChoice::Required),
         Some(Choice::Function(name)) if !tools.iter().any(|tool| tool.name == name) => {
             Err(Fault::invalid(format!("no tool is named \"{}\"", short(&name)))).within("name").within("function")
         }
-        Some(Choice::Function(_)) => Err(unbuilt("a named function")),
+        Some(Choice::Function(name)) => Ok(ToolChoice::Named(name)),
         Some(Choice::Unbuilt(kind)) => Err(unbuilt(&format!("\"{kind}\""))),
     }
 }

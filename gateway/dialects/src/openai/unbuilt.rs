@@ -3,11 +3,11 @@
 //! A field that promises something (a grammar, a limit, another modality) is never dropped silently: the request is refused with the
 //! reason, unless the value asks for nothing. What is in no table is unknown: ignored, and named in the request's `ignored`.
 
-use super::Bounds;
 use super::common::Common;
-use super::fields;
-use super::json::{Fault, Kind, Reader, Within, mismatch, short};
+use crate::Bounds;
 use crate::error::ApiErrorKind;
+use crate::fields;
+use crate::json::{Fault, Reader};
 
 /// Reads a field that neither API honours: unused, refused, or unknown and remembered.
 pub(super) fn other(common: &mut Common, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<(), Fault> {
@@ -19,31 +19,6 @@ pub(super) fn other(common: &mut Common, reader: &mut Reader<'_>, key: &str, bou
             common.ignore(key, bounds);
             reader.skip()
         }
-    }
-}
-
-/// `response_format`: only plain text can be promised without guided decoding.
-pub(super) fn response_format(reader: &mut Reader<'_>) -> Result<(), Fault> {
-    if reader.kind()? != Kind::Object {
-        return Err(mismatch("an object", reader.kind()?));
-    }
-    let mut kind = None;
-    reader.object(|reader, key| {
-        if key == "type" {
-            kind = Some(fields::string(reader, 64).within("type")?);
-            return Ok(());
-        }
-        reader.skip()
-    })?;
-    match kind.as_deref() {
-        Some("text") => Ok(()),
-        Some(known @ ("json_object" | "json_schema" | "grammar" | "python" | "structural_tag")) => Err(Fault::of(
-            ApiErrorKind::UnsupportedValue,
-            format!("\"{known}\" needs guided decoding, which is not built yet"),
-        ))
-        .within("type"),
-        Some(other) => Err(Fault::invalid(format!("unknown format \"{}\"", short(other)))).within("type"),
-        None => Err(Fault::invalid("required, but missing")).within("type"),
     }
 }
 
@@ -83,7 +58,6 @@ const SEARCH: &str = "beam search is not built";
 /// Fields of both APIs, by name; anything else is unknown.
 #[rustfmt::skip]
 const FATES: &[(&str, Fate)] = &[
-    ("user", Fate::Unused(Unused::Text(512))),
     ("safety_identifier", Fate::Unused(Unused::Text(512))),
     ("prompt_cache_key", Fate::Unused(Unused::Text(1_024))),
     ("prompt_cache_retention", Fate::Unused(Unused::Text(64))),

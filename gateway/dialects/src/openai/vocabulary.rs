@@ -16,6 +16,7 @@ pub fn check_token_ids(request: &Request, vocab_size: u32) -> Result<(), ApiErro
             }
             &complete.sampling
         }
+        Request::Embed(_) | Request::Rerank(_) => return Ok(()),
     };
     check(sampling.allowed_token_ids.iter().copied(), vocab_size, |index| format!("allowed_token_ids[{index}]"))?;
     let biased = &sampling.logit_bias;

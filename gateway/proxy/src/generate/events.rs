@@ -213,6 +213,7 @@ impl PoolEvents {
         Usage {
             prompt_tokens: facts.prompt_tokens,
             cached_tokens: facts.cached_tokens,
+            cache_write_tokens: 0,
             completion_tokens: facts.completion_tokens,
             reasoning_tokens: facts.reasoning_tokens,
         }

@@ -5,6 +5,7 @@
 
 mod events;
 mod plan;
+mod unbuilt;
 mod wave;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use penstock_proto::ErrorKind;
 use penstock_text::TextModel;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::call::Call;
 use crate::clock::unix_seconds;
 use crate::error::Failure;
 use crate::pool::{Pool, PoolError, WorkerPhase};
@@ -96,17 +98,31 @@ impl Upstream for PoolUpstream {
         Some(told.collect::<Vec<_>>().join(", "))
     }
 
-    async fn open(&self, request: Arc<Request>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+    async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
         let Some(model) = self.pool.model() else {
             let why = self.unready().unwrap_or_default();
             let failure = Failure::new(ErrorKind::Unavailable, format!("The model is not ready yet ({why})."));
             return Err(failure.retry_after(Duration::from_secs(1)));
         };
-        openai::check_token_ids(&request, model.vocab_size)?;
-        let asked = request.clone();
-        let plan = self.off_io(text_bytes(&request), move |text| Plan::new(&asked, text, model.context_tokens)).await?;
+        let decoded = call.decoded().await?;
+        unbuilt::check(&decoded.request)?;
+        openai::check_token_ids(&decoded.request, model.vocab_size)?;
+        let bytes = text_bytes(&decoded.request);
+        let plan = self.off_io(bytes, move |text| Plan::new(&decoded.request, text, model.context_tokens)).await?;
         let source = Source { pool: self.pool.clone(), model: self.id.clone(), origin };
         Ok(Box::new(PoolEvents::start(plan, source, self.text.clone())?))
+    }
+
+    async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {
+        let decoded = call.decoded().await?;
+        unbuilt::check(&decoded.request)?;
+        let Request::Chat(chat) = &decoded.request else { return Ok(None) };
+        let bytes = plan::chat_bytes(chat);
+        let counted = self.off_io(bytes, move |text| {
+            let Request::Chat(chat) = &decoded.request else { return Ok(0) };
+            Ok(text.chat_prompt(chat, unix_seconds() as i64)?.tokens.len() as u64)
+        });
+        counted.await.map(Some)
     }
 
     async fn tokenize(&self, request: TokenizeRequest) -> Result<Vec<u8>, Failure> {
@@ -175,6 +191,7 @@ fn text_bytes(request: &Request) -> usize {
     match request {
         Request::Chat(chat) => plan::chat_bytes(chat),
         Request::Complete(complete) => complete.prompts.iter().map(plan::prompt_bytes).sum(),
+        Request::Embed(_) | Request::Rerank(_) => 0,
     }
 }
 

@@ -90,6 +90,7 @@ impl Plan {
         match request {
             Request::Chat(chat) => Self::chat(chat, model, context_tokens),
             Request::Complete(complete) => Self::complete(complete, model, context_tokens),
+            Request::Embed(_) | Request::Rerank(_) => Err(Failure::internal("a request that no pool answers")),
         }
     }
 

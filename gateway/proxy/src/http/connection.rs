@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::BytesMut;
+use penstock_dialects::Dialect;
 use penstock_proto::ErrorKind;
 use pingora_core::apps::ServerApp;
 use pingora_core::protocols::l4::stream::Stream as L4Stream;
@@ -87,7 +88,7 @@ impl<H: Handler> Connection<H> {
             let failure =
                 Failure::new(ErrorKind::Overloaded, "Too many connections.").retry_after(Duration::from_secs(1));
             let write_stall = self.handler.limits().write_stall;
-            Box::pin(raw::refuse(stream, &failure, &new_request_id(), write_stall)).await;
+            Box::pin(raw::refuse(stream, &failure, Dialect::OpenAi, &new_request_id(), write_stall)).await;
         } else if matches!(stream.selected_alpn_proto(), Some(ALPN::H2)) {
             Box::pin(h2::serve(self.handler.clone(), stream, shutdown)).await;
         } else {
@@ -120,7 +121,8 @@ async fn serve_http1<H: Handler>(handler: &Arc<H>, mut stream: Stream, mut shutd
             Opening::Fault(fault) => {
                 handler.refused_head(fault);
                 let failure = fault_failure(fault);
-                return Box::pin(raw::refuse(stream, &failure, &new_request_id(), limits.write_stall)).await;
+                return Box::pin(raw::refuse(stream, &failure, Dialect::OpenAi, &new_request_id(), limits.write_stall))
+                    .await;
             }
             Opening::Http2 => {
                 if let Some(stream) = rewind(stream, &buf) {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderName, HeaderValue, StatusCode, header};
+use penstock_dialects::Dialect;
 use penstock_proto::ErrorKind;
 use pingora_core::protocols::Stream;
 use pingora_core::protocols::http::ServerSession;
@@ -82,6 +83,8 @@ pub struct Exchange {
     pub protocol: &'static str,
     /// Id that goes into the response and the log.
     pub request_id: String,
+    /// The dialect that errors are said in.
+    pub dialect: Dialect,
     wire: Wire,
     /// Bytes after this request on the same HTTP/1 connection.
     next: BytesMut,
@@ -123,6 +126,7 @@ impl Exchange {
             head,
             started: Instant::now(),
             protocol,
+            dialect: Dialect::OpenAi,
             wire,
             next: BytesMut::new(),
             sent: Sent::Nothing,
@@ -238,7 +242,7 @@ impl Exchange {
                 return Err(Gone);
             };
             (self.sent, self.status) = (Sent::Ended, failure.status());
-            Box::pin(raw::refuse(stream, failure, &self.request_id, self.limits.write_stall)).await;
+            Box::pin(raw::refuse(stream, failure, self.dialect, &self.request_id, self.limits.write_stall)).await;
             return Ok(());
         }
         let mut headers = vec![(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
@@ -250,7 +254,9 @@ impl Exchange {
         if let Some(methods) = failure.allow {
             headers.push((header::ALLOW, HeaderValue::from_static(methods.header())));
         }
-        self.respond(failure.status(), &headers, failure.body().into()).await
+        headers.push((HeaderName::from_static("x-penstock-error-source"), HeaderValue::from_static(failure.source())));
+        let body = failure.body(self.dialect, &self.request_id);
+        self.respond(failure.status(), &headers, body).await
     }
 
     /// Sends status and head of a stream.

@@ -6,6 +6,8 @@ use pingora_core::protocols::Stream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
+use penstock_dialects::Dialect;
+
 use crate::error::Failure;
 
 /// After a refusal, this much is read over so that the client gets the answer instead of a reset.
@@ -14,8 +16,14 @@ const LINGER_BYTES_MAX: usize = 1024 * 1024;
 const LINGER: Duration = Duration::from_secs(2);
 
 /// Writes the failure, closes the write side, reads over what the client still sends (bounded), closes.
-pub(super) async fn refuse(mut stream: Stream, failure: &Failure, request_id: &str, write_stall: Duration) {
-    let answer = serialize(failure, request_id);
+pub(super) async fn refuse(
+    mut stream: Stream,
+    failure: &Failure,
+    dialect: Dialect,
+    request_id: &str,
+    write_stall: Duration,
+) {
+    let answer = serialize(failure, dialect, request_id);
     let write = async {
         stream.write_all(&answer).await?;
         stream.flush().await?;
@@ -36,15 +44,16 @@ pub(super) async fn refuse(mut stream: Stream, failure: &Failure, request_id: &s
     let _ = timeout(LINGER, drain).await;
 }
 
-fn serialize(failure: &Failure, request_id: &str) -> Vec<u8> {
+fn serialize(failure: &Failure, dialect: Dialect, request_id: &str) -> Vec<u8> {
     use std::fmt::Write;
-    let (status, body) = (failure.status(), failure.body());
+    let (status, body) = (failure.status(), failure.body(dialect, request_id));
     let reason = http::StatusCode::from_u16(status).ok().and_then(|code| code.canonical_reason()).unwrap_or("Error");
     let mut head = format!(
         "HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nx-request-id: {request_id}\r\n\
-         x-should-retry: {}\r\nconnection: close\r\n",
+         x-should-retry: {}\r\nx-penstock-error-source: {}\r\nconnection: close\r\n",
         body.len(),
         failure.should_retry(),
+        failure.source(),
     );
     if let Some(seconds) = failure.retry_after_seconds() {
         let _ = write!(head, "retry-after: {seconds}\r\n");

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use penstock_dialects::{ChatRequest, Message, Role, SamplingParams, ToolCall, ToolChoice};
+use penstock_dialects::{ChatRequest, Message, Role, ToolCall, ToolChoice};
 use penstock_text::TextModel;
 use serde_json::Value;
 
@@ -20,14 +20,7 @@ pub(crate) fn model() -> Arc<TextModel> {
 }
 
 pub(crate) fn message(role: Role, content: &str) -> Message {
-    Message {
-        role,
-        content: Some(content.into()),
-        name: None,
-        reasoning: None,
-        tool_calls: Vec::new(),
-        tool_call_id: None,
-    }
+    Message { role, content: Some(content.into()), ..Message::default() }
 }
 
 /// A message as clients write it; calls' arguments as an object.
@@ -43,6 +36,7 @@ pub(crate) fn message_from_json(json: &Value) -> Message {
         id: call["id"].as_str().unwrap_or_default().into(),
         name: call["function"]["name"].as_str().unwrap().into(),
         arguments: call["function"]["arguments"].to_string(),
+        signature: None,
     };
     Message {
         role,
@@ -51,45 +45,10 @@ pub(crate) fn message_from_json(json: &Value) -> Message {
         reasoning: text("reasoning_content"),
         tool_calls: json["tool_calls"].as_array().into_iter().flatten().map(call).collect(),
         tool_call_id: text("tool_call_id"),
+        ..Message::default()
     }
 }
 
 pub(crate) fn request(messages: Vec<Message>) -> ChatRequest {
-    ChatRequest {
-        model: "demo".into(),
-        messages,
-        tools: Vec::new(),
-        tool_choice: ToolChoice::Auto,
-        sampling: SamplingParams {
-            temperature: None,
-            top_p: None,
-            top_k: None,
-            min_p: None,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            repetition_penalty: None,
-            logit_bias: Vec::new(),
-            seed: None,
-            max_tokens: None,
-            min_tokens: 0,
-            ignore_eos: false,
-            stop: Vec::new(),
-            stop_token_ids: Vec::new(),
-            include_stop: false,
-            allowed_token_ids: Vec::new(),
-        },
-        n: 1,
-        stream: None,
-        logprobs: None,
-        prompt_logprobs: None,
-        reasoning_effort: None,
-        template_kwargs: None,
-        add_generation_prompt: true,
-        continue_final_message: false,
-        keep_special_tokens: false,
-        return_token_ids: false,
-        cache_salt: None,
-        priority: 0,
-        ignored: Vec::new(),
-    }
+    ChatRequest { tool_choice: ToolChoice::Auto, ..ChatRequest::new("demo".into(), messages) }
 }

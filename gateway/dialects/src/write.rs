@@ -4,18 +4,18 @@ use std::fmt::Write as _;
 
 use bytes::{BufMut, BytesMut};
 
-use super::json_text::plain_run;
 use crate::event::{TokenLogprob, Usage};
+use crate::json_text::plain_run;
 
 /// A string in quotes.
-pub(super) fn string(out: &mut BytesMut, text: &str) {
+pub(crate) fn string(out: &mut BytesMut, text: &str) {
     out.put_u8(b'"');
     escaped(out, text);
     out.put_u8(b'"');
 }
 
 /// A string in quotes, or null.
-pub(super) fn optional_string(out: &mut BytesMut, text: Option<&str>) {
+pub(crate) fn optional_string(out: &mut BytesMut, text: Option<&str>) {
     match text {
         Some(text) => string(out, text),
         None => out.put_slice(b"null"),
@@ -23,7 +23,7 @@ pub(super) fn optional_string(out: &mut BytesMut, text: Option<&str>) {
 }
 
 /// A string's inside: escapes exactly what JSON demands (quote, backslash, control characters). Escaped pieces can be joined.
-pub(super) fn escaped(out: &mut BytesMut, text: &str) {
+pub(crate) fn escaped(out: &mut BytesMut, text: &str) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let mut rest = text.as_bytes();
     loop {
@@ -46,7 +46,7 @@ pub(super) fn escaped(out: &mut BytesMut, text: &str) {
 }
 
 /// Bytes as text in quotes, what is not UTF-8 replaced.
-pub(super) fn lossy(out: &mut BytesMut, bytes: &[u8]) {
+pub(crate) fn lossy(out: &mut BytesMut, bytes: &[u8]) {
     out.put_u8(b'"');
     for chunk in bytes.utf8_chunks() {
         escaped(out, chunk.valid());
@@ -58,7 +58,7 @@ pub(super) fn lossy(out: &mut BytesMut, bytes: &[u8]) {
 }
 
 /// An integer.
-pub(super) fn integer(out: &mut BytesMut, value: u64) {
+pub(crate) fn integer(out: &mut BytesMut, value: u64) {
     let mut digits = [0; 20];
     let mut at = digits.len();
     let mut rest = value;
@@ -74,7 +74,7 @@ pub(super) fn integer(out: &mut BytesMut, value: u64) {
 }
 
 /// A list of integers.
-pub(super) fn integers(out: &mut BytesMut, values: &[u32]) {
+pub(crate) fn integers(out: &mut BytesMut, values: &[u32]) {
     out.put_u8(b'[');
     for (index, value) in values.iter().enumerate() {
         if index > 0 {
@@ -87,14 +87,14 @@ pub(super) fn integers(out: &mut BytesMut, values: &[u32]) {
 
 /// A log-probability: shortest text that reads back as the same `f32`. JSON has no infinity, so what is below -9999 (an impossible
 /// token) is -9999.0, as clients of other servers know it.
-pub(super) fn logprob(out: &mut BytesMut, value: f32) {
+pub(crate) fn logprob(out: &mut BytesMut, value: f32) {
     let value = if value.is_nan() { -9999.0 } else { value.clamp(-9999.0, 9999.0) };
     // Cannot fail: BytesMut grows.
     _ = write!(out, "{value:?}");
 }
 
 /// `usage`.
-pub(super) fn usage(out: &mut BytesMut, usage: &Usage) {
+pub(crate) fn usage(out: &mut BytesMut, usage: &Usage) {
     out.put_slice(b"{\"prompt_tokens\":");
     integer(out, usage.prompt_tokens);
     out.put_slice(b",\"completion_tokens\":");
@@ -109,7 +109,7 @@ pub(super) fn usage(out: &mut BytesMut, usage: &Usage) {
 }
 
 /// One entry of a chat answer's `logprobs.content`.
-pub(super) fn chat_logprob(out: &mut BytesMut, token: &TokenLogprob) {
+pub(crate) fn chat_logprob(out: &mut BytesMut, token: &TokenLogprob) {
     entry(out, &token.bytes, token.logprob.unwrap_or(f32::NEG_INFINITY));
     out.put_slice(b",\"top_logprobs\":[");
     for (index, (_, bytes, value)) in token.top.iter().enumerate() {
@@ -139,7 +139,7 @@ fn entry(out: &mut BytesMut, bytes: &[u8], value: f32) {
 }
 
 /// vLLM's `prompt_logprobs`: null for the first token, then objects from token id to its log-probability, rank and text.
-pub(super) fn prompt_logprobs(out: &mut BytesMut, tokens: &[TokenLogprob]) {
+pub(crate) fn prompt_logprobs(out: &mut BytesMut, tokens: &[TokenLogprob]) {
     out.put_u8(b'[');
     for (index, token) in tokens.iter().enumerate() {
         if index > 0 {

@@ -1,9 +1,9 @@
 //! The inside of JSON strings: where they end, what their escapes mean; shared by reading and writing.
 
-use super::json::Fault;
+use crate::json::Fault;
 
 /// Bytes before the first that a JSON string cannot hold as it is: a quote, a backslash, a control character.
-pub(super) fn plain_run(bytes: &[u8]) -> usize {
+pub(crate) fn plain_run(bytes: &[u8]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const HIGH: u64 = 0x8080_8080_8080_8080;
     let mut run = 0;
@@ -25,7 +25,7 @@ pub(super) fn plain_run(bytes: &[u8]) -> usize {
 }
 
 /// The text of a checked value without the space between its tokens.
-pub(super) fn compacted(text: &str) -> String {
+pub(crate) fn compacted(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(quote) = rest.find('"') {
@@ -47,7 +47,7 @@ pub(super) fn compacted(text: &str) -> String {
 }
 
 /// `inner` with its escapes resolved; it starts at byte `start` of the body.
-pub(super) fn unescaped(inner: &str, start: usize) -> Result<String, Fault> {
+pub(crate) fn unescaped(inner: &str, start: usize) -> Result<String, Fault> {
     let mut text = String::with_capacity(inner.len());
     let mut rest = inner;
     while let Some(run) = rest.find('\\') {

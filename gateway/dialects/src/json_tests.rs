@@ -1,5 +1,5 @@
-use super::super::json_text::compacted;
 use super::*;
+use crate::json_text::compacted;
 
 fn read<T>(text: &str, read: impl FnOnce(&mut Reader<'_>) -> Result<T, Fault>) -> Result<T, (usize, &'static str)> {
     let syntax = |fault| match fault {

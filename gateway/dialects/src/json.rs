@@ -9,15 +9,15 @@
 
 use std::borrow::Cow;
 
-use super::json_text::{plain_run, unescaped};
 use crate::error::{ApiError, ApiErrorKind};
+use crate::json_text::{plain_run, unescaped};
 
 /// Levels of arrays and objects in a body, the body's own object included.
-pub(super) const DEPTH_MAX: usize = 64;
+pub(crate) const DEPTH_MAX: usize = 64;
 
 /// Why reading stopped.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// Not JSON, from this byte on.
     Syntax { at: usize, what: &'static str },
     /// JSON, but not a request. Its `param` grows outwards while the fault travels up ([`Within`]).
@@ -26,17 +26,17 @@ pub(super) enum Fault {
 
 impl Fault {
     /// A fault of the value being read; the caller's [`Within`] says which.
-    pub(super) fn invalid(message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::of(ApiErrorKind::Invalid, message)
     }
 
     /// As [`Fault::invalid`], of another kind.
-    pub(super) fn of(kind: ApiErrorKind, message: impl Into<String>) -> Self {
+    pub(crate) fn of(kind: ApiErrorKind, message: impl Into<String>) -> Self {
         Fault::Refused(ApiError { kind, param: None, message: message.into() })
     }
 
     /// The finished error: the message begins with the parameter.
-    pub(super) fn into_error(self) -> ApiError {
+    pub(crate) fn into_error(self) -> ApiError {
         match self {
             Fault::Syntax { at, what } => {
                 ApiError::malformed(format!("The body is not valid JSON: {what} at byte {at}."))
@@ -52,7 +52,7 @@ impl Fault {
 }
 
 /// Adds the name of what was being read to a fault that comes out of it.
-pub(super) trait Within {
+pub(crate) trait Within {
     /// As a field of an object.
     fn within(self, name: &str) -> Self;
     /// As an element of an array.
@@ -83,7 +83,7 @@ fn prefixed(fault: Fault, name: impl FnOnce() -> String) -> Fault {
 }
 
 /// The first characters of something a client wrote, fit to be said back.
-pub(super) fn short(text: &str) -> String {
+pub(crate) fn short(text: &str) -> String {
     const CHARS: usize = 64;
     match text.char_indices().nth(CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -93,7 +93,7 @@ pub(super) fn short(text: &str) -> String {
 
 /// What kind of value comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Null,
     Bool,
     Number,
@@ -103,7 +103,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Null => "null",
             Kind::Bool => "a boolean",
@@ -116,15 +116,15 @@ impl Kind {
 }
 
 /// A value that was checked and skipped.
-pub(super) struct Raw<'a> {
+pub(crate) struct Raw<'a> {
     /// As the client wrote it.
-    pub(super) text: &'a str,
+    pub(crate) text: &'a str,
     /// Levels of nesting in it; 0 for a scalar.
-    pub(super) depth: usize,
+    pub(crate) depth: usize,
 }
 
 /// A cursor over the text of one JSON value.
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     text: &'a str,
     at: usize,
     depth: usize,
@@ -134,15 +134,20 @@ pub(super) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// Starts at the beginning of `body`, which must be UTF-8.
-    pub(super) fn new(body: &'a [u8]) -> Result<Self, Fault> {
+    pub(crate) fn new(body: &'a [u8]) -> Result<Self, Fault> {
         match std::str::from_utf8(body) {
             Ok(text) => Ok(Self { text, at: 0, depth: 0, deepest: 0 }),
             Err(error) => Err(Fault::Syntax { at: error.valid_up_to(), what: "invalid UTF-8" }),
         }
     }
 
+    /// Bytes read: after [`Reader::kind`], where the next value begins.
+    pub(crate) fn position(&self) -> usize {
+        self.at
+    }
+
     /// The kind of the next value, which stays unread.
-    pub(super) fn kind(&mut self) -> Result<Kind, Fault> {
+    pub(crate) fn kind(&mut self) -> Result<Kind, Fault> {
         self.space();
         Ok(match self.next_byte() {
             Some(b'n') => Kind::Null,
@@ -158,13 +163,13 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses a next value of another kind.
-    pub(super) fn expect(&mut self, wanted: Kind) -> Result<(), Fault> {
+    pub(crate) fn expect(&mut self, wanted: Kind) -> Result<(), Fault> {
         let kind = self.kind()?;
         if kind == wanted { Ok(()) } else { Err(mismatch(wanted.name(), kind)) }
     }
 
     /// Reads an object, `field` reading each value. Duplicate names are the caller's business ([`Names`]).
-    pub(super) fn object(
+    pub(crate) fn object(
         &mut self,
         mut field: impl FnMut(&mut Self, Cow<'a, str>) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
@@ -192,7 +197,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads an array, `item` reading each element, told its index.
-    pub(super) fn array(&mut self, mut item: impl FnMut(&mut Self, usize) -> Result<(), Fault>) -> Result<(), Fault> {
+    pub(crate) fn array(&mut self, mut item: impl FnMut(&mut Self, usize) -> Result<(), Fault>) -> Result<(), Fault> {
         self.expect(Kind::Array)?;
         self.open()?;
         if self.closes(b']') {
@@ -208,7 +213,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a string; borrowed unless it has escapes.
-    pub(super) fn string(&mut self) -> Result<Cow<'a, str>, Fault> {
+    pub(crate) fn string(&mut self) -> Result<Cow<'a, str>, Fault> {
         self.expect(Kind::String)?;
         let start = self.at + 1;
         let mut end = start;
@@ -232,7 +237,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a number as the client wrote it.
-    pub(super) fn number(&mut self) -> Result<&'a str, Fault> {
+    pub(crate) fn number(&mut self) -> Result<&'a str, Fault> {
         self.expect(Kind::Number)?;
         let start = self.at;
         if self.next_byte() == Some(b'-') {
@@ -262,7 +267,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads `true` or `false`.
-    pub(super) fn boolean(&mut self) -> Result<bool, Fault> {
+    pub(crate) fn boolean(&mut self) -> Result<bool, Fault> {
         self.expect(Kind::Bool)?;
         if self.next_byte() == Some(b't') {
             self.word("true").map(|()| true)
@@ -272,7 +277,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads `null` if it is next.
-    pub(super) fn null(&mut self) -> Result<bool, Fault> {
+    pub(crate) fn null(&mut self) -> Result<bool, Fault> {
         if self.kind()? != Kind::Null {
             return Ok(false);
         }
@@ -280,7 +285,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Checks and skips any value.
-    pub(super) fn skip(&mut self) -> Result<(), Fault> {
+    pub(crate) fn skip(&mut self) -> Result<(), Fault> {
         match self.kind()? {
             Kind::Null => self.word("null"),
             Kind::Bool => self.boolean().map(|_| ()),
@@ -292,7 +297,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Checks and skips any value and hands out its text.
-    pub(super) fn raw(&mut self) -> Result<Raw<'a>, Fault> {
+    pub(crate) fn raw(&mut self) -> Result<Raw<'a>, Fault> {
         self.kind()?;
         let start = self.at;
         self.deepest = self.depth;
@@ -301,7 +306,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses anything after the value.
-    pub(super) fn end(&mut self) -> Result<(), Fault> {
+    pub(crate) fn end(&mut self) -> Result<(), Fault> {
         self.space();
         if self.at == self.text.len() { Ok(()) } else { Err(self.syntax("something follows the JSON value")) }
     }
@@ -371,24 +376,24 @@ impl<'a> Reader<'a> {
 }
 
 /// "expected a string, got a number".
-pub(super) fn mismatch(wanted: &str, kind: Kind) -> Fault {
+pub(crate) fn mismatch(wanted: &str, kind: Kind) -> Fault {
     Fault::invalid(format!("expected {wanted}, got {}", kind.name()))
 }
 
 /// The names met in one object so far: at most `max`, none twice. Compares with each, so `max` is to be small.
-pub(super) struct Names<'a> {
+pub(crate) struct Names<'a> {
     seen: Vec<Cow<'a, str>>,
     max: usize,
 }
 
 impl<'a> Names<'a> {
-    pub(super) fn new(max: usize) -> Self {
+    pub(crate) fn new(max: usize) -> Self {
         Self { seen: Vec::new(), max }
     }
 
     /// Refuses a name met before, and one too many.
     #[expect(clippy::ptr_arg, reason = "a borrowed name stays borrowed")]
-    pub(super) fn add(&mut self, name: &Cow<'a, str>) -> Result<(), Fault> {
+    pub(crate) fn add(&mut self, name: &Cow<'a, str>) -> Result<(), Fault> {
         if self.seen.contains(name) {
             return Err(Fault::invalid("this field is given twice")).within(name);
         }

@@ -1,0 +1,5 @@
+//! The Anthropic API.
+
+pub mod errors;
+
+pub use errors::error_body;

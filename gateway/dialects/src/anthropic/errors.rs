@@ -1,0 +1,43 @@
+//! Errors as the Anthropic API says them: `{"type":"error","error":{"type","message"},"request_id"}`.
+
+use bytes::{BufMut, BytesMut};
+
+use crate::openai::ErrorShape;
+use crate::write;
+
+/// `error.type` of a status.
+pub fn error_type(status: u16) -> &'static str {
+    match status {
+        401 => "authentication_error",
+        402 => "billing_error",
+        403 => "permission_error",
+        404 | 405 => "not_found_error",
+        408 | 504 => "timeout_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 | 529 => "overloaded_error",
+        400..=499 => "invalid_request_error",
+        _ => "api_error",
+    }
+}
+
+/// The body of an error; the parameter at fault is named in the message already.
+pub fn error_body(shape: ErrorShape, message: &str, request_id: &str) -> Vec<u8> {
+    let mut out = BytesMut::with_capacity(128 + message.len());
+    put_error(&mut out, shape, message, Some(request_id));
+    out.into()
+}
+
+/// Writes the error object; a stream's `error` event has no id.
+pub(crate) fn put_error(out: &mut BytesMut, shape: ErrorShape, message: &str, request_id: Option<&str>) {
+    out.put_slice(b"{\"type\":\"error\",\"error\":{\"type\":");
+    write::string(out, error_type(shape.status));
+    out.put_slice(b",\"message\":");
+    write::string(out, message);
+    out.put_u8(b'}');
+    if let Some(id) = request_id {
+        out.put_slice(b",\"request_id\":");
+        write::string(out, id);
+    }
+    out.put_u8(b'}');
+}

@@ -1,0 +1,5 @@
+//! The Gemini API.
+
+pub mod errors;
+
+pub use errors::error_body;

@@ -1,0 +1,39 @@
+//! Errors as the Gemini API says them: `{"error":{"code","message","status"}}`.
+
+use bytes::{BufMut, BytesMut};
+
+use crate::openai::ErrorShape;
+use crate::write;
+
+/// Google's canonical code of an HTTP status.
+pub fn status_word(status: u16) -> &'static str {
+    match status {
+        401 => "UNAUTHENTICATED",
+        403 => "PERMISSION_DENIED",
+        404 | 405 => "NOT_FOUND",
+        429 => "RESOURCE_EXHAUSTED",
+        499 => "CANCELLED",
+        503 => "UNAVAILABLE",
+        408 | 504 => "DEADLINE_EXCEEDED",
+        400..=498 => "INVALID_ARGUMENT",
+        _ => "INTERNAL",
+    }
+}
+
+/// The body of an error; the parameter at fault is named in the message already.
+pub fn error_body(shape: ErrorShape, message: &str) -> Vec<u8> {
+    let mut out = BytesMut::with_capacity(96 + message.len());
+    put_error(&mut out, shape, message);
+    out.into()
+}
+
+/// Writes the error object.
+pub(crate) fn put_error(out: &mut BytesMut, shape: ErrorShape, message: &str) {
+    out.put_slice(b"{\"error\":{\"code\":");
+    write::integer(out, u64::from(shape.status));
+    out.put_slice(b",\"message\":");
+    write::string(out, message);
+    out.put_slice(b",\"status\":");
+    write::string(out, status_word(shape.status));
+    out.put_slice(b"}}");
+}

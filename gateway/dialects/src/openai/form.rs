@@ -1,0 +1,131 @@
+//! The answer forms of chat completions and completions: which encoder and which collector belong to a request.
+
+use bytes::{Bytes, BytesMut};
+
+use super::chat_answer::{ChatCollector, ChatEncoder, ChatMeta};
+use super::completion_answer::{CompletionCollector, CompletionEncoder, CompletionMeta};
+use super::{ErrorShape, decode_chat, decode_completion};
+use crate::Bounds;
+use crate::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
+use crate::error::ApiError;
+use crate::event::{ChatEvent, Usage};
+use crate::request::Request;
+
+/// Decodes `/v1/chat/completions` with the form of its answer.
+pub fn chat(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
+    let request = decode_chat(body, bounds)?;
+    let form = ChatForm(ChatMeta::new(&request, String::new(), 0, None));
+    Ok(Decoded { request: Request::Chat(Box::new(request)), form: Box::new(form) })
+}
+
+/// Decodes `/v1/completions` with the form of its answer.
+pub fn completion(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
+    let request = decode_completion(body, bounds)?;
+    let choices = request.prompts.len() * request.best_of.max(request.n) as usize;
+    let form = CompletionForm { meta: CompletionMeta::new(&request, String::new(), 0, None), choices };
+    Ok(Decoded { request: Request::Complete(Box::new(request)), form: Box::new(form) })
+}
+
+struct ChatForm(ChatMeta);
+
+impl ChatForm {
+    fn meta(&self, meta: &AnswerMeta) -> ChatMeta {
+        ChatMeta { id: format!("chatcmpl-{}", meta.id), created: meta.created, ..self.0.clone() }
+    }
+}
+
+impl AnswerForm for ChatForm {
+    fn choices(&self) -> usize {
+        self.0.n as usize
+    }
+
+    fn stream(&self, meta: &AnswerMeta) -> Box<dyn StreamEncoder> {
+        Box::new(ChatEncoder::new(&self.meta(meta)))
+    }
+
+    fn whole(&self, meta: &AnswerMeta) -> Box<dyn WholeCollector> {
+        Box::new(ChatCollector::new(self.meta(meta)))
+    }
+}
+
+struct CompletionForm {
+    meta: CompletionMeta,
+    choices: usize,
+}
+
+impl CompletionForm {
+    fn meta(&self, meta: &AnswerMeta) -> CompletionMeta {
+        CompletionMeta { id: format!("cmpl-{}", meta.id), created: meta.created, ..self.meta.clone() }
+    }
+}
+
+impl AnswerForm for CompletionForm {
+    fn choices(&self) -> usize {
+        self.choices
+    }
+
+    fn stream(&self, meta: &AnswerMeta) -> Box<dyn StreamEncoder> {
+        Box::new(CompletionEncoder::new(&self.meta(meta)))
+    }
+
+    fn whole(&self, meta: &AnswerMeta) -> Box<dyn WholeCollector> {
+        Box::new(CompletionCollector::new(self.meta(meta)))
+    }
+}
+
+macro_rules! stream_encoder {
+    ($encoder:ty) => {
+        impl StreamEncoder for $encoder {
+            fn event(&mut self, event: &ChatEvent, out: &mut BytesMut) {
+                <$encoder>::event(self, event, out);
+            }
+
+            fn set_usage(&mut self, usage: Usage) {
+                <$encoder>::set_usage(self, usage);
+            }
+
+            fn done(&mut self, out: &mut BytesMut) {
+                <$encoder>::done(self, out);
+            }
+
+            fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
+                <$encoder>::fail(self, shape, message, out);
+            }
+        }
+    };
+}
+
+stream_encoder!(ChatEncoder);
+stream_encoder!(CompletionEncoder);
+
+impl WholeCollector for ChatCollector {
+    fn event(&mut self, event: &ChatEvent) {
+        ChatCollector::event(self, event);
+    }
+
+    fn bytes(&self) -> usize {
+        ChatCollector::bytes(self)
+    }
+
+    fn finish(self: Box<Self>) -> Option<Bytes> {
+        ChatCollector::finish(*self)
+    }
+}
+
+impl WholeCollector for CompletionCollector {
+    fn event(&mut self, event: &ChatEvent) {
+        CompletionCollector::event(self, event);
+    }
+
+    fn score(&mut self, choice: u32, mean: f32) {
+        CompletionCollector::score(self, choice, mean);
+    }
+
+    fn bytes(&self) -> usize {
+        CompletionCollector::bytes(self)
+    }
+
+    fn finish(self: Box<Self>) -> Option<Bytes> {
+        CompletionCollector::finish(*self)
+    }
+}

@@ -1,0 +1,161 @@
+//! Server-sent events, read in pieces cut anywhere (WHATWG HTML, section 9.2.6).
+//!
+//! Lines end in LF, CR or CR LF; comments and unknown fields are skipped; several `data` lines are joined by LF. An event that
+//! is being read is held, and nothing else: its size is bounded.
+
+/// Longest event that is held. An event can carry an image in base64.
+pub const EVENT_BYTES_MAX: usize = 32 << 20;
+
+/// An event is larger than [`EVENT_BYTES_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a server-sent event is larger than {EVENT_BYTES_MAX} bytes")]
+pub struct TooLarge;
+
+/// A reader of one stream.
+#[derive(Debug, Default)]
+pub struct SseReader {
+    /// Bytes of the line being read that came in earlier pieces.
+    line: Vec<u8>,
+    event: Vec<u8>,
+    data: Vec<u8>,
+    has_data: bool,
+    /// The last piece ended in CR: an LF at the start of the next belongs to it.
+    after_cr: bool,
+    /// A byte order mark may still come.
+    begun: bool,
+}
+
+impl SseReader {
+    /// Takes the next bytes; `each` is called with name (empty where none is given) and data of every event that they complete. Its
+    /// error stops the reading.
+    ///
+    /// # Errors
+    /// [`TooLarge`], or what `each` returned.
+    pub fn push<E: From<TooLarge>>(
+        &mut self,
+        mut bytes: &[u8],
+        mut each: impl FnMut(&[u8], &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while !bytes.is_empty() {
+            if std::mem::take(&mut self.after_cr) && bytes[0] == b'\n' {
+                bytes = &bytes[1..];
+                continue;
+            }
+            let Some(end) = bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r')) else {
+                self.hold(bytes)?;
+                return Ok(());
+            };
+            let (piece, rest) = (&bytes[..end], &bytes[end + 1..]);
+            self.after_cr = bytes[end] == b'\r';
+            bytes = rest;
+            if self.line.is_empty() {
+                self.line(piece, &mut each)?;
+            } else {
+                self.hold(piece)?;
+                let line = std::mem::take(&mut self.line);
+                self.line(&line, &mut each)?;
+                // The room is kept for the next line that is cut.
+                self.line = line;
+                self.line.clear();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an event has begun and not ended.
+    pub fn is_inside(&self) -> bool {
+        self.has_data || !self.line.is_empty()
+    }
+
+    fn hold(&mut self, bytes: &[u8]) -> Result<(), TooLarge> {
+        if self.line.len() + self.data.len() + bytes.len() > EVENT_BYTES_MAX {
+            return Err(TooLarge);
+        }
+        self.line.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn line<E: From<TooLarge>>(
+        &mut self,
+        line: &[u8],
+        each: &mut impl FnMut(&[u8], &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let line = match std::mem::replace(&mut self.begun, true) {
+            false => line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line),
+            true => line,
+        };
+        if line.is_empty() {
+            let done = if std::mem::take(&mut self.has_data) { each(&self.event, &self.data) } else { Ok(()) };
+            self.event.clear();
+            self.data.clear();
+            return done;
+        }
+        let (name, value) = match line.iter().position(|byte| *byte == b':') {
+            Some(0) => return Ok(()),
+            Some(colon) => (&line[..colon], line[colon + 1..].strip_prefix(b" ").unwrap_or(&line[colon + 1..])),
+            None => (line, &[][..]),
+        };
+        match name {
+            b"event" => {
+                self.event.clear();
+                self.event.extend_from_slice(value);
+            }
+            b"data" => {
+                if self.data.len() + value.len() >= EVENT_BYTES_MAX {
+                    return Err(TooLarge.into());
+                }
+                if std::mem::replace(&mut self.has_data, true) {
+                    self.data.push(b'\n');
+                }
+                self.data.extend_from_slice(value);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pieces: &[&[u8]]) -> Vec<(String, String)> {
+        let mut reader = SseReader::default();
+        let mut all = Vec::new();
+        for piece in pieces {
+            let each = |name: &[u8], data: &[u8]| {
+                all.push((String::from_utf8_lossy(name).into_owned(), String::from_utf8_lossy(data).into_owned()));
+                Ok::<(), TooLarge>(())
+            };
+            reader.push(piece, each).expect("small");
+        }
+        all
+    }
+
+    #[test]
+    fn events_are_the_same_however_they_are_cut() {
+        let text = b"\xef\xbb\xbf: hello\nevent: a\r\ndata: 1\r\ndata:  2\r\rdata\n\nid: 7\n\nevent: lost\n\ndata: {\"x\":\"\xc3\xa4\"}\n\ndata: open";
+        let expected =
+            [("a", "1\n 2"), ("", ""), ("", "{\"x\":\"\u{e4}\"}")].map(|(a, b)| (a.to_owned(), b.to_owned()));
+        assert_eq!(read(&[text]), expected);
+        for cut in 0..text.len() {
+            for second in cut..text.len() {
+                assert_eq!(read(&[&text[..cut], &text[cut..second], &text[second..]]), expected, "{cut} {second}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_endless_event_is_refused() {
+        let mut reader = SseReader::default();
+        let piece = vec![b'x'; 1 << 20];
+        let each = |_: &[u8], _: &[u8]| Ok::<(), TooLarge>(());
+        let refused = (0..64).find_map(|_| reader.push(&piece, each).err());
+        assert_eq!(refused, Some(TooLarge));
+        let mut reader = SseReader::default();
+        let mut line = b"data: ".to_vec();
+        line.resize(1 << 20, b'x');
+        line.push(b'\n');
+        assert_eq!((0..64).find_map(|_| reader.push(&line, each).err()), Some(TooLarge));
+    }
+}

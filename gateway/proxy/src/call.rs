@@ -1,0 +1,116 @@
+//! One request to a model: the client's bytes, what was peeked of them, and, when somebody needs it, what they mean.
+//!
+//! An upstream that speaks the client's dialect sends the bytes on; the others ask for the decoded request, which is made once and
+//! kept for the next attempt. Everything here is dropped when the answer has begun.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use penstock_dialects::peek::Peek;
+use penstock_dialects::{ApiError, Bounds, Decoded, Dialect, Surface, openai, peek};
+use tokio::sync::OnceCell;
+
+use crate::error::Failure;
+use crate::http::{Body, BodyLease};
+
+/// Bodies above this are read off the I/O threads: about a millisecond of one core.
+const INLINE_BODY_BYTES_MAX: usize = 256 * 1024;
+
+/// An operation, with what its URL says besides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// The operation.
+    pub surface: Surface,
+    /// Model in the path (Gemini).
+    pub model: Option<String>,
+    /// The path asks for a stream (Gemini).
+    pub stream: bool,
+}
+
+impl Ask {
+    /// An operation whose URL says nothing besides.
+    pub fn new(surface: Surface) -> Self {
+        Self { surface, model: None, stream: false }
+    }
+}
+
+/// One request to a model.
+pub struct Call {
+    /// What is asked.
+    pub ask: Ask,
+    /// Model asked for.
+    pub model: String,
+    /// A streamed answer is wanted.
+    pub stream: bool,
+    /// The top level of the body.
+    pub peek: Peek,
+    /// The body as the client sent it.
+    pub body: Bytes,
+    /// The request's id.
+    pub request_id: String,
+    /// Header fields of the client that an upstream of the same dialect may be given.
+    pub headers: HeaderMap,
+    decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
+    /// The body's share of the memory budget.
+    _lease: BodyLease,
+}
+
+impl Call {
+    /// Peeks at the body.
+    ///
+    /// # Errors
+    /// The body is no JSON object, names a field twice, or no model.
+    pub async fn new(ask: Ask, body: Body, request_id: String, headers: HeaderMap) -> Result<Self, Failure> {
+        let bytes = body.bytes.clone();
+        let peek = off_io(body.bytes.len(), move || peek::peek(&bytes, &Bounds::default())).await??;
+        let model = ask.model.clone().or_else(|| peek.model.clone());
+        let model = model.ok_or_else(|| ApiError::invalid("model", "model: required, but missing"))?;
+        let stream = ask.stream || (peek.stream && ask.surface != Surface::Generate);
+        let decoded = OnceCell::new();
+        Ok(Self { ask, model, stream, peek, body: body.bytes, request_id, headers, decoded, _lease: body.lease })
+    }
+
+    /// The dialect that the client speaks.
+    pub fn dialect(&self) -> Dialect {
+        self.ask.surface.dialect()
+    }
+
+    /// What the body means.
+    ///
+    /// # Errors
+    /// The body breaks a rule of the client's dialect.
+    pub async fn decoded(&self) -> Result<Arc<Decoded>, Failure> {
+        let made = self.decoded.get_or_init(|| async {
+            let (bytes, ask) = (self.body.clone(), self.ask.clone());
+            match off_io(self.body.len(), move || decode(&ask, &bytes)).await {
+                Ok(decoded) => decoded.map(Arc::new),
+                Err(failure) => Err(ApiError::malformed(failure.message)),
+            }
+        });
+        Ok(made.await.clone()?)
+    }
+
+    /// As [`Call::decoded`], where that has been asked for and has succeeded.
+    pub fn decoded_before(&self) -> Option<Arc<Decoded>> {
+        self.decoded.get()?.as_ref().ok().cloned()
+    }
+}
+
+/// Reads a body in the dialect that `ask` names.
+fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
+    let bounds = Bounds::default();
+    match ask.surface {
+        Surface::Chat => openai::chat(body, &bounds),
+        Surface::Completions => openai::completion(body, &bounds),
+        other => Err(ApiError::unsupported("", format!("{other:?} is only passed on to upstreams that speak it"))),
+    }
+}
+
+/// Runs `work` here if it goes through few bytes, else on the blocking pool.
+async fn off_io<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+    if bytes <= INLINE_BODY_BYTES_MAX {
+        return Ok(work());
+    }
+    tokio::task::spawn_blocking(work).await.map_err(|error| Failure::internal(format!("decoding: {error}")))
+}
