@@ -44,12 +44,14 @@ run() {
   cargo build --release --locked --example engine-bench -p penstock-engine --manifest-path "$root/Cargo.toml"
   : > "$results"
   for count in $threads; do
-    timed "$work/limits" "$count"
+    # Pinned: asked for one thread, vLLM still computes on two.
+    pinned=(taskset -c "0-$((count - 1))")
+    timed "${pinned[@]}" "$work/limits" "$count"
     for engine in $engines; do
       case $engine in
-        penstock) timed "$target/release/examples/engine-bench" "$work/qwen3/hf" --threads "$count" ;;
-        llama) timed "$work/llama/bin/python" "$here/peers/bench_llama.py" "$work/qwen3/bf16.gguf" --threads "$count" ;;
-        vllm) timed "$work/vllm/bin/python" "$here/peers/vllm_cpu.py" "$work/qwen3/hf" --threads "$count" ;;
+        penstock) timed "${pinned[@]}" "$target/release/examples/engine-bench" "$work/qwen3/hf" --threads "$count" ;;
+        llama) timed "${pinned[@]}" "$work/llama/bin/python" "$here/peers/bench_llama.py" "$work/qwen3/bf16.gguf" --threads "$count" ;;
+        vllm) timed "${pinned[@]}" "$work/vllm/bin/python" "$here/peers/vllm_cpu.py" "$work/qwen3/hf" --threads "$count" ;;
         *) die "unknown engine $engine" ;;
       esac
     done
