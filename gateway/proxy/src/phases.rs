@@ -169,7 +169,6 @@ fn origin(principal: &Principal, snapshot: &crate::config::Snapshot, exchange: &
 
 /// Awaits `work` unless the client leaves first.
 pub(crate) async fn watched<T>(exchange: &mut Exchange, work: impl Future<Output = T>) -> Result<T, Gone> {
-    exchange.ready().await?;
     tokio::select! {
         biased;
         done = work => Ok(done),

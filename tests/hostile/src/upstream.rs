@@ -75,7 +75,7 @@ fn script(request: &Request) -> Script {
         Request::Embed(_) | Request::Rerank(_) => String::new(),
     };
     let (verb, count) = text.split_once(' ').unwrap_or((text.as_str(), "1"));
-    let count = count.parse().unwrap_or(1);
+    let count = count.trim_end().parse().unwrap_or(1);
     match verb {
         "pace" => Script::Pace(count),
         "flood" => Script::Flood,

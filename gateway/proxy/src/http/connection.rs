@@ -177,7 +177,8 @@ async fn read_head(
 ) -> Opening {
     const SLOW: HeadFault = HeadFault { status: 408, message: "the request head did not arrive in time" };
     let mut scanner = Scanner::default();
-    let mut deadline = Instant::now() + if first { limits.head_timeout } else { limits.idle_timeout };
+    let idle = !first && buf.is_empty();
+    let mut deadline = Instant::now() + if idle { limits.idle_timeout } else { limits.head_timeout };
     loop {
         // One empty line before the request line is allowed (RFC 9112, 2.2).
         if buf.starts_with(b"\r\n") {

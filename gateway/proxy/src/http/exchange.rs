@@ -1,14 +1,13 @@
 //! One request and its response, the same for HTTP/1 and HTTP/2.
 //!
-//! The request side reads the whole body (deadline, minimum rate, size, budget) before anything is dispatched; the response
-//! side is Pingora's session. For HTTP/1 the two meet in [`Exchange::ready`]: the session is made once the request is read, from a
-//! head without a body, so it holds no body buffers and sees nothing that was not checked here.
+//! The request side reads the whole body (deadline, minimum rate, size, budget) before anything is dispatched. The response side
+//! is our own writer for HTTP/1 ([`super::response`]), which shares the connection with the reader, and Pingora's session for HTTP/2.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
-use http::{HeaderName, HeaderValue, StatusCode, header};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderName, StatusCode, header};
 use penstock_dialects::Dialect;
 use penstock_proto::ErrorKind;
 use pingora_core::protocols::Stream;
@@ -19,15 +18,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::chunked::Decoder;
-use super::{BodyBudget, BodyLease, Framing, Head, HttpLimits, h2, raw};
+use super::response::{self, Field, Frame, Parts, Response, decimal};
+use super::wire::Wire;
+use super::{BodyBudget, BodyLease, Framing, Head, HttpLimits, h2};
 use crate::error::Failure;
 
 /// One read of a body.
 const READ_BYTES: usize = 16 * 1024;
 /// One write whose progress is watched.
 const WRITE_BYTES: usize = 64 * 1024;
-/// Stray bytes that a client may send while its answer is being made, before it counts as gone.
-const STRAY_BYTES_MAX: usize = 64 * 1024;
 
 /// The client left, or the connection failed: an outcome, not an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,13 +63,23 @@ pub enum Sent {
     Aborted,
 }
 
-enum Wire {
-    /// HTTP/1, request being read.
-    Reading { stream: Stream, buf: BytesMut },
-    /// The response side.
-    Session(Box<ServerSession>),
+/// What the exchange talks through.
+enum Side {
+    /// Our reader and writer.
+    Http1(Wire),
+    /// A stream of Pingora's session.
+    Http2(Box<ServerSession>),
     /// Nothing left.
     Closed,
+}
+
+/// A connection that speaks something else from now on.
+#[derive(Debug)]
+pub struct Tunnel {
+    /// The client's connection. Flush what is written.
+    pub stream: Stream,
+    /// What the client has sent already: comes before anything read from `stream`.
+    pub early: Bytes,
 }
 
 /// One request and its response.
@@ -85,14 +94,11 @@ pub struct Exchange {
     pub request_id: String,
     /// The dialect that errors are said in.
     pub dialect: Dialect,
-    wire: Wire,
-    /// Bytes after this request on the same HTTP/1 connection.
-    next: BytesMut,
+    side: Side,
     body_read: bool,
     keep_alive: bool,
     sent: Sent,
     status: u16,
-    stray_bytes: usize,
     peer: Option<IpAddr>,
     limits: HttpTimes,
 }
@@ -109,15 +115,16 @@ struct HttpTimes {
 impl Exchange {
     pub(super) fn http1(head: Head, stream: Stream, buf: BytesMut, limits: &HttpLimits, keep_alive: bool) -> Self {
         let peer = stream.get_socket_digest().and_then(|digest| ip(digest.peer_addr()));
-        Self { peer, ..Self::new(head, Wire::Reading { stream, buf }, "h1", limits, keep_alive) }
+        let wire = Wire { stream, buf, stall: limits.write_stall, response: None };
+        Self { peer, ..Self::new(head, Side::Http1(wire), "h1", limits, keep_alive) }
     }
 
     pub(super) fn http2(head: Head, session: ServerSession, limits: &HttpLimits) -> Self {
         let peer = ip(session.client_addr());
-        Self { peer, ..Self::new(head, Wire::Session(Box::new(session)), "h2", limits, true) }
+        Self { peer, ..Self::new(head, Side::Http2(Box::new(session)), "h2", limits, true) }
     }
 
-    fn new(head: Head, wire: Wire, protocol: &'static str, limits: &HttpLimits, keep_alive: bool) -> Self {
+    fn new(head: Head, side: Side, protocol: &'static str, limits: &HttpLimits, keep_alive: bool) -> Self {
         let peer = None;
         Self {
             request_id: request_id(&head.headers),
@@ -127,11 +134,9 @@ impl Exchange {
             started: Instant::now(),
             protocol,
             dialect: Dialect::OpenAi,
-            wire,
-            next: BytesMut::new(),
+            side,
             sent: Sent::Nothing,
             status: 0,
-            stray_bytes: 0,
             peer,
             limits: HttpTimes {
                 write_stall: limits.write_stall,
@@ -165,8 +170,8 @@ impl Exchange {
         {
             return Err(intake.too_large());
         }
-        match &mut self.wire {
-            Wire::Reading { stream, buf } => {
+        match &mut self.side {
+            Side::Http1(Wire { stream, buf, .. }) => {
                 if self.head.expect_continue && buf.is_empty() {
                     timeout(self.limits.write_stall, proceed(stream)).await.ok().flatten().ok_or(BodyFault::Gone)?;
                 }
@@ -175,58 +180,23 @@ impl Exchange {
                     Framing::Length(length) => intake.read_length(stream, buf, length as usize).await?,
                     Framing::Chunked => intake.read_chunked(stream, buf).await?,
                 }
+                if buf.is_empty() {
+                    // An empty rest would keep the whole buffer of the head alive, and a stream may live for an hour.
+                    *buf = BytesMut::new();
+                }
             }
-            Wire::Session(session) => intake.read_frames(session).await?,
-            Wire::Closed => return Err(BodyFault::Gone),
+            Side::Http2(session) => intake.read_frames(session).await?,
+            Side::Closed => return Err(BodyFault::Gone),
         }
         self.body_read = true;
-        // Nothing reads them after the body; a stream may live for an hour.
+        // Nothing reads them after the body.
         self.head.headers = http::HeaderMap::new();
         Ok(Body { bytes: intake.bytes.into(), lease: intake.lease })
     }
 
-    /// Makes the response side ready. Before this an HTTP/1 exchange cannot notice that its client left.
-    pub async fn ready(&mut self) -> Result<(), Gone> {
-        if !matches!(self.wire, Wire::Reading { .. }) {
-            return Ok(());
-        }
-        let Wire::Reading { stream, buf } = std::mem::replace(&mut self.wire, Wire::Closed) else { return Err(Gone) };
-        // An empty rest would keep the whole buffer of the head alive.
-        self.next = if buf.is_empty() { BytesMut::new() } else { buf };
-        let mut session = ServerSession::new_http1(stream);
-        session.set_pipelined_prefix(self.bare_head());
-        match session.read_request().await {
-            Ok(true) => {
-                session.set_keepalive(self.keep_alive.then_some(60));
-                self.wire = Wire::Session(Box::new(session));
-                Ok(())
-            }
-            _ => Err(Gone),
-        }
-    }
-
-    /// What the response writer has to know of the request: method (HEAD has no body), version, whether the connection stays.
-    fn bare_head(&self) -> BytesMut {
-        let version = if self.head.http10 { "1.0" } else { "1.1" };
-        let connection = if self.keep_alive { "keep-alive" } else { "close" };
-        let mut head = BytesMut::with_capacity(80);
-        head.put_slice(
-            format!("{} / HTTP/{version}\r\nhost: a\r\nconnection: {connection}\r\n\r\n", self.head.method).as_bytes(),
-        );
-        head
-    }
-
-    /// Sends a whole answer.
-    pub async fn respond(
-        &mut self,
-        status: u16,
-        headers: &[(HeaderName, HeaderValue)],
-        body: Bytes,
-    ) -> Result<(), Gone> {
-        self.ready().await?;
-        let mut response = self.response(status, headers)?;
-        response.insert_header(header::CONTENT_LENGTH, body.len()).map_err(|_| Gone)?;
-        self.write_head(response).await?;
+    /// Sends a whole answer, in one write.
+    pub async fn respond(&mut self, status: u16, headers: &[Field], body: Bytes) -> Result<(), Gone> {
+        self.begin(status, headers, Some(body.len() as u64)).await?;
         self.write(body, true).await
     }
 
@@ -235,60 +205,46 @@ impl Exchange {
         if self.sent != Sent::Nothing {
             return self.abort().await;
         }
-        if !self.body_read
-            && let Wire::Reading { .. } = self.wire
-        {
-            let Wire::Reading { stream, .. } = std::mem::replace(&mut self.wire, Wire::Closed) else {
-                return Err(Gone);
-            };
-            (self.sent, self.status) = (Sent::Ended, failure.status());
-            Box::pin(raw::refuse(stream, failure, self.dialect, &self.request_id, self.limits.write_stall)).await;
-            return Ok(());
-        }
-        let mut headers = vec![(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-        let retry = if failure.should_retry() { "true" } else { "false" };
-        headers.push((HeaderName::from_static("x-should-retry"), HeaderValue::from_static(retry)));
-        if let Some(seconds) = failure.retry_after_seconds() {
-            headers.push((header::RETRY_AFTER, seconds.into()));
-        }
-        if let Some(methods) = failure.allow {
-            headers.push((header::ALLOW, HeaderValue::from_static(methods.header())));
-        }
-        headers.push((HeaderName::from_static("x-penstock-error-source"), HeaderValue::from_static(failure.source())));
         let body = failure.body(self.dialect, &self.request_id);
-        self.respond(failure.status(), &headers, body).await
+        self.respond(failure.status(), &response::failure_fields(failure), body).await
     }
 
-    /// Sends status and head of a stream.
-    pub async fn begin_stream(&mut self, headers: &[(HeaderName, HeaderValue)]) -> Result<(), Gone> {
-        self.ready().await?;
-        let mut response = self.response(200, headers)?;
-        if self.protocol == "h1" && !self.head.http10 {
-            response.insert_header(header::TRANSFER_ENCODING, "chunked").map_err(|_| Gone)?;
-        }
-        self.write_head(response).await
+    /// Begins a stream of unknown length.
+    pub async fn begin_stream(&mut self, headers: &[Field]) -> Result<(), Gone> {
+        self.begin(200, headers, None).await
     }
 
-    fn response(&self, status: u16, headers: &[(HeaderName, HeaderValue)]) -> Result<Box<ResponseHeader>, Gone> {
-        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = ResponseHeader::build_no_case(status, Some(headers.len() + 6)).map_err(|_| Gone)?;
-        for (name, value) in headers {
-            response.append_header(name.clone(), value.clone()).map_err(|_| Gone)?;
+    /// Begins a response of `length` bytes, if that is known. HTTP/1: the head waits for the first [`Self::write`], which may be
+    /// an empty one, and goes out with it. Fields that frame the message are ours and dropped from `headers`.
+    pub async fn begin(&mut self, status: u16, headers: &[Field], length: Option<u64>) -> Result<(), Gone> {
+        if self.sent != Sent::Nothing {
+            return Err(Gone);
         }
-        response.insert_header(HeaderName::from_static("x-request-id"), &self.request_id).map_err(|_| Gone)?;
-        let millis = self.started.elapsed().as_millis() as u64;
-        response.insert_header(HeaderName::from_static("openai-processing-ms"), millis).map_err(|_| Gone)?;
-        Ok(Box::new(response))
-    }
-
-    async fn write_head(&mut self, response: Box<ResponseHeader>) -> Result<(), Gone> {
-        let Wire::Session(session) = &mut self.wire else { return Err(Gone) };
-        self.status = response.status.as_u16();
-        self.sent = Sent::Begun;
-        match timeout(self.limits.write_stall, session.write_response_header(response)).await {
-            Ok(Ok(())) => Ok(()),
-            _ => self.fail(),
+        let mut digits = [0; 20];
+        let millis = decimal(self.started.elapsed().as_millis() as u64, &mut digits);
+        let own: [(&str, &[u8]); 2] = [("x-request-id", self.request_id.as_bytes()), ("openai-processing-ms", millis)];
+        match &mut self.side {
+            Side::Http1(wire) => {
+                // What is left of the body would be read as the next request.
+                self.keep_alive &= self.body_read && !self.head.upgrade;
+                let (method, http10, keep_alive) = (&self.head.method, self.head.http10, self.keep_alive);
+                let response = Response::new(status, &Frame { method, http10, keep_alive, length }, &own, headers);
+                self.keep_alive &= response.is_delimited();
+                wire.response = Some(response);
+            }
+            Side::Http2(session) => {
+                let response = h2_head(status, &own, headers, length).map_err(|_| Gone)?;
+                if !matches!(
+                    timeout(self.limits.write_stall, session.write_response_header(response)).await,
+                    Ok(Ok(()))
+                ) {
+                    return self.fail();
+                }
+            }
+            Side::Closed => return Err(Gone),
         }
+        (self.sent, self.status) = (Sent::Begun, status);
+        Ok(())
     }
 
     /// Sends a piece of the body; `last` ends it. A client that takes no `WRITE_BYTES` within the stall limit is cut off.
@@ -301,61 +257,108 @@ impl Exchange {
     }
 
     async fn write_piece(&mut self, data: Bytes, last: bool) -> Result<(), Gone> {
-        let Wire::Session(session) = &mut self.wire else { return Err(Gone) };
-        match timeout(self.limits.write_stall, session.write_response_body(data, last)).await {
-            Ok(Ok(())) if last => {
-                self.sent = Sent::Ended;
-                Ok(())
+        let written = match &mut self.side {
+            Side::Http1(wire) => wire.send(data, last).await,
+            Side::Http2(session) => {
+                let write = timeout(self.limits.write_stall, session.write_response_body(data, last)).await;
+                if matches!(write, Ok(Ok(()))) { Ok(()) } else { Err(Gone) }
             }
-            Ok(Ok(())) => Ok(()),
-            _ => self.fail(),
+            Side::Closed => Err(Gone),
+        };
+        match written {
+            Ok(()) if last => self.sent = Sent::Ended,
+            Ok(()) => {}
+            Err(Gone) => return self.fail(),
         }
+        Ok(())
     }
 
     fn fail(&mut self) -> Result<(), Gone> {
-        self.wire = Wire::Closed;
+        self.side = Side::Closed;
         self.sent = Sent::Aborted;
         Err(Gone)
     }
 
     /// Ends a begun response so that it cannot be taken for a complete one: no last chunk, or a stream reset.
     pub async fn abort(&mut self) -> Result<(), Gone> {
-        if let Wire::Session(mut session) = std::mem::replace(&mut self.wire, Wire::Closed) {
-            self.sent = Sent::Aborted;
-            let _ = timeout(self.limits.write_stall, session.shutdown()).await;
+        self.sent = Sent::Aborted;
+        match std::mem::replace(&mut self.side, Side::Closed) {
+            Side::Http1(wire) => wire.cut().await,
+            Side::Http2(mut session) => {
+                let _ = timeout(self.limits.write_stall, session.shutdown()).await;
+            }
+            Side::Closed => {}
         }
         Ok(())
     }
 
-    /// Waits until the client leaves. Cancel-safe. Call [`Self::ready`] before.
+    /// Waits until the client leaves. Cancel-safe.
     pub async fn gone(&mut self) -> Gone {
-        let Wire::Session(session) = &mut self.wire else { return Gone };
-        loop {
-            match session.read_body_or_idle(true).await {
-                // A byte of a next request: RFC 9112 lets us close after this answer; watching for the end goes on.
-                Err(error) if error.etype() == &pingora_core::ErrorType::ConnectError => {
-                    self.keep_alive = false;
-                    session.set_keepalive(None);
-                    self.stray_bytes += 1;
-                    if self.stray_bytes > STRAY_BYTES_MAX {
-                        return Gone;
-                    }
+        match &mut self.side {
+            Side::Http1(wire) => wire.gone().await,
+            Side::Http2(session) => loop {
+                if session.read_body_or_idle(true).await.is_err() {
+                    return Gone;
                 }
-                Err(_) => return Gone,
-                Ok(_) => {}
-            }
+            },
+            Side::Closed => Gone,
         }
+    }
+
+    /// Answers `101 Switching Protocols` with the upstream's `headers` (`sec-websocket-accept` and so on) and hands the connection
+    /// out. Only for a request with [`Head::upgrade`]; nothing may have been sent. The exchange has ended afterwards; run the
+    /// tunnel inside the handler, so that shutting down waits for it.
+    ///
+    /// # Errors
+    /// The client left, or this is no request for a WebSocket.
+    pub async fn upgrade(&mut self, headers: &[Field]) -> Result<Tunnel, Gone> {
+        if self.sent != Sent::Nothing || !self.head.upgrade {
+            return Err(Gone);
+        }
+        let Side::Http1(mut wire) = std::mem::replace(&mut self.side, Side::Closed) else { return Err(Gone) };
+        let front = response::switching(&[("x-request-id", self.request_id.as_bytes())], headers);
+        (self.sent, self.status) = (Sent::Aborted, 101);
+        wire.put(Parts { front, payload: Bytes::new(), tail: b"" }).await?;
+        self.sent = Sent::Ended;
+        Ok(Tunnel { stream: wire.stream, early: wire.buf.freeze() })
     }
 
     /// Ends the exchange; the connection comes back if it can carry another request.
     pub(super) async fn finish(self) -> Option<(Stream, BytesMut)> {
-        let Wire::Session(session) = self.wire else { return None };
-        if self.sent != Sent::Ended {
-            return None;
+        match self.side {
+            Side::Http1(wire) if self.sent == Sent::Ended && self.keep_alive => Some((wire.stream, wire.buf)),
+            Side::Http1(wire) if self.sent == Sent::Ended => {
+                wire.close(!self.body_read).await;
+                None
+            }
+            Side::Http2(session) if self.sent == Sent::Ended => {
+                let _ = timeout(self.limits.write_stall, session.finish()).await;
+                None
+            }
+            Side::Http1(_) | Side::Http2(_) | Side::Closed => None,
         }
-        let reusable = timeout(self.limits.write_stall, session.finish()).await.ok()?.ok()??;
-        Some((reusable.into_parts().0, self.next))
     }
+}
+
+/// The head for Pingora's HTTP/2 writer.
+fn h2_head(
+    status: u16,
+    own: &[(&str, &[u8])],
+    fields: &[Field],
+    length: Option<u64>,
+) -> pingora_core::Result<Box<ResponseHeader>> {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut head = ResponseHeader::build_no_case(status, Some(fields.len() + 6))?;
+    for (name, value) in fields.iter().filter(|(name, _)| !response::is_ours(name)) {
+        head.append_header(name.clone(), value.clone())?;
+    }
+    for (name, value) in own {
+        head.insert_header(HeaderName::from_bytes(name.as_bytes()).unwrap_or(header::VIA), *value)?;
+    }
+    if let Some(length) = length {
+        head.insert_header(header::CONTENT_LENGTH, length)?;
+    }
+    Ok(Box::new(head))
 }
 
 fn ip(address: Option<&SocketAddr>) -> Option<IpAddr> {

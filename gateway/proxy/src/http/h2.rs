@@ -121,6 +121,7 @@ async fn serve_stream<H: Handler>(handler: Arc<H>, session: HttpSession, limits:
                 framing: Framing::None,
                 keep_alive: true,
                 expect_continue: false,
+                upgrade: false,
                 headers: http::HeaderMap::new(),
             };
             let mut exchange = Exchange::http2(head, session, limits);
@@ -160,6 +161,7 @@ fn head(session: &HttpSession) -> Result<Head, HeadFault> {
         framing,
         keep_alive: true,
         expect_continue: false,
+        upgrade: false,
         headers: request.headers.clone(),
     })
 }

@@ -62,6 +62,8 @@ pub struct Head {
     pub keep_alive: bool,
     /// `Expect: 100-continue` was sent.
     pub expect_continue: bool,
+    /// A WebSocket is asked for. The handler may take it up ([`super::Exchange::upgrade`]) or answer as if it were not there.
+    pub upgrade: bool,
     /// All fields; names in lower case.
     pub headers: http::HeaderMap,
 }
@@ -125,10 +127,10 @@ pub fn parse(head: &[u8]) -> Result<Head, HeadFault> {
     }
     let target = origin_form(target, &method, host(&headers, http10)?)?;
     let framing = framing(&headers, http10)?;
-    upgrade(&headers)?;
+    let upgrade = upgrade(&headers, &method, http10, framing)?;
     let expect_continue = expect(&headers, http10)?;
     let keep_alive = keep_alive(&headers, http10);
-    Ok(Head { method, target, http10, framing, keep_alive, expect_continue, headers })
+    Ok(Head { method, target, http10, framing, keep_alive, expect_continue, upgrade, headers })
 }
 
 /// Lines between CRLFs; [`Scanner`] has refused bare CR and LF already, so splitting at LF is exact.
@@ -300,14 +302,27 @@ fn content_length(value: &[u8]) -> Result<Framing, HeadFault> {
     Ok(if length == 0 { Framing::None } else { Framing::Length(length) })
 }
 
-/// `Upgrade: h2c` alone is ignored, as RFC 9110 (7.8) allows and some HTTP clients' defaults need; any other upgrade is refused.
-fn upgrade(headers: &http::HeaderMap) -> Result<(), HeadFault> {
+/// Whether a WebSocket is asked for, as RFC 6455 (4.1) says: GET, 1.1, no body, `Connection: upgrade`. `Upgrade: h2c` alone is
+/// ignored, as RFC 9110 (7.8) allows and some HTTP clients' defaults need; any other upgrade is refused.
+fn upgrade(
+    headers: &http::HeaderMap,
+    method: &http::Method,
+    http10: bool,
+    framing: Framing,
+) -> Result<bool, HeadFault> {
+    const UPGRADE: HeadFault = fault(501, "the only protocol upgrade served is that of a GET to a WebSocket");
     let mut all = headers.get_all(http::header::UPGRADE).iter();
-    match (all.next(), all.next()) {
-        (None, _) => Ok(()),
-        (Some(protocol), None) if protocol.as_bytes().eq_ignore_ascii_case(b"h2c") => Ok(()),
-        _ => Err(fault(501, "protocol upgrades are not served")),
+    let protocol = match (all.next(), all.next()) {
+        (None, _) => return Ok(false),
+        (Some(protocol), None) => protocol.as_bytes(),
+        (Some(_), Some(_)) => return Err(UPGRADE),
+    };
+    if protocol.eq_ignore_ascii_case(b"h2c") {
+        return Ok(false);
     }
+    let plain = method == http::Method::GET && !http10 && framing == Framing::None;
+    let websocket = protocol.eq_ignore_ascii_case(b"websocket") && connection_has(headers, "upgrade");
+    if plain && websocket { Ok(true) } else { Err(UPGRADE) }
 }
 
 fn expect(headers: &http::HeaderMap, http10: bool) -> Result<bool, HeadFault> {
@@ -320,15 +335,16 @@ fn expect(headers: &http::HeaderMap, http10: bool) -> Result<bool, HeadFault> {
 }
 
 fn keep_alive(headers: &http::HeaderMap, http10: bool) -> bool {
-    let has = |token: &str| {
-        headers.get_all(http::header::CONNECTION).iter().any(|value| {
-            value
-                .as_bytes()
-                .split(|byte| *byte == b',')
-                .any(|item| item.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
-        })
-    };
-    !has("close") && (!http10 || has("keep-alive"))
+    !connection_has(headers, "close") && (!http10 || connection_has(headers, "keep-alive"))
+}
+
+fn connection_has(headers: &http::HeaderMap, token: &str) -> bool {
+    headers.get_all(http::header::CONNECTION).iter().any(|value| {
+        value
+            .as_bytes()
+            .split(|byte| *byte == b',')
+            .any(|item| item.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
+    })
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! HTTP as this gateway speaks it: strict in what it reads, bounded in what it waits for.
 //!
-//! Pingora brings the listeners, TLS, HTTP/2 and the response writer. Request heads and bodies of HTTP/1 are read here
-//! ([`head`], [`chunked`]), because Pingora's reader accepts several spellings that two servers can understand differently and has
-//! no deadline over a whole head or body. [`exchange`] is one request with its response, the same for both versions; [`connection`]
-//! is the life of one connection.
+//! Pingora brings the listeners, TLS and HTTP/2. Requests of HTTP/1 are read here ([`head`], [`chunked`]), because Pingora's reader
+//! accepts several spellings that two servers can understand differently and has no deadline over a whole head or body; responses
+//! of HTTP/1 are written here (`response`, `wire`), because a session per request cost more than the request. [`exchange`] is one
+//! request with its response, the same for both versions; [`connection`] is the life of one connection.
 
 pub mod budget;
 pub mod chunked;
@@ -12,10 +12,13 @@ pub mod exchange;
 mod h2;
 pub mod head;
 mod raw;
+mod response;
+mod wire;
 
 pub use budget::{BodyBudget, BodyLease};
-pub use exchange::{Body, Exchange, Gone};
+pub use exchange::{Body, Exchange, Gone, Tunnel};
 pub use head::{Framing, Head};
+pub use response::Field;
 
 use std::time::Duration;
 

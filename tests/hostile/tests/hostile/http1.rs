@@ -154,6 +154,65 @@ async fn connections_are_kept_and_pipelines_answered_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_next_request_waits_while_an_answer_is_made() {
+    let server = Server::start("").await;
+    let mut client = Client::connect(server.address).await;
+    client.send(raw::chat("pace 40", true)).await;
+    client.until(penstock_hostile::PATIENCE, |text| text.contains("t2 ")).await;
+    let next = raw::get("/health");
+    client.send(&next[..9]).await;
+    client.send(&next[9..]).await;
+    let reply = client.until(penstock_hostile::PATIENCE, |text| text.ends_with("{\"status\":\"ok\"}")).await;
+    assert!(reply.text.contains("t39 ") && reply.text.contains("0\r\n\r\nHTTP/1.1 200 OK\r\n"), "{}", reply.text);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sending_ahead_is_bounded() {
+    let server = Server::start("").await;
+    let mut client = Client::connect(server.address).await;
+    client.send(raw::chat("pace 100000", true)).await;
+    client.until(penstock_hostile::PATIENCE, |text| text.contains("t0 ")).await;
+    client.send(raw::get("/health").repeat(4000)).await;
+    client.until_closed().await;
+    server.upstream_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_body_of_a_get_is_no_next_request() {
+    let server = Server::start("").await;
+    for framing in ["Content-Length: 41", "Transfer-Encoding: chunked"] {
+        let request = format!("GET /health HTTP/1.1\r\nHost: a\r\n{framing}\r\n\r\n{}", raw::get("/v1/models"));
+        let reply = raw::send(server.address, request).await;
+        assert_eq!((reply.status, reply.answers(), reply.header("connection")), (200, 1, Some("close")), "{framing}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_to_head_have_a_head_alone() {
+    let server = Server::start("").await;
+    let mut client = Client::connect(server.address).await;
+    client.send(format!("{}{}", raw::get("/health").replace("GET", "HEAD"), raw::get("/nothing"))).await;
+    let reply = client.until(penstock_hostile::PATIENCE, |text| text.contains("unknown_url")).await;
+    assert!(reply.header("content-length") == Some("15") && reply.header("date").is_some(), "{}", reply.text);
+    assert!(reply.text.contains("\r\n\r\nHTTP/1.1 404 Not Found\r\n"), "{}", reply.text);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http_1_0_keeps_a_connection_only_when_asked() {
+    let server = Server::start("").await;
+    let old = raw::get("/health").replace("HTTP/1.1", "HTTP/1.0");
+    let reply = raw::send(server.address, &old).await;
+    assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
+    let mut client = Client::connect(server.address).await;
+    let kept = old.replace("Host: a", "Host: a\r\nConnection: Keep-Alive");
+    for _ in 0..2 {
+        client.send(&kept).await;
+        let reply = client.answer().await;
+        assert_eq!((reply.header("connection"), reply.closed), (Some("keep-alive"), false), "{}", reply.text);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_early_answer_with_an_unread_body_closes() {
     let server = Server::start("").await;
     let request = format!("POST /nothing HTTP/1.1\r\nHost: a\r\nContent-Length: 50\r\n\r\n{}", raw::get("/health"));

@@ -4,3 +4,4 @@ mod answers;
 mod http1;
 mod http2;
 mod slow;
+mod upgrade;

@@ -135,7 +135,7 @@ async fn a_client_that_leaves_frees_its_request_in_every_state() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_is_charged_until_its_upstream_has_it() {
+async fn a_request_is_charged_until_its_answer_begins() {
     let server = Server::start("").await;
     for size in [20_000, 400_000] {
         let padding = " ".repeat(size);
@@ -147,9 +147,9 @@ async fn a_request_is_charged_until_its_upstream_has_it() {
         drop(waiting);
         eventually("the budget is given back", || server.gateway.bodies.bytes_held() == 0).await;
         let mut open = Client::connect(server.address).await;
-        open.send(raw::chat(&format!("hang {padding}"), false)).await;
+        open.send(raw::chat(&format!("pace 100000{padding}"), false)).await;
         eventually("the request is open", || server.puppet.open() == 1).await;
-        eventually("it is tokens now", || server.gateway.bodies.bytes_held() == 0).await;
+        eventually("nobody needs it any more", || server.gateway.bodies.bytes_held() == 0).await;
         drop(open);
         server.upstream_idle().await;
     }

@@ -1,0 +1,111 @@
+//! The client's side of an HTTP/1 connection while one request is answered: bytes out under a deadline, and the watch for its end.
+
+use std::future::poll_fn;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::task::{Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+use pingora_core::protocols::Stream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf};
+use tokio::time::timeout;
+
+use super::exchange::Gone;
+use super::response::{Parts, Response};
+
+/// Bytes of next requests that a client may send while its answer is being made, before it counts as gone.
+const AHEAD_BYTES_MAX: usize = 64 * 1024;
+/// One look at what comes while an answer is being made: nothing, as a rule.
+const AHEAD_READ_BYTES: usize = 1024;
+/// Before a connection with unread bytes is closed, this much is read over so that the client gets the answer instead of a reset.
+const LINGER_BYTES_MAX: usize = 1024 * 1024;
+/// ... and for this long.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Wire {
+    /// The transport.
+    pub(super) stream: Stream,
+    /// Received and not used yet: of the request's body, then of the next request.
+    pub(super) buf: BytesMut,
+    /// A write that makes no progress for this long fails.
+    pub(super) stall: Duration,
+    /// The response, once it has begun.
+    pub(super) response: Option<Response>,
+}
+
+impl Wire {
+    /// Sends a piece of the body, with the head in front if that has not gone out yet.
+    pub(super) async fn send(&mut self, payload: Bytes, last: bool) -> Result<(), Gone> {
+        let parts = self.response.as_mut().ok_or(Gone)?.piece(payload, last).map_err(|_| Gone)?;
+        self.put(parts).await
+    }
+
+    /// Writes, and waits until the bytes are out. Nothing is written for nothing.
+    pub(super) async fn put(&mut self, parts: Parts) -> Result<(), Gone> {
+        let Parts { front, payload, tail } = parts;
+        if front.is_empty() && payload.is_empty() && tail.is_empty() {
+            return Ok(());
+        }
+        let stream = &mut self.stream;
+        let write = async move {
+            if payload.is_empty() {
+                stream.write_all(&front).await?;
+            } else {
+                stream.write_all_buf(&mut front.chain(payload).chain(tail)).await?;
+            }
+            stream.flush().await
+        };
+        match timeout(self.stall, write).await {
+            Ok(Ok(())) => Ok(()),
+            _ => Err(Gone),
+        }
+    }
+
+    /// Ends when the client leaves; a half close is leaving. What it sends ahead is kept for later, within a bound. Cancel-safe.
+    pub(super) async fn gone(&mut self) -> Gone {
+        poll_fn(|context| {
+            let mut scratch = [const { MaybeUninit::uninit() }; AHEAD_READ_BYTES];
+            loop {
+                let mut read = ReadBuf::uninit(&mut scratch);
+                let outcome = ready!(Pin::new(&mut self.stream).poll_read(context, &mut read));
+                let bytes = read.filled();
+                if outcome.is_err() || bytes.is_empty() || self.buf.len() + bytes.len() > AHEAD_BYTES_MAX {
+                    return Poll::Ready(Gone);
+                }
+                self.buf.extend_from_slice(bytes);
+            }
+        })
+        .await
+    }
+
+    /// Closes without the end of a response that has begun, so that it cannot be taken for a complete one.
+    pub(super) async fn cut(mut self) {
+        let front = self.response.as_mut().map(Response::take_head).unwrap_or_default();
+        if self.put(Parts { front, payload: Bytes::new(), tail: b"" }).await.is_ok() {
+            let _ = timeout(self.stall, AsyncWriteExt::shutdown(&mut self.stream)).await;
+        }
+    }
+
+    /// Closes after a complete response. `unread`: bytes of the client are still to come, and are read over.
+    pub(super) async fn close(self, unread: bool) {
+        let Self { mut stream, buf, stall, .. } = self;
+        let unread = unread || !buf.is_empty();
+        drop(buf);
+        if matches!(timeout(stall, AsyncWriteExt::shutdown(&mut stream)).await, Ok(Ok(()))) && unread {
+            let _ = timeout(LINGER, drain(&mut stream)).await;
+        }
+    }
+}
+
+async fn drain(stream: &mut Stream) {
+    let (mut scratch, mut bytes) = (vec![0; 4096], 0);
+    while bytes < LINGER_BYTES_MAX {
+        match stream.read(&mut scratch).await {
+            Ok(read @ 1..) => bytes += read,
+            _ => return,
+        }
+    }
+}
