@@ -86,7 +86,7 @@ fn bad_bodies_are_refused() {
             with(r#""response_format":{"type":"json_object"}"#),
             "response_format.type",
             Some("unsupported_value"),
-            "guided decoding",
+            "only \"text\"",
         ),
     ] {
         check_refusal(&body, param, code, words);

@@ -156,6 +156,70 @@ fn tool_choice_none_hides_and_needs_no_tools() {
 }
 
 #[test]
+fn forced_and_single_calls_are_kept_for_whoever_can_hold_them() {
+    use penstock_dialects::ToolChoice;
+    let tool = r#""tools":[{"type":"function","function":{"name":"f"}}]"#;
+    assert_eq!(with(&format!(r#"{tool},"tool_choice":"required""#)).tool_choice, ToolChoice::Required);
+    let named = with(&format!(r#"{tool},"tool_choice":{{"type":"function","function":{{"name":"f"}}}}"#));
+    assert_eq!(named.tool_choice, ToolChoice::Named("f".into()));
+    assert!(!with(&format!(r#"{tool},"parallel_tool_calls":false"#)).parallel_tool_calls);
+    assert!(with(tool).parallel_tool_calls);
+}
+
+#[test]
+fn response_formats() {
+    use penstock_dialects::ResponseFormat;
+    let format = |json: &str| with(&format!(r#""response_format":{json}"#)).response_format;
+    assert_eq!(format(r#"{"type":"text"}"#), ResponseFormat::Text);
+    assert_eq!(format(r#"{"type":"json_object","json_schema":null}"#), ResponseFormat::JsonObject);
+    let schema = r#"{"type":"json_schema","json_schema":{"name":"x","strict":true,"description":"d","schema":{ "type" : "object" }}}"#;
+    let expected = ResponseFormat::JsonSchema {
+        name: "x".into(),
+        description: Some("d".into()),
+        schema: r#"{"type":"object"}"#.into(),
+        strict: true,
+    };
+    assert_eq!(format(schema), expected);
+}
+
+#[test]
+fn images_stand_in_their_place() {
+    use penstock_dialects::{ImageSource, Part};
+    let image = |url: &str| format!(r#"{{"type":"image_url","image_url":{{"url":"{url}","detail":"low"}}}}"#);
+    let (here, there) = (image("data:image/png;base64,iVBORw0KGgo="), image("https://example.test/a.png"));
+    let text = |text: &str| format!(r#"{{"type":"text","text":"{text}"}}"#);
+    let content = [text("a"), text("b"), here, text("c"), there].join(",");
+    let message = said(&format!(r#"{{"role":"user","content":[{content}]}}"#));
+    assert_eq!(message.content.as_deref(), Some("abc"));
+    let detail = Some("low".to_owned());
+    let data = ImageSource::Data { media_type: "image/png".into(), base64: "iVBORw0KGgo=".into() };
+    let url = ImageSource::Url("https://example.test/a.png".into());
+    assert_eq!(
+        message.parts,
+        [
+            Part::Text("ab".into()),
+            Part::Image { source: data, detail: detail.clone() },
+            Part::Text("c".into()),
+            Part::Image { source: url, detail },
+        ]
+    );
+    assert!(said(r#"{"role":"user","content":[{"type":"text","text":"a"}]}"#).parts.is_empty());
+    let flat = r#"{"type":"input_image","image_url":"https://h/i","detail":"high","file_id":null}"#;
+    let image = Part::Image { source: ImageSource::Url("https://h/i".into()), detail: Some("high".into()) };
+    assert_eq!(said(&format!(r#"{{"role":"user","content":[{flat}]}}"#)).parts, [image]);
+    let of_tool =
+        r#"{"role":"tool","tool_call_id":"a","content":[{"type":"image_url","image_url":{"url":"http://h/i"}}]}"#;
+    assert_eq!(said(of_tool).parts.len(), 1);
+}
+
+#[test]
+fn a_call_keeps_the_signature_of_its_thought() {
+    let call = r#"{"id":"a","type":"function","function":{"name":"f","arguments":"{}"},"extra_content":{"google":{"thought_signature":"c2ln"}}}"#;
+    let message = said(&format!(r#"{{"role":"assistant","content":null,"tool_calls":[{call}]}}"#));
+    assert_eq!(message.tool_calls[0].signature.as_deref(), Some("c2ln"));
+}
+
+#[test]
 fn unknown_fields_are_named_and_bounded() {
     let many: Vec<String> = (0..100).map(|index| format!("\"zz{index}{}\":0", "é".repeat(100))).collect();
     let ignored = with(&many.join(",")).ignored;

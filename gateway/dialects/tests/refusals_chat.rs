@@ -125,10 +125,52 @@ fn messages_that_are_no_conversation() {
         ),
         (r#"[{"role":"user","content":[{"type":"hologram"}]}]"#, "messages[0].content[0].type", INVALID, "hologram"),
         (
-            r#"[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"http://127.0.0.1/"}}]}]"#,
-            "messages[0].content[1].type",
-            VALUE,
-            "image_url",
+            r#"[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url"}]}]"#,
+            "messages[0].content[1].image_url",
+            INVALID,
+            "missing",
+        ),
+        (
+            r#"[{"role":"user","content":[{"type":"image_url","image_url":7}]}]"#,
+            "messages[0].content[0].image_url",
+            INVALID,
+            "expected a string or an object, got a number",
+        ),
+        (
+            r#"[{"role":"user","content":[{"type":"image_url","image_url":{"detail":"low"}}]}]"#,
+            "messages[0].content[0].image_url.url",
+            INVALID,
+            "missing",
+        ),
+        (
+            r#"[{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}]"#,
+            "messages[0].content[0].image_url.url",
+            INVALID,
+            "http, https or data",
+        ),
+        (
+            r#"[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:text/html;base64,AA=="}}]}]"#,
+            "messages[0].content[0].image_url.url",
+            INVALID,
+            "must hold an image",
+        ),
+        (
+            r#"[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png,AA"}}]}]"#,
+            "messages[0].content[0].image_url.url",
+            INVALID,
+            "base64",
+        ),
+        (
+            r#"[{"role":"system","content":[{"type":"image_url","image_url":{"url":"http://127.0.0.1/"}}]}]"#,
+            "messages[0].content",
+            INVALID,
+            "images are only allowed",
+        ),
+        (
+            r#"[{"role":"user","content":[{"type":"input_image","file_id":"file-1"}]}]"#,
+            "messages[0].content[0].file_id",
+            PARAMETER,
+            "files are not read",
         ),
         (
             r#"[{"role":"user","content":[{"type":"input_audio","input_audio":{}}]}]"#,
@@ -276,6 +318,22 @@ fn switches_that_contradict() {
         (r#""response_format":"json""#, "response_format", "expected an object"),
         (r#""response_format":{}"#, "response_format.type", "missing"),
         (r#""response_format":{"type":"xml"}"#, "response_format.type", "unknown format \"xml\""),
+        (r#""response_format":{"type":"json_schema"}"#, "response_format.json_schema", "missing"),
+        (
+            r#""response_format":{"type":"json_schema","json_schema":{"schema":{}}}"#,
+            "response_format.json_schema.name",
+            "missing",
+        ),
+        (
+            r#""response_format":{"type":"json_schema","json_schema":{"name":"x"}}"#,
+            "response_format.json_schema.schema",
+            "missing",
+        ),
+        (
+            r#""response_format":{"type":"json_schema","json_schema":{"name":"x","schema":true}}"#,
+            "response_format.json_schema.schema",
+            "expected an object",
+        ),
     ] {
         check(&with(fields), Some(param), INVALID, words);
     }
@@ -327,13 +385,6 @@ fn tools_that_are_none() {
         (r#""tool_choice":"auto","tools":[]"#.to_owned(), "tool_choice", INVALID, "only allowed with tools"),
         (format!(r#"{tool},"tool_choice":"maybe""#), "tool_choice", INVALID, "must be none, auto, required"),
         (format!(r#"{tool},"tool_choice":5"#), "tool_choice", INVALID, "expected a string or an object"),
-        (format!(r#"{tool},"tool_choice":"required""#), "tool_choice", VALUE, "guided decoding"),
-        (
-            format!(r#"{tool},"tool_choice":{{"type":"function","function":{{"name":"f"}}}}"#),
-            "tool_choice",
-            VALUE,
-            "guided decoding",
-        ),
         (
             format!(r#"{tool},"tool_choice":{{"type":"function","function":{{"name":"g"}}}}"#),
             "tool_choice.function.name",
@@ -348,7 +399,12 @@ fn tools_that_are_none() {
             "allowed_tools",
         ),
         (format!(r#"{tool},"tool_choice":{{"type":"psychic"}}"#), "tool_choice.type", INVALID, "unknown type"),
-        (format!(r#"{tool},"parallel_tool_calls":false"#), "parallel_tool_calls", VALUE, "guided decoding"),
+        (
+            format!(r#"{tool},"tool_choice":{{"type":"custom","custom":{{"name":"f"}}}}"#),
+            "tool_choice",
+            VALUE,
+            "custom",
+        ),
         (format!(r#"{tool},"parallel_tool_calls":"no""#), "parallel_tool_calls", INVALID, "expected a boolean"),
     ] {
         check(&with(&fields), Some(param), code, words);
@@ -395,9 +451,9 @@ fn what_is_not_built_says_so() {
     ] {
         check(&with(&format!("\"{field}\":{value}")), Some(field), PARAMETER, &format!("{field}: "));
     }
-    for kind in ["json_object", "json_schema"] {
-        let body = with(&format!(r#""response_format":{{"type":"{kind}","json_schema":{{"schema":{{}}}}}}"#));
-        check(&body, Some("response_format.type"), VALUE, "guided decoding");
+    for kind in ["grammar", "python", "structural_tag"] {
+        let body = with(&format!(r#""response_format":{{"type":"{kind}"}}"#));
+        check(&body, Some("response_format.type"), VALUE, "is not built");
     }
     check(&with(r#""modalities":["text","audio"]"#), Some("modalities[1]"), VALUE, "only text is built");
 }
@@ -444,6 +500,13 @@ fn everything_is_bounded() {
     );
     let deep = "{\"a\":".repeat(35) + "{}" + &"}".repeat(35);
     check(&tool("f", &deep), Some("tools[0]"), BOUND, "more than 32 levels of nesting");
+    let format = |schema: &str| {
+        let schema = format!(r#"{{"name":"x","schema":{schema}}}"#);
+        with(&format!(r#""response_format":{{"type":"json_schema","json_schema":{schema}}}"#))
+    };
+    let schema = Some("response_format.json_schema.schema");
+    check(&format(&deep), schema, BOUND, "more than 32 levels of nesting");
+    check(&format(&format!("{{\"a\":\"{}\"}}", "x".repeat(300 << 10))), schema, BOUND, "more than 262144 bytes");
 
     check(&with(&format!("\"stop\":{}", list("\"x\"", 17))), Some("stop"), BOUND, "more than 16 strings");
     check(&with(&format!("\"stop\":\"{}\"", "é".repeat(1_025))), Some("stop"), BOUND, "more than 1024 characters");

@@ -169,7 +169,7 @@ fn content(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Content, Fault> {
 }
 
 fn part(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Part, Fault> {
-    let (mut kind, mut text, mut image) = (None, None, None);
+    let (mut kind, mut text, mut image, mut detail) = (None, None, None, None);
     let mut names = Names::new(bounds.inner_fields_max);
     reader.object(|reader, key| {
         names.add(&key)?;
@@ -180,6 +180,11 @@ fn part(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Part, Fault> {
             "type" => kind = Some(reader.string().within("type")?),
             "text" | "refusal" => text = Some(fields::text(reader).within(&key)?),
             "image_url" => image = Some(image_url(reader, bounds).within("image_url")?),
+            "detail" => detail = Some(fields::name(reader, DETAIL_CHARS_MAX).within("detail")?),
+            "file_id" => {
+                return Err(Fault::of(ApiErrorKind::Unsupported, "files are not read; send the data"))
+                    .within("file_id");
+            }
             _ => reader.skip()?,
         }
         Ok(())
@@ -188,8 +193,11 @@ fn part(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Part, Fault> {
         Some("text" | "input_text" | "output_text" | "refusal") => {
             text.map(Part::Text).ok_or_else(|| Fault::invalid("required, but missing")).within("text")
         }
-        Some("image_url") => image.ok_or_else(|| Fault::invalid("required, but missing")).within("image_url"),
-        Some(media @ ("input_image" | "input_audio" | "audio_url" | "video_url" | "file" | "input_file")) => {
+        Some("image_url" | "input_image") => match image {
+            Some((source, inner)) => Ok(Part::Image { source, detail: inner.or(detail) }),
+            None => Err(Fault::invalid("required, but missing")).within("image_url"),
+        },
+        Some(media @ ("input_audio" | "audio_url" | "video_url" | "file" | "input_file")) => {
             let why = format!("\"{media}\" parts are not built; text and image_url are");
             Err(Fault::of(ApiErrorKind::UnsupportedValue, why)).within("type")
         }
@@ -198,21 +206,31 @@ fn part(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Part, Fault> {
     }
 }
 
-/// `{url, detail?}`.
-fn image_url(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Part, Fault> {
+/// Characters of `detail`: low, high, auto and what may come.
+const DETAIL_CHARS_MAX: usize = 16;
+
+/// A URL, or `{url, detail?}`.
+fn image_url(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<(ImageSource, Option<String>), Fault> {
+    match reader.kind()? {
+        Kind::String => return Ok((image_source(fields::text(reader)?)?, None)),
+        Kind::Object => {}
+        kind => return Err(mismatch("a string or an object", kind)),
+    }
     let (mut url, mut detail) = (None, None);
     let mut names = Names::new(bounds.inner_fields_max);
     reader.object(|reader, key| {
         names.add(&key)?;
         match &*key {
             "url" => url = Some(fields::text(reader).within("url")?),
-            "detail" if !reader.null()? => detail = Some(fields::name(reader, 16).within("detail")?),
+            "detail" if reader.kind()? != Kind::Null => {
+                detail = Some(fields::name(reader, DETAIL_CHARS_MAX).within("detail")?);
+            }
             _ => reader.skip()?,
         }
         Ok(())
     })?;
     let url = url.ok_or_else(|| Fault::invalid("required, but missing")).within("url")?;
-    Ok(Part::Image { source: image_source(url).within("url")?, detail })
+    Ok((image_source(url).within("url")?, detail))
 }
 
 /// A `data:` URL in base64, or one that the upstream fetches.
