@@ -6,17 +6,33 @@ import signal
 import threading
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
-from harness import serving, text_of, user, wait_until
+import harness
+from harness import text_of, user, wait_until
 
+# What a test does to a worker must happen while its stream runs, on a machine of any speed. So the client that does it
+# does not read meanwhile, and 400 pieces with their alternatives (1.5 kB each) are more than the Unix socket between
+# holds (some 200 kB; TCP on loopback would grow to 4 MB): the worker comes to the end of its token window and waits.
 STORY = {
     "messages": user("Count from 1 to 30."),
     "max_tokens": 400,
     "stream": True,
+    "logprobs": True,
+    "top_logprobs": 20,
     "extra_body": {"ignore_eos": True},
 }
+
+
+def unix_socket(folder: Path) -> Path:
+    return folder / "http.sock"
+
+
+def serving(folder: Path, **options):
+    """A gateway that listens on a Unix socket too."""
+    return harness.serving(folder, config=f'[server]\nunix = "{unix_socket(folder)}"\n', **options)
 
 
 def undisturbed(gateway, model, **options) -> str:
@@ -26,27 +42,44 @@ def undisturbed(gateway, model, **options) -> str:
 def disturbed(gateway, model, disturb, **options) -> str:
     """The same stream; `disturb` is called once, after its first pieces."""
     text = ""
-    for number, chunk in enumerate(gateway.client().chat.completions.create(model=model, **STORY, **options)):
-        text += text_of([chunk])
-        if number == 5:
-            disturb()
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(unix_socket(gateway.folder))), timeout=120) as http:
+        stream = gateway.client(http_client=http).chat.completions.create(model=model, **STORY, **options)
+        for number, chunk in enumerate(stream):
+            text += text_of([chunk])
+            if number == 5:
+                disturb()
     return text
 
 
-def busy_worker(gateway) -> int:
-    """The worker that computes: the one whose CPU time grows."""
+def cpu_nanoseconds(pid: int) -> int:
+    """What all threads of a process have computed so far."""
+    total = 0
+    for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):
+            total += int(path.read_text().split()[0])
+    return total
 
-    def cpu(pid):
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return int(fields[11]) + int(fields[12])
 
-    before = {pid: cpu(pid) for pid in gateway.worker_pids()}
-    assert before, "there are no workers"
+class Busy:
+    """Tells which worker computes: the one whose CPU time has grown most since this object was made."""
 
-    def grown():
-        return [pid for pid, ticks in before.items() if cpu(pid) - ticks >= 3]
+    def __init__(self, gateway):
+        self.gateway = gateway
+        self.before = {pid: cpu_nanoseconds(pid) for pid in gateway.worker_pids()}
+        assert self.before, "there are no workers"
 
-    return wait_until(grown, "a worker computes", 20, 0.01)[0]
+    def stop(self) -> int:
+        """Freezes the busy worker at once, so that nothing ends in the meantime; its sequence still runs. Its pid."""
+        grown = {pid: cpu_nanoseconds(pid) - before for pid, before in self.before.items()}
+        pid = max(grown, key=grown.get)
+        os.kill(pid, signal.SIGSTOP)
+        # One is the scrape itself.
+        assert self.gateway.metric("penstock_requests_in_flight") >= 2, "the stream ended before its worker was stopped"
+        return pid
+
+    def kill(self) -> None:
+        """Kills the busy worker while its sequence runs."""
+        os.kill(self.stop(), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +96,9 @@ def test_a_killed_worker_is_not_noticed(pair, options):
     want = undisturbed(pair, model, **options)
     deaths = pair.metric("penstock_worker_deaths_total")
     resumes = pair.metric("penstock_resumes_total")
-    got = disturbed(pair, model, lambda: os.kill(busy_worker(pair), signal.SIGKILL), **options)
+    got = disturbed(pair, model, Busy(pair).kill, **options)
     assert got == want
+    wait_until(lambda: pair.metric("penstock_resumes_total") > resumes, "the stream went on elsewhere")
     assert pair.metric("penstock_worker_deaths_total") == deaths + 1
     assert pair.metric("penstock_resumes_total") == resumes + 1
     assert pair.metric("penstock_resumes_inexact_total") == 0
@@ -75,11 +109,11 @@ def test_a_stopped_worker_is_left(pair):
     """SIGSTOP: it neither speaks nor dies. Its stream goes on at the other one."""
     model = pair.model()
     want = undisturbed(pair, model, temperature=0)
+    busy = Busy(pair)
     stopped = []
 
     def stop():
-        stopped.append(busy_worker(pair))
-        os.kill(stopped[0], signal.SIGSTOP)
+        stopped.append(busy.stop())
 
     try:
         assert disturbed(pair, model, stop, temperature=0) == want
@@ -94,18 +128,21 @@ def test_a_stopped_worker_is_left(pair):
 def test_many_streams_survive_a_killed_worker(pair):
     model = pair.model()
     want = undisturbed(pair, model, temperature=0)
+    resumes = pair.metric("penstock_resumes_total")
     results = [None] * 8
+    # All have begun and none reads on while the worker is killed.
+    begun = threading.Barrier(len(results), action=Busy(pair).kill, timeout=120)
 
     def one(index):
-        results[index] = undisturbed(pair, model, temperature=0)
+        results[index] = disturbed(pair, model, begun.wait, temperature=0)
 
     threads = [threading.Thread(target=one, args=(index,)) for index in range(len(results))]
     for thread in threads:
         thread.start()
-    os.kill(busy_worker(pair), signal.SIGKILL)
     for thread in threads:
         thread.join(180)
     assert results == [want] * len(results)
+    wait_until(lambda: pair.metric("penstock_resumes_total") > resumes, "a stream went on elsewhere")
     wait_until(lambda: pair.metric("penstock_workers_ready") == 2, "the dead worker is replaced", 90)
 
 
