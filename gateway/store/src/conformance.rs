@@ -1,0 +1,362 @@
+//! What every store has to do, as assertions: called with a fresh store of each kind.
+//!
+//! Each function takes tenants of its own, so they can share a store.
+
+use bytes::Bytes;
+
+use crate::{
+    BatchId, BatchStatus, CHUNK_BYTES_MAX, Cancelled, Counts, Deleted, EndedBatch, FileId, LineResult, NewBatch,
+    NewFile, NewLine, Order, Page, ResponseId, ResponseRecord, ResponseStatus, Store, StoreError, Tenant,
+};
+
+/// All of them.
+pub async fn everything(store: &dyn Store) {
+    files_are_there_once_sealed(store).await;
+    files_have_quotas_and_are_swept(store).await;
+    lists_have_pages(store).await;
+    a_batch_lives_from_creation_to_end(store).await;
+    a_result_counts_once(store).await;
+    batches_are_cancelled_and_bounded(store).await;
+    responses_make_conversations(store).await;
+    background_responses_change_until_they_end(store).await;
+    tenants_see_their_own(store).await;
+}
+
+fn new_file(purpose: &str, bytes: u64) -> NewFile {
+    NewFile {
+        purpose: purpose.into(),
+        name: "a.jsonl".into(),
+        bytes,
+        created: 100,
+        expires: None,
+        tenant_bytes_max: 1 << 30,
+        tenant_files_max: 1000,
+    }
+}
+
+/// A sealed file.
+async fn put(store: &dyn Store, tenant: &Tenant, purpose: &str, content: &[u8]) -> FileId {
+    let id = store.begin_file(tenant, new_file(purpose, content.len() as u64)).await.expect("begun");
+    let mut at = 0;
+    for piece in content.chunks(CHUNK_BYTES_MAX) {
+        store.append(tenant, &id, at, Bytes::copy_from_slice(piece)).await.expect("appended");
+        at += piece.len() as u64;
+    }
+    store.seal(tenant, &id).await.expect("sealed");
+    id
+}
+
+fn page(limit: u32, order: Order, after: Option<&str>) -> Page {
+    Page { after: after.map(str::to_owned), limit, order }
+}
+
+/// Nobody sees half a file; ranges read what was written, whatever the pieces were.
+pub async fn files_are_there_once_sealed(store: &dyn Store) {
+    let tenant = Tenant::new("files");
+    let content: Vec<u8> = (0..3 * CHUNK_BYTES_MAX + 17).map(|at| (at % 251) as u8).collect();
+    let id = store.begin_file(&tenant, new_file("batch", content.len() as u64)).await.expect("begun");
+    let mut at = 0;
+    for piece in [&content[..1], &content[1..1000], &content[1000..1000 + CHUNK_BYTES_MAX]] {
+        store.append(&tenant, &id, at as u64, Bytes::copy_from_slice(piece)).await.expect("appended");
+        at += piece.len();
+    }
+    assert_eq!(store.file(&tenant, &id).await, Ok(None), "it is not sealed");
+    assert_eq!(store.read(&tenant, &id, 0..10).await, Ok(None), "it is not sealed");
+    let twice = store.append(&tenant, &id, 0, Bytes::from_static(b"x")).await;
+    assert!(matches!(twice, Err(StoreError::Misuse(_))), "{twice:?}");
+    assert!(matches!(store.seal(&tenant, &id).await, Err(StoreError::Misuse(_))), "it lacks bytes");
+    for piece in content[at..].chunks(CHUNK_BYTES_MAX) {
+        store.append(&tenant, &id, at as u64, Bytes::copy_from_slice(piece)).await.expect("appended");
+        at += piece.len();
+    }
+    let more = store.append(&tenant, &id, at as u64, Bytes::from_static(b"x")).await;
+    assert!(matches!(more, Err(StoreError::Misuse(_))), "{more:?}");
+    let record = store.seal(&tenant, &id).await.expect("sealed");
+    assert_eq!((record.bytes, record.purpose.as_str()), (content.len() as u64, "batch"));
+    assert_eq!(store.file(&tenant, &id).await, Ok(Some(record)));
+    let end = content.len();
+    for (from, to) in
+        [(0, end), (0, 1), (1, 2), (999, 1001), (1000 + CHUNK_BYTES_MAX - 1, end), (end - 1, end + 9), (end, end + 1)]
+    {
+        let read = store.read(&tenant, &id, from as u64..to as u64).await.expect("read").expect("there");
+        assert!(read == content[from..to.min(end)], "{from}..{to}");
+    }
+    assert_eq!(store.delete_file(&tenant, &id).await, Ok(Deleted::Yes));
+    assert_eq!(store.delete_file(&tenant, &id).await, Ok(Deleted::Absent));
+    assert_eq!(store.read(&tenant, &id, 0..1).await, Ok(None));
+    let empty = put(store, &tenant, "batch", b"").await;
+    assert_eq!(store.read(&tenant, &empty, 0..9).await, Ok(Some(Bytes::new())));
+}
+
+/// What is announced counts at once; what is not finished, or is too old, goes.
+pub async fn files_have_quotas_and_are_swept(store: &dyn Store) {
+    let tenant = Tenant::new("quotas");
+    let limited = |bytes, created, expires| NewFile {
+        tenant_bytes_max: 100,
+        tenant_files_max: 2,
+        created,
+        expires,
+        ..new_file("batch", bytes)
+    };
+    let unsealed = store.begin_file(&tenant, limited(60, 100, None)).await.expect("begun");
+    let second = store.begin_file(&tenant, limited(41, 100, None)).await;
+    assert_eq!(second, Err(StoreError::Quota { used: 101, max: 100 }));
+    let expiring = store.begin_file(&tenant, limited(0, 100, Some(500))).await.expect("begun");
+    store.seal(&tenant, &expiring).await.expect("sealed");
+    assert_eq!(store.begin_file(&tenant, limited(0, 100, None)).await, Err(StoreError::Quota { used: 3, max: 2 }));
+    store.sweep_files(499, 100).await.expect("swept");
+    assert!(store.file(&tenant, &expiring).await.expect("read").is_some());
+    let seal = store.append(&tenant, &unsealed, 0, Bytes::from_static(b"x")).await;
+    assert_eq!(seal, Ok(()), "still there");
+    while store.sweep_files(500, 101).await.expect("swept") > 0 {}
+    assert_eq!(store.file(&tenant, &expiring).await, Ok(None));
+    let gone = store.append(&tenant, &unsealed, 1, Bytes::from_static(b"x")).await;
+    assert!(matches!(gone, Err(StoreError::Misuse(_))), "{gone:?}");
+}
+
+/// In both orders, without gaps or doubles.
+pub async fn lists_have_pages(store: &dyn Store) {
+    let tenant = Tenant::new("pages");
+    let mut all = Vec::new();
+    for number in 0..7 {
+        let purpose = if number % 2 == 0 { "batch" } else { "user_data" };
+        all.push(put(store, &tenant, purpose, b"x").await);
+    }
+    store.begin_file(&tenant, new_file("batch", 1)).await.expect("begun, and never seen");
+    for order in [Order::Ascending, Order::Descending] {
+        let mut want = all.clone();
+        if order == Order::Descending {
+            want.reverse();
+        }
+        let (mut have, mut after) = (Vec::new(), None);
+        loop {
+            let listing = store.files(&tenant, None, &page(3, order, after.as_deref())).await.expect("listed");
+            have.extend(listing.items.iter().map(|file| file.id.clone()));
+            after = have.last().map(|id: &FileId| id.as_str().to_owned());
+            if !listing.more {
+                break;
+            }
+        }
+        assert_eq!(have, want);
+    }
+    let batch = store.files(&tenant, Some("batch"), &page(100, Order::Ascending, None)).await.expect("listed");
+    assert_eq!((batch.items.len(), batch.more), (4, false));
+    let unknown = store.files(&tenant, None, &page(3, Order::Ascending, Some("file-unknown"))).await.expect("listed");
+    assert_eq!((unknown.items.len(), unknown.more), (0, false));
+}
+
+fn new_batch(input: &FileId) -> NewBatch {
+    NewBatch {
+        endpoint: "/v1/chat/completions".into(),
+        input: input.clone(),
+        window: "24h".into(),
+        expires: 86_500,
+        metadata: "{\"a\":\"b\"}".into(),
+        output_expires_after: None,
+        created: 100,
+        tenant_open_max: 100,
+    }
+}
+
+fn lines(count: u32) -> Vec<NewLine> {
+    let line = |line| NewLine { line, custom_id: format!("c{line}"), at: u64::from(line) * 10, bytes: 9 };
+    (0..count).map(line).collect()
+}
+
+/// A batch in progress.
+async fn running(store: &dyn Store, tenant: &Tenant, count: u32) -> BatchId {
+    let input = put(store, tenant, "batch", b"x").await;
+    let batch = store.create_batch(tenant, new_batch(&input)).await.expect("made").expect("the file is there");
+    store.admit_lines(&batch.id, lines(count)).await.expect("admitted");
+    store.start_batch(&batch.id, 110).await.expect("started");
+    batch.id
+}
+
+fn result(ok: bool, text: &'static str) -> LineResult {
+    LineResult { ok, text: Bytes::from_static(text.as_bytes()) }
+}
+
+/// Every status on the straight way.
+pub async fn a_batch_lives_from_creation_to_end(store: &dyn Store) {
+    let tenant = Tenant::new("life");
+    let absent = store.create_batch(&tenant, new_batch(&FileId::random())).await;
+    assert_eq!(absent, Ok(None));
+    let input = put(store, &tenant, "batch", b"lines").await;
+    let made = store.create_batch(&tenant, new_batch(&input)).await.expect("made").expect("the file is there");
+    assert_eq!((made.status, made.times.created, made.times.expires), (BatchStatus::Validating, 100, 86_500));
+    assert_eq!(store.delete_file(&tenant, &input).await, Ok(Deleted::InUse));
+    let open = store.open_batches(100).await.expect("listed");
+    assert!(open.iter().any(|open| open.tenant == tenant && open.batch == made));
+    store.admit_lines(&made.id, lines(2)).await.expect("admitted");
+    store.admit_lines(&made.id, lines(3)).await.expect("again, after a crash");
+    store.start_batch(&made.id, 110).await.expect("started");
+    store.start_batch(&made.id, 111).await.expect("again changes nothing");
+    let batch = store.batch(&tenant, &made.id).await.expect("read").expect("there");
+    assert_eq!((batch.status, batch.counts.total, batch.times.in_progress), (BatchStatus::InProgress, 3, Some(110)));
+    assert_eq!(store.waiting_lines(&made.id, 0, 2).await.expect("read"), lines(3)[..2]);
+    for (line, ok, text) in [(2, true, "two"), (0, true, "zero"), (1, false, "one")] {
+        assert_eq!(store.finish_line(&made.id, line, result(ok, text)).await, Ok(true));
+    }
+    assert_eq!(store.waiting_lines(&made.id, 0, 10).await, Ok(vec![]));
+    store.finalize_batch(&made.id, 120).await.expect("finalizing");
+    assert_eq!(store.result_bytes(&made.id, true).await, Ok((7, 2)));
+    assert_eq!(store.results(&made.id, true, 0, 1).await, Ok(vec![(0, "zero".into())]), "at least one");
+    assert_eq!(store.results(&made.id, true, 1, 99).await, Ok(vec![(2, "two".into())]));
+    assert_eq!(store.results(&made.id, false, 0, 99).await, Ok(vec![(1, "one".into())]));
+    let output = store.begin_file(&tenant, new_file("batch_output", 2)).await.expect("begun");
+    let end =
+        |output| EndedBatch { status: BatchStatus::Completed, output, errors: None, faults: String::new(), now: 130 };
+    let early = store.end_batch(&made.id, end(Some(output.clone()))).await;
+    assert!(matches!(early, Err(StoreError::Misuse(_))), "its file lacks bytes: {early:?}");
+    store.append(&tenant, &output, 0, Bytes::from_static(b"ok")).await.expect("appended");
+    assert_eq!(store.end_batch(&made.id, end(Some(output.clone()))).await, Ok(true));
+    assert_eq!(store.end_batch(&made.id, end(None)).await, Ok(false));
+    let batch = store.batch(&tenant, &made.id).await.expect("read").expect("there");
+    assert_eq!(
+        (batch.status, batch.output, batch.times.ended),
+        (BatchStatus::Completed, Some(output.clone()), Some(130))
+    );
+    assert_eq!(batch.counts, Counts { total: 3, completed: 2, failed: 1 });
+    assert!(store.file(&tenant, &output).await.expect("read").is_some(), "sealed with the end");
+    assert_eq!(store.delete_file(&tenant, &input).await, Ok(Deleted::Yes));
+}
+
+/// Whoever comes second with a result is told, and changes nothing.
+pub async fn a_result_counts_once(store: &dyn Store) {
+    let tenant = Tenant::new("once");
+    let id = running(store, &tenant, 2).await;
+    assert_eq!(store.finish_line(&id, 0, result(true, "first")).await, Ok(true));
+    assert_eq!(store.finish_line(&id, 0, result(false, "second")).await, Ok(false));
+    assert_eq!(store.finish_line(&id, 7, result(true, "no such line")).await, Ok(false));
+    let batch = store.batch(&tenant, &id).await.expect("read").expect("there");
+    assert_eq!(batch.counts, Counts { total: 2, completed: 1, failed: 0 });
+    assert_eq!(store.results(&id, true, 0, 99).await, Ok(vec![(0, "first".into())]));
+}
+
+/// Only what has not ended can be; the number of open ones has a bound.
+pub async fn batches_are_cancelled_and_bounded(store: &dyn Store) {
+    let tenant = Tenant::new("cancelled");
+    assert_eq!(store.cancel_batch(&tenant, &BatchId::random(), 120).await, Ok(Cancelled::Absent));
+    let id = running(store, &tenant, 1).await;
+    let full = store
+        .create_batch(&tenant, NewBatch { tenant_open_max: 1, ..new_batch(&put(store, &tenant, "batch", b"x").await) });
+    assert_eq!(full.await, Err(StoreError::Quota { used: 2, max: 1 }));
+    let cancelled = store.cancel_batch(&tenant, &id, 120).await.expect("cancelled");
+    assert!(matches!(&cancelled, Cancelled::Yes(batch) if batch.status == BatchStatus::Cancelling), "{cancelled:?}");
+    store.finalize_batch(&id, 125).await.expect("no change");
+    let batch = store.batch(&tenant, &id).await.expect("read").expect("there");
+    assert_eq!((batch.status, batch.times.cancelling), (BatchStatus::Cancelling, Some(120)));
+    let end =
+        EndedBatch { status: BatchStatus::Cancelled, output: None, errors: None, faults: String::new(), now: 130 };
+    assert_eq!(store.end_batch(&id, end).await, Ok(true));
+    assert!(matches!(store.cancel_batch(&tenant, &id, 140).await, Ok(Cancelled::Yes(_))), "it is what was asked for");
+    let other = running(store, &tenant, 1).await;
+    let end = EndedBatch { status: BatchStatus::Failed, output: None, errors: None, faults: "{}".into(), now: 130 };
+    assert_eq!(store.end_batch(&other, end).await, Ok(true));
+    assert!(matches!(store.cancel_batch(&tenant, &other, 140).await, Ok(Cancelled::TooLate(_))));
+    let listed = store.batches(&tenant, &page(1, Order::Descending, None)).await.expect("listed");
+    assert_eq!((listed.items[0].id.clone(), listed.more), (other.clone(), true));
+    let behind = store.batches(&tenant, &page(1, Order::Descending, Some(other.as_str()))).await.expect("listed");
+    assert_eq!((behind.items[0].id.clone(), behind.more), (id, false));
+}
+
+fn response(
+    id: &ResponseId,
+    previous: Option<&ResponseId>,
+    input: &'static str,
+    output: &'static str,
+) -> ResponseRecord {
+    ResponseRecord {
+        id: id.clone(),
+        status: ResponseStatus::Ended,
+        previous: previous.cloned(),
+        created: 100,
+        expires: 1000,
+        body: Bytes::from_static(b"{}"),
+        input: Bytes::from_static(input.as_bytes()),
+        output: Bytes::from_static(output.as_bytes()),
+        request: Bytes::new(),
+    }
+}
+
+/// Oldest turn first, within bounds.
+pub async fn responses_make_conversations(store: &dyn Store) {
+    let tenant = Tenant::new("responses");
+    let ids: Vec<ResponseId> = (0..3).map(|_| ResponseId::random()).collect();
+    for (at, (input, output)) in [("[1]", "[2]"), ("[3]", "[4]"), ("[5]", "[6]")].into_iter().enumerate() {
+        let previous = at.checked_sub(1).map(|before| &ids[before]);
+        store.save_response(&tenant, response(&ids[at], previous, input, output), 3).await.expect("saved");
+    }
+    let more = store.save_response(&tenant, response(&ResponseId::random(), None, "[]", "[]"), 3).await;
+    assert_eq!(more, Err(StoreError::Quota { used: 4, max: 3 }));
+    let turns = store.conversation(&tenant, &ids[2], 10, 1000).await.expect("read").expect("there");
+    let inputs: Vec<_> = turns.iter().map(|turn| turn.input.as_ref()).collect();
+    assert_eq!(inputs, [b"[1]", b"[3]", b"[5]"]);
+    let long = store.conversation(&tenant, &ids[2], 2, 1000).await;
+    assert_eq!(long, Err(StoreError::Quota { used: 3, max: 2 }));
+    assert!(matches!(store.conversation(&tenant, &ids[2], 10, 17).await, Err(StoreError::Quota { .. })));
+    assert_eq!(store.conversation(&tenant, &ResponseId::random(), 10, 1000).await, Ok(None));
+    let saved = store.response(&tenant, &ids[1]).await.expect("read").expect("there");
+    assert_eq!(saved, response(&ids[1], Some(&ids[0]), "[3]", "[4]"));
+    assert_eq!(store.delete_response(&tenant, &ids[0]).await, Ok(true));
+    assert_eq!(store.delete_response(&tenant, &ids[0]).await, Ok(false));
+    let shorter = store.conversation(&tenant, &ids[2], 10, 1000).await.expect("read").expect("there");
+    assert_eq!(shorter.len(), 2, "what was deleted ends the conversation");
+    while store.sweep_responses(1000).await.expect("swept") > 0 {}
+    assert_eq!(store.response(&tenant, &ids[2]).await, Ok(None));
+}
+
+/// A response that is being made can be changed; one that has ended cannot.
+pub async fn background_responses_change_until_they_end(store: &dyn Store) {
+    let tenant = Tenant::new("background");
+    let id = ResponseId::random();
+    let queued = ResponseRecord {
+        status: ResponseStatus::Queued,
+        request: Bytes::from_static(b"{\"model\":\"m\"}"),
+        ..response(&id, None, "[]", "[]")
+    };
+    store.save_response(&tenant, queued.clone(), 10).await.expect("saved");
+    let open = store.open_responses(100).await.expect("listed");
+    assert!(open.iter().any(|open| open.tenant == tenant && open.response == queued));
+    assert_eq!(store.conversation(&tenant, &id, 10, 1000).await, Ok(None), "it has not ended");
+    let update = |status, body: &'static str| {
+        let (body, output) = (Bytes::from_static(body.as_bytes()), Bytes::from_static(b"[1]"));
+        store.update_response(&id, status, body, output)
+    };
+    assert_eq!(update(ResponseStatus::InProgress, "{1}").await, Ok(true));
+    assert_eq!(update(ResponseStatus::Ended, "{2}").await, Ok(true));
+    assert_eq!(update(ResponseStatus::Ended, "{3}").await, Ok(false));
+    let ended = store.response(&tenant, &id).await.expect("read").expect("there");
+    assert_eq!((ended.body.as_ref(), ended.request.len()), (b"{2}".as_slice(), 0));
+    assert!(store.open_responses(100).await.expect("listed").iter().all(|open| open.response.id != id));
+}
+
+/// What belongs to another is not there, by whatever way one asks.
+pub async fn tenants_see_their_own(store: &dyn Store) {
+    let (owner, other) = (Tenant::new("owner"), Tenant::new("other"));
+    let file = put(store, &owner, "batch", b"secret").await;
+    let unsealed = store.begin_file(&owner, new_file("batch", 1)).await.expect("begun");
+    let batch = running(store, &owner, 1).await;
+    let id = ResponseId::random();
+    store.save_response(&owner, response(&id, None, "[]", "[]"), 10).await.expect("saved");
+    for stranger in [&other, &Tenant::new("")] {
+        assert_eq!(store.file(stranger, &file).await, Ok(None));
+        assert_eq!(store.read(stranger, &file, 0..6).await, Ok(None));
+        assert_eq!(store.delete_file(stranger, &file).await, Ok(Deleted::Absent));
+        assert_eq!(store.delete_file(stranger, &unsealed).await, Ok(Deleted::Absent));
+        assert!(store.append(stranger, &unsealed, 0, Bytes::from_static(b"x")).await.is_err());
+        assert!(store.seal(stranger, &unsealed).await.is_err());
+        let listed = store.files(stranger, None, &page(100, Order::Ascending, None)).await.expect("listed");
+        assert_eq!(listed.items, vec![]);
+        let behind = store.files(stranger, None, &page(100, Order::Descending, Some(file.as_str()))).await;
+        assert_eq!(behind.expect("listed").items, vec![], "another's id is no place in a list");
+        assert_eq!(store.create_batch(stranger, new_batch(&file)).await, Ok(None));
+        assert_eq!(store.batch(stranger, &batch).await, Ok(None));
+        assert_eq!(store.batches(stranger, &page(100, Order::Ascending, None)).await.expect("listed").items, vec![]);
+        assert_eq!(store.cancel_batch(stranger, &batch, 1).await, Ok(Cancelled::Absent));
+        assert_eq!(store.response(stranger, &id).await, Ok(None));
+        assert_eq!(store.conversation(stranger, &id, 10, 1000).await, Ok(None));
+        assert_eq!(store.delete_response(stranger, &id).await, Ok(false));
+    }
+    assert!(store.file(&owner, &file).await.expect("read").is_some());
+}

@@ -1,0 +1,112 @@
+//! Ids: unguessable, with a prefix that says what they name.
+
+use std::fmt;
+
+/// Random bytes of an id: nobody finds one by trying.
+const RANDOM_BYTES: usize = 18;
+/// Longest id that is looked up.
+const ID_BYTES_MAX: usize = 128;
+
+/// Whose something is: the id of an API key; empty where no keys are configured.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tenant(String);
+
+impl Tenant {
+    /// The tenant of that key.
+    pub fn new(key: &str) -> Self {
+        Self(key.to_owned())
+    }
+
+    /// The key's id.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+fn random(prefix: &str) -> String {
+    const DIGITS: &[u8; 64] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-";
+    let mut bytes = [0; RANDOM_BYTES];
+    getrandom::fill(&mut bytes).expect("the system has random numbers");
+    let mut out = String::with_capacity(prefix.len() + RANDOM_BYTES * 4 / 3);
+    out.push_str(prefix);
+    for group in bytes.chunks_exact(3) {
+        let bits = u32::from(group[0]) << 16 | u32::from(group[1]) << 8 | u32::from(group[2]);
+        for shift in [18, 12, 6, 0] {
+            out.push(char::from(DIGITS[(bits >> shift & 63) as usize]));
+        }
+    }
+    out
+}
+
+fn is_id(text: &str, prefix: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    text.len() > prefix.len() && text.len() <= ID_BYTES_MAX && text.starts_with(prefix) && text.bytes().all(plain)
+}
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(String);
+
+        impl $name {
+            /// A new one.
+            pub fn random() -> Self {
+                Self(random($prefix))
+            }
+
+            /// What a client sent, if it can be one.
+            pub fn parse(text: &str) -> Option<Self> {
+                is_id(text, $prefix).then(|| Self(text.to_owned()))
+            }
+
+            /// As clients see it.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str(&self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// Names a file.
+    FileId,
+    "file-"
+);
+id!(
+    /// Names a batch.
+    BatchId,
+    "batch_"
+);
+id!(
+    /// Names a stored response.
+    ResponseId,
+    "resp_"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_random_and_read_back() {
+        let (first, second) = (FileId::random(), FileId::random());
+        assert_ne!(first, second);
+        assert_eq!(first.as_str().len(), "file-".len() + 24);
+        assert_eq!(FileId::parse(first.as_str()), Some(first));
+    }
+
+    #[test]
+    fn what_cannot_be_an_id_is_none() {
+        let long = format!("file-{}", "a".repeat(200));
+        for text in ["", "file-", "batch_abc", "file-a/b", "file-a b", "file-\0", long.as_str()] {
+            assert_eq!(FileId::parse(text), None, "{text:?}");
+        }
+    }
+}

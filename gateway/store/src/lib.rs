@@ -1,0 +1,55 @@
+//! What the gateway keeps beyond one request: files, batches, stored responses.
+//!
+//! One set of traits by purpose ([`Files`], [`Batches`], [`Responses`]), async because a store may be across a network; [`Sqlite`] is
+//! the one that needs nothing else. Two rules hold for every store. **A tenant sees its own**: whatever is asked for on behalf of a
+//! client names its [`Tenant`], and what belongs to another is not there. **A result counts once**: a batch line's result is kept in the
+//! same transaction that takes the line off the list, so a crash neither loses nor doubles one.
+//!
+//! Deliberately absent: HTTP, JSON of any API (documents are bytes here), clocks (`now` is an argument, in Unix seconds), policy.
+#![forbid(unsafe_code)]
+
+mod batches;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+mod error;
+mod files;
+mod ids;
+mod page;
+mod responses;
+mod sqlite;
+
+pub use batches::{
+    BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, EndedBatch, Line, LineResult, NewBatch, NewLine,
+    OpenBatch,
+};
+pub use error::StoreError;
+pub use files::{CHUNK_BYTES_MAX, Deleted, FileRecord, Files, NewFile};
+pub use ids::{BatchId, FileId, ResponseId, Tenant};
+pub use page::{Listing, Order, Page};
+pub use responses::{OpenResponse, ResponseRecord, ResponseStatus, Responses, Turn};
+pub use sqlite::{Sqlite, SqliteOptions};
+
+use async_trait::async_trait;
+
+/// What a store counts about itself, since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Transactions that were made durable.
+    pub commits: u64,
+    /// Changes in them.
+    pub writes: u64,
+    /// Seconds that they took.
+    pub commit_seconds: f64,
+    /// Operations that failed.
+    pub errors: u64,
+}
+
+/// A store of everything.
+#[async_trait]
+pub trait Store: Files + Batches + Responses {
+    /// Becomes the one process that runs what is in the store, or says that another is. Once it is, it stays it until it ends.
+    async fn lead(&self) -> Result<bool, StoreError>;
+
+    /// Counts.
+    fn stats(&self) -> Stats;
+}

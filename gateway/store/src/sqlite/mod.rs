@@ -1,0 +1,153 @@
+//! The embedded store: one SQLite database, in WAL mode, one thread that writes and two that read.
+//!
+//! `synchronous=FULL`: what was acknowledged survives a loss of power, not only a crash of the process; group commit (see `lane`)
+//! makes that one fsync for all changes that waited. File contents are rows of up to 256 KiB in the same database, so that a file, its
+//! row and what refers to it change in one transaction and a copy of the database is a copy of everything; space of deleted files is
+//! used again, the database file does not shrink. `docs/adr/0008-one-database-for-what-is-kept.md` says what else
+//! was considered.
+
+mod batches;
+mod files;
+mod lane;
+mod responses;
+mod schema;
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::{Connection, OpenFlags};
+
+use crate::{Stats, Store, StoreError};
+use lane::Lane;
+
+/// Connections that read.
+const READERS: usize = 2;
+/// How long a statement waits for another process's transaction.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// The name of a database that ends with the process.
+const MEMORY: &str = ":memory:";
+/// WAL frames after which the writer moves them into the database: 4 MiB.
+const CHECKPOINT_PAGES: u32 = 1024;
+/// A WAL that grew in a burst is cut back to this when it has been moved.
+const WAL_BYTES_KEPT: u32 = 64 << 20;
+
+/// How the database is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SqliteOptions {
+    /// The database; `:memory:` keeps nothing.
+    pub path: PathBuf,
+    /// Size that it may have; 0: the disk's.
+    pub bytes_max: u64,
+}
+
+/// The embedded store.
+pub struct Sqlite {
+    writer: Lane,
+    reader: Lane,
+    /// Beside the database; locked by the process that runs what is in it. `None`: in memory, nobody else sees it.
+    leader: Option<Mutex<Leader>>,
+}
+
+struct Leader {
+    file: File,
+    leads: bool,
+}
+
+impl Sqlite {
+    /// Opens the database, makes it if there is none, and brings it to the newest version.
+    ///
+    /// # Errors
+    /// [`StoreError::Broken`] where it cannot be opened, is no database, or is damaged.
+    pub fn open(options: &SqliteOptions) -> Result<Self, StoreError> {
+        let memory = options.path.as_os_str() == MEMORY;
+        let connection = if memory { Connection::open_in_memory()? } else { connect(&options.path)? };
+        connection.execute_batch(&format!(
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};
+             PRAGMA journal_size_limit = {WAL_BYTES_KEPT}; PRAGMA temp_store = MEMORY;"
+        ))?;
+        schema::migrate(&connection)?;
+        if options.bytes_max > 0 {
+            let page: u64 = connection.query_row("PRAGMA page_size", [], |row| row.get(0))?;
+            connection.execute_batch(&format!("PRAGMA max_page_count = {}", (options.bytes_max / page).max(1)))?;
+        }
+        let spawned = |error: std::io::Error| StoreError::Broken(format!("its threads: {error}"));
+        if memory {
+            let writer = Lane::writer(connection).map_err(spawned)?;
+            return Ok(Self { reader: writer.clone(), writer, leader: None });
+        }
+        let readers = (0..READERS).map(|_| read_only(&options.path)).collect::<Result<_, _>>()?;
+        Ok(Self {
+            writer: Lane::writer(connection).map_err(spawned)?,
+            reader: Lane::readers(readers).map_err(spawned)?,
+            leader: Some(Mutex::new(Leader { file: lock_file(&options.path)?, leads: false })),
+        })
+    }
+}
+
+fn connect(path: &Path) -> Result<Connection, StoreError> {
+    // Made by us, so that nobody else may read it from the first moment; SQLite gives its other files the same mode.
+    use std::os::unix::fs::OpenOptionsExt;
+    let made = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+    made.map_err(|error| StoreError::Broken(format!("{}: {error}", path.display())))?;
+    let connection =
+        Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    Ok(connection)
+}
+
+fn read_only(path: &Path) -> Result<Connection, StoreError> {
+    let connection = connect(path)?;
+    connection.execute_batch("PRAGMA query_only = ON")?;
+    Ok(connection)
+}
+
+fn lock_file(path: &Path) -> Result<File, StoreError> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(&name);
+    opened.map_err(|error| StoreError::Broken(format!("{}: {error}", Path::new(&name).display())))
+}
+
+#[async_trait]
+impl Store for Sqlite {
+    async fn lead(&self) -> Result<bool, StoreError> {
+        let Some(leader) = &self.leader else { return Ok(true) };
+        let mut leader = leader.lock().unwrap_or_else(PoisonError::into_inner);
+        if !leader.leads {
+            leader.leads = match leader.file.try_lock() {
+                Ok(()) => true,
+                Err(TryLockError::WouldBlock) => false,
+                Err(TryLockError::Error(error)) => return Err(StoreError::Broken(error.to_string())),
+            };
+        }
+        Ok(leader.leads)
+    }
+
+    fn stats(&self) -> Stats {
+        let (writer, reader) = (self.writer.stats(), self.reader.stats());
+        let same = self.leader.is_none();
+        Stats { errors: if same { writer.errors } else { writer.errors + reader.errors }, ..writer }
+    }
+}
+
+/// Rows of a list: one more than asked for tells whether there are more.
+fn listing<T>(mut items: Vec<T>, limit: u32) -> crate::Listing<T> {
+    let more = items.len() > limit as usize;
+    items.truncate(limit as usize);
+    crate::Listing { items, more }
+}
+
+/// `ORDER BY`, and the comparison with the place of the item before the page.
+fn direction(order: crate::Order) -> (&'static str, &'static str) {
+    match order {
+        crate::Order::Ascending => ("ASC", ">"),
+        crate::Order::Descending => ("DESC", "<"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! The tables, in versions that only add: a gateway of the version before goes on working while this one starts.
+
+use rusqlite::Connection;
+
+use crate::StoreError;
+
+/// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
+const VERSIONS: [&str; 1] = ["
+    CREATE TABLE files (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        name TEXT NOT NULL,
+        bytes INTEGER NOT NULL,
+        created INTEGER NOT NULL,
+        expires INTEGER,
+        sealed INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX files_of_tenant ON files (tenant, seq);
+    CREATE INDEX files_expiry ON files (expires) WHERE expires IS NOT NULL;
+    CREATE TABLE file_chunks (
+        file INTEGER NOT NULL,
+        at INTEGER NOT NULL,
+        data BLOB NOT NULL
+    );
+    CREATE UNIQUE INDEX file_chunks_place ON file_chunks (file, at);
+    CREATE TABLE batches (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        status TEXT NOT NULL,
+        is_open INTEGER NOT NULL DEFAULT 1,
+        endpoint TEXT NOT NULL,
+        input TEXT NOT NULL,
+        output TEXT,
+        errors TEXT,
+        completion_window TEXT NOT NULL,
+        metadata TEXT NOT NULL,
+        faults TEXT NOT NULL DEFAULT '',
+        output_expires_after INTEGER,
+        created INTEGER NOT NULL,
+        expires INTEGER NOT NULL,
+        in_progress INTEGER,
+        finalizing INTEGER,
+        cancelling INTEGER,
+        ended INTEGER,
+        total INTEGER NOT NULL DEFAULT 0,
+        completed INTEGER NOT NULL DEFAULT 0,
+        failed INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX batches_of_tenant ON batches (tenant, seq);
+    CREATE INDEX batches_open ON batches (seq) WHERE is_open = 1;
+    CREATE TABLE batch_lines (
+        batch INTEGER NOT NULL,
+        line INTEGER NOT NULL,
+        custom_id TEXT NOT NULL,
+        at INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        ok INTEGER,
+        result BLOB,
+        PRIMARY KEY (batch, line)
+    );
+    CREATE INDEX batch_lines_waiting ON batch_lines (batch, line) WHERE ok IS NULL;
+    CREATE TABLE responses (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        status INTEGER NOT NULL,
+        previous TEXT,
+        created INTEGER NOT NULL,
+        expires INTEGER NOT NULL,
+        body BLOB NOT NULL,
+        input BLOB NOT NULL,
+        output BLOB NOT NULL,
+        request BLOB NOT NULL
+    );
+    CREATE INDEX responses_of_tenant ON responses (tenant);
+    CREATE INDEX responses_expiry ON responses (expires);
+    CREATE INDEX responses_open ON responses (seq) WHERE status < 2;
+"];
+
+/// Brings the database to the newest version. One that is newer is used as it is: its versions only added.
+pub(super) fn migrate(connection: &Connection) -> Result<(), StoreError> {
+    connection.execute_batch("BEGIN IMMEDIATE")?;
+    let have: usize = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
+    for (version, statements) in VERSIONS.iter().enumerate().skip(have) {
+        connection.execute_batch(statements)?;
+        connection.pragma_update(None, "user_version", version + 1)?;
+    }
+    Ok(connection.execute_batch("COMMIT")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn migrating_twice_and_from_the_future_changes_nothing() {
+        let connection = Connection::open_in_memory().expect("memory");
+        migrate(&connection).expect("the first time");
+        migrate(&connection).expect("again");
+        connection.pragma_update(None, "user_version", 99).expect("a newer one");
+        migrate(&connection).expect("a newer one is used");
+        let version: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0)).expect("a version");
+        assert_eq!(version, 99);
+    }
+}
