@@ -182,6 +182,12 @@ impl ProviderFault {
     }
 }
 
+impl From<crate::sse::TooLarge> for ProviderFault {
+    fn from(fault: crate::sse::TooLarge) -> Self {
+        Self::new(FaultClass::Garbled, format!("The provider's answer cannot be read: {fault}."))
+    }
+}
+
 /// Kinds of what goes wrong at a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FaultClass {

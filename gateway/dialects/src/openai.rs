@@ -15,6 +15,7 @@ mod format;
 mod legacy_logprobs;
 mod messages;
 mod models;
+mod provider;
 mod stream;
 mod tokenize;
 mod tools;
@@ -29,6 +30,7 @@ pub use completion_answer::{CompletionCollector, CompletionEncoder, CompletionMe
 pub use errors::{ErrorShape, error_body, error_event, error_shape, refusal};
 pub use form::{chat, completion};
 pub use models::{ModelCard, model, models_list};
+pub use provider::{ChatCodec, MaxTokensName};
 pub use tokenize::{
     DetokenizeRequest, TokenizeInput, TokenizeRequest, decode_detokenize, decode_tokenize, detokenize_body,
     tokenize_body,

@@ -1,0 +1,81 @@
+//! The provider's side of the OpenAI API: chat completions, completions, embeddings and rerank, as everybody compatible speaks them.
+//!
+//! Servers differ in what they add and what they get wrong; what is read leniently, and what is not, is in
+//! `docs/reference/openai.md`. One idea: a chunk and a whole answer are one shape (`delta` and `message` say the same), so one reader
+//! reads both, and a body is taken for what its first byte says it is, not for what was asked.
+
+mod body;
+mod calls;
+mod chat;
+mod completion;
+mod fault;
+mod logprobs;
+mod messages;
+mod usage;
+mod value;
+mod vectors;
+
+use super::chat_answer::ReasoningNames;
+use crate::codec::{AnswerDecoder, ProviderCall, ProviderCodec, ProviderFault};
+use crate::error::ApiError;
+use crate::request::Request;
+
+use body::Body;
+use fault::fault_body;
+
+/// Under which name the bound of an answer is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MaxTokensName {
+    /// `max_tokens`, which every compatible server knows.
+    #[default]
+    MaxTokens,
+    /// `max_completion_tokens`, which OpenAI demands of reasoning models.
+    MaxCompletionTokens,
+}
+
+/// OpenAI-compatible providers: `/chat/completions`, `/completions`, `/embeddings`, `/rerank`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChatCodec {
+    /// Name of the bound of an answer.
+    pub max_tokens: MaxTokensName,
+    /// Under which names earlier reasoning is sent back; `None`: it is left out.
+    pub reasoning: Option<ReasoningNames>,
+}
+
+impl Default for ChatCodec {
+    fn default() -> Self {
+        Self { max_tokens: MaxTokensName::MaxTokens, reasoning: Some(ReasoningNames::ReasoningContent) }
+    }
+}
+
+impl ChatCodec {
+    /// For OpenAI itself (and Azure), which refuses fields that it does not know.
+    pub fn strict() -> Self {
+        Self { max_tokens: MaxTokensName::MaxCompletionTokens, reasoning: None }
+    }
+}
+
+impl ProviderCodec for ChatCodec {
+    fn encode(&self, request: &Request, model: &str) -> Result<ProviderCall, ApiError> {
+        let (path, body) = match request {
+            Request::Chat(chat) => ("/chat/completions", chat::encode(self, chat, model)),
+            Request::Complete(complete) => ("/completions", completion::encode(complete, model)?),
+            Request::Embed(embed) => ("/embeddings", vectors::encode_embed(embed, model)?),
+            Request::Rerank(rerank) => ("/rerank", vectors::encode_rerank(rerank, model)),
+        };
+        Ok(ProviderCall { path: path.to_owned(), body })
+    }
+
+    fn decoder(&self, request: &Request) -> Box<dyn AnswerDecoder> {
+        match request {
+            Request::Chat(chat) => Box::new(Body::new(chat::ChatReader::new(chat))),
+            Request::Complete(complete) => Box::new(Body::new(completion::CompletionReader::new(complete))),
+            Request::Embed(embed) => Box::new(Body::new(vectors::VectorReader::new(embed.inputs.len()))),
+            Request::Rerank(rerank) => Box::new(Body::new(vectors::ScoreReader::new(rerank.documents.len()))),
+        }
+    }
+
+    fn fault(&self, status: u16, body: &[u8]) -> ProviderFault {
+        fault_body(status, body)
+    }
+}

@@ -1,0 +1,140 @@
+//! The body of an answer: server-sent events or one JSON value, told apart by the first byte, since a provider may answer a request
+//! for the one with the other.
+
+use crate::codec::{AnswerDecoder, FaultClass, ProviderFault};
+use crate::event::ChatEvent;
+use crate::sse::SseReader;
+
+/// Longest whole answer that is held: 2,048 vectors of 3,072 values in base64 take 34 MB, as numbers about twice that.
+pub(crate) const WHOLE_BYTES_MAX: usize = 128 << 20;
+
+/// What reads the JSON of an answer.
+pub(crate) trait Answer: Send {
+    /// One event's data, or the whole answer; `name` is that of the event, where it has one.
+    fn take(&mut self, name: &[u8], json: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
+    /// The provider says that nothing follows (`[DONE]`, or the end of a whole answer): appends what was held back.
+    fn done(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
+    /// The body ended without such a word. As [`Answer::done`] if nothing can be missing, else a fault.
+    fn cut(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
+    /// The answer's own last event has been taken, and its end is no `[DONE]`.
+    fn ended(&self) -> bool {
+        false
+    }
+}
+
+enum Form {
+    /// Nothing but space so far.
+    Unknown,
+    Events(SseReader),
+    Whole(Vec<u8>),
+}
+
+/// A body being read into events.
+pub(crate) struct Body<A> {
+    form: Form,
+    answer: A,
+    complete: bool,
+}
+
+impl<A: Answer> Body<A> {
+    /// Nothing has come yet.
+    pub(crate) fn new(answer: A) -> Self {
+        Self { form: Form::Unknown, answer, complete: false }
+    }
+
+    fn settle<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+        if !matches!(self.form, Form::Unknown) {
+            return bytes;
+        }
+        let bytes = bytes.trim_ascii_start();
+        match bytes.first() {
+            None => {}
+            Some(b'{' | b'[') => self.form = Form::Whole(Vec::with_capacity(bytes.len())),
+            Some(_) => self.form = Form::Events(SseReader::default()),
+        }
+        bytes
+    }
+}
+
+impl<A: Answer> AnswerDecoder for Body<A> {
+    fn push(&mut self, bytes: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
+        let bytes = self.settle(bytes);
+        let Self { form, answer, complete } = self;
+        match form {
+            Form::Unknown => Ok(()),
+            Form::Events(reader) => reader.push(bytes, |name, data| {
+                let data = data.trim_ascii();
+                if *complete || data.is_empty() {
+                    return Ok(());
+                }
+                if data == b"[DONE]" {
+                    *complete = true;
+                    return answer.done(out);
+                }
+                answer.take(name, data, out)?;
+                if answer.ended() {
+                    *complete = true;
+                    return answer.done(out);
+                }
+                Ok(())
+            }),
+            Form::Whole(held) if held.len() + bytes.len() > WHOLE_BYTES_MAX => {
+                let message = format!("The provider's answer is larger than {WHOLE_BYTES_MAX} bytes.");
+                Err(ProviderFault::new(FaultClass::Garbled, message))
+            }
+            Form::Whole(held) => {
+                held.extend_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    fn end(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
+        if std::mem::replace(&mut self.complete, true) {
+            return Ok(());
+        }
+        match std::mem::replace(&mut self.form, Form::Unknown) {
+            Form::Unknown => Err(truncated()),
+            Form::Events(reader) if reader.is_inside() => Err(truncated()),
+            Form::Events(_) => self.answer.cut(out),
+            Form::Whole(held) => {
+                // What was cut off is not JSON; that it was cut off says more than where.
+                if !is_closed(&held) {
+                    return Err(truncated());
+                }
+                self.answer.take(b"", &held, out)?;
+                self.answer.done(out)
+            }
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.complete
+    }
+}
+
+/// Whether a value that begins with a bracket ends with one.
+fn is_closed(json: &[u8]) -> bool {
+    matches!(json.trim_ascii_end().last(), Some(b'}' | b']')) && is_balanced(json)
+}
+
+/// Whether every bracket outside strings is closed.
+fn is_balanced(json: &[u8]) -> bool {
+    let (mut depth, mut inside, mut escaped) = (0_i64, false, false);
+    for byte in json {
+        match (inside, *byte) {
+            (true, _) if std::mem::take(&mut escaped) => {}
+            (true, b'\\') => escaped = true,
+            (_, b'"') => inside = !inside,
+            (false, b'{' | b'[') => depth += 1,
+            (false, b'}' | b']') => depth -= 1,
+            _ => {}
+        }
+    }
+    depth <= 0 && !inside
+}
+
+/// The answer ended before it was complete.
+pub(crate) fn truncated() -> ProviderFault {
+    ProviderFault::new(FaultClass::Truncated, "The provider's answer ended before it was complete.")
+}

@@ -1,0 +1,204 @@
+//! Calls of one choice, as providers stream them, put in order.
+//!
+//! Their deltas differ: an id in every delta or a new one in each, an empty id, a name repeated or in the first only, no index, one index
+//! for all, arguments as an object. One rule tells a new call from more of an old one: a new call says its name; under an index that is
+//! taken it also has another id, or the old one's arguments are complete and new ones begin.
+
+use super::value;
+use crate::codec::{FaultClass, ProviderFault};
+use crate::event::ChatEvent;
+use crate::json::{Fault, Reader};
+
+/// Calls of one choice that are kept apart.
+const CALLS_MAX: usize = 1_024;
+
+/// What one delta says of a call.
+#[derive(Default)]
+pub(super) struct CallDelta {
+    index: Option<u64>,
+    id: Option<String>,
+    name: Option<String>,
+    arguments: Option<String>,
+    signature: Option<String>,
+}
+
+impl CallDelta {
+    /// An element of `tool_calls`.
+    pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, Fault> {
+        let mut delta = Self::default();
+        value::fields(reader, |reader, key| {
+            match key {
+                "index" => delta.index = value::count(reader)?,
+                "id" => delta.id = value::string_or_json(reader)?.filter(|id| !id.is_empty()),
+                "function" => delta.function(reader)?,
+                "extra_content" => delta.signature = signature(reader)?,
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })?;
+        Ok(delta)
+    }
+
+    /// `{name, arguments}`: of a call, or the whole of the deprecated `function_call`.
+    pub(super) fn function(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
+        value::fields(reader, |reader, key| {
+            match key {
+                "name" => self.name = value::string(reader)?.map(Into::into).filter(|name: &String| !name.is_empty()),
+                "arguments" => self.arguments = value::string_or_json(reader)?,
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })
+    }
+}
+
+/// `{"google":{"thought_signature":…}}`.
+fn signature(reader: &mut Reader<'_>) -> Result<Option<String>, Fault> {
+    let mut found = None;
+    value::fields(reader, |reader, key| match key {
+        "google" => value::fields(reader, |reader, key| {
+            match key {
+                "thought_signature" => found = value::string(reader)?.map(Into::into),
+                _ => reader.skip()?,
+            }
+            Ok(())
+        }),
+        _ => reader.skip(),
+    })?;
+    Ok(found)
+}
+
+struct Call {
+    index: Option<u64>,
+    id: Option<String>,
+    /// `None` until the provider says it; arguments wait for it.
+    name: Option<String>,
+    waiting: String,
+    arguments: Balance,
+    signature: Option<String>,
+}
+
+/// The calls of one choice.
+#[derive(Default)]
+pub(super) struct Calls {
+    all: Vec<Call>,
+}
+
+impl Calls {
+    /// Whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Takes a delta of choice `choice` of the answer named `answer`.
+    pub(super) fn take(
+        &mut self,
+        delta: CallDelta,
+        answer: &str,
+        choice: u32,
+        out: &mut Vec<ChatEvent>,
+    ) -> Result<(), ProviderFault> {
+        let at = match self.find(&delta) {
+            Some(at) => at,
+            None if self.all.len() == CALLS_MAX => {
+                let message = format!("The provider's answer has more than {CALLS_MAX} tool calls.");
+                return Err(ProviderFault::new(FaultClass::Garbled, message));
+            }
+            None => {
+                let (index, id) = (delta.index, delta.id.clone());
+                let (waiting, arguments) = (String::new(), Balance::default());
+                self.all.push(Call { index, id, name: None, waiting, arguments, signature: None });
+                self.all.len() - 1
+            }
+        };
+        let call = &mut self.all[at];
+        call.id = call.id.take().or(delta.id);
+        call.signature = call.signature.take().or(delta.signature);
+        if let (None, Some(name)) = (&call.name, delta.name) {
+            let id = call.id.clone().unwrap_or_else(|| made_id(answer, choice, at, &name));
+            let signature = call.signature.clone();
+            call.name = Some(name.clone());
+            out.push(ChatEvent::ToolCallStart { choice, call: at as u32, id, name, signature });
+        }
+        let mut json = std::mem::take(&mut call.waiting);
+        json.push_str(delta.arguments.as_deref().unwrap_or_default());
+        call.arguments.take(delta.arguments.as_deref().unwrap_or_default());
+        if call.name.is_none() {
+            call.waiting = json;
+        } else if !json.is_empty() {
+            out.push(ChatEvent::ToolCallArguments { choice, call: at as u32, json });
+        }
+        Ok(())
+    }
+
+    /// The choice is complete: a call without arguments takes none, which is `{}`.
+    pub(super) fn finish(&self, choice: u32, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
+        for (at, call) in self.all.iter().enumerate() {
+            if call.name.is_none() {
+                return Err(ProviderFault::new(
+                    FaultClass::Garbled,
+                    "The provider's answer has a call without a name.",
+                ));
+            }
+            if !call.arguments.begun {
+                let json = "{}".to_owned();
+                out.push(ChatEvent::ToolCallArguments { choice, call: at as u32, json });
+            }
+        }
+        Ok(())
+    }
+
+    /// The call that a delta says more of; `None`: it begins one.
+    fn find(&self, delta: &CallDelta) -> Option<usize> {
+        let same_id = || self.all.iter().rposition(|call| delta.id.is_some() && call.id == delta.id);
+        let at = match delta.index {
+            Some(_) => self.all.iter().rposition(|call| call.index == delta.index),
+            None => same_id().or(self.all.len().checked_sub(1)),
+        }?;
+        let call = &self.all[at];
+        let other_id = delta.id.is_some() && call.id.is_some() && delta.id != call.id;
+        let begins_again =
+            call.arguments.is_complete() && delta.arguments.as_deref().is_some_and(|json| json.starts_with('{'));
+        let same = delta.name.is_none() || call.name.is_none() || !(other_id || begins_again);
+        same.then_some(at)
+    }
+}
+
+/// An id for a call to which the provider gave none: the same for the same answer, so that a replay is one.
+fn made_id(answer: &str, choice: u32, call: usize, name: &str) -> String {
+    // FNV-1a, 64 bits.
+    let text = format!("{answer}/{choice}/{call}/{name}");
+    let hash = text
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    format!("call_{hash:016x}")
+}
+
+/// Whether JSON text that comes in pieces is a complete object.
+#[derive(Default)]
+struct Balance {
+    begun: bool,
+    depth: u32,
+    inside: bool,
+    escaped: bool,
+}
+
+impl Balance {
+    fn take(&mut self, json: &str) {
+        for byte in json.bytes() {
+            self.begun |= !byte.is_ascii_whitespace();
+            match (self.inside, byte) {
+                (true, _) if std::mem::take(&mut self.escaped) => {}
+                (true, b'\\') => self.escaped = true,
+                (_, b'"') => self.inside = !self.inside,
+                (false, b'{' | b'[') => self.depth += 1,
+                (false, b'}' | b']') => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.begun && self.depth == 0 && !self.inside
+    }
+}

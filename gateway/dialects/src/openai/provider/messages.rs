@@ -1,0 +1,94 @@
+//! Messages as a provider reads them.
+
+use bytes::BytesMut;
+
+use super::ChatCodec;
+use super::value::{Object, list};
+use crate::openai::ReasoningNames;
+use crate::request::{ImageSource, Message, Part, Role, ToolCall};
+use crate::write;
+
+/// One message. What the API has no place for is left out: the signature of a reasoning, and whether a call has failed (its result
+/// says so in words).
+pub(super) fn put(codec: &ChatCodec, out: &mut BytesMut, message: &Message) {
+    let mut object = Object::open(out);
+    object.string("role", role(message.role));
+    match (&message.content, message.parts.is_empty()) {
+        (_, false) => list(object.key("content"), &message.parts, put_part),
+        (Some(text), true) => object.string("content", text),
+        (None, true) => object.raw("content", "null"),
+    }
+    object.optional("name", message.name.as_deref());
+    if let (Some(reasoning), Some(names)) = (&message.reasoning, codec.reasoning) {
+        if names != ReasoningNames::ReasoningContent {
+            object.string("reasoning", reasoning);
+        }
+        if names != ReasoningNames::Reasoning {
+            object.string("reasoning_content", reasoning);
+        }
+    }
+    if !message.tool_calls.is_empty() {
+        list(object.key("tool_calls"), &message.tool_calls, put_call);
+    }
+    object.optional("tool_call_id", message.tool_call_id.as_deref());
+    object.close();
+}
+
+fn role(role: Role) -> &'static str {
+    match role {
+        Role::System => "system",
+        Role::User => "user",
+        Role::Assistant => "assistant",
+        Role::Tool => "tool",
+    }
+}
+
+fn put_part(out: &mut BytesMut, part: &Part) {
+    let mut object = Object::open(out);
+    match part {
+        Part::Text(text) => {
+            object.string("type", "text");
+            object.string("text", text);
+        }
+        Part::Image { source, detail } => {
+            object.string("type", "image_url");
+            let mut image = Object::open(object.key("image_url"));
+            put_source(image.key("url"), source);
+            image.optional("detail", detail.as_deref());
+            image.close();
+        }
+    }
+    object.close();
+}
+
+/// An image as a URL in quotes.
+pub(crate) fn put_source(out: &mut BytesMut, source: &ImageSource) {
+    match source {
+        ImageSource::Url(url) => write::string(out, url),
+        ImageSource::Data { media_type, base64 } => {
+            out.extend_from_slice(b"\"data:");
+            write::escaped(out, media_type);
+            out.extend_from_slice(b";base64,");
+            write::escaped(out, base64);
+            out.extend_from_slice(b"\"");
+        }
+    }
+}
+
+fn put_call(out: &mut BytesMut, call: &ToolCall) {
+    let mut object = Object::open(out);
+    object.string("id", &call.id);
+    object.string("type", "function");
+    let mut function = Object::open(object.key("function"));
+    function.string("name", &call.name);
+    function.string("arguments", &call.arguments);
+    function.close();
+    if let Some(signature) = &call.signature {
+        let mut extra = Object::open(object.key("extra_content"));
+        let mut google = Object::open(extra.key("google"));
+        google.string("thought_signature", signature);
+        google.close();
+        extra.close();
+    }
+    object.close();
+}

@@ -1,0 +1,220 @@
+//! Embeddings and rerank: the requests a provider gets, and its answers read into events.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::BytesMut;
+
+use super::body::{Answer, truncated};
+use super::completion::put_prompts;
+use super::value::{self, Object};
+use super::{fault, usage};
+use crate::codec::{FaultClass, ProviderFault};
+use crate::error::ApiError;
+use crate::event::{ChatEvent, Usage};
+use crate::json::{Fault, Kind, Reader};
+use crate::request::{EmbedRequest, RerankRequest};
+
+/// The body of an embedding request. Base64 is asked for, a fourth of the size; numbers are taken too. The purpose (Gemini's) is left out.
+pub(super) fn encode_embed(request: &EmbedRequest, model: &str) -> Result<Vec<u8>, ApiError> {
+    let mut out = BytesMut::with_capacity(512);
+    let mut object = Object::open(&mut out);
+    object.string("model", model);
+    put_prompts(object.key("input"), &request.inputs, "input")?;
+    object.string("encoding_format", "base64");
+    object.optional_integer("dimensions", request.dimensions);
+    object.optional("user", request.user.as_deref());
+    object.close();
+    Ok(out.into())
+}
+
+/// The body of a rerank request. Documents are put into the answer here, not there.
+pub(super) fn encode_rerank(request: &RerankRequest, model: &str) -> Vec<u8> {
+    let mut out = BytesMut::with_capacity(512);
+    let mut object = Object::open(&mut out);
+    object.string("model", model);
+    object.string("query", &request.query);
+    object.strings("documents", &request.documents);
+    object.optional_integer("top_n", request.top_n);
+    object.close();
+    out.into()
+}
+
+/// Reads an answer with vectors.
+pub(super) struct VectorReader {
+    inputs: usize,
+    complete: bool,
+}
+
+impl VectorReader {
+    /// For so many inputs.
+    pub(super) fn new(inputs: usize) -> Self {
+        Self { inputs, complete: false }
+    }
+}
+
+/// An index, where it is given, and a vector, where it can be read.
+type Vector = (Option<u64>, Option<Vec<f32>>);
+
+fn vector(reader: &mut Reader<'_>) -> Result<Vector, Fault> {
+    let (mut index, mut values) = (None, None);
+    value::fields(reader, |reader, key| {
+        match key {
+            "index" => index = value::count(reader)?,
+            "embedding" => values = embedding(reader)?,
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok((index, values))
+}
+
+/// Numbers, or base64 of little-endian 32-bit floats.
+fn embedding(reader: &mut Reader<'_>) -> Result<Option<Vec<f32>>, Fault> {
+    if reader.kind()? == Kind::String {
+        let bytes = STANDARD.decode(reader.string()?.as_bytes()).ok();
+        return Ok(bytes
+            .as_deref()
+            .map(<[u8]>::as_chunks::<4>)
+            .filter(|(_, rest)| rest.is_empty())
+            .map(|(floats, _)| floats.iter().map(|float| f32::from_le_bytes(*float)).collect()));
+    }
+    let (mut values, mut good) = (Vec::new(), true);
+    value::items(reader, |reader, _| {
+        match value::number(reader)? {
+            Some(number) => values.push(number as f32),
+            None => good = false,
+        }
+        Ok(())
+    })?;
+    Ok(Some(values).filter(|_| good))
+}
+
+impl Answer for VectorReader {
+    fn take(&mut self, name: &[u8], json: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
+        fault::check(name, json)?;
+        let (mut vectors, mut counts) = (Vec::new(), None);
+        let mut reader = Reader::new(json).map_err(ProviderFault::from)?;
+        value::fields(&mut reader, |reader, key| {
+            match key {
+                "data" => value::items(reader, |reader, _| {
+                    vectors.push(vector(reader)?);
+                    Ok(())
+                })?,
+                "usage" => counts = Some(usage::read(reader)?),
+                _ => reader.skip()?,
+            }
+            Ok(())
+        })?;
+        reader.end()?;
+        let mut sorted = vec![None; self.inputs];
+        for (at, (index, values)) in vectors.into_iter().enumerate() {
+            let index = index.unwrap_or(at as u64) as usize;
+            if let (Some(place), Some(values)) = (sorted.get_mut(index), values.filter(|values| !values.is_empty())) {
+                *place = Some(values);
+            }
+        }
+        for (index, values) in (0..).zip(sorted) {
+            let values = values.ok_or_else(|| {
+                let message = format!("The provider's answer has no vector for input {index}.");
+                ProviderFault::new(FaultClass::Garbled, message)
+            })?;
+            out.push(ChatEvent::Vector { index, values });
+        }
+        out.extend(counts.map(ChatEvent::Usage));
+        self.complete = true;
+        Ok(())
+    }
+
+    fn done(&mut self, _: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
+        if self.complete { Ok(()) } else { Err(truncated()) }
+    }
+
+    fn cut(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
+        self.done(out)
+    }
+}
+
+/// Reads an answer with scores.
+pub(super) struct ScoreReader {
+    documents: usize,
+    complete: bool,
+}
+
+impl ScoreReader {
+    /// For so many documents.
+    pub(super) fn new(documents: usize) -> Self {
+        Self { documents, complete: false }
+    }
+}
+
+fn score(reader: &mut Reader<'_>) -> Result<Option<(u64, f64)>, Fault> {
+    let (mut index, mut score) = (None, None);
+    value::fields(reader, |reader, key| {
+        match key {
+            "index" => index = value::count(reader)?,
+            "relevance_score" | "score" => score = value::number(reader)?,
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(index.zip(score))
+}
+
+impl Answer for ScoreReader {
+    fn take(&mut self, name: &[u8], json: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
+        fault::check(name, json)?;
+        let (mut scores, mut counts, mut found) = (Vec::new(), None, false);
+        let mut list = |reader: &mut Reader<'_>| {
+            found = true;
+            value::items(reader, |reader, _| {
+                scores.extend(score(reader)?);
+                Ok(())
+            })
+        };
+        let mut reader = Reader::new(json).map_err(ProviderFault::from)?;
+        if reader.kind().map_err(ProviderFault::from)? == Kind::Array {
+            list(&mut reader)?; // TEI's
+        } else {
+            value::fields(&mut reader, |reader, key| {
+                match key {
+                    "results" | "data" => list(reader)?,
+                    "usage" => counts = Some(usage::read(reader)?),
+                    "meta" => counts = counts.or(meta(reader)?),
+                    _ => reader.skip()?,
+                }
+                Ok(())
+            })?;
+        }
+        reader.end()?;
+        if !found || scores.iter().any(|(index, _)| *index >= self.documents as u64) {
+            let message = "The provider's answer is no ranking of the documents.";
+            return Err(ProviderFault::new(FaultClass::Garbled, message));
+        }
+        scores.sort_by(|one, other| other.1.total_cmp(&one.1));
+        out.extend(scores.into_iter().map(|(index, score)| ChatEvent::Score { index: index as u32, score }));
+        out.extend(counts.map(ChatEvent::Usage));
+        self.complete = true;
+        Ok(())
+    }
+
+    fn done(&mut self, _: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
+        if self.complete { Ok(()) } else { Err(truncated()) }
+    }
+
+    fn cut(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
+        self.done(out)
+    }
+}
+
+/// Cohere's place for counts: `{"tokens":{"input_tokens":…}}`.
+fn meta(reader: &mut Reader<'_>) -> Result<Option<Usage>, Fault> {
+    let mut found = None;
+    value::fields(reader, |reader, key| {
+        match key {
+            "tokens" => found = Some(usage::read(reader)?),
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
