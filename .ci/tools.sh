@@ -57,7 +57,7 @@ need_build_tools() { need_rust; need_cc; need_cmake; }
 need_test_tools() {
   in_venv "the end-to-end tests"
   if ! cmp -s "$e2e/requirements.txt" "$venv/requirements.stamp"; then
-    say "installing the Python SDK and pytest into .venv"
+    say "installing the Python SDKs and pytest into .venv"
     "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$e2e/requirements.txt"
     cp "$e2e/requirements.txt" "$venv/requirements.stamp"
   fi
