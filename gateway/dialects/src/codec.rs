@@ -39,6 +39,8 @@ pub enum Surface {
     Score,
     /// Anthropic `/v1/messages`.
     Messages,
+    /// Anthropic `/v1/messages/count_tokens`.
+    CountTokens,
     /// Gemini `generateContent` and `streamGenerateContent`.
     Generate,
     /// Gemini `embedContent` and `batchEmbedContents`.
@@ -55,7 +57,7 @@ impl Surface {
             | Surface::Embeddings
             | Surface::Rerank
             | Surface::Score => Dialect::OpenAi,
-            Surface::Messages => Dialect::Anthropic,
+            Surface::Messages | Surface::CountTokens => Dialect::Anthropic,
             Surface::Generate | Surface::Embed => Dialect::Gemini,
         }
     }

@@ -24,11 +24,13 @@ mod vocabulary;
 
 pub use crate::bounds::Bounds;
 pub use chat::decode_chat;
+pub(crate) use chat::read_body;
 pub use chat_answer::{ChatCollector, ChatEncoder, ChatMeta, ReasoningNames};
 pub use completion::decode_completion;
 pub use completion_answer::{CompletionCollector, CompletionEncoder, CompletionMeta, best_of};
 pub use errors::{ErrorShape, error_body, error_event, error_shape, refusal};
 pub use form::{chat, completion};
+pub(crate) use format::schema_text;
 pub use models::{ModelCard, model, models_list};
 pub use provider::{ChatCodec, MaxTokensName};
 pub use tokenize::{

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::HeaderMap;
 use penstock_dialects::peek::Peek;
-use penstock_dialects::{ApiError, Bounds, Decoded, Dialect, Surface, openai, peek};
+use penstock_dialects::{ApiError, Bounds, Decoded, Dialect, Surface, anthropic, openai, peek};
 use tokio::sync::OnceCell;
 
 use crate::error::Failure;
@@ -103,6 +103,8 @@ fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
     match ask.surface {
         Surface::Chat => openai::chat(body, &bounds),
         Surface::Completions => openai::completion(body, &bounds),
+        Surface::Messages => anthropic::messages(body, &bounds),
+        Surface::CountTokens => anthropic::count_tokens(body, &bounds),
         other => Err(ApiError::unsupported("", format!("{other:?} is only passed on to upstreams that speak it"))),
     }
 }

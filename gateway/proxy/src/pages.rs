@@ -1,12 +1,15 @@
-//! The routes that no model answers: models, tokenizing, health, readiness, metrics.
+//! The routes that no model answers: models, tokenizing and counting, health, readiness, metrics.
+
+use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderValue, header};
+use http::{HeaderName, HeaderValue, header};
 use penstock_dialects::openai::{self, ModelCard};
+use penstock_dialects::{Dialect, Request, anthropic};
 use penstock_proto::ErrorKind;
 
 use crate::auth::Principal;
-use crate::call::Ask;
+use crate::call::{Ask, Call};
 use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::Exchange;
@@ -25,13 +28,22 @@ pub(crate) async fn serve(
 ) -> Result<Option<Ask>, End> {
     match route {
         Route::Ask(ask) => return Ok(Some(ask)),
+        Route::Count(ask) => count(gateway, exchange, ask, principal).await?,
         Route::Models => {
             let cards: Vec<_> = gateway.cards(principal).iter().map(model_card).collect();
-            json(exchange, openai::models_list(&cards)).await?;
+            let list = match exchange.dialect {
+                Dialect::Anthropic => anthropic::models_list(&cards),
+                Dialect::OpenAi | Dialect::Gemini => openai::models_list(&cards),
+            };
+            json(exchange, list).await?;
         }
         Route::Model(id) => {
-            let card = gateway.upstream(&id, principal)?.card();
-            json(exchange, openai::model(&model_card(&card))).await?;
+            let card = model_card(&gateway.upstream(&id, principal)?.card());
+            let model = match exchange.dialect {
+                Dialect::Anthropic => anthropic::model(&card),
+                Dialect::OpenAi | Dialect::Gemini => openai::model(&card),
+            };
+            json(exchange, model).await?;
         }
         Route::Health => json(exchange, br#"{"status":"ok"}"#.to_vec()).await?,
         Route::Ready => ready(gateway, exchange).await?,
@@ -65,6 +77,26 @@ async fn ready(gateway: &Gateway, exchange: &mut Exchange) -> Result<(), End> {
     }
     let failure = Failure::new(ErrorKind::Unavailable, format!("Not ready. {}", unready.join("; ")));
     Err(failure.retry_after(std::time::Duration::from_secs(1)).into())
+}
+
+/// Says that a count was guessed.
+const ESTIMATE: HeaderName = HeaderName::from_static("x-penstock-estimate");
+
+/// Counts through the upstream; where that cannot count, the answer is a guess and says so.
+async fn count(gateway: &Gateway, exchange: &mut Exchange, ask: Ask, principal: &Principal) -> Result<(), End> {
+    let headers = std::mem::take(&mut exchange.head.headers);
+    let body = read_body(gateway, exchange, &headers).await?;
+    let call = Arc::new(Call::new(ask, body, exchange.request_id.clone(), headers).await?);
+    let upstream = gateway.upstream(&call.model, principal)?;
+    if let Some(tokens) = watched(exchange, upstream.count(call.clone())).await?? {
+        return json(exchange, anthropic::count_body(tokens)).await;
+    }
+    let tokens = match &call.decoded().await?.request {
+        Request::Chat(chat) => anthropic::estimate(chat),
+        _ => return Err(Failure::internal("counting what is no conversation").into()),
+    };
+    let headers = [(header::CONTENT_TYPE, JSON), (ESTIMATE, HeaderValue::from_static("true"))];
+    Ok(exchange.respond(200, &headers, anthropic::count_body(tokens).into()).await?)
 }
 
 async fn tokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Principal) -> Result<(), End> {

@@ -55,7 +55,7 @@ impl From<BodyFault> for End {
 /// The stages. What ends before the answer begins is boxed, so that a long stream does not carry its room.
 async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -> Result<(), End> {
     let snapshot = gateway.snapshot();
-    exchange.dialect = route::dialect(&exchange.head.target);
+    exchange.dialect = route::dialect(&exchange.head.target, &exchange.head.headers);
     let route = Route::parse(&exchange.head.method, &exchange.head.target)?;
     trail.route = route.label();
     let principal = auth::authorize(route.auth_class(), &exchange.head.headers, &snapshot.keys)?;

@@ -1,6 +1,6 @@
 //! Method and path to [`Route`], parsed once; every route has its auth class here.
 
-use http::Method;
+use http::{HeaderMap, Method};
 use penstock_dialects::{Dialect, Surface};
 use penstock_proto::ErrorKind;
 
@@ -12,6 +12,8 @@ use crate::error::{Failure, Methods};
 pub enum Route {
     /// An operation that a model answers.
     Ask(Ask),
+    /// Input tokens of an operation, without its answer.
+    Count(Ask),
     /// `GET /v1/models`
     Models,
     /// `GET /v1/models/{id}`
@@ -45,6 +47,8 @@ impl Route {
         let (route, allowed) = match path {
             "/v1/chat/completions" => (Route::Ask(Ask::new(Surface::Chat)), Method::POST),
             "/v1/completions" => (Route::Ask(Ask::new(Surface::Completions)), Method::POST),
+            "/v1/messages" => (Route::Ask(Ask::new(Surface::Messages)), Method::POST),
+            "/v1/messages/count_tokens" => (Route::Count(Ask::new(Surface::CountTokens)), Method::POST),
             "/v1/models" => (Route::Models, Method::GET),
             "/tokenize" => (Route::Tokenize, Method::POST),
             "/detokenize" => (Route::Detokenize, Method::POST),
@@ -68,16 +72,20 @@ impl Route {
     pub fn auth_class(&self) -> AuthClass {
         match self {
             Route::Health | Route::Ready => AuthClass::Open,
-            Route::Ask(_) | Route::Models | Route::Model(_) | Route::Tokenize | Route::Detokenize | Route::Metrics => {
-                AuthClass::Key
-            }
+            Route::Ask(_)
+            | Route::Count(_)
+            | Route::Models
+            | Route::Model(_)
+            | Route::Tokenize
+            | Route::Detokenize
+            | Route::Metrics => AuthClass::Key,
         }
     }
 
     /// Bounded name for logs and metrics.
     pub fn label(&self) -> &'static str {
         match self {
-            Route::Ask(ask) => match ask.surface {
+            Route::Ask(ask) | Route::Count(ask) => match ask.surface {
                 Surface::Chat => "/v1/chat/completions",
                 Surface::Completions => "/v1/completions",
                 Surface::Responses => "/v1/responses",
@@ -85,6 +93,7 @@ impl Route {
                 Surface::Rerank => "/v1/rerank",
                 Surface::Score => "/v1/score",
                 Surface::Messages => "/v1/messages",
+                Surface::CountTokens => "/v1/messages/count_tokens",
                 Surface::Generate => "/v1beta/models/{model}:generateContent",
                 Surface::Embed => "/v1beta/models/{model}:embedContent",
             },
@@ -99,9 +108,10 @@ impl Route {
     }
 }
 
-/// The dialect of a URL, known or not: errors are said in it.
-pub fn dialect(target: &str) -> Dialect {
-    if target.starts_with("/v1/messages") {
+/// The dialect of a URL, known or not: errors are said in it. Two APIs have `/v1/models`; a client of Anthropic's names its version.
+pub fn dialect(target: &str, headers: &HeaderMap) -> Dialect {
+    let models = target.starts_with("/v1/models") && headers.contains_key("anthropic-version");
+    if models || target.starts_with("/v1/messages") {
         Dialect::Anthropic
     } else if target.starts_with("/v1beta/") {
         Dialect::Gemini
@@ -146,6 +156,8 @@ mod tests {
     fn routes_are_exact() {
         check("POST", "/v1/chat/completions", Ok(Route::Ask(Ask::new(Surface::Chat))));
         check("POST", "/v1/chat/completions?api-version=1", Ok(Route::Ask(Ask::new(Surface::Chat))));
+        check("POST", "/v1/messages?beta=true", Ok(Route::Ask(Ask::new(Surface::Messages))));
+        check("POST", "/v1/messages/count_tokens", Ok(Route::Count(Ask::new(Surface::CountTokens))));
         check("HEAD", "/health", Ok(Route::Health));
         check("GET", "/v1/models/org%2Fname", Ok(Route::Model("org/name".into())));
         check("GET", "/v1/models/org/name", Ok(Route::Model("org/name".into())));

@@ -2,8 +2,11 @@
 
 use bytes::{BufMut, BytesMut};
 
-use crate::openai::ErrorShape;
+use crate::openai::{self, ErrorShape};
 use crate::write;
+
+/// How the API begins to say that a prompt does not fit: agents compact the conversation when they read it.
+const TOO_LONG: &str = "prompt is too long";
 
 /// `error.type` of a status.
 pub fn error_type(status: u16) -> &'static str {
@@ -33,7 +36,10 @@ pub(crate) fn put_error(out: &mut BytesMut, shape: ErrorShape, message: &str, re
     out.put_slice(b"{\"type\":\"error\",\"error\":{\"type\":");
     write::string(out, error_type(shape.status));
     out.put_slice(b",\"message\":");
-    write::string(out, message);
+    match shape.code == openai::errors::CONTEXT_LENGTH.code && !message.starts_with(TOO_LONG) {
+        true => write::string(out, &format!("{TOO_LONG}: {message}")),
+        false => write::string(out, message),
+    }
     out.put_u8(b'}');
     if let Some(id) = request_id {
         out.put_slice(b",\"request_id\":");

@@ -20,7 +20,7 @@ pub fn decode_chat(body: &[u8], bounds: &Bounds) -> Result<ChatRequest, ApiError
 }
 
 /// Reads the object that a body is: `field` is called for each name, none twice, none whose value is null.
-pub(super) fn read_body(
+pub(crate) fn read_body(
     body: &[u8],
     bounds: &Bounds,
     mut field: impl FnMut(&mut Reader<'_>, &str) -> Result<(), Fault>,

@@ -62,7 +62,7 @@ pub(super) fn json_schema(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Re
 }
 
 /// A JSON schema, bounded as that of a tool.
-pub(super) fn schema_text(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
+pub(crate) fn schema_text(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
     reader.expect(Kind::Object)?;
     let raw = reader.raw()?;
     if raw.depth > bounds.tool_depth_max {

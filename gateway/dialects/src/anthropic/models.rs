@@ -1,0 +1,101 @@
+//! `GET /v1/models` and the count of tokens, as this API shapes them.
+
+use bytes::{BufMut, BytesMut};
+
+use crate::openai::ModelCard;
+use crate::request::{ChatRequest, Message, Part};
+use crate::write;
+
+/// The list of models, in one page.
+pub fn models_list(cards: &[ModelCard]) -> Vec<u8> {
+    let mut out = BytesMut::with_capacity(96 + 160 * cards.len());
+    out.put_slice(b"{\"data\":[");
+    for (index, card) in cards.iter().enumerate() {
+        if index > 0 {
+            out.put_u8(b',');
+        }
+        put_model(&mut out, card);
+    }
+    out.put_slice(b"],\"has_more\":false,\"first_id\":");
+    write::optional_string(&mut out, cards.first().map(|card| card.id.as_str()));
+    out.put_slice(b",\"last_id\":");
+    write::optional_string(&mut out, cards.last().map(|card| card.id.as_str()));
+    out.put_u8(b'}');
+    out.into()
+}
+
+/// One model.
+pub fn model(card: &ModelCard) -> Vec<u8> {
+    let mut out = BytesMut::with_capacity(160);
+    put_model(&mut out, card);
+    out.into()
+}
+
+fn put_model(out: &mut BytesMut, card: &ModelCard) {
+    out.put_slice(b"{\"type\":\"model\",\"id\":");
+    write::string(out, &card.id);
+    out.put_slice(b",\"display_name\":");
+    write::string(out, &card.id);
+    out.put_slice(b",\"created_at\":");
+    write::string(out, &rfc3339(card.created));
+    if let Some(tokens) = card.context_tokens {
+        out.put_slice(b",\"max_input_tokens\":");
+        write::integer(out, tokens);
+    }
+    out.put_u8(b'}');
+}
+
+/// `2025-06-15T15:06:40Z` (civil from days, as Howard Hinnant's "chrono-compatible low-level date algorithms").
+fn rfc3339(unix_seconds: u64) -> String {
+    let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// The answer of `/v1/messages/count_tokens`.
+pub fn count_body(tokens: u64) -> Vec<u8> {
+    format!("{{\"input_tokens\":{tokens}}}").into_bytes()
+}
+
+/// Input tokens of a conversation, guessed: a token for four bytes of text, and a few for each turn and picture. For upstreams that
+/// cannot count.
+pub fn estimate(chat: &ChatRequest) -> u64 {
+    const BYTES_PER_TOKEN: u64 = 4;
+    const TOKENS_PER_TURN: u64 = 4;
+    const TOKENS_PER_IMAGE: u64 = 1_600; // the largest that Anthropic's guide to vision states without scaling down
+    let of = |text: &Option<String>| text.as_ref().map_or(0, String::len) as u64;
+    let message = |message: &Message| {
+        let calls = message.tool_calls.iter().map(|call| (call.name.len() + call.arguments.len()) as u64 + 16);
+        let texts = of(&message.content) + of(&message.reasoning) + calls.sum::<u64>();
+        let images = message.parts.iter().filter(|part| matches!(part, Part::Image { .. })).count() as u64;
+        texts.div_ceil(BYTES_PER_TOKEN) + TOKENS_PER_TURN + images * TOKENS_PER_IMAGE
+    };
+    let tools = chat.tools.iter().map(|tool| (tool.json.len() as u64).div_ceil(BYTES_PER_TOKEN));
+    chat.messages.iter().map(message).sum::<u64>() + tools.sum::<u64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_people_read_them() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_750_000_000, "2025-06-15T15:06:40Z"),
+            (4_102_444_800, "2100-01-01T00:00:00Z"),
+        ] {
+            assert_eq!(rfc3339(seconds), text);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What a provider wants back of its reasoning, in the one opaque string that a message has for it.
+//!
+//! A single signed thinking block is its own signature. Several of them, or redacted ones, are kept as the JSON array of blocks that
+//! the provider said, so that it gets back exactly those; base64 never begins with a bracket. A call's own signature (Gemini's) has
+//! no place in this API: it travels in a thinking block without text in front of the call.
+
+use bytes::{BufMut, BytesMut};
+
+use crate::write;
+
+/// Marks the data of a redacted block where an event has one string only.
+pub(super) const REDACTED: &str = "redacted_thinking:";
+/// Marks the signature of the call behind it.
+pub(super) const CALL: &str = "call_signature:";
+
+/// A block of reasoning.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Thought {
+    /// Readable, perhaps signed.
+    Plain { text: String, signature: Option<String> },
+    /// Opaque.
+    Redacted(String),
+}
+
+/// Reasoning and its signature, for a message.
+pub(super) fn packed(thoughts: Vec<Thought>) -> (Option<String>, Option<String>) {
+    let mut text = String::new();
+    for thought in &thoughts {
+        if let Thought::Plain { text: more, .. } = thought
+            && !more.is_empty()
+        {
+            if !text.is_empty() {
+                text.push_str("\n\n");
+            }
+            text.push_str(more);
+        }
+    }
+    let text = Some(text).filter(|text| !text.is_empty());
+    if let [Thought::Plain { .. }] = thoughts.as_slice() {
+        let only = thoughts.into_iter().next();
+        let Some(Thought::Plain { signature, .. }) = only else { return (text, None) };
+        return (text, signature);
+    }
+    let mut out = BytesMut::new();
+    for thought in &thoughts {
+        let before = if out.is_empty() { b'[' } else { b',' };
+        match thought {
+            Thought::Plain { signature: None, .. } => {}
+            Thought::Plain { text, signature: Some(signature) } => {
+                out.put_u8(before);
+                put_thinking(&mut out, text, signature);
+            }
+            Thought::Redacted(data) => {
+                out.put_u8(before);
+                put_redacted(&mut out, data);
+            }
+        }
+    }
+    if out.is_empty() {
+        return (text, None);
+    }
+    out.put_u8(b']');
+    // Only text was written.
+    (text, Some(String::from_utf8_lossy(&out).into_owned()))
+}
+
+/// A thinking block.
+pub(super) fn put_thinking(out: &mut BytesMut, text: &str, signature: &str) {
+    out.put_slice(b"{\"type\":\"thinking\",\"thinking\":");
+    write::string(out, text);
+    out.put_slice(b",\"signature\":");
+    write::string(out, signature);
+    out.put_u8(b'}');
+}
+
+/// A redacted one.
+pub(super) fn put_redacted(out: &mut BytesMut, data: &str) {
+    out.put_slice(b"{\"type\":\"redacted_thinking\",\"data\":");
+    write::string(out, data);
+    out.put_u8(b'}');
+}
