@@ -2,9 +2,14 @@
 
 mod answer;
 mod blocks;
+mod content;
+mod decode;
+mod encode;
 pub mod errors;
+mod fault;
 mod messages;
 mod models;
+mod provider;
 mod signature;
 mod stream;
 mod tools;
@@ -14,5 +19,6 @@ pub use answer::{count_tokens, messages};
 pub use errors::error_body;
 pub use messages::{decode_count_tokens, decode_messages};
 pub use models::{count_body, estimate, model, models_list};
+pub use provider::{Codec, MAX_TOKENS_DEFAULT, ThinkingStyle};
 pub use stream::MessageEncoder;
 pub use whole::MessageCollector;

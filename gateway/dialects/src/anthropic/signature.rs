@@ -6,6 +6,8 @@
 
 use bytes::{BufMut, BytesMut};
 
+use crate::fields;
+use crate::json::{Fault, Reader};
 use crate::write;
 
 /// Marks the data of a redacted block where an event has one string only.
@@ -78,4 +80,53 @@ pub(super) fn put_redacted(out: &mut BytesMut, data: &str) {
     out.put_slice(b"{\"type\":\"redacted_thinking\",\"data\":");
     write::string(out, data);
     out.put_u8(b'}');
+}
+
+/// Calls `each` with the JSON of every block in a packed signature. What is no such block is left out: the string comes from a client.
+pub(super) fn put_unpacked(packed: &str, mut each: impl FnMut(&str)) {
+    let Ok(mut reader) = Reader::new(packed.as_bytes()) else { return };
+    let mut blocks = Vec::new();
+    let read = reader
+        .array(|reader, index| {
+            fields::bounded(index, BLOCKS_MAX, "blocks")?;
+            blocks.push(thought(reader)?);
+            Ok(())
+        })
+        .and_then(|()| reader.end());
+    if read.is_err() {
+        return;
+    }
+    let mut out = BytesMut::new();
+    for block in blocks.into_iter().flatten() {
+        out.clear();
+        match block {
+            Thought::Plain { text, signature } => put_thinking(&mut out, &text, &signature.unwrap_or_default()),
+            Thought::Redacted(data) => put_redacted(&mut out, &data),
+        }
+        // Only text was written.
+        each(&String::from_utf8_lossy(&out));
+    }
+}
+
+/// Blocks in one packed signature.
+const BLOCKS_MAX: usize = 1_000;
+
+fn thought(reader: &mut Reader<'_>) -> Result<Option<Thought>, Fault> {
+    let (mut kind, mut text, mut signature, mut data) = (None, None, None, None);
+    reader.object(|reader, key| {
+        let place = match &*key {
+            "type" => &mut kind,
+            "thinking" => &mut text,
+            "signature" => &mut signature,
+            "data" => &mut data,
+            _ => return reader.skip(),
+        };
+        *place = Some(fields::text(reader)?);
+        Ok(())
+    })?;
+    Ok(match (kind.as_deref(), text, signature, data) {
+        (Some("thinking"), Some(text), signature @ Some(_), _) => Some(Thought::Plain { text, signature }),
+        (Some("redacted_thinking"), _, _, Some(data)) => Some(Thought::Redacted(data)),
+        _ => None,
+    })
 }

@@ -186,7 +186,7 @@ impl Block {
 
 /// An object: what the model wrote, if it is one; nothing as the empty one. Anything else is no input that a tool could take, and is
 /// shown under a name that no schema has, so that the caller can tell the model.
-fn put_input(out: &mut BytesMut, json: &str) {
+pub(super) fn put_input(out: &mut BytesMut, json: &str) {
     let is_object = Reader::new(json.as_bytes()).is_ok_and(|mut reader| {
         reader.kind().is_ok_and(|kind| kind == Kind::Object) && reader.skip().and_then(|()| reader.end()).is_ok()
     });

@@ -222,7 +222,12 @@ impl Exchange {
         }
         let mut digits = [0; 20];
         let millis = decimal(self.started.elapsed().as_millis() as u64, &mut digits);
-        let own: [(&str, &[u8]); 2] = [("x-request-id", self.request_id.as_bytes()), ("openai-processing-ms", millis)];
+        let id = self.request_id.as_bytes();
+        // Under the names that the SDKs of each API read.
+        let own: [(&str, &[u8]); 2] = match self.dialect {
+            Dialect::Anthropic => [("x-request-id", id), ("request-id", id)],
+            Dialect::OpenAi | Dialect::Gemini => [("x-request-id", id), ("openai-processing-ms", millis)],
+        };
         match &mut self.side {
             Side::Http1(wire) => {
                 // What is left of the body would be read as the next request.
