@@ -86,7 +86,10 @@ impl Gateway {
 
     /// Prometheus text.
     pub fn render_metrics(&self) -> String {
-        let mut gauges = vec![(Gauge::BodyBytes, String::new(), self.bodies.bytes_held() as f64)];
+        let mut gauges = vec![
+            (Gauge::BodyBytes, String::new(), self.bodies.bytes_held() as f64),
+            (Gauge::AccessLinesLost, String::new(), self.access_log.lost() as f64),
+        ];
         for upstream in &self.upstreams {
             let model = upstream.card().id;
             upstream.gauges(&mut |gauge, value| gauges.push((gauge, model.clone(), value)));

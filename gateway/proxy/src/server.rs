@@ -107,7 +107,11 @@ pub fn run(
     let mut server = Server::new_with_opt_and_conf(None, conf);
     server.bootstrap();
     server.add_service(service);
-    let stop = Arc::new(stop);
+    let log = gateway.clone();
+    let stop = Arc::new(move || {
+        stop();
+        log.access_log.flush();
+    });
     let drained = stop.clone();
     let socket = config.unix.clone();
     let signals = Signals { gateway, grace: config.grace, socket, drained: Arc::new(move || drained()) };
@@ -141,10 +145,12 @@ impl ShutdownSignalWatch for Signals {
             let _ = std::fs::remove_file(path);
         }
         let (gateway, grace, drained) = (self.gateway.clone(), self.grace, self.drained.clone());
+        let log = gateway.clone();
         // Pingora sleeps through the whole grace time on this thread; this one leaves as soon as nothing is in flight.
         std::thread::spawn(move || drain(&gateway, grace, drained.as_ref()));
         tokio::spawn(async move {
             interrupt.recv().await;
+            log.access_log.flush();
             std::process::exit(130);
         });
         ShutdownSignal::GracefulTerminate

@@ -15,15 +15,20 @@ use tokio::net::TcpStream;
 use tokio::task::{JoinSet, LocalSet};
 use tokio::time::{interval, sleep, timeout};
 
-use crate::RunArgs;
 use crate::process::{cpu_seconds, memory_bytes};
 use crate::report::{Tally, Watched, line};
+use crate::{RunArgs, mock};
+
+/// After a wave, before its memory is read.
+const REST: Duration = Duration::from_secs(1);
 
 /// What all connections share.
 struct Run {
     host: String,
     body: Bytes,
     stream: bool,
+    /// What an answer must be, if that is known.
+    exact: Option<Vec<u8>>,
     left: Cell<usize>,
     tally: RefCell<Tally>,
 }
@@ -43,7 +48,20 @@ pub(crate) async fn run(args: &RunArgs) -> anyhow::Result<Value> {
         let cpu = args.pid.and_then(cpu_seconds);
         let memory = args.pid.and_then(memory_bytes);
         let started = Instant::now();
-        let measured = drive(args, args.requests, args.connections, Duration::from_millis(args.ramp_ms));
+        let mut waves = Vec::new();
+        let measured = async {
+            let mut tally = Tally::default();
+            for _ in 0..args.waves.max(1) {
+                let ramp = Duration::from_millis(args.ramp_ms);
+                tally.add(drive(args, args.requests, args.connections, ramp).await?);
+                if args.waves > 1 {
+                    // What is freed lazily is: a gateway at rest shows what it keeps.
+                    sleep(REST).await;
+                    waves.extend(args.pid.and_then(memory_bytes));
+                }
+            }
+            anyhow::Ok(tally)
+        };
         let (tally, peak) = watched(args.pid, measured).await;
         let wall = started.elapsed();
         let seen = args.pid.map(|pid| -> Option<Watched> {
@@ -51,7 +69,7 @@ pub(crate) async fn run(args: &RunArgs) -> anyhow::Result<Value> {
             Some(Watched { cpu_seconds, memory_before: memory?, memory_peak: peak.max(memory_bytes(pid)?) })
         });
         let seen = seen.map(|seen| seen.context("the watched process is gone")).transpose()?;
-        Ok(line(args, tally?, wall, seen))
+        Ok(line(args, tally?, wall, seen, &waves))
     };
     timeout(deadline, work).await.with_context(|| format!("not done within {deadline:?}"))?
 }
@@ -76,6 +94,7 @@ async fn drive(args: &RunArgs, requests: usize, connections: usize, ramp: Durati
         host,
         body: body(args).into(),
         stream: args.stream,
+        exact: args.exact.then(|| mock::body(args.stream, args.tokens)),
         left: Cell::new(requests),
         tally: RefCell::new(Tally::default()),
     });
@@ -100,15 +119,18 @@ async fn drive(args: &RunArgs, requests: usize, connections: usize, ramp: Durati
 
 fn body(args: &RunArgs) -> String {
     let prompt: String = "blue otter 42 ".chars().cycle().take(args.prompt_bytes).collect();
-    json!({
+    let mut body = json!({
         "model": args.model,
         "messages": [{ "role": "user", "content": prompt }],
         "max_tokens": args.tokens,
         "ignore_eos": true,
         "temperature": 0,
         "stream": args.stream,
-    })
-    .to_string()
+    });
+    if let Some(gap) = args.gap_ms {
+        body["metadata"] = json!({ "gap_ms": gap.to_string() });
+    }
+    body.to_string()
 }
 
 async fn one_connection(run: &Run) {
@@ -148,11 +170,14 @@ async fn ask(run: &Run, sender: &mut Option<SendRequest<Full<Bytes>>>, started: 
     if response.status() != 200 {
         bail!("status {}", response.status().as_u16());
     }
-    let (mut checker, mut whole, mut first) = (Checker::default(), Vec::new(), None);
+    let (mut checker, mut whole, mut all, mut first) = (Checker::default(), Vec::new(), Vec::new(), None);
     while let Some(frame) = response.frame().await {
         let frame = frame.context("the answer broke off")?;
         let Some(data) = frame.data_ref() else { continue };
         whole.extend_from_slice(data);
+        if run.exact.is_some() {
+            all.extend_from_slice(data);
+        }
         if run.stream {
             checker.take(&mut whole)?;
         }
@@ -168,6 +193,9 @@ async fn ask(run: &Run, sender: &mut Option<SendRequest<Full<Bytes>>>, started: 
     }
     if !checker.finished || !checker.done {
         bail!("the answer is not complete");
+    }
+    if run.exact.as_ref().is_some_and(|exact| *exact != all) {
+        bail!("the answer's bytes are not the upstream's");
     }
     kept.ready().await.context("keep-alive")?;
     *sender = Some(kept);
@@ -249,6 +277,9 @@ mod tests {
                 tokens: 7,
                 stream,
                 prompt_bytes: 100,
+                gap_ms: Some(1),
+                exact: true,
+                waves: 1,
                 ramp_ms: 5,
                 timeout_s: 60,
             };

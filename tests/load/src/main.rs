@@ -7,7 +7,7 @@
 //!
 //! CPU time is that of the process named by `--pid` alone (user and system, all threads), divided by what it did. That survives a
 //! busy machine; latencies do not, so compare those only within one quiet run. Every answer is checked: status, order of its
-//! events, finish reason, `[DONE]`; a wrong one counts as an error and in no average.
+//! events, finish reason, `[DONE]`, with `--exact` every byte; a wrong one counts as an error and in no average.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -62,6 +62,15 @@ pub(crate) struct RunArgs {
     /// Length of the prompt
     #[arg(long, value_name = "BYTES", default_value_t = 256)]
     pub(crate) prompt_bytes: usize,
+    /// Ask the mock for this time between two chunks, in place of its own
+    #[arg(long, value_name = "MS")]
+    pub(crate) gap_ms: Option<u64>,
+    /// Compare every answer with what the mock sends, byte by byte
+    #[arg(long)]
+    pub(crate) exact: bool,
+    /// Do it all so many times on new connections, and report the memory after each
+    #[arg(long, default_value_t = 1)]
+    pub(crate) waves: usize,
     /// Connections are opened evenly over this time
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub(crate) ramp_ms: u64,

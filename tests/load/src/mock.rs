@@ -1,4 +1,4 @@
-//! A mock of the chat API: as many chunks as `max_tokens` asks for, one write each. What peers forward to.
+//! A mock of the chat API: as many chunks as `max_tokens` asks for, one write each, `metadata.gap_ms` apart. What peers forward to.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -43,6 +43,11 @@ pub(crate) async fn accept(listener: TcpListener, gap: Duration) -> anyhow::Resu
     }
 }
 
+/// The body of an answer with so many chunks: every gateway that passes bytes on returns exactly this.
+pub(crate) fn body(stream: bool, chunks: u32) -> Vec<u8> {
+    if stream { [CHUNK.repeat(chunks as usize), FINISH.into()].concat().into() } else { WHOLE.into() }
+}
+
 type Answer = Response<Either<Full<Bytes>, Chunks>>;
 
 async fn answer(request: Request<Incoming>, gap: Duration) -> Result<Answer, hyper::Error> {
@@ -50,6 +55,8 @@ async fn answer(request: Request<Incoming>, gap: Duration) -> Result<Answer, hyp
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
     let (kind, body) = if asked["stream"] == true {
         let left = asked["max_tokens"].as_u64().unwrap_or(16);
+        let wish = asked["metadata"]["gap_ms"].as_str().and_then(|text| text.parse().ok());
+        let gap = wish.map_or(gap, Duration::from_millis);
         ("text/event-stream", Either::Right(Chunks { left, finished: false, gap, wait: None }))
     } else {
         ("application/json", Either::Left(Full::new(Bytes::from_static(WHOLE.as_bytes()))))

@@ -35,8 +35,22 @@ pub(crate) struct Watched {
     pub(crate) memory_peak: u64,
 }
 
-/// One line of JSON; absent figures are null.
-pub(crate) fn line(args: &RunArgs, mut tally: Tally, wall: Duration, watched: Option<Watched>) -> Value {
+impl Tally {
+    /// Adds another's.
+    pub(crate) fn add(&mut self, other: Tally) {
+        self.complete += other.complete;
+        self.chunks += other.chunks;
+        self.bytes += other.bytes;
+        for (error, count) in other.errors {
+            *self.errors.entry(error).or_default() += count;
+        }
+        self.latency.extend(other.latency);
+        self.first.extend(other.first);
+    }
+}
+
+/// One line of JSON; absent figures are null. `waves`: memory after each.
+pub(crate) fn line(args: &RunArgs, mut tally: Tally, wall: Duration, watched: Option<Watched>, waves: &[u64]) -> Value {
     let per = |count: usize| watched.filter(|_| count > 0).map(|seen| round(seen.cpu_seconds * 1e6 / count as f64));
     json!({
         "name": args.name,
@@ -53,11 +67,16 @@ pub(crate) fn line(args: &RunArgs, mut tally: Tally, wall: Duration, watched: Op
         "cpu_us_per_chunk": per(tally.chunks),
         "latency_ms": quantiles(&mut tally.latency),
         "first_ms": quantiles(&mut tally.first),
-        "memory_mib": watched.map(|seen| round(seen.memory_peak as f64 / f64::from(1 << 20))),
+        "memory_mib": watched.map(|seen| mib(seen.memory_peak)),
+        "memory_after_mib": waves.iter().map(|bytes| mib(*bytes)).collect::<Vec<_>>(),
         "memory_kib_per_connection": watched.map(|seen| {
             round(seen.memory_peak.saturating_sub(seen.memory_before) as f64 / 1024.0 / args.connections as f64)
         }),
     })
+}
+
+fn mib(bytes: u64) -> f64 {
+    round(bytes as f64 / f64::from(1 << 20))
 }
 
 fn round(value: f64) -> f64 {

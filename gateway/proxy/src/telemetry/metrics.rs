@@ -2,6 +2,7 @@
 //!
 //! Labels are bounded: models that are served, routes, status codes. One short lock per request and metric; nothing per token.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -98,6 +99,8 @@ pub enum Gauge {
     Connections,
     /// Bytes held by request bodies.
     BodyBytes,
+    /// Lines of the access log that were lost.
+    AccessLinesLost,
     /// Requests waiting in the gateway.
     QueueWaiting,
     /// Sequences waiting in workers.
@@ -137,6 +140,11 @@ impl Gauge {
             Gauge::InFlight => ("penstock_requests_in_flight", "gauge", "Requests being served."),
             Gauge::Connections => ("penstock_connections", "gauge", "Open client connections."),
             Gauge::BodyBytes => ("penstock_body_bytes", "gauge", "Memory held by request bodies."),
+            Gauge::AccessLinesLost => (
+                "penstock_access_log_lines_lost_total",
+                "counter",
+                "Lines lost because the access log could not be written.",
+            ),
             Gauge::QueueWaiting => ("penstock_queue_waiting", "gauge", "Requests waiting in the gateway."),
             Gauge::SequencesWaiting => ("penstock_sequences_waiting", "gauge", "Sequences waiting in workers."),
             Gauge::SequencesRunning => ("penstock_sequences_running", "gauge", "Sequences in prefill or decode."),
@@ -172,6 +180,22 @@ struct Series {
     buckets: Vec<u64>,
 }
 
+impl Series {
+    fn add(&mut self, bounds: &[f64], value: f64) {
+        self.buckets.resize(bounds.len(), 0);
+        self.sum += value;
+        self.count += 1;
+        if let Some(at) = bounds.iter().position(|bound| value <= *bound) {
+            self.buckets[at] += 1;
+        }
+    }
+}
+
+thread_local! {
+    /// Where a label set is rendered to be looked up: a known one costs no allocation.
+    static KEY: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
 /// All metrics of the process.
 #[derive(Debug, Default)]
 pub struct Metrics {
@@ -193,18 +217,19 @@ impl Metrics {
     }
 
     fn add(&self, metric: Metric, labels: Labels<'_>, bounds: &[f64], value: f64) {
-        let mut family = self.series[metric as usize].lock().unwrap_or_else(PoisonError::into_inner);
-        let mut key = render_labels(labels);
-        if family.len() >= SERIES_MAX && !family.contains_key(&key) {
-            key = render_labels(&[("series", "other")]);
-        }
-        let series = family.entry(key).or_default();
-        series.buckets.resize(bounds.len(), 0);
-        series.sum += value;
-        series.count += 1;
-        if let Some(at) = bounds.iter().position(|bound| value <= *bound) {
-            series.buckets[at] += 1;
-        }
+        KEY.with_borrow_mut(|key| {
+            key.clear();
+            render_labels(key, labels);
+            let mut family = self.series[metric as usize].lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(series) = family.get_mut(key.as_str()) {
+                return series.add(bounds, value);
+            }
+            if family.len() >= SERIES_MAX {
+                key.clear();
+                render_labels(key, &[("series", "other")]);
+            }
+            family.entry(key.clone()).or_default().add(bounds, value);
+        });
     }
 
     /// A request begins (+1) or ends (-1).
@@ -241,7 +266,10 @@ impl Metrics {
             if last.replace(*gauge) != Some(*gauge) {
                 let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
             }
-            let labels = if model.is_empty() { String::new() } else { render_labels(&[("model", model)]) };
+            let mut labels = String::new();
+            if !model.is_empty() {
+                render_labels(&mut labels, &[("model", model)]);
+            }
             let _ = writeln!(out, "{name}{} {value}", braces(&labels));
         }
         out
@@ -273,11 +301,13 @@ fn braces(labels: &str) -> String {
     if labels.is_empty() { String::new() } else { format!("{{{labels}}}") }
 }
 
-fn render_labels(labels: Labels<'_>) -> String {
-    let mut out = String::with_capacity(64);
+fn render_labels(out: &mut String, labels: Labels<'_>) {
     for (name, value) in labels {
-        let comma = if out.is_empty() { "" } else { "," };
-        let _ = write!(out, "{comma}{name}=\"");
+        if !out.is_empty() {
+            out.push(',');
+        }
+        out.push_str(name);
+        out.push_str("=\"");
         for character in value.chars() {
             match character {
                 '\\' => out.push_str("\\\\"),
@@ -288,7 +318,6 @@ fn render_labels(labels: Labels<'_>) -> String {
         }
         out.push('"');
     }
-    out
 }
 
 #[cfg(test)]
