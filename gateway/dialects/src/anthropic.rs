@@ -13,6 +13,7 @@ mod provider;
 mod signature;
 mod stream;
 mod tools;
+pub mod watch;
 mod whole;
 
 pub use answer::{count_tokens, messages};

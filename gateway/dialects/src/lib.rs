@@ -20,6 +20,7 @@ pub mod openai;
 pub mod peek;
 pub mod request;
 pub mod sse;
+pub mod watch;
 mod write;
 
 pub use bounds::Bounds;

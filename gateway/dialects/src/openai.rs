@@ -21,6 +21,8 @@ mod tokenize;
 mod tools;
 mod unbuilt;
 mod vocabulary;
+pub mod watch;
+mod watch_responses;
 
 pub use crate::bounds::Bounds;
 pub use chat::decode_chat;

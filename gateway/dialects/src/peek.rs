@@ -2,10 +2,13 @@
 
 use std::ops::Range;
 
+use bytes::{Bytes, BytesMut};
+
 use crate::Bounds;
 use crate::error::ApiError;
 use crate::fields;
 use crate::json::{Fault, Kind, Names, Reader, Within};
+use crate::write;
 
 /// The top level of a request body, as far as routing needs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,6 +23,8 @@ pub struct Peek {
     pub max_tokens: Option<u32>,
     /// `stream_options`: where its value stands, and whether it asks for usage.
     pub stream_options: Option<(Range<usize>, bool)>,
+    /// Where the value of its `include_usage` stands.
+    pub include_usage_at: Option<Range<usize>>,
     /// Just behind the opening brace: where a field can be put in.
     pub start: usize,
     /// Whether the object is empty.
@@ -43,7 +48,12 @@ fn read(body: &[u8], bounds: &Bounds) -> Result<Peek, Fault> {
     reader.object(|reader, key| {
         names.add(&key)?;
         out.is_empty = false;
+        reader.kind()?;
+        let from = reader.position();
         if reader.null()? {
+            if key == "stream_options" {
+                out.stream_options = Some((from..reader.position(), false));
+            }
             return Ok(());
         }
         field(&mut out, reader, &key, bounds).within(&key)
@@ -69,11 +79,21 @@ fn field(out: &mut Peek, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) ->
             let from = reader.position();
             let mut usage = false;
             reader.object(|reader, key| {
-                if key == "include_usage" && reader.kind()? == Kind::Bool {
-                    usage = reader.boolean()?;
-                    return Ok(());
+                let kind = reader.kind()?;
+                let from = reader.position();
+                if key != "include_usage" {
+                    return reader.skip();
                 }
-                reader.skip()
+                if out.include_usage_at.is_some() {
+                    return Err(Fault::invalid("this field is given twice")).within(&key);
+                }
+                if kind == Kind::Bool {
+                    usage = reader.boolean()?;
+                } else {
+                    reader.skip()?;
+                }
+                out.include_usage_at = Some(from..reader.position());
+                Ok(())
             })?;
             out.stream_options = Some((from..reader.position(), usage));
         }
@@ -82,9 +102,96 @@ fn field(out: &mut Peek, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) ->
     Ok(())
 }
 
+/// The body with another model name, or with the counts of a stream asked for, in pieces of the original; `body` is what `peek` was
+/// made from. Nothing else changes.
+pub fn spliced(body: &Bytes, peek: &Peek, model: Option<&str>, include_usage: bool) -> Vec<Bytes> {
+    let mut edits: Vec<(Range<usize>, Bytes)> = Vec::with_capacity(2);
+    if let (Some(model), Some(at)) = (model, &peek.model_at) {
+        let mut text = BytesMut::with_capacity(model.len() + 2);
+        write::string(&mut text, model);
+        edits.push((at.clone(), text.freeze()));
+    }
+    if include_usage {
+        edits.push(usage_edit(body, peek));
+    }
+    edits.sort_by_key(|(at, _)| at.start);
+    let mut out = Vec::with_capacity(2 * edits.len() + 1);
+    let mut done = 0;
+    for (at, text) in edits {
+        out.push(body.slice(done..at.start));
+        out.push(text);
+        done = at.end;
+    }
+    out.push(body.slice(done..));
+    out
+}
+
+/// The least change that makes `stream_options.include_usage` true.
+fn usage_edit(body: &Bytes, peek: &Peek) -> (Range<usize>, Bytes) {
+    if let Some(at) = &peek.include_usage_at {
+        return (at.clone(), Bytes::from_static(b"true"));
+    }
+    let Some((at, _)) = &peek.stream_options else {
+        let text = if peek.is_empty {
+            &b"\"stream_options\":{\"include_usage\":true}"[..]
+        } else {
+            b"\"stream_options\":{\"include_usage\":true},"
+        };
+        return (peek.start..peek.start, Bytes::from_static(text));
+    };
+    let inner = body[at.clone()].strip_prefix(b"{").and_then(|rest| rest.strip_suffix(b"}")).map(<[u8]>::trim_ascii);
+    match inner {
+        Some([_, ..]) => (at.start + 1..at.start + 1, Bytes::from_static(b"\"include_usage\":true,")),
+        _ => (at.clone(), Bytes::from_static(b"{\"include_usage\":true}")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[track_caller]
+    fn check_splice(body: &str, model: Option<&str>, usage: bool, expected: &str) {
+        let bytes = Bytes::from(body.to_owned());
+        let seen = peek(&bytes, &Bounds::default()).expect("an object");
+        let out = spliced(&bytes, &seen, model, usage).concat();
+        assert_eq!(String::from_utf8_lossy(&out), expected);
+        let again = peek(&out, &Bounds::default()).expect("still an object");
+        assert!(!usage || again.stream_options.is_some_and(|(_, usage)| usage), "{expected}");
+    }
+
+    #[test]
+    fn only_what_must_change_is_changed() {
+        check_splice(r#"{ "model": "a","x":1}"#, None, false, r#"{ "model": "a","x":1}"#);
+        check_splice(r#"{ "model": "a","x":1}"#, Some("b\""), false, r#"{ "model": "b\"","x":1}"#);
+        check_splice(r#"{"model":"a"}"#, Some("b"), true, r#"{"stream_options":{"include_usage":true},"model":"b"}"#);
+        check_splice(
+            r#"{"stream_options":null,"model":"a"}"#,
+            Some("b"),
+            true,
+            r#"{"stream_options":{"include_usage":true},"model":"b"}"#,
+        );
+        check_splice(
+            r#"{"stream_options":{ },"model":"a"}"#,
+            None,
+            true,
+            r#"{"stream_options":{"include_usage":true},"model":"a"}"#,
+        );
+        check_splice(r#"{"stream_options":{"x":1}}"#, None, true, r#"{"stream_options":{"include_usage":true,"x":1}}"#);
+        check_splice(
+            r#"{"stream_options":{"include_usage": false}}"#,
+            None,
+            true,
+            r#"{"stream_options":{"include_usage": true}}"#,
+        );
+        check_splice(
+            r#"{"stream_options":{"include_usage": null,"x":2}}"#,
+            None,
+            true,
+            r#"{"stream_options":{"include_usage": true,"x":2}}"#,
+        );
+        check_splice("{}", None, true, r#"{"stream_options":{"include_usage":true}}"#);
+    }
 
     #[test]
     fn it_sees_what_routing_needs_and_where() {
@@ -107,6 +214,7 @@ mod tests {
             b"\xff",
             br#"{"stream":1}"#,
             br#"{"model":7}"#,
+            br#"{"stream_options":{"include_usage":true,"include_usage":false}}"#,
         ] {
             assert!(peek(body, &Bounds::default()).is_err(), "{}", String::from_utf8_lossy(body));
         }

@@ -9,6 +9,7 @@
 pub mod answer;
 pub mod auth;
 pub mod call;
+pub mod client;
 mod clock;
 pub mod config;
 pub mod error;

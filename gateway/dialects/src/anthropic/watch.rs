@@ -1,0 +1,183 @@
+//! Answers of the Anthropic API, read in passing.
+
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
+
+use crate::codec::{FaultClass, ProviderFault};
+use crate::event::{FinishReason, Usage};
+use crate::json::{Fault, Kind, Reader};
+use crate::openai::watch::count;
+use crate::watch::{Keep, Seen, garbled};
+
+static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"content_block_delta\""));
+
+/// Reads one event of a stream.
+pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault> {
+    // The type stands at the front of an event.
+    if seen.content && DELTA.find(&data[..data.len().min(64)]).is_some() {
+        seen.pieces += 1;
+        return Ok(Keep::Yes);
+    }
+    let read = Top::read(data).map_err(|_| garbled())?;
+    match read.kind.as_str() {
+        "error" => return Err(read.fault(0)),
+        "content_block_delta" => {
+            seen.content = true;
+            seen.pieces += 1;
+        }
+        // A tool call is named when its block begins; a text block begins empty.
+        "content_block_start" => seen.content |= read.names_tool,
+        "message_stop" => seen.complete = true,
+        _ => {}
+    }
+    read.into(seen);
+    seen.content |= seen.finish.is_some() || seen.complete;
+    Ok(Keep::Yes)
+}
+
+/// Reads a whole answer.
+pub(crate) fn whole(body: &[u8], seen: &mut Seen) -> Result<(), ProviderFault> {
+    let read = Top::read(body).map_err(|_| garbled())?;
+    if read.kind == "error" {
+        return Err(read.fault(0));
+    }
+    read.into(seen);
+    Ok(())
+}
+
+/// Reads the body of an answer whose status is not 2xx.
+pub fn fault(status: u16, body: &[u8]) -> ProviderFault {
+    match Top::read(body) {
+        Ok(top) if !top.error_kind.is_empty() || !top.message.is_empty() => top.fault(status),
+        _ => {
+            ProviderFault::new(ProviderFault::class_of(status), format!("The upstream answered with status {status}."))
+        }
+    }
+}
+
+/// The top level of an answer, or of an event, which has parts of one in other places.
+#[derive(Default)]
+struct Top {
+    kind: String,
+    names_tool: bool,
+    finish: Option<FinishReason>,
+    counts: Counts,
+    error_kind: String,
+    message: String,
+}
+
+/// Counts as they are said; a later event repeats or corrects some of them.
+#[derive(Default)]
+struct Counts {
+    input: Option<u64>,
+    output: Option<u64>,
+    read: Option<u64>,
+    written: Option<u64>,
+}
+
+impl Top {
+    fn read(data: &[u8]) -> Result<Self, Fault> {
+        let mut reader = Reader::new(data)?;
+        let mut out = Self::default();
+        out.level(&mut reader, true)?;
+        reader.end()?;
+        Ok(out)
+    }
+
+    fn level(&mut self, reader: &mut Reader<'_>, top: bool) -> Result<(), Fault> {
+        reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
+            ("type", Kind::String) if top => {
+                self.kind = reader.string()?.chars().take(64).collect();
+                Ok(())
+            }
+            ("message" | "delta", Kind::Object) if top => self.level(reader, false),
+            ("content_block", Kind::Object) if top => reader.object(|reader, key| {
+                if key == "type" && reader.kind()? == Kind::String {
+                    self.names_tool |= !matches!(reader.string()?.as_ref(), "text" | "thinking");
+                    return Ok(());
+                }
+                reader.skip()
+            }),
+            ("stop_reason", Kind::String) => {
+                self.finish = Some(finish(&reader.string()?));
+                Ok(())
+            }
+            ("usage", Kind::Object) => self.counts.read(reader),
+            ("error", Kind::Object) if top => reader.object(|reader, key| {
+                match (key.as_ref(), reader.kind()?) {
+                    ("type", Kind::String) => self.error_kind = reader.string()?.chars().take(64).collect(),
+                    ("message", Kind::String) => self.message = reader.string()?.chars().take(2000).collect(),
+                    _ => reader.skip()?,
+                }
+                Ok(())
+            }),
+            _ => reader.skip(),
+        })
+    }
+
+    fn into(self, seen: &mut Seen) {
+        seen.finish = self.finish.or(seen.finish);
+        self.counts.into(seen);
+    }
+
+    fn fault(&self, status: u16) -> ProviderFault {
+        let text = self.message.to_ascii_lowercase();
+        let class = match self.error_kind.as_str() {
+            "invalid_request_error" if text.contains("prompt is too long") || text.contains("context") => {
+                FaultClass::ContextLength
+            }
+            "invalid_request_error" => FaultClass::Invalid,
+            "authentication_error" => FaultClass::Unauthorized,
+            "billing_error" => FaultClass::Quota,
+            "permission_error" => FaultClass::Forbidden,
+            "not_found_error" => FaultClass::NotFound,
+            "request_too_large" => FaultClass::TooLarge,
+            "rate_limit_error" => FaultClass::RateLimited,
+            "timeout_error" => FaultClass::Timeout,
+            "overloaded_error" => FaultClass::Overloaded,
+            _ if status == 0 => FaultClass::Server,
+            _ => ProviderFault::class_of(status),
+        };
+        let message = if self.message.is_empty() { "The upstream said nothing about it." } else { &self.message };
+        ProviderFault::new(class, message).code(self.error_kind.clone())
+    }
+}
+
+impl Counts {
+    fn read(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
+        reader.object(|reader, key| {
+            let place = match (key.as_ref(), reader.kind()?) {
+                ("input_tokens", Kind::Number) => &mut self.input,
+                ("output_tokens", Kind::Number) => &mut self.output,
+                ("cache_read_input_tokens", Kind::Number) => &mut self.read,
+                ("cache_creation_input_tokens", Kind::Number) => &mut self.written,
+                _ => return reader.skip(),
+            };
+            count(reader, place.insert(0))
+        })
+    }
+
+    /// The API counts cached tokens beside the input; here they are a part of it.
+    fn into(self, seen: &mut Seen) {
+        if self.input.is_none() && self.output.is_none() {
+            return;
+        }
+        let known = seen.usage.get_or_insert_with(Usage::default);
+        let fresh = known.prompt_tokens.saturating_sub(known.cached_tokens).saturating_sub(known.cache_write_tokens);
+        let (fresh, read) = (self.input.unwrap_or(fresh), self.read.unwrap_or(known.cached_tokens));
+        let written = self.written.unwrap_or(known.cache_write_tokens);
+        known.prompt_tokens = fresh.saturating_add(read).saturating_add(written);
+        (known.cached_tokens, known.cache_write_tokens) = (read, written);
+        known.completion_tokens = self.output.unwrap_or(known.completion_tokens);
+    }
+}
+
+fn finish(word: &str) -> FinishReason {
+    match word {
+        "max_tokens" | "model_context_window_exceeded" => FinishReason::Length,
+        "tool_use" => FinishReason::ToolCalls,
+        "refusal" => FinishReason::ContentFilter,
+        _ => FinishReason::Stop,
+    }
+}

@@ -1,0 +1,80 @@
+//! Streams of the Responses API, read in passing.
+
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
+
+use super::watch::{ErrorFields, error, usage};
+use crate::codec::ProviderFault;
+use crate::event::{FinishReason, Usage};
+use crate::json::{Fault, Kind, Reader};
+use crate::watch::{Keep, Seen, garbled};
+
+static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b".delta\""));
+
+/// Reads one event.
+pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault> {
+    if data == b"[DONE]" {
+        return Ok(Keep::Yes);
+    }
+    // The type stands near the front of an event.
+    if seen.content && DELTA.find(&data[..data.len().min(96)]).is_some() {
+        seen.pieces += 1;
+        return Ok(Keep::Yes);
+    }
+    let read = Top::read(data).map_err(|_| garbled())?;
+    match read.kind.as_str() {
+        "response.created" | "response.in_progress" | "response.queued" => {}
+        "response.completed" => seen.finish = Some(FinishReason::Stop),
+        "response.incomplete" => seen.finish = Some(FinishReason::Length),
+        "response.failed" | "error" => return Err(read.error.unwrap_or_default().fault(0)),
+        // An item without content yet is still lifecycle.
+        "response.output_item.added" | "response.content_part.added" | "response.reasoning_summary_part.added" => {}
+        _ => {
+            seen.content = true;
+            seen.pieces += 1;
+        }
+    }
+    seen.complete |= matches!(read.kind.as_str(), "response.completed" | "response.incomplete");
+    seen.content |= seen.complete;
+    seen.usage = read.usage.or(seen.usage);
+    Ok(Keep::Yes)
+}
+
+#[derive(Default)]
+struct Top {
+    kind: String,
+    usage: Option<Usage>,
+    error: Option<ErrorFields>,
+}
+
+impl Top {
+    fn read(data: &[u8]) -> Result<Self, Fault> {
+        let mut reader = Reader::new(data)?;
+        let mut out = Self::default();
+        let mut bare = ErrorFields::default();
+        reader.object(|reader, key| {
+            if reader.null()? {
+                return Ok(());
+            }
+            match (key.as_ref(), reader.kind()?) {
+                ("type", Kind::String) => {
+                    out.kind = reader.string()?.chars().take(64).collect();
+                    Ok(())
+                }
+                ("response", Kind::Object) => reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
+                    ("usage", Kind::Object) => usage(reader).map(|usage| out.usage = Some(usage)),
+                    ("error", Kind::Object) => error(reader).map(|error| out.error = Some(error)),
+                    _ => reader.skip(),
+                }),
+                ("error", Kind::Object) => error(reader).map(|error| out.error = Some(error)),
+                (name, _) => bare.field(reader, name),
+            }
+        })?;
+        reader.end()?;
+        if out.kind == "error" {
+            out.error.get_or_insert(bare);
+        }
+        Ok(out)
+    }
+}

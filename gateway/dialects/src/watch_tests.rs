@@ -1,0 +1,289 @@
+use super::*;
+use crate::Dialect;
+
+/// Every way to hand `text` to a watch in two cuts; what comes out must not depend on it.
+fn each_cut(
+    surface: Surface,
+    drop_usage: bool,
+    text: &[u8],
+    check: impl Fn(Vec<u8>, Result<(), ProviderFault>, &Seen),
+) {
+    let run = |pieces: &[&[u8]]| {
+        let mut watch = Watch::new(surface, drop_usage);
+        let mut out = Vec::new();
+        let mut fed = || -> Result<(), ProviderFault> {
+            for piece in pieces {
+                watch.buffer().extend_from_slice(piece);
+                while let Some(bytes) = watch.take()? {
+                    out.extend_from_slice(&bytes);
+                }
+            }
+            if let Some(bytes) = watch.end()? {
+                out.extend_from_slice(&bytes);
+            }
+            Ok(())
+        };
+        let ended = fed();
+        check(out, ended, watch.seen());
+    };
+    run(&text.chunks(1).collect::<Vec<_>>());
+    for first in 0..=text.len() {
+        for second in [first, first + 1, (first + text.len()) / 2] {
+            let second = second.clamp(first, text.len());
+            run(&[&text[..first], &text[first..second], &text[second..]]);
+        }
+    }
+}
+
+const CHAT: &[u8] = b": hi\n\ndata: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}],\"usage\":null}\n\n\
+data: {\"choices\":[{\"delta\":{\"content\":\"a \\\"usage\\\": b\"},\"finish_reason\":null}],\"usage\":null}\r\n\r\n\
+data: {\"choices\":[{\"delta\":{\"content\":\"c\"},\"finish_reason\": null}]}\n\n\
+data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"length\"}]}\n\n";
+const COUNTS: &[u8] = b"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":1}}}\n\n";
+const DONE: &[u8] = b"data: [DONE]\n\n";
+
+#[test]
+fn a_chat_stream_is_passed_on_and_understood() {
+    let text = [CHAT, COUNTS, DONE].concat();
+    each_cut(Surface::Chat, false, &text, |out, ended, seen| {
+        assert_eq!((String::from_utf8_lossy(&out), ended), (String::from_utf8_lossy(&text), Ok(())));
+        let usage = Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: 1, ..Usage::default() };
+        let expected =
+            Seen { content: true, complete: true, usage: Some(usage), finish: Some(FinishReason::Length), pieces: 2 };
+        assert_eq!(*seen, expected);
+    });
+}
+
+#[test]
+fn counts_that_nobody_asked_for_are_kept_back() {
+    let text = [CHAT, COUNTS, DONE].concat();
+    each_cut(Surface::Chat, true, &text, |out, ended, seen| {
+        assert_eq!((String::from_utf8_lossy(&out), ended), (String::from_utf8_lossy(&[CHAT, DONE].concat()), Ok(())));
+        assert_eq!(seen.usage.map(|usage| usage.prompt_tokens), Some(3));
+    });
+}
+
+#[test]
+fn a_stream_without_its_end_is_a_fault() {
+    each_cut(Surface::Chat, false, CHAT, |out, ended, _| {
+        assert_eq!(out, CHAT);
+        assert_eq!(ended.map_err(|fault| fault.class), Err(FaultClass::Truncated));
+    });
+}
+
+#[test]
+fn the_last_event_may_lack_its_empty_line() {
+    for tail in [&b"data: [DONE]"[..], b"data: [DONE]\n", b"data: [DONE]\r\n", b"data:[DONE]\r"] {
+        let text = [CHAT, tail].concat();
+        each_cut(Surface::Chat, true, &text, |out, ended, _| {
+            assert_eq!((String::from_utf8_lossy(&out), ended), (String::from_utf8_lossy(&text), Ok(())));
+        });
+    }
+}
+
+#[test]
+fn an_error_event_is_a_fault_and_not_passed_on() {
+    let error = b"data: {\"error\":{\"message\":\"no\",\"type\":\"rate_limit_error\",\"code\":429}}\n\n";
+    each_cut(Surface::Chat, false, error, |out, ended, seen| {
+        let fault = ended.expect_err("a fault");
+        assert_eq!((out.len(), fault.class, fault.message.as_str()), (0, FaultClass::RateLimited, "no"));
+        assert!(!seen.content);
+    });
+    each_cut(Surface::Chat, false, &[CHAT, error].concat(), |out, ended, _| {
+        assert_eq!((out.as_slice(), ended.expect_err("a fault").code.as_deref()), (CHAT, Some("429")));
+    });
+}
+
+#[test]
+fn garbage_in_place_of_the_first_event_is_a_fault() {
+    for text in [&b"data: <html>\n\n"[..], b"data: {\"choices\":\n\n", b"data: \xff\n\n"] {
+        each_cut(Surface::Chat, false, text, |out, ended, _| {
+            assert_eq!((out.len(), ended.expect_err("a fault").class), (0, FaultClass::Garbled));
+        });
+    }
+}
+
+#[test]
+fn several_data_lines_are_one_event() {
+    let text = b"data: {\"choices\":[{\"delta\":\ndata: {\"content\":\"x\"}}]}\n\ndata: [DONE]\n\n";
+    each_cut(Surface::Chat, false, text, |out, ended, seen| {
+        assert_eq!((out.as_slice(), ended, seen.pieces), (&text[..], Ok(()), 1));
+    });
+}
+
+#[test]
+fn an_endless_event_is_a_fault() {
+    let mut watch = Watch::new(Surface::Chat, false);
+    watch.buffer().extend_from_slice(b"data: ");
+    let piece = vec![b'x'; 1 << 20];
+    let fault = (0..64).find_map(|_| {
+        watch.buffer().extend_from_slice(&piece);
+        watch.take().err()
+    });
+    assert_eq!(fault.map(|fault| fault.class), Some(FaultClass::Garbled));
+}
+
+#[test]
+fn completions_say_text() {
+    let text = b"data: {\"choices\":[{\"text\":\"\",\"finish_reason\":null}]}\n\ndata: {\"choices\":[{\"text\":\"x\"}]}\n\ndata: [DONE]\n\n";
+    each_cut(Surface::Completions, false, text, |_, ended, seen| assert_eq!((ended, seen.pieces), (Ok(()), 1)));
+}
+
+#[test]
+fn responses_end_with_their_status() {
+    let text = b"event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"usage\":null}}\n\n\
+        event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n\
+        event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"b\"}\n\n\
+        event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"error\":null,\"usage\":{\"input_tokens\":4,\"output_tokens\":2}}}\n\n";
+    each_cut(Surface::Responses, false, text, |out, ended, seen| {
+        assert_eq!((out.as_slice(), ended), (&text[..], Ok(())));
+        assert_eq!((seen.pieces, seen.usage.map(|usage| usage.prompt_tokens)), (2, Some(4)));
+    });
+    let failed = b"data: {\"type\":\"response.created\",\"response\":{}}\n\ndata: {\"type\":\"response.failed\",\"response\":{\"error\":{\"code\":\"server_error\",\"message\":\"x\"}}}\n\n";
+    each_cut(Surface::Responses, false, failed, |_, ended, seen| {
+        assert_eq!((ended.expect_err("a fault").class, seen.content), (FaultClass::Server, false));
+    });
+    let error = b"data: {\"type\":\"error\",\"code\":\"rate_limit_exceeded\",\"message\":\"x\"}\n\n";
+    each_cut(Surface::Responses, false, error, |_, ended, _| {
+        assert_eq!(ended.expect_err("a fault").class, FaultClass::RateLimited);
+    });
+}
+
+#[test]
+fn messages_merge_their_counts() {
+    let text = b"event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":5,\"cache_read_input_tokens\":7,\"cache_creation_input_tokens\":2,\"output_tokens\":1}}}\n\n\
+        event: content_block_start\ndata: {\"type\":\"content_block_start\",\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n\
+        event: ping\ndata: {\"type\":\"ping\"}\n\n\
+        event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"a\"}}\n\n\
+        event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"delta\":{\"type\":\"text_delta\",\"text\":\"b\"}}\n\n\
+        event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"tool_use\"},\"usage\":{\"output_tokens\":9}}\n\n\
+        event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+    each_cut(Surface::Messages, false, text, |out, ended, seen| {
+        assert_eq!((out.as_slice(), ended, seen.pieces), (&text[..], Ok(()), 2));
+        assert_eq!(seen.finish, Some(FinishReason::ToolCalls));
+        let usage = Usage {
+            prompt_tokens: 14,
+            cached_tokens: 7,
+            cache_write_tokens: 2,
+            completion_tokens: 9,
+            reasoning_tokens: 0,
+        };
+        assert_eq!(seen.usage, Some(usage));
+    });
+    let error =
+        b"event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"x\"}}\n\n";
+    each_cut(Surface::Messages, false, error, |_, ended, _| {
+        assert_eq!(ended.expect_err("a fault").class, FaultClass::Overloaded);
+    });
+}
+
+#[test]
+fn gemini_is_complete_with_a_finish_reason() {
+    let text = b"data: {\"candidates\":[{\"content\":{\"parts\":[{\"text\":\"a\"}]}}],\"usageMetadata\":{\"promptTokenCount\":3}}\r\n\r\n\
+        data: {\"candidates\":[{\"finishReason\":\"STOP\"}],\"usageMetadata\":{\"promptTokenCount\":3,\"candidatesTokenCount\":2,\"thoughtsTokenCount\":4}}\r\n\r\n";
+    each_cut(Surface::Generate, false, text, |out, ended, seen| {
+        assert_eq!((out.as_slice(), ended, seen.finish), (&text[..], Ok(()), Some(FinishReason::Stop)));
+        assert_eq!(seen.usage.map(|usage| (usage.completion_tokens, usage.reasoning_tokens)), Some((6, 4)));
+    });
+    let open = b"data: {\"candidates\":[{\"content\":{\"parts\":[{\"text\":\"a\"}]}}]}\n\n";
+    each_cut(Surface::Generate, false, open, |_, ended, _| {
+        assert_eq!(ended.map_err(|fault| fault.class), Err(FaultClass::Truncated));
+    });
+}
+
+#[test]
+fn whole_answers_are_read() {
+    let seen = whole(
+        Surface::Chat,
+        br#"{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1}}"#,
+    )
+    .expect("an answer");
+    assert_eq!((seen.finish, seen.usage.map(|usage| usage.prompt_tokens)), (Some(FinishReason::Stop), Some(1)));
+    let seen = whole(Surface::Messages, br#"{"type":"message","content":[{"type":"tool_use","input":{"usage":{"input_tokens":99}}}],"stop_reason":"end_turn","usage":{"input_tokens":1,"output_tokens":2}}"#).expect("an answer");
+    assert_eq!(seen.usage.map(|usage| usage.prompt_tokens), Some(1));
+    let seen = whole(
+        Surface::Generate,
+        br#"{"candidates":[{"finishReason":"MAX_TOKENS"}],"usageMetadata":{"promptTokenCount":8}}"#,
+    )
+    .expect("an answer");
+    assert_eq!((seen.finish, seen.usage.map(|usage| usage.prompt_tokens)), (Some(FinishReason::Length), Some(8)));
+    assert_eq!(whole(Surface::Chat, b"<html>").map_err(|fault| fault.class), Err(FaultClass::Garbled));
+    assert_eq!(whole(Surface::Chat, br#"{"error":"no"}"#).map_err(|fault| fault.class), Err(FaultClass::Server));
+    assert!(whole(Surface::Embeddings, br#"{"data":[{"embedding":[0.1,2]}],"usage":{"prompt_tokens":2}}"#).is_ok());
+    assert!(whole(Surface::Rerank, b"[1,2]").is_ok());
+}
+
+#[track_caller]
+fn check_fault(dialect: Dialect, status: u16, body: &str, class: FaultClass, message: &str) {
+    let fault = match dialect {
+        Dialect::OpenAi => openai::watch::fault(status, body.as_bytes()),
+        Dialect::Anthropic => anthropic::watch::fault(status, body.as_bytes()),
+        Dialect::Gemini => gemini::watch::fault(status, body.as_bytes()),
+    };
+    assert_eq!((fault.class, fault.message.as_str()), (class, message), "{body}");
+}
+
+#[test]
+fn error_bodies_are_classed() {
+    use FaultClass::*;
+    let (openai, anthropic, gemini) = (Dialect::OpenAi, Dialect::Anthropic, Dialect::Gemini);
+    check_fault(openai, 400, r#"{"error":{"message":"m","code":"context_length_exceeded"}}"#, ContextLength, "m");
+    check_fault(
+        openai,
+        400,
+        r#"{"object":"error","message":"This model's maximum context length is 8","type":"BadRequestError","code":400}"#,
+        ContextLength,
+        "This model's maximum context length is 8",
+    );
+    check_fault(
+        openai,
+        400,
+        r#"{"error":{"message":"m","type":"exceed_context_size_error","code":400}}"#,
+        ContextLength,
+        "m",
+    );
+    check_fault(openai, 400, r#"{"error":{"message":"m","code":"content_filter"}}"#, ContentPolicy, "m");
+    check_fault(openai, 429, r#"{"error":{"message":"m","code":"insufficient_quota"}}"#, Quota, "m");
+    check_fault(openai, 429, r#"{"error":"slow"}"#, RateLimited, "slow");
+    check_fault(openai, 404, r#"{"detail":"Not Found"}"#, NotFound, "Not Found");
+    check_fault(openai, 500, "<html>", Server, "The upstream answered with status 500.");
+    check_fault(
+        anthropic,
+        529,
+        r#"{"type":"error","error":{"type":"overloaded_error","message":"m"}}"#,
+        Overloaded,
+        "m",
+    );
+    check_fault(
+        anthropic,
+        400,
+        r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 9 > 8"}}"#,
+        ContextLength,
+        "prompt is too long: 9 > 8",
+    );
+    check_fault(anthropic, 502, "x", Server, "The upstream answered with status 502.");
+    check_fault(gemini, 429, r#"{"error":{"code":429,"message":"m","status":"RESOURCE_EXHAUSTED"}}"#, RateLimited, "m");
+    check_fault(gemini, 400, r#"[{"error":{"code":400,"message":"m","status":"INVALID_ARGUMENT"}}]"#, Invalid, "m");
+    check_fault(gemini, 503, "x", Overloaded, "The upstream answered with status 503.");
+}
+
+proptest::proptest! {
+    #[test]
+    fn never_panics_and_never_invents(bytes in proptest::collection::vec(proptest::sample::select(&b"data: {}[]\"\\:\n\r,choiesDONE1"[..]), 0..200), piece in 1usize..20, kind in 0usize..4) {
+        let surface = [Surface::Chat, Surface::Responses, Surface::Messages, Surface::Generate][kind];
+        let mut watch = Watch::new(surface, false);
+        let mut out = Vec::new();
+        for part in bytes.chunks(piece) {
+            watch.buffer().extend_from_slice(part);
+            match watch.take() {
+                Ok(Some(taken)) => out.extend_from_slice(&taken),
+                Ok(None) => {}
+                Err(_) => break,
+            }
+        }
+        if let Ok(Some(taken)) = watch.end() {
+            out.extend_from_slice(&taken);
+        }
+        proptest::prop_assert!(bytes.starts_with(&out));
+    }
+}

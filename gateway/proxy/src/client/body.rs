@@ -1,0 +1,198 @@
+//! The body of an answer, read as it comes.
+//!
+//! A stream that is silent holds its socket, a timer and a few words: bytes are read into a buffer of the thread and what they carry is
+//! appended to the caller's. Dropping a body before its end closes the connection, which is how an upstream is told to stop.
+
+use std::cell::RefCell;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::error::{ClientError, Fault};
+use super::head::BodyEnd;
+use super::pool::Idle;
+use super::stream::Stream;
+use crate::http::chunked::Decoder;
+
+/// Bytes that are appended at once.
+pub(crate) const TAKE_BYTES_MAX: usize = 64 * 1024;
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; TAKE_BYTES_MAX].into_boxed_slice());
+}
+
+#[derive(Debug)]
+enum Frame {
+    Length(u64),
+    Chunked(Decoder),
+    Close,
+    Done,
+}
+
+/// A body being read.
+#[derive(Debug)]
+pub struct Body {
+    stream: Option<Stream>,
+    frame: Frame,
+    /// Came with the head.
+    early: Vec<u8>,
+    /// Where the connection goes when the body has ended well.
+    idle: Option<Arc<Idle>>,
+    silence: Duration,
+    deadline: Option<Instant>,
+    heard: Instant,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Body {
+    /// `idle`: where the connection goes afterwards, if it can be used again.
+    pub(super) fn new(
+        stream: Stream,
+        end: BodyEnd,
+        early: Vec<u8>,
+        idle: Option<Arc<Idle>>,
+        silence: Duration,
+        deadline: Option<Instant>,
+    ) -> Self {
+        let frame = match end {
+            BodyEnd::Length(length) => Frame::Length(length),
+            BodyEnd::Chunked => Frame::Chunked(Decoder::default()),
+            BodyEnd::Close => Frame::Close,
+        };
+        let mut body =
+            Self { stream: Some(stream), frame, early, idle, silence, deadline, heard: Instant::now(), timer: None };
+        if matches!(body.frame, Frame::Length(0)) {
+            body.end();
+        }
+        body
+    }
+
+    /// Changes the longest silence that is waited for.
+    pub fn set_silence(&mut self, silence: Duration) {
+        self.silence = silence;
+        self.heard = Instant::now();
+        self.timer = None;
+    }
+
+    /// Appends to `out` what is there, at most about 64 KiB. `Ok(true)`: more can follow; `Ok(false)`: that was all.
+    ///
+    /// # Errors
+    /// The body ended before its end, was silent for too long, or is not valid.
+    pub fn poll_chunk(&mut self, context: &mut Context<'_>, out: &mut Vec<u8>) -> Poll<Result<bool, ClientError>> {
+        let before = out.len();
+        if !self.early.is_empty() {
+            let early = std::mem::take(&mut self.early);
+            self.feed(&early, out)?;
+        }
+        loop {
+            if matches!(self.frame, Frame::Done) {
+                return Poll::Ready(Ok(false));
+            }
+            if out.len() - before >= TAKE_BYTES_MAX {
+                return Poll::Ready(Ok(true));
+            }
+            match self.poll_read(context, out) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending if out.len() > before => {
+                    self.heard = Instant::now();
+                    return Poll::Ready(Ok(true));
+                }
+                Poll::Pending => return self.poll_timer(context),
+            }
+        }
+    }
+
+    fn poll_read(&mut self, context: &mut Context<'_>, out: &mut Vec<u8>) -> Poll<Result<(), ClientError>> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut buf = ReadBuf::new(scratch);
+            let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(())) };
+            let read = ready!(Pin::new(stream).poll_read(context, &mut buf));
+            let bytes = buf.filled();
+            Poll::Ready(match read {
+                Ok(()) if bytes.is_empty() => self.closed(None),
+                Ok(()) => self.feed(bytes, out),
+                Err(error) => self.closed(Some(&error)),
+            })
+        })
+    }
+
+    /// The connection has ended.
+    fn closed(&mut self, error: Option<&io::Error>) -> Result<(), ClientError> {
+        self.stream = None;
+        if matches!(self.frame, Frame::Close) && error.is_none() {
+            self.frame = Frame::Done;
+            return Ok(());
+        }
+        let why = error.map_or_else(String::new, |error| format!(" ({})", error.kind()));
+        Err(ClientError::new(Fault::Cut, format!("the connection ended in the middle of the answer{why}")))
+    }
+
+    fn feed(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), ClientError> {
+        let used = match &mut self.frame {
+            Frame::Length(left) => {
+                let take = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
+                out.extend_from_slice(&bytes[..take]);
+                *left -= take as u64;
+                if *left > 0 {
+                    return Ok(());
+                }
+                take
+            }
+            Frame::Chunked(decoder) => {
+                let used = decoder.feed(bytes, out);
+                let used =
+                    used.map_err(|fault| ClientError::garbled(format!("the chunked body is not valid: {fault}")))?;
+                if !decoder.is_done() {
+                    return Ok(());
+                }
+                used
+            }
+            Frame::Close => {
+                out.extend_from_slice(bytes);
+                return Ok(());
+            }
+            Frame::Done => 0,
+        };
+        if used < bytes.len() {
+            // Nobody asked for what follows: the connection cannot be trusted with another request.
+            self.idle = None;
+        }
+        self.end();
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        self.frame = Frame::Done;
+        self.timer = None;
+        if let (Some(stream), Some(idle)) = (self.stream.take(), self.idle.take())
+            && self.early.is_empty()
+        {
+            idle.put(stream);
+        }
+    }
+
+    /// Nothing to read. The timer is only moved when it fires: a busy stream never touches it.
+    fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, ClientError>> {
+        loop {
+            let quiet = self.heard + self.silence;
+            let due = self.deadline.map_or(quiet, |deadline| deadline.min(quiet));
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
+            ready!(timer.as_mut().poll(context));
+            let now = Instant::now();
+            if self.deadline.is_some_and(|deadline| now >= deadline) {
+                return Poll::Ready(Err(ClientError::new(Fault::Deadline, "the answer took longer than it may")));
+            }
+            if now >= quiet {
+                let message = format!("the answer was silent for {} ms", self.silence.as_millis());
+                return Poll::Ready(Err(ClientError::new(Fault::IdleTimeout, message)));
+            }
+            timer.as_mut().reset(due);
+        }
+    }
+}

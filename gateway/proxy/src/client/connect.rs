@@ -1,0 +1,149 @@
+//! From a target to a connection: addresses, TCP, TLS.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use super::error::{ClientError, Fault};
+use super::stream::Stream;
+use super::target::{Place, Target};
+
+/// How long addresses are used before they are looked up again. The system's resolver does not say how long they are good for.
+const ADDRESSES_FRESH: Duration = Duration::from_secs(30);
+/// How long they are used when looking them up fails.
+const ADDRESSES_STALE: Duration = Duration::from_secs(3600);
+/// Addresses of one name that are tried.
+const ADDRESSES_MAX: usize = 8;
+
+/// Connects to one target.
+pub(super) struct Connector {
+    target: Target,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    addresses: Mutex<Option<(Instant, Vec<SocketAddr>)>>,
+}
+
+impl Connector {
+    /// `ca`: certificates to trust instead of the system's.
+    ///
+    /// # Errors
+    /// No certificates, or a name that none can be for.
+    pub(super) fn new(target: Target, ca: Option<&Path>) -> Result<Self, String> {
+        let tls = match &target.place {
+            Place::Tcp { host, tls: true, .. } => {
+                let name = ServerName::try_from(host.clone()).map_err(|_| format!("{host:?} is no name for TLS"))?;
+                Some((TlsConnector::from(Arc::new(tls_config(ca)?)), name))
+            }
+            _ => None,
+        };
+        Ok(Self { target, tls, addresses: Mutex::default() })
+    }
+
+    pub(super) fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Connects within `limit`, handshake and all.
+    pub(super) async fn connect(&self, limit: Duration) -> Result<Stream, ClientError> {
+        match timeout(limit, self.connected(limit)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(ClientError::new(Fault::Connect, format!("connecting failed: {error}"))),
+            Err(_) => {
+                let message = format!("no connection within {} ms", limit.as_millis());
+                Err(ClientError::new(Fault::ConnectTimeout, message))
+            }
+        }
+    }
+
+    async fn connected(&self, limit: Duration) -> io::Result<Stream> {
+        let (host, port) = match &self.target.place {
+            Place::Unix(path) => return Ok(Stream::Unix(UnixStream::connect(path).await?)),
+            Place::Tcp { host, port, .. } => (host, *port),
+        };
+        let tcp = self.tcp(host, port, limit).await?;
+        tcp.set_nodelay(true)?;
+        let Some((connector, name)) = &self.tls else { return Ok(Stream::Tcp(tcp)) };
+        let tls = Box::pin(connector.connect(name.clone(), tcp)).await?;
+        Ok(Stream::Tls(Box::new(tls)))
+    }
+
+    /// Tries the addresses in turn; one that does not answer leaves half of the rest of the time to the others.
+    async fn tcp(&self, host: &str, port: u16, limit: Duration) -> io::Result<TcpStream> {
+        let began = Instant::now();
+        let addresses = self.addresses(host, port).await?;
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for (at, address) in addresses.iter().enumerate() {
+            let left = limit.saturating_sub(began.elapsed());
+            let share = if at + 1 == addresses.len() { left } else { left / 2 };
+            match timeout(share, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => return Ok(stream),
+                Ok(Err(error)) => last = error,
+                Err(_) => last = io::ErrorKind::TimedOut.into(),
+            }
+        }
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Err(last)
+    }
+
+    async fn addresses(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        if let Ok(address) = host.parse() {
+            return Ok(vec![SocketAddr::new(address, port)]);
+        }
+        let known = self.addresses.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((since, addresses)) = &known
+            && since.elapsed() < ADDRESSES_FRESH
+        {
+            return Ok(addresses.clone());
+        }
+        match tokio::net::lookup_host((host, port)).await {
+            Ok(found) => {
+                let found: Vec<_> = found.take(ADDRESSES_MAX).collect();
+                *self.addresses.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), found.clone()));
+                Ok(found)
+            }
+            Err(error) => match known {
+                Some((since, addresses)) if since.elapsed() < ADDRESSES_STALE => Ok(addresses),
+                _ => Err(error),
+            },
+        }
+    }
+}
+
+fn tls_config(ca: Option<&Path>) -> Result<ClientConfig, String> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    let mut config = builder.with_root_certificates(roots(ca)?).with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// The certificates of `ca`; without it the system's, and where it has none, Mozilla's as they were when this was built.
+fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    if let Some(path) = ca {
+        let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        for certificate in CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))? {
+            let certificate = certificate.map_err(|error| wrong(&error))?;
+            roots.add(certificate).map_err(|error| wrong(&error))?;
+        }
+        if roots.is_empty() {
+            return Err(wrong(&"no certificate in it"));
+        }
+        return Ok(roots);
+    }
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().unwrap_or_default());
+    if roots.is_empty() {
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    Ok(roots)
+}

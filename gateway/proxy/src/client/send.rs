@@ -1,0 +1,145 @@
+//! One request out, one head in, at the same time: an upstream that answers before it has read everything is heard.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::timeout;
+
+use super::body::Body;
+use super::error::{ClientError, Fault};
+use super::head::{AnswerHead, HeadReader};
+use super::stream::Stream;
+use super::{Client, Deadlines, Outgoing, Response, within};
+
+/// Bodies up to this go out in one write with their head.
+const JOINED_BYTES_MAX: usize = 16 * 1024;
+/// One read while waiting for a head.
+const READ_BYTES: usize = 16 * 1024;
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
+}
+
+/// Sends on that connection; `used`: it has carried a request before.
+pub(super) async fn exchange(
+    client: &Client,
+    stream: Stream,
+    used: bool,
+    request: &Outgoing,
+    deadlines: &Deadlines,
+) -> Result<Response, ClientError> {
+    let mut sending = Sending {
+        stream,
+        used,
+        pieces: pieces(client, request),
+        sent: 0,
+        lost: false,
+        received: Vec::new(),
+        reader: HeadReader::default(),
+    };
+    let limit = within(deadlines.head, deadlines.whole);
+    let (head, at) = timeout(limit, poll_fn(|context| sending.poll(context)))
+        .await
+        .map_err(|_| ClientError::new(Fault::HeadTimeout, format!("no answer within {} ms", limit.as_millis())))??;
+    let complete = sending.sent == sending.pieces.len();
+    let early = sending.received.split_off(at);
+    let idle = (complete && head.keep_alive).then(|| client.idle.clone());
+    let body = Body::new(sending.stream, head.end, early, idle, deadlines.silence, deadlines.whole);
+    Ok(Response { status: head.status, headers: head.headers, body })
+}
+
+struct Sending {
+    stream: Stream,
+    used: bool,
+    pieces: Vec<Bytes>,
+    /// Pieces that are out.
+    sent: usize,
+    /// Nothing more can be written; an answer may still be there.
+    lost: bool,
+    received: Vec<u8>,
+    reader: HeadReader,
+}
+
+impl Sending {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(AnswerHead, usize), ClientError>> {
+        self.poll_write(context);
+        loop {
+            let read = SCRATCH.with_borrow_mut(|scratch| {
+                let mut buf = ReadBuf::new(scratch);
+                let read = Pin::new(&mut self.stream).poll_read(context, &mut buf);
+                self.received.extend_from_slice(buf.filled());
+                read.map_ok(|()| buf.filled().len())
+            });
+            match read {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(self.ended(""))),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(self.ended(&format!(" ({})", error.kind())))),
+                Poll::Ready(Ok(_)) => match self.reader.read(&mut self.received) {
+                    Ok(None) => {}
+                    Ok(Some(head)) => return Poll::Ready(Ok(head)),
+                    Err(error) => return Poll::Ready(Err(error)),
+                },
+            }
+        }
+    }
+
+    fn poll_write(&mut self, context: &mut Context<'_>) {
+        while !self.lost && self.sent < self.pieces.len() {
+            let piece = &mut self.pieces[self.sent];
+            match Pin::new(&mut self.stream).poll_write(context, piece) {
+                Poll::Pending => return,
+                Poll::Ready(Ok(0) | Err(_)) => self.lost = true,
+                Poll::Ready(Ok(count)) => {
+                    piece.advance(count);
+                    self.sent += usize::from(piece.is_empty());
+                }
+            }
+        }
+        // TLS holds records back until it is flushed; plain sockets have nothing to flush.
+        if !self.lost
+            && let Poll::Ready(Err(_)) = Pin::new(&mut self.stream).poll_flush(context)
+        {
+            self.lost = true;
+        }
+    }
+
+    fn ended(&self, why: &str) -> ClientError {
+        if self.used && self.received.is_empty() {
+            return ClientError::new(Fault::Stale, "an idle connection was closed by the other side");
+        }
+        ClientError::new(Fault::Closed, format!("the connection ended before the answer{why}"))
+    }
+}
+
+/// Head and body as they are written.
+fn pieces(client: &Client, request: &Outgoing) -> Vec<Bytes> {
+    let target = client.target();
+    let length: usize = request.body.iter().map(Bytes::len).sum();
+    let joined = length <= JOINED_BYTES_MAX;
+    let mut head = Vec::with_capacity(512 + if joined { length } else { 0 });
+    for part in [request.method.as_str(), " ", &target.base, &request.path, " HTTP/1.1\r\nhost: ", &target.authority] {
+        head.extend_from_slice(part.as_bytes());
+    }
+    head.extend_from_slice(b"\r\naccept-encoding: identity\r\n");
+    for (name, value) in &request.headers {
+        head.extend_from_slice(name.as_str().as_bytes());
+        head.extend_from_slice(b": ");
+        head.extend_from_slice(value.as_bytes());
+        head.extend_from_slice(b"\r\n");
+    }
+    if length > 0 || request.method == http::Method::POST {
+        head.extend_from_slice(format!("content-length: {length}\r\n").as_bytes());
+    }
+    head.extend_from_slice(b"\r\n");
+    if joined {
+        request.body.iter().for_each(|piece| head.extend_from_slice(piece));
+        return vec![head.into()];
+    }
+    let mut out = vec![head.into()];
+    out.extend(request.body.iter().filter(|piece| !piece.is_empty()).cloned());
+    out
+}

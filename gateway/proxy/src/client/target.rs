@@ -1,0 +1,125 @@
+//! Where a client connects: read once from a URL of the config, never from a request.
+
+use std::path::PathBuf;
+
+/// A place and the path that every request to it begins with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// How it is reached.
+    pub place: Place,
+    /// Value of `Host`.
+    pub authority: String,
+    /// Begins every path; without a slash at its end.
+    pub base: String,
+}
+
+/// How a target is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// TCP, with TLS or without.
+    Tcp {
+        /// Name or address.
+        host: String,
+        /// Port.
+        port: u16,
+        /// Whether TLS is spoken.
+        tls: bool,
+    },
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl Target {
+    /// Reads `http://HOST[:PORT][/BASE]`, `https://…`, or `unix:///PATH/TO/SOCKET[:/BASE]`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(url: &str) -> Result<Self, String> {
+        if let Some(rest) = url.strip_prefix("unix://") {
+            let (socket, base) = rest.split_once(':').unwrap_or((rest, ""));
+            if !socket.starts_with('/') {
+                return Err(format!("{url:?}: a Unix socket is written unix:///PATH/TO/SOCKET[:/BASE]"));
+            }
+            return Ok(Self { place: Place::Unix(socket.into()), authority: "localhost".into(), base: base_of(base)? });
+        }
+        let (tls, rest) = match (url.strip_prefix("https://"), url.strip_prefix("http://")) {
+            (Some(rest), _) => (true, rest),
+            (_, Some(rest)) => (false, rest),
+            _ => return Err(format!("{url:?} must begin with http://, https:// or unix://")),
+        };
+        let (authority, base) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let shape = || format!("{url:?}: {authority:?} is not HOST or HOST:PORT");
+        crate::http::head::checked_host(authority.as_bytes()).map_err(|_| shape())?;
+        let port_at = authority.rfind(':').filter(|at| !authority[*at..].contains(']'));
+        let (host, port) = match port_at {
+            Some(at) => (&authority[..at], authority[at + 1..].parse().map_err(|_| shape())?),
+            None => (authority, if tls { 443 } else { 80 }),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        Ok(Self { place: Place::Tcp { host, port, tls }, authority: authority.to_owned(), base: base_of(base)? })
+    }
+
+    /// Whether TLS is spoken.
+    pub fn is_tls(&self) -> bool {
+        matches!(self.place, Place::Tcp { tls: true, .. })
+    }
+}
+
+fn base_of(path: &str) -> Result<String, String> {
+    if !is_path(path) || path.contains(['?', '#']) || !(path.is_empty() || path.starts_with('/')) {
+        return Err(format!("{path:?} is not a path"));
+    }
+    Ok(path.trim_end_matches('/').to_owned())
+}
+
+/// Whether a request line can carry it.
+pub(crate) fn is_path(text: &str) -> bool {
+    text.bytes().all(|byte| (0x21..=0x7e).contains(&byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(url: &str, place: &str, authority: &str, base: &str) {
+        let target = Target::parse(url).expect(url);
+        let shown = match &target.place {
+            Place::Tcp { host, port, tls } => format!("{host} {port} {tls}"),
+            Place::Unix(path) => path.display().to_string(),
+        };
+        assert_eq!(
+            (shown.as_str(), target.authority.as_str(), target.base.as_str()),
+            (place, authority, base),
+            "{url}"
+        );
+    }
+
+    #[test]
+    fn urls_are_read() {
+        check("http://127.0.0.1:9000/v1", "127.0.0.1 9000 false", "127.0.0.1:9000", "/v1");
+        check("https://api.example.com/v1/", "api.example.com 443 true", "api.example.com", "/v1");
+        check("http://[::1]:81", "::1 81 false", "[::1]:81", "");
+        check("https://[::1]", "::1 443 true", "[::1]", "");
+        check("unix:///run/x.sock:/v1", "/run/x.sock", "localhost", "/v1");
+        check("unix:///run/x.sock", "/run/x.sock", "localhost", "");
+    }
+
+    #[test]
+    fn what_is_no_url_is_refused() {
+        for url in [
+            "",
+            "example.com",
+            "ftp://x/",
+            "http://",
+            "http://u@h/",
+            "http://h:x/",
+            "http://h:99999/",
+            "http://h/a b",
+            "http://h/?q",
+            "unix://x",
+        ] {
+            assert!(Target::parse(url).is_err(), "{url}");
+        }
+    }
+}
