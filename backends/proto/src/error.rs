@@ -66,6 +66,8 @@ pub enum ErrorKind {
     Malformed = 18,
     /// The body's media type or coding is not served.
     UnsupportedMedia = 19,
+    /// A provider failed, or what it answered is no answer.
+    ProviderFailed = 20,
 }
 
 impl ErrorKind {
@@ -79,6 +81,7 @@ impl ErrorKind {
             }
             Overloaded | Unavailable | DeadlineExceeded | Draining | Internal => Fault::Gateway,
             WorkerFailed => Fault::Worker,
+            ProviderFailed => Fault::Provider,
         }
     }
 
@@ -87,7 +90,7 @@ impl ErrorKind {
         use ErrorKind::*;
         match self {
             RateLimited | Overloaded | Unavailable | Draining | ClientTimeout => Retry::Same,
-            WorkerFailed | DeadlineExceeded => Retry::Other,
+            WorkerFailed | ProviderFailed | DeadlineExceeded => Retry::Other,
             _ => Retry::No,
         }
     }
@@ -95,7 +98,7 @@ impl ErrorKind {
     /// The kind with that number on the wire; unknown numbers are a bug of the peer's and read as [`ErrorKind::Internal`].
     pub fn from_wire(number: i32) -> Self {
         use ErrorKind::*;
-        const ALL: [ErrorKind; 19] = [
+        const ALL: [ErrorKind; 20] = [
             InvalidRequest,
             Unsupported,
             ContextLength,
@@ -115,6 +118,7 @@ impl ErrorKind {
             Internal,
             Malformed,
             UnsupportedMedia,
+            ProviderFailed,
         ];
         ALL.into_iter().find(|kind| *kind as i32 == number).unwrap_or(Internal)
     }

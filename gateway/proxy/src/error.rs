@@ -6,9 +6,10 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::{HeaderName, HeaderValue};
 use penstock_dialects::error::ApiErrorKind;
 use penstock_dialects::openai::errors::{self, ErrorShape};
-use penstock_dialects::{ApiError, Dialect, FaultClass, codec};
+use penstock_dialects::{ApiError, Dialect, FaultClass, ProviderFault, codec};
 use penstock_proto::{ErrorKind, Retry};
 
 /// Longest Retry-After sent: the official SDKs stop retrying above 120 s.
@@ -63,6 +64,15 @@ pub struct UpstreamAnswer {
     pub status: u16,
     /// Its body, if it is in the client's dialect: passed on as it is.
     pub body: Option<Bytes>,
+    /// Header fields of it that the client gets.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl UpstreamAnswer {
+    /// A failure of that class, without anything of an answer.
+    pub fn new(class: FaultClass) -> Self {
+        Self { class, status: 0, body: None, headers: Vec::new() }
+    }
 }
 
 impl Failure {
@@ -105,6 +115,15 @@ impl Failure {
     /// A bug of ours; the client learns no more than that.
     pub fn internal(log: impl Into<Box<str>>) -> Self {
         Self::new(ErrorKind::Internal, "The server had an internal error.").log(log)
+    }
+
+    /// What a provider said, or what its answer lacks, as the client is told it.
+    pub fn provider(fault: ProviderFault) -> Self {
+        let (kind, shape) = provider_shape(fault.class);
+        let upstream = Some(Box::new(UpstreamAnswer::new(fault.class)));
+        let log = fault.code.map(|code| format!("{:?} ({code})", fault.class));
+        let log = Some(log.unwrap_or_else(|| format!("{:?}", fault.class)).into());
+        Self { shape: Some(shape), upstream, log, ..Self::new(kind, fault.message) }
     }
 
     /// Status, type and code.
@@ -159,10 +178,35 @@ fn shape(kind: ErrorKind) -> ErrorShape {
         RateLimited => errors::RATE_LIMIT_REQUESTS,
         Internal => errors::INTERNAL,
         WorkerFailed => ErrorShape { code: Some("worker_failed"), ..errors::UPSTREAM },
+        ProviderFailed => errors::UPSTREAM,
         Overloaded => errors::OVERLOADED,
         Unavailable => ErrorShape { code: Some("no_worker_ready"), ..errors::UNAVAILABLE },
         Draining => errors::DRAINING,
         DeadlineExceeded => errors::TIMEOUT,
+    }
+}
+
+/// What went wrong at a provider to what a client is told of it. That the gateway's own key was refused is no business of the client's
+/// key, so it is not said with a 401.
+fn provider_shape(class: FaultClass) -> (ErrorKind, ErrorShape) {
+    use ErrorKind::*;
+    let failed = |code: &'static str| (ProviderFailed, ErrorShape { code: Some(code), ..errors::UPSTREAM });
+    match class {
+        FaultClass::Invalid => (InvalidRequest, errors::INVALID),
+        FaultClass::ContextLength => (ContextLength, errors::CONTEXT_LENGTH),
+        FaultClass::ContentPolicy => {
+            (InvalidRequest, ErrorShape { code: Some("content_policy_violation"), ..errors::INVALID })
+        }
+        FaultClass::TooLarge => (TooLarge, errors::BODY_TOO_LARGE),
+        FaultClass::Unauthorized | FaultClass::Forbidden => failed("upstream_auth"),
+        FaultClass::NotFound => (ModelNotFound, errors::MODEL_NOT_FOUND),
+        FaultClass::RateLimited => (RateLimited, errors::RATE_LIMIT_REQUESTS),
+        FaultClass::Quota => (RateLimited, errors::QUOTA),
+        FaultClass::Overloaded => (Overloaded, errors::OVERLOADED),
+        FaultClass::Server => failed("upstream_error"),
+        FaultClass::Timeout => (DeadlineExceeded, ErrorShape { code: Some("upstream_timeout"), ..errors::TIMEOUT }),
+        FaultClass::Truncated => failed("upstream_truncated"),
+        FaultClass::Garbled => failed("upstream_garbled"),
     }
 }
 

@@ -52,8 +52,8 @@ impl Fleet {
     /// [`FleetError`] of the first pool that cannot work; nothing of it was started.
     pub fn start(config: &Snapshot, command: &WorkerCommand) -> Result<Self, FleetError> {
         let failed = |pool: &PoolConfig, reason: String| FleetError { pool: pool.id.clone(), reason };
-        let first = &config.pools[0];
-        let runtime = FleetRuntime::start().map_err(|error| failed(first, error.to_string()))?;
+        let pool = config.pools.first().map_or_else(String::new, |pool| pool.id.clone());
+        let runtime = FleetRuntime::start().map_err(|error| FleetError { pool, reason: error.to_string() })?;
         let (mut pools, mut upstreams): (Vec<_>, Vec<Arc<dyn Upstream>>) = (Vec::new(), Vec::new());
         let cores = cores();
         let mut texts = Vec::new();

@@ -13,6 +13,7 @@ use crate::http::connection::{Handler, fault_failure};
 use crate::http::head::HeadFault;
 use crate::http::{BodyBudget, Exchange, HttpLimits};
 use crate::phases;
+use crate::provider::Provider;
 use crate::telemetry::{AccessLog, Gauge, Metric, Metrics};
 use crate::upstream::{Card, Upstream};
 
@@ -26,6 +27,7 @@ pub struct Gateway {
     /// Memory for request bodies.
     pub bodies: BodyBudget,
     upstreams: Vec<Arc<dyn Upstream>>,
+    providers: Vec<Arc<Provider>>,
 }
 
 impl Gateway {
@@ -37,7 +39,20 @@ impl Gateway {
             metrics: Metrics::default(),
             access_log,
             upstreams,
+            providers: Vec::new(),
         }
+    }
+
+    /// ... and in front of providers.
+    pub fn with_providers(mut self, providers: Vec<Arc<Provider>>) -> Self {
+        self.upstreams.extend(providers.iter().flat_map(Provider::upstreams));
+        self.providers = providers;
+        self
+    }
+
+    /// The providers.
+    pub fn providers(&self) -> &[Arc<Provider>] {
+        &self.providers
     }
 
     /// The config in force; a request takes it once.

@@ -20,6 +20,7 @@ pub mod http;
 mod pages;
 pub mod phases;
 pub mod pool;
+pub mod provider;
 pub mod pump;
 pub mod route;
 pub mod server;

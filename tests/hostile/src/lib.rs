@@ -3,6 +3,7 @@
 //! Deliberately absent: HTTP clients that tidy up what is sent (but for HTTP/2, where a client is needed to be rude with).
 #![forbid(unsafe_code)]
 
+pub mod provider;
 pub mod raw;
 pub mod upstream;
 

@@ -45,6 +45,8 @@ pub struct Body {
     idle: Option<Arc<Idle>>,
     silence: Duration,
     deadline: Option<Instant>,
+    /// Until something in the answer is there; before `deadline`.
+    limit: Option<Instant>,
     heard: Instant,
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -64,8 +66,17 @@ impl Body {
             BodyEnd::Chunked => Frame::Chunked(Decoder::default()),
             BodyEnd::Close => Frame::Close,
         };
-        let mut body =
-            Self { stream: Some(stream), frame, early, idle, silence, deadline, heard: Instant::now(), timer: None };
+        let mut body = Self {
+            stream: Some(stream),
+            frame,
+            early,
+            idle,
+            silence,
+            deadline,
+            limit: None,
+            heard: Instant::now(),
+            timer: None,
+        };
         if matches!(body.frame, Frame::Length(0)) {
             body.end();
         }
@@ -77,6 +88,16 @@ impl Body {
         self.silence = silence;
         self.heard = Instant::now();
         self.timer = None;
+    }
+
+    /// Sets, or takes away, a time by which the answer must have brought what its reader waits for.
+    pub fn limit(&mut self, limit: Option<Instant>) {
+        self.limit = limit;
+        self.timer = None;
+    }
+
+    fn due(&self) -> Option<Instant> {
+        [self.deadline, self.limit].into_iter().flatten().min()
     }
 
     /// Appends to `out` what is there, at most about 64 KiB. `Ok(true)`: more can follow; `Ok(false)`: that was all.
@@ -101,6 +122,9 @@ impl Body {
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending if out.len() > before => {
                     self.heard = Instant::now();
+                    if self.due().is_some_and(|due| self.heard >= due) {
+                        return Poll::Ready(Err(late()));
+                    }
                     return Poll::Ready(Ok(true));
                 }
                 Poll::Pending => return self.poll_timer(context),
@@ -180,13 +204,13 @@ impl Body {
     /// Nothing to read. The timer is only moved when it fires: a busy stream never touches it.
     fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, ClientError>> {
         loop {
-            let quiet = self.heard + self.silence;
-            let due = self.deadline.map_or(quiet, |deadline| deadline.min(quiet));
+            let (quiet, last) = (self.heard + self.silence, self.due());
+            let due = last.map_or(quiet, |last| last.min(quiet));
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due)));
             ready!(timer.as_mut().poll(context));
             let now = Instant::now();
-            if self.deadline.is_some_and(|deadline| now >= deadline) {
-                return Poll::Ready(Err(ClientError::new(Fault::Deadline, "the answer took longer than it may")));
+            if last.is_some_and(|last| now >= last) {
+                return Poll::Ready(Err(late()));
             }
             if now >= quiet {
                 let message = format!("the answer was silent for {} ms", self.silence.as_millis());
@@ -195,4 +219,8 @@ impl Body {
             timer.as_mut().reset(due);
         }
     }
+}
+
+fn late() -> ClientError {
+    ClientError::new(Fault::Deadline, "the answer took longer than it may")
 }

@@ -54,6 +54,7 @@ pub fn load(
     document.check_tables();
     let snapshot = read(&document, overrides, env);
     unique(&document, "keys", snapshot.keys.iter().map(|key| key.id.as_str()));
+    unique(&document, "providers", snapshot.providers.iter().map(|provider| provider.id.as_str()));
     unique(&document, "pools", snapshot.pools.iter().map(|pool| pool.id.as_str()));
     document.finish().map(|()| snapshot)
 }
@@ -66,7 +67,9 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
     let request_timeout = Some(server.number("request_timeout_ms", 0..=86_400_000)).filter(|ms| *ms > 0).map(millis);
     let keys = document.tables("keys").iter().filter_map(|table| key(table, env)).collect();
     let mut pools: Vec<_> = document.tables("pools").iter().map(pool).collect();
-    if pools.is_empty() {
+    let tables = document.tables("providers");
+    let providers = tables.iter().filter_map(|table| super::providers::provider(table, env)).collect();
+    if pools.is_empty() && (tables.is_empty() || overrides.model.is_some()) {
         pools.push(pool(&document.table("pools")));
     }
     apply(document, &mut pools, overrides);
@@ -97,6 +100,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
             .unwrap_or_default(),
         keys,
         pools,
+        providers,
     }
 }
 
@@ -251,7 +255,7 @@ fn apply(document: &Document<'_>, pools: &mut [PoolConfig], overrides: &Override
     let any = texts || workers.is_some() || threads.is_some() || context_tokens.is_some();
     let [pool] = pools else {
         if any {
-            let message = "the file has several pools: change them there (--model, --name, --workers, --threads, --device, \
+            let message = "the file has several pools, or none: change them there (--model, --name, --workers, --threads, --device, \
                            --path and --context are for a single pool)";
             document.fault_at("command line", "", message);
         }
@@ -315,8 +319,14 @@ mod tests {
         for table in keys::TABLES {
             text += &if table.many { format!("[[{}]]\n", table.name) } else { format!("[{}]\n", table.name) };
             for key in keys::KEYS.iter().filter(|key| key.table == table.name) {
-                let exclusive =
-                    [("keys", "key_env"), ("keys", "key_file"), ("pools", "workers")].contains(&(table.name, key.name));
+                let exclusive = [
+                    ("keys", "key_env"),
+                    ("keys", "key_file"),
+                    ("pools", "workers"),
+                    ("providers", "key_env"),
+                    ("providers", "key_file"),
+                ]
+                .contains(&(table.name, key.name));
                 if !exclusive {
                     text += &format!("{} = {}\n", key.name, key.default.unwrap_or_else(|example| example));
                 }

@@ -46,7 +46,8 @@ pub const TABLES: &[Table] = &[
     table("stream", false, "How streamed answers are sent."),
     table("log", false, "What is written where. Prompts, completions and keys are never logged."),
     table("keys", true, "An API key. Without any, everybody who can connect may use everything."),
-    table("pools", true, "A model and the workers that serve it. Without any, the embedded demo model is served."),
+    table("pools", true, "A model and the workers that serve it. Without any, and without providers, the embedded demo model is served."),
+    table("providers", true, "Somebody else's service that answers requests."),
 ];
 
 /// The keys, in the order of the file.
@@ -92,6 +93,25 @@ pub const KEYS: &[Key] = &[
     key("pools", "kv_bytes_max", "0", "Memory for KV blocks per worker. 0: a share of what is free."),
     key("pools", "sequences_max", "0", "Sequences that run at once in a worker. 0: the worker's default."),
     key("pools", "queue_max", "1024", "Requests open at once; more are answered 503 with Retry-After."),
+    optional("providers", "id", "\"acme\"", "Name in routes, logs and metrics."),
+    key("providers", "protocol", "\"openai\"", "API that it speaks: openai (and everything compatible with it), openai_responses, azure, anthropic, gemini, vertex, bedrock."),
+    optional("providers", "base_url", "\"https://api.acme.example/v1\"", "http://, https://, or unix:///PATH/TO/SOCKET:/BASE. Default: the protocol's own service."),
+    optional("providers", "key_env", "\"ACME_KEY\"", "Environment variable that holds the key."),
+    key("providers", "keys_env", "[]", "Several: they take turns, and one that is refused or limited rests."),
+    optional("providers", "key_file", "\"/run/secrets/acme\"", "File that holds the key; several in lines."),
+    key("providers", "models", "[]", "Models served under their own names. Routes can use others."),
+    key("providers", "discover", "false", "Ask it for its models at start and every ten minutes, and serve them as ID/MODEL."),
+    optional("providers", "headers", "{ \"x-team\" = \"search\" }", "Header fields sent with every request."),
+    optional("providers", "ca_file", "\"/etc/penstock/ca.pem\"", "Certificates (PEM) to trust instead of the system's."),
+    key("providers", "connect_timeout_ms", "5000", "Longest time to a connection, TLS included."),
+    key("providers", "first_token_timeout_ms", "60000", "A stream must have said something after this long."),
+    key("providers", "idle_timeout_ms", "60000", "Longest silence within an answer."),
+    key("providers", "answer_timeout_ms", "600000", "An answer that is not streamed must have begun after this long."),
+    optional("providers", "api_version", "\"2024-10-21\"", "Azure: api-version of the URLs."),
+    optional("providers", "region", "\"eu-central-1\"", "Bedrock and Vertex: where the models are."),
+    optional("providers", "project", "\"my-project\"", "Vertex: project that pays."),
+    key("providers", "in_flight_max", "4096", "Requests at once; more are answered 503 with Retry-After."),
+    key("providers", "stream_usage", "true", "Ask for the token counts of streams whose client did not (stream_options.include_usage), and keep them from the client."),
 ];
 
 /// Default of a key, as TOML.

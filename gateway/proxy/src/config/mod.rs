@@ -6,10 +6,12 @@
 
 mod check;
 pub mod keys;
+mod providers;
 mod raw;
 mod snapshot;
 
 pub use check::{DEMO_MODEL, Overrides, load};
+pub use providers::{ProviderConfig, Secret};
 pub use snapshot::{DeviceChoice, PoolConfig, Snapshot, TlsFiles};
 
 use std::fmt;

@@ -161,6 +161,29 @@ impl<'d, 'a> Reader<'d, 'a> {
             Vec::new()
         })
     }
+
+    /// `true` or `false`.
+    pub(super) fn flag(&self, name: &'static str) -> bool {
+        let default = keys::default_of(self.table, name) == Some("true");
+        let Some(value) = self.value(name) else { return default };
+        value.get_ref().as_bool().unwrap_or_else(|| {
+            self.fault(name, "must be true or false");
+            default
+        })
+    }
+
+    /// An inline table of texts; empty without value.
+    pub(super) fn map(&self, name: &'static str) -> Vec<(String, String)> {
+        let Some(value) = self.value(name) else { return Vec::new() };
+        let pairs: Option<Vec<_>> = value.get_ref().as_table().and_then(|table| {
+            let text = |value: &Spanned<DeValue<'_>>| value.get_ref().as_str().map(str::to_owned);
+            table.iter().map(|(key, value)| Some((key.get_ref().to_string(), text(value)?))).collect()
+        });
+        pairs.unwrap_or_else(|| {
+            self.fault(name, "must be a table of texts: { name = \"text\" }");
+            Vec::new()
+        })
+    }
 }
 
 impl Drop for Reader<'_, '_> {

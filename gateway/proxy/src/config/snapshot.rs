@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::providers::ProviderConfig;
 use crate::auth::Key;
 use crate::http::HttpLimits;
 
@@ -37,8 +38,10 @@ pub struct Snapshot {
     pub access_log: String,
     /// API keys.
     pub keys: Vec<Key>,
-    /// Pools; at least one.
+    /// Pools; at least one where there is no provider.
     pub pools: Vec<PoolConfig>,
+    /// Providers.
+    pub providers: Vec<ProviderConfig>,
 }
 
 /// Certificate and key.

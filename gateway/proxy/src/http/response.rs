@@ -186,6 +186,7 @@ pub(super) fn failure_fields(failure: &Failure) -> Vec<Field> {
         fields.push((header::ALLOW, HeaderValue::from_static(methods.header())));
     }
     fields.push((HeaderName::from_static("x-penstock-error-source"), HeaderValue::from_static(failure.source())));
+    fields.extend(failure.upstream.iter().flat_map(|upstream| upstream.headers.iter().cloned()));
     fields
 }
 

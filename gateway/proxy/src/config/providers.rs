@@ -1,0 +1,213 @@
+//! `[[providers]]`: services of others, and where their keys come from.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+
+use super::raw::Reader;
+use crate::client::Target;
+use crate::provider::Protocol;
+
+/// A provider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProviderConfig {
+    /// Name in routes, logs and metrics.
+    pub id: String,
+    /// API that it speaks.
+    pub protocol: Protocol,
+    /// Where it is.
+    pub target: Target,
+    /// Keys; without any, none is sent.
+    pub keys: Vec<Secret>,
+    /// File that the key came from, where it is read again when it changes.
+    pub key_file: Option<PathBuf>,
+    /// Models served under their own names.
+    pub models: Vec<String>,
+    /// Ask it for its models.
+    pub discover: bool,
+    /// Fields sent with every request.
+    pub headers: Vec<(HeaderName, Secret)>,
+    /// Certificates to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// To a connection.
+    pub connect_timeout: Duration,
+    /// To the first content of a stream.
+    pub first_token_timeout: Duration,
+    /// Between two pieces of an answer.
+    pub idle_timeout: Duration,
+    /// To the head of an answer that is not streamed.
+    pub answer_timeout: Duration,
+    /// Azure's `api-version`.
+    pub api_version: Option<String>,
+    /// Region (Bedrock, Vertex).
+    pub region: Option<String>,
+    /// Project (Vertex).
+    pub project: Option<String>,
+    /// Requests at once.
+    pub in_flight_max: usize,
+    /// Ask for the counts of streams whose client did not.
+    pub stream_usage: bool,
+}
+
+/// A text that is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Keeps it.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The text, to be sent and not to be shown.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("[secret]")
+    }
+}
+
+/// Reads one table.
+pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<ProviderConfig> {
+    let id = table.text("id");
+    if id.as_deref().is_none_or(|id| id.contains('/')) {
+        table.fault("id", "is needed, without a slash in it");
+    }
+    let name = table.text("protocol").unwrap_or_default();
+    let protocol = Protocol::parse(&name);
+    if protocol.is_none() {
+        table.fault("protocol", format!("{name:?} is not a protocol: {}", Protocol::names()));
+    }
+    let millis = |name| Duration::from_millis(table.number(name, 1..=86_400_000));
+    let (region, project) = (table.text("region"), table.text("project"));
+    let target = target(table, protocol, region.as_deref());
+    let keys = keys(table, env);
+    let headers = headers(table);
+    let api_version = table.text("api_version");
+    let out = ProviderConfig {
+        id: id.unwrap_or_default(),
+        protocol: protocol.unwrap_or(Protocol::OpenAi),
+        target: target?,
+        keys,
+        key_file: table.text("key_file").map(PathBuf::from),
+        models: table.texts("models"),
+        discover: table.flag("discover"),
+        headers,
+        ca_file: table.text("ca_file").map(PathBuf::from),
+        connect_timeout: millis("connect_timeout_ms"),
+        first_token_timeout: millis("first_token_timeout_ms"),
+        idle_timeout: millis("idle_timeout_ms"),
+        answer_timeout: millis("answer_timeout_ms"),
+        api_version,
+        region,
+        project,
+        in_flight_max: table.number("in_flight_max", 1..=1_000_000) as usize,
+        stream_usage: table.flag("stream_usage"),
+    };
+    Some(out)
+}
+
+fn target(table: &Reader<'_, '_>, protocol: Option<Protocol>, region: Option<&str>) -> Option<Target> {
+    let url = table.text("base_url").or_else(|| protocol?.base_url(region));
+    let Some(url) = url else {
+        table.fault("base_url", "is missing");
+        return None;
+    };
+    Target::parse(&url).map_err(|message| table.fault("base_url", message)).ok()
+}
+
+/// From one variable, several, or a file of lines.
+fn keys(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Vec<Secret> {
+    let (one, several, file) = (table.text("key_env"), table.texts("keys_env"), table.text("key_file"));
+    if usize::from(one.is_some()) + usize::from(!several.is_empty()) + usize::from(file.is_some()) > 1 {
+        table.fault("key_env", "at most one of key_env, keys_env and key_file");
+    }
+    let mut out = Vec::new();
+    let mut add = |name: &str, text: &str| {
+        let text = text.trim();
+        if text.is_empty() || HeaderValue::from_str(text).is_err() {
+            table.fault(name, "holds no key that can be sent");
+        } else {
+            out.push(Secret::new(text));
+        }
+    };
+    let (name, variables) = if one.is_some() { ("key_env", one.into_iter().collect()) } else { ("keys_env", several) };
+    for variable in variables {
+        match env(&variable) {
+            Some(text) => add(name, &text),
+            None => table.fault(name, format!("the environment variable {variable} is not set")),
+        }
+    }
+    if let Some(path) = file {
+        match std::fs::read_to_string(&path) {
+            Ok(text) if text.trim_start().starts_with('{') => {}
+            Ok(text) => text.lines().filter(|line| !line.trim().is_empty()).for_each(|line| add("key_file", line)),
+            Err(error) => table.fault("key_file", format!("{path}: {error}")),
+        }
+    }
+    out
+}
+
+fn headers(table: &Reader<'_, '_>) -> Vec<(HeaderName, Secret)> {
+    const OURS: [&str; 8] = [
+        "host",
+        "content-length",
+        "transfer-encoding",
+        "connection",
+        "accept-encoding",
+        "content-encoding",
+        "upgrade",
+        "expect",
+    ];
+    let mut out = Vec::new();
+    for (name, value) in table.map("headers") {
+        match (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value)) {
+            (Ok(name), Ok(_)) if !OURS.contains(&name.as_str()) => out.push((name, Secret::new(value))),
+            _ => table.fault("headers", format!("{name:?} cannot be sent")),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{Overrides, Snapshot, load};
+
+    fn read(text: &str) -> Result<Snapshot, String> {
+        let env = |name: &str| (name == "SET").then(|| "s3cret".to_owned());
+        load(Some(("p.toml", text)), &Overrides::default(), &env).map_err(|faults| faults.to_string())
+    }
+
+    #[test]
+    fn five_lines_are_enough() {
+        let text = "[[providers]]\nid = \"acme\"\nbase_url = \"http://127.0.0.1:9000/v1\"\nkey_env = \"SET\"\nmodels = [\"big\"]\n";
+        let snapshot = read(text).expect("valid");
+        let [provider] = snapshot.providers.as_slice() else { panic!("one provider") };
+        assert_eq!((provider.keys[0].expose(), provider.models.as_slice()), ("s3cret", &["big".to_owned()][..]));
+        assert!(snapshot.pools.is_empty(), "no demo model beside a provider");
+        assert!(!format!("{snapshot:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn faults_are_named() {
+        for (text, part) in [
+            ("id = \"a\"\nbase_url = \"ftp://x\"", "base_url"),
+            ("id = \"a/b\"", "without a slash"),
+            ("id = \"a\"\nprotocol = \"soap\"", "not a protocol"),
+            ("id = \"a\"\nkey_env = \"UNSET\"", "UNSET is not set"),
+            ("id = \"a\"\nkey_env = \"SET\"\nkeys_env = [\"SET\"]", "at most one"),
+            ("id = \"a\"\nheaders = { host = \"x\" }", "cannot be sent"),
+            ("id = \"a\"\nheaders = [1]", "name = \"text\""),
+            ("id = \"a\"\n[[providers]]\nid = \"a\"", "used twice"),
+            ("id = \"a\"\nprotocol = \"azure\"", "base_url: is missing"),
+        ] {
+            let faults = read(&format!("[[providers]]\n{text}\n")).expect_err(text);
+            assert!(faults.contains(part), "{part:?} in {faults}");
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! A request to a provider: what is sent, with whose key, and what a refusal means.
+
+use std::future::poll_fn;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, header};
+use penstock_dialects::{FaultClass, ProviderFault};
+use penstock_proto::ErrorKind;
+
+use super::keys::Turn;
+use super::{Outcome, Protocol, Provider, fields};
+use crate::client::{Body, ClientError, Deadlines, Outgoing, Response};
+use crate::error::Failure;
+
+/// Largest body of an error that is read.
+const ERROR_BYTES_MAX: usize = 64 * 1024;
+/// ... and for how long.
+const ERROR_TIMEOUT: Duration = Duration::from_secs(5);
+/// Version of Anthropic's API, where the client names none.
+const ANTHROPIC_VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
+
+/// What is to be sent, besides what every request of the provider carries.
+pub(super) struct Asked {
+    /// Behind the provider's base.
+    pub(super) path: String,
+    /// The client's fields that go with it.
+    pub(super) headers: Vec<(HeaderName, HeaderValue)>,
+    /// In pieces.
+    pub(super) body: Vec<Bytes>,
+    /// The answer is the client's own dialect: an error is passed on as it is.
+    pub(super) same_dialect: bool,
+    /// The limits.
+    pub(super) deadlines: Deadlines,
+}
+
+impl Provider {
+    /// Sends a request and returns the answer once its status is 2xx. A key that is refused or limited is replaced by another, if there
+    /// is one.
+    pub(super) async fn ask(&self, asked: &Asked) -> Result<Response, Failure> {
+        let mut tried = 0;
+        loop {
+            let turn = self.keys.take(Instant::now()).map_err(|wait| self.all_rest(wait))?;
+            let request = self.outgoing(asked, turn);
+            let response =
+                self.client.send(&request, &asked.deadlines).await.map_err(|error| self.unanswered(&error))?;
+            if (200..300).contains(&response.status) {
+                return Ok(response);
+            }
+            tried += 1;
+            let status = response.status;
+            let failure = self.refused(response, turn, asked.same_dialect).await;
+            let other = matches!(status, 401 | 403 | 429) && tried < self.keys.len();
+            if !other || self.keys.resting(Instant::now()) == self.keys.len() {
+                return Err(failure);
+            }
+        }
+    }
+
+    fn outgoing(&self, asked: &Asked, turn: Option<Turn>) -> Outgoing {
+        let mut headers = Vec::with_capacity(asked.headers.len() + self.config.headers.len() + 4);
+        headers.push((header::CONTENT_TYPE, HeaderValue::from_static("application/json")));
+        headers.push((header::USER_AGENT, HeaderValue::from_static(concat!("penstock/", env!("CARGO_PKG_VERSION")))));
+        headers.extend(asked.headers.iter().cloned());
+        let secret = |text: &str| {
+            let mut value = HeaderValue::from_str(text).ok()?;
+            value.set_sensitive(true);
+            Some(value)
+        };
+        if let Some(turn) = turn {
+            let key = self.keys.secret(turn);
+            let (name, value) = match self.config.protocol {
+                Protocol::Azure => ("api-key", secret(key)),
+                Protocol::Anthropic => ("x-api-key", secret(key)),
+                Protocol::Gemini => ("x-goog-api-key", secret(key)),
+                _ => ("authorization", secret(&format!("Bearer {key}"))),
+            };
+            headers.extend(value.map(|value| (HeaderName::from_static(name), value)));
+        }
+        if self.config.protocol == Protocol::Anthropic && !headers.iter().any(|(name, _)| name == "anthropic-version") {
+            headers.push((HeaderName::from_static("anthropic-version"), ANTHROPIC_VERSION));
+        }
+        for (name, value) in &self.config.headers {
+            headers.retain(|(have, _)| have != name);
+            headers.extend(secret(value.expose()).map(|value| (name.clone(), value)));
+        }
+        Outgoing { method: Method::POST, path: asked.path.clone(), headers, body: asked.body.clone() }
+    }
+
+    /// Nothing, or no HTTP, came back.
+    pub(super) fn unanswered(&self, error: &ClientError) -> Failure {
+        let class = error.fault.class();
+        self.counts.add(Outcome::Failed(class));
+        let message = match class {
+            FaultClass::Timeout => "The upstream took too long.",
+            FaultClass::Truncated => "The upstream's answer ended before it was complete.",
+            FaultClass::Garbled => "The upstream's answer is not valid.",
+            _ => "The upstream cannot be reached.",
+        };
+        Failure::provider(ProviderFault::new(class, message)).log(format!("{}: {error}", self.config.id))
+    }
+
+    fn all_rest(&self, wait: Duration) -> Failure {
+        self.counts.add(Outcome::Failed(FaultClass::RateLimited));
+        let fault = ProviderFault::new(FaultClass::RateLimited, "All keys for the upstream are at their limit.");
+        Failure::provider(fault).retry_after(wait).log(format!("{}: every key rests", self.config.id))
+    }
+
+    pub(super) fn crowded(&self) -> Failure {
+        let failure =
+            Failure::new(ErrorKind::Overloaded, "Too many requests to this upstream are open. Try again shortly.");
+        failure.retry_after(Duration::from_secs(1)).log(format!("{}: in_flight_max", self.config.id))
+    }
+
+    /// A status that is not 2xx: what the client is told, and what becomes of the key.
+    async fn refused(&self, mut response: Response, turn: Option<Turn>, same_dialect: bool) -> Failure {
+        let (status, retry_after) = (response.status, fields::retry_after(&response.headers));
+        let body = read_error(&mut response.body).await;
+        let fault = self.config.protocol.fault(status, &body);
+        let class = fault.class;
+        self.counts.add(Outcome::Failed(class));
+        match (status, turn) {
+            (401, Some(turn)) => {
+                tracing::warn!(provider = self.config.id, "a key was refused");
+                self.keys.refused(turn, Instant::now());
+            }
+            (429, Some(turn)) => self.keys.limited(turn, Instant::now(), retry_after),
+            _ => {}
+        }
+        let ours = matches!(class, FaultClass::Unauthorized | FaultClass::Forbidden);
+        let message = if ours { "The upstream refused the gateway's key.".to_owned() } else { fault.message };
+        let mut failure = Failure::provider(ProviderFault { message: self.keys.filtered(message), ..fault });
+        failure.retry_after = retry_after.map(|wait| wait.min(Duration::from_secs(120)));
+        let log = failure.log.take().unwrap_or_default();
+        let mut failure = failure.log(format!("{}: status {status}: {log}", self.config.id));
+        let shape = failure.shape();
+        if let Some(upstream) = &mut failure.upstream {
+            upstream.status = status;
+            upstream.headers = fields::back(&response.headers);
+            // A body that is not the dialect's JSON, or that says our key, is not passed on.
+            if same_dialect && !ours && body.first() == Some(&b'{') && !self.keys.are_in(&body) {
+                upstream.body = Some(body.into());
+                failure.shape = Some(penstock_dialects::ErrorShape { status, ..shape });
+            }
+        }
+        failure
+    }
+}
+
+/// As much of an error's body as is looked at.
+async fn read_error(body: &mut Body) -> Vec<u8> {
+    let mut out = Vec::new();
+    let read = async {
+        while out.len() < ERROR_BYTES_MAX && poll_fn(|context| body.poll_chunk(context, &mut out)).await == Ok(true) {}
+    };
+    let _ = tokio::time::timeout(ERROR_TIMEOUT, read).await;
+    out
+}

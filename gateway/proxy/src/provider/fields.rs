@@ -1,0 +1,105 @@
+//! Header fields that cross: few of the client's go up, few of the provider's come back. Lists of what may, so that nothing else can.
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use penstock_dialects::Dialect;
+
+/// The client's fields that a provider of the same dialect is given.
+fn goes_up(dialect: Dialect, name: &HeaderName) -> bool {
+    match dialect {
+        Dialect::OpenAi => matches!(name.as_str(), "openai-beta" | "idempotency-key"),
+        Dialect::Anthropic => matches!(name.as_str(), "anthropic-version" | "anthropic-beta"),
+        Dialect::Gemini => false,
+    }
+}
+
+/// The provider's fields that a client is given; some under a name of their own.
+fn comes_back(name: &HeaderName) -> Option<HeaderName> {
+    let text = name.as_str();
+    if matches!(text, "x-request-id" | "request-id" | "apim-request-id" | "x-amzn-requestid") {
+        return Some(HeaderName::from_static("x-upstream-request-id"));
+    }
+    let same = text.starts_with("x-ratelimit-")
+        || text.starts_with("anthropic-ratelimit-")
+        || (text.starts_with("openai-") && text != "openai-processing-ms")
+        || text == "retry-after-ms";
+    same.then(|| name.clone())
+}
+
+/// What of the client's head goes to the provider.
+pub(super) fn upwards(dialect: Dialect, client: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
+    let mut out = Vec::with_capacity(8);
+    for (name, value) in client {
+        if goes_up(dialect, name) {
+            out.push((name.clone(), value.clone()));
+        }
+    }
+    out
+}
+
+/// What of the provider's head goes to the client.
+pub(super) fn back(provider: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
+    let mut out: Vec<(HeaderName, HeaderValue)> = Vec::new();
+    for (name, value) in provider {
+        if let Some(name) = comes_back(name)
+            && out.len() < 32
+        {
+            out.push((name, value.clone()));
+        }
+    }
+    out
+}
+
+/// `Retry-After` in seconds or milliseconds. Dates are not read: the clocks could differ.
+pub(super) fn retry_after(provider: &HeaderMap) -> Option<std::time::Duration> {
+    let number = |name: &str| provider.get(name)?.to_str().ok()?.trim().parse::<f64>().ok();
+    let seconds = number("retry-after-ms").map(|ms| ms / 1000.0).or_else(|| number(header::RETRY_AFTER.as_str()))?;
+    std::time::Duration::try_from_secs_f64(seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(fields: &[(&'static str, &'static str)]) -> HeaderMap {
+        fields.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+    }
+
+    fn names(fields: &[(HeaderName, HeaderValue)]) -> Vec<&str> {
+        let mut names: Vec<_> = fields.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[test]
+    fn credentials_and_addresses_of_the_client_stay_here() {
+        let client = map(&[
+            ("authorization", "Bearer x"),
+            ("x-api-key", "x"),
+            ("cookie", "x"),
+            ("x-forwarded-for", "x"),
+            ("openai-beta", "y"),
+            ("anthropic-beta", "z"),
+        ]);
+        assert_eq!(names(&upwards(Dialect::OpenAi, &client)), ["openai-beta"]);
+        assert_eq!(names(&upwards(Dialect::Anthropic, &client)), ["anthropic-beta"]);
+    }
+
+    #[test]
+    fn limits_and_ids_come_back() {
+        let provider = map(&[
+            ("x-request-id", "1"),
+            ("set-cookie", "x"),
+            ("server", "x"),
+            ("x-ratelimit-remaining-tokens", "5"),
+            ("openai-processing-ms", "9"),
+            ("openai-version", "2"),
+        ]);
+        let back = back(&provider);
+        assert_eq!(names(&back), ["openai-version", "x-ratelimit-remaining-tokens", "x-upstream-request-id"]);
+        let ms = |fields: &[(&'static str, &'static str)]| retry_after(&map(fields)).map(|wait| wait.as_millis());
+        assert_eq!(ms(&[("retry-after", "7")]), Some(7000));
+        assert_eq!(ms(&[("retry-after", "7"), ("retry-after-ms", "250")]), Some(250));
+        assert_eq!(ms(&[("retry-after", "Wed, 21 Oct 2026 07:28:00 GMT")]), None);
+        assert_eq!(ms(&[("retry-after", "-1")]), None);
+    }
+}

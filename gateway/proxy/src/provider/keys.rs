@@ -1,0 +1,128 @@
+//! A provider's keys: they take turns; one that is limited or refused rests.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::config::Secret;
+
+/// Rest of a key after a 429 that does not say how long.
+const LIMITED: Duration = Duration::from_secs(10);
+/// Longest rest that a provider can ask for.
+const LIMITED_MAX: Duration = Duration::from_secs(600);
+/// Rest of a key that was refused.
+const REFUSED: Duration = Duration::from_secs(300);
+
+/// The keys of one provider.
+pub(super) struct Keys {
+    all: Vec<Key>,
+    next: AtomicUsize,
+}
+
+struct Key {
+    secret: Secret,
+    rests_until: Mutex<Option<Instant>>,
+}
+
+/// A key that may be used now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Turn(usize);
+
+impl Keys {
+    pub(super) fn new(secrets: &[Secret]) -> Self {
+        let key = |secret: &Secret| Key { secret: secret.clone(), rests_until: Mutex::default() };
+        Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0) }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// The next key in turn that does not rest; `Ok(None)`: the provider has no keys.
+    ///
+    /// # Errors
+    /// All rest; the first comes back after this.
+    pub(super) fn take(&self, now: Instant) -> Result<Option<Turn>, Duration> {
+        let count = self.all.len();
+        if count == 0 {
+            return Ok(None);
+        }
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut soonest = LIMITED_MAX;
+        for step in 0..count {
+            let at = first.wrapping_add(step) % count;
+            let rests_until = *self.all[at].rests_until.lock().unwrap_or_else(PoisonError::into_inner);
+            match rests_until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero()) {
+                None => return Ok(Some(Turn(at))),
+                Some(left) => soonest = soonest.min(left),
+            }
+        }
+        Err(soonest)
+    }
+
+    /// Its text.
+    pub(super) fn secret(&self, turn: Turn) -> &str {
+        self.all[turn.0].secret.expose()
+    }
+
+    /// The provider limits it.
+    pub(super) fn limited(&self, turn: Turn, now: Instant, retry_after: Option<Duration>) {
+        self.rest(turn, now + retry_after.unwrap_or(LIMITED).min(LIMITED_MAX));
+    }
+
+    /// The provider refuses it.
+    pub(super) fn refused(&self, turn: Turn, now: Instant) {
+        self.rest(turn, now + REFUSED);
+    }
+
+    fn rest(&self, turn: Turn, until: Instant) {
+        let mut rests_until = self.all[turn.0].rests_until.lock().unwrap_or_else(PoisonError::into_inner);
+        *rests_until = Some(rests_until.map_or(until, |before| before.max(until)));
+    }
+
+    /// Keys that rest.
+    pub(super) fn resting(&self, now: Instant) -> usize {
+        let rests =
+            |key: &Key| key.rests_until.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|at| at > now);
+        self.all.iter().filter(|key| rests(key)).count()
+    }
+
+    /// The text without any of the keys.
+    pub(super) fn filtered(&self, text: String) -> String {
+        self.all
+            .iter()
+            .filter(|key| text.contains(key.secret.expose()))
+            .fold(text.clone(), |text, key| text.replace(key.secret.expose(), "[key]"))
+    }
+
+    /// Whether the bytes hold one of the keys.
+    pub(super) fn are_in(&self, bytes: &[u8]) -> bool {
+        self.all.iter().any(|key| memchr::memmem::find(bytes, key.secret.expose().as_bytes()).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_take_turns_and_rest() {
+        let keys = Keys::new(&[Secret::new("aa"), Secret::new("bb")]);
+        let now = Instant::now();
+        let take = |at: Instant| keys.take(at).map(|turn| keys.secret(turn.expect("there are keys")).to_owned());
+        assert_eq!([take(now), take(now), take(now)], [Ok("aa".into()), Ok("bb".into()), Ok("aa".into())]);
+        keys.limited(Turn(0), now, Some(Duration::from_secs(3)));
+        assert_eq!([take(now), take(now)], [Ok("bb".into()), Ok("bb".into())]);
+        keys.refused(Turn(1), now);
+        assert_eq!((take(now), keys.resting(now)), (Err(Duration::from_secs(3)), 2));
+        let later = now + Duration::from_secs(4);
+        assert_eq!([take(later), take(later)], [Ok("aa".into()), Ok("aa".into())]);
+        assert_eq!(keys.filtered("x aa y bb".into()), "x [key] y [key]");
+    }
+
+    #[test]
+    fn without_keys_none_is_sent() {
+        assert_eq!(Keys::new(&[]).take(Instant::now()), Ok(None));
+    }
+}

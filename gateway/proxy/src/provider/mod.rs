@@ -1,0 +1,174 @@
+//! Somebody else's service as an upstream.
+//!
+//! A request in the provider's own dialect is passed on as it came ([`passed`]): the bytes are spliced where the model's name differs or
+//! the counts of a stream are asked for, and the answer's bytes are the provider's. Its answer is watched in passing for what the gateway
+//! must know. `docs/guide/providers.md` has the rules and the outcome of every fault.
+
+mod ask;
+mod fields;
+mod keys;
+mod passed;
+pub mod protocol;
+mod upstream;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use penstock_dialects::FaultClass;
+use tokio::sync::Semaphore;
+
+pub use protocol::Protocol;
+
+use crate::client::Client;
+use crate::config::{ProviderConfig, Snapshot};
+use crate::upstream::Upstream;
+use keys::Keys;
+
+/// A provider in use.
+pub struct Provider {
+    config: ProviderConfig,
+    client: Client,
+    keys: Keys,
+    places: Arc<Semaphore>,
+    counts: Counts,
+}
+
+/// Why a provider cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("provider {id:?}: {reason}")]
+pub struct ProviderError {
+    /// Id of the provider.
+    pub id: String,
+    /// What is wrong.
+    pub reason: String,
+}
+
+impl Provider {
+    /// Makes it ready; connects to nothing.
+    ///
+    /// # Errors
+    /// The certificates cannot be read.
+    pub fn new(config: &ProviderConfig) -> Result<Arc<Self>, ProviderError> {
+        let client = Client::new(config.target.clone(), config.ca_file.as_deref())
+            .map_err(|reason| ProviderError { id: config.id.clone(), reason })?;
+        Ok(Arc::new(Self {
+            client,
+            keys: Keys::new(&config.keys),
+            places: Arc::new(Semaphore::new(config.in_flight_max)),
+            counts: Counts::default(),
+            config: config.clone(),
+        }))
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.config.id
+    }
+
+    /// One of its models under a name of ours.
+    pub fn upstream(self: &Arc<Self>, served: &str, model: &str) -> Arc<dyn Upstream> {
+        Arc::new(upstream::ProviderUpstream::new(self.clone(), served.to_owned(), model.to_owned()))
+    }
+
+    /// The models that are served under their own names.
+    pub fn upstreams(self: &Arc<Self>) -> Vec<Arc<dyn Upstream>> {
+        self.config.models.iter().map(|model| self.upstream(model, model)).collect()
+    }
+
+    /// What became of its requests.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+}
+
+/// Every provider of a config.
+///
+/// # Errors
+/// [`ProviderError`] of the first that cannot be used.
+pub fn all(config: &Snapshot) -> Result<Vec<Arc<Provider>>, ProviderError> {
+    config.providers.iter().map(Provider::new).collect()
+}
+
+/// What became of a request to a provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// A complete answer.
+    Complete,
+    /// The client left, or another attempt was faster.
+    Cancelled,
+    /// It failed.
+    Failed(FaultClass),
+}
+
+/// Names of the outcomes, for metrics; the order is that of the counters.
+const OUTCOMES: [&str; 16] = [
+    "complete",
+    "cancelled",
+    "invalid",
+    "context_length",
+    "content_policy",
+    "too_large",
+    "unauthorized",
+    "forbidden",
+    "not_found",
+    "rate_limited",
+    "quota",
+    "overloaded",
+    "server",
+    "timeout",
+    "truncated",
+    "garbled",
+];
+
+/// Counters of one provider.
+#[derive(Debug, Default)]
+pub struct Counts([AtomicU64; OUTCOMES.len()]);
+
+impl Counts {
+    /// Counts one.
+    pub(crate) fn add(&self, outcome: Outcome) {
+        let at = match outcome {
+            Outcome::Complete => 0,
+            Outcome::Cancelled => 1,
+            Outcome::Failed(class) => 2 + class as usize,
+        };
+        self.0[at].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Name and count of each outcome that was ever met.
+    pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let counted = OUTCOMES.iter().zip(&self.0).map(|(name, count)| (*name, count.load(Ordering::Relaxed)));
+        counted.filter(|(_, count)| *count > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_class_has_its_own_counter() {
+        use FaultClass::*;
+        let classes = [
+            Invalid,
+            ContextLength,
+            ContentPolicy,
+            TooLarge,
+            Unauthorized,
+            Forbidden,
+            NotFound,
+            RateLimited,
+            Quota,
+            Overloaded,
+            Server,
+            Timeout,
+            Truncated,
+            Garbled,
+        ];
+        for (at, class) in classes.into_iter().enumerate() {
+            let counts = Counts::default();
+            counts.add(Outcome::Failed(class));
+            assert_eq!(counts.each().collect::<Vec<_>>(), [(OUTCOMES[at + 2], 1)]);
+        }
+    }
+}

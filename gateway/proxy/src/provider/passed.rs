@@ -1,0 +1,216 @@
+//! Answers that are passed on as they are.
+//!
+//! A stream's events wait until the first of them binds ([`penstock_dialects::watch::Seen::content`]): until then another upstream could
+//! still answer. From then on a piece goes out as soon as it is here, whole events at a time. A whole answer is read first: it could be
+//! cut short, or no answer at all.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue};
+use penstock_dialects::watch::{self, Seen, Watch};
+use penstock_dialects::{ChatEvent, FaultClass, ProviderFault, Surface};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use super::{Outcome, Provider, fields};
+use crate::answer::ANSWER_BYTES_MAX;
+use crate::client::{Body, ClientError, Fault, Response};
+use crate::error::Failure;
+use crate::upstream::{Events, Facts};
+
+/// Lifecycle events that are held; more of them are handed on, though nothing has been said.
+const HELD_BYTES_MAX: usize = 1 << 20;
+/// How long the end of a body is waited for behind the end of its answer.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What every answer in progress holds.
+pub(super) struct Passed {
+    provider: Arc<Provider>,
+    _place: OwnedSemaphorePermit,
+    counted: bool,
+}
+
+impl Passed {
+    pub(super) fn new(provider: Arc<Provider>, place: OwnedSemaphorePermit) -> Self {
+        Self { provider, _place: place, counted: false }
+    }
+
+    /// The answer is complete.
+    fn complete(&mut self) {
+        self.count(Outcome::Complete);
+    }
+
+    /// It failed.
+    pub(super) fn failed(mut self, fault: ProviderFault) -> Failure {
+        self.fail(fault)
+    }
+
+    fn fail(&mut self, fault: ProviderFault) -> Failure {
+        self.count(Outcome::Failed(fault.class));
+        let fault = ProviderFault { message: self.provider.keys.filtered(fault.message), ..fault };
+        let mut failure = Failure::provider(fault);
+        let log = failure.log.take().unwrap_or_default();
+        failure.log(format!("{}: in the answer: {log}", self.provider.config.id))
+    }
+
+    fn cut(&mut self, error: &ClientError) -> Failure {
+        // `unanswered` counts.
+        self.counted = true;
+        self.provider.unanswered(error)
+    }
+
+    fn count(&mut self, outcome: Outcome) {
+        if !std::mem::replace(&mut self.counted, true) {
+            self.provider.counts.add(outcome);
+        }
+    }
+}
+
+impl Drop for Passed {
+    fn drop(&mut self) {
+        self.count(Outcome::Cancelled);
+    }
+}
+
+fn facts(seen: &Seen) -> Facts {
+    let usage = seen.usage.unwrap_or_default();
+    Facts {
+        prompt_tokens: usage.prompt_tokens,
+        cached_tokens: usage.cached_tokens,
+        cache_write_tokens: usage.cache_write_tokens,
+        completion_tokens: usage.completion_tokens,
+        reasoning_tokens: usage.reasoning_tokens,
+        ..Facts::default()
+    }
+}
+
+/// A stream.
+pub(super) struct Stream {
+    body: Body,
+    watch: Watch,
+    /// What came before the first content.
+    held: Vec<Bytes>,
+    held_bytes: usize,
+    open: bool,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    passed: Passed,
+}
+
+impl Stream {
+    pub(super) fn new(watch: Watch, response: Response, passed: Passed, first_by: Instant) -> Self {
+        let headers = fields::back(&response.headers);
+        let mut body = response.body;
+        body.limit(Some(first_by));
+        Self { body, watch, held: Vec::new(), held_bytes: 0, open: false, headers, passed }
+    }
+
+    /// Hands out what may go, if it may.
+    fn hand_out(&mut self, bytes: Option<Bytes>, out: &mut Vec<ChatEvent>) {
+        if let Some(bytes) = bytes {
+            self.held_bytes += bytes.len();
+            self.held.push(bytes);
+        }
+        if !self.open && (self.watch.seen().content || self.held_bytes > HELD_BYTES_MAX) {
+            self.open = true;
+            self.body.limit(None);
+        }
+        if self.open {
+            out.extend(self.held.drain(..).map(ChatEvent::Raw));
+        }
+    }
+
+    fn take(&mut self, more: bool, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
+        let was_complete = self.watch.seen().complete;
+        let bytes = self.watch.take()?;
+        self.hand_out(bytes, out);
+        if !more {
+            let rest = self.watch.end()?;
+            self.hand_out(rest, out);
+        } else if !was_complete && self.watch.seen().complete {
+            self.body.set_silence(LINGER);
+        }
+        Ok(())
+    }
+}
+
+impl Events for Stream {
+    fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        let before = out.len();
+        loop {
+            let more = match ready!(self.body.poll_chunk(context, self.watch.buffer())) {
+                Ok(more) => more,
+                // The answer was complete; its body never said so.
+                Err(error) if self.watch.seen().complete && error.fault == Fault::IdleTimeout => false,
+                Err(error) => return Poll::Ready(Err(self.passed.cut(&error))),
+            };
+            if let Err(fault) = self.take(more, out) {
+                return Poll::Ready(Err(self.passed.fail(fault)));
+            }
+            if !more {
+                self.passed.complete();
+            }
+            if !more || out.len() > before {
+                return Poll::Ready(Ok(more));
+            }
+        }
+    }
+
+    fn facts(&self) -> Facts {
+        facts(self.watch.seen())
+    }
+
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        &self.headers
+    }
+}
+
+/// A whole answer.
+pub(super) struct Whole {
+    surface: Surface,
+    body: Body,
+    bytes: Vec<u8>,
+    seen: Seen,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    passed: Passed,
+}
+
+impl Whole {
+    pub(super) fn new(surface: Surface, response: Response, passed: Passed) -> Self {
+        let headers = fields::back(&response.headers);
+        Self { surface, body: response.body, bytes: Vec::new(), seen: Seen::default(), headers, passed }
+    }
+}
+
+impl Events for Whole {
+    fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        loop {
+            match ready!(self.body.poll_chunk(context, &mut self.bytes)) {
+                Ok(true) if self.bytes.len() <= ANSWER_BYTES_MAX => {}
+                Ok(true) => {
+                    let message = format!("The upstream's answer is larger than {} MiB.", ANSWER_BYTES_MAX >> 20);
+                    return Poll::Ready(Err(self.passed.fail(ProviderFault::new(FaultClass::Garbled, message))));
+                }
+                Ok(false) => break,
+                Err(error) => return Poll::Ready(Err(self.passed.cut(&error))),
+            }
+        }
+        match watch::whole(self.surface, &self.bytes) {
+            Ok(seen) => self.seen = seen,
+            Err(fault) => return Poll::Ready(Err(self.passed.fail(fault))),
+        }
+        self.passed.complete();
+        out.push(ChatEvent::Raw(std::mem::take(&mut self.bytes).into()));
+        Poll::Ready(Ok(false))
+    }
+
+    fn facts(&self) -> Facts {
+        facts(&self.seen)
+    }
+
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        &self.headers
+    }
+}

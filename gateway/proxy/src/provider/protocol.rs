@@ -1,0 +1,98 @@
+//! The APIs that providers speak: where an operation is, how a key is sent, which answers can be passed on as they are.
+
+use penstock_dialects::{ProviderFault, Surface, anthropic, gemini, openai};
+
+/// An API that a provider speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// OpenAI's, and everything compatible with it.
+    OpenAi,
+    /// OpenAI's `/responses` for whatever is asked.
+    OpenAiResponses,
+    /// OpenAI's at Azure: the model is in the path.
+    Azure,
+    /// Anthropic's.
+    Anthropic,
+    /// Gemini's.
+    Gemini,
+    /// Gemini's at Google Cloud.
+    Vertex,
+    /// AWS Bedrock's Converse.
+    Bedrock,
+}
+
+const NAMES: [(&str, Protocol); 7] = [
+    ("openai", Protocol::OpenAi),
+    ("openai_responses", Protocol::OpenAiResponses),
+    ("azure", Protocol::Azure),
+    ("anthropic", Protocol::Anthropic),
+    ("gemini", Protocol::Gemini),
+    ("vertex", Protocol::Vertex),
+    ("bedrock", Protocol::Bedrock),
+];
+
+impl Protocol {
+    /// By its name in the config.
+    pub fn parse(name: &str) -> Option<Self> {
+        NAMES.iter().find(|(have, _)| *have == name).map(|(_, protocol)| *protocol)
+    }
+
+    /// Its name in the config.
+    pub fn name(self) -> &'static str {
+        NAMES.iter().find(|(_, protocol)| *protocol == self).map_or("", |(name, _)| name)
+    }
+
+    /// All names.
+    pub fn names() -> String {
+        NAMES.map(|(name, _)| name).join(", ")
+    }
+
+    /// Its own service, where it has one.
+    pub fn base_url(self, region: Option<&str>) -> Option<String> {
+        match self {
+            Protocol::OpenAi | Protocol::OpenAiResponses => Some("https://api.openai.com/v1".into()),
+            Protocol::Anthropic => Some("https://api.anthropic.com/v1".into()),
+            Protocol::Gemini => Some("https://generativelanguage.googleapis.com/v1beta".into()),
+            Protocol::Bedrock => region.map(|region| format!("https://bedrock-runtime.{region}.amazonaws.com")),
+            Protocol::Vertex => region.map(|region| format!("https://{region}-aiplatform.googleapis.com/v1")),
+            Protocol::Azure => None,
+        }
+    }
+
+    /// Whether a request on that surface is this API's own, so that its bytes are passed on.
+    pub fn speaks(self, surface: Surface) -> bool {
+        match self {
+            Protocol::OpenAi => matches!(
+                surface,
+                Surface::Chat | Surface::Completions | Surface::Embeddings | Surface::Rerank | Surface::Score
+            ),
+            Protocol::OpenAiResponses => matches!(surface, Surface::Responses | Surface::Embeddings),
+            Protocol::Azure => matches!(surface, Surface::Chat | Surface::Completions | Surface::Embeddings),
+            Protocol::Anthropic => surface == Surface::Messages,
+            Protocol::Gemini | Protocol::Vertex | Protocol::Bedrock => false,
+        }
+    }
+
+    /// Reads the body of an answer whose status is not 2xx.
+    pub fn fault(self, status: u16, body: &[u8]) -> ProviderFault {
+        match self {
+            Protocol::OpenAi | Protocol::OpenAiResponses | Protocol::Azure => openai::watch::fault(status, body),
+            Protocol::Anthropic => anthropic::watch::fault(status, body),
+            Protocol::Gemini | Protocol::Vertex => gemini::watch::fault(status, body),
+            Protocol::Bedrock => openai::watch::fault(status, body),
+        }
+    }
+}
+
+/// Path of an operation behind the base of an OpenAI-compatible service.
+pub(super) fn openai_path(surface: Surface) -> &'static str {
+    match surface {
+        Surface::Completions => "/completions",
+        Surface::Responses => "/responses",
+        Surface::Embeddings => "/embeddings",
+        Surface::Rerank => "/rerank",
+        Surface::Score => "/score",
+        Surface::Messages => "/messages",
+        Surface::Chat | Surface::Generate | Surface::Embed => "/chat/completions",
+    }
+}

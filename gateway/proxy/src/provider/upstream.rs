@@ -1,0 +1,158 @@
+//! One model of a provider, as the request path sees it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use http::header;
+use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
+use penstock_dialects::{FaultClass, ProviderFault, Surface, peek, watch};
+use penstock_proto::ErrorKind;
+use tokio::time::Instant;
+
+use super::ask::Asked;
+use super::passed::{Passed, Stream, Whole};
+use super::protocol::openai_path;
+use super::{Outcome, Protocol, Provider, fields};
+use crate::call::Call;
+use crate::client::{Deadlines, Response};
+use crate::error::Failure;
+use crate::telemetry::Gauge;
+use crate::upstream::{Card, Events, Origin, Upstream};
+
+/// A model of a provider.
+pub(super) struct ProviderUpstream {
+    provider: Arc<Provider>,
+    served: String,
+    model: String,
+}
+
+impl ProviderUpstream {
+    pub(super) fn new(provider: Arc<Provider>, served: String, model: String) -> Self {
+        Self { provider, served, model }
+    }
+
+    fn deadlines(&self, call: &Call, origin: &Origin) -> Deadlines {
+        let config = &self.provider.config;
+        Deadlines {
+            connect: config.connect_timeout,
+            head: if call.stream { config.first_token_timeout } else { config.answer_timeout },
+            silence: config.idle_timeout,
+            whole: origin.deadline.map(Instant::from_std),
+        }
+    }
+
+    /// Whether counts are asked for that the client did not ask for.
+    fn adds_usage(&self, call: &Call) -> bool {
+        let asked = call.peek.stream_options.as_ref().is_some_and(|(_, usage)| *usage);
+        call.stream
+            && !asked
+            && self.provider.config.stream_usage
+            && matches!(call.ask.surface, Surface::Chat | Surface::Completions)
+    }
+
+    /// The client's bytes, spliced where they must be.
+    fn passed_on(&self, call: &Call, origin: &Origin) -> Asked {
+        let renamed = (call.peek.model.as_deref() != Some(&self.model)).then_some(self.model.as_str());
+        Asked {
+            path: self.path(call.ask.surface),
+            headers: fields::upwards(call.dialect(), &call.headers),
+            body: peek::spliced(&call.body, &call.peek, renamed, self.adds_usage(call)),
+            same_dialect: true,
+            deadlines: self.deadlines(call, origin),
+        }
+    }
+
+    fn path(&self, surface: Surface) -> String {
+        let path = openai_path(surface);
+        let config = &self.provider.config;
+        if config.protocol != Protocol::Azure {
+            return path.to_owned();
+        }
+        let version = config.api_version.as_deref().unwrap_or("2024-10-21");
+        format!("/openai/deployments/{}{path}?api-version={version}", percent(&self.model))
+    }
+
+    /// What begins to be passed on, or why not.
+    fn begin(
+        &self,
+        call: &Call,
+        response: Response,
+        passed: Passed,
+        started: Instant,
+    ) -> Result<Box<dyn Events>, Failure> {
+        if !call.stream {
+            return Ok(Box::new(Whole::new(call.ask.surface, response, passed)));
+        }
+        let kind = response.headers.get(header::CONTENT_TYPE).map(|kind| kind.as_bytes().to_ascii_lowercase());
+        if kind.is_some_and(|kind| !kind.starts_with(b"text/event-stream")) {
+            let message = "The upstream answered a request for a stream with something else.";
+            return Err(passed.failed(ProviderFault::new(FaultClass::Garbled, message)));
+        }
+        let watch = watch::Watch::new(call.ask.surface, self.adds_usage(call));
+        let first_by = started + self.provider.config.first_token_timeout;
+        Ok(Box::new(Stream::new(watch, response, passed, first_by)))
+    }
+}
+
+#[async_trait]
+impl Upstream for ProviderUpstream {
+    fn card(&self) -> Card {
+        Card { id: self.served.clone(), created: 0, context_tokens: 0 }
+    }
+
+    fn unready(&self) -> Option<String> {
+        None
+    }
+
+    async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+        let started = Instant::now();
+        let place = self.provider.places.clone().try_acquire_owned().map_err(|_| self.provider.crowded())?;
+        if !self.provider.config.protocol.speaks(call.ask.surface) {
+            let message = format!(
+                "This model is served by a provider that speaks {:?}; ask for it there.",
+                self.provider.config.protocol.name()
+            );
+            return Err(Failure::new(ErrorKind::Unsupported, message).param("model"));
+        }
+        let asked = self.passed_on(&call, &origin);
+        // From here on something is counted, whatever becomes of it.
+        let mut waiting = Waiting(Some(&self.provider));
+        let response = Box::pin(self.provider.ask(&asked)).await;
+        waiting.0 = None;
+        let passed = Passed::new(self.provider.clone(), place);
+        self.begin(&call, response?, passed, started)
+    }
+
+    async fn tokenize(&self, _: TokenizeRequest) -> Result<Vec<u8>, Failure> {
+        Err(Failure::new(ErrorKind::Unsupported, "The tokens of this model are the provider's own.").param("model"))
+    }
+
+    async fn detokenize(&self, _: DetokenizeRequest) -> Result<Vec<u8>, Failure> {
+        Err(Failure::new(ErrorKind::Unsupported, "The tokens of this model are the provider's own.").param("model"))
+    }
+
+    fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}
+}
+
+/// Counts a request that was given up before its answer began.
+struct Waiting<'a>(Option<&'a Provider>);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let Some(provider) = self.0 {
+            provider.counts.add(Outcome::Cancelled);
+        }
+    }
+}
+
+/// A name as a segment of a path.
+pub(super) fn percent(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(byte as char),
+            other => out.push_str(&format!("%{other:02X}")),
+        }
+    }
+    out
+}
