@@ -93,6 +93,7 @@ pub(super) fn openai_path(surface: Surface) -> &'static str {
         Surface::Rerank => "/rerank",
         Surface::Score => "/score",
         Surface::Messages => "/messages",
+        Surface::CountTokens => "/messages/count_tokens",
         Surface::Chat | Surface::Generate | Surface::Embed => "/chat/completions",
     }
 }
