@@ -1,6 +1,25 @@
-//! The Gemini API.
+//! The Gemini API (`v1beta`): `generateContent`, `streamGenerateContent`, `countTokens`, `embedContent`, `batchEmbedContents`, models.
+//!
+//! A field may be spelled in camel case or in snake case, as Google takes both; a field given in both spellings is given twice. What
+//! each field does here is in `docs/reference/gemini.md`.
 
+mod answer;
+mod chunk;
+mod contents;
+mod embed;
 pub mod errors;
+mod fields;
+mod form;
+mod models;
+mod parts;
+mod provider;
+mod request;
+mod schema;
+mod signature;
+mod tools;
 pub mod watch;
 
 pub use errors::error_body;
+pub use form::{Framing, count, embed, generate};
+pub use models::{count_body, model, models_list};
+pub use provider::{Codec, ThinkingStyle};

@@ -15,7 +15,7 @@ mod format;
 mod legacy_logprobs;
 mod messages;
 mod models;
-mod provider;
+pub(crate) mod provider;
 mod stream;
 mod tokenize;
 mod tools;
@@ -33,6 +33,7 @@ pub use completion_answer::{CompletionCollector, CompletionEncoder, CompletionMe
 pub use errors::{ErrorShape, error_body, error_event, error_shape, refusal};
 pub use form::{chat, completion};
 pub(crate) use format::schema_text;
+pub(crate) use messages::image_source;
 pub use models::{ModelCard, model, models_list};
 pub use provider::{ChatCodec, MaxTokensName};
 pub use tokenize::{

@@ -1,4 +1,7 @@
-//! Errors as the Gemini API says them: `{"error":{"code","message","status"}}`.
+//! Errors as the Gemini API says them: `{"error":{"code","message","status","details"}}`.
+//!
+//! A refused key is 401 `UNAUTHENTICATED` with the reason `API_KEY_INVALID`. Google itself says 400 `INVALID_ARGUMENT` with that
+//! reason; its SDKs decide by class of status, and 401 is what proxies, logs and other dialects understand.
 
 use bytes::{BufMut, BytesMut};
 
@@ -22,12 +25,12 @@ pub fn status_word(status: u16) -> &'static str {
 
 /// The body of an error; the parameter at fault is named in the message already.
 pub fn error_body(shape: ErrorShape, message: &str) -> Vec<u8> {
-    let mut out = BytesMut::with_capacity(96 + message.len());
+    let mut out = BytesMut::with_capacity(224 + message.len());
     put_error(&mut out, shape, message);
     out.into()
 }
 
-/// Writes the error object.
+/// Writes the error object. `details` names the reason in Google's form (`ErrorInfo`): the gateway's own code in capitals.
 pub(crate) fn put_error(out: &mut BytesMut, shape: ErrorShape, message: &str) {
     out.put_slice(b"{\"error\":{\"code\":");
     write::integer(out, u64::from(shape.status));
@@ -35,5 +38,14 @@ pub(crate) fn put_error(out: &mut BytesMut, shape: ErrorShape, message: &str) {
     write::string(out, message);
     out.put_slice(b",\"status\":");
     write::string(out, status_word(shape.status));
+    if let Some(code) = shape.code {
+        let reason = match code {
+            "invalid_api_key" => "API_KEY_INVALID".to_owned(),
+            other => other.to_ascii_uppercase(),
+        };
+        out.put_slice(b",\"details\":[{\"@type\":\"type.googleapis.com/google.rpc.ErrorInfo\",\"reason\":");
+        write::string(out, &reason);
+        out.put_slice(b",\"domain\":\"penstock\"}]");
+    }
     out.put_slice(b"}}");
 }

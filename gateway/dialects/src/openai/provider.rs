@@ -4,15 +4,15 @@
 //! `docs/reference/openai.md`. One idea: a chunk and a whole answer are one shape (`delta` and `message` say the same), so one reader
 //! reads both, and a body is taken for what its first byte says it is, not for what was asked.
 
-mod body;
+pub(crate) mod body;
 mod calls;
 mod chat;
 mod completion;
-mod fault;
+pub(crate) mod fault;
 mod logprobs;
 mod messages;
 mod usage;
-mod value;
+pub(crate) mod value;
 mod vectors;
 
 use super::chat_answer::ReasoningNames;

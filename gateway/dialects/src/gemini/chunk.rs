@@ -1,0 +1,256 @@
+//! The pieces of an answer as JSON text: parts, calls, log-probabilities, counts.
+
+use bytes::{BufMut, BytesMut};
+
+use super::signature::{Signed, to_client};
+use crate::event::{FinishReason, TokenLogprob, Usage};
+use crate::json::{Kind, Reader, short};
+use crate::write;
+
+/// Who and what an answer is from; the same in each chunk.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    pub(super) id: String,
+    pub(super) model: String,
+}
+
+impl Identity {
+    /// `,"modelVersion":…,"responseId":…}`
+    pub(super) fn put(&self, out: &mut BytesMut) {
+        out.put_slice(b",\"modelVersion\":");
+        write::string(out, &self.model);
+        out.put_slice(b",\"responseId\":");
+        write::string(out, &self.id);
+        out.put_u8(b'}');
+    }
+}
+
+/// `{"text":…}`
+pub(super) fn text(out: &mut BytesMut, text: &str, thought: bool) {
+    out.put_slice(b"{\"text\":");
+    write::string(out, text);
+    if thought {
+        out.put_slice(b",\"thought\":true");
+    }
+    out.put_u8(b'}');
+}
+
+/// A signature alone.
+pub(super) fn lone_signature(out: &mut BytesMut, given: &str) {
+    out.put_slice(b"{\"text\":\"\"");
+    thought_signature(out, given, Signed::Reasoning);
+    out.put_u8(b'}');
+}
+
+/// `,"thoughtSignature":…`
+pub(super) fn thought_signature(out: &mut BytesMut, given: &str, signed: Signed) {
+    out.put_slice(b",\"thoughtSignature\":");
+    write::string(out, &to_client(given, signed));
+}
+
+/// Why a choice ended, in Google's word.
+pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop | FinishReason::ToolCalls => "STOP",
+        FinishReason::Length => "MAX_TOKENS",
+        FinishReason::ContentFilter => "SAFETY",
+    }
+}
+
+/// `,"finishReason":…`
+pub(super) fn finish(out: &mut BytesMut, reason: FinishReason, malformed: Option<&str>) {
+    out.put_slice(b",\"finishReason\":");
+    match malformed {
+        None => write::string(out, finish_reason(reason)),
+        Some(message) => {
+            out.put_slice(b"\"MALFORMED_FUNCTION_CALL\",\"finishMessage\":");
+            write::string(out, message);
+        }
+    }
+}
+
+/// `,"usageMetadata":{…}`
+pub(super) fn usage(out: &mut BytesMut, usage: &Usage) {
+    let mut count = |name: &str, value: u64| {
+        out.put_slice(name.as_bytes());
+        write::integer(out, value);
+    };
+    count(",\"usageMetadata\":{\"promptTokenCount\":", usage.prompt_tokens);
+    count(",\"candidatesTokenCount\":", usage.completion_tokens.saturating_sub(usage.reasoning_tokens));
+    count(",\"totalTokenCount\":", usage.prompt_tokens.saturating_add(usage.completion_tokens));
+    if usage.reasoning_tokens > 0 {
+        count(",\"thoughtsTokenCount\":", usage.reasoning_tokens);
+    }
+    if usage.cached_tokens > 0 {
+        count(",\"cachedContentTokenCount\":", usage.cached_tokens);
+    }
+    out.put_u8(b'}');
+}
+
+/// Arguments held for all calls of one answer; more are no arguments.
+const ARGUMENTS_BYTES_MAX: usize = 8 << 20;
+
+/// Calls of one choice: Gemini sends them whole, so their pieces are held.
+#[derive(Default)]
+pub(super) struct Calls {
+    held: Vec<Call>,
+    sent: usize,
+    bytes: usize,
+    malformed: Option<String>,
+}
+
+struct Call {
+    id: String,
+    name: String,
+    signature: Option<String>,
+    arguments: String,
+}
+
+impl Calls {
+    /// A call begins.
+    pub(super) fn start(&mut self, id: &str, name: &str, signature: Option<&str>) {
+        self.bytes += id.len() + name.len();
+        let signature = signature.map(str::to_owned);
+        self.held.push(Call { id: id.to_owned(), name: name.to_owned(), signature, arguments: String::new() });
+    }
+
+    /// More of a call's arguments.
+    pub(super) fn arguments(&mut self, call: u32, json: &str) {
+        self.bytes += json.len();
+        if self.bytes > ARGUMENTS_BYTES_MAX {
+            return;
+        }
+        // A call that has been sent was complete.
+        if let Some(call) = self.held.get_mut(call as usize).filter(|_| call as usize >= self.sent) {
+            call.arguments.push_str(json);
+        }
+    }
+
+    /// Bytes held.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether nothing is held.
+    pub(super) fn is_empty(&self) -> bool {
+        self.sent == self.held.len()
+    }
+
+    /// Hands out the next call as a part if it is complete, or if `end` says that nothing more comes; a call whose arguments are no
+    /// object is no part, but the reason why the answer ended.
+    pub(super) fn next(&mut self, end: bool) -> Option<BytesMut> {
+        loop {
+            let call = self.held.get_mut(self.sent)?;
+            let whole = self.bytes <= ARGUMENTS_BYTES_MAX && is_object(&call.arguments);
+            if !whole && !end {
+                return None;
+            }
+            self.sent += 1;
+            if whole {
+                let mut out = BytesMut::with_capacity(96 + call.arguments.len());
+                put_call(&mut out, call);
+                call.arguments = String::new();
+                return Some(out);
+            }
+            let why = format!("The model called {} with arguments that are no JSON object.", short(&call.name));
+            self.malformed.get_or_insert(why);
+        }
+    }
+
+    /// What was wrong with a call.
+    pub(super) fn malformed(&self) -> Option<&str> {
+        self.malformed.as_deref()
+    }
+}
+
+/// Whether this is one JSON object; nothing at all counts as the empty one.
+fn is_object(text: &str) -> bool {
+    let object = || {
+        let mut reader = Reader::new(text.as_bytes())?;
+        reader.expect(Kind::Object)?;
+        reader.skip()?;
+        reader.end()
+    };
+    text.trim_ascii().is_empty() || object().is_ok()
+}
+
+fn put_call(out: &mut BytesMut, call: &Call) {
+    out.put_slice(b"{\"functionCall\":{\"id\":");
+    write::string(out, &call.id);
+    out.put_slice(b",\"name\":");
+    write::string(out, &call.name);
+    out.put_slice(b",\"args\":");
+    out.put_slice(match call.arguments.trim_ascii() {
+        "" => b"{}",
+        arguments => arguments.as_bytes(),
+    });
+    out.put_u8(b'}');
+    if let Some(signature) = &call.signature {
+        thought_signature(out, signature, Signed::Call);
+    }
+    out.put_u8(b'}');
+}
+
+/// Log-probabilities of one choice.
+#[derive(Default)]
+pub(super) struct Logprobs {
+    chosen: BytesMut,
+    top: BytesMut,
+    sum: f64,
+    count: usize,
+}
+
+impl Logprobs {
+    /// Adds tokens.
+    pub(super) fn add(&mut self, tokens: &[TokenLogprob]) {
+        for token in tokens {
+            if self.count > 0 {
+                self.chosen.put_u8(b',');
+                self.top.put_u8(b',');
+            }
+            let value = token.logprob.unwrap_or(f32::NEG_INFINITY);
+            self.count += 1;
+            self.sum += f64::from(value.max(-9999.0));
+            candidate(&mut self.chosen, token.token, &token.bytes, value);
+            self.top.put_slice(b"{\"candidates\":[");
+            for (index, (id, bytes, value)) in token.top.iter().enumerate() {
+                if index > 0 {
+                    self.top.put_u8(b',');
+                }
+                candidate(&mut self.top, *id, bytes, *value);
+            }
+            self.top.put_slice(b"]}");
+        }
+    }
+
+    /// Bytes held.
+    pub(super) fn bytes(&self) -> usize {
+        self.chosen.len() + self.top.len()
+    }
+
+    /// `,"avgLogprobs":…,"logprobsResult":{…}`, or nothing where there are none.
+    pub(super) fn put(&self, out: &mut BytesMut, average: bool) {
+        if self.count == 0 {
+            return;
+        }
+        if average {
+            out.put_slice(b",\"avgLogprobs\":");
+            write::logprob(out, (self.sum / self.count as f64) as f32);
+        }
+        out.put_slice(b",\"logprobsResult\":{\"topCandidates\":[");
+        out.put_slice(&self.top);
+        out.put_slice(b"],\"chosenCandidates\":[");
+        out.put_slice(&self.chosen);
+        out.put_slice(b"]}");
+    }
+}
+
+fn candidate(out: &mut BytesMut, token: u32, bytes: &[u8], value: f32) {
+    out.put_slice(b"{\"token\":");
+    write::lossy(out, bytes);
+    out.put_slice(b",\"tokenId\":");
+    write::integer(out, u64::from(token));
+    out.put_slice(b",\"logProbability\":");
+    write::logprob(out, value);
+    out.put_u8(b'}');
+}

@@ -1,0 +1,204 @@
+//! `contents` and `systemInstruction`: turns to messages, and calls to the answers that belong to them.
+//!
+//! Google lets a call have no id; everybody else needs one. A call without gets `call_N`, and an answer without belongs to the oldest
+//! unanswered call of its function.
+
+use super::fields::{list, object, word};
+use super::parts::{Part, Piece, Response, part};
+use crate::Bounds;
+use crate::fields::bounded;
+use crate::json::{Fault, Reader, Within, short};
+use crate::request::{self, ImageSource, Message, Role, ToolCall};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Speaker {
+    User,
+    Model,
+}
+
+/// `function` is what Google called the role of answers once; they may stand in a user's turn.
+const SPEAKERS: &[(&str, Speaker)] = &[("user", Speaker::User), ("model", Speaker::Model), ("function", Speaker::User)];
+
+/// Reads `contents`.
+pub(super) fn contents(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Message>, Fault> {
+    let mut conversation = Conversation::default();
+    list(reader, bounds.messages_max, "contents", |reader| {
+        let (speaker, parts) = content(reader, bounds)?;
+        match speaker {
+            Speaker::User => conversation.user(parts, bounds),
+            Speaker::Model => conversation.model(parts, bounds),
+        }?;
+        bounded(conversation.messages.len().saturating_sub(1), bounds.messages_max, "messages")
+    })?;
+    if conversation.messages.is_empty() {
+        return Err(Fault::invalid("must hold at least one content with a part"));
+    }
+    Ok(conversation.messages)
+}
+
+/// Reads `systemInstruction`: text only. `None` where it says nothing.
+pub(super) fn system(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Option<Message>, Fault> {
+    let text = text_of(reader, bounds)?;
+    Ok((!text.is_empty()).then(|| Message { role: Role::System, content: Some(text), ..Message::default() }))
+}
+
+/// The text parts of a content that may have no others, joined.
+pub(super) fn text_of(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
+    let mut text = String::new();
+    let mut parts = |reader: &mut Reader<'_>| {
+        list(reader, bounds.parts_max, "parts", |reader| match part(reader, bounds)?.piece {
+            Piece::Text { text: more, .. } => {
+                text.push_str(&more);
+                Ok(())
+            }
+            _ => Err(Fault::invalid("only text is allowed here")),
+        })
+    };
+    object(reader, bounds.inner_fields_max, |reader, key| if key == "parts" { parts(reader) } else { reader.skip() })?;
+    Ok(text)
+}
+
+fn content(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<(Speaker, Vec<Part>), Fault> {
+    let (mut speaker, mut all) = (Speaker::User, Vec::new());
+    object(reader, bounds.inner_fields_max, |reader, key| match key {
+        "role" => {
+            speaker = word(reader, SPEAKERS)?;
+            Ok(())
+        }
+        "parts" => list(reader, bounds.parts_max, "parts", |reader| {
+            all.push(part(reader, bounds)?);
+            Ok(())
+        }),
+        _ => reader.skip(),
+    })?;
+    Ok((speaker, all))
+}
+
+#[derive(Default)]
+struct Conversation {
+    messages: Vec<Message>,
+    /// Calls without an answer yet: id and function.
+    open: std::collections::VecDeque<(String, String)>,
+    calls: usize,
+}
+
+impl Conversation {
+    /// A turn of the user: first the answers to calls, since they belong behind the calls, then what the user says.
+    fn user(&mut self, parts: Vec<Part>, bounds: &Bounds) -> Result<(), Fault> {
+        let mut said = Said::default();
+        for (index, part) in parts.into_iter().enumerate() {
+            match part.piece {
+                Piece::Text { text, .. } => said.text(text),
+                Piece::Image(source) => said.image(source),
+                Piece::Response(response) => {
+                    bounded(self.messages.len(), bounds.messages_max, "messages")?;
+                    let message = self.answer(response).at(index).within("parts")?;
+                    self.messages.push(message);
+                }
+                Piece::Call { .. } => {
+                    let wrong = Fault::invalid("only allowed in contents of the model");
+                    return Err(wrong).within("functionCall").at(index).within("parts");
+                }
+            }
+        }
+        if !said.is_empty {
+            self.messages.push(said.message(Role::User));
+        }
+        Ok(())
+    }
+
+    /// A turn of the model: text, thoughts and calls each keep their order.
+    fn model(&mut self, parts: Vec<Part>, bounds: &Bounds) -> Result<(), Fault> {
+        let mut message = Message { role: Role::Assistant, ..Message::default() };
+        let empty = parts.is_empty();
+        for (index, Part { piece, signature }) in parts.into_iter().enumerate() {
+            match piece {
+                Piece::Text { text, thought: true } => {
+                    message.reasoning.get_or_insert_default().push_str(&text);
+                    message.reasoning_signature = signature.or(message.reasoning_signature);
+                }
+                Piece::Text { text, thought: false } => {
+                    if !text.is_empty() || signature.is_none() {
+                        message.content.get_or_insert_default().push_str(&text);
+                    }
+                    message.reasoning_signature = signature.or(message.reasoning_signature);
+                }
+                Piece::Call { id, name, arguments } => {
+                    bounded(message.tool_calls.len(), bounds.tool_calls_max, "calls")?;
+                    let id = id.unwrap_or_else(|| format!("call_{}", self.calls));
+                    self.calls += 1;
+                    self.open.push_back((id.clone(), name.clone()));
+                    message.tool_calls.push(ToolCall { id, name, arguments, signature });
+                }
+                Piece::Image(_) | Piece::Response(_) => {
+                    let wrong = Fault::invalid("only allowed in contents of the user");
+                    return Err(wrong).at(index).within("parts");
+                }
+            }
+        }
+        if message.content.is_none() && message.tool_calls.is_empty() && message.reasoning.is_none() {
+            message.content = Some(String::new());
+        }
+        if !empty {
+            self.messages.push(message);
+        }
+        Ok(())
+    }
+
+    /// The message that answers a call.
+    fn answer(&mut self, response: Response) -> Result<Message, Fault> {
+        let Response { id, name, content, failed, images } = response;
+        let at = self.open.iter().position(|(open, function)| match &id {
+            Some(id) => open == id,
+            None => *function == name,
+        });
+        let id = match (at.and_then(|at| self.open.remove(at)), id) {
+            (Some((id, _)), _) | (None, Some(id)) => id,
+            (None, None) => {
+                let why = format!("no call of \"{}\" waits for an answer", short(&name));
+                return Err(Fault::invalid(why)).within("functionResponse");
+            }
+        };
+        let mut said = Said::default();
+        said.text(content);
+        images.into_iter().for_each(|image| said.image(image));
+        let message = said.message(Role::Tool);
+        Ok(Message { name: Some(name), tool_call_id: Some(id), tool_failed: failed, ..message })
+    }
+}
+
+/// Text and images of one message.
+struct Said {
+    text: String,
+    /// All parts, once one is an image.
+    parts: Vec<request::Part>,
+    is_empty: bool,
+}
+
+impl Default for Said {
+    fn default() -> Self {
+        Self { text: String::new(), parts: Vec::new(), is_empty: true }
+    }
+}
+
+impl Said {
+    fn text(&mut self, text: String) {
+        self.is_empty = false;
+        self.text.push_str(&text);
+        if !self.parts.is_empty() {
+            self.parts.push(request::Part::Text(text));
+        }
+    }
+
+    fn image(&mut self, source: ImageSource) {
+        self.is_empty = false;
+        if self.parts.is_empty() && !self.text.is_empty() {
+            self.parts.push(request::Part::Text(self.text.clone()));
+        }
+        self.parts.push(request::Part::Image { source, detail: None });
+    }
+
+    fn message(self, role: Role) -> Message {
+        Message { role, content: Some(self.text), parts: self.parts, ..Message::default() }
+    }
+}

@@ -1,0 +1,193 @@
+//! `embedContent` and `batchEmbedContents`: texts in, vectors out.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::contents::text_of;
+use super::errors;
+use super::fields::{list, object, required, unbuilt};
+use crate::Bounds;
+use crate::codec::{StreamEncoder, WholeCollector};
+use crate::error::ApiError;
+use crate::event::{ChatEvent, Usage};
+use crate::fields;
+use crate::json::{Fault, Reader, Within, short};
+use crate::openai::ErrorShape;
+use crate::openai::errors::UPSTREAM;
+use crate::request::{EmbedRequest, Prompt};
+use crate::write;
+
+/// Decodes a body; with `batch` it holds `requests`.
+pub(super) fn decode(model: &str, batch: bool, body: &[u8], bounds: &Bounds) -> Result<EmbedRequest, ApiError> {
+    let read = || {
+        let mut reader = Reader::new(body)?;
+        let wanted = match batch {
+            true => requests(&mut reader, model, bounds)?,
+            false => vec![wanted(&mut reader, model, bounds)?],
+        };
+        reader.end()?;
+        joined(model, wanted)
+    };
+    read().map_err(Fault::into_error)
+}
+
+/// One text to be turned into a vector.
+struct Wanted {
+    text: String,
+    task: Option<String>,
+    dimensions: Option<u32>,
+}
+
+fn requests(reader: &mut Reader<'_>, model: &str, bounds: &Bounds) -> Result<Vec<Wanted>, Fault> {
+    let mut all = Vec::new();
+    object(reader, bounds.fields_max, |reader, key| match key {
+        "requests" => list(reader, bounds.prompts_max, "requests", |reader| {
+            all.push(wanted(reader, model, bounds)?);
+            Ok(())
+        }),
+        _ => reader.skip(),
+    })?;
+    if all.is_empty() {
+        return Err(Fault::invalid("must hold at least one request")).within("requests");
+    }
+    Ok(all)
+}
+
+fn wanted(reader: &mut Reader<'_>, model: &str, bounds: &Bounds) -> Result<Wanted, Fault> {
+    let (mut text, mut task, mut dimensions) = (None, None, None);
+    object(reader, bounds.fields_max, |reader, key| {
+        match key {
+            "content" => text = Some(text_of(reader, bounds)?),
+            "taskType" => task = Some(fields::name(reader, bounds.name_chars_max)?),
+            "outputDimensionality" => dimensions = Some(fields::count(reader, 1..=u32::MAX)?),
+            "title" => return Err(unbuilt("a title is not built: put it into the text")),
+            "model" => {
+                let given = fields::name(reader, bounds.model_chars_max)?;
+                if super::form::bare(&given) != model {
+                    let why = format!("the URL asks for \"{}\", this for \"{}\"", short(model), short(&given));
+                    return Err(Fault::invalid(why));
+                }
+            }
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(Wanted { text: required(text, "content")?, task, dimensions })
+}
+
+/// One request for all: they must agree in what they ask for.
+fn joined(model: &str, wanted: Vec<Wanted>) -> Result<EmbedRequest, Fault> {
+    let (task, dimensions) = wanted.first().map_or((None, None), |first| (first.task.clone(), first.dimensions));
+    let differs = |what: &str, at: usize| {
+        let fault = Fault::invalid("must be the same in all requests of a batch");
+        Err(fault).within(what).at(at).within("requests")
+    };
+    for (at, other) in wanted.iter().enumerate() {
+        if other.task != task {
+            return differs("taskType", at);
+        }
+        if other.dimensions != dimensions {
+            return differs("outputDimensionality", at);
+        }
+    }
+    let inputs = wanted.into_iter().map(|wanted| Prompt::Text(wanted.text)).collect();
+    Ok(EmbedRequest { model: model.to_owned(), inputs, dimensions, task, user: None, ignored: Vec::new() })
+}
+
+/// Collects the vectors of an answer.
+pub(super) struct Vectors {
+    batch: bool,
+    /// Each as it will be written; empty until it is there.
+    vectors: Vec<BytesMut>,
+    usage: Option<Usage>,
+}
+
+impl Vectors {
+    pub(super) fn new(batch: bool, inputs: usize) -> Self {
+        Self { batch, vectors: vec![BytesMut::new(); inputs], usage: None }
+    }
+
+    fn take(&mut self, event: &ChatEvent) {
+        match event {
+            ChatEvent::Vector { index, values } => {
+                if let Some(vector) = self.vectors.get_mut(*index as usize) {
+                    put_values(vector, values);
+                }
+            }
+            ChatEvent::Usage(usage) => self.usage = Some(*usage),
+            _ => {}
+        }
+    }
+
+    fn body(&self) -> Option<Bytes> {
+        if self.vectors.iter().any(BytesMut::is_empty) {
+            return None;
+        }
+        let mut out = BytesMut::with_capacity(64 + self.vectors.iter().map(|vector| vector.len() + 1).sum::<usize>());
+        if self.batch {
+            out.put_slice(b"{\"embeddings\":[");
+            for (index, vector) in self.vectors.iter().enumerate() {
+                out.put_slice(if index > 0 { b"," } else { b"" });
+                out.put_slice(vector);
+            }
+            out.put_u8(b']');
+        } else {
+            out.put_slice(b"{\"embedding\":");
+            out.put_slice(self.vectors.first()?);
+        }
+        if let Some(usage) = self.usage {
+            out.put_slice(b",\"usageMetadata\":{\"promptTokenCount\":");
+            write::integer(&mut out, usage.prompt_tokens);
+            out.put_slice(b",\"totalTokenCount\":");
+            write::integer(&mut out, usage.prompt_tokens);
+            out.put_u8(b'}');
+        }
+        out.put_u8(b'}');
+        Some(out.freeze())
+    }
+}
+
+/// `{"values":[…]}`; JSON has no infinity, so what is none is 0.
+fn put_values(out: &mut BytesMut, values: &[f32]) {
+    use std::fmt::Write as _;
+    out.clear();
+    out.put_slice(b"{\"values\":[");
+    for (index, value) in values.iter().enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        let value = if value.is_finite() { *value } else { 0.0 };
+        // Cannot fail: BytesMut grows.
+        _ = write!(out, "{comma}{value:?}");
+    }
+    out.put_slice(b"]}");
+}
+
+impl WholeCollector for Vectors {
+    fn event(&mut self, event: &ChatEvent) {
+        self.take(event);
+    }
+
+    fn bytes(&self) -> usize {
+        self.vectors.iter().map(BytesMut::len).sum()
+    }
+
+    fn finish(self: Box<Self>) -> Option<Bytes> {
+        self.body()
+    }
+}
+
+/// Vectors are not streamed; whoever asks all the same gets the answer in one piece.
+impl StreamEncoder for Vectors {
+    fn event(&mut self, event: &ChatEvent, _: &mut BytesMut) {
+        self.take(event);
+    }
+
+    fn done(&mut self, out: &mut BytesMut) {
+        match self.body() {
+            Some(body) => out.put_slice(&body),
+            None => self.fail(UPSTREAM, "The answer ended before it was complete.", out),
+        }
+    }
+
+    fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
+        errors::put_error(out, shape, message);
+    }
+}

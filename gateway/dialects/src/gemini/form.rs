@@ -1,0 +1,97 @@
+//! The answer forms of the Gemini API: which encoder and which collector belong to a request.
+
+use super::answer::{Collector, Encoder, Meta};
+use super::chunk::Identity;
+use super::embed::{self, Vectors};
+use super::request::{self, Generate};
+use crate::Bounds;
+use crate::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
+use crate::error::ApiError;
+use crate::request::Request;
+
+/// How an answer is sent; the URL says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// `generateContent`: whole.
+    Whole,
+    /// `streamGenerateContent?alt=sse`: server-sent events.
+    Events,
+    /// `streamGenerateContent`: one JSON array, element by element.
+    Array,
+}
+
+/// Decodes `generateContent` and `streamGenerateContent` with the form of the answer.
+pub fn generate(model: &str, framing: Framing, body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
+    Ok(decoded(request::decode(bare(model), framing != Framing::Whole, body, bounds)?, framing))
+}
+
+/// Decodes `countTokens`.
+pub fn count(model: &str, body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
+    Ok(decoded(request::decode_count(bare(model), body, bounds)?, Framing::Whole))
+}
+
+/// Decodes `embedContent`, or with `batch` `batchEmbedContents`.
+pub fn embed(model: &str, batch: bool, body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
+    let request = embed::decode(bare(model), batch, body, bounds)?;
+    let form = EmbedForm { batch, inputs: request.inputs.len() };
+    Ok(Decoded { request: Request::Embed(Box::new(request)), form: Box::new(form) })
+}
+
+/// The name of a model without the collection in front, under which Google files it.
+pub(super) fn bare(model: &str) -> &str {
+    model.strip_prefix("models/").unwrap_or(model)
+}
+
+fn decoded(generate: Generate, framing: Framing) -> Decoded {
+    let Generate { chat, include_thoughts } = generate;
+    let form = GenerateForm(Meta {
+        identity: Identity { id: String::new(), model: chat.model.clone() },
+        n: chat.n,
+        include_thoughts,
+        logprobs: chat.logprobs.is_some(),
+        array: framing == Framing::Array,
+    });
+    Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) }
+}
+
+struct GenerateForm(Meta);
+
+impl GenerateForm {
+    fn meta(&self, meta: &AnswerMeta) -> Meta {
+        let identity = Identity { id: meta.id.clone(), model: self.0.identity.model.clone() };
+        Meta { identity, ..self.0.clone() }
+    }
+}
+
+impl AnswerForm for GenerateForm {
+    fn choices(&self) -> usize {
+        self.0.n as usize
+    }
+
+    fn stream(&self, meta: &AnswerMeta) -> Box<dyn StreamEncoder> {
+        Box::new(Encoder::new(self.meta(meta)))
+    }
+
+    fn whole(&self, meta: &AnswerMeta) -> Box<dyn WholeCollector> {
+        Box::new(Collector::new(self.meta(meta)))
+    }
+}
+
+struct EmbedForm {
+    batch: bool,
+    inputs: usize,
+}
+
+impl AnswerForm for EmbedForm {
+    fn choices(&self) -> usize {
+        0
+    }
+
+    fn stream(&self, _: &AnswerMeta) -> Box<dyn StreamEncoder> {
+        Box::new(Vectors::new(self.batch, self.inputs))
+    }
+
+    fn whole(&self, _: &AnswerMeta) -> Box<dyn WholeCollector> {
+        Box::new(Vectors::new(self.batch, self.inputs))
+    }
+}

@@ -1,0 +1,115 @@
+//! Gemini as a provider, from Google's own endpoint or from Vertex AI: the codec that asks it and reads what it says. The rules are in
+//! `docs/reference/gemini.md`.
+
+mod answer;
+mod contents;
+mod encode;
+mod vectors;
+
+use crate::codec::{AnswerDecoder, FaultClass, ProviderCall, ProviderCodec, ProviderFault};
+use crate::error::ApiError;
+use crate::openai::provider::body::Body;
+use crate::openai::provider::fault;
+use crate::request::Request;
+
+/// How reasoning is asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ThinkingStyle {
+    /// By the model's name: a budget for Gemini 1 and 2, a level for all others.
+    #[default]
+    ByModel,
+    /// A budget in tokens (`thinkingBudget`).
+    Budget,
+    /// A word (`thinkingLevel`).
+    Level,
+}
+
+/// Asks `generateContent`, `streamGenerateContent` and `batchEmbedContents`.
+///
+/// Paths begin with `/models/`, so the base URL ends in `/v1beta`, or for Vertex AI in `/publishers/google`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Codec {
+    /// How reasoning is asked for.
+    pub thinking: ThinkingStyle,
+}
+
+impl Codec {
+    /// The style for a model.
+    fn style(self, model: &str) -> ThinkingStyle {
+        let old = || ["gemini-1", "gemini-2"].iter().any(|family| model.contains(family));
+        match self.thinking {
+            ThinkingStyle::ByModel if old() => ThinkingStyle::Budget,
+            ThinkingStyle::ByModel => ThinkingStyle::Level,
+            style => style,
+        }
+    }
+}
+
+impl ProviderCodec for Codec {
+    fn encode(&self, request: &Request, model: &str) -> Result<ProviderCall, ApiError> {
+        let refused = |what: &str| {
+            let why = format!("model: Gemini's models make no {what}; ask another model");
+            Err(ApiError::unsupported_value("model", why))
+        };
+        let (method, body) = match request {
+            Request::Chat(chat) => {
+                let stream = chat.stream.is_some();
+                let method = if stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
+                (method, encode::body(chat, self.style(model))?)
+            }
+            Request::Embed(embed) => ("batchEmbedContents", vectors::body(embed, &resource(model))?),
+            Request::Complete(_) => return refused("plain continuations"),
+            Request::Rerank(_) => return refused("scores"),
+        };
+        Ok(ProviderCall { path: format!("/{}:{method}", escaped(&resource(model))), body })
+    }
+
+    fn decoder(&self, request: &Request) -> Box<dyn AnswerDecoder> {
+        match request {
+            Request::Embed(embed) => Box::new(Body::new(vectors::Reader::new(embed.inputs.len()))),
+            Request::Chat(chat) => Box::new(Body::new(answer::Reader::new(chat.n))),
+            Request::Complete(_) | Request::Rerank(_) => Box::new(Body::new(answer::Reader::new(1))),
+        }
+    }
+
+    fn fault(&self, status: u16, body: &[u8]) -> ProviderFault {
+        reclassed(fault::fault_body(status, body), body)
+    }
+}
+
+/// What Google says with a status that means something else elsewhere.
+fn reclassed(mut fault: ProviderFault, body: &[u8]) -> ProviderFault {
+    const WORDS: [(&str, FaultClass); 5] = [
+        ("API_KEY_INVALID", FaultClass::Unauthorized),
+        ("API key not valid", FaultClass::Unauthorized),
+        ("API key expired", FaultClass::Unauthorized),
+        ("payload size exceeds the limit", FaultClass::TooLarge),
+        // The key's project or place may not use the API at all.
+        ("FAILED_PRECONDITION", FaultClass::Forbidden),
+    ];
+    if fault.class == FaultClass::Invalid {
+        let said = |words: &str| body.windows(words.len()).any(|piece| piece == words.as_bytes());
+        let known = WORDS.iter().find(|(words, _)| said(words));
+        fault.class = known.map_or(fault.class, |(_, class)| *class);
+    }
+    fault
+}
+
+/// The model's name with its collection in front, under which Google files it.
+fn resource(model: &str) -> String {
+    let named = ["models/", "tunedModels/", "endpoints/"].iter().any(|collection| model.starts_with(collection));
+    if named { model.to_owned() } else { format!("models/{model}") }
+}
+
+/// A path whose odd bytes are percent-encoded.
+fn escaped(path: &str) -> String {
+    let mut out = String::with_capacity(path.len());
+    for byte in path.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/@".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}

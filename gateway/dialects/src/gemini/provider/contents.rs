@@ -1,0 +1,251 @@
+//! Messages to `contents`: consecutive turns of one speaker become one, since the API wants the answers to all calls of a turn in the
+//! next.
+
+use bytes::{BufMut, BytesMut};
+
+use super::ThinkingStyle;
+use super::encode::put_text;
+use crate::error::ApiError;
+use crate::gemini::signature::{Signed, googles};
+use crate::json::{Kind, Reader, short};
+use crate::openai::provider::value::Object;
+use crate::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
+use crate::write;
+
+/// What Google takes for the signature of a call that another model made; without it, Gemini 3 refuses the conversation.
+const UNSIGNED: &str = "skip_thought_signature_validator";
+
+/// The turns, as they will be written.
+#[derive(Default)]
+pub(super) struct Turns {
+    /// Parts of `systemInstruction`.
+    system: BytesMut,
+    /// Whole contents but for the last, which is open.
+    contents: BytesMut,
+    speaker: Option<&'static str>,
+    /// Whether the open content has a part.
+    begun: bool,
+    wants_signatures: bool,
+}
+
+impl Turns {
+    /// Writes the messages of a request.
+    pub(super) fn write(chat: &ChatRequest, style: ThinkingStyle) -> Result<Self, ApiError> {
+        let mut turns = Self { wants_signatures: style == ThinkingStyle::Level, ..Self::default() };
+        for (index, message) in chat.messages.iter().enumerate() {
+            match message.role {
+                Role::System => turns.system(message),
+                Role::User => turns.said("user", message),
+                Role::Assistant => turns.model(index, message)?,
+                Role::Tool => turns.answer(index, message, &chat.messages[..index])?,
+            }
+        }
+        if turns.speaker.is_none() {
+            let why = "messages: Gemini's API needs a message that is not the system's";
+            return Err(ApiError::invalid("messages", why));
+        }
+        Ok(turns)
+    }
+
+    /// About how large they are.
+    pub(super) fn bytes(&self) -> usize {
+        self.system.len() + self.contents.len()
+    }
+
+    /// Writes `systemInstruction` and `contents`.
+    pub(super) fn put(mut self, object: &mut Object<'_>) {
+        if !self.system.is_empty() {
+            let mut system = Object::open(object.key("systemInstruction"));
+            let parts = system.key("parts");
+            parts.put_u8(b'[');
+            parts.put_slice(&self.system);
+            parts.put_u8(b']');
+            system.close();
+        }
+        self.close();
+        let contents = object.key("contents");
+        contents.put_u8(b'[');
+        contents.put_slice(&self.contents);
+        contents.put_u8(b']');
+    }
+
+    /// Every message of the system, wherever it stands, is a part of the one instruction.
+    fn system(&mut self, message: &Message) {
+        let Some(text) = message.content.as_deref().filter(|text| !text.is_empty()) else { return };
+        if !self.system.is_empty() {
+            self.system.put_u8(b',');
+        }
+        put_text(&mut self.system, text);
+    }
+
+    fn close(&mut self) {
+        if self.speaker.is_some() {
+            // A content without parts is refused by the API.
+            if !self.begun {
+                put_text(&mut self.contents, "");
+            }
+            self.contents.put_slice(b"]}");
+        }
+    }
+
+    fn turn(&mut self, speaker: &'static str) {
+        if self.speaker == Some(speaker) {
+            return;
+        }
+        self.close();
+        if self.speaker.replace(speaker).is_some() {
+            self.contents.put_u8(b',');
+        }
+        self.begun = false;
+        self.contents.put_slice(b"{\"role\":");
+        write::string(&mut self.contents, speaker);
+        self.contents.put_slice(b",\"parts\":[");
+    }
+
+    /// Room for a part.
+    fn part(&mut self) -> &mut BytesMut {
+        if std::mem::replace(&mut self.begun, true) {
+            self.contents.put_u8(b',');
+        }
+        &mut self.contents
+    }
+
+    fn said(&mut self, speaker: &'static str, message: &Message) {
+        self.turn(speaker);
+        if message.parts.is_empty() {
+            if let Some(text) = message.content.as_deref().filter(|text| !text.is_empty()) {
+                put_text(self.part(), text);
+            }
+            return;
+        }
+        for part in &message.parts {
+            match part {
+                Part::Text(text) => put_text(self.part(), text),
+                Part::Image { source, .. } => put_image(self.part(), source),
+            }
+        }
+    }
+
+    /// Reasoning itself stays out: Google wants its signature back, not its text.
+    fn model(&mut self, index: usize, message: &Message) -> Result<(), ApiError> {
+        self.turn("model");
+        let signature = message.reasoning_signature.as_deref().and_then(|given| googles(given, Signed::Reasoning));
+        let text = message.content.as_deref().filter(|text| !text.is_empty());
+        if text.is_some() || signature.is_some() {
+            let mut part = Object::open(self.part());
+            part.string("text", text.unwrap_or_default());
+            part.optional("thoughtSignature", signature);
+            part.close();
+        }
+        for (at, call) in message.tool_calls.iter().enumerate() {
+            let signature = call.signature.as_deref().and_then(|given| googles(given, Signed::Call));
+            // Of parallel calls only the first is signed.
+            let unsigned = (self.wants_signatures && at == 0).then_some(UNSIGNED);
+            put_call(self.part(), call, signature.or(unsigned)).map_err(|()| {
+                let param = format!("messages[{index}].tool_calls[{at}].function.arguments");
+                let why = format!("{param}: Gemini's API needs a JSON object");
+                ApiError::invalid(param, why)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The API matches answers by the function's name, which stands in the call.
+    fn answer(&mut self, index: usize, message: &Message, before: &[Message]) -> Result<(), ApiError> {
+        let id = message.tool_call_id.as_deref().unwrap_or_default();
+        let calls = before.iter().rev().flat_map(|message| &message.tool_calls);
+        let name =
+            calls.into_iter().find(|call| call.id == id).map(|call| call.name.as_str()).or(message.name.as_deref());
+        let name = name.ok_or_else(|| {
+            let param = format!("messages[{index}].tool_call_id");
+            let why = format!("{param}: no call before has the id \"{}\"", short(id));
+            ApiError::invalid(param, why)
+        })?;
+        self.turn("user");
+        let mut part = Object::open(self.part());
+        let mut response = Object::open(part.key("functionResponse"));
+        response.string("id", id);
+        response.string("name", name);
+        put_returned(response.key("response"), message);
+        response.close();
+        part.close();
+        for part in &message.parts {
+            if let Part::Image { source, .. } = part {
+                put_image(self.part(), source);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_object(text: &str) -> bool {
+    let read = || {
+        let mut reader = Reader::new(text.as_bytes())?;
+        reader.expect(Kind::Object)?;
+        reader.skip()?;
+        reader.end()
+    };
+    read().is_ok()
+}
+
+/// `response` is an object: the result itself if it is one, else under `output`; an error under `error`.
+fn put_returned(out: &mut BytesMut, message: &Message) {
+    let text = message.content.as_deref().unwrap_or_default();
+    if !message.tool_failed && is_object(text) {
+        return out.put_slice(text.as_bytes());
+    }
+    let mut object = Object::open(out);
+    object.string(if message.tool_failed { "error" } else { "output" }, text);
+    object.close();
+}
+
+fn put_call(out: &mut BytesMut, call: &ToolCall, signature: Option<&str>) -> Result<(), ()> {
+    let arguments = match call.arguments.trim_ascii() {
+        "" => "{}",
+        given if is_object(given) => given,
+        _ => return Err(()),
+    };
+    let mut part = Object::open(out);
+    let mut inner = Object::open(part.key("functionCall"));
+    inner.string("id", &call.id);
+    inner.string("name", &call.name);
+    inner.raw("args", arguments);
+    inner.close();
+    part.optional("thoughtSignature", signature);
+    part.close();
+    Ok(())
+}
+
+fn put_image(out: &mut BytesMut, source: &ImageSource) {
+    let mut part = Object::open(out);
+    match source {
+        ImageSource::Data { media_type, base64 } => {
+            let mut data = Object::open(part.key("inlineData"));
+            data.string("mimeType", media_type);
+            data.string("data", base64);
+            data.close();
+        }
+        ImageSource::Url(url) => {
+            let mut file = Object::open(part.key("fileData"));
+            file.optional("mimeType", media_type(url));
+            file.string("fileUri", url);
+            file.close();
+        }
+    }
+    part.close();
+}
+
+/// What the end of a URL's path says of the image behind it.
+fn media_type(url: &str) -> Option<&'static str> {
+    let path = url.split(['?', '#']).next().unwrap_or_default();
+    let (_, end) = path.rsplit_once('.')?;
+    Some(match end.to_ascii_lowercase().as_str() {
+        "png" => "image/png",
+        "jpg" | "jpeg" => "image/jpeg",
+        "webp" => "image/webp",
+        "gif" => "image/gif",
+        "heic" => "image/heic",
+        "heif" => "image/heif",
+        _ => return None,
+    })
+}

@@ -1,0 +1,198 @@
+//! A conversation as the body of `generateContent`.
+
+use bytes::BytesMut;
+
+use super::ThinkingStyle;
+use super::contents::Turns;
+use crate::error::ApiError;
+use crate::openai::provider::value::{Object, list};
+use crate::request::{ChatRequest, ReasoningEffort, ResponseFormat, SamplingParams, Tool, ToolChoice};
+use crate::write;
+
+/// Stop sequences that the API takes.
+const STOP_MAX: usize = 5;
+
+/// Writes the body.
+pub(super) fn body(chat: &ChatRequest, style: ThinkingStyle) -> Result<Vec<u8>, ApiError> {
+    check(chat)?;
+    let turns = Turns::write(chat, style)?;
+    let mut out = BytesMut::with_capacity(512 + turns.bytes());
+    let mut object = Object::open(&mut out);
+    turns.put(&mut object);
+    put_tools(&mut object, chat);
+    let mut config = BytesMut::new();
+    let mut inner = Object::open(&mut config);
+    put_sampling(&mut inner, &chat.sampling);
+    if chat.n > 1 {
+        inner.integer("candidateCount", chat.n);
+    }
+    if let Some(best) = chat.logprobs {
+        inner.boolean("responseLogprobs", true);
+        inner.optional_integer("logprobs", Some(best).filter(|best| *best > 0));
+    }
+    put_format(&mut inner, &chat.response_format);
+    put_thinking(&mut inner, chat, style);
+    inner.close();
+    if config.len() > 2 {
+        object.key("generationConfig").extend_from_slice(&config);
+    }
+    object.close();
+    Ok(out.into())
+}
+
+/// Refuses what would change the answer's meaning or leave out what was asked for.
+fn check(chat: &ChatRequest) -> Result<(), ApiError> {
+    let sampling = &chat.sampling;
+    let calls = !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None;
+    let unknown = [
+        (chat.prompt_logprobs.is_some(), "prompt_logprobs", "log-probabilities of the prompt"),
+        (chat.return_token_ids, "return_token_ids", "token ids"),
+        (!sampling.logit_bias.is_empty(), "logit_bias", "biases by token id"),
+        (!sampling.allowed_token_ids.is_empty(), "allowed_token_ids", "rules by token id"),
+        (!sampling.stop_token_ids.is_empty(), "stop_token_ids", "rules by token id"),
+        (sampling.min_tokens > 0, "min_tokens", "least lengths"),
+        (sampling.ignore_eos, "ignore_eos", "least lengths"),
+        (sampling.include_stop && !sampling.stop.is_empty(), "include_stop_str_in_output", "stop strings in the text"),
+        (calls && !chat.parallel_tool_calls, "parallel_tool_calls", "way to ask for one call at a time"),
+        (chat.continue_final_message, "continue_final_message", "way to continue a message"),
+    ];
+    if let Some((_, param, what)) = unknown.iter().find(|(asked, _, _)| *asked) {
+        return Err(ApiError::unsupported(*param, format!("{param}: Gemini's API has no {what}")));
+    }
+    if sampling.stop.len() > STOP_MAX {
+        let why = format!("stop: Gemini's API takes {STOP_MAX} strings at most");
+        return Err(ApiError::unsupported_value("stop", why));
+    }
+    Ok(())
+}
+
+fn put_tools(object: &mut Object<'_>, chat: &ChatRequest) {
+    if chat.tools.is_empty() {
+        return;
+    }
+    let tools = object.key("tools");
+    tools.extend_from_slice(b"[{\"functionDeclarations\":");
+    list(tools, &chat.tools, put_tool);
+    tools.extend_from_slice(b"}]");
+    let (mode, only) = match &chat.tool_choice {
+        ToolChoice::Auto => return,
+        ToolChoice::None => ("NONE", None),
+        ToolChoice::Required => ("ANY", None),
+        ToolChoice::Named(name) => ("ANY", Some(name)),
+    };
+    let mut config = Object::open(object.key("toolConfig"));
+    let mut calling = Object::open(config.key("functionCallingConfig"));
+    calling.string("mode", mode);
+    if let Some(name) = only {
+        calling.strings("allowedFunctionNames", std::slice::from_ref(name));
+    }
+    calling.close();
+    config.close();
+}
+
+fn put_tool(out: &mut BytesMut, tool: &Tool) {
+    let mut object = Object::open(out);
+    object.string("name", &tool.name);
+    // The API wants one.
+    object.string("description", tool.description.as_deref().unwrap_or(&tool.name));
+    if let Some(parameters) = tool.parameters.as_deref().filter(|schema| *schema != "{}") {
+        object.raw("parametersJsonSchema", parameters);
+    }
+    object.close();
+}
+
+fn put_sampling(object: &mut Object<'_>, sampling: &SamplingParams) {
+    object.optional_number("temperature", sampling.temperature);
+    object.optional_number("topP", sampling.top_p);
+    // 0 means all, which is said by not saying it.
+    object.optional_integer("topK", sampling.top_k.filter(|top| *top > 0));
+    object.optional_integer("maxOutputTokens", sampling.max_tokens);
+    if !sampling.stop.is_empty() {
+        object.strings("stopSequences", &sampling.stop);
+    }
+    for (name, value) in
+        [("presencePenalty", sampling.presence_penalty), ("frequencyPenalty", sampling.frequency_penalty)]
+    {
+        object.optional_number(name, Some(value).filter(|value| *value != 0.0));
+    }
+    object.optional_integer("seed", sampling.seed.map(folded));
+}
+
+/// A seed of 32 bits, which is what the API has: one that fits stays.
+fn folded(seed: u64) -> i32 {
+    i32::try_from(seed as i64).unwrap_or((seed ^ (seed >> 32)) as i32)
+}
+
+fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
+    match format {
+        ResponseFormat::Text => {}
+        ResponseFormat::JsonObject => object.string("responseMimeType", "application/json"),
+        ResponseFormat::JsonSchema { schema, .. } => {
+            object.string("responseMimeType", "application/json");
+            object.raw("responseJsonSchema", schema);
+        }
+    }
+}
+
+/// The table of the reference page. Thoughts are shown whenever reasoning is asked for.
+fn put_thinking(object: &mut Object<'_>, chat: &ChatRequest, style: ThinkingStyle) {
+    let (effort, tokens) = (chat.reasoning_effort, chat.reasoning_tokens_max);
+    if effort.is_none() && tokens.is_none() {
+        return;
+    }
+    let off = effort == Some(ReasoningEffort::None) || tokens == Some(0);
+    let mut thinking = Object::open(object.key("thinkingConfig"));
+    if style == ThinkingStyle::Budget {
+        match (tokens, effort) {
+            _ if off => thinking.integer("thinkingBudget", 0),
+            (Some(tokens), _) => thinking.integer("thinkingBudget", tokens),
+            (None, Some(effort)) => thinking.integer("thinkingBudget", budget_of(effort)),
+            (None, None) => {}
+        }
+    } else {
+        let word = match (effort, tokens) {
+            _ if off => "MINIMAL",
+            (Some(effort), _) => level_of(effort),
+            (None, tokens) => level_of_tokens(tokens.unwrap_or_default()),
+        };
+        thinking.string("thinkingLevel", word);
+    }
+    thinking.flag("includeThoughts", !off);
+    thinking.close();
+}
+
+/// -1: the model decides.
+fn budget_of(effort: ReasoningEffort) -> i32 {
+    match effort {
+        ReasoningEffort::None => 0,
+        ReasoningEffort::Minimal => 512,
+        ReasoningEffort::Low => 1_024,
+        ReasoningEffort::Medium => 8_192,
+        ReasoningEffort::High | ReasoningEffort::Max => 24_576,
+    }
+}
+
+fn level_of(effort: ReasoningEffort) -> &'static str {
+    match effort {
+        ReasoningEffort::None | ReasoningEffort::Minimal => "MINIMAL",
+        ReasoningEffort::Low => "LOW",
+        ReasoningEffort::Medium => "MEDIUM",
+        ReasoningEffort::High | ReasoningEffort::Max => "HIGH",
+    }
+}
+
+fn level_of_tokens(tokens: u32) -> &'static str {
+    match tokens {
+        ..=512 => "MINIMAL",
+        513..=4_096 => "LOW",
+        4_097..=16_384 => "MEDIUM",
+        _ => "HIGH",
+    }
+}
+
+/// A text part.
+pub(super) fn put_text(out: &mut BytesMut, text: &str) {
+    out.extend_from_slice(b"{\"text\":");
+    write::string(out, text);
+    out.extend_from_slice(b"}");
+}

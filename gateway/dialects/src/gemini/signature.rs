@@ -1,0 +1,92 @@
+//! Thought signatures: what a provider wants back, carried through clients that take it for base64.
+//!
+//! Google's SDKs decode `thoughtSignature` from base64 and send it back in the alphabet for URLs. Google's own signatures survive that.
+//! Those of other providers are wrapped: base64 of [`MARK`] and the signature. Inside, the signature of reasoning says that it is
+//! Google's ([`GOOGLE`]), because a conversation can move to a provider that refuses what it did not sign; only Google signs calls.
+
+use std::borrow::Cow;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use super::fields;
+use crate::json::Fault;
+
+/// In front of a signature that is not Google's, before it is made base64.
+const MARK: &[u8] = b"penstock:";
+
+/// In front of Google's signature of reasoning, inside.
+const GOOGLE: &str = "gemini:";
+
+/// What is signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Signed {
+    Reasoning,
+    Call,
+}
+
+/// The signature as Google sends and takes it; `None` if it is not Google's.
+pub(super) fn googles(signature: &str, signed: Signed) -> Option<&str> {
+    let own = match signed {
+        Signed::Reasoning => signature.strip_prefix(GOOGLE)?,
+        Signed::Call => signature,
+    };
+    let bytes = STANDARD.decode(own).ok()?;
+    (!bytes.is_empty() && !bytes.starts_with(MARK)).then_some(own)
+}
+
+/// Google's signature, as it is kept inside.
+pub(super) fn kept(given: &str, signed: Signed) -> String {
+    match signed {
+        Signed::Reasoning => format!("{GOOGLE}{given}"),
+        Signed::Call => given.to_owned(),
+    }
+}
+
+/// As it is sent to a client.
+pub(super) fn to_client(signature: &str, signed: Signed) -> Cow<'_, str> {
+    match googles(signature, signed) {
+        Some(own) => Cow::Borrowed(own),
+        None => Cow::Owned(STANDARD.encode([MARK, signature.as_bytes()].concat())),
+    }
+}
+
+/// As it was before it was sent to a client.
+pub(super) fn from_client(given: Cow<'_, str>, signed: Signed) -> Result<String, Fault> {
+    let standard = fields::base64(given)?;
+    let bytes = STANDARD.decode(&standard).ok();
+    let wrapped = bytes.as_deref().and_then(|bytes| bytes.strip_prefix(MARK));
+    let wrapped = wrapped.and_then(|bytes| String::from_utf8(bytes.to_vec()).ok());
+    Ok(wrapped.unwrap_or_else(|| kept(&standard, signed)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_comes_back_as_the_provider_sent_it() {
+        let nested = STANDARD.encode(b"penstock:x");
+        let own = kept("AbC+/w==", Signed::Reasoning);
+        for signature in
+            ["", "AbC+/w==", "gAAA-_x", "not base64 \u{e4}", "QUJD", "A===", &nested, &own, "gemini:", "gemini:*"]
+        {
+            for signed in [Signed::Reasoning, Signed::Call] {
+                let sent = to_client(signature, signed);
+                // What Google's Python SDK makes of it.
+                let bytes = STANDARD.decode(&*sent).expect("base64");
+                let returned = base64::engine::general_purpose::URL_SAFE.encode(bytes);
+                assert_eq!(from_client(Cow::Owned(returned), signed).expect("base64"), signature);
+            }
+        }
+        assert_eq!(to_client(&own, Signed::Reasoning), "AbC+/w==");
+    }
+
+    #[test]
+    fn only_googles_signatures_reach_google() {
+        assert_eq!(googles("gemini:QUJD", Signed::Reasoning), Some("QUJD"));
+        assert_eq!(googles("QUJD", Signed::Reasoning), None);
+        assert_eq!(googles("QUJD", Signed::Call), Some("QUJD"));
+        assert_eq!(googles("*", Signed::Call), None);
+    }
+}
