@@ -139,19 +139,11 @@ impl Answer {
 
     /// Takes a whole message.
     fn whole(&mut self, body: &[u8], out: &mut Vec<ChatEvent>) -> Result<(), Stop> {
-        let mut reader = Reader::new(body)?;
-        let mut frame = Frame::default();
-        let mut blocks = Vec::new();
-        reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
-            ("content", Kind::Array) => reader.array(|reader, _| {
-                blocks.push(Block::read(reader)?);
-                Ok(())
-            }),
-            ("stop_reason", Kind::String) => set(&mut frame.delta.stop_reason, reader),
-            ("stop_sequence", Kind::String) => set(&mut frame.delta.stop_sequence, reader),
-            _ => frame.field(reader, &key),
-        })?;
-        reader.end()?;
+        let (frame, blocks) = match Frame::whole(body) {
+            Ok(read) => read,
+            Err(Fault::Syntax { at, .. }) if at >= body.len() => return Err(Stop(truncated())),
+            Err(fault) => return Err(fault.into()),
+        };
         match frame.kind.as_deref() {
             Some("message") => {}
             Some("error") => return Err(Stop(frame.error.fault(0))),
@@ -295,6 +287,23 @@ impl Frame {
         reader.object(|reader, key| frame.field(reader, &key))?;
         reader.end()?;
         Ok(frame)
+    }
+
+    /// A whole message: its top level, and its blocks.
+    fn whole(body: &[u8]) -> Result<(Self, Vec<Block>), Fault> {
+        let mut reader = Reader::new(body)?;
+        let (mut frame, mut blocks) = (Self::default(), Vec::new());
+        reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
+            ("content", Kind::Array) => reader.array(|reader, _| {
+                blocks.push(Block::read(reader)?);
+                Ok(())
+            }),
+            ("stop_reason", Kind::String) => set(&mut frame.delta.stop_reason, reader),
+            ("stop_sequence", Kind::String) => set(&mut frame.delta.stop_sequence, reader),
+            _ => frame.field(reader, &key),
+        })?;
+        reader.end()?;
+        Ok((frame, blocks))
     }
 
     fn field(&mut self, reader: &mut Reader<'_>, key: &str) -> Result<(), Fault> {

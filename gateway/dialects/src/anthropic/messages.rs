@@ -110,7 +110,7 @@ impl<'b> Draft<'b> {
             // The name it had before it moved into `output_config`.
             "output_format" => self.response_format = output_format(reader, bounds)?,
             "metadata" => self.metadata(reader)?,
-            "service_tier" => _ = fields::word(reader, &[("auto", ()), ("standard_only", ())])?,
+            "service_tier" => fields::word(reader, &[("auto", ()), ("standard_only", ())])?,
             // Where a provider caches; our own prefix cache needs no marks.
             "cache_control" => reader.skip()?,
             "mcp_servers" | "container" => unbuilt(reader)?,
@@ -147,7 +147,7 @@ impl<'b> Draft<'b> {
             parallel_tool_calls: parallel,
             response_format: self.response_format,
             sampling: self.sampling,
-            stream: self.stream.then(|| StreamOptions { include_usage: true, continuous_usage_stats: false }),
+            stream: self.stream.then_some(StreamOptions { include_usage: true, continuous_usage_stats: false }),
             reasoning_effort,
             reasoning_tokens_max,
             user: self.user,
