@@ -47,27 +47,32 @@ impl Said {
 
     /// The fault; `status` is 0 in a stream.
     pub(super) fn fault(self, status: u16) -> ProviderFault {
-        let class = match self.kind.as_str() {
-            "invalid_request_error" if is_too_long(&self.message) => FaultClass::ContextLength,
-            // Some gateways say all they know in the status.
-            "invalid_request_error" if status == 413 => FaultClass::TooLarge,
-            "invalid_request_error" => FaultClass::Invalid,
-            "authentication_error" => FaultClass::Unauthorized,
-            "billing_error" => FaultClass::Quota,
-            "permission_error" => FaultClass::Forbidden,
-            "not_found_error" => FaultClass::NotFound,
-            "request_too_large" => FaultClass::TooLarge,
-            "rate_limit_error" => FaultClass::RateLimited,
-            "timeout_error" => FaultClass::Timeout,
-            "overloaded_error" => FaultClass::Overloaded,
-            _ if status == 0 => FaultClass::Server,
-            _ => ProviderFault::class_of(status),
-        };
+        let class = class_of(&self.kind, &self.message, status);
         let message = if self.message.is_empty() { self.kind.clone() } else { self.message };
         match self.kind.is_empty() {
             true => ProviderFault::new(class, message),
             false => ProviderFault::new(class, message).code(self.kind),
         }
+    }
+}
+
+/// The class that an error's type says; `status` is 0 in a stream.
+pub(super) fn class_of(kind: &str, message: &str, status: u16) -> FaultClass {
+    match kind {
+        "invalid_request_error" if is_too_long(message) => FaultClass::ContextLength,
+        // Some gateways say all they know in the status.
+        "invalid_request_error" if status == 413 => FaultClass::TooLarge,
+        "invalid_request_error" => FaultClass::Invalid,
+        "authentication_error" => FaultClass::Unauthorized,
+        "billing_error" => FaultClass::Quota,
+        "permission_error" => FaultClass::Forbidden,
+        "not_found_error" => FaultClass::NotFound,
+        "request_too_large" => FaultClass::TooLarge,
+        "rate_limit_error" => FaultClass::RateLimited,
+        "timeout_error" => FaultClass::Timeout,
+        "overloaded_error" => FaultClass::Overloaded,
+        _ if status == 0 => FaultClass::Server,
+        _ => ProviderFault::class_of(status),
     }
 }
 

@@ -4,7 +4,8 @@ use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 
-use crate::codec::{FaultClass, ProviderFault};
+use super::fault::class_of;
+use crate::codec::ProviderFault;
 use crate::event::{FinishReason, Usage};
 use crate::json::{Fault, Kind, Reader};
 use crate::openai::watch::count;
@@ -122,23 +123,7 @@ impl Top {
     }
 
     fn fault(&self, status: u16) -> ProviderFault {
-        let text = self.message.to_ascii_lowercase();
-        let class = match self.error_kind.as_str() {
-            "invalid_request_error" if text.contains("prompt is too long") || text.contains("context") => {
-                FaultClass::ContextLength
-            }
-            "invalid_request_error" => FaultClass::Invalid,
-            "authentication_error" => FaultClass::Unauthorized,
-            "billing_error" => FaultClass::Quota,
-            "permission_error" => FaultClass::Forbidden,
-            "not_found_error" => FaultClass::NotFound,
-            "request_too_large" => FaultClass::TooLarge,
-            "rate_limit_error" => FaultClass::RateLimited,
-            "timeout_error" => FaultClass::Timeout,
-            "overloaded_error" => FaultClass::Overloaded,
-            _ if status == 0 => FaultClass::Server,
-            _ => ProviderFault::class_of(status),
-        };
+        let class = class_of(&self.error_kind, &self.message, status);
         let message = if self.message.is_empty() { "The upstream said nothing about it." } else { &self.message };
         ProviderFault::new(class, message).code(self.error_kind.clone())
     }
