@@ -10,6 +10,9 @@ use crate::fields;
 use crate::json::{Fault, Kind, Names, Reader, Within};
 use crate::write;
 
+/// Longest `user` that is looked at; what is longer is passed on all the same.
+const USER_BYTES_MAX: usize = 1024;
+
 /// The top level of a request body, as far as routing needs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peek {
@@ -21,6 +24,8 @@ pub struct Peek {
     pub stream: bool,
     /// Output tokens asked for at most, under whichever of its names.
     pub max_tokens: Option<u32>,
+    /// `user`, when it is text.
+    pub user: Option<String>,
     /// `stream_options`: where its value stands, and whether it asks for usage.
     pub stream_options: Option<(Range<usize>, bool)>,
     /// Where the value of its `include_usage` stands.
@@ -96,6 +101,9 @@ fn field(out: &mut Peek, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) ->
                 Ok(())
             })?;
             out.stream_options = Some((from..reader.position(), usage));
+        }
+        "user" if reader.kind()? == Kind::String => {
+            out.user = Some(fields::text(reader)?).filter(|user| user.len() <= USER_BYTES_MAX);
         }
         _ => reader.skip()?,
     }

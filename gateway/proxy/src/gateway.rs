@@ -14,6 +14,7 @@ use crate::http::head::HeadFault;
 use crate::http::{BodyBudget, Exchange, HttpLimits};
 use crate::phases;
 use crate::provider::Provider;
+use crate::relay::models::{Entry, Models, Sources};
 use crate::telemetry::{AccessLog, Gauge, Metric, Metrics};
 use crate::upstream::{Card, Upstream};
 
@@ -21,32 +22,36 @@ use crate::upstream::{Card, Upstream};
 pub struct Gateway {
     snapshot: ArcSwap<Snapshot>,
     /// Counters.
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
     /// Request log.
     pub access_log: AccessLog,
     /// Memory for request bodies.
     pub bodies: BodyBudget,
-    upstreams: Vec<Arc<dyn Upstream>>,
+    pools: Vec<Arc<dyn Upstream>>,
     providers: Vec<Arc<Provider>>,
+    models: Models,
 }
 
 impl Gateway {
-    /// A gateway in front of `upstreams`.
-    pub fn new(snapshot: Snapshot, access_log: AccessLog, upstreams: Vec<Arc<dyn Upstream>>) -> Self {
+    /// A gateway in front of pools, each under the name of its card, and the config's models of them.
+    pub fn new(snapshot: Snapshot, access_log: AccessLog, pools: Vec<Arc<dyn Upstream>>) -> Self {
         Self {
             bodies: BodyBudget::new(snapshot.http.body_memory_bytes_max, snapshot.http.body_bytes_max),
             snapshot: ArcSwap::from_pointee(snapshot),
-            metrics: Metrics::default(),
+            metrics: Arc::default(),
             access_log,
-            upstreams,
+            pools,
             providers: Vec::new(),
+            models: Models::default(),
         }
+        .with_providers(Vec::new())
     }
 
     /// ... and in front of providers.
     pub fn with_providers(mut self, providers: Vec<Arc<Provider>>) -> Self {
-        self.upstreams.extend(providers.iter().flat_map(Provider::upstreams));
         self.providers = providers;
+        let sources = Sources { pools: &self.pools, providers: &self.providers };
+        self.models = Models::build(&self.snapshot.load(), &sources, &self.metrics);
         self
     }
 
@@ -60,10 +65,16 @@ impl Gateway {
         self.snapshot.load_full()
     }
 
-    /// The upstream of a model that the principal may use. Models it may not use are as unknown as those that do not exist.
+    /// The upstream of a model that the principal may use.
     pub fn upstream(&self, model: &str, principal: &Principal) -> Result<Arc<dyn Upstream>, Failure> {
-        let found = self.upstreams.iter().find(|upstream| upstream.card().id == model);
-        found.filter(|_| principal.may_use(model)).cloned().ok_or_else(|| {
+        self.entry(model, principal).map(|entry| entry.upstream.clone())
+    }
+
+    /// Who answers a name that the principal may use; an alias is as good as what it stands for. Models it may not use are as unknown
+    /// as those that do not exist.
+    pub fn entry(&self, model: &str, principal: &Principal) -> Result<&Entry, Failure> {
+        let found = self.models.find(model);
+        found.filter(|entry| principal.may_use(model) || principal.may_use(&entry.name)).ok_or_else(|| {
             let shown: String = model.chars().take(80).collect();
             let known: Vec<_> = self.cards(principal).into_iter().map(|card| card.id).take(5).collect();
             let message = format!("The model {shown:?} does not exist. Served here: {}.", known.join(", "));
@@ -85,15 +96,20 @@ impl Gateway {
 
     /// The models that the principal may use.
     pub fn cards(&self, principal: &Principal) -> Vec<Card> {
-        self.upstreams.iter().map(|upstream| upstream.card()).filter(|card| principal.may_use(&card.id)).collect()
+        self.models
+            .listed()
+            .iter()
+            .map(|entry| entry.upstream.card())
+            .filter(|card| principal.may_use(&card.id))
+            .collect()
     }
 
     /// Why requests cannot be served; empty: they can.
     pub fn unready(&self) -> Vec<String> {
         let mut out = Vec::new();
-        for upstream in &self.upstreams {
-            if let Some(why) = upstream.unready() {
-                out.push(format!("{}: {why}", upstream.card().id));
+        for entry in self.models.listed() {
+            if let Some(why) = entry.upstream.unready() {
+                out.push(format!("{}: {why}", entry.name));
             }
         }
         out
@@ -105,10 +121,10 @@ impl Gateway {
             (Gauge::BodyBytes, String::new(), self.bodies.bytes_held() as f64),
             (Gauge::AccessLinesLost, String::new(), self.access_log.lost() as f64),
         ];
-        for upstream in &self.upstreams {
-            let model = upstream.card().id;
-            upstream.gauges(&mut |gauge, value| gauges.push((gauge, model.clone(), value)));
+        for entry in self.models.listed() {
+            entry.upstream.gauges(&mut |gauge, value| gauges.push((gauge, entry.name.to_string(), value)));
         }
+        self.models.gauges(&mut |gauge, target, value| gauges.push((gauge, target.to_owned(), value)));
         self.metrics.render(&gauges)
     }
 }

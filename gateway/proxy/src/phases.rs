@@ -17,6 +17,7 @@ use crate::http::exchange::BodyFault;
 use crate::http::{Body, BodyLease, Exchange, Gone};
 use crate::pages;
 use crate::pump;
+use crate::relay;
 use crate::route::{self, Route};
 use crate::telemetry::Metric;
 use crate::trail::Trail;
@@ -64,15 +65,22 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = Box::pin(read_body(gateway, exchange, &headers)).await?;
     let call = Arc::new(Call::new(ask, body, exchange.request_id.clone(), headers).await?);
-    let upstream = gateway.upstream(&call.model, &principal)?;
-    trail.model = Some(call.model.clone());
+    let entry = gateway.entry(&call.model, &principal)?;
+    trail.model = Some(entry.name.to_string());
+    trail.price = entry.price;
     trail.stream = Some(call.stream);
+    let says_cost = snapshot.cost_header || relay::cost::is_asked(&call.headers);
+    let (price, stream) = (entry.price, call.stream);
     let origin = origin(&principal, &snapshot, exchange);
     // Whoever needs the body no longer drops the call; its bytes count as request memory until everybody has.
     let mut answer = Answer::new(call.clone());
-    let mut events = watched(exchange, upstream.open(call, origin)).await??;
+    let mut events = watched(exchange, entry.upstream.open(call, origin)).await??;
+    if says_cost {
+        events = Box::new(relay::cost::Priced::new(events, price, stream));
+    }
     let ended = pump::run(exchange, events.as_mut(), &mut answer, trail, snapshot.commit, snapshot.heartbeat).await;
     trail.facts = Some(events.facts());
+    trail.course = events.course();
     ended
 }
 

@@ -87,7 +87,11 @@ async fn end(
     }
     if answer.is_stream() {
         begin(exchange, events.headers()).await?;
-        return Ok(exchange.write(answer.done(), true).await?);
+        let mut last = answer.done();
+        if let Some(epilogue) = events.epilogue() {
+            last = [last, epilogue].concat().into();
+        }
+        return Ok(exchange.write(last, true).await?);
     }
     let mut headers = vec![(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
     headers.extend_from_slice(events.headers());

@@ -7,8 +7,9 @@ use crate::clock;
 use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::Exchange;
+use crate::prices::Price;
 use crate::telemetry::{Metric, Record};
-use crate::upstream::Facts;
+use crate::upstream::{Course, Facts};
 
 /// Facts gathered on the way of one request.
 pub struct Trail {
@@ -25,6 +26,10 @@ pub struct Trail {
     pub ignored: Vec<String>,
     /// Counts of the answer.
     pub facts: Option<Facts>,
+    /// How the answer came about.
+    pub course: Course,
+    /// Prices, where they do not depend on who answered.
+    pub price: Option<Price>,
     /// Finish reasons.
     finish: Vec<&'static str>,
     first_token: Option<Instant>,
@@ -44,6 +49,8 @@ impl Trail {
             stream: None,
             ignored: Vec::new(),
             facts: None,
+            course: Course::default(),
+            price: None,
             finish: Vec::new(),
             first_token: None,
             last_token: None,
@@ -97,6 +104,7 @@ impl Trail {
             .filter(|_| tokens > 1)
             .map(|(first, last)| (last - first).as_secs_f64() / (tokens - 1) as f64);
         self.measure(gateway, exchange.status(), seconds, ttft, tpot);
+        let cost_usd = self.cost_usd();
         let (error, detail) = self.failure.map_or((None, None), |(kind, detail)| (Some(kind), detail));
         gateway.access_log.write(&Record {
             time_ms: clock::since_epoch().as_millis() as u64,
@@ -108,6 +116,8 @@ impl Trail {
             model: self.model,
             stream: self.stream,
             status: exchange.status(),
+            // One attempt that answered is no news.
+            attempts: if self.course.attempts.len() > 1 || error.is_some() { self.course.attempts } else { Vec::new() },
             error,
             detail,
             finish: self.finish,
@@ -116,12 +126,21 @@ impl Trail {
             prompt_tokens: self.facts.map(|facts| facts.prompt_tokens),
             cached_tokens: self.facts.map(|facts| facts.cached_tokens),
             completion_tokens: self.facts.map(|facts| facts.completion_tokens),
+            cost_usd,
+            target: self.course.target,
+            hedged: self.course.hedged,
             resumes: self.facts.map_or(0, |facts| facts.resumes),
             inexact: self.facts.is_some_and(|facts| facts.inexact),
             client_gone: self.client_gone,
             ignored: self.ignored,
             duration_ms: millis(seconds),
         });
+    }
+
+    /// Dollars, where the prices of who answered are known.
+    fn cost_usd(&self) -> Option<f64> {
+        let facts = self.facts?;
+        cost(facts, self.course.price.or(self.price)?)
     }
 
     fn measure(&self, gateway: &Gateway, status: u16, seconds: f64, ttft: Option<f64>, tpot: Option<f64>) {
@@ -145,6 +164,13 @@ impl Trail {
             }
         }
     }
+}
+
+/// Dollars for an answer, to the billionth; `None` where nothing was counted.
+pub(crate) fn cost(facts: Facts, price: Price) -> Option<f64> {
+    let Facts { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, .. } = facts;
+    let usd = price.usd(prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens);
+    (prompt_tokens + completion_tokens > 0).then(|| (usd * 1e9).round() / 1e9)
 }
 
 /// Seconds as milliseconds with microseconds kept.

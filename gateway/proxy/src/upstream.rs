@@ -5,12 +5,15 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use penstock_dialects::ChatEvent;
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
+use serde::Serialize;
 
 use crate::call::Call;
 use crate::error::Failure;
+use crate::prices::Price;
 
 /// A model as `/v1/models` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,10 +77,57 @@ pub trait Events: Send {
         None
     }
 
+    /// How the answer came about, for the log.
+    fn course(&self) -> Course {
+        Course::default()
+    }
+
+    /// What stands behind the end of a complete stream: an SSE comment.
+    fn epilogue(&self) -> Option<Bytes> {
+        None
+    }
+
     /// Header fields that go out with the head of the answer; known once the first event is there.
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {
         &[]
     }
+}
+
+/// How an answer came about.
+#[derive(Clone, Debug, Default)]
+pub struct Course {
+    /// Who answered, where the model has several targets.
+    pub target: Option<Arc<str>>,
+    /// Everybody who was asked, in order of their outcome.
+    pub attempts: Vec<Attempt>,
+    /// Who was asked too and not waited for: they may bill.
+    pub hedged: Vec<Arc<str>>,
+    /// Prices of who answered.
+    pub price: Option<Price>,
+}
+
+/// One attempt to get an answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Attempt {
+    /// Who was asked: a pool, or `provider/model`.
+    #[serde(serialize_with = "text")]
+    pub target: Arc<str>,
+    /// `answered`, or why not.
+    pub outcome: &'static str,
+    /// Status of the failure; 0 where there was none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub status: u16,
+    /// Milliseconds to the outcome.
+    pub ms: f64,
+}
+
+fn text<S: serde::Serializer>(text: &str, out: S) -> Result<S::Ok, S::Error> {
+    out.serialize_str(text)
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(value: &u16) -> bool {
+    *value == 0
 }
 
 /// What the log says about an answer.

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::Faults;
 use super::raw::{Document, Reader};
 use super::snapshot::{DeviceChoice, PoolConfig, Snapshot, TlsFiles};
+use super::{Faults, models};
 use crate::auth::Key;
 use crate::http::HttpLimits;
+use crate::prices::{EMBEDDED, Prices};
 
 /// Name under which the embedded model is served.
 pub const DEMO_MODEL: &str = "penstock-demo";
@@ -56,6 +57,15 @@ pub fn load(
     unique(&document, "keys", snapshot.keys.iter().map(|key| key.id.as_str()));
     unique(&document, "providers", snapshot.providers.iter().map(|provider| provider.id.as_str()));
     unique(&document, "pools", snapshot.pools.iter().map(|pool| pool.id.as_str()));
+    let known = models::Known {
+        pools: snapshot.pools.iter().map(|pool| pool.id.as_str()).collect(),
+        providers: snapshot
+            .providers
+            .iter()
+            .map(|provider| (provider.id.as_str(), provider.models.iter().map(String::as_str).collect()))
+            .collect(),
+    };
+    models::check(&document, &snapshot.models, &known);
     document.finish().map(|()| snapshot)
 }
 
@@ -99,6 +109,10 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
             .or(overrides.access_log.clone())
             .unwrap_or_default(),
         keys,
+        models: models::read(document),
+        prices: Arc::new(prices(&document.table("prices"))),
+        explain: server.flag("explain"),
+        cost_header: server.flag("cost_header"),
         pools,
         providers,
     }
@@ -185,6 +199,16 @@ fn key(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<K
         table.fault(name, fault);
     }
     Some(Key { id: id?, digest: digest?, models })
+}
+
+fn prices(table: &Reader<'_, '_>) -> Prices {
+    let embedded = || Prices::parse(EMBEDDED).expect("the embedded table is valid (tested)");
+    let Some(file) = table.text("file") else { return embedded() };
+    let parsed = std::fs::read_to_string(&file).map_err(|error| error.to_string());
+    parsed.and_then(|text| Prices::parse(&text)).unwrap_or_else(|message| {
+        table.fault("file", format!("{file}: {message}"));
+        embedded()
+    })
 }
 
 fn secret(text: Option<String>) -> Option<[u8; 32]> {
@@ -325,6 +349,7 @@ mod tests {
                     ("pools", "workers"),
                     ("providers", "key_env"),
                     ("providers", "key_file"),
+                    ("prices", "file"),
                 ]
                 .contains(&(table.name, key.name));
                 if !exclusive {
@@ -379,6 +404,33 @@ mod tests {
         assert_eq!((snapshot.listen.port(), snapshot.pools[0].workers, snapshot.pools[0].id.as_str()), (9000, 3, "x"));
         let several = "[[pools]]\nid = \"x\"\n[[pools]]\nid = \"y\"\n";
         assert!(load(Some(("p.toml", several)), &overrides, &none).is_err());
+    }
+
+    #[test]
+    fn every_example_passes() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/examples");
+        let env = |_: &str| Some("set".to_owned());
+        let mut count = 0;
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let (name, text) = (path.display().to_string(), std::fs::read_to_string(&path).expect("text"));
+            load(Some((&name, &text)), &Overrides::default(), &env).unwrap_or_else(|faults| panic!("{faults}"));
+            count += 1;
+        }
+        assert!(count > 0);
+    }
+
+    #[test]
+    fn prices_come_from_a_file_if_one_is_named() {
+        let path = std::env::temp_dir().join(format!("penstock-prices-{}.toml", std::process::id()));
+        let config = format!("[prices]\nfile = {path:?}\n");
+        assert!(read(&config).expect_err("no file")[0].contains("prices.file"));
+        std::fs::write(&path, "[[price]]\nmodels = [\"own-*\"]\ninput = 1.0\noutput = 2.0\n").expect("write");
+        let prices = read(&config).expect("valid").prices;
+        assert!(prices.find("own-7").is_some() && prices.find("gpt-4o").is_none(), "it replaces the table whole");
+        std::fs::write(&path, "[[price]]\nmodels = []\nin = 1.0\n").expect("write");
+        assert!(read(&config).expect_err("a fault")[0].contains("unknown field"));
+        std::fs::remove_file(&path).expect("remove");
     }
 
     /// Writes the files anew when `PENSTOCK_BLESS` is set.

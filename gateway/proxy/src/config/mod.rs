@@ -6,11 +6,13 @@
 
 mod check;
 pub mod keys;
+mod models;
 mod providers;
 mod raw;
 mod snapshot;
 
 pub use check::{DEMO_MODEL, Overrides, load};
+pub use models::{MirrorConfig, ModelConfig, Sticky, TargetConfig};
 pub use providers::{ProviderConfig, Secret};
 pub use snapshot::{DeviceChoice, PoolConfig, Snapshot, TlsFiles};
 

@@ -26,6 +26,10 @@ pub(super) struct Reader<'d, 'a> {
     path: String,
     values: Option<&'d DeTable<'a>>,
     asked: RefCell<BTreeSet<&'static str>>,
+    /// Names of an inline table, which are not in `keys` one by one.
+    inline: Option<&'static [&'static str]>,
+    /// Where it stands.
+    span: Option<Range<usize>>,
 }
 
 impl<'a> Document<'a> {
@@ -76,7 +80,7 @@ impl<'a> Document<'a> {
         for name in table.split('.') {
             values = values.and_then(|values| values.get(name)).and_then(|value| value.get_ref().as_table());
         }
-        Reader { document: self, table, path: table.to_owned(), values, asked: RefCell::default() }
+        Reader::new(self, table, table.to_owned(), values)
     }
 
     /// The tables written `[[name]]`.
@@ -86,9 +90,7 @@ impl<'a> Document<'a> {
         for (at, value) in array.into_iter().flat_map(|array| array.iter()).enumerate() {
             let path = format!("{table}[{at}]");
             match value.get_ref().as_table() {
-                Some(values) => {
-                    out.push(Reader { document: self, table, path, values: Some(values), asked: RefCell::default() });
-                }
+                Some(values) => out.push(Reader::new(self, table, path, Some(values))),
                 None => self.fault(Some(value.span()), &path, "must be a table"),
             }
         }
@@ -103,6 +105,50 @@ impl<'a> Document<'a> {
 }
 
 impl<'d, 'a> Reader<'d, 'a> {
+    fn new(document: &'d Document<'a>, table: &'static str, path: String, values: Option<&'d DeTable<'a>>) -> Self {
+        Self { document, table, path, values, asked: RefCell::default(), inline: None, span: None }
+    }
+
+    /// The inline tables in a list: `name = [{ … }, { … }]`. `names` are the keys that they may have, without defaults.
+    pub(super) fn inline(&self, name: &'static str, names: &'static [&'static str]) -> Vec<Reader<'d, 'a>> {
+        let Some(value) = self.value(name) else { return Vec::new() };
+        let Some(items) = value.get_ref().as_array() else {
+            self.fault(name, "must be a list of tables: [{ … }]");
+            return Vec::new();
+        };
+        let mut out = Vec::new();
+        for (at, item) in items.iter().enumerate() {
+            let path = format!("{}.{name}[{at}]", self.path);
+            match item.get_ref().as_table() {
+                Some(values) => {
+                    let mut reader = Self::new(self.document, self.table, path, Some(values));
+                    (reader.inline, reader.span) = (Some(names), Some(item.span()));
+                    out.push(reader);
+                }
+                None => self.document.fault(Some(item.span()), &path, "must be a table: { … }"),
+            }
+        }
+        out
+    }
+
+    /// One inline table: `name = { … }`.
+    pub(super) fn inline_one(&self, name: &'static str, names: &'static [&'static str]) -> Option<Reader<'d, 'a>> {
+        let value = self.value(name)?;
+        let Some(values) = value.get_ref().as_table() else {
+            self.fault(name, "must be a table: { … }");
+            return None;
+        };
+        let path = format!("{}.{name}", self.path);
+        let mut reader = Self::new(self.document, self.table, path, Some(values));
+        (reader.inline, reader.span) = (Some(names), Some(value.span()));
+        Some(reader)
+    }
+
+    /// Default of a key; those of an inline table have none.
+    fn default_of(&self, name: &str) -> Option<&'static str> {
+        if self.inline.is_some() { None } else { keys::default_of(self.table, name) }
+    }
+
     fn value(&self, name: &'static str) -> Option<&'d Spanned<DeValue<'a>>> {
         self.asked.borrow_mut().insert(name);
         self.values?.get(name)
@@ -111,8 +157,8 @@ impl<'d, 'a> Reader<'d, 'a> {
     /// Records a fault of one key.
     pub(super) fn fault(&self, name: &str, message: impl Into<String>) {
         let own = self.values.and_then(|values| values.get(name)).map(Spanned::span);
-        let span = own
-            .or_else(|| self.values.and_then(|values| values.keys().map(Spanned::span).min_by_key(|span| span.start)));
+        let first = || self.values.and_then(|values| values.keys().map(Spanned::span).min_by_key(|span| span.start));
+        let span = own.or_else(|| self.span.clone()).or_else(first);
         self.document.fault(span, &format!("{}.{name}", self.path), message);
     }
 
@@ -123,7 +169,12 @@ impl<'d, 'a> Reader<'d, 'a> {
 
     /// A whole number within `range`.
     pub(super) fn number(&self, name: &'static str, range: RangeInclusive<u64>) -> u64 {
-        let default = keys::default_of(self.table, name).and_then(|text| text.parse().ok()).unwrap_or(*range.start());
+        let default = self.default_of(name).and_then(|text| text.parse().ok()).unwrap_or(*range.start());
+        self.number_or(name, range, default)
+    }
+
+    /// The same with a default of the caller's.
+    pub(super) fn number_or(&self, name: &'static str, range: RangeInclusive<u64>, default: u64) -> u64 {
         let Some(value) = self.value(name) else { return default };
         let integer = value.get_ref().as_integer();
         let number = integer.and_then(|int| u64::from_str_radix(&int.as_str().replace('_', ""), int.radix()).ok());
@@ -138,7 +189,7 @@ impl<'d, 'a> Reader<'d, 'a> {
 
     /// Text, not empty; `None` without value and default.
     pub(super) fn text(&self, name: &'static str) -> Option<String> {
-        let default = || keys::default_of(self.table, name).map(|text| text.trim_matches('"').to_owned());
+        let default = || self.default_of(name).map(|text| text.trim_matches('"').to_owned());
         let Some(value) = self.value(name) else { return default() };
         match value.get_ref().as_str() {
             Some(text) if !text.is_empty() => Some(text.to_owned()),
@@ -149,9 +200,39 @@ impl<'d, 'a> Reader<'d, 'a> {
         }
     }
 
-    /// A list of texts; empty without value.
+    /// A number from 0 to a million, with or without a fraction.
+    pub(super) fn decimal(&self, name: &'static str) -> Option<f64> {
+        let value = self.value(name)?.get_ref();
+        let float = value.as_float().and_then(|float| float.as_str().replace('_', "").parse().ok());
+        let integer = value.as_integer().and_then(|int| int.as_str().replace('_', "").parse().ok());
+        let number = float.or(integer).filter(|number| (0.0..=1e6).contains(number));
+        if number.is_none() {
+            self.fault(name, "must be a number from 0 to 1000000");
+        }
+        number
+    }
+
+    /// `true` or `false`.
+    pub(super) fn flag(&self, name: &'static str) -> bool {
+        let default = self.default_of(name) == Some("true");
+        let Some(value) = self.value(name) else { return default };
+        value.get_ref().as_bool().unwrap_or_else(|| {
+            self.fault(name, "must be true or false");
+            default
+        })
+    }
+
+    /// A list of texts; without value the default, or empty.
     pub(super) fn texts(&self, name: &'static str) -> Vec<String> {
-        let Some(value) = self.value(name) else { return Vec::new() };
+        let Some(value) = self.value(name) else {
+            let default = self.default_of(name).unwrap_or_default().trim_matches(['[', ']']);
+            return default
+                .split(',')
+                .map(|text| text.trim().trim_matches('"'))
+                .filter(|text| !text.is_empty())
+                .map(str::to_owned)
+                .collect();
+        };
         let items: Option<Vec<_>> = value
             .get_ref()
             .as_array()
@@ -159,16 +240,6 @@ impl<'d, 'a> Reader<'d, 'a> {
         items.unwrap_or_else(|| {
             self.fault(name, "must be a list of texts: [\"a\", \"b\"]");
             Vec::new()
-        })
-    }
-
-    /// `true` or `false`.
-    pub(super) fn flag(&self, name: &'static str) -> bool {
-        let default = keys::default_of(self.table, name) == Some("true");
-        let Some(value) = self.value(name) else { return default };
-        value.get_ref().as_bool().unwrap_or_else(|| {
-            self.fault(name, "must be true or false");
-            default
         })
     }
 
@@ -188,12 +259,16 @@ impl<'d, 'a> Reader<'d, 'a> {
 
 impl Drop for Reader<'_, '_> {
     fn drop(&mut self) {
-        let known: Vec<_> = keys::KEYS.iter().filter(|key| key.table == self.table).map(|key| key.name).collect();
+        let known: Vec<_> = match self.inline {
+            Some(names) => names.to_vec(),
+            None => keys::KEYS.iter().filter(|key| key.table == self.table).map(|key| key.name).collect(),
+        };
         for name in self.values.into_iter().flat_map(|values| values.keys()) {
-            let inner = keys::TABLES.iter().any(|table| {
-                table.name.strip_prefix(self.table).and_then(|rest| rest.strip_prefix('.'))
-                    == Some(name.get_ref().as_ref())
-            });
+            let inner = self.inline.is_none()
+                && keys::TABLES.iter().any(|table| {
+                    table.name.strip_prefix(self.table).and_then(|rest| rest.strip_prefix('.'))
+                        == Some(name.get_ref().as_ref())
+                });
             if !inner && !self.asked.borrow().contains(name.get_ref().as_ref()) {
                 let path = format!("{}.{}", self.path, name.get_ref());
                 self.document.fault(Some(name.span()), &path, unknown(name.get_ref(), &known));

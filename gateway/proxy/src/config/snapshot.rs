@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::ModelConfig;
 use super::providers::ProviderConfig;
 use crate::auth::Key;
 use crate::http::HttpLimits;
+use crate::prices::Prices;
 
 /// Everything that a running gateway reads.
 #[derive(Clone, Debug)]
@@ -38,6 +40,14 @@ pub struct Snapshot {
     pub access_log: String,
     /// API keys.
     pub keys: Vec<Key>,
+    /// Models with targets of their own.
+    pub models: Vec<ModelConfig>,
+    /// What models cost.
+    pub prices: Arc<Prices>,
+    /// Say the target and the number of attempts on every relayed answer.
+    pub explain: bool,
+    /// Say the cost on every answer.
+    pub cost_header: bool,
     /// Pools; at least one where there is no provider.
     pub pools: Vec<PoolConfig>,
     /// Providers.

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::upstream::Attempt;
+
 /// Time in which lines gather for one write.
 const GATHER: Duration = Duration::from_millis(50);
 /// Lines that are written at once instead: a pipe's default size.
@@ -71,6 +73,18 @@ pub struct Record<'a> {
     /// Output tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens: Option<u64>,
+    /// What it cost, by the price table.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost_usd: Option<f64>,
+    /// Who answered, where the model has several targets.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "name")]
+    pub target: Option<Arc<str>>,
+    /// Everybody who was asked, when that was not one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub attempts: Vec<Attempt>,
+    /// Who was asked too and not waited for; may bill, and is not in `cost_usd`.
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "names")]
+    pub hedged: Vec<Arc<str>>,
     /// Continuations after a lost worker.
     #[serde(skip_serializing_if = "is_zero")]
     pub resumes: u32,
@@ -85,6 +99,15 @@ pub struct Record<'a> {
     pub ignored: Vec<String>,
     /// Head complete to end.
     pub duration_ms: f64,
+}
+
+#[expect(clippy::ref_option, reason = "serde's signature")]
+fn name<S: serde::Serializer>(name: &Option<Arc<str>>, out: S) -> Result<S::Ok, S::Error> {
+    name.as_deref().serialize(out)
+}
+
+fn names<S: serde::Serializer>(names: &[Arc<str>], out: S) -> Result<S::Ok, S::Error> {
+    out.collect_seq(names.iter().map(|name| &**name))
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]

@@ -30,6 +30,16 @@ pub enum Metric {
     ClientsGone,
     /// Panics caught in a handler.
     Panics,
+    /// Attempts at the targets of a model, by outcome.
+    Attempts,
+    /// Attempts at a fallback, by reason.
+    Fallbacks,
+    /// Second attempts that were raced, by who won.
+    Hedges,
+    /// Retries and hedges that the budget did not allow.
+    RetriesDenied,
+    /// Copies of requests, by outcome.
+    Mirrored,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -48,7 +58,7 @@ const EACH: &[f64] = &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    const ALL: [Metric; 8] = [
+    const ALL: [Metric; 13] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -57,6 +67,11 @@ impl Metric {
         Metric::MalformedHeads,
         Metric::ClientsGone,
         Metric::Panics,
+        Metric::Attempts,
+        Metric::Fallbacks,
+        Metric::Hedges,
+        Metric::RetriesDenied,
+        Metric::Mirrored,
     ];
 
     /// Name, kind and help.
@@ -85,6 +100,17 @@ impl Metric {
             Metric::ClientsGone => {
                 ("penstock_clients_gone_total", Kind::Counter, "Clients that left before their answer ended.")
             }
+            Metric::Attempts => {
+                ("penstock_attempts_total", Kind::Counter, "Attempts at the targets of a model, by outcome.")
+            }
+            Metric::Fallbacks => ("penstock_fallbacks_total", Kind::Counter, "Attempts at a fallback, by reason."),
+            Metric::Hedges => {
+                ("penstock_hedges_total", Kind::Counter, "Second attempts that were raced: won by the second, or lost.")
+            }
+            Metric::RetriesDenied => {
+                ("penstock_retries_denied_total", Kind::Counter, "Retries and hedges beyond the budget of the model.")
+            }
+            Metric::Mirrored => ("penstock_mirrored_total", Kind::Counter, "Copies of requests, by outcome."),
             Metric::Panics => ("penstock_panics_total", Kind::Counter, "Panics caught in a request handler."),
         }
     }
@@ -131,9 +157,21 @@ pub enum Gauge {
     Resumes,
     /// Of these, not bit-exact.
     ResumesInexact,
+    /// Breaker of a target: 0 closed, 1 probing, 2 last choice, 3 open.
+    TargetState,
+    /// Requests at a target.
+    TargetInFlight,
 }
 
 impl Gauge {
+    /// What its values are told apart by.
+    fn label(self) -> &'static str {
+        match self {
+            Gauge::TargetState | Gauge::TargetInFlight => "target",
+            _ => "model",
+        }
+    }
+
     /// Name, Prometheus type and help.
     fn about(self) -> (&'static str, &'static str, &'static str) {
         match self {
@@ -163,6 +201,12 @@ impl Gauge {
             Gauge::WorkerStarts => ("penstock_worker_starts_total", "counter", "Worker processes started."),
             Gauge::WorkerDeaths => ("penstock_worker_deaths_total", "counter", "Workers found dead."),
             Gauge::Resumes => ("penstock_resumes_total", "counter", "Requests continued after a lost worker."),
+            Gauge::TargetState => (
+                "penstock_target_state",
+                "gauge",
+                "Health of a target: 0 good, 1 being probed, 2 asked last, 3 left alone.",
+            ),
+            Gauge::TargetInFlight => ("penstock_target_in_flight", "gauge", "Requests at a target."),
             Gauge::ResumesInexact => {
                 ("penstock_resumes_inexact_total", "counter", "Continuations that were not bit-exact.")
             }
@@ -268,7 +312,7 @@ impl Metrics {
             }
             let mut labels = String::new();
             if !model.is_empty() {
-                render_labels(&mut labels, &[("model", model)]);
+                render_labels(&mut labels, &[(gauge.label(), model)]);
             }
             let _ = writeln!(out, "{name}{} {value}", braces(&labels));
         }

@@ -1,0 +1,247 @@
+//! `[[models]]`: names in requests, and who answers them.
+
+use std::time::Duration;
+
+use super::raw::{Document, Reader};
+use crate::prices::Price;
+use crate::relay::{Policy, Reason};
+
+/// Targets of one model in all; also the bits of the relay's set of what was tried.
+const TARGETS_MAX: usize = 32;
+
+/// A model of the config.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Name in requests.
+    pub name: String,
+    /// Other names.
+    pub aliases: Vec<String>,
+    /// Who answers, with its weight.
+    pub to: Vec<(TargetConfig, u32)>,
+    /// Who answers when these fail, in order.
+    pub fallback: Vec<TargetConfig>,
+    /// For which reasons the fallback is used.
+    pub fallback_on: Vec<Reason>,
+    /// How requests are shared among `to`.
+    pub policy: Policy,
+    /// What stays at one target.
+    pub sticky: Sticky,
+    /// Attempts within `to` after the first.
+    pub retries: u32,
+    /// Retries per hundred requests.
+    pub retry_budget_percent: u32,
+    /// A second attempt starts after this long without a first event.
+    pub hedge_after: Option<Duration>,
+    /// A streamed attempt without a first event fails after this long.
+    pub first_token_timeout: Option<Duration>,
+    /// An answer that is silent for this long fails.
+    pub idle_timeout: Option<Duration>,
+    /// All attempts and the whole answer.
+    pub timeout: Option<Duration>,
+    /// Who gets copies of requests.
+    pub mirror: Option<MirrorConfig>,
+    /// Longest sequence, as `/v1/models` says it; 0: the first target's.
+    pub context_tokens: u32,
+    /// Instead of the price table's.
+    pub price: Option<Price>,
+}
+
+/// Who answers.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TargetConfig {
+    /// A pool, by id.
+    Pool(String),
+    /// A provider, by id, and the model's name there.
+    Provider(String, String),
+}
+
+impl TargetConfig {
+    /// As in headers, logs and metrics.
+    pub fn id(&self) -> String {
+        match self {
+            TargetConfig::Pool(id) => id.clone(),
+            TargetConfig::Provider(id, model) => format!("{id}/{model}"),
+        }
+    }
+}
+
+/// What keeps requests at one target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sticky {
+    /// Nothing.
+    None,
+    /// The API key.
+    Key,
+    /// The user that the request names.
+    User,
+    /// A header field of the request.
+    Header(http::HeaderName),
+}
+
+/// Copies of requests, whose answers nobody sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MirrorConfig {
+    /// Who gets them.
+    pub target: TargetConfig,
+    /// Copies per hundred requests.
+    pub percent: u32,
+}
+
+/// Reads the tables.
+pub(super) fn read(document: &Document<'_>) -> Vec<ModelConfig> {
+    document.tables("models").iter().filter_map(model).collect()
+}
+
+fn model(table: &Reader<'_, '_>) -> Option<ModelConfig> {
+    let name = table.text("name");
+    if name.is_none() {
+        table.fault("name", "is missing");
+    }
+    let own = name.clone().unwrap_or_default();
+    let to: Vec<_> = table
+        .inline("to", &["pool", "provider", "model", "weight"])
+        .iter()
+        .filter_map(|item| Some((target(item, &own)?, item.number_or("weight", 1..=1_000_000, 1) as u32)))
+        .collect();
+    if to.is_empty() {
+        table.fault("to", "is missing: { pool = \"ID\" } or { provider = \"ID\", model = \"NAME\" }");
+    }
+    let fallback: Vec<_> =
+        table.inline("fallback", &["pool", "provider", "model"]).iter().filter_map(|item| target(item, &own)).collect();
+    if to.len() + fallback.len() > TARGETS_MAX {
+        table.fault("to", format!("at most {TARGETS_MAX} targets, fallback included"));
+    }
+    let limit = |name| Some(Duration::from_millis(table.number(name, 0..=86_400_000))).filter(|time| !time.is_zero());
+    Some(ModelConfig {
+        aliases: table.texts("aliases"),
+        to,
+        fallback,
+        fallback_on: reasons(table),
+        policy: policy(table),
+        sticky: sticky(table),
+        retries: table.number("retries", 0..=10) as u32,
+        retry_budget_percent: table.number("retry_budget_percent", 0..=100) as u32,
+        hedge_after: limit("hedge_after_ms"),
+        first_token_timeout: limit("first_token_timeout_ms"),
+        idle_timeout: limit("idle_timeout_ms"),
+        timeout: limit("timeout_ms"),
+        mirror: mirror(table, &own),
+        context_tokens: table.number("context_tokens", 0..=1 << 24) as u32,
+        price: price(table),
+        name: name?,
+    })
+}
+
+fn target(item: &Reader<'_, '_>, own: &str) -> Option<TargetConfig> {
+    match (item.text("pool"), item.text("provider"), item.text("model")) {
+        (Some(pool), None, None) => return Some(TargetConfig::Pool(pool)),
+        (None, Some(provider), model) => {
+            return Some(TargetConfig::Provider(provider, model.unwrap_or_else(|| own.to_owned())));
+        }
+        (Some(_), None, Some(_)) => item.fault("model", "goes with provider; a pool has one model"),
+        _ => item.fault("pool", "exactly one of pool and provider is needed"),
+    }
+    None
+}
+
+fn reasons(table: &Reader<'_, '_>) -> Vec<Reason> {
+    let mut out = Vec::new();
+    for name in table.texts("fallback_on") {
+        match Reason::ALL.into_iter().find(|reason| reason.name() == name) {
+            Some(reason) => out.push(reason),
+            None => {
+                let known = Reason::ALL.map(Reason::name).join(", ");
+                table.fault("fallback_on", format!("{name:?} is not one of {known}"));
+            }
+        }
+    }
+    out
+}
+
+fn policy(table: &Reader<'_, '_>) -> Policy {
+    match table.text("policy").unwrap_or_default().as_str() {
+        "weighted" => Policy::Weighted,
+        "order" => Policy::Order,
+        "least_busy" => Policy::LeastBusy,
+        "latency" => Policy::Latency,
+        "cost" => Policy::Cost,
+        other => {
+            table.fault("policy", format!("{other:?} is not one of weighted, order, least_busy, latency, cost"));
+            Policy::Weighted
+        }
+    }
+}
+
+fn sticky(table: &Reader<'_, '_>) -> Sticky {
+    let text = table.text("sticky").unwrap_or_default();
+    match (text.as_str(), text.strip_prefix("header:").map(str::parse)) {
+        ("none", _) => return Sticky::None,
+        ("key", _) => return Sticky::Key,
+        ("user", _) => return Sticky::User,
+        (_, Some(Ok(name))) => return Sticky::Header(name),
+        (other, _) => table.fault("sticky", format!("{other:?} is not one of none, key, user, header:NAME")),
+    }
+    Sticky::None
+}
+
+fn mirror(table: &Reader<'_, '_>, own: &str) -> Option<MirrorConfig> {
+    let item = table.inline_one("mirror", &["pool", "provider", "model", "percent"])?;
+    let percent = item.number_or("percent", 1..=100, 100) as u32;
+    Some(MirrorConfig { target: target(&item, own)?, percent })
+}
+
+fn price(table: &Reader<'_, '_>) -> Option<Price> {
+    let item = table.inline_one("price", &["input", "cached_input", "cache_write", "output"])?;
+    let (Some(input), Some(output)) = (item.decimal("input"), item.decimal("output")) else {
+        item.fault("input", "input and output are both needed, in dollars per million tokens");
+        return None;
+    };
+    let or_input = |name| item.decimal(name).unwrap_or(input);
+    Some(Price { input, cached_input: or_input("cached_input"), cache_write: or_input("cache_write"), output })
+}
+
+/// Names that exist besides the models, for [`check`].
+pub(super) struct Known<'a> {
+    pub(super) pools: Vec<&'a str>,
+    /// Providers with the models that they serve under their own names.
+    pub(super) providers: Vec<(&'a str, Vec<&'a str>)>,
+}
+
+/// Whether every name means one thing, and every target exists.
+pub(super) fn check(document: &Document<'_>, models: &[ModelConfig], known: &Known<'_>) {
+    let fault = |message: String| document.fault_at("models", "", message);
+    let mut names = std::collections::BTreeSet::new();
+    for model in models {
+        for name in std::iter::once(&model.name).chain(&model.aliases) {
+            if !names.insert(name.as_str()) {
+                fault(format!("the name {name:?} is used twice"));
+            }
+        }
+        let targets = model.to.iter().map(|(target, _)| target).chain(&model.fallback);
+        let mut seen = std::collections::BTreeSet::new();
+        for target in targets.clone() {
+            if !seen.insert(target) {
+                fault(format!("{}: the target {:?} is there twice", model.name, target.id()));
+            }
+        }
+        for target in targets.chain(model.mirror.iter().map(|mirror| &mirror.target)) {
+            let missing = match target {
+                TargetConfig::Pool(id) => (!known.pools.contains(&id.as_str())).then_some(("pool", id)),
+                TargetConfig::Provider(id, _) => {
+                    (!known.providers.iter().any(|(have, _)| have == id)).then_some(("provider", id))
+                }
+            };
+            if let Some((kind, id)) = missing {
+                fault(format!("{}: there is no {kind} {id:?}", model.name));
+            }
+        }
+    }
+    let mut claimed = std::collections::BTreeMap::new();
+    let pools = known.pools.iter().map(|pool| (*pool, "a pool"));
+    let served = known.providers.iter().flat_map(|(id, models)| models.iter().map(move |model| (*model, *id)));
+    for (name, owner) in pools.chain(served).filter(|(name, _)| !names.contains(name)) {
+        if let Some(other) = claimed.insert(name, owner) {
+            fault(format!("{name:?} is served by {other} and by {owner}: say which one is meant in [[models]]"));
+        }
+    }
+}

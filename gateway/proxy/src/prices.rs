@@ -1,0 +1,191 @@
+//! What models cost: a table of list prices by name, and the arithmetic.
+//!
+//! The table is data (`configs/prices.toml`), embedded, and can be replaced by a file of the operator's. A name is found by exact match or
+//! by the longest pattern.
+
+use serde::Deserialize;
+
+/// The table that the program carries.
+pub const EMBEDDED: &str = include_str!("../../../configs/prices.toml");
+
+/// Prices of one model, in dollars per million tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Price {
+    /// Prompt.
+    pub input: f64,
+    /// Prompt tokens read from a cache.
+    pub cached_input: f64,
+    /// Prompt tokens written to a cache.
+    pub cache_write: f64,
+    /// Output, reasoning included.
+    pub output: f64,
+}
+
+impl Price {
+    /// Dollars for these counts; `cached` and `written` are parts of `prompt`.
+    pub fn usd(&self, prompt: u64, cached: u64, written: u64, completion: u64) -> f64 {
+        let plain = prompt.saturating_sub(cached).saturating_sub(written);
+        let sum = plain as f64 * self.input
+            + cached as f64 * self.cached_input
+            + written as f64 * self.cache_write
+            + completion as f64 * self.output;
+        sum / 1e6
+    }
+}
+
+/// What the table says of one model.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ModelFacts {
+    /// Its prices.
+    pub price: Price,
+    /// Longest sequence; 0: not known.
+    pub context_tokens: u32,
+}
+
+/// The table.
+#[derive(Clone, Debug, Default)]
+pub struct Prices {
+    /// Patterns, most specific first.
+    rows: Vec<(String, ModelFacts)>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    price: Vec<Row>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    models: Vec<String>,
+    input: f64,
+    cached_input: Option<f64>,
+    cache_write: Option<f64>,
+    output: f64,
+    #[serde(default)]
+    context_tokens: u32,
+}
+
+impl Prices {
+    /// Reads a table.
+    ///
+    /// # Errors
+    /// What is wrong with it, with its line.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+        let mut rows = Vec::new();
+        for row in file.price {
+            let all = [Some(row.input), row.cached_input, row.cache_write, Some(row.output)];
+            if all.into_iter().flatten().any(|price| !(0.0..=1e6).contains(&price)) {
+                return Err(format!("prices of {:?}: must be from 0 to 1000000", row.models));
+            }
+            let price = Price {
+                input: row.input,
+                cached_input: row.cached_input.unwrap_or(row.input),
+                cache_write: row.cache_write.unwrap_or(row.input),
+                output: row.output,
+            };
+            let facts = ModelFacts { price, context_tokens: row.context_tokens };
+            rows.extend(row.models.into_iter().map(|pattern| (pattern, facts)));
+        }
+        rows.sort_by_key(|(pattern, _)| {
+            let stars = pattern.matches('*').count();
+            (stars > 0, std::cmp::Reverse(pattern.len() - stars))
+        });
+        if let Some(pair) = rows.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            return Err(format!("{:?} has two prices", pair[0].0));
+        }
+        Ok(Self { rows })
+    }
+
+    /// What is known of a model: by its name, else by what follows its last `/`.
+    pub fn find(&self, model: &str) -> Option<ModelFacts> {
+        let by = |name: &str| self.rows.iter().find(|(pattern, _)| matches(pattern, name)).map(|(_, facts)| *facts);
+        by(model).or_else(|| by(model.rsplit_once('/')?.1))
+    }
+
+    /// Patterns in the table.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+/// Whether `name` is what `pattern` says, where `*` stands for anything.
+fn matches(pattern: &str, name: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
+    let mut parts = parts.peekable();
+    if parts.peek().is_none() {
+        return rest.is_empty();
+    }
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return rest.ends_with(part);
+        }
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_whole_names() {
+        for (pattern, name, expected) in [
+            ("gpt-4o", "gpt-4o", true),
+            ("gpt-4o", "gpt-4o-mini", false),
+            ("gpt-4o-*", "gpt-4o-2024-11-20", true),
+            ("gpt-4o-*", "gpt-4o", false),
+            ("*sonnet-4*", "anthropic.claude-sonnet-4-v1:0", true),
+            ("a*b*c", "abc", true),
+            ("a*b*c", "acb", false),
+            ("*", "", true),
+            ("a*a", "a", false),
+        ] {
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn the_most_specific_row_counts() {
+        let row = |models: &str, input: f64| format!("[[price]]\nmodels = [{models}]\ninput = {input}\noutput = 1.0\n");
+        let text = row("\"m*\"", 1.0) + &row("\"m-big*\"", 2.0) + &row("\"m-big-7\"", 3.0);
+        let prices = Prices::parse(&text).expect("valid");
+        let input = |name: &str| prices.find(name).map(|facts| facts.price.input);
+        assert_eq!(
+            (input("m-1"), input("m-big-6"), input("m-big-7"), input("x")),
+            (Some(1.0), Some(2.0), Some(3.0), None)
+        );
+        assert_eq!(input("org/m-1"), Some(1.0), "organisations in front do not matter");
+        assert!(Prices::parse(&(row("\"a\"", 1.0) + &row("\"a\"", 2.0))).is_err());
+        assert!(Prices::parse(&row("\"a\"", -1.0)).is_err());
+    }
+
+    #[test]
+    fn parts_of_a_prompt_have_their_own_prices() {
+        let price = Price { input: 3.0, cached_input: 0.3, cache_write: 3.75, output: 15.0 };
+        let usd = price.usd(1000, 600, 100, 200);
+        assert!((usd - (300.0 * 3.0 + 600.0 * 0.3 + 100.0 * 3.75 + 200.0 * 15.0) / 1e6).abs() < 1e-12, "{usd}");
+    }
+
+    #[test]
+    fn the_embedded_table_is_valid() {
+        let prices = Prices::parse(EMBEDDED).expect("valid");
+        for model in ["gpt-4o-mini", "claude-sonnet-4-20250514", "gemini-2.5-flash", "deepseek-chat"] {
+            let facts = prices.find(model).unwrap_or_else(|| panic!("{model}"));
+            assert!(
+                facts.price.input > 0.0 && facts.price.output > facts.price.cached_input && facts.context_tokens > 0
+            );
+        }
+    }
+}

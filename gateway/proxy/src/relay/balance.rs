@@ -1,0 +1,212 @@
+//! Which of several targets: pure choices over what is known of each.
+//!
+//! Weights are spread smoothly (after nine of ten to one target the tenth goes to the other, never ten in a row), not drawn: a canary
+//! of 5 % gets one of twenty requests.
+
+use std::time::{Duration, Instant};
+
+/// How a model's targets share its requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// By weight.
+    Weighted,
+    /// The first that is healthy.
+    Order,
+    /// The fewest requests in flight per weight.
+    LeastBusy,
+    /// The shortest time to the first token, times what is in flight.
+    Latency,
+    /// The cheapest.
+    Cost,
+}
+
+/// What is known of a target at the moment of a choice.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View {
+    /// Its place among the model's targets.
+    pub(crate) index: usize,
+    /// Share.
+    pub(crate) weight: u32,
+    /// Requests there now.
+    pub(crate) in_flight: usize,
+    /// Seconds to the first token; 0: not known.
+    pub(crate) seconds: f64,
+    /// Dollars that this request would cost there, roughly.
+    pub(crate) usd: f64,
+    /// Hash of its id.
+    pub(crate) hash: u64,
+}
+
+/// Chooses. `sticky` is the hash of what is to stay at one target: it decides alone, by weight.
+pub(crate) fn choose(policy: Policy, sticky: Option<u64>, views: &[View], smooth: &mut Smooth) -> Option<usize> {
+    if let Some(key) = sticky {
+        return least(views, |view| rendezvous(key, view));
+    }
+    match policy {
+        Policy::Order => views.first().map(|view| view.index),
+        Policy::Weighted => smooth.next(views),
+        Policy::LeastBusy => even(views, smooth, |view| (view.in_flight + 1) as f64 / f64::from(view.weight)),
+        Policy::Latency => even(views, smooth, |view| view.seconds * (view.in_flight + 1) as f64),
+        Policy::Cost => even(views, smooth, |view| view.usd),
+    }
+}
+
+/// The least by `cost`; equals share by weight.
+fn even(views: &[View], smooth: &mut Smooth, cost: impl Fn(&View) -> f64) -> Option<usize> {
+    let best = views.iter().map(&cost).min_by(f64::total_cmp)?;
+    let equal: Vec<View> = views.iter().filter(|view| cost(view) <= best).copied().collect();
+    match equal.as_slice() {
+        [one] => Some(one.index),
+        _ => smooth.next(&equal),
+    }
+}
+
+fn least(views: &[View], cost: impl Fn(&View) -> f64) -> Option<usize> {
+    views.iter().min_by(|left, right| cost(left).total_cmp(&cost(right))).map(|view| view.index)
+}
+
+/// Weighted rendezvous hashing: the least wins; a target that leaves moves only its own keys.
+fn rendezvous(key: u64, view: &View) -> f64 {
+    let unit = ((mix(key ^ view.hash) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+    -unit.ln() / f64::from(view.weight)
+}
+
+/// Hash that is the same in every process: FNV-1a, finished by [`mix`].
+pub(crate) fn hash(bytes: &[u8]) -> u64 {
+    mix(bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)))
+}
+
+/// The finalizer of SplitMix64.
+fn mix(mut value: u64) -> u64 {
+    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+/// Smooth weighted round-robin, as nginx does it: everybody earns its weight, the richest goes and pays for all.
+#[derive(Debug)]
+pub(crate) struct Smooth {
+    credit: Vec<i64>,
+}
+
+impl Smooth {
+    /// For as many targets.
+    pub(crate) fn new(targets: usize) -> Self {
+        Self { credit: vec![0; targets] }
+    }
+
+    fn next(&mut self, views: &[View]) -> Option<usize> {
+        let mut total = 0;
+        for view in views {
+            self.credit[view.index] += i64::from(view.weight);
+            total += i64::from(view.weight);
+        }
+        // The first of equals: the order of the config.
+        let best = views.iter().rev().max_by_key(|view| self.credit[view.index])?;
+        self.credit[best.index] -= total;
+        Some(best.index)
+    }
+}
+
+/// Peak-sensitive moving average of a latency: rises at once, falls over [`Latency::MEMORY`], and is forgotten when nothing comes, so
+/// that a target that was slow is tried again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Latency {
+    seconds: f64,
+    at: Option<Instant>,
+}
+
+impl Latency {
+    const MEMORY: Duration = Duration::from_secs(30);
+
+    /// Takes one measurement.
+    pub(crate) fn add(&mut self, seconds: f64, now: Instant) {
+        let keep = self.at.map_or(0.0, |at| decay(at, now));
+        self.seconds = seconds.max(self.seconds * keep + seconds * (1.0 - keep));
+        self.at = Some(now);
+    }
+
+    /// What is expected now; 0: nothing is known.
+    pub(crate) fn expected(&self, now: Instant) -> f64 {
+        self.at.map_or(0.0, |at| self.seconds * decay(at, now))
+    }
+}
+
+fn decay(from: Instant, now: Instant) -> f64 {
+    (-now.saturating_duration_since(from).as_secs_f64() / Latency::MEMORY.as_secs_f64()).exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn views(weights: &[u32]) -> Vec<View> {
+        let view = |(index, weight): (usize, &u32)| View {
+            index,
+            weight: *weight,
+            in_flight: 0,
+            seconds: 0.0,
+            usd: 0.0,
+            hash: hash(&[index as u8]),
+        };
+        weights.iter().enumerate().map(view).collect()
+    }
+
+    fn counts(times: usize, targets: usize, mut pick: impl FnMut(usize) -> Option<usize>) -> Vec<usize> {
+        let mut out = vec![0; targets];
+        (0..times).for_each(|at| out[pick(at).expect("a target")] += 1);
+        out
+    }
+
+    #[test]
+    fn weights_are_exact_and_smooth() {
+        let (views, mut smooth) = (views(&[9, 1]), Smooth::new(2));
+        for _ in 0..10 {
+            let round = counts(10, 2, |_| choose(Policy::Weighted, None, &views, &mut smooth));
+            assert_eq!(round, [9, 1]);
+        }
+    }
+
+    #[test]
+    fn each_policy_minimizes_its_own() {
+        let mut views = views(&[1, 1, 2]);
+        let (busy, seconds, usd) = ([3, 1, 4], [0.2, 0.5, 0.1], [0.3, 0.2, 0.9]);
+        for (at, view) in views.iter_mut().enumerate() {
+            (view.in_flight, view.seconds, view.usd) = (busy[at], seconds[at], usd[at]);
+        }
+        for (policy, best) in [(Policy::Order, 0), (Policy::LeastBusy, 1), (Policy::Latency, 2), (Policy::Cost, 1)] {
+            assert_eq!(choose(policy, None, &views, &mut Smooth::new(3)), Some(best), "{policy:?}");
+        }
+        assert_eq!(choose(Policy::Weighted, None, &[], &mut Smooth::new(0)), None);
+    }
+
+    #[test]
+    fn a_key_stays_and_moves_only_when_its_target_leaves() {
+        let views = views(&[3, 1, 1]);
+        let at = |key: usize, views: &[View]| {
+            choose(Policy::Weighted, Some(hash(&key.to_le_bytes())), views, &mut Smooth::new(3)).expect("a target")
+        };
+        let spread = counts(5000, 3, |key| Some(at(key, &views)));
+        assert!((2800..3200).contains(&spread[0]) && (850..1150).contains(&spread[1]), "{spread:?}");
+        let fewer = [views[0], views[2]];
+        for key in 0..1000 {
+            let before = at(key, &views);
+            assert!(before == 1 || at(key, &fewer) == before, "{key} moved");
+        }
+    }
+
+    #[test]
+    fn latency_rises_at_once_falls_slowly_and_is_forgotten() {
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut latency = Latency::default();
+        assert!(latency.expected(start) <= 0.0);
+        latency.add(0.1, start);
+        latency.add(2.0, start);
+        assert!((latency.expected(start) - 2.0).abs() < 1e-9, "a peak counts at once");
+        latency.add(0.1, start + second);
+        let after = latency.expected(start + second);
+        assert!((1.5..2.0).contains(&after), "{after}");
+        assert!(latency.expected(start + 300 * second) < 0.01, "it gets another try");
+    }
+}

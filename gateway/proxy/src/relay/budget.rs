@@ -1,0 +1,79 @@
+//! How many retries a model may add to its load: a token bucket that requests fill. Time is an argument.
+
+use std::time::Instant;
+
+/// Retries there are from the start, and that come back by the second: so that a model with few requests can retry at all.
+const FLOOR: f64 = 10.0;
+/// Saved retries: a quiet hour does not pay for a storm.
+const MAX: f64 = 100.0;
+
+/// The budget of one model.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    /// Retries per request.
+    share: f64,
+    tokens: f64,
+    seen: Option<Instant>,
+}
+
+impl Budget {
+    /// `percent` retries per hundred requests, and one per second.
+    pub(crate) fn new(percent: u32) -> Self {
+        Self { share: f64::from(percent) / 100.0, tokens: FLOOR, seen: None }
+    }
+
+    /// A request has come.
+    pub(crate) fn earn(&mut self, now: Instant) {
+        let seen = self.seen.replace(now).unwrap_or(now);
+        let idle = now.saturating_duration_since(seen).as_secs_f64();
+        if self.tokens < FLOOR {
+            self.tokens = (self.tokens + idle).min(FLOOR);
+        }
+        self.tokens = (self.tokens + self.share).min(MAX);
+    }
+
+    /// Takes a retry, if there is one.
+    pub(crate) fn spend(&mut self) -> bool {
+        let enough = self.tokens >= 1.0;
+        if enough {
+            self.tokens -= 1.0;
+        }
+        enough
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn spent(budget: &mut Budget, now: Instant, requests: usize) -> usize {
+        (0..requests)
+            .filter(|_| {
+                budget.earn(now);
+                budget.spend()
+            })
+            .count()
+    }
+
+    #[test]
+    fn an_outage_adds_a_fifth_and_the_floor() {
+        let (mut budget, now) = (Budget::new(20), Instant::now());
+        let retries = spent(&mut budget, now, 1000);
+        assert!((205..=210).contains(&retries), "{retries}");
+    }
+
+    #[test]
+    fn few_requests_can_always_retry_and_savings_are_bounded() {
+        let (mut budget, mut now) = (Budget::new(0), Instant::now());
+        assert_eq!(spent(&mut budget, now, 50), 10);
+        for _ in 0..100 {
+            now += Duration::from_secs(1);
+            assert_eq!(spent(&mut budget, now, 1), 1);
+        }
+        let (mut budget, now) = (Budget::new(100), Instant::now());
+        (0..10_000).for_each(|_| budget.earn(now));
+        assert_eq!((0..10_000).filter(|_| budget.spend()).count(), 100);
+    }
+}

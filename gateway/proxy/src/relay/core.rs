@@ -1,0 +1,177 @@
+//! What all requests of one model share: its targets, and the choices among them.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use super::balance::{self, Smooth, View};
+use super::breaker::Admission;
+use super::budget::Budget;
+use super::mirror::Mirror;
+use super::models::Context;
+use super::target::{Size, Target};
+use super::verdict::Reason;
+use crate::call::Call;
+use crate::config::{ModelConfig, Sticky};
+use crate::prices::Price;
+use crate::telemetry::{Metric, Metrics};
+use crate::upstream::Origin;
+
+/// Output tokens that a request without a limit is taken to want, for a rough price.
+const COMPLETION_TOKENS: u64 = 500;
+/// Bytes of a request per token, roughly.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// One `[[models]]` entry at work.
+pub(crate) struct Core {
+    pub(crate) rules: ModelConfig,
+    /// Those of `to`, then those of `fallback`.
+    pub(crate) targets: Vec<Arc<Target>>,
+    pub(crate) mirror: Option<Mirror>,
+    smooth: Mutex<Smooth>,
+    budget: Mutex<Budget>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Say the target on every answer.
+    pub(crate) explain: bool,
+}
+
+/// What a choice among the targets came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// That one.
+    Target(usize),
+    /// None; the soonest that one may be asked.
+    None(Option<Instant>),
+}
+
+/// What is the same for all attempts of one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) size: Size,
+    pub(crate) sticky: Option<u64>,
+}
+
+impl Core {
+    pub(crate) fn new(
+        rules: ModelConfig,
+        targets: Vec<Arc<Target>>,
+        mirror: Option<Arc<Target>>,
+        context: &Context,
+    ) -> Self {
+        let percent = rules.mirror.as_ref().map_or(0, |mirror| mirror.percent);
+        Self {
+            smooth: Mutex::new(Smooth::new(targets.len())),
+            budget: Mutex::new(Budget::new(rules.retry_budget_percent)),
+            mirror: mirror.map(|target| Mirror::new(target, percent)),
+            metrics: context.metrics.clone(),
+            explain: context.explain,
+            targets,
+            rules,
+        }
+    }
+
+    /// Indices of `to`.
+    pub(crate) fn tier(&self) -> std::ops::Range<usize> {
+        0..self.rules.to.len()
+    }
+
+    /// Indices of `fallback`.
+    pub(crate) fn fallback(&self) -> std::ops::Range<usize> {
+        self.rules.to.len()..self.targets.len()
+    }
+
+    /// Price at a target.
+    pub(crate) fn price(&self, index: usize) -> Option<Price> {
+        self.rules.price.or(self.targets[index].price)
+    }
+
+    /// One of `to` that has not been tried; with `last`, also one that is only the last choice.
+    pub(crate) fn choose(&self, tried: u32, asked: Asked, last: bool, now: Instant) -> Choice {
+        let mut soonest: Option<Instant> = None;
+        let mut views: Vec<View> = Vec::with_capacity(self.targets.len());
+        for index in self.tier().filter(|index| tried & (1 << index) == 0) {
+            let target = &self.targets[index];
+            match target.look(now) {
+                Admission::Yes => {}
+                Admission::Last if last => {}
+                Admission::Last => continue,
+                Admission::No(until) => {
+                    soonest = Some(soonest.map_or(until, |other| other.min(until)));
+                    continue;
+                }
+            }
+            views.push(target.view(index, self.rules.to[index].1, self.price(index), asked.size, now));
+        }
+        let mut smooth = self.smooth.lock().unwrap_or_else(PoisonError::into_inner);
+        balance::choose(self.rules.policy, asked.sticky, &views, &mut smooth)
+            .map_or(Choice::None(soonest), Choice::Target)
+    }
+
+    /// The next of `fallback` that has not been tried.
+    pub(crate) fn next_fallback(&self, tried: u32, last: bool, now: Instant) -> Choice {
+        let mut soonest: Option<Instant> = None;
+        for index in self.fallback().filter(|index| tried & (1 << index) == 0) {
+            match self.targets[index].look(now) {
+                Admission::Yes => return Choice::Target(index),
+                Admission::Last if last => return Choice::Target(index),
+                Admission::Last => {}
+                Admission::No(until) => soonest = Some(soonest.map_or(until, |other| other.min(until))),
+            }
+        }
+        Choice::None(soonest)
+    }
+
+    /// Whether that one may be asked.
+    pub(crate) fn is_open(&self, index: usize, now: Instant) -> bool {
+        !matches!(self.targets[index].look(now), Admission::No(_))
+    }
+
+    /// When a streamed attempt that began then has been silent for too long.
+    pub(crate) fn silent_at(&self, began: Instant, asked: Asked) -> Option<Instant> {
+        self.rules.first_token_timeout.filter(|_| asked.size.stream).map(|limit| began + limit)
+    }
+
+    /// Whom to ask first: a healthy target, a healthy fallback, then what is left.
+    pub(crate) fn first(&self, asked: Asked, now: Instant) -> Choice {
+        let fallback = self.rules.fallback_on.contains(&Reason::Error);
+        let mut soonest: Option<Instant> = None;
+        for last in [false, true] {
+            let choices = [Some(self.choose(0, asked, last, now)), fallback.then(|| self.next_fallback(0, last, now))];
+            for choice in choices.into_iter().flatten() {
+                match choice {
+                    Choice::Target(index) => return Choice::Target(index),
+                    Choice::None(until) => soonest = soonest.into_iter().chain(until).min(),
+                }
+            }
+        }
+        Choice::None(soonest)
+    }
+
+    pub(crate) fn earn(&self, now: Instant) {
+        self.budget.lock().unwrap_or_else(PoisonError::into_inner).earn(now);
+    }
+
+    pub(crate) fn spend(&self) -> bool {
+        self.budget.lock().unwrap_or_else(PoisonError::into_inner).spend()
+    }
+
+    pub(crate) fn count(&self, metric: Metric, labels: &[(&'static str, &str)]) {
+        let mut all = vec![("model", self.rules.name.as_str())];
+        all.extend_from_slice(labels);
+        self.metrics.count(metric, &all);
+    }
+
+    pub(crate) fn asked(&self, call: &Call, origin: &Origin) -> Asked {
+        let sticky = match &self.rules.sticky {
+            Sticky::None => None,
+            Sticky::Key => Some(origin.tenant.as_bytes()).filter(|tenant| !tenant.is_empty()),
+            Sticky::User => call.peek.user.as_deref().map(str::as_bytes),
+            Sticky::Header(name) => call.headers.get(name).map(http::HeaderValue::as_bytes),
+        };
+        let size = Size {
+            stream: call.stream,
+            prompt_tokens: (call.body.len() / BYTES_PER_TOKEN) as u64,
+            completion_tokens: call.peek.max_tokens.map_or(COMPLETION_TOKENS, u64::from),
+        };
+        Asked { size, sticky: sticky.map(balance::hash) }
+    }
+}

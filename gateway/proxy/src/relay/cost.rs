@@ -1,0 +1,78 @@
+//! Says what an answer cost: a header field of a whole answer, a comment behind the end of a stream.
+
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use penstock_dialects::ChatEvent;
+
+use crate::error::Failure;
+use crate::prices::Price;
+use crate::trail::cost;
+use crate::upstream::{Course, Events, Facts};
+
+/// Of a request: the cost is wanted. Of an answer: dollars.
+const COST: HeaderName = HeaderName::from_static("x-penstock-cost");
+
+/// Whether a request wants it.
+pub(crate) fn is_asked(headers: &HeaderMap) -> bool {
+    headers.get(COST).is_some_and(|value| value.as_bytes() == b"1")
+}
+
+/// Events that end with their price.
+pub(crate) struct Priced {
+    events: Box<dyn Events>,
+    price: Option<Price>,
+    stream: bool,
+    /// Known at the end.
+    usd: Option<String>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Priced {
+    /// Of those events; `price` counts where they do not know their own.
+    pub(crate) fn new(events: Box<dyn Events>, price: Option<Price>, stream: bool) -> Self {
+        Self { events, price, stream, usd: None, headers: Vec::new() }
+    }
+
+    fn end(&mut self) {
+        let price = self.events.course().price.or(self.price);
+        self.usd = price.and_then(|price| cost(self.events.facts(), price)).map(|usd| format!("{usd:.9}"));
+        self.headers = self.events.headers().to_vec();
+        let value = self.usd.as_ref().and_then(|usd| HeaderValue::from_str(usd).ok());
+        self.headers.extend(value.map(|value| (COST, value)));
+    }
+}
+
+impl Events for Priced {
+    fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        let polled = self.events.poll_events(context, out);
+        if let Poll::Ready(Ok(false)) = polled {
+            self.end();
+        }
+        polled
+    }
+
+    fn facts(&self) -> Facts {
+        self.events.facts()
+    }
+
+    fn score(&self, choice: u32) -> Option<f32> {
+        self.events.score(choice)
+    }
+
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        match &self.usd {
+            Some(_) if !self.stream => &self.headers,
+            _ => self.events.headers(),
+        }
+    }
+
+    fn course(&self) -> Course {
+        self.events.course()
+    }
+
+    fn epilogue(&self) -> Option<Bytes> {
+        self.usd.as_ref().filter(|_| self.stream).map(|usd| format!(": {COST}: {usd}\n\n").into())
+    }
+}

@@ -1,0 +1,236 @@
+//! The events of a relayed answer: a race, then the winner's own.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use http::{HeaderName, HeaderValue};
+use penstock_dialects::ChatEvent;
+use penstock_proto::ErrorKind;
+use tokio::time::{Sleep, sleep_until};
+
+use super::core::Core;
+use super::race::{Race, Winner, timeout};
+use super::target::Permit;
+use super::verdict::judge;
+use crate::call::Call;
+use crate::error::Failure;
+use crate::prices::Price;
+use crate::telemetry::Metric;
+use crate::upstream::{Attempt, Course, Events, Facts, Origin};
+
+/// Who answers.
+const TARGET: HeaderName = HeaderName::from_static("x-penstock-target");
+/// How many were asked.
+const ATTEMPTS: HeaderName = HeaderName::from_static("x-penstock-attempts");
+/// Who was asked too, not waited for, and may bill.
+const HEDGED: HeaderName = HeaderName::from_static("x-penstock-hedged");
+
+/// One relayed answer.
+pub(super) struct Relayed {
+    core: Arc<Core>,
+    state: State,
+    deadline: Option<Instant>,
+    timer: Option<Pin<Box<Sleep>>>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    attempts: Vec<Attempt>,
+    hedged: Vec<Arc<str>>,
+    price: Option<Price>,
+}
+
+enum State {
+    Racing(Box<Race>),
+    Speaking(Speaking),
+    Failed,
+}
+
+impl Relayed {
+    pub(super) fn new(core: Arc<Core>, call: Arc<Call>, mut origin: Origin, now: Instant) -> Self {
+        let own = core.rules.timeout.map(|limit| now + limit);
+        let deadline = own.into_iter().chain(origin.deadline).min();
+        origin.deadline = deadline;
+        let race = Race::new(core.clone(), call, origin, now);
+        Self {
+            timer: None,
+            core,
+            state: State::Racing(Box::new(race)),
+            deadline,
+            headers: Vec::new(),
+            attempts: Vec::new(),
+            hedged: Vec::new(),
+            price: None,
+        }
+    }
+
+    fn speak(&mut self, winner: Winner) {
+        self.price = self.core.price(winner.index);
+        self.headers = winner.events.headers().to_vec();
+        if self.core.explain || self.attempts.len() > 1 {
+            let mut add = |name, text: &str| {
+                if let Ok(value) = HeaderValue::from_str(text) {
+                    self.headers.push((name, value));
+                }
+            };
+            add(TARGET, &winner.permit.target.id);
+            add(ATTEMPTS, &self.attempts.len().to_string());
+            if !self.hedged.is_empty() {
+                add(HEDGED, &self.hedged.join(", "));
+            }
+        }
+        self.state = State::Speaking(Speaking {
+            events: winner.events,
+            permit: winner.permit,
+            idle: self.core.rules.idle_timeout,
+            deadline: self.deadline,
+            quiet_since: None,
+        });
+    }
+
+    /// The answer broke after its first token: the client sees it, the target's health notes it.
+    fn broke(&mut self, failure: &Failure, now: Instant) {
+        let State::Speaking(speaking) = &mut self.state else { return };
+        let verdict = judge(failure);
+        let target = speaking.permit.target.id.clone();
+        if verdict.sick {
+            speaking.permit.failed(now, None);
+        }
+        self.core.count(Metric::Attempts, &[("target", &target), ("outcome", "broke")]);
+        if let Some(last) = self.attempts.iter_mut().rev().find(|attempt| attempt.outcome == "answered") {
+            last.outcome = "broke";
+        }
+    }
+}
+
+impl Relayed {
+    /// What is there at that time.
+    pub(super) fn poll_at(
+        &mut self,
+        context: &mut Context<'_>,
+        now: Instant,
+        out: &mut Vec<ChatEvent>,
+    ) -> Poll<Result<bool, Failure>> {
+        match &mut self.state {
+            State::Speaking(speaking) => {
+                let polled = speaking.poll(context, now, out);
+                if let Poll::Ready(Err(failure)) = &polled {
+                    self.broke(failure, now);
+                }
+                polled
+            }
+            State::Racing(race) => {
+                let outcome = std::task::ready!(race.poll(context, now));
+                self.attempts = race.attempts(now);
+                self.hedged = race.hedged().to_vec();
+                let mut winner = match outcome {
+                    Ok(winner) => winner,
+                    Err(failure) => {
+                        self.state = State::Failed;
+                        return Poll::Ready(Err(failure));
+                    }
+                };
+                out.append(&mut winner.said);
+                let more = winner.more;
+                self.speak(winner);
+                Poll::Ready(Ok(more))
+            }
+            State::Failed => Poll::Ready(Ok(false)),
+        }
+    }
+
+    /// When there is something to do even if nobody speaks.
+    pub(super) fn due(&self) -> Option<Instant> {
+        match &self.state {
+            State::Racing(race) => race.due(),
+            State::Speaking(speaking) => speaking.due(),
+            State::Failed => None,
+        }
+    }
+}
+
+impl Events for Relayed {
+    fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        loop {
+            let now = Instant::now();
+            if let Poll::Ready(done) = self.poll_at(context, now, out) {
+                return Poll::Ready(done);
+            }
+            let Some(due) = self.due() else { return Poll::Pending };
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due.into())));
+            // One that is too early is moved when it fires: an answer that flows never touches it.
+            if timer.deadline() > due.into() || timer.is_elapsed() {
+                timer.as_mut().reset(due.into());
+            }
+            std::task::ready!(timer.as_mut().poll(context));
+        }
+    }
+
+    fn facts(&self) -> Facts {
+        match &self.state {
+            State::Racing(race) => race.facts(),
+            State::Speaking(speaking) => speaking.events.facts(),
+            State::Failed => Facts::default(),
+        }
+    }
+
+    fn score(&self, choice: u32) -> Option<f32> {
+        match &self.state {
+            State::Speaking(speaking) => speaking.events.score(choice),
+            State::Racing(_) | State::Failed => None,
+        }
+    }
+
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        &self.headers
+    }
+
+    fn course(&self) -> Course {
+        let (attempts, hedged, target) = match &self.state {
+            State::Racing(race) => (race.attempts(Instant::now()), race.hedged().to_vec(), None),
+            State::Speaking(speaking) => {
+                (self.attempts.clone(), self.hedged.clone(), Some(speaking.permit.target.id.clone()))
+            }
+            State::Failed => (self.attempts.clone(), self.hedged.clone(), None),
+        };
+        Course { target, attempts, hedged, price: self.price }
+    }
+}
+
+/// The answer that has begun.
+struct Speaking {
+    events: Box<dyn Events>,
+    permit: Permit,
+    idle: Option<Duration>,
+    deadline: Option<Instant>,
+    /// Since when the upstream has been waited for. Not since its last event: a slow client keeps it from being asked.
+    quiet_since: Option<Instant>,
+}
+
+impl Speaking {
+    fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        now: Instant,
+        out: &mut Vec<ChatEvent>,
+    ) -> Poll<Result<bool, Failure>> {
+        if let Poll::Ready(done) = self.events.poll_events(context, out) {
+            self.quiet_since = None;
+            return Poll::Ready(done);
+        }
+        let quiet_since = *self.quiet_since.get_or_insert(now);
+        if self.deadline.is_some_and(|deadline| now >= deadline) {
+            let message = "The answer was not complete within the time that this gateway allows.";
+            return Poll::Ready(Err(Failure::new(ErrorKind::DeadlineExceeded, message)));
+        }
+        if self.idle.is_some_and(|idle| now >= quiet_since + idle) {
+            return Poll::Ready(Err(timeout("The upstream stopped in the middle of its answer.")));
+        }
+        Poll::Pending
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let silent = self.idle.zip(self.quiet_since).map(|(idle, since)| since + idle);
+        silent.into_iter().chain(self.deadline).min()
+    }
+}

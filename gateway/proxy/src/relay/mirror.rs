@@ -1,0 +1,83 @@
+//! Copies of requests for a target under trial. Nobody waits for them, nobody sees their answers, and their number is bounded.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
+
+use super::core::Core;
+use super::target::Target;
+use super::verdict::{Reason, judge};
+use crate::call::Call;
+use crate::error::Failure;
+use crate::telemetry::{Metric, Metrics};
+use crate::upstream::Origin;
+
+/// Copies at once: each holds its request until it is answered.
+const COPIES_MAX: usize = 64;
+/// A copy that is not answered by then is dropped.
+const TIME_MAX: Duration = Duration::from_secs(300);
+
+/// The mirror of one model.
+pub(crate) struct Mirror {
+    target: Arc<Target>,
+    percent: u32,
+    /// Hundredths of copies that are owed.
+    owed: AtomicU32,
+    places: Arc<Semaphore>,
+    /// Ended with the model.
+    copies: Mutex<JoinSet<()>>,
+}
+
+impl Mirror {
+    pub(crate) fn new(target: Arc<Target>, percent: u32) -> Self {
+        let (owed, places) = (AtomicU32::new(0), Arc::new(Semaphore::new(COPIES_MAX)));
+        Self { target, percent, owed, places, copies: Mutex::new(JoinSet::new()) }
+    }
+
+    /// Sends a copy, if it is its turn and there is a place for it.
+    pub(crate) fn copy(&self, core: &Arc<Core>, call: &Arc<Call>, origin: &Origin) {
+        let before = self.owed.fetch_add(self.percent, Ordering::Relaxed);
+        // Every time the sum passes a hundred a copy is due; wrapping loses at most one.
+        if before / 100 == before.wrapping_add(self.percent) / 100 {
+            return;
+        }
+        let (metrics, model, target) = (core.metrics.clone(), core.rules.name.clone(), self.target.clone());
+        let Ok(place) = self.places.clone().try_acquire_owned() else {
+            return count(&metrics, &model, &target, "dropped");
+        };
+        let (call, mut origin) = (call.clone(), origin.clone());
+        let deadline = Instant::now() + TIME_MAX;
+        origin.deadline = Some(deadline.into_std());
+        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        while copies.try_join_next().is_some() {}
+        copies.spawn(async move {
+            let outcome = match timeout_at(deadline, run(&target, call, origin)).await {
+                Ok(Ok(())) => "answered",
+                Ok(Err(failure)) => judge(&failure).reason.map_or("refused", Reason::name),
+                Err(_) => Reason::Timeout.name(),
+            };
+            count(&metrics, &model, &target, outcome);
+            drop(place);
+        });
+    }
+}
+
+fn count(metrics: &Metrics, model: &str, target: &Target, outcome: &str) {
+    metrics.count(Metric::Mirrored, &[("model", model), ("target", &target.id), ("outcome", outcome)]);
+}
+
+/// Takes the whole answer and keeps nothing of it.
+async fn run(target: &Target, call: Arc<Call>, origin: Origin) -> Result<(), Failure> {
+    let mut events = target.upstream.open(call, origin).await?;
+    let mut said = Vec::new();
+    while poll_fn(|context| events.poll_events(context, &mut said)).await? {
+        said.clear();
+        tokio::task::consume_budget().await;
+    }
+    Ok(())
+}

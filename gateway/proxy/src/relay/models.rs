@@ -1,0 +1,154 @@
+//! All names that requests can ask for.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Relay;
+use super::core::Core;
+use super::target::Target;
+use crate::config::{Snapshot, TargetConfig};
+use crate::prices::Price;
+use crate::provider::Provider;
+use crate::telemetry::{Gauge, Metrics};
+use crate::upstream::Upstream;
+
+/// What targets are made of.
+pub trait Targets {
+    /// Every pool, by its id.
+    fn pools(&self) -> Vec<Arc<dyn Upstream>>;
+
+    /// Models of providers that are served under their own names.
+    fn provided(&self) -> Vec<Arc<dyn Upstream>>;
+
+    /// That model of that provider.
+    fn provider(&self, id: &str, model: &str) -> Option<Arc<dyn Upstream>>;
+}
+
+/// Those that run.
+pub struct Sources<'a> {
+    /// Pools.
+    pub pools: &'a [Arc<dyn Upstream>],
+    /// Providers.
+    pub providers: &'a [Arc<Provider>],
+}
+
+impl Targets for Sources<'_> {
+    fn pools(&self) -> Vec<Arc<dyn Upstream>> {
+        self.pools.to_vec()
+    }
+
+    fn provided(&self) -> Vec<Arc<dyn Upstream>> {
+        self.providers.iter().flat_map(Provider::upstreams).collect()
+    }
+
+    fn provider(&self, id: &str, model: &str) -> Option<Arc<dyn Upstream>> {
+        let provider = self.providers.iter().find(|provider| provider.id() == id)?;
+        Some(provider.upstream(model, model))
+    }
+}
+
+/// What all relays share.
+pub(crate) struct Context {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) explain: bool,
+}
+
+/// Who answers a name.
+#[derive(Clone)]
+pub struct Entry {
+    /// The upstream.
+    pub upstream: Arc<dyn Upstream>,
+    /// What it costs, where that does not depend on the attempt.
+    pub price: Option<Price>,
+    /// The name that `/v1/models` shows, and that metrics and logs are labelled with.
+    pub name: Arc<str>,
+}
+
+/// The names.
+#[derive(Default)]
+pub struct Models {
+    entries: HashMap<String, Entry>,
+    /// Those that are listed, in the order of the config.
+    listed: Vec<Entry>,
+    targets: Vec<Arc<Target>>,
+    relays: Vec<Arc<Core>>,
+}
+
+impl Models {
+    /// What the config says. A target that does not exist, which a checked config has none of, is left out.
+    pub fn build(config: &Snapshot, sources: &dyn Targets, metrics: &Arc<Metrics>) -> Self {
+        let context = Context { metrics: metrics.clone(), explain: config.explain };
+        let pools = sources.pools();
+        let mut models = Self::default();
+        let mut made: BTreeMap<TargetConfig, Arc<Target>> = BTreeMap::new();
+        let mut target = |asked: &TargetConfig| {
+            if let Some(have) = made.get(asked) {
+                return Some(have.clone());
+            }
+            let (upstream, price) = match asked {
+                TargetConfig::Pool(id) => (pools.iter().find(|pool| pool.card().id == *id).cloned(), None),
+                TargetConfig::Provider(id, model) => (sources.provider(id, model), price(config, model)),
+            };
+            let target = Arc::new(Target::new(&asked.id(), upstream?, price));
+            made.insert(asked.clone(), target.clone());
+            Some(target)
+        };
+        for rules in &config.models {
+            let all: Option<Vec<_>> =
+                rules.to.iter().map(|(asked, _)| asked).chain(&rules.fallback).map(&mut target).collect();
+            let Some(all) = all else { continue };
+            let mirror = rules.mirror.as_ref().and_then(|mirror| target(&mirror.target));
+            let core = Arc::new(Core::new(rules.clone(), all, mirror, &context));
+            models.relays.push(core.clone());
+            models.serve(rules.name.clone(), &rules.aliases, Arc::new(Relay(core)), rules.price);
+        }
+        let provided = sources.provided().into_iter().map(|upstream| (price(config, &upstream.card().id), upstream));
+        for (price, upstream) in pools.into_iter().map(|pool| (None, pool)).chain(provided) {
+            let name = upstream.card().id;
+            if !models.entries.contains_key(&name) {
+                models.serve(name, &[], upstream, price);
+            }
+        }
+        models.targets = made.into_values().collect();
+        models
+    }
+
+    fn serve(&mut self, name: String, aliases: &[String], upstream: Arc<dyn Upstream>, price: Option<Price>) {
+        let entry = Entry { upstream, price, name: name.as_str().into() };
+        for name in aliases.iter().cloned().chain([name]) {
+            self.entries.insert(name, entry.clone());
+        }
+        self.listed.push(entry);
+    }
+
+    /// Who answers that name.
+    pub fn find(&self, name: &str) -> Option<&Entry> {
+        self.entries.get(name)
+    }
+
+    /// Those that are listed.
+    pub fn listed(&self) -> &[Entry] {
+        &self.listed
+    }
+
+    /// The relays, in the order of the config.
+    #[cfg(test)]
+    pub(super) fn relays(&self) -> &[Arc<Core>] {
+        &self.relays
+    }
+
+    /// State of the targets, for `/metrics`.
+    pub fn gauges(&self, out: &mut dyn FnMut(Gauge, &str, f64)) {
+        let now = Instant::now();
+        for target in &self.targets {
+            out(Gauge::TargetState, &target.id, f64::from(target.level(now)));
+            out(Gauge::TargetInFlight, &target.id, target.in_flight() as f64);
+        }
+    }
+}
+
+/// By the table.
+fn price(config: &Snapshot, model: &str) -> Option<Price> {
+    config.prices.find(model).map(|facts| facts.price)
+}

@@ -1,0 +1,395 @@
+//! The attempts of one request until one of them speaks.
+//!
+//! One attempt runs, two while a hedge is out. An attempt is lost when it fails, ends without an answer, or is silent for too long;
+//! what it said by then is thrown away, since nothing of it has gone out. Who comes next is decided by [`Race::after`] alone.
+//! Time is an argument: [`Race::due`] says when to come back.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use penstock_dialects::{ChatEvent, FaultClass, ProviderFault};
+use penstock_proto::ErrorKind;
+
+use super::core::{Asked, Choice, Core};
+use super::target::Permit;
+use super::verdict::{Reason, Verdict, judge, rank};
+use crate::call::Call;
+use crate::error::Failure;
+use crate::telemetry::Metric;
+use crate::upstream::{Attempt, Events, Facts, Origin};
+
+/// Pause before the same target is asked again: longer than a refused connection takes, shorter than what a person notices.
+const PAUSE: Duration = Duration::from_millis(100);
+
+type Opening = Pin<Box<dyn Future<Output = Result<Box<dyn Events>, Failure>> + Send>>;
+
+enum Stage {
+    Opening(Opening),
+    Live(Box<dyn Events>),
+}
+
+/// One attempt that has not spoken.
+struct Runner {
+    index: usize,
+    stage: Stage,
+    permit: Permit,
+    began: Instant,
+    is_hedge: bool,
+    said: Vec<ChatEvent>,
+}
+
+/// The attempt that spoke first.
+pub(super) struct Winner {
+    pub(super) index: usize,
+    pub(super) events: Box<dyn Events>,
+    pub(super) permit: Permit,
+    pub(super) said: Vec<ChatEvent>,
+    pub(super) more: bool,
+}
+
+/// What happens when nobody runs.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    /// Nobody was asked yet.
+    First,
+    /// That one is asked, for that reason.
+    Start(usize, Option<Reason>),
+    /// The same one is asked again at that time.
+    Again(usize, Instant),
+    /// The request has failed.
+    GiveUp,
+}
+
+/// The attempts.
+pub(super) struct Race {
+    core: Arc<Core>,
+    call: Arc<Call>,
+    origin: Origin,
+    asked: Asked,
+    running: Vec<Runner>,
+    next: Next,
+    /// Bits of targets.
+    tried: u32,
+    retries: u32,
+    /// When the second attempt starts.
+    hedge_at: Option<Instant>,
+    deadline: Option<Instant>,
+    /// The failure that tells the client most.
+    told: Option<Failure>,
+    /// When trying again can help, by what was heard.
+    soonest: Option<Duration>,
+    /// Who was asked too and not waited for.
+    hedged: Vec<Arc<str>>,
+    attempts: Vec<Attempt>,
+}
+
+impl Race {
+    pub(super) fn new(core: Arc<Core>, call: Arc<Call>, origin: Origin, now: Instant) -> Self {
+        core.earn(now);
+        let asked = core.asked(&call, &origin);
+        Self {
+            hedge_at: core.rules.hedge_after.map(|after| now + after),
+            retries: core.rules.retries,
+            next: Next::First,
+            running: Vec::with_capacity(1),
+            tried: 0,
+            told: None,
+            soonest: None,
+            hedged: Vec::new(),
+            attempts: Vec::with_capacity(1),
+            core,
+            call,
+            asked,
+            deadline: origin.deadline,
+            origin,
+        }
+    }
+
+    /// Counts of the attempt that runs, for the log.
+    pub(super) fn facts(&self) -> Facts {
+        match self.running.first().map(|runner| &runner.stage) {
+            Some(Stage::Live(events)) => events.facts(),
+            Some(Stage::Opening(_)) | None => Facts::default(),
+        }
+    }
+
+    /// Everybody who was asked, those who still run included.
+    pub(super) fn attempts(&self, now: Instant) -> Vec<Attempt> {
+        let running = self.running.iter().map(|runner| runner.note("abandoned", 0, now));
+        self.attempts.iter().cloned().chain(running).collect()
+    }
+
+    /// Who was asked too and not waited for.
+    pub(super) fn hedged(&self) -> &[Arc<str>] {
+        &self.hedged
+    }
+
+    /// Runs until somebody speaks or nobody is left.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>, now: Instant) -> Poll<Result<Winner, Failure>> {
+        loop {
+            if self.deadline.is_some_and(|deadline| now >= deadline) {
+                return Poll::Ready(Err(self.late(now)));
+            }
+            if self.running.is_empty() && !self.start_next(now) {
+                return Poll::Ready(Err(self.give_up()));
+            }
+            if let Some(winner) = self.poll_runners(context, now) {
+                return Poll::Ready(Ok(winner));
+            }
+            let waits = !self.running.is_empty() || matches!(self.next, Next::Again(..));
+            if waits && !self.hedge(now) && self.due().is_none_or(|due| due > now) {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Starts who is next, when it is time; `false`: nobody is.
+    fn start_next(&mut self, now: Instant) -> bool {
+        if let Next::First = self.next {
+            self.next = self.first(now);
+        }
+        match self.next {
+            Next::First | Next::GiveUp => return false,
+            Next::Again(_, at) if now < at => return true,
+            Next::Start(index, reason) => {
+                if self.core.fallback().contains(&index) {
+                    let reason = reason.map_or("ejected", Reason::name);
+                    self.core.count(Metric::Fallbacks, &[("reason", reason)]);
+                }
+                self.start(index, false, now);
+            }
+            Next::Again(index, _) => self.start(index, false, now),
+        }
+        true
+    }
+
+    fn start(&mut self, index: usize, is_hedge: bool, now: Instant) {
+        self.tried |= 1 << index;
+        self.next = Next::GiveUp;
+        let target = &self.core.targets[index];
+        let permit = target.enter(now, self.asked.size.stream);
+        let (upstream, call, origin) = (target.upstream.clone(), self.call.clone(), self.origin.clone());
+        let stage = Stage::Opening(Box::pin(async move { upstream.open(call, origin).await }));
+        self.running.push(Runner { index, stage, permit, began: now, is_hedge, said: Vec::new() });
+    }
+
+    /// Polls who runs; who is lost is removed and judged.
+    fn poll_runners(&mut self, context: &mut Context<'_>, now: Instant) -> Option<Winner> {
+        let mut at = 0;
+        while let Some(runner) = self.running.get_mut(at) {
+            let failure = match runner.poll(context) {
+                Poll::Ready(Ok(more)) => return self.win(at, more, now),
+                Poll::Ready(Err(failure)) => failure,
+                Poll::Pending if self.core.silent_at(runner.began, self.asked).is_some_and(|at| now >= at) => {
+                    timeout("The upstream did not begin to answer in time.")
+                }
+                Poll::Pending => {
+                    at += 1;
+                    continue;
+                }
+            };
+            let loser = self.running.remove(at);
+            self.lose(loser, failure, now);
+        }
+        None
+    }
+
+    fn win(&mut self, at: usize, more: bool, now: Instant) -> Option<Winner> {
+        let mut runner = self.running.swap_remove(at);
+        runner.permit.answered(now);
+        self.note(&runner, "answered", 0, now);
+        for loser in std::mem::take(&mut self.running) {
+            self.note(&loser, "overtaken", 0, now);
+            self.hedged.push(loser.permit.target.id.clone());
+            self.core.count(Metric::Hedges, &[("outcome", if runner.is_hedge { "won" } else { "lost" })]);
+        }
+        let Runner { index, stage: Stage::Live(events), permit, said, .. } = runner else { return None };
+        Some(Winner { index, events, permit, said, more })
+    }
+
+    fn lose(&mut self, mut loser: Runner, failure: Failure, now: Instant) {
+        let verdict = judge(&failure);
+        let cooling = failure.retry_after.filter(|_| failure.upstream.is_some());
+        match verdict.sick {
+            true => loser.permit.failed(now, cooling),
+            false => loser.permit.refused(now, cooling),
+        }
+        let status = failure.upstream.as_ref().map_or_else(|| failure.status(), |upstream| upstream.status);
+        self.note(&loser, verdict.reason.map_or("refused", Reason::name), status, now);
+        self.soonest = self.soonest.into_iter().chain(failure.retry_after).min();
+        if self.told.as_ref().is_none_or(|told| rank(&failure) >= rank(told)) {
+            self.told = Some(failure);
+        }
+        if verdict.reason.is_none() {
+            // The others were asked the same.
+            for other in std::mem::take(&mut self.running) {
+                self.note(&other, "abandoned", 0, now);
+            }
+        }
+        if self.running.is_empty() {
+            self.next = self.after(loser.index, verdict, now);
+        }
+    }
+
+    fn first(&mut self, now: Instant) -> Next {
+        match self.core.first(self.asked, now) {
+            Choice::Target(index) => Next::Start(index, None),
+            Choice::None(until) => self.none(until, now),
+        }
+    }
+
+    /// Who is asked after `index` has failed: an equal of it within the retries, then the fallback list.
+    fn after(&mut self, index: usize, verdict: Verdict, now: Instant) -> Next {
+        let Some(reason) = verdict.reason else { return Next::GiveUp };
+        if reason.is_target_fault()
+            && self.retries > 0
+            && self.core.tier().contains(&index)
+            && let Some(next) = self.retry(index, verdict, now)
+        {
+            return next;
+        }
+        if !self.core.rules.fallback_on.contains(&reason) {
+            return Next::GiveUp;
+        }
+        match self.core.next_fallback(self.tried, true, now) {
+            Choice::Target(index) => Next::Start(index, Some(reason)),
+            Choice::None(until) => self.none(until, now),
+        }
+    }
+
+    fn retry(&mut self, index: usize, verdict: Verdict, now: Instant) -> Option<Next> {
+        let next = match self.core.choose(self.tried, self.asked, false, now) {
+            Choice::Target(other) => Next::Start(other, verdict.reason),
+            Choice::None(until) => {
+                self.none(until, now);
+                let alone = verdict.again && self.core.is_open(index, now);
+                alone.then(|| Next::Again(index, now + PAUSE))?
+            }
+        };
+        if !self.core.spend() {
+            self.core.count(Metric::RetriesDenied, &[]);
+            return None;
+        }
+        self.retries -= 1;
+        Some(next)
+    }
+
+    fn none(&mut self, until: Option<Instant>, now: Instant) -> Next {
+        let wait = until.map(|until| until.saturating_duration_since(now));
+        self.soonest = self.soonest.into_iter().chain(wait).min();
+        Next::GiveUp
+    }
+
+    /// Starts the second attempt, when it is time and there is somebody to ask.
+    fn hedge(&mut self, now: Instant) -> bool {
+        if self.running.len() != 1 || self.hedge_at.is_none_or(|at| now < at) {
+            return false;
+        }
+        self.hedge_at = None;
+        let fallback = self.core.rules.fallback_on.contains(&Reason::Timeout);
+        let choice = match self.core.choose(self.tried, self.asked, false, now) {
+            Choice::None(_) if fallback => self.core.next_fallback(self.tried, false, now),
+            choice => choice,
+        };
+        let Choice::Target(index) = choice else { return false };
+        if !self.core.spend() {
+            self.core.count(Metric::RetriesDenied, &[]);
+            return false;
+        }
+        self.start(index, true, now);
+        true
+    }
+
+    /// When there is something to do even if nobody speaks.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let again = match self.next {
+            Next::Again(_, at) if self.running.is_empty() => Some(at),
+            _ => None,
+        };
+        let hedge = self.hedge_at.filter(|_| self.running.len() == 1);
+        let silent = self.running.iter().filter_map(|runner| self.core.silent_at(runner.began, self.asked)).min();
+        [self.deadline, again, hedge, silent].into_iter().flatten().min()
+    }
+
+    fn note(&mut self, runner: &Runner, outcome: &'static str, status: u16, now: Instant) {
+        self.core.count(Metric::Attempts, &[("target", &runner.permit.target.id), ("outcome", outcome)]);
+        self.attempts.push(runner.note(outcome, status, now));
+    }
+
+    /// The time for everything is over.
+    fn late(&mut self, now: Instant) -> Failure {
+        for runner in std::mem::take(&mut self.running) {
+            self.note(&runner, "abandoned", 0, now);
+        }
+        Failure::new(ErrorKind::DeadlineExceeded, "The answer was not there within the time that this gateway allows.")
+    }
+
+    fn give_up(&mut self) -> Failure {
+        let failure = self.told.take().unwrap_or_else(|| {
+            let message = "Every upstream of this model is failing. Try again shortly.";
+            Failure::new(ErrorKind::Unavailable, message).log("all targets are ejected")
+        });
+        match self.soonest {
+            Some(after) if judge(&failure).reason.is_some() => failure.retry_after(after),
+            _ => failure,
+        }
+    }
+}
+
+impl Drop for Race {
+    fn drop(&mut self) {
+        for runner in &self.running {
+            self.core.count(Metric::Attempts, &[("target", &runner.permit.target.id), ("outcome", "abandoned")]);
+        }
+    }
+}
+
+impl Runner {
+    /// Until the first token; what does not bind is kept back with it.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, Failure>> {
+        loop {
+            match &mut self.stage {
+                Stage::Opening(opening) => match opening.as_mut().poll(context) {
+                    Poll::Ready(Ok(events)) => self.stage = Stage::Live(events),
+                    Poll::Ready(Err(failure)) => return Poll::Ready(Err(failure)),
+                    Poll::Pending => return Poll::Pending,
+                },
+                Stage::Live(events) => match events.poll_events(context, &mut self.said) {
+                    Poll::Ready(Ok(more)) => {
+                        if self.said.iter().any(binds) {
+                            return Poll::Ready(Ok(more));
+                        }
+                        if !more {
+                            return Poll::Ready(Err(empty()));
+                        }
+                    }
+                    Poll::Ready(Err(failure)) => return Poll::Ready(Err(failure)),
+                    Poll::Pending => return Poll::Pending,
+                },
+            }
+        }
+    }
+
+    fn note(&self, outcome: &'static str, status: u16, now: Instant) -> Attempt {
+        let ms = ((now - self.began).as_secs_f64() * 1e6).round() / 1e3;
+        Attempt { target: self.permit.target.id.clone(), outcome, status, ms }
+    }
+}
+
+/// Whether the event is something of the answer itself.
+fn binds(event: &ChatEvent) -> bool {
+    !matches!(event, ChatEvent::Usage(_))
+}
+
+/// An upstream was silent for too long.
+pub(super) fn timeout(message: &str) -> Failure {
+    Failure::provider(ProviderFault::new(FaultClass::Timeout, message))
+}
+
+fn empty() -> Failure {
+    let message = "The upstream ended its answer before it had begun.";
+    Failure::provider(ProviderFault::new(FaultClass::Truncated, message))
+}

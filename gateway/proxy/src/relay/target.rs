@@ -1,0 +1,142 @@
+//! One target: an upstream, how it does, and what it costs. Shared by all models that name it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::balance::{self, Latency, View};
+use super::breaker::{Admission, Breaker, Rules, Ticket};
+use crate::prices::Price;
+use crate::upstream::Upstream;
+
+/// Longest time that a target may ask to be left alone.
+const COOLING_MAX: Duration = Duration::from_secs(60);
+
+/// An upstream among others.
+pub(crate) struct Target {
+    /// `pool` or `provider/model`.
+    pub(crate) id: Arc<str>,
+    pub(crate) upstream: Arc<dyn Upstream>,
+    /// By the price table.
+    pub(crate) price: Option<Price>,
+    hash: u64,
+    in_flight: AtomicUsize,
+    health: Mutex<Health>,
+}
+
+struct Health {
+    breaker: Breaker,
+    /// To the first event: of streams, of whole answers.
+    latency: [Latency; 2],
+}
+
+/// What a request would need, for a rough price.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) stream: bool,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) completion_tokens: u64,
+}
+
+impl Target {
+    pub(crate) fn new(id: &str, upstream: Arc<dyn Upstream>, price: Option<Price>) -> Self {
+        Self {
+            id: id.into(),
+            upstream,
+            price,
+            hash: balance::hash(id.as_bytes()),
+            in_flight: AtomicUsize::new(0),
+            health: Mutex::new(Health { breaker: Breaker::new(Rules::DEFAULT), latency: Default::default() }),
+        }
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a request may go there. One that says itself that it is not ready is the last choice.
+    pub(crate) fn look(&self, now: Instant) -> Admission {
+        let admission = self.health().breaker.look(now);
+        match admission {
+            Admission::Yes if self.upstream.unready().is_some() => Admission::Last,
+            other => other,
+        }
+    }
+
+    /// What a choice needs to know.
+    pub(crate) fn view(&self, index: usize, weight: u32, price: Option<Price>, size: Size, now: Instant) -> View {
+        let seconds = self.health().latency[usize::from(!size.stream)].expected(now);
+        let usd = price.map_or(0.0, |price| price.usd(size.prompt_tokens, 0, 0, size.completion_tokens));
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        View { index, weight, in_flight, seconds, usd, hash: self.hash }
+    }
+
+    /// Requests there now.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// State of the breaker, as the metric shows it.
+    pub(crate) fn level(&self, now: Instant) -> u8 {
+        self.health().breaker.level(now)
+    }
+
+    /// A request goes there.
+    pub(crate) fn enter(self: &Arc<Self>, now: Instant, stream: bool) -> Permit {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let ticket = Some(self.health().breaker.enter(now));
+        Permit { target: self.clone(), ticket, began: now, stream }
+    }
+}
+
+/// One request at a target. Dropped without an outcome it says nothing about the target's health.
+pub(crate) struct Permit {
+    pub(crate) target: Arc<Target>,
+    ticket: Option<Ticket>,
+    began: Instant,
+    stream: bool,
+}
+
+impl Permit {
+    /// The first event is there.
+    pub(crate) fn answered(&mut self, now: Instant) {
+        let Some(ticket) = self.ticket.take() else { return };
+        let seconds = now.saturating_duration_since(self.began).as_secs_f64();
+        let mut health = self.target.health();
+        health.latency[usize::from(!self.stream)].add(seconds, now);
+        health.breaker.succeed(ticket, now);
+    }
+
+    /// The target works, whatever it said to this request.
+    pub(crate) fn refused(&mut self, now: Instant, cooling: Option<Duration>) {
+        let mut health = self.target.health();
+        if let Some(ticket) = self.ticket.take() {
+            health.breaker.succeed(ticket, now);
+        }
+        if let Some(time) = cooling {
+            health.breaker.cool(now + time.min(COOLING_MAX));
+        }
+    }
+
+    /// The target failed, before or after its first event.
+    pub(crate) fn failed(&mut self, now: Instant, cooling: Option<Duration>) {
+        let mut health = self.target.health();
+        match self.ticket.take() {
+            Some(ticket) => health.breaker.fail(ticket, now),
+            None => health.breaker.broke(now),
+        }
+        if let Some(time) = cooling {
+            health.breaker.cool(now + time.min(COOLING_MAX));
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.target.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if let Some(ticket) = self.ticket.take() {
+            // The time of the beginning is early enough: an abandoned probe may be repeated at once.
+            self.target.health().breaker.abandon(ticket, self.began);
+        }
+    }
+}

@@ -1,0 +1,423 @@
+//! An upstream that does what it was told, and a world with a clock of its own.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
+use penstock_dialects::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surface, Usage};
+use penstock_proto::ErrorKind;
+
+use crate::call::{Ask, Call};
+use crate::config::{self, Overrides};
+use crate::error::Failure;
+use crate::http::{Body, BodyBudget};
+use crate::relay::core;
+use crate::relay::events::Relayed;
+use crate::relay::models::{Models, Targets};
+use crate::relay::target::Target;
+use crate::telemetry::{Gauge, Metrics};
+use crate::upstream::{Card, Course, Events, Facts, Origin, Upstream};
+
+/// What a double does with one request.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Act {
+    /// Says so many words, one per that many ms, and ends.
+    Say(usize, u64),
+    /// Says so many words at once, then fails.
+    Break(usize),
+    /// Says so many words at once, then nothing.
+    Stall(usize),
+    /// Says usage, then fails, in one answer: the status was 200.
+    FailLate,
+    /// Ends without a word.
+    Empty,
+    /// Does not open, after that many ms, for that reason, and says when to come back.
+    Refuse(FaultClass, u64, Option<Duration>),
+    /// Does not open for a reason of the gateway's own.
+    Own(ErrorKind),
+    /// Never opens.
+    Hang,
+}
+
+/// It all happens at once.
+pub(super) const fn fail(class: FaultClass) -> Act {
+    Act::Refuse(class, 0, None)
+}
+
+/// Good answer.
+pub(super) const GOOD: Act = Act::Say(2, 0);
+/// The usual failure.
+pub(super) const DOWN: Act = fail(FaultClass::Server);
+
+/// The clock that doubles look at.
+#[derive(Clone)]
+pub(super) struct Clock(Arc<Mutex<Instant>>);
+
+impl Clock {
+    pub(super) fn now(&self) -> Instant {
+        *self.0.lock().expect("clock")
+    }
+
+    pub(super) fn advance(&self, time: Duration) {
+        *self.0.lock().expect("clock") += time;
+    }
+}
+
+/// An upstream.
+pub(super) struct Double {
+    name: String,
+    clock: Clock,
+    /// What it does next; when that is used up, what it always does.
+    acts: Mutex<VecDeque<Act>>,
+    always: Mutex<Act>,
+    pub(super) opened: AtomicUsize,
+    open: Arc<AtomicUsize>,
+    pub(super) unready: Mutex<Option<String>>,
+}
+
+impl Double {
+    pub(super) fn act(&self, acts: &[Act]) {
+        self.acts.lock().expect("acts").extend(acts);
+    }
+
+    pub(super) fn always(&self, act: Act) {
+        *self.always.lock().expect("act") = act;
+    }
+
+    /// Requests that came.
+    pub(super) fn opened(&self) -> usize {
+        self.opened.load(SeqCst)
+    }
+
+    /// Requests that were not dropped.
+    pub(super) fn open(&self) -> usize {
+        self.open.load(SeqCst)
+    }
+}
+
+/// Counts one request for as long as somebody holds it.
+struct Held(Arc<AtomicUsize>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
+pub(super) fn failure(class: FaultClass, after: Option<Duration>) -> Failure {
+    let mut failure = Failure::provider(ProviderFault::new(class, format!("{class:?}")));
+    failure.retry_after = after;
+    failure
+}
+
+#[async_trait]
+impl Upstream for Double {
+    fn card(&self) -> Card {
+        Card { id: self.name.clone(), created: 0, context_tokens: 4096 }
+    }
+
+    fn unready(&self) -> Option<String> {
+        self.unready.lock().expect("unready").clone()
+    }
+
+    async fn open(&self, _: Arc<Call>, _: Origin) -> Result<Box<dyn Events>, Failure> {
+        self.opened.fetch_add(1, SeqCst);
+        self.open.fetch_add(1, SeqCst);
+        let held = Held(self.open.clone());
+        let act = self.acts.lock().expect("acts").pop_front().unwrap_or(*self.always.lock().expect("act"));
+        let began = self.clock.now();
+        match act {
+            Act::Hang => std::future::pending().await,
+            Act::Own(kind) => Err(Failure::new(kind, format!("{kind:?}"))),
+            Act::Refuse(class, ms, after) => {
+                let due = began + Duration::from_millis(ms);
+                poll_fn(|_| if self.clock.now() >= due { Poll::Ready(()) } else { Poll::Pending }).await;
+                Err(failure(class, after))
+            }
+            act => {
+                let name = self.name.clone();
+                Ok(Box::new(Words { name, act, said: 0, began, clock: self.clock.clone(), _held: held }))
+            }
+        }
+    }
+
+    async fn tokenize(&self, _: TokenizeRequest) -> Result<Vec<u8>, Failure> {
+        Err(Failure::new(ErrorKind::Unsupported, "no tokens"))
+    }
+
+    async fn detokenize(&self, _: DetokenizeRequest) -> Result<Vec<u8>, Failure> {
+        Err(Failure::new(ErrorKind::Unsupported, "no tokens"))
+    }
+
+    fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}
+}
+
+struct Words {
+    name: String,
+    act: Act,
+    said: usize,
+    began: Instant,
+    clock: Clock,
+    _held: Held,
+}
+
+impl Words {
+    fn say(&mut self, out: &mut Vec<ChatEvent>) {
+        self.said += 1;
+        let text = format!("{} ", self.name);
+        out.push(ChatEvent::Text { choice: 0, text, logprobs: Vec::new(), tokens: Vec::new() });
+    }
+}
+
+impl Events for Words {
+    fn poll_events(&mut self, _: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        let broken = || Poll::Ready(Err(failure(FaultClass::Truncated, None)));
+        match self.act {
+            Act::Say(words, ms) => {
+                let due = self.began + Duration::from_millis(ms) * (self.said as u32 + 1);
+                if self.clock.now() < due {
+                    return Poll::Pending;
+                }
+                self.say(out);
+                if self.said < words {
+                    return Poll::Ready(Ok(true));
+                }
+                out.push(ChatEvent::Finish { choice: 0, reason: FinishReason::Stop, stop: None });
+                out.push(ChatEvent::Usage(Usage::default()));
+                Poll::Ready(Ok(false))
+            }
+            Act::Break(words) if self.said >= words => broken(),
+            Act::Stall(words) if self.said >= words => Poll::Pending,
+            Act::Break(_) | Act::Stall(_) => {
+                self.say(out);
+                Poll::Ready(Ok(true))
+            }
+            Act::FailLate if self.said == 0 => {
+                self.said = 1;
+                out.push(ChatEvent::Usage(Usage::default()));
+                Poll::Ready(Ok(true))
+            }
+            Act::FailLate => broken(),
+            Act::Empty => Poll::Ready(Ok(false)),
+            Act::Hang | Act::Own(_) | Act::Refuse(..) => Poll::Pending,
+        }
+    }
+
+    fn facts(&self) -> Facts {
+        Facts { prompt_tokens: 10, completion_tokens: self.said as u64, ..Facts::default() }
+    }
+
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        &[]
+    }
+}
+
+/// Doubles and a relay before them, made from a config file's text.
+pub(super) struct World {
+    pub(super) clock: Clock,
+    pub(super) doubles: Vec<Arc<Double>>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) models: Models,
+}
+
+struct Pools(Vec<Arc<Double>>);
+
+impl Targets for Pools {
+    fn pools(&self) -> Vec<Arc<dyn Upstream>> {
+        self.0.iter().map(|double| double.clone() as Arc<dyn Upstream>).collect()
+    }
+
+    fn provider(&self, _: &str, _: &str) -> Option<Arc<dyn Upstream>> {
+        None
+    }
+
+    fn provided(&self) -> Vec<Arc<dyn Upstream>> {
+        Vec::new()
+    }
+}
+
+/// Pools that a test's config can name.
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+impl World {
+    /// A model `m` with these keys.
+    pub(super) fn new(keys: &str) -> Self {
+        Self::with("", keys)
+    }
+
+    /// The same behind other tables.
+    pub(super) fn with(tables: &str, keys: &str) -> Self {
+        let pools: String = NAMES.iter().map(|name| format!("[[pools]]\nid = \"{name}\"\n")).collect();
+        let text = format!("{tables}{pools}[[models]]\nname = \"m\"\n{keys}\n");
+        let config = config::load(Some(("p.toml", &text)), &Overrides::default(), &|_| None).expect("a valid config");
+        let clock = Clock(Arc::new(Mutex::new(Instant::now())));
+        let double = |name: &&str| {
+            Arc::new(Double {
+                name: (*name).to_owned(),
+                clock: clock.clone(),
+                acts: Mutex::default(),
+                always: Mutex::new(GOOD),
+                opened: AtomicUsize::new(0),
+                open: Arc::default(),
+                unready: Mutex::default(),
+            })
+        };
+        let doubles: Vec<_> = NAMES.iter().map(double).collect();
+        let metrics = Arc::<Metrics>::default();
+        let models = Models::build(&config, &Pools(doubles.clone()), &metrics);
+        Self { clock, doubles, metrics, models }
+    }
+
+    pub(super) fn double(&self, name: &str) -> &Double {
+        self.doubles.iter().find(|double| double.name == name).expect("a double")
+    }
+
+    fn core(&self) -> Arc<core::Core> {
+        self.models.relays().first().expect("a relay").clone()
+    }
+
+    pub(super) fn target(&self, name: &str) -> Arc<Target> {
+        let core = self.core();
+        core.targets.iter().find(|target| &*target.id == name).expect("a target").clone()
+    }
+
+    /// A streamed request; nothing of it has been asked for.
+    pub(super) fn ask(&self, headers: &[(&'static str, &str)], body: &str) -> Asking<'_> {
+        let call = Arc::new(call(headers, body));
+        let origin = Origin { tenant: "team".into(), deadline: None };
+        let events = Relayed::new(self.core(), call, origin, self.clock.now());
+        Asking { world: self, events, said: Vec::new() }
+    }
+
+    /// A whole request, to its end.
+    pub(super) fn answer(&self) -> Outcome {
+        self.ask(&[], STREAM).end()
+    }
+
+    /// The text of a streamed answer, served as the gateway serves it: by the real clock.
+    pub(super) async fn serve(&self) -> String {
+        let upstream = &self.models.find("m").expect("there").upstream;
+        let origin = Origin { tenant: String::new(), deadline: None };
+        let mut events = upstream.open(Arc::new(call(&[], STREAM)), origin).await.expect("open");
+        let mut said = Vec::new();
+        while poll_fn(|context| events.poll_events(context, &mut said)).await.expect("an answer") {}
+        text(&said)
+    }
+
+    /// Value of a metric's series that has all these pieces; 0 if there is none.
+    pub(super) fn metric(&self, name: &str, pieces: &[&str]) -> f64 {
+        let text = self.metrics.render(&[]);
+        let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+        let found = lines.filter(|line| pieces.iter().all(|piece| line.contains(piece)));
+        found.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+}
+
+/// A streamed request.
+pub(super) const STREAM: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+/// A whole one.
+pub(super) const WHOLE: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
+
+pub(super) fn call(headers: &[(&'static str, &str)], body: &str) -> Call {
+    let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
+    let body = Body { bytes: body.to_owned().into(), lease };
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        map.insert(*name, HeaderValue::from_str(value).expect("a value"));
+    }
+    now(Call::new(Ask::new(Surface::Chat), body, "req_1".into(), map)).expect("a call")
+}
+
+/// The output of a future that waits for nothing.
+pub(super) fn now<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("it waits"),
+    }
+}
+
+/// A request being answered.
+pub(super) struct Asking<'w> {
+    world: &'w World,
+    events: Relayed,
+    said: Vec<ChatEvent>,
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    /// Words, by who said them.
+    pub(super) text: String,
+    pub(super) failure: Option<Failure>,
+    pub(super) course: Course,
+    pub(super) headers: Vec<(HeaderName, HeaderValue)>,
+    pub(super) took: Duration,
+    /// How often counts were said.
+    pub(super) said_usages: usize,
+}
+
+impl Outcome {
+    /// Who was asked, and what came of it: `a:error b:answered`.
+    pub(super) fn story(&self) -> String {
+        let attempts = self.course.attempts.iter();
+        attempts.map(|attempt| format!("{}:{}", attempt.target, attempt.outcome)).collect::<Vec<_>>().join(" ")
+    }
+
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(have, _)| have == name).and_then(|(_, value)| value.to_str().ok())
+    }
+}
+
+impl Asking<'_> {
+    /// One look.
+    pub(super) fn poll(&mut self) -> Poll<Result<bool, Failure>> {
+        let mut context = Context::from_waker(Waker::noop());
+        self.events.poll_at(&mut context, self.world.clock.now(), &mut self.said)
+    }
+
+    /// How it came about so far.
+    pub(super) fn events_course(&self) -> Course {
+        self.events.course()
+    }
+
+    /// To its end, at most a day later. The clock goes in milliseconds.
+    pub(super) fn end(mut self) -> Outcome {
+        let began = self.world.clock.now();
+        let failure = loop {
+            match self.poll() {
+                Poll::Ready(Ok(true)) => {}
+                Poll::Ready(Ok(false)) => break None,
+                Poll::Ready(Err(failure)) => break Some(failure),
+                Poll::Pending => {
+                    assert!(self.world.clock.now() - began < Duration::from_secs(100), "it hangs");
+                    self.world.clock.advance(Duration::from_millis(1));
+                }
+            }
+        };
+        let said_usages = self.said.iter().filter(|event| matches!(event, ChatEvent::Usage(_))).count();
+        Outcome {
+            text: text(&self.said),
+            failure,
+            course: self.events.course(),
+            headers: self.events.headers().to_vec(),
+            said_usages,
+            took: self.world.clock.now() - began,
+        }
+    }
+}
+
+/// The words in it.
+fn text(said: &[ChatEvent]) -> String {
+    let words = said.iter().filter_map(|event| match event {
+        ChatEvent::Text { text, .. } => Some(text.as_str()),
+        _ => None,
+    });
+    words.collect::<String>().trim_end().to_owned()
+}

@@ -1,0 +1,146 @@
+//! Breakers and balance, as requests feel them.
+
+use std::time::Duration;
+
+use penstock_dialects::FaultClass;
+use penstock_proto::ErrorKind;
+
+use super::double::*;
+
+const PAIR: &str = "to = [{ pool = \"a\" }]\nfallback = [{ pool = \"b\" }]\nretries = 0";
+
+#[test]
+fn a_target_that_keeps_failing_is_left_alone_probed_and_taken_back() {
+    let world = World::new(PAIR);
+    world.double("a").always(DOWN);
+    for _ in 0..20 {
+        assert_eq!(world.answer().text, "b b");
+    }
+    assert_eq!(world.double("a").opened(), 5, "five failures in a row");
+    assert_eq!(world.target("a").level(world.clock.now()), 3);
+    assert!(world.metric("penstock_fallbacks_total", &["reason=\"ejected\""]) > 14.5);
+    world.clock.advance(Duration::from_secs(1));
+    assert_eq!(world.answer().story(), "a:error b:answered");
+    assert_eq!(world.answer().text, "b b", "the probe failed");
+    world.double("a").always(GOOD);
+    world.clock.advance(Duration::from_secs(1));
+    assert_eq!(world.answer().text, "b b", "the second pause is longer");
+    world.clock.advance(Duration::from_secs(1));
+    assert_eq!((world.answer().text, world.answer().text), ("a a".into(), "a a".into()));
+}
+
+#[test]
+fn when_all_fail_requests_fail_at_once_with_a_time() {
+    let world = World::new(PAIR);
+    world.doubles.iter().for_each(|double| double.always(DOWN));
+    for _ in 0..5 {
+        assert!(world.answer().failure.is_some());
+    }
+    let outcome = world.answer();
+    let failure = outcome.failure.as_ref().expect("nobody is left");
+    assert_eq!((failure.kind, failure.retry_after_seconds()), (ErrorKind::Unavailable, Some(1)));
+    assert_eq!((outcome.story().as_str(), failure.source()), ("", "gateway"));
+    assert_eq!(world.double("a").opened() + world.double("b").opened(), 10);
+}
+
+#[test]
+fn statistics_alone_never_eject_the_last_one() {
+    let world = World::new("to = [{ pool = \"a\" }, { pool = \"b\" }]\npolicy = \"order\"\nretries = 0");
+    for _ in 0..10 {
+        world.double("a").act(&[GOOD, DOWN]);
+    }
+    (0..20).for_each(|_| drop(world.answer()));
+    assert_eq!(world.target("a").level(world.clock.now()), 2);
+    assert_eq!(world.answer().text, "b b", "others are preferred");
+    world.double("b").always(DOWN);
+    (0..5).for_each(|_| drop(world.answer()));
+    assert_eq!(world.answer().text, "a a", "but it is better than nobody");
+}
+
+#[test]
+fn a_target_that_names_a_time_is_not_asked_before() {
+    let world = World::new(PAIR);
+    world.double("a").act(&[Act::Refuse(FaultClass::RateLimited, 0, Some(Duration::from_secs(7)))]);
+    assert_eq!(world.answer().story(), "a:rate_limit b:answered");
+    for _ in 0..3 {
+        assert_eq!(world.answer().story(), "b:answered");
+    }
+    world.clock.advance(Duration::from_secs(7));
+    assert_eq!(world.answer().story(), "a:answered");
+}
+
+#[test]
+fn breaking_streams_count_too() {
+    let world = World::new("to = [{ pool = \"a\" }, { pool = \"b\" }]\npolicy = \"order\"");
+    world.double("a").always(Act::Break(2));
+    (0..10).for_each(|_| assert!(world.answer().failure.is_some()));
+    assert_eq!(world.answer().text, "b b");
+}
+
+#[test]
+fn one_that_is_not_ready_is_asked_last() {
+    let world = World::new("to = [{ pool = \"a\" }, { pool = \"b\" }]\npolicy = \"order\"");
+    *world.double("a").unready.lock().expect("unready") = Some("loading".into());
+    assert_eq!(world.answer().text, "b b");
+    *world.double("b").unready.lock().expect("unready") = Some("loading".into());
+    assert_eq!(world.answer().text, "a a");
+}
+
+#[test]
+fn weights_share_and_a_canary_gets_its_part() {
+    let world = World::new("to = [{ pool = \"a\", weight = 19 }, { pool = \"b\", weight = 1 }]");
+    (0..100).for_each(|_| drop(world.answer()));
+    assert_eq!((world.double("a").opened(), world.double("b").opened()), (95, 5));
+}
+
+#[test]
+fn the_least_busy_is_asked() {
+    let world = World::new("to = [{ pool = \"a\" }, { pool = \"b\", weight = 3 }]\npolicy = \"least_busy\"");
+    world.doubles.iter().for_each(|double| double.always(Act::Stall(1)));
+    let mut held: Vec<_> = (0..8).map(|_| world.ask(&[], STREAM)).collect();
+    held.iter_mut().for_each(|asking| assert!(asking.poll().is_ready()));
+    assert_eq!((world.target("a").in_flight(), world.target("b").in_flight()), (2, 6));
+}
+
+#[test]
+fn the_quickest_is_asked() {
+    let world = World::new("to = [{ pool = \"a\" }, { pool = \"b\" }]\npolicy = \"latency\"");
+    world.double("a").always(Act::Say(1, 400));
+    world.double("b").always(Act::Say(1, 50));
+    (0..20).for_each(|_| drop(world.answer()));
+    assert_eq!(world.double("a").opened(), 1, "once, to find out");
+    world.double("b").always(Act::Say(1, 3000));
+    (0..4).for_each(|_| drop(world.answer()));
+    assert!(world.double("a").opened() >= 3, "a peak counts at once");
+}
+
+#[test]
+fn a_header_keeps_its_target_until_that_fails() {
+    let keys = "to = [{ pool = \"a\" }, { pool = \"b\" }, { pool = \"c\" }]\nsticky = \"header:x-session\"";
+    let world = World::new(keys);
+    let ask = |session: &str| world.ask(&[("x-session", session)], STREAM).end().text;
+    let mut seen = std::collections::BTreeSet::new();
+    for session in 0..30 {
+        let session = session.to_string();
+        let first = ask(&session);
+        assert_eq!(ask(&session), first);
+        seen.insert(first);
+    }
+    assert_eq!(seen.len(), 3, "all are used");
+    let home = ask("s");
+    let name = home[..1].to_owned();
+    world.double(&name).always(DOWN);
+    let away = ask("s");
+    assert_ne!(away, home);
+    assert_eq!(ask("s"), away, "and the second choice is as steady");
+}
+
+#[test]
+fn users_and_keys_stick_too() {
+    for (sticky, body) in [("key", STREAM), ("user", r#"{"model":"m","stream":true,"user":"u1","messages":[]}"#)] {
+        let world = World::new(&format!("to = [{{ pool = \"a\" }}, {{ pool = \"b\" }}]\nsticky = \"{sticky}\""));
+        (0..10).for_each(|_| drop(world.ask(&[], body).end()));
+        let counts = [world.double("a").opened(), world.double("b").opened()];
+        assert!(counts.contains(&10), "{sticky}: {counts:?}");
+    }
+}
