@@ -117,6 +117,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let fleet = Arc::new(Fleet::start(&config, &command)?);
     let gateway =
         Arc::new(Gateway::new(config.clone(), access_log, fleet.upstreams()).with_providers(provider::all(&config)?));
+    provider::discover::start(gateway.providers());
     let shown = progress::show(fleet.clone(), &config)?;
     server::run(gateway, &config, move || fleet.stop(Leave::Exit, Duration::from_secs(5)))?;
     drop(shown);

@@ -16,6 +16,7 @@ mod fields;
 pub mod gemini;
 mod json;
 mod json_text;
+pub mod listing;
 pub mod openai;
 pub mod peek;
 pub mod request;

@@ -57,6 +57,20 @@ pub fn fault(status: u16, body: &[u8]) -> ProviderFault {
     }
 }
 
+/// Reads the answer to a request to count.
+pub fn input_tokens(body: &[u8]) -> Option<u64> {
+    let read = || -> Result<Option<u64>, Fault> {
+        let mut reader = Reader::new(body)?;
+        let mut tokens = None;
+        reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
+            ("input_tokens", Kind::Number) => count(reader, tokens.insert(0)),
+            _ => reader.skip(),
+        })?;
+        Ok(tokens)
+    };
+    read().ok().flatten()
+}
+
 /// The top level of an answer, or of an event, which has parts of one in other places.
 #[derive(Default)]
 struct Top {

@@ -85,7 +85,7 @@ pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Stri
     }
     let millis = |name| Duration::from_millis(table.number(name, 1..=86_400_000));
     let (region, project) = (table.text("region"), table.text("project"));
-    let target = target(table, protocol, region.as_deref());
+    let target = target(table, protocol, region.as_deref(), project.as_deref());
     let keys = keys(table, env);
     let headers = headers(table);
     let api_version = table.text("api_version");
@@ -112,10 +112,15 @@ pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Stri
     Some(out)
 }
 
-fn target(table: &Reader<'_, '_>, protocol: Option<Protocol>, region: Option<&str>) -> Option<Target> {
-    let url = table.text("base_url").or_else(|| protocol?.base_url(region));
+fn target(
+    table: &Reader<'_, '_>,
+    protocol: Option<Protocol>,
+    region: Option<&str>,
+    project: Option<&str>,
+) -> Option<Target> {
+    let url = table.text("base_url").or_else(|| protocol?.base_url(region, project));
     let Some(url) = url else {
-        table.fault("base_url", "is missing");
+        table.fault("base_url", "is missing (some protocols make it from region and project)");
         return None;
     };
     Target::parse(&url).map_err(|message| table.fault("base_url", message)).ok()

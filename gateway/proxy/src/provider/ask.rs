@@ -9,7 +9,8 @@ use penstock_dialects::{FaultClass, ProviderFault};
 use penstock_proto::ErrorKind;
 
 use super::keys::Turn;
-use super::{Outcome, Protocol, Provider, fields};
+use super::sigv4::{Credentials, Signed};
+use super::{Outcome, Protocol, Provider, fields, sigv4};
 use crate::client::{Body, ClientError, Deadlines, Outgoing, Response};
 use crate::error::Failure;
 
@@ -22,6 +23,8 @@ const ANTHROPIC_VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 
 /// What is to be sent, besides what every request of the provider carries.
 pub(super) struct Asked {
+    /// GET or POST.
+    pub(super) method: Method,
     /// Behind the provider's base.
     pub(super) path: String,
     /// The client's fields that go with it.
@@ -41,7 +44,7 @@ impl Provider {
         let mut tried = 0;
         loop {
             let turn = self.keys.take(Instant::now()).map_err(|wait| self.all_rest(wait))?;
-            let request = self.outgoing(asked, turn);
+            let request = self.outgoing(asked.method.clone(), &asked.path, &asked.headers, &asked.body, turn);
             let response =
                 self.client.send(&request, &asked.deadlines).await.map_err(|error| self.unanswered(&error))?;
             if (200..300).contains(&response.status) {
@@ -57,34 +60,80 @@ impl Provider {
         }
     }
 
-    fn outgoing(&self, asked: &Asked, turn: Option<Turn>) -> Outgoing {
-        let mut headers = Vec::with_capacity(asked.headers.len() + self.config.headers.len() + 4);
-        headers.push((header::CONTENT_TYPE, HeaderValue::from_static("application/json")));
-        headers.push((header::USER_AGENT, HeaderValue::from_static(concat!("penstock/", env!("CARGO_PKG_VERSION")))));
-        headers.extend(asked.headers.iter().cloned());
-        let secret = |text: &str| {
-            let mut value = HeaderValue::from_str(text).ok()?;
-            value.set_sensitive(true);
-            Some(value)
-        };
-        if let Some(turn) = turn {
-            let key = self.keys.secret(turn);
-            let (name, value) = match self.config.protocol {
-                Protocol::Azure => ("api-key", secret(key)),
-                Protocol::Anthropic => ("x-api-key", secret(key)),
-                Protocol::Gemini => ("x-goog-api-key", secret(key)),
-                _ => ("authorization", secret(&format!("Bearer {key}"))),
-            };
-            headers.extend(value.map(|value| (HeaderName::from_static(name), value)));
+    /// A request with everything that all of this provider's carry.
+    pub(super) fn outgoing(
+        &self,
+        method: Method,
+        path: &str,
+        more: &[(HeaderName, HeaderValue)],
+        body: &[Bytes],
+        turn: Option<Turn>,
+    ) -> Outgoing {
+        let mut headers = Vec::with_capacity(more.len() + self.config.headers.len() + 6);
+        if method == Method::POST {
+            headers.push((header::CONTENT_TYPE, HeaderValue::from_static("application/json")));
         }
+        headers.push((header::USER_AGENT, HeaderValue::from_static(concat!("penstock/", env!("CARGO_PKG_VERSION")))));
+        headers.extend(more.iter().cloned());
         if self.config.protocol == Protocol::Anthropic && !headers.iter().any(|(name, _)| name == "anthropic-version") {
             headers.push((HeaderName::from_static("anthropic-version"), ANTHROPIC_VERSION));
         }
-        for (name, value) in &self.config.headers {
-            headers.retain(|(have, _)| have != name);
-            headers.extend(secret(value.expose()).map(|value| (name.clone(), value)));
+        let mut request = Outgoing { method, path: path.to_owned(), headers, body: body.to_vec() };
+        if let Some(turn) = turn {
+            self.credential(self.keys.secret(turn), &mut request);
         }
-        Outgoing { method: Method::POST, path: asked.path.clone(), headers, body: asked.body.clone() }
+        for (name, value) in &self.config.headers {
+            request.headers.retain(|(have, _)| have != name);
+            request.headers.extend(secret(value.expose()).map(|value| (name.clone(), value)));
+        }
+        request
+    }
+
+    /// Adds the key as the protocol wants it.
+    fn credential(&self, key: &str, request: &mut Outgoing) {
+        let bearer = || secret(&format!("Bearer {key}"));
+        let (name, value) = match self.config.protocol {
+            Protocol::Azure => ("api-key", secret(key)),
+            Protocol::Anthropic => ("x-api-key", secret(key)),
+            Protocol::Gemini => ("x-goog-api-key", secret(key)),
+            Protocol::Bedrock => match Credentials::parse(key) {
+                Some(who) => return self.sign(who, request),
+                None => ("authorization", bearer()),
+            },
+            _ => ("authorization", bearer()),
+        };
+        request.headers.extend(value.map(|value| (HeaderName::from_static(name), value)));
+    }
+
+    /// Signs for AWS.
+    fn sign(&self, who: Credentials<'_>, request: &mut Outgoing) {
+        let target = self.client.target();
+        let time = sigv4::timestamp(crate::clock::since_epoch());
+        let full = format!("{}{}", target.base, request.path);
+        let (path, query) = full.split_once('?').unwrap_or((&full, ""));
+        let mut headers =
+            vec![("content-type", "application/json"), ("host", &target.authority), ("x-amz-date", &time)];
+        headers.extend(who.token.map(|token| ("x-amz-security-token", token)));
+        let payload: Vec<&[u8]> = request.body.iter().map(|piece| &piece[..]).collect();
+        let signed = Signed {
+            method: request.method.as_str(),
+            path,
+            query,
+            headers: &headers,
+            payload: &payload,
+            region: self.config.region.as_deref().unwrap_or("us-east-1"),
+            service: "bedrock",
+            time: &time,
+        };
+        let authorization = sigv4::authorization(who, &signed);
+        let fields = [
+            ("x-amz-date", Some(time.as_str())),
+            ("x-amz-security-token", who.token),
+            ("authorization", Some(authorization.as_str())),
+        ];
+        for (name, value) in fields {
+            request.headers.extend(value.and_then(secret).map(|value| (HeaderName::from_static(name), value)));
+        }
     }
 
     /// Nothing, or no HTTP, came back.
@@ -155,4 +204,11 @@ async fn read_error(body: &mut Body) -> Vec<u8> {
     };
     let _ = tokio::time::timeout(ERROR_TIMEOUT, read).await;
     out
+}
+
+/// A value that is not shown in logs.
+fn secret(text: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(text).ok()?;
+    value.set_sensitive(true);
+    Some(value)
 }

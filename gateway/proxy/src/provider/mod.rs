@@ -5,16 +5,20 @@
 //! must know. `docs/guide/providers.md` has the rules and the outcome of every fault.
 
 mod ask;
+pub mod discover;
 mod fields;
 mod keys;
 mod passed;
 pub mod protocol;
+mod sigv4;
+mod translated;
 mod upstream;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use penstock_dialects::FaultClass;
+use arc_swap::ArcSwap;
+use penstock_dialects::{FaultClass, ProviderCodec};
 use tokio::sync::Semaphore;
 
 pub use protocol::Protocol;
@@ -31,6 +35,10 @@ pub struct Provider {
     keys: Keys,
     places: Arc<Semaphore>,
     counts: Counts,
+    /// How requests that are not its own API's are said to it.
+    codec: Option<Box<dyn ProviderCodec>>,
+    /// Models that it says it has.
+    found: ArcSwap<Vec<String>>,
 }
 
 /// Why a provider cannot be used.
@@ -56,6 +64,8 @@ impl Provider {
             keys: Keys::new(&config.keys),
             places: Arc::new(Semaphore::new(config.in_flight_max)),
             counts: Counts::default(),
+            codec: protocol::codec_of(config),
+            found: ArcSwap::default(),
             config: config.clone(),
         }))
     }
@@ -73,6 +83,18 @@ impl Provider {
     /// The models that are served under their own names.
     pub fn upstreams(self: &Arc<Self>) -> Vec<Arc<dyn Upstream>> {
         self.config.models.iter().map(|model| self.upstream(model, model)).collect()
+    }
+
+    /// The models that it said it has; each is served as `ID/MODEL`.
+    pub fn found(&self) -> Arc<Vec<String>> {
+        self.found.load_full()
+    }
+
+    /// A model that it said it has, by the name `ID/MODEL`.
+    pub fn discovered(self: &Arc<Self>, served: &str) -> Option<Arc<dyn Upstream>> {
+        let model = served.strip_prefix(self.id())?.strip_prefix('/')?;
+        let found = self.found.load().iter().any(|have| have == model);
+        found.then(|| self.upstream(served, model))
     }
 
     /// What became of its requests.

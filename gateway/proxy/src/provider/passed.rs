@@ -39,7 +39,7 @@ impl Passed {
     }
 
     /// The answer is complete.
-    fn complete(&mut self) {
+    pub(super) fn complete(&mut self) {
         self.count(Outcome::Complete);
     }
 
@@ -48,7 +48,7 @@ impl Passed {
         self.fail(fault)
     }
 
-    fn fail(&mut self, fault: ProviderFault) -> Failure {
+    pub(super) fn fail(&mut self, fault: ProviderFault) -> Failure {
         self.count(Outcome::Failed(fault.class));
         let fault = ProviderFault { message: self.provider.keys.filtered(fault.message), ..fault };
         let mut failure = Failure::provider(fault);
@@ -56,7 +56,7 @@ impl Passed {
         failure.log(format!("{}: in the answer: {log}", self.provider.config.id))
     }
 
-    fn cut(&mut self, error: &ClientError) -> Failure {
+    pub(super) fn cut(&mut self, error: &ClientError) -> Failure {
         // `unanswered` counts.
         self.counted = true;
         self.provider.unanswered(error)
@@ -100,10 +100,10 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn new(watch: Watch, response: Response, passed: Passed, first_by: Instant) -> Self {
+    pub(super) fn new(watch: Watch, response: Response, passed: Passed, first_by: Option<Instant>) -> Self {
         let headers = fields::back(&response.headers);
         let mut body = response.body;
-        body.limit(Some(first_by));
+        body.limit(first_by);
         Self { body, watch, held: Vec::new(), held_bytes: 0, open: false, headers, passed }
     }
 

@@ -1,6 +1,8 @@
 //! The APIs that providers speak: where an operation is, how a key is sent, which answers can be passed on as they are.
 
-use penstock_dialects::{ProviderFault, Surface, anthropic, gemini, openai};
+use penstock_dialects::{ProviderCodec, ProviderFault, Surface, anthropic, gemini, openai};
+
+use crate::config::ProviderConfig;
 
 /// An API that a provider speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,13 +50,19 @@ impl Protocol {
     }
 
     /// Its own service, where it has one.
-    pub fn base_url(self, region: Option<&str>) -> Option<String> {
+    pub fn base_url(self, region: Option<&str>, project: Option<&str>) -> Option<String> {
         match self {
             Protocol::OpenAi | Protocol::OpenAiResponses => Some("https://api.openai.com/v1".into()),
             Protocol::Anthropic => Some("https://api.anthropic.com/v1".into()),
             Protocol::Gemini => Some("https://generativelanguage.googleapis.com/v1beta".into()),
             Protocol::Bedrock => region.map(|region| format!("https://bedrock-runtime.{region}.amazonaws.com")),
-            Protocol::Vertex => region.map(|region| format!("https://{region}-aiplatform.googleapis.com/v1")),
+            Protocol::Vertex => {
+                let (region, project) = (region?, project?);
+                let host = if region == "global" { String::new() } else { format!("{region}-") };
+                Some(format!(
+                    "https://{host}aiplatform.googleapis.com/v1/projects/{project}/locations/{region}/publishers/google"
+                ))
+            }
             Protocol::Azure => None,
         }
     }
@@ -68,7 +76,7 @@ impl Protocol {
             ),
             Protocol::OpenAiResponses => matches!(surface, Surface::Responses | Surface::Embeddings),
             Protocol::Azure => matches!(surface, Surface::Chat | Surface::Completions | Surface::Embeddings),
-            Protocol::Anthropic => surface == Surface::Messages,
+            Protocol::Anthropic => matches!(surface, Surface::Messages | Surface::CountTokens),
             Protocol::Gemini | Protocol::Vertex | Protocol::Bedrock => false,
         }
     }
@@ -81,6 +89,18 @@ impl Protocol {
             Protocol::Gemini | Protocol::Vertex => gemini::watch::fault(status, body),
             Protocol::Bedrock => openai::watch::fault(status, body),
         }
+    }
+}
+
+/// How requests in other dialects are said in this one; `None`: not at all.
+pub(super) fn codec_of(config: &ProviderConfig) -> Option<Box<dyn ProviderCodec>> {
+    let openai_itself = config.target.authority == "api.openai.com";
+    match config.protocol {
+        Protocol::OpenAi if openai_itself => Some(Box::new(openai::ChatCodec::strict())),
+        Protocol::OpenAi => Some(Box::new(openai::ChatCodec::default())),
+        Protocol::Azure => Some(Box::new(openai::ChatCodec::strict())),
+        Protocol::Anthropic => Some(Box::new(anthropic::Codec::default())),
+        Protocol::OpenAiResponses | Protocol::Gemini | Protocol::Vertex | Protocol::Bedrock => None,
     }
 }
 

@@ -1,23 +1,28 @@
 //! One model of a provider, as the request path sees it.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::header;
+use http::{Method, header};
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
-use penstock_dialects::{FaultClass, ProviderFault, Surface, peek, watch};
+use penstock_dialects::{AnswerDecoder, FaultClass, ProviderFault, Surface, peek, watch};
 use penstock_proto::ErrorKind;
 use tokio::time::Instant;
 
 use super::ask::Asked;
 use super::passed::{Passed, Stream, Whole};
 use super::protocol::openai_path;
+use super::translated::Translated;
 use super::{Outcome, Protocol, Provider, fields};
 use crate::call::Call;
 use crate::client::{Deadlines, Response};
 use crate::error::Failure;
 use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Origin, Upstream};
+
+/// Largest answer to a request to count.
+const COUNT_BYTES_MAX: usize = 64 * 1024;
 
 /// A model of a provider.
 pub(super) struct ProviderUpstream {
@@ -51,19 +56,55 @@ impl ProviderUpstream {
     }
 
     /// The client's bytes, spliced where they must be.
-    fn passed_on(&self, call: &Call, origin: &Origin) -> Asked {
+    fn passed_on(&self, call: &Call, deadlines: Deadlines) -> Asked {
         let renamed = (call.peek.model.as_deref() != Some(&self.model)).then_some(self.model.as_str());
         Asked {
-            path: self.path(call.ask.surface),
+            method: Method::POST,
+            path: self.path(openai_path(call.ask.surface)),
             headers: fields::upwards(call.dialect(), &call.headers),
             body: peek::spliced(&call.body, &call.peek, renamed, self.adds_usage(call)),
             same_dialect: true,
-            deadlines: self.deadlines(call, origin),
+            deadlines,
         }
     }
 
-    fn path(&self, surface: Surface) -> String {
-        let path = openai_path(surface);
+    /// The request in the provider's own dialect, and what reads its answer.
+    async fn translated(
+        &self,
+        call: &Call,
+        deadlines: Deadlines,
+    ) -> Result<(Asked, Option<Box<dyn AnswerDecoder>>), Failure> {
+        let Some(codec) = &self.provider.codec else {
+            let message = format!(
+                "The model {:?} is served by a provider that speaks {:?} and cannot be asked this way.",
+                self.served,
+                self.provider.config.protocol.name()
+            );
+            return Err(Failure::new(ErrorKind::Unsupported, message).param("model"));
+        };
+        let decoded = call.decoded().await?;
+        let request = codec.encode(&decoded.request, &self.model)?;
+        let asked = Asked {
+            method: Method::POST,
+            path: self.path(&request.path),
+            headers: Vec::new(),
+            body: vec![request.body.into()],
+            same_dialect: false,
+            deadlines,
+        };
+        Ok((asked, Some(codec.decoder(&decoded.request))))
+    }
+
+    /// Sends; whatever becomes of it is counted once.
+    async fn answered(&self, asked: &Asked) -> Result<Response, Failure> {
+        let mut waiting = Waiting(Some(&self.provider));
+        let response = Box::pin(self.provider.ask(asked)).await;
+        waiting.0 = None;
+        response
+    }
+
+    /// Behind the provider's base.
+    fn path(&self, path: &str) -> String {
         let config = &self.provider.config;
         if config.protocol != Protocol::Azure {
             return path.to_owned();
@@ -78,7 +119,7 @@ impl ProviderUpstream {
         call: &Call,
         response: Response,
         passed: Passed,
-        started: Instant,
+        first_by: Option<Instant>,
     ) -> Result<Box<dyn Events>, Failure> {
         if !call.stream {
             return Ok(Box::new(Whole::new(call.ask.surface, response, passed)));
@@ -89,7 +130,6 @@ impl ProviderUpstream {
             return Err(passed.failed(ProviderFault::new(FaultClass::Garbled, message)));
         }
         let watch = watch::Watch::new(call.ask.surface, self.adds_usage(call));
-        let first_by = started + self.provider.config.first_token_timeout;
         Ok(Box::new(Stream::new(watch, response, passed, first_by)))
     }
 }
@@ -106,21 +146,41 @@ impl Upstream for ProviderUpstream {
 
     async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
         let started = Instant::now();
-        let place = self.provider.places.clone().try_acquire_owned().map_err(|_| self.provider.crowded())?;
-        if !self.provider.config.protocol.speaks(call.ask.surface) {
-            let message = format!(
-                "This model is served by a provider that speaks {:?}; ask for it there.",
-                self.provider.config.protocol.name()
-            );
-            return Err(Failure::new(ErrorKind::Unsupported, message).param("model"));
+        let provider = &self.provider;
+        let place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
+        let deadlines = self.deadlines(&call, &origin);
+        let passed_on = provider.config.protocol.speaks(call.ask.surface);
+        let (asked, decoder) = match passed_on {
+            true => (self.passed_on(&call, deadlines), None),
+            false => self.translated(&call, deadlines).await?,
+        };
+        let response = self.answered(&asked).await?;
+        let passed = Passed::new(provider.clone(), place);
+        let first_by = call.stream.then(|| started + provider.config.first_token_timeout);
+        match decoder {
+            Some(decoder) => Ok(Box::new(Translated::new(decoder, response, passed, first_by))),
+            None => self.begin(&call, response, passed, first_by),
         }
-        let asked = self.passed_on(&call, &origin);
-        // From here on something is counted, whatever becomes of it.
-        let mut waiting = Waiting(Some(&self.provider));
-        let response = Box::pin(self.provider.ask(&asked)).await;
-        waiting.0 = None;
-        let passed = Passed::new(self.provider.clone(), place);
-        self.begin(&call, response?, passed, started)
+    }
+
+    async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {
+        let provider = &self.provider;
+        if !(provider.config.protocol.speaks(call.ask.surface) && call.ask.surface == Surface::CountTokens) {
+            return Ok(None);
+        }
+        let _place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
+        let deadlines = self.deadlines(&call, &Origin { tenant: String::new(), deadline: None });
+        let mut response = self.answered(&self.passed_on(&call, deadlines)).await?;
+        let mut bytes = Vec::new();
+        while bytes.len() <= COUNT_BYTES_MAX {
+            match poll_fn(|context| response.body.poll_chunk(context, &mut bytes)).await {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => return Err(provider.unanswered(&error)),
+            }
+        }
+        provider.counts.add(Outcome::Complete);
+        Ok(penstock_dialects::anthropic::watch::input_tokens(&bytes))
     }
 
     async fn tokenize(&self, _: TokenizeRequest) -> Result<Vec<u8>, Failure> {

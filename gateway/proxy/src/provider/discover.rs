@@ -1,0 +1,92 @@
+//! Which models a provider has: asked at start and from time to time.
+
+use std::future::poll_fn;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use http::Method;
+
+use super::{Protocol, Provider};
+use crate::client::{Client, Deadlines};
+
+/// Between two questions.
+const EVERY: Duration = Duration::from_secs(600);
+/// After a question without an answer.
+const AGAIN: Duration = Duration::from_secs(30);
+/// Largest list that is read.
+const LIST_BYTES_MAX: usize = 4 << 20;
+/// Longest time for the whole list.
+const LIST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Begins to ask the providers whose config says so, on a thread of its own; it ends when they are gone.
+pub fn start(providers: &[Arc<Provider>]) {
+    let asked: Vec<_> = providers.iter().filter(|provider| provider.config.discover).map(Arc::downgrade).collect();
+    if asked.is_empty() {
+        return;
+    }
+    let spawned = std::thread::Builder::new().name("discovery".into()).spawn(move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            let mut tasks = tokio::task::JoinSet::new();
+            asked.into_iter().for_each(|provider| drop(tasks.spawn(forever(provider))));
+            while tasks.join_next().await.is_some() {}
+        });
+    });
+    if let Err(error) = spawned {
+        tracing::error!(%error, "models of providers cannot be discovered");
+    }
+}
+
+async fn forever(provider: Weak<Provider>) {
+    loop {
+        let wait = {
+            let Some(provider) = provider.upgrade() else { return };
+            match list(&provider).await {
+                Ok(models) => {
+                    provider.found.store(Arc::new(models));
+                    EVERY
+                }
+                Err(reason) => {
+                    tracing::warn!(provider = provider.id(), reason, "no list of models");
+                    AGAIN
+                }
+            }
+        };
+        // In steps, so that the thread ends soon after the gateway.
+        let until = tokio::time::Instant::now() + wait;
+        while tokio::time::Instant::now() < until && provider.strong_count() > 0 {
+            tokio::time::sleep(Duration::from_secs(1).min(wait)).await;
+        }
+    }
+}
+
+/// Asks once.
+async fn list(provider: &Provider) -> Result<Vec<String>, String> {
+    // A client of its own: connections belong to the runtime they were made in.
+    let client = Client::new(provider.config.target.clone(), provider.config.ca_file.as_deref())?;
+    let path = match provider.config.protocol {
+        Protocol::Anthropic => "/models?limit=1000",
+        Protocol::Gemini => "/models?pageSize=1000",
+        Protocol::OpenAi | Protocol::OpenAiResponses => "/models",
+        other => return Err(format!("{} has no list that can be asked for", other.name())),
+    };
+    let turn = provider.keys.take(std::time::Instant::now()).map_err(|_| "every key rests".to_owned())?;
+    let request = provider.outgoing(Method::GET, path, &[], &[], turn);
+    let deadlines = Deadlines {
+        connect: provider.config.connect_timeout,
+        head: LIST_TIMEOUT,
+        silence: LIST_TIMEOUT,
+        whole: Some(tokio::time::Instant::now() + LIST_TIMEOUT),
+    };
+    let mut response = client.send(&request, &deadlines).await.map_err(|error| error.to_string())?;
+    let mut bytes = Vec::new();
+    while poll_fn(|context| response.body.poll_chunk(context, &mut bytes)).await.map_err(|error| error.to_string())? {
+        if bytes.len() > LIST_BYTES_MAX {
+            return Err("the list is too long".into());
+        }
+    }
+    if response.status != 200 {
+        return Err(format!("status {}", response.status));
+    }
+    penstock_dialects::listing::model_ids(&bytes).ok_or_else(|| "the list is not readable".into())
+}

@@ -1,0 +1,119 @@
+//! Answers in another dialect than the client's: read into events.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+use penstock_dialects::{AnswerDecoder, ChatEvent, ProviderFault, Usage};
+use tokio::time::Instant;
+
+use super::fields;
+use super::passed::Passed;
+use crate::client::{Body, Response};
+use crate::error::Failure;
+use crate::upstream::{Events, Facts};
+
+/// How long the end of a body is waited for behind the end of its answer, so that the connection can be used again.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// An answer being translated.
+pub(super) struct Translated {
+    body: Option<Body>,
+    decoder: Box<dyn AnswerDecoder>,
+    begun: bool,
+    usage: Usage,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    passed: Passed,
+}
+
+impl Translated {
+    /// `first_by`: when the first event must be there.
+    pub(super) fn new(
+        decoder: Box<dyn AnswerDecoder>,
+        response: Response,
+        passed: Passed,
+        first_by: Option<Instant>,
+    ) -> Self {
+        let headers = fields::back(&response.headers);
+        let mut body = response.body;
+        body.limit(first_by);
+        Self { body: Some(body), decoder, begun: false, usage: Usage::default(), headers, passed }
+    }
+
+    /// Takes what came; whether the answer goes on.
+    fn take(&mut self, bytes: &[u8], more: bool, out: &mut Vec<ChatEvent>) -> Result<bool, ProviderFault> {
+        self.decoder.push(bytes, out)?;
+        if more && !self.decoder.is_complete() {
+            return Ok(true);
+        }
+        self.decoder.end(out)?;
+        Ok(false)
+    }
+
+    fn note(&mut self, events: &[ChatEvent]) {
+        for event in events {
+            if let ChatEvent::Usage(usage) = event {
+                self.usage = *usage;
+            }
+        }
+        if !self.begun && !events.is_empty() {
+            self.begun = true;
+            self.body.iter_mut().for_each(|body| body.limit(None));
+        }
+    }
+}
+
+impl Events for Translated {
+    fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        let before = out.len();
+        loop {
+            let Some(body) = &mut self.body else { return Poll::Ready(Ok(false)) };
+            let mut bytes = Vec::new();
+            let more = match ready!(body.poll_chunk(context, &mut bytes)) {
+                Ok(more) => more,
+                Err(error) => return Poll::Ready(Err(self.passed.cut(&error))),
+            };
+            let taken = self.take(&bytes, more, out);
+            self.note(&out[before..]);
+            match taken {
+                Err(fault) => return Poll::Ready(Err(self.passed.fail(fault))),
+                Ok(false) => {
+                    self.passed.complete();
+                    if let Some(body) = self.body.take().filter(|_| more) {
+                        tokio::spawn(finished(body));
+                    }
+                    return Poll::Ready(Ok(false));
+                }
+                Ok(true) if out.len() > before => return Poll::Ready(Ok(true)),
+                Ok(true) => {}
+            }
+        }
+    }
+
+    fn facts(&self) -> Facts {
+        let Usage { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, reasoning_tokens } =
+            self.usage;
+        Facts {
+            prompt_tokens,
+            cached_tokens,
+            cache_write_tokens,
+            completion_tokens,
+            reasoning_tokens,
+            ..Facts::default()
+        }
+    }
+
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        &self.headers
+    }
+}
+
+/// Reads over the rest of a body whose answer is complete.
+async fn finished(mut body: Body) {
+    let rest = async {
+        let mut bytes = Vec::new();
+        while bytes.is_empty() && poll_fn(|context| body.poll_chunk(context, &mut bytes)).await == Ok(true) {}
+    };
+    let _ = tokio::time::timeout(LINGER, rest).await;
+}
