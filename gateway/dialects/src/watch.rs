@@ -155,9 +155,8 @@ impl Watch {
                 return None;
             }
             if self.after_cr {
-                match self.held.get(self.scanned)? {
-                    b'\n' => (self.scanned, self.line) = (self.scanned + 1, self.line + 1),
-                    _ => {}
+                if *self.held.get(self.scanned)? == b'\n' {
+                    (self.scanned, self.line) = (self.scanned + 1, self.line + 1);
                 }
                 self.after_cr = false;
             }

@@ -125,6 +125,12 @@ impl Gateway {
             entry.upstream.gauges(&mut |gauge, value| gauges.push((gauge, entry.name.to_string(), value)));
         }
         self.models.gauges(&mut |gauge, target, value| gauges.push((gauge, target.to_owned(), value)));
+        for provider in &self.providers {
+            for (outcome, count) in provider.counts().each() {
+                let labels = [("provider", provider.id()), ("outcome", outcome)];
+                self.metrics.set(Metric::UpstreamRequests, &labels, count);
+            }
+        }
         self.metrics.render(&gauges)
     }
 }

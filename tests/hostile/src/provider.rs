@@ -26,6 +26,8 @@ pub enum Step {
     Repeat(Vec<u8>, usize),
     /// One of these pieces in so many milliseconds, until the other side is gone.
     Pace(Vec<u8>, u64),
+    /// Nothing, until the test says go on ([`Seen::go_on`]).
+    Gate,
     /// Nothing, until the other side is gone.
     Hang,
     /// End of the connection.
@@ -48,12 +50,18 @@ pub struct Seen {
     pub paced: AtomicUsize,
     /// When the other side was seen to have left.
     pub left: Mutex<Option<Instant>>,
+    gate: tokio::sync::Notify,
 }
 
 impl Seen {
     /// The requests so far.
     pub fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets one [`Step::Gate`] pass.
+    pub fn go_on(&self) {
+        self.gate.notify_one();
     }
 
     /// When the other side was seen to have left.
@@ -152,6 +160,10 @@ async fn take(stream: &mut TcpStream, step: &Step, seen: &Seen) -> bool {
             let mut scratch = [0; 64];
             while matches!(stream.read(&mut scratch).await, Ok(1..)) {}
             false
+        }
+        Step::Gate => {
+            seen.gate.notified().await;
+            true
         }
         Step::Close | Step::Reset => true,
     }

@@ -119,3 +119,306 @@ async fn a_client_that_leaves_stops_the_provider() {
     println!("the provider saw the end after {after:?} and {pieces} pieces");
     assert!(after < Duration::from_millis(500), "{after:?}");
 }
+
+/// What the client sees of a provider that does `steps`: status, code, and whether it may try again.
+#[track_caller]
+fn check(reply: &Reply, status: u16, code: &str, retry: &str) {
+    let found = (reply.status, reply.header("x-should-retry"), reply.header("x-penstock-error-source"));
+    assert_eq!(found, (status, Some(retry), Some("upstream")), "{}", reply.text);
+    assert!(reply.text.contains(&format!("\"code\":\"{code}\"")), "{code} in {}", reply.text);
+}
+
+/// One request, whole or streamed, to a provider that does `steps` each time.
+async fn once(steps: Vec<Step>, stream: bool) -> Reply {
+    once_with(steps, stream, "").await
+}
+
+async fn once_with(steps: Vec<Step>, stream: bool, keys: &str) -> Reply {
+    let (_provider, front) = setup(vec![steps], keys).await;
+    send(front.address, chat(stream)).await
+}
+
+const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_http_is_refused() {
+    let endless = |line: &str| vec![say(line), Step::Repeat(vec![b'a'; 4096], 1000), Step::Hang];
+    let garbled = [
+        vec![say("SSH-2.0-OpenSSH\r\n\r\n"), Step::Hang],
+        endless("HTTP/1.1 200 OK\r\nx: "),
+        endless("HTTP/1.1 "),
+        vec![say(format!("{HEAD}{}\r\n", "x: 1\r\n".repeat(200)))],
+        vec![say(format!("{HEAD}content-length: 2\r\ncontent-length: 3\r\n\r\n{{}}"))],
+        vec![say(format!("{HEAD}content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{{}}"))],
+        vec![say(format!("{HEAD}content-length: -2\r\n\r\n{{}}"))],
+        vec![say(format!("{HEAD}content-encoding: gzip\r\ncontent-length: 2\r\n\r\n{{}}"))],
+        vec![say(format!("{HEAD}transfer-encoding: chunked\r\n\r\nzz\r\n")), Step::Hang],
+        vec![say("HTTP/1.1 100 Continue\r\n\r\n".repeat(20)), Step::Hang],
+        vec![say("HTTP/1.1 304 Not Modified\r\n\r\n"), Step::Hang],
+        whole("200 OK", "", "<html>fine</html>"),
+        whole("200 OK", "", "{\"choices\":[],"),
+    ];
+    for steps in garbled {
+        let shown = format!("{steps:?}").chars().take(120).collect::<String>();
+        let reply = once(steps, false).await;
+        assert_eq!(reply.status, 502, "{shown}: {}", reply.text);
+        check(&reply, 502, "upstream_garbled", "true");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redirects_are_not_followed() {
+    let other = Provider::start(vec![whole("200 OK", "", WHOLE)]).await;
+    for status in ["301 Moved", "302 Found", "307 Temporary", "308 Permanent"] {
+        let location = format!("location: http://{}/v1/chat/completions\r\n", other.address);
+        check(&once(whole(status, &location, ""), false).await, 502, "upstream_garbled", "true");
+    }
+    assert_eq!(other.seen.connections.load(std::sync::atomic::Ordering::SeqCst), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn interim_answers_are_skipped() {
+    let mut steps = vec![say("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n")];
+    steps.extend(whole("200 OK", "", WHOLE));
+    assert_eq!(once(steps, false).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_provider_that_cannot_be_reached_or_ends_early() {
+    let provider = Provider::start(vec![vec![Step::Close]]).await;
+    let (address, gone) = (provider.address, "key_env = \"KEY_A\"");
+    drop(provider);
+    let text =
+        format!("[[providers]]\nid = \"acme\"\nbase_url = \"http://{address}/v1\"\nmodels = [\"big\"]\n{gone}\n");
+    let front = Front::start(&text).await;
+    check(&send(front.address, chat(false)).await, 502, "upstream_error", "true");
+    for stream in [false, true] {
+        check(&once(vec![Step::Close], stream).await, 502, "upstream_error", "true");
+        check(&once(vec![Step::Reset], stream).await, 502, "upstream_error", "true");
+        check(
+            &once(vec![say("HTTP/1.1 200 OK\r\ncontent-ty"), Step::Close], stream).await,
+            502,
+            "upstream_error",
+            "true",
+        );
+    }
+    let cut = [
+        vec![say(format!("{HEAD}content-length: 50\r\n\r\n{{")), Step::Close],
+        vec![say(format!("{HEAD}content-length: 50\r\n\r\n{{")), Step::Reset],
+        vec![say(format!("{HEAD}transfer-encoding: chunked\r\n\r\n5\r\n{{\"a\"")), Step::Close],
+    ];
+    for steps in cut {
+        check(&once(steps, false).await, 502, "upstream_truncated", "true");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn errors_are_passed_on_as_they_are() {
+    let body = r#"{"error":{"message":"slow down","type":"tokens","param":null,"code":"rate_limit_exceeded"}}"#;
+    let reply = once(whole("429 Too Many", "retry-after: 7\r\nx-ratelimit-remaining-tokens: 0\r\n", body), true).await;
+    check(&reply, 429, "rate_limit_exceeded", "true");
+    assert_eq!((reply.header("retry-after"), reply.header("x-ratelimit-remaining-tokens")), (Some("7"), Some("0")));
+    assert!(reply.text.ends_with(body));
+    let reply = once(whole("422 Odd", "", r#"{"error":{"message":"no","code":"odd"}}"#), false).await;
+    check(&reply, 422, "odd", "false");
+    let reply = once(whole("500 Oops", "", "<html>stack trace</html>"), false).await;
+    check(&reply, 502, "upstream_error", "true");
+    assert!(!reply.text.contains("stack trace"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn our_key_is_our_business() {
+    let body = r#"{"error":{"message":"Incorrect API key provided: sk-aaaa","code":"invalid_api_key"}}"#;
+    for status in ["401 Unauthorized", "403 Forbidden"] {
+        let reply = once_with(whole(status, "", body), false, "key_env = \"KEY_A\"").await;
+        check(&reply, 502, "upstream_auth", "true");
+        assert!(!reply.text.contains("sk-aaaa"), "{}", reply.text);
+    }
+    let reply =
+        once_with(whole("400 Bad", "", r#"{"error":{"message":"echo sk-aaaa"}}"#), false, "key_env = \"KEY_A\"").await;
+    assert_eq!(reply.status, 400);
+    assert!(!reply.text.contains("sk-aaaa") && reply.text.contains("echo [key]"), "{}", reply.text);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_key_takes_over_from_one_that_is_limited() {
+    let script = vec![whole("429 Slow", "retry-after: 60\r\n", "{}"), whole("200 OK", "", WHOLE)];
+    let (provider, front) = setup(script, "keys_env = [\"KEY_A\", \"KEY_B\"]").await;
+    assert_eq!(send(front.address, chat(false)).await.status, 200);
+    assert_eq!(send(front.address, chat(false)).await.status, 200);
+    let used: Vec<_> = provider.seen.requests().iter().map(|request| request.contains("sk-aaaa")).collect();
+    assert_eq!(used, [true, false, false]);
+    let (_provider, front) =
+        setup(vec![whole("429 Slow", "retry-after: 60\r\n", "{}")], "keys_env = [\"KEY_A\", \"KEY_B\"]").await;
+    assert_eq!(send(front.address, chat(false)).await.status, 429);
+    let reply = send(front.address, chat(false)).await;
+    check(&reply, 429, "rate_limit_exceeded", "true");
+    assert_eq!(reply.header("retry-after"), Some("60"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_fails_before_its_first_word_has_a_status() {
+    let event = "data: {\"error\":{\"message\":\"busy\",\"type\":\"overloaded\"}}\n\n";
+    let reply = once(vec![sse_head(), chunk(FIRST), chunk(event), Step::Hang], true).await;
+    check(&reply, 503, "overloaded", "true");
+    let silent = [
+        (vec![sse_head(), chunk(FIRST), Step::Close], "upstream_truncated"),
+        (vec![sse_head(), chunk(FIRST), say("0\r\n\r\n")], "upstream_truncated"),
+        (vec![sse_head(), chunk("data: <html>\n\n"), Step::Hang], "upstream_garbled"),
+        (whole("200 OK", "", WHOLE), "upstream_garbled"),
+    ];
+    for (steps, code) in silent {
+        check(&once(steps, true).await, 502, code, "true");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_fails_later_looks_broken() {
+    let event = "data: {\"error\":{\"message\":\"busy\",\"type\":\"overloaded\"}}\n\n";
+    let endings = [
+        (vec![Step::Close], "upstream_truncated"),
+        (vec![Step::Reset], "upstream_truncated"),
+        (vec![say("0\r\n\r\n")], "upstream_truncated"),
+        (vec![chunk(LAST), say("0\r\n\r\n")], "upstream_truncated"),
+        (vec![say("zz\r\n"), Step::Hang], "upstream_garbled"),
+        (vec![chunk(event), Step::Hang], "overloaded"),
+    ];
+    for (ending, code) in endings {
+        let steps = [vec![sse_head(), chunk(FIRST), chunk(PIECE), Step::Gate], ending].concat();
+        let reply = after_a_word(steps, chat(true)).await;
+        let text = payload(&reply);
+        assert!(reply.status == 200 && text.starts_with(&[FIRST, PIECE].concat()), "{}", reply.text);
+        assert!(text.contains(&format!("\"code\":\"{code}\"")) && !text.contains("[DONE]"), "{text}");
+        assert!(!reply.is_whole(), "the framing is broken too: {}", reply.text);
+    }
+}
+
+/// What the client has in the end of a stream whose provider waits at a gate until the client has its first word.
+async fn after_a_word(steps: Vec<Step>, request: String) -> Reply {
+    let (provider, front) = setup(vec![steps], "").await;
+    let mut client = Client::connect(front.address).await;
+    client.send(request).await;
+    let mut reply = client.until(Duration::from_secs(10), |text| text.contains("x\"")).await;
+    provider.seen.go_on();
+    let rest = client.until_closed().await;
+    reply.text.push_str(&rest.text);
+    reply
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silence_has_a_limit() {
+    let limits = "first_token_timeout_ms = 100\nidle_timeout_ms = 100\nanswer_timeout_ms = 100";
+    for stream in [false, true] {
+        check(&once_with(vec![Step::Hang], stream, limits).await, 504, "upstream_timeout", "true");
+    }
+    let body = vec![say(format!("{HEAD}content-length: 50\r\n\r\n{{")), Step::Hang];
+    check(&once_with(body, false, limits).await, 504, "upstream_timeout", "true");
+    let first = vec![sse_head(), chunk(FIRST), Step::Hang];
+    check(&once_with(first, true, limits).await, 504, "upstream_timeout", "true");
+    // Signs of life are no content: they do not move the deadline.
+    let alive = vec![sse_head(), Step::Pace(b"4\r\n:hi\n\r\n".to_vec(), 5)];
+    check(&once_with(alive, true, limits).await, 504, "upstream_timeout", "true");
+    let later = once_with(vec![sse_head(), chunk(PIECE), Step::Hang], true, limits).await;
+    assert!(payload(&later).contains("upstream_timeout") && !later.is_whole(), "{}", later.text);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endless_event_is_cut_off() {
+    let line = vec![sse_head(), say("4000000\r\ndata: "), Step::Repeat(vec![b'x'; 1 << 20], 60)];
+    check(&once(line, true).await, 502, "upstream_garbled", "true");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_connection_that_died_is_replaced() {
+    // The first connection is closed by the provider after its answer, as a keep-alive timeout would.
+    let closing = [whole("200 OK", "", WHOLE), vec![Step::Close]].concat();
+    let (provider, front) = setup(vec![closing, whole("200 OK", "", WHOLE)], "").await;
+    for _ in 0..3 {
+        assert_eq!(send(front.address, chat(false)).await.status, 200);
+    }
+    assert_eq!(provider.seen.connections.load(std::sync::atomic::Ordering::SeqCst), 2);
+    // Here the request itself meets the end: it is sent again, once, on a fresh connection.
+    let (provider, front) =
+        setup(vec![whole("200 OK", "", WHOLE), vec![Step::Close], whole("200 OK", "", WHOLE)], "").await;
+    assert_eq!(send(front.address, chat(false)).await.status, 200);
+    assert_eq!(send(front.address, chat(false)).await.status, 200);
+    assert_eq!(provider.seen.requests().len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_before_the_request_is_read_is_heard() {
+    let provider = Provider::start(vec![]).await;
+    drop(provider);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let early = tokio::spawn(async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let (mut stream, _) = listener.accept().await.expect("a connection");
+        let mut scratch = [0; 1024];
+        let _ = stream.read(&mut scratch).await;
+        let body = r#"{"error":{"message":"too much","code":"too_much"}}"#;
+        let head =
+            format!("HTTP/1.1 413 Large\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all(head.as_bytes()).await.expect("written");
+        stream.write_all(body.as_bytes()).await.expect("written");
+        stream
+    });
+    let text = format!("[[providers]]\nid = \"acme\"\nbase_url = \"http://{address}/v1\"\nmodels = [\"big\"]\n");
+    let front = Front::start(&text).await;
+    let body = format!(r#"{{"model":"big","messages":[{{"role":"user","content":"{}"}}]}}"#, "x".repeat(8 << 20));
+    let request = post("/v1/chat/completions", &body).replacen("Host: a\r\n", "Host: a\r\nConnection: close\r\n", 1);
+    let reply = send(front.address, request).await;
+    check(&reply, 413, "too_much", "false");
+    drop(early.await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_at_once_are_bounded() {
+    let (provider, front) = setup(vec![vec![Step::Hang]], "in_flight_max = 1").await;
+    let mut first = Client::connect(front.address).await;
+    first.send(chat(false)).await;
+    penstock_hostile::eventually("the provider is asked", || !provider.seen.requests().is_empty()).await;
+    let reply = send(front.address, chat(false)).await;
+    assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")));
+    drop(first);
+    penstock_hostile::eventually("the provider sees the end", || provider.seen.left().is_some()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_dialect_is_translated() {
+    let (provider, front) = setup(vec![whole("200 OK", "", WHOLE)], "").await;
+    let body = r#"{"model":"big","max_tokens":5,"messages":[{"role":"user","content":"hi"}]}"#;
+    let request = post("/v1/messages", body).replacen("Host: a\r\n", "Host: a\r\nConnection: close\r\n", 1);
+    let reply = send(front.address, request).await;
+    assert_eq!(reply.status, 200, "{}", reply.text);
+    assert!(reply.text.contains("\"text\":\"hi\"") && reply.text.contains("\"input_tokens\":7"), "{}", reply.text);
+    assert!(provider.seen.requests()[0].starts_with("POST /v1/chat/completions "));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_translated_stream_that_is_cut_looks_broken() {
+    let steps = vec![sse_head(), chunk(FIRST), chunk(PIECE), Step::Gate, Step::Close];
+    let body = r#"{"model":"big","max_tokens":5,"stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+    let request = post("/v1/messages", body).replacen("Host: a\r\n", "Host: a\r\nConnection: close\r\n", 1);
+    let reply = after_a_word(steps, request).await;
+    let text = payload(&reply);
+    assert!(text.contains("event: error") && !text.contains("message_stop") && !reply.is_whole(), "{}", reply.text);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counters_say_what_became_of_requests() {
+    let script = vec![whole("200 OK", "", WHOLE), whole("429 Slow", "", "{}"), vec![Step::Hang]];
+    let (provider, front) = setup(script, "").await;
+    send(front.address, chat(false)).await;
+    send(front.address, chat(false)).await;
+    let mut client = Client::connect(front.address).await;
+    client.send(chat(false)).await;
+    penstock_hostile::eventually("the provider is asked", || provider.seen.requests().len() == 3).await;
+    drop(client);
+    let counted =
+        |outcome: &str| format!("penstock_upstream_requests_total{{provider=\"acme\",outcome=\"{outcome}\"}} 1");
+    for outcome in ["complete", "rate_limited", "cancelled"] {
+        let line = counted(outcome);
+        penstock_hostile::eventually(&line, || front.gateway.render_metrics().contains(&line)).await;
+    }
+}

@@ -1,6 +1,5 @@
 //! Answers of the OpenAI API, read in passing.
 
-use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
@@ -268,6 +267,6 @@ pub fn fault(status: u16, body: &[u8]) -> ProviderFault {
     }
 }
 
-fn shortened(text: &Cow<'_, str>) -> String {
+fn shortened(text: &str) -> String {
     text.chars().take(2000).collect()
 }

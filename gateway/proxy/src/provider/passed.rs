@@ -124,8 +124,11 @@ impl Stream {
 
     fn take(&mut self, more: bool, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         let was_complete = self.watch.seen().complete;
-        let bytes = self.watch.take()?;
-        self.hand_out(bytes, out);
+        // A fault is said behind what came before it.
+        while let Some(bytes) = self.watch.take()? {
+            self.hand_out(Some(bytes), out);
+        }
+        self.hand_out(None, out);
         if !more {
             let rest = self.watch.end()?;
             self.hand_out(rest, out);

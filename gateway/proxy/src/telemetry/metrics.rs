@@ -40,6 +40,8 @@ pub enum Metric {
     RetriesDenied,
     /// Copies of requests, by outcome.
     Mirrored,
+    /// Requests to a provider, by outcome.
+    UpstreamRequests,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -58,7 +60,7 @@ const EACH: &[f64] = &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    const ALL: [Metric; 13] = [
+    const ALL: [Metric; 14] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -72,6 +74,7 @@ impl Metric {
         Metric::Hedges,
         Metric::RetriesDenied,
         Metric::Mirrored,
+        Metric::UpstreamRequests,
     ];
 
     /// Name, kind and help.
@@ -111,6 +114,9 @@ impl Metric {
                 ("penstock_retries_denied_total", Kind::Counter, "Retries and hedges beyond the budget of the model.")
             }
             Metric::Mirrored => ("penstock_mirrored_total", Kind::Counter, "Copies of requests, by outcome."),
+            Metric::UpstreamRequests => {
+                ("penstock_upstream_requests_total", Kind::Counter, "Requests to a provider, by outcome.")
+            }
             Metric::Panics => ("penstock_panics_total", Kind::Counter, "Panics caught in a request handler."),
         }
     }
@@ -252,6 +258,14 @@ impl Metrics {
     /// Adds one to a counter.
     pub fn count(&self, metric: Metric, labels: Labels<'_>) {
         self.observe(metric, labels, 1.0);
+    }
+
+    /// Sets a counter that is kept elsewhere.
+    pub fn set(&self, metric: Metric, labels: Labels<'_>, value: u64) {
+        let mut key = String::new();
+        render_labels(&mut key, labels);
+        let mut family = self.series[metric as usize].lock().unwrap_or_else(PoisonError::into_inner);
+        family.entry(key).or_default().sum = value as f64;
     }
 
     /// Records one value.
