@@ -258,7 +258,7 @@ async fn another_key_takes_over_from_one_that_is_limited() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_fails_before_its_first_word_has_a_status() {
-    let event = "data: {\"error\":{\"message\":\"busy\",\"type\":\"overloaded\"}}\n\n";
+    let event = "data: {\"error\":{\"message\":\"busy\",\"type\":\"overloaded_error\"}}\n\n";
     let reply = once(vec![sse_head(), chunk(FIRST), chunk(event), Step::Hang], true).await;
     check(&reply, 503, "overloaded", "true");
     let silent = [
@@ -274,7 +274,7 @@ async fn a_stream_that_fails_before_its_first_word_has_a_status() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_fails_later_looks_broken() {
-    let event = "data: {\"error\":{\"message\":\"busy\",\"type\":\"overloaded\"}}\n\n";
+    let event = "data: {\"error\":{\"message\":\"busy\",\"type\":\"overloaded_error\"}}\n\n";
     let endings = [
         (vec![Step::Close], "upstream_truncated"),
         (vec![Step::Reset], "upstream_truncated"),
@@ -325,7 +325,7 @@ async fn silence_has_a_limit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_endless_event_is_cut_off() {
     let line = vec![sse_head(), say("4000000\r\ndata: "), Step::Repeat(vec![b'x'; 1 << 20], 60)];
-    check(&once(line, true).await, 502, "upstream_garbled", "true");
+    check(&once_with(line, true, "[stream]\ncommit_ms = 60000").await, 502, "upstream_garbled", "true");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

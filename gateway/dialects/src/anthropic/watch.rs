@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 
-use super::fault::class_of;
+use super::fault;
 use crate::codec::ProviderFault;
 use crate::event::{FinishReason, Usage};
 use crate::json::{Fault, Kind, Reader};
@@ -22,7 +22,7 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
     }
     let read = Top::read(data).map_err(|_| garbled())?;
     match read.kind.as_str() {
-        "error" => return Err(read.fault(0)),
+        "error" => return Err(fault::read(0, data)),
         "content_block_delta" => {
             seen.content = true;
             seen.pieces += 1;
@@ -41,20 +41,10 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
 pub(crate) fn whole(body: &[u8], seen: &mut Seen) -> Result<(), ProviderFault> {
     let read = Top::read(body).map_err(|_| garbled())?;
     if read.kind == "error" {
-        return Err(read.fault(0));
+        return Err(fault::read(0, body));
     }
     read.into(seen);
     Ok(())
-}
-
-/// Reads the body of an answer whose status is not 2xx.
-pub fn fault(status: u16, body: &[u8]) -> ProviderFault {
-    match Top::read(body) {
-        Ok(top) if !top.error_kind.is_empty() || !top.message.is_empty() => top.fault(status),
-        _ => {
-            ProviderFault::new(ProviderFault::class_of(status), format!("The upstream answered with status {status}."))
-        }
-    }
 }
 
 /// Reads the answer to a request to count.
@@ -78,8 +68,6 @@ struct Top {
     names_tool: bool,
     finish: Option<FinishReason>,
     counts: Counts,
-    error_kind: String,
-    message: String,
 }
 
 /// Counts as they are said; a later event repeats or corrects some of them.
@@ -119,14 +107,6 @@ impl Top {
                 Ok(())
             }
             ("usage", Kind::Object) => self.counts.read(reader),
-            ("error", Kind::Object) if top => reader.object(|reader, key| {
-                match (key.as_ref(), reader.kind()?) {
-                    ("type", Kind::String) => self.error_kind = reader.string()?.chars().take(64).collect(),
-                    ("message", Kind::String) => self.message = reader.string()?.chars().take(2000).collect(),
-                    _ => reader.skip()?,
-                }
-                Ok(())
-            }),
             _ => reader.skip(),
         })
     }
@@ -134,12 +114,6 @@ impl Top {
     fn into(self, seen: &mut Seen) {
         seen.finish = self.finish.or(seen.finish);
         self.counts.into(seen);
-    }
-
-    fn fault(&self, status: u16) -> ProviderFault {
-        let class = class_of(&self.error_kind, &self.message, status);
-        let message = if self.message.is_empty() { "The upstream said nothing about it." } else { &self.message };
-        ProviderFault::new(class, message).code(self.error_kind.clone())
     }
 }
 

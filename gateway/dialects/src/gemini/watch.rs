@@ -1,15 +1,18 @@
 //! Answers of the Gemini API, read in passing.
 
-use crate::codec::{FaultClass, ProviderFault};
+use crate::codec::ProviderFault;
 use crate::event::{FinishReason, Usage};
 use crate::json::{Fault, Kind, Reader};
+use crate::openai::provider::fault::fault_text;
 use crate::openai::watch::count;
 use crate::watch::{Keep, Seen, garbled};
 
 /// Reads one event of a stream. Each carries counts, so each is read.
 pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault> {
     let read = Top::read(data).map_err(|_| garbled())?;
-    read.fault(0)?;
+    if read.error {
+        return Err(fault_text(data));
+    }
     seen.content |= read.content || read.finish.is_some();
     seen.pieces += u64::from(read.content);
     seen.finish = read.finish.or(seen.finish);
@@ -20,17 +23,11 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
 /// Reads a whole answer.
 pub(crate) fn whole(body: &[u8], seen: &mut Seen) -> Result<(), ProviderFault> {
     let read = Top::read(body).map_err(|_| garbled())?;
-    read.fault(0)?;
+    if read.error {
+        return Err(fault_text(body));
+    }
     (seen.finish, seen.usage) = (read.finish, read.usage);
     Ok(())
-}
-
-/// Reads the body of an answer whose status is not 2xx.
-pub fn fault(status: u16, body: &[u8]) -> ProviderFault {
-    let read = Top::read(body).ok().and_then(|top| top.fault(status).err());
-    let silent =
-        || ProviderFault::new(ProviderFault::class_of(status), format!("The upstream answered with status {status}."));
-    read.unwrap_or_else(silent)
 }
 
 #[derive(Default)]
@@ -38,7 +35,7 @@ struct Top {
     content: bool,
     finish: Option<FinishReason>,
     usage: Option<Usage>,
-    error: Option<(u64, String, String)>,
+    error: bool,
 }
 
 impl Top {
@@ -65,7 +62,10 @@ impl Top {
                 reader.skip()
             }),
             ("usageMetadata", Kind::Object) => self.counts(reader),
-            ("error", Kind::Object) => self.error(reader),
+            ("error", Kind::Object) => {
+                self.error = true;
+                reader.skip()
+            }
             _ => reader.skip(),
         })
     }
@@ -106,38 +106,5 @@ impl Top {
         usage.completion_tokens = u64::saturating_add(candidates, usage.reasoning_tokens);
         self.usage = Some(usage);
         Ok(())
-    }
-
-    fn error(&mut self, reader: &mut Reader<'_>) -> Result<(), Fault> {
-        let (code, message, status) = self.error.insert((0, String::new(), String::new()));
-        reader.object(|reader, key| {
-            match (key.as_ref(), reader.kind()?) {
-                ("code", Kind::Number) => count(reader, code)?,
-                ("message", Kind::String) => *message = reader.string()?.chars().take(2000).collect(),
-                ("status", Kind::String) => *status = reader.string()?.chars().take(64).collect(),
-                _ => reader.skip()?,
-            }
-            Ok(())
-        })
-    }
-
-    fn fault(&self, status: u16) -> Result<(), ProviderFault> {
-        let Some((code, message, word)) = &self.error else { return Ok(()) };
-        let number = if status > 0 { status } else { u16::try_from(*code).unwrap_or(500) };
-        let text = message.to_ascii_lowercase();
-        let class = match word.as_str() {
-            "INVALID_ARGUMENT" if text.contains("token count") && text.contains("exceed") => FaultClass::ContextLength,
-            "INVALID_ARGUMENT" if text.contains("api key not valid") => FaultClass::Unauthorized,
-            "INVALID_ARGUMENT" | "FAILED_PRECONDITION" | "OUT_OF_RANGE" => FaultClass::Invalid,
-            "UNAUTHENTICATED" => FaultClass::Unauthorized,
-            "PERMISSION_DENIED" => FaultClass::Forbidden,
-            "NOT_FOUND" => FaultClass::NotFound,
-            "RESOURCE_EXHAUSTED" => FaultClass::RateLimited,
-            "UNAVAILABLE" => FaultClass::Overloaded,
-            "DEADLINE_EXCEEDED" => FaultClass::Timeout,
-            _ => ProviderFault::class_of(number),
-        };
-        let message = if message.is_empty() { "The upstream said nothing about it." } else { message };
-        Err(ProviderFault::new(class, message).code(word.clone()))
     }
 }

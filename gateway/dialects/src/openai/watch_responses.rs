@@ -4,7 +4,8 @@ use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 
-use super::watch::{ErrorFields, error, usage};
+use super::provider::fault::fault_text;
+use super::watch::usage;
 use crate::codec::ProviderFault;
 use crate::event::{FinishReason, Usage};
 use crate::json::{Fault, Kind, Reader};
@@ -27,7 +28,7 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
         "response.created" | "response.in_progress" | "response.queued" => {}
         "response.completed" => seen.finish = Some(FinishReason::Stop),
         "response.incomplete" => seen.finish = Some(FinishReason::Length),
-        "response.failed" | "error" => return Err(read.error.unwrap_or_default().fault(0)),
+        "response.failed" | "error" => return Err(fault_text(read.error.map_or(data, str::as_bytes))),
         // An item without content yet is still lifecycle.
         "response.output_item.added" | "response.content_part.added" | "response.reasoning_summary_part.added" => {}
         _ => {
@@ -42,17 +43,17 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
 }
 
 #[derive(Default)]
-struct Top {
+struct Top<'a> {
     kind: String,
     usage: Option<Usage>,
-    error: Option<ErrorFields>,
+    /// Of the response.
+    error: Option<&'a str>,
 }
 
-impl Top {
-    fn read(data: &[u8]) -> Result<Self, Fault> {
+impl<'a> Top<'a> {
+    fn read(data: &'a [u8]) -> Result<Self, Fault> {
         let mut reader = Reader::new(data)?;
         let mut out = Self::default();
-        let mut bare = ErrorFields::default();
         reader.object(|reader, key| {
             if reader.null()? {
                 return Ok(());
@@ -64,17 +65,13 @@ impl Top {
                 }
                 ("response", Kind::Object) => reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
                     ("usage", Kind::Object) => usage(reader).map(|usage| out.usage = Some(usage)),
-                    ("error", Kind::Object) => error(reader).map(|error| out.error = Some(error)),
+                    ("error", Kind::Object) => reader.raw().map(|raw| out.error = Some(raw.text)),
                     _ => reader.skip(),
                 }),
-                ("error", Kind::Object) => error(reader).map(|error| out.error = Some(error)),
-                (name, _) => bare.field(reader, name),
+                _ => reader.skip(),
             }
         })?;
         reader.end()?;
-        if out.kind == "error" {
-            out.error.get_or_insert(bare);
-        }
         Ok(out)
     }
 }

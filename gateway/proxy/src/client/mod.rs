@@ -2,7 +2,7 @@
 //!
 //! Why not a general one: redirects are not followed, nothing is decompressed, every wait has a deadline, an answer that two readers
 //! could frame differently is refused, an early answer is read while the request is still being sent, and an idle stream costs its
-//! socket. [`head`] and [`body`] say what is accepted; `docs/adr/0008` why it is our own.
+//! socket. [`head`] and [`body`] say what is accepted; `docs/adr/0009` why it is our own.
 //!
 //! Deliberately absent: HTTP/2, proxies, cookies, decompression.
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, header};
-use penstock_dialects::{FaultClass, ProviderFault};
+use penstock_dialects::{FaultClass, ProviderCodec as _, ProviderFault};
 use penstock_proto::ErrorKind;
 
 use super::keys::Turn;
@@ -165,7 +165,10 @@ impl Provider {
     async fn refused(&self, mut response: Response, turn: Option<Turn>, same_dialect: bool) -> Failure {
         let (status, retry_after) = (response.status, fields::retry_after(&response.headers));
         let body = read_error(&mut response.body).await;
-        let fault = self.config.protocol.fault(status, &body);
+        let fault = match &self.codec {
+            Some(codec) => codec.fault(status, &body),
+            None => penstock_dialects::openai::ChatCodec::default().fault(status, &body),
+        };
         let class = fault.class;
         self.counts.add(Outcome::Failed(class));
         match (status, turn) {

@@ -1,6 +1,6 @@
 //! The APIs that providers speak: where an operation is, how a key is sent, which answers can be passed on as they are.
 
-use penstock_dialects::{ProviderCodec, ProviderFault, Surface, anthropic, gemini, openai};
+use penstock_dialects::{ProviderCodec, Surface, anthropic, gemini, openai};
 
 use crate::config::ProviderConfig;
 
@@ -80,16 +80,6 @@ impl Protocol {
             Protocol::Gemini | Protocol::Vertex | Protocol::Bedrock => false,
         }
     }
-
-    /// Reads the body of an answer whose status is not 2xx.
-    pub fn fault(self, status: u16, body: &[u8]) -> ProviderFault {
-        match self {
-            Protocol::OpenAi | Protocol::OpenAiResponses | Protocol::Azure => openai::watch::fault(status, body),
-            Protocol::Anthropic => anthropic::watch::fault(status, body),
-            Protocol::Gemini | Protocol::Vertex => gemini::watch::fault(status, body),
-            Protocol::Bedrock => openai::watch::fault(status, body),
-        }
-    }
 }
 
 /// How requests in other dialects are said in this one; `None`: not at all.
@@ -100,7 +90,8 @@ pub(super) fn codec_of(config: &ProviderConfig) -> Option<Box<dyn ProviderCodec>
         Protocol::OpenAi => Some(Box::new(openai::ChatCodec::default())),
         Protocol::Azure => Some(Box::new(openai::ChatCodec::strict())),
         Protocol::Anthropic => Some(Box::new(anthropic::Codec::default())),
-        Protocol::OpenAiResponses | Protocol::Gemini | Protocol::Vertex | Protocol::Bedrock => None,
+        Protocol::Gemini | Protocol::Vertex => Some(Box::new(gemini::Codec::default())),
+        Protocol::OpenAiResponses | Protocol::Bedrock => None,
     }
 }
 
