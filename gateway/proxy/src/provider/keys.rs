@@ -89,11 +89,13 @@ impl Keys {
     }
 
     /// The text without any of the keys.
-    pub(super) fn filtered(&self, text: String) -> String {
-        self.all
-            .iter()
-            .filter(|key| text.contains(key.secret.expose()))
-            .fold(text.clone(), |text, key| text.replace(key.secret.expose(), "[key]"))
+    pub(super) fn filtered(&self, mut text: String) -> String {
+        for key in &self.all {
+            if text.contains(key.secret.expose()) {
+                text = text.replace(key.secret.expose(), "[key]");
+            }
+        }
+        text
     }
 
     /// Whether the bytes hold one of the keys.
