@@ -72,14 +72,21 @@ impl Gateway {
 
     /// Who answers a name that the principal may use; an alias is as good as what it stands for. Models it may not use are as unknown
     /// as those that do not exist.
-    pub fn entry(&self, model: &str, principal: &Principal) -> Result<&Entry, Failure> {
-        let found = self.models.find(model);
+    pub fn entry(&self, model: &str, principal: &Principal) -> Result<Entry, Failure> {
+        let found = self.models.find(model).cloned().or_else(|| self.discovered(model));
         found.filter(|entry| principal.may_use(model) || principal.may_use(&entry.name)).ok_or_else(|| {
             let shown: String = model.chars().take(80).collect();
             let known: Vec<_> = self.cards(principal).into_iter().map(|card| card.id).take(5).collect();
             let message = format!("The model {shown:?} does not exist. Served here: {}.", known.join(", "));
             Failure::new(ErrorKind::ModelNotFound, message).param("model")
         })
+    }
+
+    /// A model that a provider said it has.
+    fn discovered(&self, model: &str) -> Option<Entry> {
+        let upstream = self.providers.iter().find_map(|provider| provider.discovered(model))?;
+        let price = crate::relay::models::price(&self.snapshot.load(), model.split_once('/')?.1);
+        Some(Entry { upstream, price, name: model.into() })
     }
 
     /// The same where a request may leave the model out: then it is the only one.
@@ -96,10 +103,12 @@ impl Gateway {
 
     /// The models that the principal may use.
     pub fn cards(&self, principal: &Principal) -> Vec<Card> {
+        let found = self.providers.iter().flat_map(Provider::found_cards);
         self.models
             .listed()
             .iter()
             .map(|entry| entry.upstream.card())
+            .chain(found)
             .filter(|card| principal.may_use(&card.id))
             .collect()
     }

@@ -45,7 +45,11 @@ async fn setup(script: Script, keys: &str) -> (Provider, Front) {
 }
 
 fn chat(stream: bool) -> String {
-    let body = format!(r#"{{"messages":[{{"role":"user","content":"hi"}}], "model":"big","stream":{stream}}}"#);
+    chat_to("big", stream)
+}
+
+fn chat_to(model: &str, stream: bool) -> String {
+    let body = format!(r#"{{"messages":[{{"role":"user","content":"hi"}}], "model":"{model}","stream":{stream}}}"#);
     let request = post("/v1/chat/completions", &body);
     request.replacen(
         "Host: a\r\n",
@@ -421,4 +425,26 @@ async fn counters_say_what_became_of_requests() {
         let line = counted(outcome);
         penstock_hostile::eventually(&line, || front.gateway.render_metrics().contains(&line)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn models_are_discovered() {
+    let list = r#"{"object":"list","data":[{"id":"org/small"},{"id":"tiny"}]}"#;
+    let (provider, front) = setup(vec![whole("200 OK", "", list), whole("200 OK", "", WHOLE)], "discover = true").await;
+    let models = "GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+    let mut reply = send(front.address, models).await;
+    for _ in 0..1000 {
+        if reply.text.contains("acme/tiny") {
+            break;
+        }
+        reply = send(front.address, models).await;
+    }
+    assert!(reply.text.contains("\"acme/org/small\"") && reply.text.contains("\"big\""), "{}", reply.text);
+    let reply = send(front.address, chat_to("acme/org/small", false)).await;
+    assert_eq!(reply.status, 200, "{}", reply.text);
+    let requests = provider.seen.requests();
+    assert!(
+        requests[0].starts_with("GET /v1/models HTTP/1.1\r\n") && requests[1].contains("\"model\":\"org/small\""),
+        "{requests:?}"
+    );
 }

@@ -25,7 +25,7 @@ pub use protocol::Protocol;
 
 use crate::client::Client;
 use crate::config::{ProviderConfig, Snapshot};
-use crate::upstream::Upstream;
+use crate::upstream::{Card, Upstream};
 use keys::Keys;
 
 /// A provider in use.
@@ -86,8 +86,9 @@ impl Provider {
     }
 
     /// The models that it said it has; each is served as `ID/MODEL`.
-    pub fn found(&self) -> Arc<Vec<String>> {
-        self.found.load_full()
+    pub fn found_cards(self: &Arc<Self>) -> Vec<Card> {
+        let card = |model: &String| Card { id: format!("{}/{model}", self.id()), created: 0, context_tokens: 0 };
+        self.found.load().iter().map(card).collect()
     }
 
     /// A model that it said it has, by the name `ID/MODEL`.

@@ -149,6 +149,6 @@ impl Models {
 }
 
 /// By the table.
-fn price(config: &Snapshot, model: &str) -> Option<Price> {
+pub(crate) fn price(config: &Snapshot, model: &str) -> Option<Price> {
     config.prices.find(model).map(|facts| facts.price)
 }
