@@ -16,6 +16,7 @@ mod legacy_logprobs;
 mod messages;
 mod models;
 pub(crate) mod provider;
+mod responses;
 mod stream;
 mod tokenize;
 mod tools;
@@ -36,6 +37,9 @@ pub(crate) use format::schema_text;
 pub(crate) use messages::image_source;
 pub use models::{ModelCard, model, models_list};
 pub use provider::{ChatCodec, MaxTokensName};
+pub use responses::{
+    FinishedResponse, ResponseCollector, ResponseFailure, ResponseForm, ResponseStatus, ResponsesRequest, responses,
+};
 pub use tokenize::{
     DetokenizeRequest, TokenizeInput, TokenizeRequest, decode_detokenize, decode_tokenize, detokenize_body,
     tokenize_body,

@@ -125,11 +125,11 @@ fn role(reader: &mut Reader<'_>) -> Result<Role, Fault> {
 
 /// What a message says.
 #[derive(Default)]
-struct Content {
+pub(super) struct Content {
     /// Text parts joined.
-    text: String,
+    pub(super) text: String,
     /// All parts, if one is not text.
-    parts: Vec<Part>,
+    pub(super) parts: Vec<Part>,
 }
 
 impl Content {
@@ -152,7 +152,7 @@ impl Content {
 }
 
 /// A string, or an array of parts.
-fn content(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Content, Fault> {
+pub(super) fn content(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Content, Fault> {
     match reader.kind()? {
         Kind::String => Ok(Content { text: fields::text(reader)?, parts: Vec::new() }),
         Kind::Array => {
@@ -280,7 +280,7 @@ fn tool_call(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<ToolCall, Fault
 }
 
 /// `{"google":{"thought_signature":…}}`, under which Gemini's own OpenAI endpoint sends it.
-fn thought_signature(reader: &mut Reader<'_>) -> Result<Option<String>, Fault> {
+pub(super) fn thought_signature(reader: &mut Reader<'_>) -> Result<Option<String>, Fault> {
     let mut signature = None;
     if reader.null()? {
         return Ok(None);

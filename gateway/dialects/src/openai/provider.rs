@@ -21,7 +21,10 @@ use crate::error::ApiError;
 use crate::request::Request;
 
 use body::Body;
+pub(super) use calls::Balance;
 use fault::fault_body;
+pub(super) use messages::put_signature;
+pub(super) use value::{Object, list};
 
 /// Under which name the bound of an answer is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -24,8 +24,8 @@ pub(super) fn tools(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Tool
     Ok(all)
 }
 
-/// Walks the tool twice: as a whole for its text and size, then into the fields that are checked.
-fn tool(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
+/// The text of a tool, of which none is too large.
+fn tool_text(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<String, Fault> {
     reader.expect(Kind::Object)?;
     let raw = reader.raw()?;
     if raw.depth > bounds.tool_depth_max {
@@ -35,6 +35,30 @@ fn tool(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
     if json.len() > bounds.tool_bytes_max {
         return Err(too_many("bytes", bounds.tool_bytes_max));
     }
+    Ok(json)
+}
+
+/// A tool of the Responses API: the function's fields beside `type`.
+pub(super) fn flat(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
+    let json = tool_text(reader, bounds)?;
+    let mut kind = false;
+    Reader::new(json.as_bytes())?.object(|reader, key| {
+        if key != "type" {
+            return reader.skip();
+        }
+        kind = true;
+        function_type(reader).within("type")
+    })?;
+    if !kind {
+        return Err(Fault::invalid("required, but missing")).within("type");
+    }
+    let Tool { name, description, parameters, strict, .. } = function(&mut Reader::new(json.as_bytes())?, bounds)?;
+    Ok(Tool::function(name, description, parameters, strict))
+}
+
+/// Walks the tool twice: as a whole for its text and size, then into the fields that are checked.
+fn tool(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Tool, Fault> {
+    let json = tool_text(reader, bounds)?;
     let (mut kind, mut tool) = (false, None);
     let mut names = Names::new(bounds.inner_fields_max);
     Reader::new(json.as_bytes())?.object(|reader, key| {

@@ -176,7 +176,7 @@ fn made_id(answer: &str, choice: u32, call: usize, name: &str) -> String {
 
 /// Whether JSON text that comes in pieces is a complete object.
 #[derive(Default)]
-struct Balance {
+pub(crate) struct Balance {
     begun: bool,
     depth: u32,
     inside: bool,
@@ -184,7 +184,8 @@ struct Balance {
 }
 
 impl Balance {
-    fn take(&mut self, json: &str) {
+    /// Takes the next piece.
+    pub(crate) fn take(&mut self, json: &str) {
         for byte in json.bytes() {
             self.begun |= !byte.is_ascii_whitespace();
             match (self.inside, byte) {
@@ -198,7 +199,8 @@ impl Balance {
         }
     }
 
-    fn is_complete(&self) -> bool {
+    /// Whether what came so far is complete.
+    pub(crate) fn is_complete(&self) -> bool {
         self.begun && self.depth == 0 && !self.inside
     }
 }

@@ -84,11 +84,16 @@ fn put_call(out: &mut BytesMut, call: &ToolCall) {
     function.string("arguments", &call.arguments);
     function.close();
     if let Some(signature) = &call.signature {
-        let mut extra = Object::open(object.key("extra_content"));
-        let mut google = Object::open(extra.key("google"));
-        google.string("thought_signature", signature);
-        google.close();
-        extra.close();
+        put_signature(&mut object, signature);
     }
     object.close();
+}
+
+/// `extra_content` of a call: where Gemini's own OpenAI endpoint puts the signature of a thought.
+pub(crate) fn put_signature(object: &mut Object<'_>, signature: &str) {
+    let mut extra = Object::open(object.key("extra_content"));
+    let mut google = Object::open(extra.key("google"));
+    google.string("thought_signature", signature);
+    google.close();
+    extra.close();
 }

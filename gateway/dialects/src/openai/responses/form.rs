@@ -1,0 +1,143 @@
+//! The answer form of responses: streamed, whole, and kept.
+
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use super::echo::{Echo, ResponseFailure, ResponseStatus, State};
+use super::output::Output;
+use super::request::ResponsesRequest;
+use crate::Bounds;
+use crate::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
+use crate::error::ApiError;
+use crate::event::ChatEvent;
+use crate::openai::ErrorShape;
+
+/// Decodes `/v1/responses` for a gateway that keeps nothing: `previous_response_id`, `background` and references to items are
+/// refused, and the answer says `"store": false`.
+pub fn responses(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
+    let (request, form) = ResponsesRequest::decode(body, bounds)?.alone()?;
+    Ok(Decoded { request, form: Box::new(form) })
+}
+
+/// How a request to `/v1/responses` is answered.
+#[derive(Clone, Debug)]
+pub struct ResponseForm {
+    echo: Arc<Echo>,
+    logprobs: bool,
+}
+
+impl ResponseForm {
+    pub(super) fn new(echo: Echo, logprobs: bool) -> Self {
+        Self { echo: Arc::new(echo), logprobs }
+    }
+
+    /// The resource in a state that no answer brings: queued, in progress, failed, cancelled. The answer's id in `meta` is without
+    /// its prefix `resp_`; `output` are items joined by commas.
+    pub fn resource(
+        &self,
+        meta: &AnswerMeta,
+        status: ResponseStatus,
+        output: &[u8],
+        failure: Option<&ResponseFailure>,
+    ) -> Bytes {
+        self.echo.resource(meta, &State { status, output, usage: None, failure })
+    }
+
+    /// Collects an answer for whoever keeps it, beside its stream.
+    pub fn collector(&self, meta: &AnswerMeta) -> ResponseCollector {
+        let output = Output::new(self.echo.clone(), meta.clone(), self.logprobs, false);
+        ResponseCollector { output, nowhere: BytesMut::new() }
+    }
+}
+
+impl AnswerForm for ResponseForm {
+    fn choices(&self) -> usize {
+        1
+    }
+
+    fn stream(&self, meta: &AnswerMeta) -> Box<dyn StreamEncoder> {
+        Box::new(ResponseEncoder(Output::new(self.echo.clone(), meta.clone(), self.logprobs, true)))
+    }
+
+    fn whole(&self, meta: &AnswerMeta) -> Box<dyn WholeCollector> {
+        Box::new(self.collector(meta))
+    }
+}
+
+struct ResponseEncoder(Output);
+
+impl StreamEncoder for ResponseEncoder {
+    fn event(&mut self, event: &ChatEvent, out: &mut BytesMut) {
+        self.0.event(event, out);
+    }
+
+    fn done(&mut self, out: &mut BytesMut) {
+        self.0.done(out);
+    }
+
+    fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
+        self.0.fail(shape, message, out);
+    }
+}
+
+/// Events to one response.
+pub struct ResponseCollector {
+    output: Output,
+    /// What is not streamed: stays empty.
+    nowhere: BytesMut,
+}
+
+/// A response that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FinishedResponse {
+    /// How.
+    pub status: ResponseStatus,
+    /// The resource, JSON text.
+    pub body: Bytes,
+    /// Its items, a JSON list.
+    pub output: Bytes,
+}
+
+impl ResponseCollector {
+    /// Takes an event.
+    pub fn event(&mut self, event: &ChatEvent) {
+        self.output.event(event, &mut self.nowhere);
+    }
+
+    /// The response; `None` if it has not ended.
+    pub fn finished(&self) -> Option<FinishedResponse> {
+        let status = self.output.status()?;
+        Some(self.ended(status, None))
+    }
+
+    /// The response with what there is of it.
+    pub fn failed(&self, status: ResponseStatus, failure: Option<&ResponseFailure>) -> FinishedResponse {
+        self.ended(status, failure)
+    }
+
+    fn ended(&self, status: ResponseStatus, failure: Option<&ResponseFailure>) -> FinishedResponse {
+        let mut body = BytesMut::with_capacity(2_048 + self.output.bytes());
+        self.output.put_resource(status, failure, &mut body);
+        let items = self.output.items();
+        let mut output = BytesMut::with_capacity(items.len() + 2);
+        output.put_u8(b'[');
+        output.put_slice(&items);
+        output.put_u8(b']');
+        FinishedResponse { status, body: body.freeze(), output: output.freeze() }
+    }
+}
+
+impl WholeCollector for ResponseCollector {
+    fn event(&mut self, event: &ChatEvent) {
+        ResponseCollector::event(self, event);
+    }
+
+    fn bytes(&self) -> usize {
+        self.output.bytes()
+    }
+
+    fn finish(self: Box<Self>) -> Option<Bytes> {
+        self.finished().map(|finished| finished.body)
+    }
+}
