@@ -66,6 +66,32 @@ async function tools() {
   check(second.choices[0].message.content, "It is rainy in Paris, 12 degrees.");
 }
 
+async function responses() {
+  const ask = { model, temperature: 0, input: "Hello" };
+  const answer = await client.responses.create(ask);
+  check(answer.output_text, greeting);
+  check(answer.status, "completed");
+  const numbers = [];
+  let text = "";
+  for await (const event of await client.responses.create({ ...ask, stream: true })) {
+    numbers.push(event.sequence_number);
+    if (event.type === "response.output_text.delta") text += event.delta;
+  }
+  check(text, greeting);
+  check(numbers, [...numbers.keys()]);
+  const final = await client.responses.stream(ask).finalResponse();
+  check(final.output_text, greeting);
+  check((await client.responses.parse(ask)).output_text, greeting);
+  const flat = { type: "function", ...weather.function, strict: false };
+  const first = await client.responses.create({ ...ask, tools: [flat], input: question.messages });
+  const call = first.output.find((item) => item.type === "function_call");
+  check(JSON.parse(call.arguments), { city: "Paris" });
+  const output = '{"temperature": 12, "condition": "rainy"}';
+  const input = [...question.messages, ...first.output, { type: "function_call_output", call_id: call.call_id, output }];
+  const second = await client.responses.create({ ...ask, tools: [flat], input });
+  check(second.output_text, "It is rainy in Paris, 12 degrees.");
+}
+
 async function errors() {
   await assert.rejects(client.chat.completions.create({ ...hello, model: "gpt-9" }), (error) => {
     check(error instanceof OpenAI.NotFoundError, true);
@@ -89,5 +115,5 @@ async function cancellation() {
   check(chunks < 4000, true);
 }
 
-for (const part of [wholeAnswers, streams, streamHelper, tools, errors, cancellation]) await part();
+for (const part of [wholeAnswers, streams, streamHelper, tools, responses, errors, cancellation]) await part();
 console.log(JSON.stringify({ checks }));

@@ -35,6 +35,8 @@ pub struct Bounds {
     pub logprobs_max: u32,
     /// Prompts of one completion request.
     pub prompts_max: usize,
+    /// Texts of one embedding, rerank or score request.
+    pub inputs_max: usize,
     /// Prompts times `best_of` (or `n`).
     pub choices_max: u64,
     /// Token ids in one prompt (or to detokenize).
@@ -76,6 +78,7 @@ impl Default for Bounds {
             n_max: 128,
             logprobs_max: 20,
             prompts_max: 1_024,
+            inputs_max: 2_048,
             choices_max: 1_024,
             prompt_tokens_max: 1 << 20,
             suffix_chars_max: 65_536,

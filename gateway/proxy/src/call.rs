@@ -103,6 +103,10 @@ fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
     match ask.surface {
         Surface::Chat => openai::chat(body, &bounds),
         Surface::Completions => openai::completion(body, &bounds),
+        Surface::Responses => openai::responses(body, &bounds),
+        Surface::Embeddings => openai::embeddings(body, &bounds),
+        Surface::Rerank => openai::rerank(body, &bounds),
+        Surface::Score => openai::score(body, &bounds),
         Surface::Messages => anthropic::messages(body, &bounds),
         Surface::CountTokens => anthropic::count_tokens(body, &bounds),
         other => Err(ApiError::unsupported("", format!("{other:?} is only passed on to upstreams that speak it"))),

@@ -47,6 +47,10 @@ impl Route {
         let (route, allowed) = match path {
             "/v1/chat/completions" => (Route::Ask(Ask::new(Surface::Chat)), Method::POST),
             "/v1/completions" => (Route::Ask(Ask::new(Surface::Completions)), Method::POST),
+            "/v1/responses" => (Route::Ask(Ask::new(Surface::Responses)), Method::POST),
+            "/v1/embeddings" => (Route::Ask(Ask::new(Surface::Embeddings)), Method::POST),
+            "/v1/rerank" | "/v2/rerank" | "/rerank" => (Route::Ask(Ask::new(Surface::Rerank)), Method::POST),
+            "/v1/score" | "/score" => (Route::Ask(Ask::new(Surface::Score)), Method::POST),
             "/v1/messages" => (Route::Ask(Ask::new(Surface::Messages)), Method::POST),
             "/v1/messages/count_tokens" => (Route::Count(Ask::new(Surface::CountTokens)), Method::POST),
             "/v1/models" => (Route::Models, Method::GET),
@@ -158,6 +162,14 @@ mod tests {
         check("POST", "/v1/chat/completions?api-version=1", Ok(Route::Ask(Ask::new(Surface::Chat))));
         check("POST", "/v1/messages?beta=true", Ok(Route::Ask(Ask::new(Surface::Messages))));
         check("POST", "/v1/messages/count_tokens", Ok(Route::Count(Ask::new(Surface::CountTokens))));
+        check("POST", "/v1/responses", Ok(Route::Ask(Ask::new(Surface::Responses))));
+        check("POST", "/v1/embeddings", Ok(Route::Ask(Ask::new(Surface::Embeddings))));
+        for path in ["/v1/rerank", "/v2/rerank", "/rerank"] {
+            check("POST", path, Ok(Route::Ask(Ask::new(Surface::Rerank))));
+        }
+        for path in ["/v1/score", "/score"] {
+            check("POST", path, Ok(Route::Ask(Ask::new(Surface::Score))));
+        }
         check("HEAD", "/health", Ok(Route::Health));
         check("GET", "/v1/models/org%2Fname", Ok(Route::Model("org/name".into())));
         check("GET", "/v1/models/org/name", Ok(Route::Model("org/name".into())));

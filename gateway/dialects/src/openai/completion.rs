@@ -47,7 +47,7 @@ impl Draft {
 
     fn field(&mut self, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) -> Result<(), Fault> {
         match key {
-            "prompt" => self.prompts = Some(prompts(reader, bounds)?),
+            "prompt" => self.prompts = Some(prompts(reader, bounds, bounds.prompts_max)?),
             "best_of" => self.best_of = Some(fields::count(reader, 1..=bounds.n_max)?),
             "echo" => self.echo = reader.boolean()?,
             "suffix" => self.suffix = Some(fields::string(reader, bounds.suffix_chars_max)?),
@@ -114,17 +114,17 @@ impl Draft {
     }
 }
 
-/// A string, strings, token ids, or lists of token ids.
-fn prompts(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Prompt>, Fault> {
+/// A string, strings, token ids, or lists of token ids; `max` of them.
+pub(super) fn prompts(reader: &mut Reader<'_>, bounds: &Bounds, max: usize) -> Result<Vec<Prompt>, Fault> {
     match reader.kind()? {
         Kind::String => Ok(vec![text_prompt(reader)?]),
-        Kind::Array => list_of_prompts(reader, bounds),
+        Kind::Array => list_of_prompts(reader, bounds, max),
         kind => Err(mismatch("a string or an array", kind)),
     }
 }
 
 /// The first element says which of the three lists it is.
-fn list_of_prompts(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Prompt>, Fault> {
+fn list_of_prompts(reader: &mut Reader<'_>, bounds: &Bounds, max: usize) -> Result<Vec<Prompt>, Fault> {
     let (mut all, mut ids, mut first) = (Vec::new(), Vec::new(), None);
     reader.array(|reader, index| {
         let kind = reader.kind()?;
@@ -138,11 +138,11 @@ fn list_of_prompts(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Vec<Promp
                 ids.push(fields::count(reader, 0..=u32::MAX).at(index)?);
             }
             Kind::String => {
-                bounded(index, bounds.prompts_max, "prompts")?;
+                bounded(index, max, "prompts")?;
                 all.push(text_prompt(reader).at(index)?);
             }
             Kind::Array => {
-                bounded(index, bounds.prompts_max, "prompts")?;
+                bounded(index, max, "prompts")?;
                 all.push(token_prompt(reader, bounds).at(index)?);
             }
             kind => return Err(mismatch("a string, a token id or an array of token ids", kind)).at(index),

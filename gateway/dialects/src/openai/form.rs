@@ -4,11 +4,12 @@ use bytes::{Bytes, BytesMut};
 
 use super::chat_answer::{ChatCollector, ChatEncoder, ChatMeta};
 use super::completion_answer::{CompletionCollector, CompletionEncoder, CompletionMeta};
-use super::{ErrorShape, decode_chat, decode_completion};
+use super::{ErrorShape, decode_chat, decode_completion, errors};
 use crate::Bounds;
 use crate::codec::{AnswerForm, AnswerMeta, Decoded, StreamEncoder, WholeCollector};
-use crate::error::ApiError;
+use crate::error::{ApiError, ApiErrorKind};
 use crate::event::{ChatEvent, Usage};
+use crate::json::{Fault, Reader};
 use crate::request::Request;
 
 /// Decodes `/v1/chat/completions` with the form of its answer.
@@ -24,6 +25,49 @@ pub fn completion(body: &[u8], bounds: &Bounds) -> Result<Decoded, ApiError> {
     let choices = request.prompts.len() * request.best_of.max(request.n) as usize;
     let form = CompletionForm { meta: CompletionMeta::new(&request, String::new(), 0, None), choices };
     Ok(Decoded { request: Request::Complete(Box::new(request)), form: Box::new(form) })
+}
+
+/// `stream` of an operation that has no stream.
+pub(super) fn refuse_stream(reader: &mut Reader<'_>) -> Result<(), Fault> {
+    if reader.boolean()? {
+        return Err(Fault::of(ApiErrorKind::UnsupportedValue, "this is answered as a whole"));
+    }
+    Ok(())
+}
+
+/// The stream of an answer that has none: one event with all of it.
+pub(super) struct WholeOnly(Option<Box<dyn WholeCollector>>);
+
+impl WholeOnly {
+    pub(super) fn new(collector: Box<dyn WholeCollector>) -> Self {
+        Self(Some(collector))
+    }
+}
+
+impl StreamEncoder for WholeOnly {
+    fn event(&mut self, event: &ChatEvent, _: &mut BytesMut) {
+        if let Some(collector) = &mut self.0 {
+            collector.event(event);
+        }
+    }
+
+    fn done(&mut self, out: &mut BytesMut) {
+        let Some(collector) = self.0.take() else { return };
+        match collector.finish() {
+            Some(body) => {
+                out.extend_from_slice(b"data: ");
+                out.extend_from_slice(&body);
+                out.extend_from_slice(b"\n\n");
+            }
+            None => errors::error_event(errors::UPSTREAM, None, "The answer ended before it was complete.", out),
+        }
+    }
+
+    fn fail(&mut self, shape: ErrorShape, message: &str, out: &mut BytesMut) {
+        if self.0.take().is_some() {
+            errors::error_event(shape, None, message, out);
+        }
+    }
 }
 
 struct ChatForm(ChatMeta);

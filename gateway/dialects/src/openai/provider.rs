@@ -11,6 +11,7 @@ mod completion;
 pub(crate) mod fault;
 mod logprobs;
 mod messages;
+mod responses;
 mod usage;
 pub(crate) mod value;
 mod vectors;
@@ -24,6 +25,7 @@ use body::Body;
 pub(super) use calls::Balance;
 use fault::fault_body;
 pub(super) use messages::put_signature;
+pub use responses::ResponsesCodec;
 pub(super) use value::{Object, list};
 
 /// Under which name the bound of an answer is sent.

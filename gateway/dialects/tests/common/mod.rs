@@ -6,6 +6,7 @@ use penstock_dialects::{ChatEvent, ProviderCodec, ProviderFault, Request};
 
 /// Compares `got` with `tests/golden/<name>`.
 #[track_caller]
+#[allow(dead_code, reason = "not every test has golden files")]
 pub(crate) fn check_golden(name: &str, got: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if std::env::var_os("UPDATE_GOLDEN").is_some() {

@@ -53,7 +53,7 @@ impl CallDelta {
 }
 
 /// `{"google":{"thought_signature":…}}`.
-fn signature(reader: &mut Reader<'_>) -> Result<Option<String>, Fault> {
+pub(super) fn signature(reader: &mut Reader<'_>) -> Result<Option<String>, Fault> {
     let mut found = None;
     value::fields(reader, |reader, key| match key {
         "google" => value::fields(reader, |reader, key| {

@@ -9,14 +9,24 @@ use crate::json::{Fault, Kind, Reader};
 /// `logprobs` of a chat choice: `{"content":[{token, logprob, bytes, top_logprobs}]}`.
 pub(super) fn chat(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Fault> {
     let mut all = Vec::new();
-    value::fields(reader, |reader, key| match key {
-        "content" => value::items(reader, |reader, _| {
-            let mut top = Vec::new();
-            let (bytes, logprob) = entry(reader, Some(&mut top))?;
-            all.push(TokenLogprob { token: 0, bytes, logprob, top });
-            Ok(())
-        }),
-        _ => reader.skip(),
+    value::fields(reader, |reader, key| {
+        match key {
+            "content" => all = entries(reader)?,
+            _ => reader.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// A list of entries: in there, or the `logprobs` of a response.
+pub(super) fn entries(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Fault> {
+    let mut all = Vec::new();
+    value::items(reader, |reader, _| {
+        let mut top = Vec::new();
+        let (bytes, logprob) = entry(reader, Some(&mut top))?;
+        all.push(TokenLogprob { token: 0, bytes, logprob, top });
+        Ok(())
     })?;
     Ok(all)
 }

@@ -109,7 +109,8 @@ impl Answer for VectorReader {
         let mut sorted = vec![None; self.inputs];
         for (at, (index, values)) in vectors.into_iter().enumerate() {
             let index = index.unwrap_or(at as u64) as usize;
-            if let (Some(place), Some(values)) = (sorted.get_mut(index), values.filter(|values| !values.is_empty())) {
+            let good = |values: &Vec<f32>| !values.is_empty() && values.iter().all(|value| value.is_finite());
+            if let (Some(place), Some(values)) = (sorted.get_mut(index), values.filter(good)) {
                 *place = Some(values);
             }
         }
