@@ -7,7 +7,7 @@ import anthropic
 import httpx
 import pytest
 
-from harness import serving, user
+from harness import free_port, serving, user
 
 WEATHER = {
     "name": "get_weather",
@@ -181,11 +181,21 @@ def test_errors_are_typed(gateway, claude, model):
     )
 
 
-def test_a_key_is_taken_both_ways(tmp_path):
+def test_a_key_is_taken_both_ways_and_a_count_may_be_a_guess(tmp_path):
     secret = "sk-" + "k" * 40
-    config = f'[[keys]]\nid = "team-a"\ndigest = "{hashlib.sha256(secret.encode()).hexdigest()}"\n'
+    config = f"""
+[[keys]]
+id = "team-a"
+digest = "{hashlib.sha256(secret.encode()).hexdigest()}"
+[[pools]]
+id = "demo"
+[[providers]]
+id = "elsewhere"
+base_url = "http://127.0.0.1:{free_port()}/v1"
+models = ["foreign"]
+"""
     with serving(tmp_path, config=config) as gateway:
-        model = gateway.client(api_key=secret).models.list().data[0].id
+        model = "demo"
         body = {"model": model, "max_tokens": 5, "messages": user("Hello")}
         for headers in ({"x-api-key": secret}, {"authorization": f"Bearer {secret}"}):
             assert httpx.post(f"{gateway.url}/v1/messages", json=body, headers=headers, timeout=60).status_code == 200
@@ -194,3 +204,6 @@ def test_a_key_is_taken_both_ways(tmp_path):
         assert ask(token, model, user("Hello"), max_tokens=5).content
         with pytest.raises(anthropic.AuthenticationError):
             ask(sdk(gateway, api_key="wrong"), model, user("Hello"))
+        # Nobody there can count, and nobody is asked.
+        reply = token.messages.with_raw_response.count_tokens(model="foreign", messages=user("word " * 400))
+        assert (reply.headers["x-penstock-estimate"], reply.parse().input_tokens) == ("true", 504)

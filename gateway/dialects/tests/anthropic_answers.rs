@@ -212,3 +212,19 @@ fn held_calls_are_bounded() {
     let sent = String::from_utf8_lossy(&out);
     assert!(sent.contains("event: error") && !sent.contains("held"), "{}", &sent[sent.len() - 200..]);
 }
+
+#[test]
+fn every_error_is_in_the_reference() {
+    const REFERENCE: &str = include_str!("../../../docs/reference/anthropic.md");
+    for shape in errors::SHAPES {
+        let kind = penstock_dialects::anthropic::errors::error_type(shape.status);
+        let row = REFERENCE.lines().find(|line| {
+            let Some((statuses, rest)) = line.strip_prefix("| ").and_then(|line| line.split_once(" | ")) else {
+                return false;
+            };
+            let status = shape.status.to_string();
+            rest.starts_with(&format!("`{kind}`")) && (statuses.contains(&status) || statuses.contains("other 4xx"))
+        });
+        assert!(row.is_some(), "{} {kind}", shape.status);
+    }
+}

@@ -201,6 +201,7 @@ fn packed_reasoning_from_a_stranger_adds_no_other_blocks() {
             injected,
             json!([{"type": "thinking", "thinking": "a", "signature": "s"}, {"type": "redacted_thinking", "data": "d"}]),
         ),
+        ("redacted_thinking:d", json!([{"type": "redacted_thinking", "data": "d"}])),
         ("[{\"type\":\"thinking\"},", json!([])),
         ("[7]", json!([])),
     ] {

@@ -5,7 +5,7 @@
 
 use bytes::{BufMut, BytesMut};
 
-use super::signature::{put_thinking, put_unpacked};
+use super::signature::{REDACTED, put_redacted, put_thinking, put_unpacked};
 use super::whole::put_input;
 use crate::error::ApiError;
 use crate::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
@@ -93,7 +93,9 @@ impl Turns {
     /// the same reason.
     fn assistant(&mut self, message: &Message, last: bool) {
         if let Some(signature) = message.reasoning_signature.as_deref() {
-            if signature.starts_with('[') {
+            if let Some(data) = signature.strip_prefix(REDACTED) {
+                put_redacted(self.block(Role::Assistant), data);
+            } else if signature.starts_with('[') {
                 put_unpacked(signature, |raw| self.block(Role::Assistant).put_slice(raw.as_bytes()));
             } else {
                 let text = message.reasoning.as_deref().unwrap_or_default();
