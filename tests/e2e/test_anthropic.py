@@ -181,7 +181,7 @@ def test_errors_are_typed(gateway, claude, model):
     )
 
 
-def test_a_key_is_taken_both_ways_and_a_count_may_be_a_guess(tmp_path):
+def test_keys_both_ways_names_and_guesses(tmp_path):
     secret = "sk-" + "k" * 40
     config = f"""
 [[keys]]
@@ -193,6 +193,10 @@ id = "demo"
 id = "elsewhere"
 base_url = "http://127.0.0.1:{free_port()}/v1"
 models = ["foreign"]
+[[models]]
+name = "claude"
+aliases = ["claude-sonnet-5"]
+to = [{{ pool = "demo" }}]
 """
     with serving(tmp_path, config=config) as gateway:
         model = "demo"
@@ -201,7 +205,14 @@ models = ["foreign"]
             assert httpx.post(f"{gateway.url}/v1/messages", json=body, headers=headers, timeout=60).status_code == 200
         assert ask(sdk(gateway, api_key=secret), model, user("Hello"), max_tokens=5).content
         token = sdk(gateway, api_key=None, auth_token=secret)
-        assert ask(token, model, user("Hello"), max_tokens=5).content
+        # Agents ask for the models that they know.
+        alias = "claude-sonnet-5"
+        answer = ask(token, alias, user("Hello"), max_tokens=5)
+        assert answer.content and answer.model == alias
+        reply = token.messages.with_raw_response.count_tokens(model=alias, messages=user("Hello"))
+        assert "x-penstock-estimate" not in reply.headers
+        usage = answer.usage
+        assert reply.parse().input_tokens == usage.input_tokens + usage.cache_read_input_tokens
         with pytest.raises(anthropic.AuthenticationError):
             ask(sdk(gateway, api_key="wrong"), model, user("Hello"))
         # Nobody there can count, and nobody is asked.

@@ -21,8 +21,15 @@ fn with(fields: &str) -> ChatRequest {
     openai(&format!(r#"{{"model":"m","messages":[{{"role":"user","content":"hi"}}],{fields}}}"#))
 }
 
+/// One that takes a budget and every parameter.
+const MODEL: &str = "claude-haiku-4-5";
+
 fn encoded(codec: Codec, chat: ChatRequest) -> Value {
-    let call = codec.encode(&Request::Chat(Box::new(chat)), "claude-x").unwrap_or_else(|error| panic!("{error}"));
+    encoded_for(codec, chat, MODEL)
+}
+
+fn encoded_for(codec: Codec, chat: ChatRequest, model: &str) -> Value {
+    let call = codec.encode(&Request::Chat(Box::new(chat)), model).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(call.path, "/messages");
     serde_json::from_slice(&call.body).expect("a body is JSON")
 }
@@ -73,7 +80,7 @@ fn a_messages_request_comes_out_as_it_went_in() {
             {"role":"user","content":[{"type":"tool_result","tool_use_id":"toolu_1","content":"r","is_error":true},{"type":"text","text":"c"}]}]}"#;
     let chat = decode_messages(body_in.as_bytes(), &Bounds::default()).expect("a request");
     let mut expected: Value = serde_json::from_str(body_in).expect("JSON");
-    expected["model"] = "claude-x".into();
+    expected["model"] = MODEL.into();
     assert_eq!(body(chat), expected);
 }
 
@@ -104,6 +111,23 @@ fn efforts_become_budgets() {
         (&asked["thinking"], &asked["output_config"]),
         (&json!({"type": "adaptive"}), &json!({"effort": "max"}))
     );
+}
+
+#[test]
+fn newer_models_are_asked_as_they_want_it() {
+    for (model, kind, sampled) in [
+        ("claude-3-7-sonnet-20250219", "enabled", true),
+        ("claude-opus-4-20250514", "enabled", true),
+        ("claude-sonnet-4-6", "adaptive", true),
+        ("claude-opus-4-7", "adaptive", false),
+        ("claude-sonnet-5", "adaptive", false),
+        ("glm-5", "enabled", true),
+    ] {
+        let asked = encoded_for(Codec::default(), with(r#""reasoning_effort":"low""#), model);
+        assert_eq!(asked["thinking"]["type"], kind, "{model}");
+        let asked = encoded_for(Codec::default(), with(r#""temperature":0.5,"top_k":3"#), model);
+        assert_eq!((asked["temperature"] == 0.5, asked["top_k"] == 3), (sampled, sampled), "{model}");
+    }
 }
 
 #[test]

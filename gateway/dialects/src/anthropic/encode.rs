@@ -3,7 +3,7 @@
 use bytes::{BufMut, BytesMut};
 
 use super::content::Turns;
-use super::provider::{Codec, ThinkingStyle};
+use super::provider::Codec;
 use crate::error::ApiError;
 use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, SamplingParams, ToolChoice};
 use crate::write;
@@ -15,7 +15,7 @@ const BUDGET_MIN: u32 = 1_024;
 pub(super) fn body(codec: &Codec, chat: &ChatRequest, model: &str) -> Result<Vec<u8>, ApiError> {
     check(chat)?;
     let turns = Turns::write(chat)?;
-    let thinking = Thinking::of(codec, chat);
+    let thinking = Thinking::of(codec, chat, model);
     let mut out = BytesMut::with_capacity(512 + turns.messages.len() + turns.system.len() + tools_bytes(chat));
     out.put_slice(b"{\"model\":");
     write::string(&mut out, model);
@@ -33,7 +33,7 @@ pub(super) fn body(codec: &Codec, chat: &ChatRequest, model: &str) -> Result<Vec
     put_tool_choice(&mut out, chat);
     thinking.put(&mut out);
     put_output_config(&mut out, chat, &thinking);
-    put_sampling(&mut out, &chat.sampling, &thinking);
+    put_sampling(&mut out, &chat.sampling, !thinking.is_on() && Codec::takes_sampling(model));
     if let Some(user) = &chat.user {
         out.put_slice(b",\"metadata\":{\"user_id\":");
         write::string(&mut out, user);
@@ -137,7 +137,7 @@ enum Kind {
 }
 
 impl Thinking {
-    fn of(codec: &Codec, chat: &ChatRequest) -> Self {
+    fn of(codec: &Codec, chat: &ChatRequest, model: &str) -> Self {
         let limit = chat.sampling.max_tokens;
         let plain = |kind| Self { kind, max_tokens: limit.unwrap_or(codec.max_tokens), effort: None };
         let off = chat.reasoning_effort == Some(ReasoningEffort::None) || chat.reasoning_tokens_max == Some(0);
@@ -151,7 +151,7 @@ impl Thinking {
         if forces_call(chat) || lacks_signature(&chat.messages) {
             return plain(Kind::Unsaid);
         }
-        if codec.thinking == ThinkingStyle::Adaptive {
+        if !codec.gives_budget(model) {
             return Self { effort: chat.reasoning_effort.map(effort_word), ..plain(Kind::Adaptive) };
         }
         let wanted = chat.reasoning_tokens_max.or(chat.reasoning_effort.map(budget_of));
@@ -237,10 +237,10 @@ fn put_output_config(out: &mut BytesMut, chat: &ChatRequest, thinking: &Thinking
     out.put_u8(b'}');
 }
 
-/// Temperature up to 1, or `top_p`, not both; neither with thinking, where the API draws as it likes. Stop strings of nothing but space
+/// Temperature up to 1, or `top_p`, not both; neither where the model draws as it likes. Stop strings of nothing but space
 /// are refused there, so they are left out. Penalties, `min_p` and `seed` have no place.
-fn put_sampling(out: &mut BytesMut, sampling: &SamplingParams, thinking: &Thinking) {
-    if !thinking.is_on() {
+fn put_sampling(out: &mut BytesMut, sampling: &SamplingParams, draws: bool) {
+    if draws {
         match (sampling.temperature, sampling.top_p) {
             (Some(temperature), _) => put_number(out, "temperature", temperature.min(1.0)),
             (None, Some(top_p)) => put_number(out, "top_p", top_p),

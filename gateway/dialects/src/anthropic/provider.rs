@@ -10,11 +10,35 @@ use crate::request::Request;
 /// How reasoning is asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ThinkingStyle {
-    /// A budget in tokens (`"type":"enabled"`).
+    /// As the model's name says: the early Claude models, and whatever else speaks this API, take a budget; the others do not.
     #[default]
+    ByModel,
+    /// A budget in tokens (`"type":"enabled"`).
     Budget,
-    /// The model decides, an effort in words guides it (`"type":"adaptive"`): models that take no budget.
+    /// The model decides, an effort in words guides it (`"type":"adaptive"`).
     Adaptive,
+}
+
+/// Claude models that take a budget of thinking. A closed list: later ones refuse it.
+const WITH_BUDGET: [&str; 11] = [
+    "claude-2",
+    "claude-3",
+    "claude-instant",
+    "opus-4-0",
+    "opus-4-1",
+    "opus-4-2",
+    "opus-4-5",
+    "sonnet-4-0",
+    "sonnet-4-2",
+    "sonnet-4-5",
+    "haiku-4-5",
+];
+
+/// Claude models that take no budget and still draw with temperature, `top_p` and `top_k`; later ones refuse these.
+const WITH_SAMPLING: [&str; 2] = ["opus-4-6", "sonnet-4-6"];
+
+fn is_any(model: &str, names: &[&str]) -> bool {
+    names.iter().any(|name| model.contains(name))
 }
 
 /// Asks the Messages API.
@@ -28,6 +52,22 @@ pub struct Codec {
 
 /// What a request without a limit may answer with: every model of the API allows that much.
 pub const MAX_TOKENS_DEFAULT: u32 = 4_096;
+
+impl Codec {
+    /// Whether that model is asked to think with a budget.
+    pub(super) fn gives_budget(&self, model: &str) -> bool {
+        match self.thinking {
+            ThinkingStyle::Budget => true,
+            ThinkingStyle::Adaptive => false,
+            ThinkingStyle::ByModel => !model.contains("claude") || is_any(model, &WITH_BUDGET),
+        }
+    }
+
+    /// Whether that model takes temperature, `top_p` and `top_k`.
+    pub(super) fn takes_sampling(model: &str) -> bool {
+        !model.contains("claude") || is_any(model, &WITH_BUDGET) || is_any(model, &WITH_SAMPLING)
+    }
+}
 
 impl Default for Codec {
     fn default() -> Self {
