@@ -21,6 +21,7 @@ fn whole(decoded: &Decoded, events: &[ChatEvent]) -> Option<Value> {
 
 /// What a provider is sent, and what a client is answered when the provider answers that.
 #[track_caller]
+#[expect(clippy::needless_pass_by_value, reason = "reads as data")]
 fn check(decode: Decode, body: &str, sent: Value, path: &str, answer: &Value, expected: Value) {
     let decoded = good(decode, body);
     let call = ChatCodec::default().encode(&decoded.request, "their").expect("can be said");
