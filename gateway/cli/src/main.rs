@@ -4,6 +4,7 @@
 mod chat;
 mod check;
 mod demo;
+mod import;
 mod log;
 mod progress;
 mod serve;
@@ -56,6 +57,8 @@ enum Command {
     Worker(Box<penstock_worker::WorkerArgs>),
     /// Talk to a model in the terminal
     Chat(chat::ChatArgs),
+    /// Translate the config of another gateway
+    Import(import::ImportArgs),
     /// Say what would be served, or everything that is wrong, without serving
     Check(Box<check::CheckArgs>),
 }
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Worker(args) => return penstock_worker::main(&args),
         Command::Chat(args) => chat::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Check(args) => check::run(&args),
     };
     match done {

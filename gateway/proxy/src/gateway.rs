@@ -1,6 +1,6 @@
 //! The running gateway: what every request can see.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
@@ -14,6 +14,7 @@ use crate::http::head::HeadFault;
 use crate::http::{BodyBudget, Exchange, HttpLimits};
 use crate::phases;
 use crate::provider::Provider;
+use crate::relay::Checks;
 use crate::relay::models::{Entry, Models, Sources};
 use crate::telemetry::{AccessLog, Gauge, Metric, Metrics};
 use crate::upstream::{Card, Upstream};
@@ -30,6 +31,8 @@ pub struct Gateway {
     pools: Vec<Arc<dyn Upstream>>,
     providers: Vec<Arc<Provider>>,
     models: Models,
+    /// Active checks; whoever runs them takes them.
+    pub checks: Mutex<Checks>,
 }
 
 impl Gateway {
@@ -43,6 +46,7 @@ impl Gateway {
             pools,
             providers: Vec::new(),
             models: Models::default(),
+            checks: Mutex::default(),
         }
         .with_providers(Vec::new())
     }
@@ -52,6 +56,7 @@ impl Gateway {
         self.providers = providers;
         let sources = Sources { pools: &self.pools, providers: &self.providers };
         self.models = Models::build(&self.snapshot.load(), &sources, &self.metrics);
+        self.checks = Mutex::new(self.models.take_checks());
         self
     }
 

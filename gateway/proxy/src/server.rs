@@ -6,7 +6,7 @@
 use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,6 +15,7 @@ use pingora_core::listeners::tls::TlsSettings;
 use pingora_core::protocols::l4::stream::L4BufferSettings;
 use pingora_core::server::configuration::ServerConf;
 use pingora_core::server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch};
+use pingora_core::services::background::background_service;
 use pingora_core::services::listening::Service;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -107,6 +108,10 @@ pub fn run(
     let mut server = Server::new_with_opt_and_conf(None, conf);
     server.bootstrap();
     server.add_service(service);
+    let checks = std::mem::take(&mut *gateway.checks.lock().unwrap_or_else(PoisonError::into_inner));
+    if !checks.is_empty() {
+        server.add_service(background_service("health checks", checks));
+    }
     let log = gateway.clone();
     let stop = Arc::new(move || {
         stop();

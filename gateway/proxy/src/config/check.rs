@@ -65,7 +65,7 @@ pub fn load(
             .map(|provider| (provider.id.as_str(), provider.models.iter().map(String::as_str).collect()))
             .collect(),
     };
-    models::check(&document, &snapshot.models, &known);
+    models::check(&document, &snapshot.models, &known, &snapshot.prices);
     document.finish().map(|()| snapshot)
 }
 

@@ -131,6 +131,8 @@ pub const KEYS: &[Key] = &[
     optional("providers", "api_version", "\"2024-10-21\"", "Azure: api-version of the URLs."),
     optional("providers", "region", "\"eu-central-1\"", "Bedrock and Vertex: where the models are."),
     optional("providers", "project", "\"my-project\"", "Vertex: project that pays."),
+    optional("providers", "health_path", "\"/models\"", "Ask for this path behind base_url, with a key, whether the provider lives; a status below 500 says so. Its targets in [[models]] are then left alone before requests have failed."),
+    key("providers", "health_interval_ms", "10000", "How often; an answer that takes longer is none."),
     key("providers", "in_flight_max", "4096", "Requests at once; more are answered 503 with Retry-After."),
     key("providers", "stream_usage", "true", "Ask for the token counts of streams whose client did not (stream_options.include_usage), and keep them from the client."),
 ];

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::raw::{Document, Reader};
-use crate::prices::Price;
+use crate::prices::{Price, Prices};
 use crate::relay::{Policy, Reason};
 
 /// Targets of one model in all; also the bits of the relay's set of what was tried.
@@ -208,7 +208,7 @@ pub(super) struct Known<'a> {
 }
 
 /// Whether every name means one thing, and every target exists.
-pub(super) fn check(document: &Document<'_>, models: &[ModelConfig], known: &Known<'_>) {
+pub(super) fn check(document: &Document<'_>, models: &[ModelConfig], known: &Known<'_>, prices: &Prices) {
     let fault = |message: String| document.fault_at("models", "", message);
     let mut names = std::collections::BTreeSet::new();
     for model in models {
@@ -222,6 +222,14 @@ pub(super) fn check(document: &Document<'_>, models: &[ModelConfig], known: &Kno
         for target in targets.clone() {
             if !seen.insert(target) {
                 fault(format!("{}: the target {:?} is there twice", model.name, target.id()));
+            }
+        }
+        for target in targets.clone().filter(|_| model.policy == Policy::Cost && model.price.is_none()) {
+            if let TargetConfig::Provider(_, name) = target
+                && prices.find(name).is_none()
+            {
+                let id = target.id();
+                fault(format!("{}: policy = \"cost\" needs a price of {id:?}: put it into [prices] file", model.name));
             }
         }
         for target in targets.chain(model.mirror.iter().map(|mirror| &mirror.target)) {

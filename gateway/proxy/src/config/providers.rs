@@ -44,6 +44,10 @@ pub struct ProviderConfig {
     pub region: Option<String>,
     /// Project (Vertex).
     pub project: Option<String>,
+    /// Path that is asked whether it lives; `None`: it is not asked.
+    pub health_path: Option<String>,
+    /// How often.
+    pub health_interval: Duration,
     /// Requests at once.
     pub in_flight_max: usize,
     /// Ask for the counts of streams whose client did not.
@@ -106,10 +110,20 @@ pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Stri
         api_version,
         region,
         project,
+        health_path: health_path(table),
+        health_interval: millis("health_interval_ms"),
         in_flight_max: table.number("in_flight_max", 1..=1_000_000) as usize,
         stream_usage: table.flag("stream_usage"),
     };
     Some(out)
+}
+
+fn health_path(table: &Reader<'_, '_>) -> Option<String> {
+    let path = table.text("health_path")?;
+    if !path.starts_with('/') {
+        table.fault("health_path", "must begin with a slash; it stands behind base_url");
+    }
+    Some(path)
 }
 
 fn target(

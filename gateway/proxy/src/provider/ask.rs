@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, header};
 use penstock_dialects::{FaultClass, ProviderCodec as _, ProviderFault};
@@ -13,6 +14,7 @@ use super::sigv4::{Credentials, Signed};
 use super::{Outcome, Protocol, Provider, fields, sigv4};
 use crate::client::{Body, ClientError, Deadlines, Outgoing, Response};
 use crate::error::Failure;
+use crate::relay::Probe;
 
 /// Largest body of an error that is read.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
@@ -37,7 +39,31 @@ pub(super) struct Asked {
     pub(super) deadlines: Deadlines,
 }
 
+#[async_trait]
+impl Probe for Provider {
+    fn interval(&self) -> Duration {
+        self.config.health_interval
+    }
+
+    async fn is_good(&self) -> bool {
+        let limit = self.config.health_interval;
+        let Some(path) = self.config.health_path.clone() else { return true };
+        // With all keys at rest nothing can be said, and requests are told so anyway.
+        let Ok(turn) = self.keys.take(Instant::now()) else { return true };
+        let deadlines =
+            Deadlines { connect: limit.min(self.config.connect_timeout), head: limit, silence: limit, whole: None };
+        let request = self.outgoing(Method::GET, &path, &[], &[], turn);
+        let answered = tokio::time::timeout(limit, self.client.send(&request, &deadlines)).await;
+        matches!(answered, Ok(Ok(response)) if response.status < 500)
+    }
+}
+
 impl Provider {
+    /// Whether it is asked from time to time whether it lives.
+    pub fn is_checked(&self) -> bool {
+        self.config.health_path.is_some()
+    }
+
     /// Sends a request and returns the answer once its status is 2xx. A key that is refused or limited is replaced by another, if there
     /// is one.
     pub(super) async fn ask(&self, asked: &Asked) -> Result<Response, Failure> {

@@ -161,6 +161,18 @@ impl Breaker {
         self.cooling = self.cooling.max(Some(until));
     }
 
+    /// Whether the next to enter is a probe.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        matches!(self.state, State::Open { until, .. } if now >= until)
+    }
+
+    /// Opens hard: the target is known to be down.
+    pub(crate) fn trip(&mut self, now: Instant) {
+        if let State::Closed { .. } = self.state {
+            self.open(now, true);
+        }
+    }
+
     /// 0 closed, 1 probing, 2 open softly, 3 open hard: as the metric shows it.
     pub(crate) fn level(&self, now: Instant) -> u8 {
         match (self.look(now), self.state) {

@@ -106,6 +106,7 @@ enum Step {
     /// Of the tickets that are out, which, and what came of it.
     Settle(usize, u8),
     Broke,
+    Trip,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -115,6 +116,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => Just(Step::Enter),
         6 => (any::<usize>(), 0_u8..5).prop_map(|(at, outcome)| Step::Settle(at, outcome)),
         1 => Just(Step::Broke),
+        1 => Just(Step::Trip),
     ]
 }
 
@@ -144,6 +146,7 @@ proptest! {
                 }
                 Step::Settle(..) => {}
                 Step::Broke => breaker.broke(now),
+                Step::Trip => breaker.trip(now),
             }
             let probes = out.iter().filter(|ticket| ticket.probe && ticket.generation == breaker.generation).count();
             prop_assert!(probes <= 1, "{probes} probes");

@@ -8,6 +8,7 @@
 mod balance;
 mod breaker;
 mod budget;
+pub mod checks;
 mod core;
 pub(crate) mod cost;
 mod events;
@@ -27,6 +28,7 @@ use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 use penstock_proto::ErrorKind;
 
 pub use balance::Policy;
+pub use checks::{Checks, Probe};
 pub use models::{Models, Sources, Targets};
 pub use verdict::Reason;
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Relay;
+use super::checks::{Checks, Probe};
 use super::core::Core;
 use super::target::Target;
 use crate::config::{Snapshot, TargetConfig};
@@ -23,6 +24,9 @@ pub trait Targets {
 
     /// That model of that provider.
     fn provider(&self, id: &str, model: &str) -> Option<Arc<dyn Upstream>>;
+
+    /// Whoever can say whether that provider lives, if it is to be asked.
+    fn probe(&self, id: &str) -> Option<Arc<dyn Probe>>;
 }
 
 /// Those that run.
@@ -45,6 +49,11 @@ impl Targets for Sources<'_> {
     fn provider(&self, id: &str, model: &str) -> Option<Arc<dyn Upstream>> {
         let provider = self.providers.iter().find(|provider| provider.id() == id)?;
         Some(provider.upstream(model, model))
+    }
+
+    fn probe(&self, id: &str) -> Option<Arc<dyn Probe>> {
+        let provider = self.providers.iter().find(|provider| provider.id() == id)?;
+        provider.is_checked().then(|| provider.clone() as Arc<dyn Probe>)
     }
 }
 
@@ -73,6 +82,7 @@ pub struct Models {
     listed: Vec<Entry>,
     targets: Vec<Arc<Target>>,
     relays: Vec<Arc<Core>>,
+    checks: Checks,
 }
 
 impl Models {
@@ -110,6 +120,7 @@ impl Models {
                 models.serve(name, &[], upstream, price);
             }
         }
+        models.checks = checks(&made, sources);
         models.targets = made.into_values().collect();
         models
     }
@@ -132,6 +143,11 @@ impl Models {
         &self.listed
     }
 
+    /// The active checks, to be run once.
+    pub fn take_checks(&mut self) -> Checks {
+        std::mem::take(&mut self.checks)
+    }
+
     /// The relays, in the order of the config.
     #[cfg(test)]
     pub(super) fn relays(&self) -> &[Arc<Core>] {
@@ -151,4 +167,16 @@ impl Models {
 /// By the table.
 pub(crate) fn price(config: &Snapshot, model: &str) -> Option<Price> {
     config.prices.find(model).map(|facts| facts.price)
+}
+
+/// One check for all targets of a provider.
+fn checks(made: &BTreeMap<TargetConfig, Arc<Target>>, sources: &dyn Targets) -> Checks {
+    let mut by_provider: BTreeMap<&str, Vec<Arc<Target>>> = BTreeMap::new();
+    for (asked, target) in made {
+        if let TargetConfig::Provider(id, _) = asked {
+            by_provider.entry(id).or_default().push(target.clone());
+        }
+    }
+    let probed = by_provider.into_iter().filter_map(|(id, targets)| Some((sources.probe(id)?, targets)));
+    Checks(probed.collect())
 }

@@ -12,6 +12,9 @@ use crate::upstream::Upstream;
 /// Longest time that a target may ask to be left alone.
 const COOLING_MAX: Duration = Duration::from_secs(60);
 
+/// Bad checks in a row that open the breaker: one can be an accident.
+const MISSES_MAX: u32 = 2;
+
 /// An upstream among others.
 pub(crate) struct Target {
     /// `pool` or `provider/model`.
@@ -25,6 +28,8 @@ pub(crate) struct Target {
 }
 
 struct Health {
+    /// Active checks in a row that found it bad.
+    misses: u32,
     breaker: Breaker,
     /// To the first event: of streams, of whole answers.
     latency: [Latency; 2],
@@ -46,7 +51,11 @@ impl Target {
             price,
             hash: balance::hash(id.as_bytes()),
             in_flight: AtomicUsize::new(0),
-            health: Mutex::new(Health { breaker: Breaker::new(Rules::DEFAULT), latency: Default::default() }),
+            health: Mutex::new(Health {
+                misses: 0,
+                breaker: Breaker::new(Rules::DEFAULT),
+                latency: Default::default(),
+            }),
         }
     }
 
@@ -79,6 +88,22 @@ impl Target {
     /// State of the breaker, as the metric shows it.
     pub(crate) fn level(&self, now: Instant) -> u8 {
         self.health().breaker.level(now)
+    }
+
+    /// What an active check found. One takes the place of the probe, when that is due; two bad ones in a row open the breaker. A good one
+    /// does not excuse failures of requests.
+    pub(crate) fn checked(&self, is_good: bool, now: Instant) {
+        let mut health = self.health();
+        health.misses = if is_good { 0 } else { health.misses + 1 };
+        if health.breaker.is_due(now) {
+            let ticket = health.breaker.enter(now);
+            match is_good {
+                true => health.breaker.succeed(ticket, now),
+                false => health.breaker.fail(ticket, now),
+            }
+        } else if health.misses >= MISSES_MAX {
+            health.breaker.trip(now);
+        }
     }
 
     /// A request goes there.

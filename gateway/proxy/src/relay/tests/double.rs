@@ -18,6 +18,7 @@ use crate::call::{Ask, Call};
 use crate::config::{self, Overrides};
 use crate::error::Failure;
 use crate::http::{Body, BodyBudget};
+use crate::relay::Probe;
 use crate::relay::core;
 use crate::relay::events::Relayed;
 use crate::relay::models::{Models, Targets};
@@ -240,6 +241,10 @@ impl Targets for Pools {
 
     fn provided(&self) -> Vec<Arc<dyn Upstream>> {
         Vec::new()
+    }
+
+    fn probe(&self, _: &str) -> Option<Arc<dyn Probe>> {
+        None
     }
 }
 

@@ -1,9 +1,15 @@
 //! Breakers and balance, as requests feel them.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
 
 use penstock_dialects::FaultClass;
 use penstock_proto::ErrorKind;
+
+use crate::relay::{Checks, Probe};
 
 use super::double::*;
 
@@ -143,4 +149,55 @@ fn users_and_keys_stick_too() {
         let counts = [world.double("a").opened(), world.double("b").opened()];
         assert!(counts.contains(&10), "{sticky}: {counts:?}");
     }
+}
+
+struct Pulse(AtomicBool);
+
+#[async_trait]
+impl Probe for Pulse {
+    fn interval(&self) -> Duration {
+        Duration::from_millis(5)
+    }
+
+    async fn is_good(&self) -> bool {
+        self.0.load(SeqCst)
+    }
+}
+
+#[tokio::test]
+async fn active_checks_open_and_close_a_breaker_without_requests() {
+    let world = World::new(PAIR);
+    let (pulse, target) = (Arc::new(Pulse(AtomicBool::new(false))), world.target("a"));
+    let checks = Checks(vec![(pulse.clone(), vec![target.clone()])]);
+    let reaches = async |level: u8| {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while target.level(Instant::now()) != level {
+            assert!(Instant::now() < deadline, "level {level}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        () = checks.run() => panic!("checks end by being dropped"),
+        () = async {
+            reaches(3).await;
+            pulse.0.store(true, SeqCst);
+            reaches(0).await;
+        } => {}
+    }
+    assert_eq!(world.double("a").opened(), 0);
+}
+
+#[test]
+fn a_good_check_does_not_excuse_failing_requests() {
+    let world = World::new(PAIR);
+    world.double("a").always(DOWN);
+    for _ in 0..5 {
+        assert_eq!(world.answer().text, "b b");
+        world.target("a").checked(true, world.clock.now());
+    }
+    assert_eq!(world.target("a").level(world.clock.now()), 3);
+    world.target("b").checked(false, world.clock.now());
+    assert_eq!(world.target("b").level(world.clock.now()), 0, "one bad check can be an accident");
+    world.target("b").checked(false, world.clock.now());
+    assert_eq!(world.target("b").level(world.clock.now()), 3);
 }

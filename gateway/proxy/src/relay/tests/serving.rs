@@ -49,6 +49,10 @@ fn what_cannot_be_meant_is_refused() {
     check("to = [{ pool = \"a\" }]\nprice = { input = 1 }", "input and output are both needed");
     check("to = [{ pool = \"a\", weight = 0 }]", "must be a whole number from 1");
     check(
+        "to = [{ provider = \"z\", model = \"nobody-knows\" }]\npolicy = \"cost\"",
+        "needs a price of \"z/nobody-knows\"",
+    );
+    check(
         "to = [{ pool = \"a\" }]\npolicy = \"cost\"\nfallback = []\nmirror = { percent = 3 }",
         "models[0].mirror.pool",
     );
