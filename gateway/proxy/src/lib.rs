@@ -14,6 +14,7 @@ mod clock;
 pub mod config;
 pub mod error;
 pub mod fleet;
+pub mod forward;
 pub mod gateway;
 pub mod generate;
 pub mod http;

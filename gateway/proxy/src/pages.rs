@@ -45,6 +45,7 @@ pub(crate) async fn serve(
             };
             json(exchange, model).await?;
         }
+        Route::Forward(_) | Route::Realtime => return Err(Failure::internal("a route of another place").into()),
         Route::Health => json(exchange, br#"{"status":"ok"}"#.to_vec()).await?,
         Route::Ready => ready(gateway, exchange).await?,
         Route::Metrics => {

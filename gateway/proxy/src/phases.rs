@@ -12,6 +12,7 @@ use crate::answer::Answer;
 use crate::auth::{self, Principal};
 use crate::call::Call;
 use crate::error::Failure;
+use crate::forward;
 use crate::gateway::Gateway;
 use crate::http::exchange::BodyFault;
 use crate::http::{Body, BodyLease, Exchange, Gone};
@@ -61,6 +62,11 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.route = route.label();
     let principal = auth::authorize(route.auth_class(), &exchange.head.headers, &snapshot.keys)?;
     trail.key.clone_from(&principal.key);
+    match route {
+        Route::Forward(path) => return Box::pin(forward::serve(gateway, exchange, trail, path, &principal)).await,
+        Route::Realtime => return Box::pin(forward::realtime(gateway, exchange, trail, &principal)).await,
+        _ => {}
+    }
     let Some(ask) = Box::pin(pages::serve(gateway, exchange, route, &principal)).await? else { return Ok(()) };
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = Box::pin(read_body(gateway, exchange, &headers)).await?;

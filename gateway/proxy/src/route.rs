@@ -22,6 +22,10 @@ pub enum Route {
     Tokenize,
     /// `POST /detokenize`
     Detokenize,
+    /// An operation that is passed on to a provider: its URL.
+    Forward(&'static str),
+    /// `GET /v1/realtime`: a WebSocket to a provider.
+    Realtime,
     /// `GET /health`: the process lives.
     Health,
     /// `GET /ready`: a worker takes requests.
@@ -56,9 +60,11 @@ impl Route {
             "/v1/models" => (Route::Models, Method::GET),
             "/tokenize" => (Route::Tokenize, Method::POST),
             "/detokenize" => (Route::Detokenize, Method::POST),
+            "/v1/realtime" => (Route::Realtime, Method::GET),
             "/health" => (Route::Health, Method::GET),
             "/ready" => (Route::Ready, Method::GET),
             "/metrics" => (Route::Metrics, Method::GET),
+            _ if forwarded(path).is_some() => (Route::Forward(forwarded(path).unwrap_or_default()), Method::POST),
             _ => match path.strip_prefix("/v1/models/").and_then(model_id) {
                 Some(id) => (Route::Model(id), Method::GET),
                 None => return Err(Failure::new(ErrorKind::NotFound, "There is no such URL here.")),
@@ -80,6 +86,8 @@ impl Route {
             | Route::Count(_)
             | Route::Models
             | Route::Model(_)
+            | Route::Forward(_)
+            | Route::Realtime
             | Route::Tokenize
             | Route::Detokenize
             | Route::Metrics => AuthClass::Key,
@@ -103,6 +111,8 @@ impl Route {
             },
             Route::Models => "/v1/models",
             Route::Model(_) => "/v1/models/{id}",
+            Route::Forward(path) => path,
+            Route::Realtime => "/v1/realtime",
             Route::Tokenize => "/tokenize",
             Route::Detokenize => "/detokenize",
             Route::Health => "/health",
@@ -110,6 +120,21 @@ impl Route {
             Route::Metrics => "/metrics",
         }
     }
+}
+
+/// URLs of operations that are passed on.
+const FORWARDED: [&str; 7] = [
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/images/generations",
+    "/v1/images/edits",
+    "/v1/images/variations",
+    "/v1/moderations",
+];
+
+fn forwarded(path: &str) -> Option<&'static str> {
+    FORWARDED.into_iter().find(|have| *have == path)
 }
 
 /// The dialect of a URL, known or not: errors are said in it. Two APIs have `/v1/models`; a client of Anthropic's names its version.
@@ -125,7 +150,7 @@ pub fn dialect(target: &str, headers: &HeaderMap) -> Dialect {
 }
 
 /// Model ids may contain slashes (`org/name`), which some SDKs send percent-encoded.
-fn model_id(raw: &str) -> Option<String> {
+pub(crate) fn model_id(raw: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(raw.len());
     let mut rest = raw.as_bytes();
     while let [first, tail @ ..] = rest {

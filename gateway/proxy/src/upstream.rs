@@ -9,11 +9,14 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use penstock_dialects::ChatEvent;
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
+use penstock_proto::ErrorKind;
 use serde::Serialize;
 
 use crate::call::Call;
 use crate::error::Failure;
+use crate::forward::Forward;
 use crate::prices::Price;
+use crate::provider::Forwarded;
 
 /// A model as `/v1/models` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +54,12 @@ pub trait Upstream: Send + Sync + 'static {
     /// Input tokens of a call, counted without answering it; `None`: it cannot tell.
     async fn count(&self, _call: Arc<Call>) -> Result<Option<u64>, Failure> {
         Ok(None)
+    }
+
+    /// Passes on an operation that no dialect here reads, if a provider is behind it.
+    async fn forward(&self, _forward: Arc<Forward>) -> Result<Forwarded, Failure> {
+        let message = "This model is not served by a provider that could do this.";
+        Err(Failure::new(ErrorKind::Unsupported, message).param("model"))
     }
 
     /// Answers `/tokenize`; the body of the reply.

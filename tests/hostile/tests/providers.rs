@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use penstock_hostile::provider::{Front, Provider, Script, Step};
-use penstock_hostile::raw::{Client, Reply, post, send};
+use penstock_hostile::raw::{Client, Reply, get, post, send};
 
 const FIRST: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
 const PIECE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":null}]}\n\n";
@@ -447,4 +447,85 @@ async fn models_are_discovered() {
         requests[0].starts_with("GET /v1/models HTTP/1.1\r\n") && requests[1].contains("\"model\":\"org/small\""),
         "{requests:?}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operations_that_nobody_reads_are_passed_on() {
+    let audio = vec![say(
+        "HTTP/1.1 200 OK\r\ncontent-type: audio/mpeg\r\ntransfer-encoding: chunked\r\n\r\n3\r\nID3\r\n0\r\n\r\n",
+    )];
+    let (provider, front) = setup(vec![audio, whole("200 OK", "", "{\"text\":\"hi\"}")], "key_env = \"KEY_A\"").await;
+    let speech = post("/v1/audio/speech", r#"{"model":"big", "input":"hi"}"#).replacen(
+        "Host: a",
+        "Host: a\r\nConnection: close",
+        1,
+    );
+    let reply = send(front.address, speech).await;
+    assert_eq!((reply.status, reply.header("content-type")), (200, Some("audio/mpeg")), "{}", reply.text);
+    assert!(payload(&reply) == "ID3" && reply.is_whole(), "{}", reply.text);
+    let form = "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nbig\r\n--b\r\nContent-Disposition: form-data; name=\"file\"; \
+                filename=\"a.wav\"\r\n\r\nRIFF\r\n--b--\r\n";
+    let upload = format!(
+        "POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Type: multipart/form-data; boundary=b\r\n\
+         Content-Length: {}\r\n\r\n{form}",
+        form.len()
+    );
+    let reply = send(front.address, upload).await;
+    assert!(reply.status == 200 && reply.text.ends_with("{\"text\":\"hi\"}"), "{}", reply.text);
+    let requests = provider.seen.requests();
+    assert!(
+        requests[0].starts_with("POST /v1/audio/speech ") && requests[0].ends_with(r#"{"model":"big", "input":"hi"}"#),
+        "{requests:?}"
+    );
+    assert!(
+        requests[1].contains("content-type: multipart/form-data; boundary=b\r\n") && requests[1].ends_with(form),
+        "{requests:?}"
+    );
+    assert!(requests.iter().all(|request| request.contains("authorization: Bearer sk-aaaa")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operations_need_a_model_that_is_served() {
+    let cut = vec![say("HTTP/1.1 200 OK\r\ncontent-type: audio/mpeg\r\ncontent-length: 9\r\n\r\nID3"), Step::Close];
+    let (_provider, front) = setup(vec![cut], "").await;
+    let ask = async |body: &str| {
+        send(front.address, post("/v1/images/generations", body).replacen("Host: a", "Host: a\r\nConnection: close", 1))
+            .await
+    };
+    assert_eq!(ask(r#"{"prompt":"x"}"#).await.status, 400);
+    assert_eq!(ask(r#"{"model":"other"}"#).await.status, 404);
+    let broken = ask(r#"{"model":"big"}"#).await;
+    assert!(
+        broken.status == 200 && broken.closed && broken.text.ends_with("ID3"),
+        "shorter than it said: {}",
+        broken.text
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_websocket_is_a_tunnel() {
+    let open = "HTTP/1.1 101 Switching\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-accept: abc=\r\n\r\nfirst";
+    let (provider, front) =
+        setup(vec![vec![say(open), Step::Gate, say(" last"), Step::Close]], "key_env = \"KEY_A\"").await;
+    let mut client = Client::connect(front.address).await;
+    client
+        .send(
+            "GET /v1/realtime?model=big HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: realtime, openai-insecure-api-key.sk-client\r\n\
+             Authorization: Bearer sk-client\r\n\r\n",
+        )
+        .await;
+    let reply = client.until(Duration::from_secs(10), |text| text.ends_with("first")).await;
+    assert!(reply.status == 101 && reply.header("sec-websocket-accept") == Some("abc="), "{}", reply.text);
+    let request = &provider.seen.requests()[0];
+    assert!(
+        request.starts_with("GET /v1/realtime?model=big HTTP/1.1\r\n")
+            && request.contains("sec-websocket-protocol: realtime\r\n"),
+        "{request}"
+    );
+    assert!(request.contains("authorization: Bearer sk-aaaa\r\n") && !request.contains("sk-client"), "{request}");
+    provider.seen.go_on();
+    assert_eq!(client.until_closed().await.text, " last");
+    let plain = get("/v1/realtime?model=big").replacen("Host: a", "Host: a\r\nConnection: close", 1);
+    assert_eq!(send(front.address, plain).await.status, 426);
 }

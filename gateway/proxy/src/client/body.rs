@@ -49,9 +49,27 @@ pub struct Body {
     limit: Option<Instant>,
     heard: Instant,
     timer: Option<Pin<Box<Sleep>>>,
+    /// Said at the next call.
+    failed: Option<ClientError>,
 }
 
 impl Body {
+    /// None.
+    pub(super) fn empty() -> Self {
+        Self {
+            stream: None,
+            frame: Frame::Done,
+            early: Vec::new(),
+            idle: None,
+            silence: Duration::ZERO,
+            deadline: None,
+            limit: None,
+            heard: Instant::now(),
+            timer: None,
+            failed: None,
+        }
+    }
+
     /// `idle`: where the connection goes afterwards, if it can be used again.
     pub(super) fn new(
         stream: Stream,
@@ -76,6 +94,7 @@ impl Body {
             limit: None,
             heard: Instant::now(),
             timer: None,
+            failed: None,
         };
         if matches!(body.frame, Frame::Length(0)) {
             body.end();
@@ -103,8 +122,22 @@ impl Body {
     /// Appends to `out` what is there, at most about 64 KiB. `Ok(true)`: more can follow; `Ok(false)`: that was all.
     ///
     /// # Errors
-    /// The body ended before its end, was silent for too long, or is not valid.
+    /// The body ended before its end, was silent for too long, or is not valid; said behind what came before it.
     pub fn poll_chunk(&mut self, context: &mut Context<'_>, out: &mut Vec<u8>) -> Poll<Result<bool, ClientError>> {
+        if let Some(error) = self.failed.take() {
+            return Poll::Ready(Err(error));
+        }
+        let before = out.len();
+        match ready!(self.poll_some(context, out)) {
+            Err(error) if out.len() > before => {
+                self.failed = Some(error);
+                Poll::Ready(Ok(true))
+            }
+            done => Poll::Ready(done),
+        }
+    }
+
+    fn poll_some(&mut self, context: &mut Context<'_>, out: &mut Vec<u8>) -> Poll<Result<bool, ClientError>> {
         let before = out.len();
         if !self.early.is_empty() {
             let early = std::mem::take(&mut self.early);

@@ -25,6 +25,7 @@ use tokio::time::Instant;
 
 pub use body::Body;
 pub use error::{ClientError, Fault};
+pub use stream::Stream;
 pub use target::{Place, Target};
 
 use connect::Connector;
@@ -71,6 +72,8 @@ pub struct Response {
     pub headers: HeaderMap,
     /// Its body.
     pub body: Body,
+    /// After a 101: the connection, and what came behind the head.
+    pub upgraded: Option<(Stream, Vec<u8>)>,
 }
 
 impl Client {

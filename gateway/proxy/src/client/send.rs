@@ -47,9 +47,14 @@ pub(super) async fn exchange(
         .map_err(|_| ClientError::new(Fault::HeadTimeout, format!("no answer within {} ms", limit.as_millis())))??;
     let complete = sending.sent == sending.pieces.len();
     let early = sending.received.split_off(at);
-    let idle = (complete && head.keep_alive).then(|| client.idle.clone());
-    let body = Body::new(sending.stream, head.end, early, idle, deadlines.silence, deadlines.whole);
-    Ok(Response { status: head.status, headers: head.headers, body })
+    let AnswerHead { status, headers, end, keep_alive } = head;
+    if status == 101 {
+        let body = Body::empty();
+        return Ok(Response { status, headers, body, upgraded: Some((sending.stream, early)) });
+    }
+    let idle = (complete && keep_alive).then(|| client.idle.clone());
+    let body = Body::new(sending.stream, end, early, idle, deadlines.silence, deadlines.whole);
+    Ok(Response { status, headers, body, upgraded: None })
 }
 
 struct Sending {

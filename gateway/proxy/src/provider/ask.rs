@@ -73,7 +73,7 @@ impl Provider {
             let request = self.outgoing(asked.method.clone(), &asked.path, &asked.headers, &asked.body, turn);
             let response =
                 self.client.send(&request, &asked.deadlines).await.map_err(|error| self.unanswered(&error))?;
-            if (200..300).contains(&response.status) {
+            if (200..300).contains(&response.status) || response.status == 101 {
                 return Ok(response);
             }
             tried += 1;
@@ -96,7 +96,7 @@ impl Provider {
         turn: Option<Turn>,
     ) -> Outgoing {
         let mut headers = Vec::with_capacity(more.len() + self.config.headers.len() + 6);
-        if method == Method::POST {
+        if method == Method::POST && !more.iter().any(|(name, _)| *name == header::CONTENT_TYPE) {
             headers.push((header::CONTENT_TYPE, HeaderValue::from_static("application/json")));
         }
         headers.push((header::USER_AGENT, HeaderValue::from_static(concat!("penstock/", env!("CARGO_PKG_VERSION")))));

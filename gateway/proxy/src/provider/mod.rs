@@ -7,6 +7,7 @@
 mod ask;
 pub mod discover;
 mod fields;
+mod forwarded;
 mod keys;
 mod passed;
 pub mod protocol;
@@ -21,6 +22,7 @@ use arc_swap::ArcSwap;
 use penstock_dialects::{FaultClass, ProviderCodec};
 use tokio::sync::Semaphore;
 
+pub use forwarded::Forwarded;
 pub use protocol::Protocol;
 
 use crate::client::Client;

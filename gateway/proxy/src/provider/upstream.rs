@@ -14,10 +14,11 @@ use super::ask::Asked;
 use super::passed::{Passed, Stream, Whole};
 use super::protocol::openai_path;
 use super::translated::Translated;
-use super::{Outcome, Protocol, Provider, fields};
+use super::{Forwarded, Outcome, Protocol, Provider, fields};
 use crate::call::Call;
 use crate::client::{Deadlines, Response};
 use crate::error::Failure;
+use crate::forward::Forward;
 use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Origin, Upstream};
 
@@ -26,9 +27,9 @@ const COUNT_BYTES_MAX: usize = 64 * 1024;
 
 /// A model of a provider.
 pub(super) struct ProviderUpstream {
-    provider: Arc<Provider>,
+    pub(super) provider: Arc<Provider>,
     served: String,
-    model: String,
+    pub(super) model: String,
 }
 
 impl ProviderUpstream {
@@ -96,7 +97,7 @@ impl ProviderUpstream {
     }
 
     /// Sends; whatever becomes of it is counted once.
-    async fn answered(&self, asked: &Asked) -> Result<Response, Failure> {
+    pub(super) async fn answered(&self, asked: &Asked) -> Result<Response, Failure> {
         let mut waiting = Waiting(Some(&self.provider));
         let response = Box::pin(self.provider.ask(asked)).await;
         waiting.0 = None;
@@ -104,7 +105,7 @@ impl ProviderUpstream {
     }
 
     /// Behind the provider's base.
-    fn path(&self, path: &str) -> String {
+    pub(super) fn path(&self, path: &str) -> String {
         let config = &self.provider.config;
         if config.protocol != Protocol::Azure {
             return path.to_owned();
@@ -181,6 +182,10 @@ impl Upstream for ProviderUpstream {
         }
         provider.counts.add(Outcome::Complete);
         Ok(penstock_dialects::anthropic::watch::input_tokens(&bytes))
+    }
+
+    async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure> {
+        Box::pin(self.pass_on(&forward)).await
     }
 
     async fn tokenize(&self, _: TokenizeRequest) -> Result<Vec<u8>, Failure> {

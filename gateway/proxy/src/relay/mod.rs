@@ -34,6 +34,8 @@ pub use verdict::Reason;
 
 use crate::call::Call;
 use crate::error::Failure;
+use crate::forward::Forward;
+use crate::provider::Forwarded;
 use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Origin, Upstream};
 use core::Core;
@@ -77,6 +79,17 @@ impl Upstream for Relay {
             }
         }
         failure.map_or(Ok(None), Err)
+    }
+
+    async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure> {
+        let mut failure = None;
+        for target in &self.0.targets {
+            match target.upstream.forward(forward.clone()).await {
+                Err(other) if other.kind == ErrorKind::Unsupported => failure = Some(other),
+                done => return done,
+            }
+        }
+        Err(failure.unwrap_or_else(|| Failure::internal("a model without targets")))
     }
 
     async fn tokenize(&self, request: TokenizeRequest) -> Result<Vec<u8>, Failure> {

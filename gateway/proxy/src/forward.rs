@@ -1,0 +1,269 @@
+//! Operations that no dialect here reads (audio, images, moderations, realtime): passed on to the provider of the model that they name.
+//!
+//! Nothing of them is understood but the model's name, so nothing is translated, retried or counted in tokens: who serves the model must
+//! offer the operation.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use penstock_dialects::{ApiError, Bounds, multipart, peek};
+use penstock_proto::ErrorKind;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Instant, timeout};
+
+use crate::auth::Principal;
+use crate::error::Failure;
+use crate::gateway::Gateway;
+use crate::http::{Body, Exchange};
+use crate::phases::{End, watched};
+use crate::provider::Forwarded;
+use crate::trail::Trail;
+
+/// Longest name of a model in a form.
+const MODEL_BYTES_MAX: usize = 256;
+/// One direction of a tunnel holds this much.
+const TUNNEL_BYTES: usize = 16 * 1024;
+/// A tunnel in which nobody says anything ends after this long; WebSocket clients send pings.
+const TUNNEL_SILENCE: Duration = Duration::from_secs(300);
+/// Longest wait for one side to take what the other said.
+const TUNNEL_STALL: Duration = Duration::from_secs(30);
+
+/// What is passed on.
+pub struct Forward {
+    /// Path behind the API's base, with its query: `/audio/speech`.
+    pub path: String,
+    /// The client's header fields, of which few go on.
+    pub headers: HeaderMap,
+    /// The body in pieces; `None`: a WebSocket is asked for.
+    pub body: Option<Bytes>,
+    /// Where the model's name stands in the body, and whether it is JSON.
+    pub model_at: Option<(std::ops::Range<usize>, bool)>,
+}
+
+/// Serves the URL `path`.
+pub(crate) async fn serve(
+    gateway: &Gateway,
+    exchange: &mut Exchange,
+    trail: &mut Trail,
+    path: &str,
+    principal: &Principal,
+) -> Result<(), End> {
+    let headers = std::mem::take(&mut exchange.head.headers);
+    let body = exchange.read_body(&gateway.bodies).await?;
+    let (model, at) = named(&headers, &body)?;
+    let entry = gateway.entry(&model, principal)?;
+    trail.model = Some(entry.name.to_string());
+    let Body { bytes, lease } = body;
+    let forward =
+        Forward { path: path.trim_start_matches("/v1").to_owned(), headers, body: Some(bytes), model_at: Some(at) };
+    let answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
+    drop(lease);
+    send(exchange, answered).await
+}
+
+/// The model that a JSON body or a form names, and where.
+fn named(headers: &HeaderMap, body: &Body) -> Result<(String, (std::ops::Range<usize>, bool)), Failure> {
+    let missing = || ApiError::invalid("model", "model: required, but missing");
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("application/json");
+    let Some(boundary) = multipart::boundary(kind) else {
+        if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
+            let message = "The body must be JSON or multipart/form-data.";
+            return Err(Failure::new(ErrorKind::UnsupportedMedia, message));
+        }
+        let seen = peek(&body.bytes, &Bounds::default())?;
+        return Ok((seen.model.ok_or_else(missing)?, (seen.model_at.ok_or_else(missing)?, true)));
+    };
+    let at = multipart::field(&body.bytes, boundary, "model").ok_or_else(missing)?;
+    let name = std::str::from_utf8(&body.bytes[at.clone()])
+        .ok()
+        .filter(|name| (1..=MODEL_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control));
+    let name = name.ok_or_else(|| ApiError::invalid("model", "model: not the name of a model"))?;
+    Ok((name.to_owned(), (at, false)))
+}
+
+/// The provider's answer, as it comes.
+async fn send(exchange: &mut Exchange, mut answered: Forwarded) -> Result<(), End> {
+    let kind = answered.response.headers.get(header::CONTENT_TYPE).cloned();
+    let kind = kind.unwrap_or(HeaderValue::from_static("application/octet-stream"));
+    let length = answered.response.headers.get(header::CONTENT_LENGTH);
+    let length = length.and_then(|length| length.to_str().ok()?.parse().ok());
+    let mut fields = vec![(header::CONTENT_TYPE, kind)];
+    fields.extend(answered.fields());
+    exchange.begin(answered.response.status, &fields, length).await?;
+    loop {
+        let mut bytes = Vec::new();
+        let more = tokio::select! {
+            biased;
+            more = poll_fn(|context| answered.response.body.poll_chunk(context, &mut bytes)) => more,
+            _ = exchange.gone() => return Err(End::Gone),
+        };
+        let more = more.map_err(|error| answered.cut(&error))?;
+        if !more {
+            answered.complete();
+        }
+        exchange.write(bytes.into(), !more).await?;
+        if !more {
+            return Ok(());
+        }
+    }
+}
+
+/// Serves `/v1/realtime?model=…`: a tunnel between two WebSockets.
+pub(crate) async fn realtime(
+    gateway: &Gateway,
+    exchange: &mut Exchange,
+    trail: &mut Trail,
+    principal: &Principal,
+) -> Result<(), End> {
+    if !exchange.head.upgrade {
+        let message = "This URL is a WebSocket: send \"Upgrade: websocket\".";
+        return Err(Failure::new(ErrorKind::InvalidRequest, message).with_status(426).into());
+    }
+    let target = exchange.head.target.clone();
+    let query = target.split_once('?').map_or("", |(_, query)| query);
+    let model = query.split('&').find_map(|pair| pair.strip_prefix("model=")).and_then(crate::route::model_id);
+    let model = model.ok_or_else(|| Failure::from(ApiError::invalid("model", "model: required in the query")))?;
+    let entry = gateway.entry(&model, principal)?;
+    trail.model = Some(entry.name.to_string());
+    let headers = std::mem::take(&mut exchange.head.headers);
+    let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None };
+    let mut answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
+    let Some((stream, early)) = answered.response.upgraded.take() else {
+        return send(exchange, answered).await;
+    };
+    let mut fields = answered.fields();
+    for name in [header::SEC_WEBSOCKET_ACCEPT, header::SEC_WEBSOCKET_PROTOCOL] {
+        let value = answered.response.headers.get(&name).cloned();
+        fields.extend(value.map(|value| (name, value)));
+    }
+    let tunnel = exchange.upgrade(&fields).await?;
+    let whole = both_ways(tunnel.stream, &tunnel.early, stream, &early).await;
+    if whole {
+        answered.complete();
+    }
+    Ok(())
+}
+
+/// Carries bytes until one side closes or both are silent; whether it ended by a close.
+async fn both_ways(
+    client: impl AsyncRead + AsyncWrite + Unpin,
+    client_early: &Bytes,
+    provider: impl AsyncRead + AsyncWrite + Unpin,
+    provider_early: &[u8],
+) -> bool {
+    let (client_read, client_write) = tokio::io::split(client);
+    let (provider_read, provider_write) = tokio::io::split(provider);
+    let heard = std::sync::Mutex::new(Instant::now());
+    let up = carry(client_early, client_read, provider_write, &heard);
+    let down = carry(provider_early, provider_read, client_write, &heard);
+    let silence = async {
+        loop {
+            let since = *heard.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if since.elapsed() >= TUNNEL_SILENCE {
+                return;
+            }
+            tokio::time::sleep_until(since + TUNNEL_SILENCE).await;
+        }
+    };
+    // The side that is closed first has said its last frame; what the other still says has no reader.
+    tokio::select! {
+        ended = up => ended,
+        ended = down => ended,
+        () = silence => false,
+    }
+}
+
+/// Carries one direction, and its end.
+async fn carry(
+    early: &[u8],
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    heard: &std::sync::Mutex<Instant>,
+) -> bool {
+    let mut buffer = vec![0; TUNNEL_BYTES];
+    let mut bytes = early;
+    loop {
+        if !bytes.is_empty() {
+            let written = timeout(TUNNEL_STALL, async {
+                to.write_all(bytes).await?;
+                to.flush().await
+            });
+            if !matches!(written.await, Ok(Ok(()))) {
+                return false;
+            }
+            *heard.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Instant::now();
+        }
+        match from.read(&mut buffer).await {
+            Ok(0) => {
+                let _ = timeout(TUNNEL_STALL, to.shutdown()).await;
+                return true;
+            }
+            Ok(count) => bytes = &buffer[..count],
+            Err(_) => return false,
+        }
+    }
+}
+
+/// The fields of a WebSocket's opening handshake that go on (RFC 6455, section 4.1). A subprotocol that carries a key does not.
+pub(crate) fn handshake(client: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
+    let mut out = vec![
+        (header::CONNECTION, HeaderValue::from_static("Upgrade")),
+        (header::UPGRADE, HeaderValue::from_static("websocket")),
+    ];
+    for name in [header::SEC_WEBSOCKET_KEY, header::SEC_WEBSOCKET_VERSION, header::SEC_WEBSOCKET_EXTENSIONS] {
+        out.extend(client.get(&name).map(|value| (name.clone(), value.clone())));
+    }
+    let protocols = client.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    let kept: Vec<_> = protocols
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|protocol| !protocol.contains("api-key") && !protocol.is_empty())
+        .collect();
+    let kept = (!kept.is_empty()).then(|| HeaderValue::from_str(&kept.join(", ")).ok()).flatten();
+    out.extend(kept.map(|value| (header::SEC_WEBSOCKET_PROTOCOL, value)));
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_in_subprotocols_stay_here() {
+        let mut client = HeaderMap::new();
+        let protocols = "realtime, openai-insecure-api-key.sk-1, openai-beta.realtime-v1";
+        client.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocols));
+        client.insert(header::SEC_WEBSOCKET_KEY, HeaderValue::from_static("abc"));
+        client.insert(header::AUTHORIZATION, HeaderValue::from_static("Bearer sk-1"));
+        let out = handshake(&client);
+        let protocol = out.iter().find(|(name, _)| name == header::SEC_WEBSOCKET_PROTOCOL);
+        assert_eq!(protocol.map(|(_, value)| value.as_bytes()), Some(&b"realtime, openai-beta.realtime-v1"[..]));
+        assert!(!format!("{out:?}").contains("sk-1"));
+    }
+
+    #[tokio::test]
+    async fn a_close_is_carried_and_nothing_is_lost() {
+        let (mut client, near) = tokio::io::duplex(64);
+        let (mut provider, far) = tokio::io::duplex(64);
+        let tunnel = tokio::spawn(async move { both_ways(near, &Bytes::from_static(b"early "), far, b"hello ").await });
+        let said = "x".repeat(1000);
+        let (read, _) = tokio::join!(
+            async {
+                let mut text = String::new();
+                provider.read_to_string(&mut text).await.map(|_| text)
+            },
+            async {
+                let mut hello = [0; 6];
+                client.read_exact(&mut hello).await.expect("read");
+                assert_eq!(&hello, b"hello ");
+                client.write_all(said.as_bytes()).await.expect("written");
+                client.shutdown().await.expect("closed");
+            }
+        );
+        assert_eq!(read.expect("read"), format!("early {said}"));
+        assert!(tunnel.await.expect("no panic"));
+    }
+}

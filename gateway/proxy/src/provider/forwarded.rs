@@ -1,0 +1,98 @@
+//! Operations that are passed on without being read.
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, header};
+use penstock_dialects::{Dialect, FaultClass, Peek, peek};
+use penstock_proto::ErrorKind;
+
+use super::ask::Asked;
+use super::passed::Passed;
+use super::upstream::{ProviderUpstream, percent};
+use super::{Protocol, fields};
+use crate::client::{ClientError, Deadlines, Response};
+use crate::error::Failure;
+use crate::forward::{Forward, handshake};
+
+/// An answer to an operation that was passed on.
+pub struct Forwarded {
+    /// The provider's.
+    pub response: Response,
+    passed: Passed,
+}
+
+impl Forwarded {
+    /// Header fields of the answer that the client gets, besides those of its kind.
+    pub fn fields(&self) -> Vec<(HeaderName, HeaderValue)> {
+        fields::back(&self.response.headers)
+    }
+
+    /// It was complete.
+    pub fn complete(&mut self) {
+        self.passed.complete();
+    }
+
+    /// It was not.
+    pub fn cut(&mut self, error: &ClientError) -> Failure {
+        self.passed.cut(error)
+    }
+}
+
+impl ProviderUpstream {
+    /// Sends an operation on.
+    pub(super) async fn pass_on(&self, forward: &Forward) -> Result<Forwarded, Failure> {
+        let provider = &self.provider;
+        let config = &provider.config;
+        if !matches!(config.protocol, Protocol::OpenAi | Protocol::OpenAiResponses | Protocol::Azure) {
+            let message = format!("A provider that speaks {:?} has no such operation.", config.protocol.name());
+            return Err(Failure::new(ErrorKind::Unsupported, message).param("model"));
+        }
+        let place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
+        let mut headers = fields::upwards(Dialect::OpenAi, &forward.headers);
+        let deadlines = Deadlines {
+            connect: config.connect_timeout,
+            head: config.answer_timeout,
+            silence: config.idle_timeout,
+            whole: None,
+        };
+        let asked = match &forward.body {
+            Some(body) => {
+                let kind = forward.headers.get(header::CONTENT_TYPE).cloned();
+                headers.extend(kind.map(|kind| (header::CONTENT_TYPE, kind)));
+                let body = self.renamed(body, forward);
+                Asked {
+                    method: Method::POST,
+                    path: self.path(&forward.path),
+                    headers,
+                    body,
+                    same_dialect: true,
+                    deadlines,
+                }
+            }
+            None => {
+                headers.extend(handshake(&forward.headers));
+                let path = format!("{}?model={}", forward.path, percent(&self.model));
+                Asked { method: Method::GET, path, headers, body: Vec::new(), same_dialect: true, deadlines }
+            }
+        };
+        let response = self.answered(&asked).await?;
+        if forward.body.is_some() == response.upgraded.is_some() {
+            let message = "The upstream answered with another protocol than it was asked in.";
+            let fault = penstock_dialects::ProviderFault::new(FaultClass::Garbled, message);
+            return Err(Passed::new(provider.clone(), place).failed(fault));
+        }
+        Ok(Forwarded { response, passed: Passed::new(provider.clone(), place) })
+    }
+
+    /// The body with the name that the provider knows.
+    fn renamed(&self, body: &Bytes, forward: &Forward) -> Vec<Bytes> {
+        let Some((at, json)) = &forward.model_at else { return vec![body.clone()] };
+        if *json && body[at.clone()] == *format!("\"{}\"", self.model).as_bytes() {
+            return vec![body.clone()];
+        }
+        if *json {
+            let seen = Peek { model_at: Some(at.clone()), ..Peek::default() };
+            return peek::spliced(body, &seen, Some(&self.model), false);
+        }
+        vec![body.slice(..at.start), Bytes::from(self.model.clone()), body.slice(at.end..)]
+    }
+}
