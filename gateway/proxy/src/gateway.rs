@@ -72,7 +72,7 @@ impl Gateway {
 
     /// The upstream of a model that the principal may use.
     pub fn upstream(&self, model: &str, principal: &Principal) -> Result<Arc<dyn Upstream>, Failure> {
-        self.entry(model, principal).map(|entry| entry.upstream.clone())
+        self.entry(model, principal).map(|entry| entry.upstream)
     }
 
     /// Who answers a name that the principal may use; an alias is as good as what it stands for. Models it may not use are as unknown

@@ -91,7 +91,8 @@ pub(super) fn codec_of(config: &ProviderConfig) -> Option<Box<dyn ProviderCodec>
         Protocol::Azure => Some(Box::new(openai::ChatCodec::strict())),
         Protocol::Anthropic => Some(Box::new(anthropic::Codec::default())),
         Protocol::Gemini | Protocol::Vertex => Some(Box::new(gemini::Codec::default())),
-        Protocol::OpenAiResponses | Protocol::Bedrock => None,
+        Protocol::OpenAiResponses => Some(Box::new(openai::ResponsesCodec)),
+        Protocol::Bedrock => None,
     }
 }
 
