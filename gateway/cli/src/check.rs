@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use clap::Args;
-use penstock_proxy::config::{DeviceChoice, PoolConfig, Snapshot};
+use penstock_proxy::config::{DeviceChoice, PoolConfig, Snapshot, TargetConfig};
 use penstock_proxy::fleet;
 use penstock_worker::inspect::{self, Summary};
 use penstock_worker::{ModelOptions, WorkerError};
@@ -50,6 +50,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
             Err(error) => faults.push(format!("pool {}: {:#}", pool.id, anyhow::Error::from(error))),
         }
     }
+    show_models(&config);
     if !faults.is_empty() {
         bail!("{}", faults.join("\n"));
     }
@@ -109,4 +110,33 @@ fn show_model(summary: &Summary, workers: usize) {
         summary.kv_bytes_per_token as f64 / 1e3
     );
     println!("  workers         {workers}, {}", summary.device);
+}
+
+/// Names with targets of their own, and whether their cost is known.
+fn show_models(config: &Snapshot) {
+    for model in &config.models {
+        println!("model {}", model.name);
+        if !model.aliases.is_empty() {
+            println!("  also            {}", model.aliases.join(", "));
+        }
+        let to: Vec<_> = model.to.iter().map(|(target, weight)| format!("{} ({weight})", target.id())).collect();
+        println!("  to              {}", to.join(", "));
+        if !model.fallback.is_empty() {
+            let fallback: Vec<_> = model.fallback.iter().map(TargetConfig::id).collect();
+            let reasons: Vec<_> = model.fallback_on.iter().map(|reason| reason.name()).collect();
+            println!("  fallback        {} on {}", fallback.join(", "), reasons.join(", "));
+        }
+        let targets = model.to.iter().map(|(target, _)| target).chain(&model.fallback);
+        let unknown: Vec<_> = targets
+            .filter(|_| model.price.is_none())
+            .filter(|target| match target {
+                TargetConfig::Pool(_) => false,
+                TargetConfig::Provider(_, name) => config.prices.find(name).is_none(),
+            })
+            .map(TargetConfig::id)
+            .collect();
+        if !unknown.is_empty() {
+            println!("  cost unknown    {}", unknown.join(", "));
+        }
+    }
 }

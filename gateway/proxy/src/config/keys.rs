@@ -99,7 +99,7 @@ pub const KEYS: &[Key] = &[
     key("models", "idle_timeout_ms", "0", "An answer that has begun and is silent for this long fails. 0: the target's own limits."),
     key("models", "timeout_ms", "0", "Longest time for all attempts and the whole answer. 0: server.request_timeout_ms."),
     optional("models", "mirror", "{ pool = \"chat\", percent = 5 }", "Who gets copies of this share of the requests; the answers are thrown away, but paid for."),
-    key("models", "context_tokens", "0", "Longest sequence, as /v1/models says it. 0: the first target's."),
+    key("models", "context_tokens", "0", "Longest sequence, as /v1/models says it. 0: the shortest of to, as far as they or the price table say it."),
     optional("models", "price", "{ input = 0.5, cached_input = 0.05, cache_write = 0.5, output = 1.5 }", "Dollars per million tokens, instead of the price table's."),
     optional("prices", "file", "\"/etc/penstock/prices.toml\"", "Price table to use instead of the embedded one (configs/prices.toml)."),
     optional("pools", "id", "\"chat\"", "Model name in requests. Default: the folder name of the model."),

@@ -40,7 +40,7 @@ pub struct ModelConfig {
     pub timeout: Option<Duration>,
     /// Who gets copies of requests.
     pub mirror: Option<MirrorConfig>,
-    /// Longest sequence, as `/v1/models` says it; 0: the first target's.
+    /// Longest sequence, as `/v1/models` says it; 0: the shortest of `to`.
     pub context_tokens: u32,
     /// Instead of the price table's.
     pub price: Option<Price>,

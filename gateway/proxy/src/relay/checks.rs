@@ -21,9 +21,12 @@ pub trait Probe: Send + Sync + 'static {
     async fn is_good(&self) -> bool;
 }
 
-/// Everybody who is asked, and which targets an answer is about.
+/// Somebody who is asked, and which targets the answer is about.
+pub(super) type Check = (Arc<dyn Probe>, Vec<Arc<Target>>);
+
+/// Everybody who is asked.
 #[derive(Default)]
-pub struct Checks(pub(super) Vec<(Arc<dyn Probe>, Vec<Arc<Target>>)>);
+pub struct Checks(pub(super) Vec<Check>);
 
 impl Checks {
     /// Whether there is nobody to ask.

@@ -81,7 +81,7 @@ impl Core {
 
     /// Price at a target.
     pub(crate) fn price(&self, index: usize) -> Option<Price> {
-        self.rules.price.or(self.targets[index].price)
+        self.rules.price.or(self.targets[index].facts.map(|facts| facts.price))
     }
 
     /// One of `to` that has not been tried; with `last`, also one that is only the last choice.

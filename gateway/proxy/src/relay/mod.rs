@@ -48,7 +48,14 @@ impl Upstream for Relay {
     fn card(&self) -> Card {
         let first = self.0.targets[0].upstream.card();
         let context_tokens = match self.0.rules.context_tokens {
-            0 => first.context_tokens,
+            // What is promised must fit wherever a request goes first.
+            0 => self
+                .0
+                .tier()
+                .map(|at| self.0.targets[at].context_tokens())
+                .filter(|tokens| *tokens > 0)
+                .min()
+                .unwrap_or(0),
             given => given,
         };
         Card { id: self.0.rules.name.clone(), context_tokens, ..first }

@@ -96,11 +96,11 @@ impl Models {
             if let Some(have) = made.get(asked) {
                 return Some(have.clone());
             }
-            let (upstream, price) = match asked {
+            let (upstream, facts) = match asked {
                 TargetConfig::Pool(id) => (pools.iter().find(|pool| pool.card().id == *id).cloned(), None),
-                TargetConfig::Provider(id, model) => (sources.provider(id, model), price(config, model)),
+                TargetConfig::Provider(id, model) => (sources.provider(id, model), config.prices.find(model)),
             };
-            let target = Arc::new(Target::new(&asked.id(), upstream?, price));
+            let target = Arc::new(Target::new(&asked.id(), upstream?, facts));
             made.insert(asked.clone(), target.clone());
             Some(target)
         };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::balance::{self, Latency, View};
 use super::breaker::{Admission, Breaker, Rules, Ticket};
-use crate::prices::Price;
+use crate::prices::{ModelFacts, Price};
 use crate::upstream::Upstream;
 
 /// Longest time that a target may ask to be left alone.
@@ -20,8 +20,8 @@ pub(crate) struct Target {
     /// `pool` or `provider/model`.
     pub(crate) id: Arc<str>,
     pub(crate) upstream: Arc<dyn Upstream>,
-    /// By the price table.
-    pub(crate) price: Option<Price>,
+    /// What the price table says of it.
+    pub(crate) facts: Option<ModelFacts>,
     hash: u64,
     in_flight: AtomicUsize,
     health: Mutex<Health>,
@@ -44,11 +44,11 @@ pub(crate) struct Size {
 }
 
 impl Target {
-    pub(crate) fn new(id: &str, upstream: Arc<dyn Upstream>, price: Option<Price>) -> Self {
+    pub(crate) fn new(id: &str, upstream: Arc<dyn Upstream>, facts: Option<ModelFacts>) -> Self {
         Self {
             id: id.into(),
             upstream,
-            price,
+            facts,
             hash: balance::hash(id.as_bytes()),
             in_flight: AtomicUsize::new(0),
             health: Mutex::new(Health {
@@ -78,6 +78,14 @@ impl Target {
         let usd = price.map_or(0.0, |price| price.usd(size.prompt_tokens, 0, 0, size.completion_tokens));
         let in_flight = self.in_flight.load(Ordering::Relaxed);
         View { index, weight, in_flight, seconds, usd, hash: self.hash }
+    }
+
+    /// Longest sequence, by its own word or the table's; 0: not known.
+    pub(crate) fn context_tokens(&self) -> u32 {
+        match self.upstream.card().context_tokens {
+            0 => self.facts.map_or(0, |facts| facts.context_tokens),
+            own => own,
+        }
     }
 
     /// Requests there now.

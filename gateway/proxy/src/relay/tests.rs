@@ -1,5 +1,6 @@
 //! Every rule of the relay, against doubles and a clock of the test's own: no waiting, no runtime.
 
+mod any;
 mod double;
 mod fallback;
 mod health;
