@@ -1,9 +1,9 @@
 //! A model of several targets, as one upstream: who is asked, who is asked next, and when nobody is.
 //!
-//! [`Relay`] is an [`Upstream`] made of others. Its events are a [`race::Race`] until the first token of an attempt: until then nothing
+//! [`Relay`] is an [`Upstream`] made of others. Its events are a race until the first token of an attempt: until then nothing
 //! binds, and any failure that is not the request's own leads to the next candidate. From then on they are that attempt's events, and
-//! a failure is the client's to see. The deciders are pure and take the time as an argument: [`balance`] (which of several),
-//! [`breaker`] (which not), [`budget`] (how many retries), [`verdict`] (what a failure means).
+//! a failure is the client's to see. The deciders are pure and take the time as an argument: `balance` (which of several),
+//! `breaker` (which not), `budget` (how many retries), `verdict` (what a failure means).
 
 mod balance;
 mod breaker;
