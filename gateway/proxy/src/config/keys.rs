@@ -119,7 +119,7 @@ pub const KEYS: &[Key] = &[
     optional("providers", "base_url", "\"https://api.acme.example/v1\"", "http://, https://, or unix:///PATH/TO/SOCKET:/BASE. Default: the protocol's own service."),
     optional("providers", "key_env", "\"ACME_KEY\"", "Environment variable that holds the key."),
     key("providers", "keys_env", "[]", "Several: they take turns, and one that is refused or limited rests."),
-    optional("providers", "key_file", "\"/run/secrets/acme\"", "File that holds the key; several in lines."),
+    optional("providers", "key_file", "\"/run/secrets/acme\"", "File that holds the key; several in lines. It is read again when it changes."),
     key("providers", "models", "[]", "Models served under their own names. Routes can use others."),
     key("providers", "discover", "false", "Ask it for its models at start and every ten minutes, and serve them as ID/MODEL."),
     optional("providers", "headers", "{ \"x-team\" = \"search\" }", "Header fields sent with every request."),

@@ -13,6 +13,7 @@ mod snapshot;
 
 pub use check::{DEMO_MODEL, Overrides, load};
 pub use models::{MirrorConfig, ModelConfig, Sticky, TargetConfig};
+pub(crate) use providers::keys_in;
 pub use providers::{ProviderConfig, Secret};
 pub use snapshot::{DeviceChoice, PoolConfig, Snapshot, TlsFiles};
 

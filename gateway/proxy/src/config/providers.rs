@@ -20,7 +20,7 @@ pub struct ProviderConfig {
     pub target: Target,
     /// Keys; without any, none is sent.
     pub keys: Vec<Secret>,
-    /// File that the key came from, where it is read again when it changes.
+    /// File that the keys came from; it is read again every few seconds.
     pub key_file: Option<PathBuf>,
     /// Models served under their own names.
     pub models: Vec<String>,
@@ -164,12 +164,24 @@ fn keys(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Vec<Sec
     }
     if let Some(path) = file {
         match std::fs::read_to_string(&path) {
-            Ok(text) if text.trim_start().starts_with('{') => {}
-            Ok(text) => text.lines().filter(|line| !line.trim().is_empty()).for_each(|line| add("key_file", line)),
+            Ok(text) if text.trim_start().starts_with('{') => {
+                let message = "holds JSON, not a key (for Google Cloud: a file with an access token, written anew before it expires)";
+                table.fault("key_file", message);
+            }
+            Ok(text) => match keys_in(&text).as_slice() {
+                [] => table.fault("key_file", "holds no key that can be sent"),
+                found => out.extend_from_slice(found),
+            },
             Err(error) => table.fault("key_file", format!("{path}: {error}")),
         }
     }
     out
+}
+
+/// The keys in a file, one in a line.
+pub(crate) fn keys_in(text: &str) -> Vec<Secret> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.filter(|line| HeaderValue::from_str(line).is_ok()).map(Secret::new).collect()
 }
 
 fn headers(table: &Reader<'_, '_>) -> Vec<(HeaderName, Secret)> {

@@ -68,6 +68,7 @@ impl Provider {
     /// is one.
     pub(super) async fn ask(&self, asked: &Asked) -> Result<Response, Failure> {
         let mut tried = 0;
+        self.keys.refresh(Instant::now());
         loop {
             let turn = self.keys.take(Instant::now()).map_err(|wait| self.all_rest(wait))?;
             let request = self.outgoing(asked.method.clone(), &asked.path, &asked.headers, &asked.body, turn);
@@ -106,7 +107,7 @@ impl Provider {
         }
         let mut request = Outgoing { method, path: path.to_owned(), headers, body: body.to_vec() };
         if let Some(turn) = turn {
-            self.credential(self.keys.secret(turn), &mut request);
+            self.credential(self.keys.secret(turn).expose(), &mut request);
         }
         for (name, value) in &self.config.headers {
             request.headers.retain(|(have, _)| have != name);

@@ -1,10 +1,13 @@
 //! A provider's keys: they take turns; one that is limited or refused rests.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::config::Secret;
+use arc_swap::ArcSwap;
+
+use crate::config::{Secret, keys_in};
 
 /// Rest of a key after a 429 that does not say how long.
 const LIMITED: Duration = Duration::from_secs(10);
@@ -13,14 +16,24 @@ const LIMITED_MAX: Duration = Duration::from_secs(600);
 /// Rest of a key that was refused.
 const REFUSED: Duration = Duration::from_secs(300);
 
+/// How often a file of keys is looked at.
+const LOOK: Duration = Duration::from_secs(5);
+
 /// The keys of one provider.
 pub(super) struct Keys {
     all: Vec<Key>,
     next: AtomicUsize,
+    file: Option<KeyFile>,
+}
+
+/// Where the keys came from: tokens that expire are written anew by somebody else.
+struct KeyFile {
+    path: PathBuf,
+    looked: Mutex<Instant>,
 }
 
 struct Key {
-    secret: Secret,
+    secret: ArcSwap<Secret>,
     rests_until: Mutex<Option<Instant>>,
 }
 
@@ -29,9 +42,32 @@ struct Key {
 pub(super) struct Turn(usize);
 
 impl Keys {
-    pub(super) fn new(secrets: &[Secret]) -> Self {
-        let key = |secret: &Secret| Key { secret: secret.clone(), rests_until: Mutex::default() };
-        Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0) }
+    /// `file`: where they came from, to be read again.
+    pub(super) fn new(secrets: &[Secret], file: Option<&Path>) -> Self {
+        let key =
+            |secret: &Secret| Key { secret: ArcSwap::from_pointee(secret.clone()), rests_until: Mutex::default() };
+        let file = file.map(|path| KeyFile { path: path.to_owned(), looked: Mutex::new(Instant::now()) });
+        Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0), file }
+    }
+
+    /// Reads the file again, if it is time. A file that cannot be read, or has no key, changes nothing; as many lines count as there were
+    /// at start.
+    pub(super) fn refresh(&self, now: Instant) {
+        let Some(file) = &self.file else { return };
+        {
+            let mut looked = file.looked.lock().unwrap_or_else(PoisonError::into_inner);
+            if now.saturating_duration_since(*looked) < LOOK {
+                return;
+            }
+            *looked = now;
+        }
+        let Ok(text) = std::fs::read_to_string(&file.path) else { return };
+        for (key, new) in self.all.iter().zip(keys_in(&text)) {
+            if **key.secret.load() != new {
+                key.secret.store(Arc::new(new));
+                *key.rests_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            }
+        }
     }
 
     /// How many there are.
@@ -62,8 +98,8 @@ impl Keys {
     }
 
     /// Its text.
-    pub(super) fn secret(&self, turn: Turn) -> &str {
-        self.all[turn.0].secret.expose()
+    pub(super) fn secret(&self, turn: Turn) -> Arc<Secret> {
+        self.all[turn.0].secret.load_full()
     }
 
     /// The provider limits it.
@@ -91,8 +127,9 @@ impl Keys {
     /// The text without any of the keys.
     pub(super) fn filtered(&self, mut text: String) -> String {
         for key in &self.all {
-            if text.contains(key.secret.expose()) {
-                text = text.replace(key.secret.expose(), "[key]");
+            let secret = key.secret.load();
+            if text.contains(secret.expose()) {
+                text = text.replace(secret.expose(), "[key]");
             }
         }
         text
@@ -100,7 +137,7 @@ impl Keys {
 
     /// Whether the bytes hold one of the keys.
     pub(super) fn are_in(&self, bytes: &[u8]) -> bool {
-        self.all.iter().any(|key| memchr::memmem::find(bytes, key.secret.expose().as_bytes()).is_some())
+        self.all.iter().any(|key| memchr::memmem::find(bytes, key.secret.load().expose().as_bytes()).is_some())
     }
 }
 
@@ -110,9 +147,10 @@ mod tests {
 
     #[test]
     fn keys_take_turns_and_rest() {
-        let keys = Keys::new(&[Secret::new("aa"), Secret::new("bb")]);
+        let keys = Keys::new(&[Secret::new("aa"), Secret::new("bb")], None);
         let now = Instant::now();
-        let take = |at: Instant| keys.take(at).map(|turn| keys.secret(turn.expect("there are keys")).to_owned());
+        let take =
+            |at: Instant| keys.take(at).map(|turn| keys.secret(turn.expect("there are keys")).expose().to_owned());
         assert_eq!([take(now), take(now), take(now)], [Ok("aa".into()), Ok("bb".into()), Ok("aa".into())]);
         keys.limited(Turn(0), now, Some(Duration::from_secs(3)));
         assert_eq!([take(now), take(now)], [Ok("bb".into()), Ok("bb".into())]);
@@ -124,7 +162,24 @@ mod tests {
     }
 
     #[test]
+    fn a_file_is_read_again() {
+        let path = std::env::temp_dir().join(format!("penstock-keys-{}", std::process::id()));
+        std::fs::write(&path, "old\n").expect("written");
+        let keys = Keys::new(&[Secret::new("old")], Some(&path));
+        let now = Instant::now();
+        keys.refused(Turn(0), now);
+        let use_at = |at: Instant| {
+            keys.refresh(at);
+            keys.take(at).map(|turn| keys.secret(turn.expect("there is one")).expose().to_owned()).ok()
+        };
+        std::fs::write(&path, "new\n").expect("written");
+        assert_eq!((use_at(now), use_at(now + LOOK)), (None, Some("new".into())));
+        std::fs::remove_file(&path).expect("removed");
+        assert_eq!(use_at(now + 2 * LOOK), Some("new".into()));
+    }
+
+    #[test]
     fn without_keys_none_is_sent() {
-        assert_eq!(Keys::new(&[]).take(Instant::now()), Ok(None));
+        assert_eq!(Keys::new(&[], None).take(Instant::now()), Ok(None));
     }
 }

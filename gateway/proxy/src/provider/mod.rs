@@ -63,7 +63,7 @@ impl Provider {
             .map_err(|reason| ProviderError { id: config.id.clone(), reason })?;
         Ok(Arc::new(Self {
             client,
-            keys: Keys::new(&config.keys),
+            keys: Keys::new(&config.keys, config.key_file.as_deref()),
             places: Arc::new(Semaphore::new(config.in_flight_max)),
             counts: Counts::default(),
             codec: protocol::codec_of(config),
