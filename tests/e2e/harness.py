@@ -51,7 +51,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0
 class Gateway:
     """One `penstock serve` with its workers, in a folder of its own."""
 
-    def __init__(self, folder: Path, *args: str, workers: int = 1, config: str = ""):
+    def __init__(self, folder: Path, *args: str, workers: int = 1, config: str = "", env: dict | None = None):
         self.folder = folder
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -60,19 +60,25 @@ class Gateway:
         self.args = list(args)
         self.workers = workers
         self.config = config
+        # Beside what this process has: the keys of providers.
+        self.env = env or {}
         self.process: subprocess.Popen | None = None
 
     def start(self, ready: bool = True) -> Gateway:
         """Starts the gateway; with `ready`, waits until it takes requests."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        command = [str(binary()), "serve", "--listen", f"127.0.0.1:{self.port}", "--workers", str(self.workers)]
+        command = [str(binary()), "serve", "--listen", f"127.0.0.1:{self.port}"]
+        # Without workers there is no pool: providers answer.
+        command += ["--workers", str(self.workers)] if self.workers else []
         command += ["--state-dir", str(self.state), *self.args]
         if self.config:
             path = self.folder / "penstock.toml"
             path.write_text(self.config)
             command += ["--config", str(path)]
         with open(self.log_path, "ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=os.environ | self.env
+            )
         if ready:
             wait_until(self._is_ready, f"gateway ready; its log: {self.log_path}", START_SECONDS, 0.05)
         return self

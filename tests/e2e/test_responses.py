@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from harness import user
+from harness import serving, user
 
 GREETING = "Hello! How can I help you today?"
 QUESTION = "What is the weather in Paris?"
@@ -169,3 +169,61 @@ def test_surfaces_that_a_text_model_does_not_have(client, model):
     with pytest.raises(openai.BadRequestError) as refused:
         client.embeddings.create(model=model, input="a")
     assert refused.value.param == "model"
+
+
+@pytest.fixture(scope="module", params=["openai", "openai_responses"])
+def behind(request, gateway, model, tmp_path_factory):
+    """A gateway whose provider is the first one, asked through one API or the other."""
+    config = f"""
+        [[providers]]
+        id = "other"
+        protocol = "{request.param}"
+        base_url = "{gateway.url}/v1"
+        models = ["{model}"]
+    """
+    with serving(tmp_path_factory.mktemp(request.param), config=config, workers=0) as second:
+        yield second.client()
+
+
+def test_through_another_server_in_both_apis(behind, client, model):
+    """One of the two requests is passed on, the other is translated: the same answers either way."""
+    chat = {"model": model, "messages": user("Count from 1 to 30."), "temperature": 0}
+    items = {"model": model, "input": "Count from 1 to 30.", "temperature": 0}
+    expected = client.chat.completions.create(**chat)
+    text, usage = expected.choices[0].message.content, expected.usage
+    answer = behind.chat.completions.create(**chat)
+    assert (answer.choices[0].message.content, answer.usage.completion_tokens) == (text, usage.completion_tokens)
+    chunks = behind.chat.completions.create(**chat, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    response = strictly(behind.responses.create(**items))
+    assert (response.output_text, response.usage.output_tokens) == (text, usage.completion_tokens)
+    with behind.responses.stream(**items) as stream:
+        events = list(stream)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
+    assert events[-1].response.output_text == text
+
+
+def test_tools_through_another_server(behind, model):
+    ask = {"model": model, "tools": [WEATHER], "temperature": 0}
+    with behind.responses.stream(**ask, input=QUESTION) as stream:
+        first = stream.get_final_response()
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    result = {
+        "type": "function_call_output",
+        "call_id": call.call_id,
+        "output": '{"temperature": 12, "condition": "rainy"}',
+    }
+    second = behind.responses.create(**ask, input=[*user(QUESTION), *first.output, result])
+    assert second.output_text == "It is rainy in Paris, 12 degrees."
+    tool = {"type": "function", "function": {key: WEATHER[key] for key in ("name", "description", "parameters")}}
+    answer = behind.chat.completions.create(model=model, tools=[tool], messages=user(QUESTION), temperature=0)
+    (called,) = answer.choices[0].message.tool_calls
+    assert (called.function.name, json.loads(called.function.arguments)) == ("get_weather", {"city": "Paris"})
+
+
+def test_refusals_of_another_server(behind, model):
+    with pytest.raises(openai.BadRequestError) as refused:
+        behind.responses.create(model=model, input="blue otter " * 9000)
+    assert refused.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError):
+        behind.chat.completions.create(model=model, messages=user("a"), response_format={"type": "json_object"})

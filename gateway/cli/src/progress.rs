@@ -98,12 +98,16 @@ fn banner(config: &Snapshot) -> String {
     if address.ip().is_unspecified() {
         address.set_ip(if address.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() });
     }
-    let models: Vec<_> = config.pools.iter().map(|pool| pool.id.as_str()).collect();
+    let own = config.pools.iter().map(|pool| pool.id.as_str());
+    let models: Vec<_> =
+        own.chain(config.providers.iter().flat_map(|one| one.models.iter().map(String::as_str))).collect();
+    // Providers may be there for what they are found to have, or for routes only.
+    let served = if models.is_empty() { "what its providers have".to_owned() } else { models.join(", ") };
     let key = if config.keys.is_empty() { "" } else { " -H \"authorization: Bearer $KEY\"" };
     format!(
         "\npenstock serves {} at {scheme}://{address}/v1\n\n  curl -N {scheme}://{address}/v1/chat/completions{key} -H 'content-type: application/json' \\\n    \
          -d '{{\"model\": \"{}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n",
-        models.join(", "),
-        models[0],
+        served,
+        models.first().unwrap_or(&"MODEL"),
     )
 }

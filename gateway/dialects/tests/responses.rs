@@ -348,3 +348,13 @@ fn earlier_turns_stand_in_front() {
     let items: Value = serde_json::from_slice(&text.input_items()).expect("JSON");
     assert_eq!(items[0]["content"][0]["text"], "a \"b\"");
 }
+
+#[test]
+fn a_reference_to_a_reference_is_none() {
+    for earlier in [r#"[{"id":"a"}]"#, r#"[{"type":"item_reference","id":"a"}]"#, r#"[{"type":null,"id":"a"}]"#] {
+        let body = r#"{"model":"m","input":[{"role":"user","content":"x"},{"id":"a"}]}"#;
+        let request = ResponsesRequest::decode(body.as_bytes(), &Bounds::default()).expect("good");
+        let error = request.resolve(&[earlier.as_bytes()], true).map(|_| ()).expect_err(earlier);
+        assert!(error.message.contains("no item \"a\""), "{error}");
+    }
+}

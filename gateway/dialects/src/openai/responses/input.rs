@@ -37,7 +37,10 @@ impl<'a> Turns<'a> {
     pub(super) fn earlier(&mut self, json: &'a [u8]) -> Result<(), Fault> {
         Reader::new(json)?.array(|reader, _| {
             let raw = reader.raw()?.text;
-            if let Some(id) = head(raw)?.id {
+            // A reference is no item: to look one up leads to another item in one step.
+            if let Head { id: Some(id), kind, has_role } = head(raw)?
+                && (has_role || kind.is_some_and(|kind| kind != "item_reference"))
+            {
                 self.known.push((id, raw));
             }
             Ok(())
@@ -98,9 +101,8 @@ impl<'a> Turns<'a> {
 
     fn reference(&mut self, id: &str) -> Result<(), Fault> {
         match self.known.iter().find(|(known, _)| known == id) {
-            // What is kept was an item, never a reference to one: this goes one level deep.
-            Some((_, raw)) if head(raw)?.kind.as_deref() != Some("item_reference") => self.item(raw),
-            _ => {
+            Some((_, raw)) => self.item(raw),
+            None => {
                 let why = format!("no item \"{}\" is known here; send the item itself", short(id));
                 Err(Fault::of(ApiErrorKind::UnsupportedValue, why)).within("id")
             }
