@@ -11,7 +11,7 @@ use penstock_proxy::config::{self, Overrides, PoolConfig, Snapshot};
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::pool::Leave;
 use penstock_proxy::telemetry::AccessLog;
-use penstock_proxy::{Gateway, provider, server};
+use penstock_proxy::{Gateway, provider, server, stored};
 
 use crate::{check, demo, log, progress};
 
@@ -115,8 +115,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("the path of this program")?;
     let command = WorkerCommand { program, args: worker_args, demo: demo::FILES };
     let fleet = Arc::new(Fleet::start(&config, &command)?);
-    let gateway =
-        Arc::new(Gateway::new(config.clone(), access_log, fleet.upstreams()).with_providers(provider::all(&config)?));
+    let store = stored::open(&config).context("the store")?;
+    let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams());
+    let gateway = Arc::new(gateway.with_providers(provider::all(&config)?).with_store(store));
     provider::discover::start(gateway.providers());
     let shown = progress::show(fleet.clone(), &config)?;
     server::run(gateway, &config, move || fleet.stop(Leave::Exit, Duration::from_secs(5)))?;

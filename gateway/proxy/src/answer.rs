@@ -10,6 +10,7 @@ use crate::call::Call;
 use crate::clock::unix_seconds;
 use crate::error::Failure;
 use crate::pump::taken;
+use crate::stored::Keeping;
 use crate::upstream::Facts;
 
 /// Memory that one answer may hold: what is collected of a whole one, what waits to be sent of a stream. Also bounds what a plan may say
@@ -25,6 +26,8 @@ pub struct Answer {
     buffer: BytesMut,
     /// Events since the size was last looked at.
     unmeasured: usize,
+    /// Collects the answer for the store.
+    keeping: Option<Box<Keeping>>,
 }
 
 enum Form {
@@ -40,7 +43,20 @@ impl Answer {
     /// For that call.
     pub fn new(call: Arc<Call>) -> Self {
         let (dialect, stream) = (call.dialect(), call.stream);
-        Self { form: Form::Open(call), dialect, stream, choices: 0, buffer: BytesMut::new(), unmeasured: 0 }
+        Self {
+            form: Form::Open(call),
+            dialect,
+            stream,
+            choices: 0,
+            buffer: BytesMut::new(),
+            unmeasured: 0,
+            keeping: None,
+        }
+    }
+
+    /// Keeps the answer when it is complete.
+    pub(crate) fn keep(&mut self, keeping: Option<Box<Keeping>>) {
+        self.keeping = keeping;
     }
 
     /// Whether it is streamed.
@@ -67,7 +83,8 @@ impl Answer {
             return Ok(());
         }
         let decoded = call.decoded_before().ok_or_else(|| Failure::internal("events for a request nobody read"))?;
-        let id = call.request_id.strip_prefix("req_").unwrap_or(&call.request_id).to_owned();
+        let from_request = || call.request_id.strip_prefix("req_").unwrap_or(&call.request_id).to_owned();
+        let id = call.answer_id.clone().unwrap_or_else(from_request);
         let meta = AnswerMeta { id, created: unix_seconds() };
         self.choices = decoded.form.choices();
         self.form = match self.stream {
@@ -100,6 +117,7 @@ impl Answer {
         }
         self.unmeasured += batch.len();
         for event in batch.drain(..) {
+            self.keeping.iter_mut().for_each(|keeping| keeping.event(&event));
             match &mut self.form {
                 Form::Stream(encoder) => encoder.event(&event, &mut self.buffer),
                 Form::Whole(collector) => collector.iter_mut().for_each(|collector| collector.event(&event)),
@@ -128,7 +146,8 @@ impl Answer {
     }
 
     fn bytes(&self) -> usize {
-        match &self.form {
+        let kept = self.keeping.as_ref().map_or(0, |keeping| keeping.bytes());
+        kept + match &self.form {
             Form::Whole(collector) => collector.as_ref().map_or(0, |collector| collector.bytes()),
             Form::Open(_) | Form::Raw | Form::Stream(_) => self.buffer.len(),
         }
@@ -136,6 +155,7 @@ impl Answer {
 
     /// What is left of a stream, and its end.
     pub fn done(&mut self) -> Bytes {
+        self.keeping.take().into_iter().for_each(|keeping| keeping.end());
         if let Form::Stream(encoder) = &mut self.form {
             encoder.done(&mut self.buffer);
         }
@@ -156,6 +176,7 @@ impl Answer {
 
     /// The whole answer; `None` if a choice is missing. `score` ranks the choices of `best_of`.
     pub fn whole(&mut self, score: &dyn Fn(u32) -> Option<f32>) -> Option<Bytes> {
+        self.keeping.take().into_iter().for_each(|keeping| keeping.end());
         match &mut self.form {
             Form::Raw => Some(taken(&mut self.buffer)),
             Form::Whole(collector) => {

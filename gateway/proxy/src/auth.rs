@@ -71,6 +71,15 @@ pub fn authorize(class: AuthClass, headers: &HeaderMap, keys: &[Key]) -> Result<
     Ok(Principal { key: Some(key.id.clone()), models: key.models.clone() })
 }
 
+/// Who a key of that id is, for what it left to be done; `None`: it is not configured any more.
+pub(crate) fn by_id(keys: &[Key], id: &str) -> Option<Principal> {
+    if keys.is_empty() {
+        return id.is_empty().then_some(Principal { key: None, models: Vec::new() });
+    }
+    let key = keys.iter().find(|key| key.id == id)?;
+    Some(Principal { key: Some(key.id.clone()), models: key.models.clone() })
+}
+
 /// `Authorization: Bearer KEY` or `x-api-key: KEY`; exactly one header, sent once.
 fn credential(headers: &HeaderMap) -> Option<&[u8]> {
     let mut bearer = headers.get_all(http::header::AUTHORIZATION).iter();

@@ -51,6 +51,14 @@ pub struct Call {
     pub request_id: String,
     /// Header fields of the client that an upstream of the same dialect may be given.
     pub headers: HeaderMap,
+    /// Nobody waits for the answer: live requests go first.
+    pub background: bool,
+    /// What is asked is more than the body says: it is not passed on as it is.
+    pub own: bool,
+    /// What the body refers to is not kept here: told to whoever asks what it means, and to nobody whom it is passed on to.
+    pub unresolved: Option<Box<Failure>>,
+    /// Id of the answer, without a prefix, where it is not made from the request's.
+    pub answer_id: Option<String>,
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
     /// The body's share of the memory budget.
     _lease: BodyLease,
@@ -68,7 +76,21 @@ impl Call {
         let model = model.ok_or_else(|| ApiError::invalid("model", "model: required, but missing"))?;
         let stream = ask.stream || (peek.stream && ask.surface != Surface::Generate);
         let decoded = OnceCell::new();
-        Ok(Self { ask, model, stream, peek, body: body.bytes, request_id, headers, decoded, _lease: body.lease })
+        Ok(Self {
+            ask,
+            model,
+            stream,
+            peek,
+            body: body.bytes,
+            request_id,
+            headers,
+            background: false,
+            own: false,
+            unresolved: None,
+            answer_id: None,
+            decoded,
+            _lease: body.lease,
+        })
     }
 
     /// The dialect that the client speaks.
@@ -81,6 +103,9 @@ impl Call {
     /// # Errors
     /// The body breaks a rule of the client's dialect.
     pub async fn decoded(&self) -> Result<Arc<Decoded>, Failure> {
+        if let Some(failure) = &self.unresolved {
+            return Err((**failure).clone());
+        }
         let made = self.decoded.get_or_init(|| async {
             let (bytes, ask) = (self.body.clone(), self.ask.clone());
             match off_io(self.body.len(), move || decode(&ask, &bytes)).await {
@@ -89,6 +114,12 @@ impl Call {
             }
         });
         Ok(made.await.clone()?)
+    }
+
+    /// Replaces what the body means, and names the answer: for whoever adds to a request what is kept here.
+    pub fn answer_as(&mut self, id: String, decoded: Decoded) {
+        self.answer_id = Some(id);
+        self.decoded = OnceCell::new_with(Some(Ok(Arc::new(decoded))));
     }
 
     /// As [`Call::decoded`], where that has been asked for and has succeeded.
@@ -114,7 +145,10 @@ fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
 }
 
 /// Runs `work` here if it goes through few bytes, else on the blocking pool.
-async fn off_io<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+pub(crate) async fn off_io<T: Send + 'static>(
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
     if bytes <= INLINE_BODY_BYTES_MAX {
         return Ok(work());
     }

@@ -22,6 +22,10 @@ pub enum Methods {
     Get,
     /// It is sent to.
     Post,
+    /// Both.
+    GetPost,
+    /// It is read or deleted.
+    GetDelete,
 }
 
 impl Methods {
@@ -30,6 +34,8 @@ impl Methods {
         match self {
             Methods::Get => "GET, HEAD",
             Methods::Post => "POST",
+            Methods::GetPost => "GET, HEAD, POST",
+            Methods::GetDelete => "GET, HEAD, DELETE",
         }
     }
 }

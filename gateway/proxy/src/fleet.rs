@@ -166,7 +166,7 @@ fn cores() -> Vec<usize> {
 }
 
 /// Where sockets, leases and logs are kept.
-fn state_dir(config: &Snapshot) -> Result<PathBuf, String> {
+pub(crate) fn state_dir(config: &Snapshot) -> Result<PathBuf, String> {
     if let Some(path) = &config.state_dir {
         return std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use penstock_proto::ErrorKind;
+use penstock_store::Store;
 
 use crate::auth::Principal;
 use crate::config::Snapshot;
@@ -16,6 +17,7 @@ use crate::phases;
 use crate::provider::Provider;
 use crate::relay::Checks;
 use crate::relay::models::{Entry, Models, Sources};
+use crate::stored::Keeper;
 use crate::telemetry::{AccessLog, Gauge, Metric, Metrics};
 use crate::upstream::{Card, Upstream};
 
@@ -33,6 +35,7 @@ pub struct Gateway {
     models: Models,
     /// Active checks; whoever runs them takes them.
     pub checks: Mutex<Checks>,
+    keeper: Option<Arc<Keeper>>,
 }
 
 impl Gateway {
@@ -47,6 +50,7 @@ impl Gateway {
             providers: Vec::new(),
             models: Models::default(),
             checks: Mutex::default(),
+            keeper: None,
         }
         .with_providers(Vec::new())
     }
@@ -63,6 +67,21 @@ impl Gateway {
     /// The providers.
     pub fn providers(&self) -> &[Arc<Provider>] {
         &self.providers
+    }
+
+    /// The same, with a store.
+    pub fn with_store(self, store: Arc<dyn Store>) -> Self {
+        Self { keeper: Some(Arc::new(Keeper::new(store))), ..self }
+    }
+
+    /// Whether all that clients have been told is kept is kept.
+    pub(crate) fn is_saved(&self) -> bool {
+        self.keeper.as_ref().is_none_or(|keeper| keeper.saving.is_idle())
+    }
+
+    /// The gateway's hold on its store, if it has one.
+    pub(crate) fn keeper(&self) -> Option<&Arc<Keeper>> {
+        self.keeper.as_ref()
     }
 
     /// The config in force; a request takes it once.
@@ -145,6 +164,7 @@ impl Gateway {
                 self.metrics.set(Metric::UpstreamRequests, &labels, count);
             }
         }
+        self.keeper.iter().for_each(|keeper| keeper.gauges(&mut gauges));
         self.metrics.render(&gauges)
     }
 }

@@ -8,6 +8,7 @@
 
 pub mod answer;
 pub mod auth;
+pub mod batches;
 pub mod call;
 pub mod client;
 mod clock;
@@ -27,9 +28,11 @@ pub mod pump;
 pub mod relay;
 pub mod route;
 pub mod server;
+pub mod stored;
 pub mod telemetry;
 mod trail;
 pub mod upstream;
+mod whole;
 
 pub use error::Failure;
 pub use gateway::Gateway;

@@ -15,6 +15,7 @@ use crate::gateway::Gateway;
 use crate::http::Exchange;
 use crate::phases::{End, decoded, read_body, watched};
 use crate::route::Route;
+use crate::stored;
 use crate::upstream::Card;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -52,6 +53,7 @@ pub(crate) async fn serve(
             let text = [(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"))];
             exchange.respond(200, &text, gateway.render_metrics().into()).await?;
         }
+        Route::Stored(route) => Box::pin(stored::serve(gateway, exchange, route, principal)).await?,
         Route::Tokenize => tokenize(gateway, exchange, principal).await?,
         Route::Detokenize => detokenize(gateway, exchange, principal).await?,
     }

@@ -20,6 +20,7 @@ use crate::pages;
 use crate::pump;
 use crate::relay;
 use crate::route::{self, Route};
+use crate::stored;
 use crate::telemetry::Metric;
 use crate::trail::Trail;
 use crate::upstream::Origin;
@@ -70,7 +71,10 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     let Some(ask) = Box::pin(pages::serve(gateway, exchange, route, &principal)).await? else { return Ok(()) };
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = Box::pin(read_body(gateway, exchange, &headers)).await?;
-    let call = Arc::new(Call::new(ask, body, exchange.request_id.clone(), headers).await?);
+    let call = Call::new(ask, body, exchange.request_id.clone(), headers).await?;
+    let recalled = Box::pin(stored::recall(gateway, exchange, &principal, call)).await?;
+    let Some((call, keeping)) = recalled else { return Ok(()) };
+    let call = Arc::new(call);
     let entry = gateway.entry(&call.model, &principal)?;
     trail.model = Some(entry.name.to_string());
     trail.price = entry.price;
@@ -80,6 +84,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     let origin = origin(&principal, &snapshot, exchange);
     // Whoever needs the body no longer drops the call; its bytes count as request memory until everybody has.
     let mut answer = Answer::new(call.clone());
+    answer.keep(keeping);
     let mut events = watched(exchange, entry.upstream.open(call, origin)).await??;
     if says_cost {
         events = Box::new(relay::cost::Priced::new(events, price, stream));
@@ -122,7 +127,7 @@ impl Drop for Ended<'_> {
 }
 
 /// Runs a future; a panic in it becomes an error with its message.
-async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
+pub(crate) async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
     let mut future = Box::pin(future);
     std::future::poll_fn(move |context| {
         match std::panic::catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {

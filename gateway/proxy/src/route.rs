@@ -6,6 +6,7 @@ use penstock_proto::ErrorKind;
 
 use crate::call::Ask;
 use crate::error::{Failure, Methods};
+use crate::stored::route::StoredRoute;
 
 /// What is asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub enum Route {
     Ready,
     /// `GET /metrics`
     Metrics,
+    /// Files, batches, stored responses.
+    Stored(StoredRoute),
 }
 
 /// Who may use a route.
@@ -48,6 +51,9 @@ impl Route {
     /// two things.
     pub fn parse(method: &Method, target: &str) -> Result<Self, Failure> {
         let path = target.split('?').next().unwrap_or_default();
+        if let Some(stored) = StoredRoute::parse(method, path) {
+            return stored.map(Route::Stored);
+        }
         let (route, allowed) = match path {
             "/v1/chat/completions" => (Route::Ask(Ask::new(Surface::Chat)), Method::POST),
             "/v1/completions" => (Route::Ask(Ask::new(Surface::Completions)), Method::POST),
@@ -90,7 +96,8 @@ impl Route {
             | Route::Realtime
             | Route::Tokenize
             | Route::Detokenize
-            | Route::Metrics => AuthClass::Key,
+            | Route::Metrics
+            | Route::Stored(_) => AuthClass::Key,
         }
     }
 
@@ -118,6 +125,7 @@ impl Route {
             Route::Health => "/health",
             Route::Ready => "/ready",
             Route::Metrics => "/metrics",
+            Route::Stored(stored) => stored.label(),
         }
     }
 }

@@ -19,6 +19,7 @@ use pingora_core::services::background::background_service;
 use pingora_core::services::listening::Service;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::batches;
 use crate::config::{Snapshot, TlsFiles};
 use crate::gateway::Gateway;
 use crate::http::connection::App;
@@ -34,6 +35,9 @@ pub enum ServerError {
         /// What the system says, and what helps.
         reason: String,
     },
+    /// The thread that runs batches cannot be started.
+    #[error("batches: {0}")]
+    Thread(String),
     /// Certificate or key cannot be used.
     #[error("TLS: {0}")]
     Tls(String),
@@ -99,6 +103,7 @@ pub fn run(
     stop: impl Fn() + Send + Sync + 'static,
 ) -> Result<(), ServerError> {
     let service = service(gateway.clone(), config)?;
+    batches::start(gateway.clone()).map_err(|error| ServerError::Thread(error.to_string()))?;
     let conf = ServerConf {
         threads: config.threads,
         grace_period_seconds: Some(config.grace.as_secs().max(1)),
@@ -167,7 +172,9 @@ fn drain(gateway: &Gateway, grace: Duration, drained: &(dyn Fn() + Send + Sync))
     tracing::info!(in_flight = gateway.metrics.in_flight_now(), "draining");
     // Connections accepted a moment ago get their first request answered.
     let settle = Duration::from_millis(200).min(grace);
-    while began.elapsed() < grace && (began.elapsed() < settle || gateway.metrics.in_flight_now() > 0) {
+    while began.elapsed() < grace
+        && (began.elapsed() < settle || gateway.metrics.in_flight_now() > 0 || !gateway.is_saved())
+    {
         std::thread::park_timeout(Duration::from_millis(20));
     }
     drained();

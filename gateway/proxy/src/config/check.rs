@@ -8,7 +8,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use super::raw::{Document, Reader};
-use super::snapshot::{DeviceChoice, PoolConfig, Snapshot, TlsFiles};
+use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, Snapshot, StoreConfig, TlsFiles};
 use super::{Faults, models};
 use crate::auth::Key;
 use crate::http::HttpLimits;
@@ -108,6 +108,8 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
             .filter(|_| overrides.access_log.is_none())
             .or(overrides.access_log.clone())
             .unwrap_or_default(),
+        store: store(&document.table("store")),
+        batches: batches(&document.table("batches")),
         keys,
         models: models::read(document),
         prices: Arc::new(prices(&document.table("prices"))),
@@ -115,6 +117,30 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         cost_header: server.flag("cost_header"),
         pools,
         providers,
+    }
+}
+
+fn store(table: &Reader<'_, '_>) -> StoreConfig {
+    const TIB: u64 = 1 << 40;
+    let bytes_max = table.number("bytes_max", 0..=1024 * TIB);
+    if (1..1 << 20).contains(&bytes_max) {
+        table.fault("bytes_max", "must be 0 or at least 1048576: an empty database needs some of it");
+    }
+    StoreConfig {
+        path: table.text("path").map(PathBuf::from),
+        bytes_max,
+        file_bytes_max: table.number("file_bytes_max", 1024..=TIB),
+        key_bytes_max: table.number("key_bytes_max", 1024..=1024 * TIB),
+        response_days: table.number("response_days", 1..=3650),
+    }
+}
+
+fn batches(table: &Reader<'_, '_>) -> BatchesConfig {
+    BatchesConfig {
+        concurrency: table.number("concurrency", 1..=4096) as usize,
+        lines_max: table.number("lines_max", 1..=10_000_000) as u32,
+        open_max: table.number("open_max", 1..=1_000_000),
+        attempts_max: table.number("attempts_max", 1..=1000) as u32,
     }
 }
 

@@ -15,7 +15,7 @@ pub use check::{DEMO_MODEL, Overrides, load};
 pub use models::{MirrorConfig, ModelConfig, Sticky, TargetConfig};
 pub(crate) use providers::keys_in;
 pub use providers::{ProviderConfig, Secret};
-pub use snapshot::{DeviceChoice, PoolConfig, Snapshot, TlsFiles};
+pub use snapshot::{BatchesConfig, DeviceChoice, PoolConfig, Snapshot, StoreConfig, TlsFiles};
 
 use std::fmt;
 

@@ -48,10 +48,42 @@ pub struct Snapshot {
     pub explain: bool,
     /// Say the cost on every answer.
     pub cost_header: bool,
+    /// What is kept.
+    pub store: StoreConfig,
+    /// How batches are run.
+    pub batches: BatchesConfig,
     /// Pools; at least one where there is no provider.
     pub pools: Vec<PoolConfig>,
     /// Providers.
     pub providers: Vec<ProviderConfig>,
+}
+
+/// What is kept, and how much of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// The database; `None`: in the state directory.
+    pub path: Option<PathBuf>,
+    /// Its size; 0: no limit.
+    pub bytes_max: u64,
+    /// One file.
+    pub file_bytes_max: u64,
+    /// All files of one key.
+    pub key_bytes_max: u64,
+    /// How long responses are kept.
+    pub response_days: u64,
+}
+
+/// How batches are run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchesConfig {
+    /// Lines answered at once.
+    pub concurrency: usize,
+    /// Lines of one batch.
+    pub lines_max: u32,
+    /// Batches of one key that have not ended.
+    pub open_max: u64,
+    /// Attempts for one line.
+    pub attempts_max: u32,
 }
 
 /// Certificate and key.

@@ -108,7 +108,10 @@ impl Upstream for PoolUpstream {
         unbuilt::check(&decoded.request)?;
         openai::check_token_ids(&decoded.request, model.vocab_size)?;
         let bytes = text_bytes(&decoded.request);
-        let plan = self.off_io(bytes, move |text| Plan::new(&decoded.request, text, model.context_tokens)).await?;
+        let mut plan = self.off_io(bytes, move |text| Plan::new(&decoded.request, text, model.context_tokens)).await?;
+        if call.background {
+            plan.step_back();
+        }
         let source = Source { pool: self.pool.clone(), model: self.id.clone(), origin };
         Ok(Box::new(PoolEvents::start(plan, source, self.text.clone())?))
     }

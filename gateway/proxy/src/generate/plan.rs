@@ -23,6 +23,9 @@ const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 /// The most urgent priority that a client may ask for, which is the normal one: who can wait may say so, nobody goes first for free.
 const PRIORITY_MIN: i32 = 0;
 
+/// The priority of what nobody waits for: behind every request that a client waits for, unless its client stepped back further.
+const PRIORITY_BACKGROUND: i32 = 1000;
+
 /// What is asked of the workers, and how what they say is turned into text.
 pub(super) struct Plan {
     /// One job each.
@@ -179,6 +182,11 @@ impl Plan {
             cache_salt: complete.cache_salt.clone(),
             priority: complete.priority,
         })
+    }
+
+    /// Lets all requests that somebody waits for go first.
+    pub(super) fn step_back(&mut self) {
+        self.priority = self.priority.max(PRIORITY_BACKGROUND);
     }
 
     /// The pool's job for one prompt.

@@ -150,7 +150,7 @@ impl Upstream for ProviderUpstream {
         let provider = &self.provider;
         let place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
         let deadlines = self.deadlines(&call, &origin);
-        let passed_on = provider.config.protocol.speaks(call.ask.surface);
+        let passed_on = provider.config.protocol.speaks(call.ask.surface) && !call.own;
         let (asked, decoder) = match passed_on {
             true => (self.passed_on(&call, deadlines), None),
             false => self.translated(&call, deadlines).await?,

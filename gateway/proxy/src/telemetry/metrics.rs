@@ -42,6 +42,8 @@ pub enum Metric {
     Mirrored,
     /// Requests to a provider, by outcome.
     UpstreamRequests,
+    /// Lines of batches, by outcome.
+    BatchLines,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -60,7 +62,7 @@ const EACH: &[f64] = &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    const ALL: [Metric; 14] = [
+    const ALL: [Metric; 15] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -75,6 +77,7 @@ impl Metric {
         Metric::RetriesDenied,
         Metric::Mirrored,
         Metric::UpstreamRequests,
+        Metric::BatchLines,
     ];
 
     /// Name, kind and help.
@@ -118,6 +121,7 @@ impl Metric {
                 ("penstock_upstream_requests_total", Kind::Counter, "Requests to a provider, by outcome.")
             }
             Metric::Panics => ("penstock_panics_total", Kind::Counter, "Panics caught in a request handler."),
+            Metric::BatchLines => ("penstock_batch_lines_total", Kind::Counter, "Lines of batches, by outcome."),
         }
     }
 }
@@ -167,6 +171,20 @@ pub enum Gauge {
     TargetState,
     /// Requests at a target.
     TargetInFlight,
+    /// Transactions of the store.
+    StoreCommits,
+    /// Changes in them.
+    StoreWrites,
+    /// Seconds that they took.
+    StoreCommitSeconds,
+    /// Operations of the store that failed.
+    StoreErrors,
+    /// Responses that their clients have and the store has not.
+    ResponsesUnsaved,
+    /// Batches that have a task.
+    BatchesRunning,
+    /// Their lines that are being answered.
+    BatchLinesRunning,
 }
 
 impl Gauge {
@@ -216,6 +234,17 @@ impl Gauge {
             Gauge::ResumesInexact => {
                 ("penstock_resumes_inexact_total", "counter", "Continuations that were not bit-exact.")
             }
+            Gauge::StoreCommits => ("penstock_store_commits_total", "counter", "Transactions made durable."),
+            Gauge::StoreWrites => ("penstock_store_writes_total", "counter", "Changes in these transactions."),
+            Gauge::StoreCommitSeconds => {
+                ("penstock_store_commit_seconds_total", "counter", "Seconds that these transactions took.")
+            }
+            Gauge::StoreErrors => ("penstock_store_errors_total", "counter", "Operations of the store that failed."),
+            Gauge::ResponsesUnsaved => {
+                ("penstock_responses_unsaved_total", "counter", "Responses that were answered and could not be kept.")
+            }
+            Gauge::BatchesRunning => ("penstock_batches_running", "gauge", "Batches being run here."),
+            Gauge::BatchLinesRunning => ("penstock_batch_lines_running", "gauge", "Lines of batches being answered."),
         }
     }
 }

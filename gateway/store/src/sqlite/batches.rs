@@ -44,13 +44,13 @@ fn record(row: &Row<'_>) -> rusqlite::Result<BatchRecord> {
 
 fn find(connection: &Connection, tenant: &Tenant, id: &BatchId) -> rusqlite::Result<Option<BatchRecord>> {
     let sql = format!("SELECT {COLUMNS} FROM batches WHERE id = ?1 AND tenant = ?2");
-    connection.prepare_cached(&sql)?.query_row([id.as_str(), tenant.as_str()], record).optional()
+    connection.prepare(&sql)?.query_row([id.as_str(), tenant.as_str()], record).optional()
 }
 
 /// Row number and status.
 fn place(connection: &Connection, id: &BatchId) -> Result<(i64, BatchStatus), StoreError> {
     let found: Option<(i64, String)> = connection
-        .prepare_cached("SELECT seq, status FROM batches WHERE id = ?1")?
+        .prepare("SELECT seq, status FROM batches WHERE id = ?1")?
         .query_row([id.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     let (seq, status) = found.ok_or(StoreError::Misuse("a batch that is not there"))?;
@@ -59,20 +59,20 @@ fn place(connection: &Connection, id: &BatchId) -> Result<(i64, BatchStatus), St
 
 fn create(connection: &Connection, tenant: &Tenant, new: &NewBatch) -> Result<Option<BatchRecord>, StoreError> {
     let input: bool = connection
-        .prepare_cached("SELECT EXISTS (SELECT 1 FROM files WHERE id = ?1 AND tenant = ?2 AND sealed = 1)")?
+        .prepare("SELECT EXISTS (SELECT 1 FROM files WHERE id = ?1 AND tenant = ?2 AND sealed = 1)")?
         .query_row([new.input.as_str(), tenant.as_str()], |row| row.get(0))?;
     if !input {
         return Ok(None);
     }
     let open: u64 = connection
-        .prepare_cached("SELECT count(*) FROM batches WHERE tenant = ?1 AND is_open = 1")?
+        .prepare("SELECT count(*) FROM batches WHERE tenant = ?1 AND is_open = 1")?
         .query_row([tenant.as_str()], |row| row.get(0))?;
     if open + 1 > new.tenant_open_max {
         return Err(StoreError::Quota { used: open + 1, max: new.tenant_open_max });
     }
     let id = BatchId::random();
     connection
-        .prepare_cached(
+        .prepare(
             "INSERT INTO batches (id, tenant, status, endpoint, input, completion_window, metadata, output_expires_after, \
              created, expires) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
         )?
@@ -110,9 +110,8 @@ fn admit(connection: &Connection, id: &BatchId, lines: &[NewLine]) -> Result<(),
     if status != BatchStatus::Validating {
         return Ok(());
     }
-    let mut statement = connection.prepare_cached(
-        "INSERT OR IGNORE INTO batch_lines (batch, line, custom_id, at, bytes) VALUES (?1, ?2, ?3, ?4, ?5)",
-    )?;
+    let mut statement = connection
+        .prepare("INSERT OR IGNORE INTO batch_lines (batch, line, custom_id, at, bytes) VALUES (?1, ?2, ?3, ?4, ?5)")?;
     for line in lines {
         statement.execute(params![seq, line.line, line.custom_id, line.at, line.bytes])?;
     }
@@ -133,7 +132,7 @@ fn start(connection: &Connection, id: &BatchId, now: u64) -> Result<(), StoreErr
 
 fn waiting(connection: &Connection, id: &BatchId, from: u32, limit: u32) -> Result<Vec<Line>, StoreError> {
     let (seq, _) = place(connection, id)?;
-    let mut statement = connection.prepare_cached(
+    let mut statement = connection.prepare(
         "SELECT line, custom_id, at, bytes FROM batch_lines WHERE batch = ?1 AND line >= ?2 AND ok IS NULL ORDER BY line LIMIT ?3",
     )?;
     let rows = statement.query_map(params![seq, from, limit], |row| {
@@ -146,13 +145,13 @@ fn waiting(connection: &Connection, id: &BatchId, from: u32, limit: u32) -> Resu
 fn finish(connection: &Connection, id: &BatchId, line: u32, result: &LineResult) -> Result<bool, StoreError> {
     let (seq, _) = place(connection, id)?;
     let changed = connection
-        .prepare_cached("UPDATE batch_lines SET ok = ?3, result = ?4 WHERE batch = ?1 AND line = ?2 AND ok IS NULL")?
+        .prepare("UPDATE batch_lines SET ok = ?3, result = ?4 WHERE batch = ?1 AND line = ?2 AND ok IS NULL")?
         .execute(params![seq, line, result.ok, result.text.as_ref()])?;
     if changed == 0 {
         return Ok(false);
     }
     connection
-        .prepare_cached("UPDATE batches SET completed = completed + ?2, failed = failed + ?3 WHERE seq = ?1")?
+        .prepare("UPDATE batches SET completed = completed + ?2, failed = failed + ?3 WHERE seq = ?1")?
         .execute(params![seq, u32::from(result.ok), u32::from(!result.ok)])?;
     Ok(true)
 }
@@ -165,9 +164,8 @@ fn results(
     bytes_max: usize,
 ) -> Result<Vec<(u32, Bytes)>, StoreError> {
     let (seq, _) = place(connection, id)?;
-    let mut statement = connection.prepare_cached(
-        "SELECT line, result FROM batch_lines WHERE batch = ?1 AND line >= ?2 AND ok = ?3 ORDER BY line",
-    )?;
+    let mut statement = connection
+        .prepare("SELECT line, result FROM batch_lines WHERE batch = ?1 AND line >= ?2 AND ok = ?3 ORDER BY line")?;
     let mut rows = statement.query(params![seq, from, ok])?;
     let (mut out, mut bytes) = (Vec::new(), 0);
     while let Some(row) = rows.next()? {
@@ -192,7 +190,7 @@ fn end(connection: &Connection, id: &BatchId, end: &EndedBatch) -> Result<bool, 
     }
     connection.execute("DELETE FROM batch_lines WHERE batch = ?1", [seq])?;
     connection.execute(
-        "UPDATE batches SET is_open = 0, status = ?2, output = ?3, errors = ?4, faults = ?5, ended = ?6 WHERE seq = ?1",
+        "UPDATE batches SET is_open = 0, total = max(total, completed + failed), status = ?2, output = ?3, errors = ?4, faults = ?5, ended = ?6 WHERE seq = ?1",
         params![
             seq,
             end.status.name(),
@@ -226,7 +224,7 @@ impl Batches for Sqlite {
              ORDER BY seq {order} LIMIT ?3"
         );
         let list = move |connection: &Connection| {
-            let mut statement = connection.prepare_cached(&sql)?;
+            let mut statement = connection.prepare(&sql)?;
             let rows = statement.query_map(params![tenant.as_str(), page.after, page.limit + 1], record)?;
             Ok(listing(rows.collect::<Result<_, _>>()?, page.limit))
         };
@@ -241,7 +239,7 @@ impl Batches for Sqlite {
     async fn open_batches(&self, limit: u32) -> Result<Vec<OpenBatch>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM batches WHERE is_open = 1 ORDER BY seq LIMIT ?1");
         let list = move |connection: &Connection| {
-            let mut statement = connection.prepare_cached(&sql)?;
+            let mut statement = connection.prepare(&sql)?;
             let rows = statement.query_map([limit], |row| {
                 let tenant: String = row.get(19)?;
                 Ok(OpenBatch { tenant: Tenant::new(&tenant), batch: record(row)? })

@@ -28,13 +28,13 @@ fn record(row: &Row<'_>) -> rusqlite::Result<FileRecord> {
 /// Row number and size of a file.
 fn place(connection: &Connection, tenant: &Tenant, id: &FileId, sealed: bool) -> rusqlite::Result<Option<(i64, u64)>> {
     let mut statement =
-        connection.prepare_cached("SELECT seq, bytes FROM files WHERE id = ?1 AND tenant = ?2 AND sealed = ?3")?;
+        connection.prepare("SELECT seq, bytes FROM files WHERE id = ?1 AND tenant = ?2 AND sealed = ?3")?;
     statement.query_row(params![id.as_str(), tenant.as_str(), sealed], |row| Ok((row.get(0)?, row.get(1)?))).optional()
 }
 
 fn size(connection: &Connection, seq: i64) -> rusqlite::Result<u64> {
-    let mut statement = connection
-        .prepare_cached("SELECT at + length(data) FROM file_chunks WHERE file = ?1 ORDER BY at DESC LIMIT 1")?;
+    let mut statement =
+        connection.prepare("SELECT at + length(data) FROM file_chunks WHERE file = ?1 ORDER BY at DESC LIMIT 1")?;
     Ok(statement.query_row([seq], |row| row.get(0)).optional()?.unwrap_or(0))
 }
 
@@ -47,12 +47,12 @@ pub(super) fn seal(connection: &Connection, tenant: &Tenant, id: &FileId) -> Res
     }
     connection.execute("UPDATE files SET sealed = 1 WHERE seq = ?1", [seq])?;
     let sql = format!("SELECT {COLUMNS} FROM files WHERE seq = ?1");
-    Ok(connection.prepare_cached(&sql)?.query_row([seq], record)?)
+    Ok(connection.prepare(&sql)?.query_row([seq], record)?)
 }
 
 fn is_in_use(connection: &Connection, id: &str) -> rusqlite::Result<bool> {
     connection
-        .prepare_cached("SELECT EXISTS (SELECT 1 FROM batches WHERE is_open = 1 AND input = ?1)")?
+        .prepare("SELECT EXISTS (SELECT 1 FROM batches WHERE is_open = 1 AND input = ?1)")?
         .query_row([id], |row| row.get(0))
 }
 
@@ -64,7 +64,7 @@ fn delete(connection: &Connection, seq: i64) -> rusqlite::Result<()> {
 
 fn begin(connection: &Connection, tenant: &Tenant, new: &NewFile) -> Result<FileId, StoreError> {
     let (count, bytes): (u64, u64) = connection
-        .prepare_cached("SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE tenant = ?1")?
+        .prepare("SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE tenant = ?1")?
         .query_row([tenant.as_str()], |row| Ok((row.get(0)?, row.get(1)?)))?;
     for (used, max) in [(count + 1, new.tenant_files_max), (bytes.saturating_add(new.bytes), new.tenant_bytes_max)] {
         if used > max {
@@ -73,7 +73,7 @@ fn begin(connection: &Connection, tenant: &Tenant, new: &NewFile) -> Result<File
     }
     let id = FileId::random();
     connection
-        .prepare_cached(
+        .prepare(
             "INSERT INTO files (id, tenant, purpose, name, bytes, created, expires) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
         )?
         .execute(params![id.as_str(), tenant.as_str(), new.purpose, new.name, new.bytes, new.created, new.expires])?;
@@ -90,7 +90,7 @@ fn append(connection: &Connection, tenant: &Tenant, id: &FileId, at: u64, bytes:
         return Err(StoreError::Misuse("a piece at the wrong place of its file"));
     }
     connection
-        .prepare_cached("INSERT INTO file_chunks (file, at, data) VALUES (?1, ?2, ?3)")?
+        .prepare("INSERT INTO file_chunks (file, at, data) VALUES (?1, ?2, ?3)")?
         .execute(params![seq, at, bytes])?;
     Ok(())
 }
@@ -107,7 +107,7 @@ fn list(
          AND (?3 IS NULL OR seq {beyond} (SELECT seq FROM files WHERE id = ?3 AND tenant = ?1))
          ORDER BY seq {order} LIMIT ?4"
     );
-    let mut statement = connection.prepare_cached(&sql)?;
+    let mut statement = connection.prepare(&sql)?;
     let rows = statement.query_map(params![tenant.as_str(), purpose, page.after, page.limit + 1], record)?;
     Ok(listing(rows.collect::<Result<_, _>>()?, page.limit))
 }
@@ -123,7 +123,7 @@ fn read(
     if range.start >= end {
         return Ok(Some(Bytes::new()));
     }
-    let mut statement = connection.prepare_cached(
+    let mut statement = connection.prepare(
         "SELECT at, data FROM file_chunks WHERE file = ?1 AND at < ?3
          AND at >= (SELECT max(at) FROM file_chunks WHERE file = ?1 AND at <= ?2) ORDER BY at",
     )?;
@@ -143,7 +143,7 @@ fn read(
 }
 
 fn sweep(connection: &Connection, now: u64, unsealed_before: u64) -> Result<u64, StoreError> {
-    let mut statement = connection.prepare_cached(
+    let mut statement = connection.prepare(
         "SELECT seq, id FROM files WHERE (expires <= ?1 OR (sealed = 0 AND created < ?2))
          AND NOT EXISTS (SELECT 1 FROM batches WHERE is_open = 1 AND input = files.id) LIMIT ?3",
     )?;
@@ -176,7 +176,7 @@ impl Files for Sqlite {
         let (tenant, id) = (tenant.clone(), id.clone());
         let sql = format!("SELECT {COLUMNS} FROM files WHERE id = ?1 AND tenant = ?2 AND sealed = 1");
         let find = move |connection: &Connection| {
-            let mut statement = connection.prepare_cached(&sql)?;
+            let mut statement = connection.prepare(&sql)?;
             Ok(statement.query_row([id.as_str(), tenant.as_str()], record).optional()?)
         };
         self.reader.run(find).await

@@ -41,13 +41,13 @@ fn record(row: &Row<'_>) -> rusqlite::Result<ResponseRecord> {
 
 fn save(connection: &Connection, tenant: &Tenant, new: &ResponseRecord, max: u64) -> Result<(), StoreError> {
     let have: u64 = connection
-        .prepare_cached("SELECT count(*) FROM responses WHERE tenant = ?1")?
+        .prepare("SELECT count(*) FROM responses WHERE tenant = ?1")?
         .query_row([tenant.as_str()], |row| row.get(0))?;
     if have + 1 > max {
         return Err(StoreError::Quota { used: have + 1, max });
     }
     connection
-        .prepare_cached(
+        .prepare(
             "INSERT INTO responses (id, tenant, status, previous, created, expires, body, input, output, request) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
         )?
@@ -74,7 +74,7 @@ fn conversation(
     bytes_max: u64,
 ) -> Result<Option<Vec<Turn>>, StoreError> {
     let mut statement = connection
-        .prepare_cached("SELECT previous, input, output FROM responses WHERE id = ?1 AND tenant = ?2 AND status = 2")?;
+        .prepare("SELECT previous, input, output FROM responses WHERE id = ?1 AND tenant = ?2 AND status = 2")?;
     let (mut turns, mut bytes, mut next) = (Vec::new(), 0, Some(id.as_str().to_owned()));
     while let Some(id) = next.take() {
         let row = |row: &Row<'_>| {
@@ -113,7 +113,7 @@ impl Responses for Sqlite {
         let (tenant, id) = (tenant.clone(), id.clone());
         let sql = format!("SELECT {COLUMNS} FROM responses WHERE id = ?1 AND tenant = ?2");
         let find = move |connection: &Connection| {
-            let mut statement = connection.prepare_cached(&sql)?;
+            let mut statement = connection.prepare(&sql)?;
             Ok(statement.query_row([id.as_str(), tenant.as_str()], record).optional()?)
         };
         self.reader.run(find).await
@@ -137,7 +137,7 @@ impl Responses for Sqlite {
                    request = CASE WHEN ?2 = 2 THEN x'' ELSE request END WHERE id = ?1 AND status < 2";
         let update = move |connection: &Connection| {
             let values = params![id.as_str(), number(status), body.as_ref(), output.as_ref()];
-            Ok(connection.prepare_cached(sql)?.execute(values)? > 0)
+            Ok(connection.prepare(sql)?.execute(values)? > 0)
         };
         self.writer.run(update).await
     }
@@ -156,7 +156,7 @@ impl Responses for Sqlite {
     async fn open_responses(&self, limit: u32) -> Result<Vec<OpenResponse>, StoreError> {
         let sql = format!("SELECT {COLUMNS} FROM responses WHERE status < 2 ORDER BY seq LIMIT ?1");
         let list = move |connection: &Connection| {
-            let mut statement = connection.prepare_cached(&sql)?;
+            let mut statement = connection.prepare(&sql)?;
             let rows = statement.query_map([limit], |row| {
                 let tenant: String = row.get(9)?;
                 Ok(OpenResponse { tenant: Tenant::new(&tenant), response: record(row)? })

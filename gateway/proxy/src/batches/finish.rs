@@ -1,0 +1,109 @@
+//! The end of a batch: lines without a result get one that says so, results become files, and the batch ends in one transaction with
+//! them. A crash before that transaction leaves an unsealed file, which is swept, and everything is done again.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use penstock_store::{
+    BatchRecord, BatchStatus, CHUNK_BYTES_MAX, EndedBatch, FileId, LineResult, NewFile, Store, StoreError, Tenant,
+};
+
+use super::Bench;
+use crate::clock::unix_seconds;
+use crate::http::exchange::new_request_id;
+use crate::stored::error_line;
+use crate::telemetry::Metric;
+
+/// Lines taken from the store at once.
+const PAGE_LINES: u32 = 256;
+
+/// Ends a batch that is finalizing or cancelling.
+pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord) -> Result<(), StoreError> {
+    let store = &bench.keeper().store;
+    let (status, code, message) = match batch.status {
+        BatchStatus::Cancelling => {
+            (BatchStatus::Cancelled, "batch_cancelled", "This request had no result when the batch was cancelled.")
+        }
+        _ => (BatchStatus::Expired, "batch_expired", "This request had no result when the completion window ended."),
+    };
+    loop {
+        let waiting = store.waiting_lines(&batch.id, 0, PAGE_LINES).await?;
+        if waiting.is_empty() {
+            break;
+        }
+        for line in waiting {
+            let id = format!("batch_{}", new_request_id());
+            let text = error_line(&id, &line.custom_id, code, message);
+            store.finish_line(&batch.id, line.line, LineResult { ok: false, text }).await?;
+            bench.gateway.metrics.count(Metric::BatchLines, &[("outcome", code)]);
+        }
+    }
+    // The time when it began to be finalized is kept, so a crash in between changes nothing.
+    let in_time = batch.times.finalizing.is_some_and(|at| at < batch.times.expires);
+    let status = if status == BatchStatus::Expired && in_time { BatchStatus::Completed } else { status };
+    let mut files = Vec::new();
+    let ended = async {
+        let output = write(store.as_ref(), tenant, batch, true, &mut files).await?;
+        let errors = write(store.as_ref(), tenant, batch, false, &mut files).await?;
+        let end = EndedBatch { status, output, errors, faults: String::new(), now: unix_seconds() };
+        store.end_batch(&batch.id, end).await
+    };
+    let ended = ended.await;
+    if !matches!(ended, Ok(true)) {
+        for id in &files {
+            // Where this fails too, the sweeper does it later.
+            let _ = store.delete_file(tenant, id).await;
+        }
+    }
+    ended.map(drop)
+}
+
+/// Writes the results with that outcome to a file, unsealed; `None`: there are none.
+async fn write(
+    store: &dyn Store,
+    tenant: &Tenant,
+    batch: &BatchRecord,
+    ok: bool,
+    files: &mut Vec<FileId>,
+) -> Result<Option<FileId>, StoreError> {
+    let (bytes, count) = store.result_bytes(&batch.id, ok).await?;
+    if count == 0 {
+        return Ok(None);
+    }
+    let now = unix_seconds();
+    let new = NewFile {
+        purpose: "batch_output".into(),
+        name: format!("{}_{}.jsonl", batch.id, if ok { "output" } else { "errors" }),
+        bytes: bytes + count,
+        created: now,
+        expires: batch.output_expires_after.map(|seconds| now + seconds),
+        // What was paid for is kept, whatever else the key keeps.
+        tenant_bytes_max: u64::MAX,
+        tenant_files_max: u64::MAX,
+    };
+    let id = store.begin_file(tenant, new).await?;
+    files.push(id.clone());
+    let (mut buffer, mut at, mut from) = (BytesMut::new(), 0, 0);
+    loop {
+        let results = store.results(&batch.id, ok, from, CHUNK_BYTES_MAX).await?;
+        let Some((last, _)) = results.last() else { break };
+        from = last + 1;
+        for (_, text) in &results {
+            buffer.extend_from_slice(text);
+            buffer.extend_from_slice(b"\n");
+        }
+        while buffer.len() >= CHUNK_BYTES_MAX {
+            at = append(store, tenant, &id, at, buffer.split_to(CHUNK_BYTES_MAX).freeze()).await?;
+        }
+    }
+    if !buffer.is_empty() {
+        append(store, tenant, &id, at, buffer.freeze()).await?;
+    }
+    Ok(Some(id))
+}
+
+async fn append(store: &dyn Store, tenant: &Tenant, id: &FileId, at: u64, piece: Bytes) -> Result<u64, StoreError> {
+    let end = at + piece.len() as u64;
+    store.append(tenant, id, at, piece).await?;
+    Ok(end)
+}

@@ -1,0 +1,283 @@
+//! The input file of a batch: one request per line.
+//!
+//! A file with a line that is no request of the batch's endpoint is refused whole, with every fault that was found and its line; what is
+//! wrong inside a request's body is found when it runs, and is that line's own error.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use bytes::{Bytes, BytesMut};
+use penstock_store::{BatchRecord, NewLine, Store, StoreError, Tenant};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::stored::BatchFault;
+
+/// Bytes read at once.
+const READ_BYTES: u64 = 1 << 20;
+/// Lines told to the store at once.
+const ADMIT_LINES: usize = 1000;
+/// Faults told; with more, the file is the wrong one.
+const FAULTS_MAX: usize = 100;
+/// Longest `custom_id`.
+const CUSTOM_ID_CHARS_MAX: usize = 512;
+
+/// Bounds of a file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Requests.
+    pub(crate) lines: u32,
+    /// One request.
+    pub(crate) line_bytes: usize,
+}
+
+/// A request as its line says it.
+#[derive(Deserialize)]
+struct RawLine<'a> {
+    #[serde(borrow)]
+    custom_id: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    method: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    url: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    body: Option<&'a RawValue>,
+}
+
+/// One request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LineRequest {
+    /// The client's name for it.
+    pub(crate) custom_id: String,
+    /// What would be posted.
+    pub(crate) body: Bytes,
+}
+
+fn fault(code: &'static str, param: Option<&'static str>, message: impl Into<String>) -> BatchFault<'static> {
+    BatchFault { code, message: message.into(), param, line: None }
+}
+
+/// Reads one line.
+///
+/// # Errors
+/// It is no request for `endpoint`; the fault has no line number yet.
+pub(crate) fn request(text: &Bytes, endpoint: &str) -> Result<LineRequest, BatchFault<'static>> {
+    let line: RawLine<'_> = serde_json::from_slice(text).map_err(|error| {
+        fault("invalid_json_line", None, format!("This line is not a JSON object that can be read: {error}."))
+    })?;
+    let missing = |name: &'static str| {
+        fault("missing_required_parameter", Some(name), format!("Missing required parameter: '{name}'."))
+    };
+    let custom_id = line.custom_id.ok_or_else(|| missing("custom_id"))?;
+    if custom_id.is_empty() || custom_id.chars().count() > CUSTOM_ID_CHARS_MAX {
+        let message = format!("custom_id must have 1 to {CUSTOM_ID_CHARS_MAX} characters.");
+        return Err(fault("invalid_value", Some("custom_id"), message));
+    }
+    if line.method.ok_or_else(|| missing("method"))? != "POST" {
+        return Err(fault("invalid_method", Some("method"), "method must be POST."));
+    }
+    let url = line.url.ok_or_else(|| missing("url"))?;
+    if url != endpoint {
+        return Err(fault(
+            "mismatched_endpoint",
+            Some("url"),
+            format!("url must be the batch's endpoint, {endpoint}."),
+        ));
+    }
+    let body = line.body.ok_or_else(|| missing("body"))?.get();
+    if !body.starts_with('{') {
+        return Err(fault("invalid_value", Some("body"), "body must be an object."));
+    }
+    Ok(LineRequest { custom_id: custom_id.into_owned(), body: text.slice_ref(body.as_bytes()) })
+}
+
+/// Finds the lines in what is read piece by piece.
+#[derive(Default)]
+struct Scanner {
+    buffer: BytesMut,
+    /// Place of the buffer's beginning in the file.
+    at: u64,
+    /// Bytes of the buffer that hold no line end.
+    seen: usize,
+}
+
+impl Scanner {
+    fn feed(&mut self, piece: &[u8]) {
+        self.buffer.extend_from_slice(piece);
+    }
+
+    /// Bytes of a line that has not ended.
+    fn waiting(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// The next whole line, with its place; `last`: what is left is one.
+    fn next(&mut self, last: bool) -> Option<(u64, Bytes)> {
+        let found = self.buffer[self.seen..].iter().position(|byte| *byte == b'\n');
+        let (text, end) = match found {
+            Some(end) => (self.seen + end, 1),
+            None if last && !self.buffer.is_empty() => (self.buffer.len(), 0),
+            None => {
+                self.seen = self.buffer.len();
+                return None;
+            }
+        };
+        let place = self.at;
+        let mut line = self.buffer.split_to(text + end);
+        line.truncate(text);
+        (self.at, self.seen) = (place + (text + end) as u64, 0);
+        Some((place, line.freeze()))
+    }
+}
+
+/// Checks the whole file and tells the store its lines. Faults: it cannot be used.
+pub(super) async fn admit(
+    store: &dyn Store,
+    tenant: &Tenant,
+    batch: &BatchRecord,
+    limits: Limits,
+) -> Result<Vec<BatchFault<'static>>, StoreError> {
+    let mut check = Check {
+        endpoint: &batch.endpoint,
+        limits,
+        line: 0,
+        ids: HashSet::new(),
+        lines: Vec::new(),
+        faults: Vec::new(),
+    };
+    let (mut scanner, mut at) = (Scanner::default(), 0);
+    loop {
+        let Some(piece) = store.read(tenant, &batch.input, at..at + READ_BYTES).await? else {
+            return Ok(vec![fault("file_not_found", Some("input_file_id"), "The input file was deleted.")]);
+        };
+        let last = (piece.len() as u64) < READ_BYTES;
+        at += piece.len() as u64;
+        scanner.feed(&piece);
+        while let Some((place, text)) = scanner.next(last) {
+            check.line(place, &text);
+        }
+        if scanner.waiting() > limits.line_bytes {
+            check.too_long();
+        }
+        if check.faults.is_empty() && check.lines.len() >= ADMIT_LINES {
+            store.admit_lines(&batch.id, std::mem::take(&mut check.lines)).await?;
+        }
+        if last || check.is_hopeless() {
+            break;
+        }
+    }
+    if check.faults.is_empty() && check.ids.is_empty() {
+        check.faults.push(fault("empty_file", None, "The file has no requests."));
+    }
+    if check.faults.is_empty() {
+        for lines in check.lines.chunks(ADMIT_LINES) {
+            store.admit_lines(&batch.id, lines.to_vec()).await?;
+        }
+    }
+    Ok(check.faults)
+}
+
+/// What is known of a file so far.
+struct Check<'a> {
+    endpoint: &'a str,
+    limits: Limits,
+    /// Of the file, empty ones included; from 1.
+    line: u32,
+    ids: HashSet<String>,
+    lines: Vec<NewLine>,
+    faults: Vec<BatchFault<'static>>,
+}
+
+impl Check<'_> {
+    fn is_hopeless(&self) -> bool {
+        self.faults.len() >= FAULTS_MAX || self.ids.len() > self.limits.lines as usize
+    }
+
+    fn fault(&mut self, fault: BatchFault<'static>) {
+        if self.faults.len() < FAULTS_MAX {
+            self.faults.push(BatchFault { line: Some(self.line), ..fault });
+        }
+    }
+
+    fn too_long(&mut self) {
+        self.line += 1;
+        let message = format!("A line may have {} bytes.", self.limits.line_bytes);
+        self.fault(fault("line_too_long", None, message));
+        // The rest of it would only be more faults.
+        self.limits.lines = 0;
+        self.ids.insert(String::new());
+    }
+
+    fn line(&mut self, at: u64, text: &Bytes) {
+        self.line += 1;
+        if text.trim_ascii().is_empty() || self.is_hopeless() {
+            return;
+        }
+        if text.len() > self.limits.line_bytes {
+            let message = format!("A line may have {} bytes.", self.limits.line_bytes);
+            return self.fault(fault("line_too_long", None, message));
+        }
+        match request(text, self.endpoint) {
+            Ok(request) if self.ids.contains(&request.custom_id) => {
+                let message = "This custom_id is used by an earlier line.";
+                self.fault(fault("duplicate_custom_id", Some("custom_id"), message));
+            }
+            Ok(request) => {
+                self.ids.insert(request.custom_id.clone());
+                if self.ids.len() > self.limits.lines as usize {
+                    let message = format!("A batch may have {} requests.", self.limits.lines);
+                    return self.fault(fault("too_many_requests", None, message));
+                }
+                let line = self.line - 1;
+                self.lines.push(NewLine { line, custom_id: request.custom_id, at, bytes: text.len() as u32 });
+            }
+            Err(fault) => self.fault(fault),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &'static str) -> Result<(String, String), (&'static str, Option<&'static str>)> {
+        let read = request(&Bytes::from_static(text.as_bytes()), "/v1/embeddings");
+        read.map(|line| (line.custom_id, String::from_utf8_lossy(&line.body).into_owned()))
+            .map_err(|fault| (fault.code, fault.param))
+    }
+
+    #[test]
+    fn a_line_is_a_request_or_says_why_not() {
+        let good = r#"{"custom_id":"a","method":"POST","url":"/v1/embeddings","body":{"model":"m"}}"#;
+        assert_eq!(read(good), Ok(("a".into(), "{\"model\":\"m\"}".into())));
+        for (text, code, param) in [
+            ("{", "invalid_json_line", None),
+            ("[1]", "invalid_json_line", None),
+            (r#"{"custom_id":"a","custom_id":"b"}"#, "invalid_json_line", None),
+            (r#"{"method":"POST"}"#, "missing_required_parameter", Some("custom_id")),
+            (r#"{"custom_id":""}"#, "invalid_value", Some("custom_id")),
+            (r#"{"custom_id":"a","method":"GET"}"#, "invalid_method", Some("method")),
+            (r#"{"custom_id":"a","method":"POST","url":"/v1/x"}"#, "mismatched_endpoint", Some("url")),
+            (r#"{"custom_id":"a","method":"POST","url":"/v1/embeddings"}"#, "missing_required_parameter", Some("body")),
+            (r#"{"custom_id":"a","method":"POST","url":"/v1/embeddings","body":[]}"#, "invalid_value", Some("body")),
+        ] {
+            assert_eq!(read(text), Err((code, param)), "{text}");
+        }
+    }
+
+    #[test]
+    fn lines_are_found_wherever_the_file_is_cut() {
+        let file = b"one\ntwo\r\n\nthree";
+        for cut in 0..=file.len() {
+            let (mut scanner, mut found) = (Scanner::default(), Vec::new());
+            for (piece, last) in [(&file[..cut], false), (&file[cut..], true)] {
+                scanner.feed(piece);
+                while let Some((at, line)) = scanner.next(last) {
+                    assert_eq!(&file[at as usize..at as usize + line.len()], &line[..]);
+                    found.push(line);
+                }
+            }
+            assert_eq!(found, [&b"one"[..], b"two\r", b"", b"three"], "cut at {cut}");
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Runs the lines of a batch, some at a time, each until it has a result that is kept.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use penstock_dialects::Dialect;
+use penstock_proto::ErrorKind;
+use penstock_store::{BatchId, BatchRecord, FileId, Line, LineResult, StoreError, Tenant};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{Bench, input, surface_of};
+use crate::auth;
+use crate::call::{Ask, Call};
+use crate::clock::unix_seconds;
+use crate::error::Failure;
+use crate::http::Body;
+use crate::http::exchange::new_request_id;
+use crate::phases::caught;
+use crate::stored::{error_line, result_line};
+use crate::telemetry::Metric;
+use crate::whole::answer_whole;
+
+/// Lines read from the store at once.
+const PAGE_LINES: u32 = 256;
+/// Lines of one batch that run or wait for their next attempt, per slot: what waits must not hold a slot, and is bounded.
+const WAITING_PER_SLOT: usize = 4;
+/// Pause after a failed attempt; doubles.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Pause when a result cannot be kept.
+const KEEP_PAUSE: Duration = Duration::from_secs(1);
+
+/// What the lines of one batch share.
+struct Job {
+    bench: Arc<Bench>,
+    tenant: Tenant,
+    id: BatchId,
+    input: FileId,
+    endpoint: String,
+    /// The window's end.
+    deadline: Instant,
+}
+
+/// Runs until every line has a result, the window ends, or the batch is cancelled; then it is finalizing or cancelling.
+pub(super) async fn run(
+    bench: &Arc<Bench>,
+    tenant: &Tenant,
+    batch: &BatchRecord,
+    cancelled: &mut watch::Receiver<bool>,
+) -> Result<(), StoreError> {
+    let left = batch.times.expires.saturating_sub(unix_seconds());
+    let job = Arc::new(Job {
+        bench: bench.clone(),
+        tenant: tenant.clone(),
+        id: batch.id.clone(),
+        input: batch.input.clone(),
+        endpoint: batch.endpoint.clone(),
+        deadline: Instant::now() + Duration::from_secs(left),
+    });
+    let mut tasks = JoinSet::new();
+    let ended = tokio::select! {
+        biased;
+        // An error: nobody is there to cancel.
+        Ok(_) = cancelled.wait_for(|cancelled| *cancelled) => Ok(false),
+        () = sleep_until(job.deadline) => Ok(true),
+        all = all(&job, &mut tasks) => all.map(|()| true),
+    };
+    // Dropping a line stops it at its upstream; what had no result by now has none.
+    tasks.shutdown().await;
+    match ended? {
+        true => bench.keeper().store.finalize_batch(&batch.id, unix_seconds()).await,
+        false => Ok(()),
+    }
+}
+
+async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Result<(), StoreError> {
+    let store = &job.bench.keeper().store;
+    let at_once = job.bench.gateway.snapshot().batches.concurrency * WAITING_PER_SLOT;
+    let (mut page, mut from, mut dry) = (VecDeque::new(), 0, false);
+    loop {
+        if page.is_empty() && !dry {
+            page.extend(store.waiting_lines(&job.id, from, PAGE_LINES).await?);
+            dry = page.is_empty();
+            from = page.back().map_or(from, |line: &Line| line.line + 1);
+        }
+        while tasks.len() < at_once
+            && let Some(line) = page.pop_front()
+        {
+            tasks.spawn(one(job.clone(), line));
+        }
+        match tasks.join_next().await {
+            Some(Ok(done)) => done?,
+            // Panics are caught where a line is answered; one anywhere else is a bug that must not end the batch wrongly.
+            Some(Err(error)) => return Err(StoreError::Broken(format!("a line's task: {error}"))),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// One line, until its result is kept.
+async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
+    let (keeper, gateway) = (job.bench.keeper(), &job.bench.gateway);
+    let attempts_max = gateway.snapshot().batches.attempts_max;
+    let range = line.at..line.at + u64::from(line.bytes);
+    let text = keeper.store.read(&job.tenant, &job.input, range).await?;
+    let text = text.ok_or(StoreError::Misuse("a batch whose input file is gone"))?;
+    let mut attempt = 1;
+    loop {
+        let slot = job.bench.slots.acquire().await.map_err(|_| StoreError::Misuse("the slots are never closed"))?;
+        let running = Guard::new(&keeper.running.lines);
+        let request_id = new_request_id();
+        let answered = caught(answer(&job, &text, &request_id)).await;
+        let answered = answered.unwrap_or_else(|panic| {
+            gateway.metrics.count(Metric::Panics, &[]);
+            Err(Failure::internal(panic))
+        });
+        drop((running, slot));
+        match answered {
+            Err(failure) if failure.should_retry() && attempt < attempts_max => {
+                gateway.metrics.count(Metric::BatchLines, &[("outcome", "retried")]);
+                tracing::debug!(batch = %job.id, line = line.line, attempt, kind = ?failure.kind, "a line is tried again");
+                sleep(pause(attempt, failure.retry_after)).await;
+                attempt += 1;
+            }
+            answered => return keep(&job, &line, result(&line, &request_id, answered)).await,
+        }
+    }
+}
+
+/// Doubles from attempt to attempt; an upstream that says when is waited for.
+fn pause(attempt: u32, asked: Option<Duration>) -> Duration {
+    let doubled = PAUSE.saturating_mul(1 << attempt.saturating_sub(1).min(16));
+    doubled.min(PAUSE_MAX).max(asked.unwrap_or_default())
+}
+
+async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Bytes, Failure> {
+    let gateway = &job.bench.gateway;
+    let request = input::request(text, &job.endpoint).map_err(|fault| {
+        Failure::new(ErrorKind::InvalidRequest, fault.message).param(fault.param.unwrap_or_default())
+    })?;
+    let surface = surface_of(&job.endpoint).ok_or_else(|| Failure::internal("a batch for an unknown endpoint"))?;
+    let snapshot = gateway.snapshot();
+    let gone = || Failure::new(ErrorKind::Unauthorized, "The API key that made this batch is not known any more.");
+    let principal = auth::by_id(&snapshot.keys, job.tenant.as_str()).ok_or_else(gone)?;
+    let mut lease = gateway.bodies.lease();
+    let full = |_| Failure::new(ErrorKind::Overloaded, "The memory for request bodies is used up.");
+    lease.cover(request.body.len()).map_err(full)?;
+    let body = Body { bytes: request.body, lease };
+    let mut call = Call::new(Ask::new(surface), body, request_id.to_owned(), HeaderMap::new()).await?;
+    call.background = true;
+    let deadline = snapshot.request_timeout.map(|limit| Instant::now() + limit);
+    let deadline = deadline.map_or(job.deadline, |deadline| deadline.min(job.deadline));
+    answer_whole(gateway, &principal, Arc::new(call), Some(deadline.into_std())).await
+}
+
+/// The line of the output file or of the errors file.
+fn result(line: &Line, request_id: &str, answered: Result<Bytes, Failure>) -> LineResult {
+    let id = format!("batch_{request_id}");
+    let (ok, status, body) = match answered {
+        Ok(body) => (true, 200, body),
+        Err(failure) => (false, failure.status(), failure.body(Dialect::OpenAi, request_id)),
+    };
+    match result_line(&id, &line.custom_id, status, request_id, &body) {
+        Some(text) => LineResult { ok, text },
+        None => {
+            let message = "The upstream's answer was not JSON.";
+            LineResult { ok: false, text: error_line(&id, &line.custom_id, "invalid_answer", message) }
+        }
+    }
+}
+
+/// Keeps a result; a store that is full or busy is waited for, since the line has run.
+async fn keep(job: &Job, line: &Line, result: LineResult) -> Result<(), StoreError> {
+    let store = &job.bench.keeper().store;
+    let outcome = if result.ok { "completed" } else { "failed" };
+    loop {
+        match store.finish_line(&job.id, line.line, result.clone()).await {
+            Ok(first) => {
+                if first {
+                    job.bench.gateway.metrics.count(Metric::BatchLines, &[("outcome", outcome)]);
+                }
+                return Ok(());
+            }
+            Err(error @ (StoreError::Full | StoreError::Busy)) => {
+                tracing::warn!(batch = %job.id, line = line.line, %error, "a result waits for the store");
+                sleep(KEEP_PAUSE).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Counts for as long as it lives.
+struct Guard<'a>(&'a AtomicU64);
+
+impl<'a> Guard<'a> {
+    fn new(count: &'a AtomicU64) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_a_minute_and_obey_the_upstream() {
+        assert_eq!(pause(1, None), Duration::from_millis(500));
+        assert_eq!(pause(3, None), Duration::from_secs(2));
+        assert_eq!(pause(40, None), PAUSE_MAX);
+        assert_eq!(pause(1, Some(Duration::from_secs(90))), Duration::from_secs(90));
+    }
+}

@@ -1,0 +1,214 @@
+//! Runs batches: one thread beside the live traffic, and behind it.
+//!
+//! The store is the truth; what is here is only what runs at the moment. A line runs, perhaps more than once (a crash in the middle of it
+//! runs it again), and its result is kept exactly once, in the transaction that takes the line off the list. So a killed gateway goes on
+//! where the store says. Of several gateways on one store, one leads and runs; the others serve.
+//!
+//! ```text
+//! store ──open batches──▶ turn ──one task per batch──▶ validate ─▶ lines ─▶ finish ──▶ store
+//!                                                                   │ slots (concurrency)
+//!                                                                   └▶ answer_whole
+//! ```
+
+mod finish;
+pub(crate) mod input;
+mod lines;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use penstock_dialects::Surface;
+use penstock_store::{BatchId, BatchStatus, EndedBatch, OpenBatch, StoreError};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep};
+
+use crate::clock::unix_seconds;
+use crate::gateway::Gateway;
+use crate::stored::{Keeper, background, batch_error};
+
+/// What a batch may be for.
+pub(crate) const ENDPOINTS: [(&str, Surface); 4] = [
+    ("/v1/chat/completions", Surface::Chat),
+    ("/v1/completions", Surface::Completions),
+    ("/v1/embeddings", Surface::Embeddings),
+    ("/v1/responses", Surface::Responses),
+];
+
+/// Batches that run at once; the others wait in the store.
+const ACTIVE_MAX: u32 = 16;
+/// The store is looked at this often, though nothing woke us: for what another gateway took.
+const POLL: Duration = Duration::from_secs(2);
+/// Pause of a batch whose store failed.
+const STORE_PAUSE: Duration = Duration::from_secs(5);
+/// Between two sweeps.
+const SWEEP: Duration = Duration::from_secs(60);
+/// A file that is not sealed after this long is nobody's.
+const UNSEALED_SECONDS: u64 = 3600;
+
+/// The operation behind a batch's endpoint.
+pub(crate) fn surface_of(endpoint: &str) -> Option<Surface> {
+    ENDPOINTS.iter().find(|(path, _)| *path == endpoint).map(|(_, surface)| *surface)
+}
+
+/// What runs now, for `/metrics`.
+#[derive(Debug, Default)]
+pub(crate) struct Running {
+    /// Batches.
+    pub(crate) batches: AtomicU64,
+    /// Lines that are being answered.
+    pub(crate) lines: AtomicU64,
+}
+
+/// Starts the thread that runs batches and responses in the background, if the gateway has a store.
+///
+/// # Errors
+/// The system has no thread for it.
+pub fn start(gateway: Arc<Gateway>) -> std::io::Result<()> {
+    if gateway.keeper().is_none() {
+        return Ok(());
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    std::thread::Builder::new()
+        .name("batches".into())
+        .spawn(move || runtime.block_on(async { tokio::join!(run(gateway.clone()), background::run(gateway)) }))?;
+    Ok(())
+}
+
+/// Everything that a batch needs to run.
+pub(crate) struct Bench {
+    gateway: Arc<Gateway>,
+    slots: Semaphore,
+}
+
+impl Bench {
+    fn new(gateway: Arc<Gateway>) -> Arc<Self> {
+        let slots = Semaphore::new(gateway.snapshot().batches.concurrency);
+        Arc::new(Self { gateway, slots })
+    }
+
+    fn keeper(&self) -> &Keeper {
+        self.gateway.keeper().expect("a gateway without a store has no bench")
+    }
+}
+
+/// A batch whose task runs.
+struct Active {
+    cancel: watch::Sender<bool>,
+    task: AbortHandle,
+}
+
+/// Never ends.
+pub(crate) async fn run(gateway: Arc<Gateway>) {
+    let bench = Bench::new(gateway);
+    let keeper = bench.keeper();
+    let (mut tasks, mut active) = (JoinSet::new(), HashMap::new());
+    let mut sweep_at = Instant::now();
+    loop {
+        match turn(&bench, &mut tasks, &mut active).await {
+            Ok(true) if Instant::now() >= sweep_at => {
+                sweep_at = Instant::now() + SWEEP;
+                if let Err(error) = sweep(keeper).await {
+                    tracing::warn!(%error, "what has expired could not be deleted");
+                }
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "the store's batches could not be read"),
+        }
+        keeper.running.batches.store(active.len() as u64, Ordering::Relaxed);
+        tokio::select! {
+            () = keeper.wake.notified() => {}
+            () = sleep(POLL) => {}
+            Some(ended) = tasks.join_next(), if !tasks.is_empty() => {
+                if let Err(error) = ended && error.is_panic() {
+                    tracing::error!(%error, "a batch's task panicked");
+                }
+            }
+        }
+    }
+}
+
+/// Looks at the store once: starts what waits, tells what is to be cancelled. `false`: another gateway leads.
+async fn turn(
+    bench: &Arc<Bench>,
+    tasks: &mut JoinSet<()>,
+    active: &mut HashMap<BatchId, Active>,
+) -> Result<bool, StoreError> {
+    let keeper = bench.keeper();
+    active.retain(|_, running| !running.task.is_finished());
+    if !keeper.store.lead().await? {
+        return Ok(false);
+    }
+    for open in keeper.store.open_batches(ACTIVE_MAX).await? {
+        match active.get(&open.batch.id) {
+            Some(running) if open.batch.status == BatchStatus::Cancelling => {
+                running.cancel.send_replace(true);
+            }
+            Some(_) => {}
+            None => {
+                let (cancel, cancelled) = watch::channel(false);
+                let id = open.batch.id.clone();
+                let task = tasks.spawn(attend(bench.clone(), open, cancelled));
+                active.insert(id, Active { cancel, task });
+            }
+        }
+    }
+    Ok(true)
+}
+
+async fn sweep(keeper: &Keeper) -> Result<(), StoreError> {
+    let now = unix_seconds();
+    while keeper.store.sweep_files(now, now.saturating_sub(UNSEALED_SECONDS)).await? > 0 {}
+    while keeper.store.sweep_responses(now).await? > 0 {}
+    Ok(())
+}
+
+/// Takes a batch to its end. When the store fails, the task ends after a pause, and the next turn begins it again from the store.
+async fn attend(bench: Arc<Bench>, open: OpenBatch, cancelled: watch::Receiver<bool>) {
+    let id = open.batch.id.clone();
+    if let Err(error) = drive(&bench, open, cancelled).await {
+        tracing::warn!(batch = %id, %error, "a batch waits for the store");
+        sleep(STORE_PAUSE).await;
+    }
+    // There may be a batch that waits for this one's place.
+    bench.keeper().wake.notify_one();
+}
+
+async fn drive(bench: &Arc<Bench>, open: OpenBatch, mut cancelled: watch::Receiver<bool>) -> Result<(), StoreError> {
+    let store = &bench.keeper().store;
+    let OpenBatch { tenant, mut batch } = open;
+    loop {
+        match batch.status {
+            BatchStatus::Validating => validate(bench, &tenant, &batch).await?,
+            BatchStatus::InProgress => lines::run(bench, &tenant, &batch, &mut cancelled).await?,
+            BatchStatus::Finalizing | BatchStatus::Cancelling => finish::run(bench, &tenant, &batch).await?,
+            BatchStatus::Failed | BatchStatus::Completed | BatchStatus::Expired | BatchStatus::Cancelled => {
+                tracing::info!(batch = %batch.id, status = batch.status.name(), lines = batch.counts.total, "a batch has ended");
+                return Ok(());
+            }
+        }
+        let Some(now) = store.batch(&tenant, &batch.id).await? else { return Ok(()) };
+        batch = now;
+    }
+}
+
+async fn validate(
+    bench: &Bench,
+    tenant: &penstock_store::Tenant,
+    batch: &penstock_store::BatchRecord,
+) -> Result<(), StoreError> {
+    let store = &bench.keeper().store;
+    let snapshot = bench.gateway.snapshot();
+    let limits = input::Limits { lines: snapshot.batches.lines_max, line_bytes: snapshot.http.body_bytes_max };
+    let faults = input::admit(store.as_ref(), tenant, batch, limits).await?;
+    if faults.is_empty() {
+        return store.start_batch(&batch.id, unix_seconds()).await;
+    }
+    let faults = batch_error(faults);
+    let end = EndedBatch { status: BatchStatus::Failed, output: None, errors: None, faults, now: unix_seconds() };
+    store.end_batch(&batch.id, end).await.map(drop)
+}

@@ -1,0 +1,291 @@
+//! Batches against an upstream that does what a line's body says.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use penstock_dialects::ChatEvent;
+use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
+use penstock_proto::ErrorKind;
+use penstock_store::{BatchRecord, CHUNK_BYTES_MAX, FileId, NewBatch, NewFile, Sqlite, SqliteOptions, Store, Tenant};
+
+use super::*;
+use crate::Failure;
+use crate::call::Call;
+use crate::config::{self, Overrides};
+use crate::telemetry::{AccessLog, Gauge};
+use crate::upstream::{Card, Events, Facts, Origin, Upstream};
+
+/// `{"model":"m","do":"ok"}`: answers; `bad`: refuses; `flaky`: fails once; `panic`; `hang`.
+#[derive(Default)]
+struct Script {
+    opened: AtomicUsize,
+    seen: Mutex<HashMap<Bytes, u32>>,
+}
+
+#[async_trait]
+impl Upstream for Script {
+    fn card(&self) -> Card {
+        Card { id: "m".into(), created: 0, context_tokens: 0 }
+    }
+
+    fn unready(&self) -> Option<String> {
+        None
+    }
+
+    async fn open(&self, call: Arc<Call>, _: Origin) -> Result<Box<dyn Events>, Failure> {
+        assert!(call.background, "live requests go first");
+        self.opened.fetch_add(1, Ordering::SeqCst);
+        let text = String::from_utf8_lossy(&call.body).into_owned();
+        let times = {
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            let times = seen.entry(call.body.clone()).or_default();
+            *times += 1;
+            *times
+        };
+        if text.contains("bad") {
+            return Err(Failure::new(ErrorKind::InvalidRequest, "It is bad.").param("do"));
+        }
+        if text.contains("flaky") && times == 1 {
+            return Err(Failure::new(ErrorKind::Overloaded, "Not now."));
+        }
+        assert!(!text.contains("panic"), "as asked");
+        if text.contains("hang") {
+            std::future::pending::<()>().await;
+        }
+        Ok(Box::new(Once(Some(call.body.clone()))))
+    }
+
+    async fn tokenize(&self, _: TokenizeRequest) -> Result<Vec<u8>, Failure> {
+        Err(Failure::new(ErrorKind::Unsupported, "no"))
+    }
+
+    async fn detokenize(&self, _: DetokenizeRequest) -> Result<Vec<u8>, Failure> {
+        Err(Failure::new(ErrorKind::Unsupported, "no"))
+    }
+
+    fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}
+}
+
+/// Answers with the request.
+struct Once(Option<Bytes>);
+
+impl Events for Once {
+    fn poll_events(&mut self, _: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        out.extend(self.0.take().map(ChatEvent::Raw));
+        Poll::Ready(Ok(false))
+    }
+
+    fn facts(&self) -> Facts {
+        Facts::default()
+    }
+}
+
+struct Bed {
+    gateway: Arc<Gateway>,
+    store: Arc<dyn Store>,
+    script: Arc<Script>,
+    runner: tokio::task::JoinHandle<()>,
+}
+
+impl Bed {
+    fn new(store: Arc<dyn Store>, config: &str) -> Self {
+        let snapshot = config::load(Some(("test", config)), &Overrides::default(), &|_| Some("secret".into()));
+        let script = Arc::new(Script::default());
+        let upstreams: Vec<Arc<dyn Upstream>> = vec![script.clone()];
+        let gateway =
+            Gateway::new(snapshot.expect("a config"), AccessLog::open("off").expect("nothing is opened"), upstreams)
+                .with_store(store.clone());
+        let gateway = Arc::new(gateway);
+        let runner = tokio::spawn(run(gateway.clone()));
+        Self { gateway, store, script, runner }
+    }
+
+    async fn batch(&self, tenant: &Tenant, file: &str, expires: u64) -> BatchId {
+        let input = put(self.store.as_ref(), tenant, file).await;
+        let new = NewBatch {
+            endpoint: "/v1/chat/completions".into(),
+            input,
+            window: "24h".into(),
+            expires,
+            metadata: String::new(),
+            output_expires_after: None,
+            created: unix_seconds(),
+            tenant_open_max: 100,
+        };
+        let made = self.store.create_batch(tenant, new).await.expect("made").expect("the file is there");
+        self.gateway.keeper().expect("a store").wake.notify_one();
+        made.id
+    }
+
+    /// Waits until the batch is as `what` says.
+    async fn until(&self, tenant: &Tenant, id: &BatchId, what: impl Fn(&BatchRecord) -> bool) -> BatchRecord {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            let batch = self.store.batch(tenant, id).await.expect("read").expect("there");
+            if what(&batch) {
+                return batch;
+            }
+            assert!(Instant::now() < deadline, "{batch:?}");
+            // Polls the store; nothing tells a test that something was written.
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn ended(&self, tenant: &Tenant, id: &BatchId) -> BatchRecord {
+        self.until(tenant, id, |batch| batch.status.is_end()).await
+    }
+
+    async fn lines(&self, tenant: &Tenant, id: Option<&FileId>) -> Vec<String> {
+        let Some(id) = id else { return Vec::new() };
+        let record = self.store.file(tenant, id).await.expect("read").expect("there");
+        let bytes = self.store.read(tenant, id, 0..record.bytes).await.expect("read").expect("there");
+        String::from_utf8(bytes.to_vec()).expect("text").lines().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        self.runner.abort();
+    }
+}
+
+fn memory() -> Arc<dyn Store> {
+    Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("opens"))
+}
+
+async fn put(store: &dyn Store, tenant: &Tenant, text: &str) -> FileId {
+    let new = NewFile {
+        purpose: "batch".into(),
+        name: "a.jsonl".into(),
+        bytes: text.len() as u64,
+        created: unix_seconds(),
+        expires: None,
+        tenant_bytes_max: u64::MAX,
+        tenant_files_max: 100,
+    };
+    let id = store.begin_file(tenant, new).await.expect("begun");
+    for (at, piece) in text.as_bytes().chunks(CHUNK_BYTES_MAX).enumerate() {
+        let at = (at * CHUNK_BYTES_MAX) as u64;
+        store.append(tenant, &id, at, Bytes::copy_from_slice(piece)).await.expect("appended");
+    }
+    store.seal(tenant, &id).await.expect("sealed");
+    id
+}
+
+fn file(what: &[&str]) -> String {
+    let line = |(at, what): (usize, &&str)| {
+        let body = format!(r#"{{"model":"m","do":"{what}","at":{at}}}"#);
+        format!(r#"{{"custom_id":"c{at}","method":"POST","url":"/v1/chat/completions","body":{body}}}"#)
+    };
+    what.iter().enumerate().map(|line_of| line(line_of) + "\n").collect()
+}
+
+fn tomorrow() -> u64 {
+    unix_seconds() + 86_400
+}
+
+fn nobody() -> Tenant {
+    Tenant::new("")
+}
+
+#[tokio::test]
+async fn answers_and_errors_go_to_their_files() {
+    let bed = Bed::new(memory(), "");
+    let id = bed.batch(&nobody(), &file(&["ok", "bad", "flaky", "panic", "ok"]), tomorrow()).await;
+    let batch = bed.ended(&nobody(), &id).await;
+    assert_eq!(batch.status, BatchStatus::Completed);
+    assert_eq!((batch.counts.total, batch.counts.completed, batch.counts.failed), (5, 3, 2));
+    let output = bed.lines(&nobody(), batch.output.as_ref()).await;
+    let ids: Vec<_> =
+        output.iter().map(|line| line.split("custom_id\":\"").nth(1).expect("an id")[..2].to_owned()).collect();
+    assert_eq!(ids, ["c0", "c2", "c4"], "in the order of the file");
+    assert!(output[0].contains(r#""response":{"status_code":200,"request_id":"req_"#), "{output:?}");
+    assert!(output[0].ends_with(r#""body":{"model":"m","do":"ok","at":0}},"error":null}"#), "{output:?}");
+    let errors = bed.lines(&nobody(), batch.errors.as_ref()).await;
+    assert!(errors[0].contains(r#""status_code":400"#) && errors[0].contains("It is bad."), "{errors:?}");
+    assert!(errors[1].contains(r#""status_code":500"#) && !errors[1].contains("as asked"), "{errors:?}");
+    assert_eq!(bed.script.opened.load(Ordering::SeqCst), 6, "one line was tried twice");
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_batch_fails_with_its_lines() {
+    let bed = Bed::new(memory(), "[batches]\nlines_max = 3\n");
+    for (text, code, line) in [
+        (file(&["ok", "ok"]) + "{\n", "invalid_json_line", "\"line\":3"),
+        (file(&["ok"]) + &file(&["ok"]), "duplicate_custom_id", "\"line\":2"),
+        (file(&["ok", "ok", "ok", "ok"]), "too_many_requests", "\"line\":4"),
+        ("\n\n".into(), "empty_file", "\"line\":null"),
+    ] {
+        let id = bed.batch(&nobody(), &text, tomorrow()).await;
+        let batch = bed.ended(&nobody(), &id).await;
+        assert_eq!(batch.status, BatchStatus::Failed);
+        assert!(batch.faults.contains(code) && batch.faults.contains(line), "{}", batch.faults);
+    }
+    assert_eq!(bed.script.opened.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_cancelled_batch_keeps_what_it_has() {
+    let bed = Bed::new(memory(), "[batches]\nconcurrency = 2\n");
+    let id = bed.batch(&nobody(), &file(&["ok", "hang", "hang", "ok"]), tomorrow()).await;
+    bed.until(&nobody(), &id, |batch| batch.counts.completed == 1).await;
+    bed.store.cancel_batch(&nobody(), &id, unix_seconds()).await.expect("cancelled");
+    bed.gateway.keeper().expect("a store").wake.notify_one();
+    let batch = bed.ended(&nobody(), &id).await;
+    assert_eq!((batch.status, batch.counts.completed, batch.counts.failed), (BatchStatus::Cancelled, 1, 3));
+    assert_eq!(bed.lines(&nobody(), batch.output.as_ref()).await.len(), 1);
+    let errors = bed.lines(&nobody(), batch.errors.as_ref()).await;
+    assert!(errors.len() == 3 && errors.iter().all(|line| line.contains("batch_cancelled")), "{errors:?}");
+}
+
+#[tokio::test]
+async fn a_window_that_ends_expires_what_is_left() {
+    let bed = Bed::new(memory(), "");
+    let id = bed.batch(&nobody(), &file(&["ok", "hang"]), unix_seconds() + 2).await;
+    let batch = bed.ended(&nobody(), &id).await;
+    assert_eq!((batch.status, batch.counts.completed, batch.counts.failed), (BatchStatus::Expired, 1, 1));
+    let errors = bed.lines(&nobody(), batch.errors.as_ref()).await;
+    assert!(errors[0].contains("batch_expired"), "{errors:?}");
+}
+
+#[tokio::test]
+async fn the_owner_has_the_rights_that_it_has_now() {
+    let keys = "[[keys]]\nid = \"a\"\nkey_env = \"A\"\nmodels = [\"other\"]\n";
+    let bed = Bed::new(memory(), keys);
+    for (owner, code) in [("a", "model_not_found"), ("removed", "invalid_api_key")] {
+        let tenant = Tenant::new(owner);
+        let id = bed.batch(&tenant, &file(&["ok"]), tomorrow()).await;
+        let batch = bed.ended(&tenant, &id).await;
+        let errors = bed.lines(&tenant, batch.errors.as_ref()).await;
+        assert!(errors[0].contains(code), "{errors:?}");
+    }
+    assert_eq!(bed.script.opened.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn what_a_runner_left_is_done_by_the_next_once() {
+    let store = memory();
+    let what: Vec<&str> = (0..400).map(|at| if at == 300 { "flaky" } else { "ok" }).collect();
+    let first = Bed::new(store.clone(), "");
+    let id = first.batch(&nobody(), &file(&what), tomorrow()).await;
+    // Each stop is as abrupt as a kill: tasks vanish wherever they are.
+    let mut done = 0;
+    let mut bed = first;
+    for stop in [1, 50, 200, 390] {
+        done = bed.until(&nobody(), &id, |batch| batch.counts.completed >= stop).await.counts.completed;
+        drop(bed);
+        bed = Bed::new(store.clone(), "");
+    }
+    assert!(done >= 390);
+    let batch = bed.ended(&nobody(), &id).await;
+    assert_eq!((batch.counts.total, batch.counts.completed, batch.counts.failed), (400, 400, 0));
+    let lines = bed.lines(&nobody(), batch.output.as_ref()).await;
+    for (at, line) in lines.iter().enumerate() {
+        assert!(line.contains(&format!("\"custom_id\":\"c{at}\"")), "line {at}: {line}");
+    }
+    assert_eq!(lines.len(), 400);
+}

@@ -1,0 +1,120 @@
+//! Keeps a response while it is answered: collects it beside its stream, and saves it when it has ended, off its client's way.
+//!
+//! A client may go on from a response the moment it has it, which can be before it is saved. So whoever looks for a response that is
+//! being saved waits for that.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock_dialects::openai::ResponseCollector;
+use penstock_dialects::{ChatEvent, WholeCollector};
+use penstock_store::{ResponseId, ResponseRecord, Tenant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::timeout;
+
+use super::Keeper;
+
+/// Responses being saved at once; with more, the store is too slow for them, and what does not fit is not kept.
+const SAVING_MAX: usize = 1024;
+/// Longest wait for a response that is being saved.
+const SAVED_TIMEOUT: Duration = Duration::from_secs(5);
+/// Stored responses of one key.
+pub(crate) const RESPONSES_MAX: u64 = 1_000_000;
+
+/// Responses that are being saved.
+pub(crate) struct Saving {
+    now: Mutex<HashMap<ResponseId, watch::Receiver<()>>>,
+    places: Arc<Semaphore>,
+}
+
+impl Default for Saving {
+    fn default() -> Self {
+        Self { now: Mutex::default(), places: Arc::new(Semaphore::new(SAVING_MAX)) }
+    }
+}
+
+impl Saving {
+    /// Waits until the response is not being saved.
+    pub(super) async fn settled(&self, id: &ResponseId) {
+        let saved = self.now.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
+        if let Some(mut saved) = saved {
+            // Its sender says nothing; it is dropped when the response is saved. Later than this, whoever asks is told that there is none.
+            let _ = timeout(SAVED_TIMEOUT, saved.changed()).await;
+        }
+    }
+
+    /// Whether there are any.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    fn begin(keeper: &Arc<Keeper>, id: &ResponseId) -> Option<Place> {
+        let place = keeper.saving.places.clone().try_acquire_owned().ok()?;
+        let (over, saved) = watch::channel(());
+        keeper.saving.now.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), saved);
+        Some(Place { keeper: keeper.clone(), id: id.clone(), _place: place, _over: over })
+    }
+}
+
+/// A response is being saved for as long as this lives.
+struct Place {
+    keeper: Arc<Keeper>,
+    id: ResponseId,
+    _place: OwnedSemaphorePermit,
+    _over: watch::Sender<()>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.keeper.saving.now.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}
+
+/// A response that is to be kept.
+pub(crate) struct Keeping {
+    keeper: Arc<Keeper>,
+    tenant: Tenant,
+    /// All but what the answer brings.
+    record: ResponseRecord,
+    collector: ResponseCollector,
+}
+
+impl Keeping {
+    pub(super) fn new(
+        keeper: Arc<Keeper>,
+        tenant: Tenant,
+        record: ResponseRecord,
+        collector: ResponseCollector,
+    ) -> Self {
+        Self { keeper, tenant, record, collector }
+    }
+
+    /// Takes an event of the answer.
+    pub(crate) fn event(&mut self, event: &ChatEvent) {
+        self.collector.event(event);
+    }
+
+    /// Memory held.
+    pub(crate) fn bytes(&self) -> usize {
+        WholeCollector::bytes(&self.collector)
+    }
+
+    /// The answer is complete and about to be told: saves it. What is not complete is not kept.
+    pub(crate) fn end(self) {
+        let Self { keeper, tenant, mut record, collector } = self;
+        let Some(finished) = collector.finished() else { return };
+        (record.body, record.output) = (finished.body, finished.output);
+        let Some(place) = Saving::begin(&keeper, &record.id) else {
+            keeper.unsaved(&record.id, "too many are being saved");
+            return;
+        };
+        tokio::spawn(async move {
+            let id = record.id.clone();
+            if let Err(error) = keeper.store.save_response(&tenant, record, RESPONSES_MAX).await {
+                keeper.unsaved(&id, &error.to_string());
+            }
+            drop(place);
+        });
+    }
+}

@@ -1,0 +1,192 @@
+//! What clients keep here: files, batches, stored responses.
+//!
+//! [`route`] says which URL is what, [`serve`] answers it; [`Keeper`] is the gateway's hold on the store. Everything is done as the
+//! tenant of the request's key: another key's things are as absent as those that never were.
+
+pub(crate) mod background;
+mod batches;
+mod failure;
+mod files;
+mod json;
+mod keeping;
+pub(crate) mod multipart;
+mod query;
+mod responses;
+pub mod route;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use http::{HeaderValue, header};
+use penstock_store::{ResponseId, Sqlite, SqliteOptions, Store, StoreError, Tenant};
+use serde::Serialize;
+use tokio::sync::Notify;
+
+use crate::auth::Principal;
+use crate::call::Call;
+use crate::config::Snapshot;
+use crate::error::Failure;
+use crate::gateway::Gateway;
+use crate::http::Exchange;
+use crate::phases::End;
+use crate::telemetry::Gauge;
+use penstock_dialects::Surface;
+use responses::Prepared;
+use route::StoredRoute;
+
+pub(crate) use failure::{absent, failed};
+pub(crate) use json::{BatchFault, batch_error, error_line, result_line};
+pub(crate) use keeping::Keeping;
+
+/// The gateway's hold on the store.
+pub struct Keeper {
+    /// Where things are kept.
+    pub(crate) store: Arc<dyn Store>,
+    /// Wakes whoever runs what waits in the store.
+    pub(crate) wake: Notify,
+    /// The same for responses.
+    pub(crate) wake_responses: Notify,
+    /// Responses that are being saved.
+    pub(crate) saving: keeping::Saving,
+    /// Responses that could not be saved.
+    unsaved: AtomicU64,
+    /// Counts of what runs.
+    pub(crate) running: crate::batches::Running,
+}
+
+impl Keeper {
+    /// Keeps things in `store`.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self {
+            store,
+            wake: Notify::new(),
+            wake_responses: Notify::new(),
+            saving: keeping::Saving::default(),
+            unsaved: AtomicU64::new(0),
+            running: crate::batches::Running::default(),
+        }
+    }
+
+    /// Notes a response that its client has and the store has not.
+    fn unsaved(&self, id: &ResponseId, why: &str) {
+        self.unsaved.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(response = %id, why, "a response could not be kept");
+    }
+
+    /// For `/metrics`.
+    pub(crate) fn gauges(&self, out: &mut Vec<(Gauge, String, f64)>) {
+        let stats = self.store.stats();
+        out.extend(
+            [
+                (Gauge::StoreCommits, stats.commits as f64),
+                (Gauge::StoreWrites, stats.writes as f64),
+                (Gauge::StoreCommitSeconds, stats.commit_seconds),
+                (Gauge::StoreErrors, stats.errors as f64),
+                (Gauge::ResponsesUnsaved, self.unsaved.load(Ordering::Relaxed) as f64),
+                (Gauge::BatchesRunning, self.running.batches.load(Ordering::Relaxed) as f64),
+                (Gauge::BatchLinesRunning, self.running.lines.load(Ordering::Relaxed) as f64),
+            ]
+            .map(|(gauge, value)| (gauge, String::new(), value)),
+        );
+    }
+}
+
+/// Why the store cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is no place for it.
+    #[error("{0}")]
+    Place(String),
+    /// It is there and cannot be used.
+    #[error("{}: {error}", .path.display())]
+    Store {
+        /// The database.
+        path: PathBuf,
+        /// Why.
+        error: StoreError,
+    },
+}
+
+/// Opens the store that the config names.
+///
+/// # Errors
+/// [`OpenError`] with what to tell the operator.
+pub fn open(config: &Snapshot) -> Result<Arc<dyn Store>, OpenError> {
+    let path = match &config.store.path {
+        Some(path) => path.clone(),
+        None => {
+            let folder = crate::fleet::state_dir(config).map_err(OpenError::Place)?;
+            let made = std::fs::create_dir_all(&folder);
+            made.map_err(|error| OpenError::Place(format!("{}: {error}", folder.display())))?;
+            folder.join("penstock.db")
+        }
+    };
+    let options = SqliteOptions { path: path.clone(), bytes_max: config.store.bytes_max };
+    let opened = Sqlite::open(&options).map_err(|error| OpenError::Store { path, error })?;
+    Ok(Arc::new(opened))
+}
+
+/// A request for something that is kept.
+struct Visit<'a> {
+    gateway: &'a Gateway,
+    keeper: &'a Keeper,
+    exchange: &'a mut Exchange,
+    tenant: Tenant,
+}
+
+/// Serves one of these routes.
+pub(crate) async fn serve(
+    gateway: &Gateway,
+    exchange: &mut Exchange,
+    route: StoredRoute,
+    principal: &Principal,
+) -> Result<(), End> {
+    let none = || Failure::new(penstock_proto::ErrorKind::Unavailable, "This gateway has no store.");
+    let keeper = gateway.keeper().ok_or_else(none)?;
+    let mut visit = Visit { gateway, keeper, exchange, tenant: Tenant::new(principal.tenant()) };
+    match route {
+        StoredRoute::UploadFile => files::upload(&mut visit).await,
+        StoredRoute::ListFiles => files::list(&mut visit).await,
+        StoredRoute::File(id) => files::show(&mut visit, &id).await,
+        StoredRoute::FileContent(id) => files::content(&mut visit, &id).await,
+        StoredRoute::DeleteFile(id) => files::delete(&mut visit, &id).await,
+        StoredRoute::CreateBatch => batches::create(&mut visit).await,
+        StoredRoute::ListBatches => batches::list(&mut visit).await,
+        StoredRoute::Batch(id) => batches::show(&mut visit, &id).await,
+        StoredRoute::CancelBatch(id) => batches::cancel(&mut visit, &id).await,
+        StoredRoute::Response(id) => responses::show(&mut visit, &id).await,
+        StoredRoute::DeleteResponse(id) => responses::delete(&mut visit, &id).await,
+        StoredRoute::CancelResponse(id) => responses::cancel(&mut visit, &id).await,
+        StoredRoute::InputItems(id) => responses::input_items(&mut visit, &id).await,
+    }
+}
+
+/// Adds what is kept to a call that needs it, and says what is to be kept of its answer; `None`: it is answered later, and the
+/// client has been told.
+pub(crate) async fn recall(
+    gateway: &Gateway,
+    exchange: &mut Exchange,
+    principal: &Principal,
+    call: Call,
+) -> Result<Option<(Call, Option<Box<Keeping>>)>, End> {
+    if call.ask.surface != Surface::Responses {
+        return Ok(Some((call, None)));
+    }
+    match responses::prepare(gateway, principal, call).await? {
+        Prepared::Ask(call, keeping) => Ok(Some((call, keeping))),
+        Prepared::Queued(body) => {
+            let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+            exchange.respond(200, &json, body).await?;
+            Ok(None)
+        }
+    }
+}
+
+/// Answers 200 with that document.
+async fn answer(exchange: &mut Exchange, document: &impl Serialize) -> Result<(), End> {
+    let body = serde_json::to_vec(document).map_err(|error| Failure::internal(error.to_string()))?;
+    let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    Ok(exchange.respond(200, &json, Bytes::from(body)).await?)
+}

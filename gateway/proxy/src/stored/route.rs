@@ -1,0 +1,118 @@
+//! URLs of what is kept.
+
+use http::Method;
+use penstock_proto::ErrorKind;
+
+use crate::error::{Failure, Methods};
+
+/// What is asked for. Ids are as the client wrote them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoredRoute {
+    /// `POST /v1/files`
+    UploadFile,
+    /// `GET /v1/files`
+    ListFiles,
+    /// `GET /v1/files/{id}`
+    File(String),
+    /// `GET /v1/files/{id}/content`
+    FileContent(String),
+    /// `DELETE /v1/files/{id}`
+    DeleteFile(String),
+    /// `POST /v1/batches`
+    CreateBatch,
+    /// `GET /v1/batches`
+    ListBatches,
+    /// `GET /v1/batches/{id}`
+    Batch(String),
+    /// `POST /v1/batches/{id}/cancel`
+    CancelBatch(String),
+    /// `GET /v1/responses/{id}`
+    Response(String),
+    /// `DELETE /v1/responses/{id}`
+    DeleteResponse(String),
+    /// `POST /v1/responses/{id}/cancel`
+    CancelResponse(String),
+    /// `GET /v1/responses/{id}/input_items`
+    InputItems(String),
+}
+
+impl StoredRoute {
+    /// The route of a path below `/v1/`, if it is one of these.
+    pub fn parse(method: &Method, path: &str) -> Option<Result<Self, Failure>> {
+        let parts: Vec<&str> = path.strip_prefix("/v1/")?.split('/').collect();
+        if parts.iter().any(|part| part.is_empty()) {
+            return None;
+        }
+        let own = |id: &&str| (*id).to_owned();
+        // HEAD is answered as GET, without the body.
+        let (get, post, delete) =
+            (method == Method::GET || method == Method::HEAD, method == Method::POST, method == Method::DELETE);
+        let (route, methods) = match parts.as_slice() {
+            ["files"] if post => (Some(StoredRoute::UploadFile), Methods::GetPost),
+            ["files"] => (get.then_some(StoredRoute::ListFiles), Methods::GetPost),
+            ["files", id] if delete => (Some(StoredRoute::DeleteFile(own(id))), Methods::GetDelete),
+            ["files", id] => (get.then(|| StoredRoute::File(own(id))), Methods::GetDelete),
+            ["files", id, "content"] => (get.then(|| StoredRoute::FileContent(own(id))), Methods::Get),
+            ["batches"] if post => (Some(StoredRoute::CreateBatch), Methods::GetPost),
+            ["batches"] => (get.then_some(StoredRoute::ListBatches), Methods::GetPost),
+            ["batches", id] => (get.then(|| StoredRoute::Batch(own(id))), Methods::Get),
+            ["batches", id, "cancel"] => (post.then(|| StoredRoute::CancelBatch(own(id))), Methods::Post),
+            // An operation of its own, which a model answers.
+            ["responses", "input_tokens" | "compact"] => return None,
+            ["responses", id] if delete => (Some(StoredRoute::DeleteResponse(own(id))), Methods::GetDelete),
+            ["responses", id] => (get.then(|| StoredRoute::Response(own(id))), Methods::GetDelete),
+            ["responses", id, "cancel"] => (post.then(|| StoredRoute::CancelResponse(own(id))), Methods::Post),
+            ["responses", id, "input_items"] => (get.then(|| StoredRoute::InputItems(own(id))), Methods::Get),
+            _ => return None,
+        };
+        Some(route.ok_or_else(|| {
+            let message = format!("This URL takes {} requests only.", methods.header());
+            Failure::new(ErrorKind::MethodNotAllowed, message).allow(methods)
+        }))
+    }
+
+    /// Bounded name for logs and metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            StoredRoute::UploadFile | StoredRoute::ListFiles => "/v1/files",
+            StoredRoute::File(_) | StoredRoute::DeleteFile(_) => "/v1/files/{id}",
+            StoredRoute::FileContent(_) => "/v1/files/{id}/content",
+            StoredRoute::CreateBatch | StoredRoute::ListBatches => "/v1/batches",
+            StoredRoute::Batch(_) => "/v1/batches/{id}",
+            StoredRoute::CancelBatch(_) => "/v1/batches/{id}/cancel",
+            StoredRoute::Response(_) | StoredRoute::DeleteResponse(_) => "/v1/responses/{id}",
+            StoredRoute::CancelResponse(_) => "/v1/responses/{id}/cancel",
+            StoredRoute::InputItems(_) => "/v1/responses/{id}/input_items",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    #[expect(clippy::needless_pass_by_value, reason = "reads as data")]
+    fn check(method: &str, path: &str, expected: Option<Result<StoredRoute, u16>>) {
+        let method = Method::from_bytes(method.as_bytes()).expect("a token");
+        let found = StoredRoute::parse(&method, path).map(|route| route.map_err(|failure| failure.status()));
+        assert_eq!(found, expected, "{method} {path}");
+    }
+
+    #[test]
+    fn routes_have_their_methods() {
+        let id = || "file-1".to_owned();
+        check("POST", "/v1/files", Some(Ok(StoredRoute::UploadFile)));
+        check("GET", "/v1/files", Some(Ok(StoredRoute::ListFiles)));
+        check("HEAD", "/v1/files/file-1", Some(Ok(StoredRoute::File(id()))));
+        check("DELETE", "/v1/files/file-1", Some(Ok(StoredRoute::DeleteFile(id()))));
+        check("GET", "/v1/files/file-1/content", Some(Ok(StoredRoute::FileContent(id()))));
+        check("DELETE", "/v1/files/file-1/content", Some(Err(405)));
+        check("PUT", "/v1/files", Some(Err(405)));
+        check("POST", "/v1/batches/b/cancel", Some(Ok(StoredRoute::CancelBatch("b".into()))));
+        check("GET", "/v1/batches/b/cancel", Some(Err(405)));
+        for path in ["/v1/files/", "/v1/files//content", "/v1/filesystem", "/v1/files/a/b", "/v2/files"] {
+            check("GET", path, None);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Answers a call for nobody who is connected: the same stages from the route on, without a client to write to.
+//!
+//! For batches and responses in the background. Who may call which model, and what an answer is, is decided where it is decided for
+//! live requests; only the pump differs.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use penstock_dialects::ChatEvent;
+use penstock_proto::ErrorKind;
+
+use crate::answer::Answer;
+use crate::auth::Principal;
+use crate::call::Call;
+use crate::error::Failure;
+use crate::gateway::Gateway;
+use crate::upstream::Origin;
+
+/// The whole answer to `call`, by `deadline`. Dropping the future stops the upstream, wherever it is.
+///
+/// # Errors
+/// What a client would have been told; a call for a stream is one.
+pub(crate) async fn answer_whole(
+    gateway: &Gateway,
+    principal: &Principal,
+    call: Arc<Call>,
+    deadline: Option<Instant>,
+) -> Result<Bytes, Failure> {
+    answer_events(gateway, principal, call, deadline, &mut |_| ()).await
+}
+
+/// The same; `take` sees every event.
+pub(crate) async fn answer_events(
+    gateway: &Gateway,
+    principal: &Principal,
+    call: Arc<Call>,
+    deadline: Option<Instant>,
+    take: &mut (dyn FnMut(&ChatEvent) + Send),
+) -> Result<Bytes, Failure> {
+    if call.stream {
+        let failure = Failure::new(ErrorKind::InvalidRequest, "stream: only false is possible without a connection.");
+        return Err(failure.param("stream"));
+    }
+    let answered = collect(gateway, principal, call, deadline, take);
+    let Some(deadline) = deadline else { return answered.await };
+    let over = |_| Failure::new(ErrorKind::DeadlineExceeded, "There was no answer before the deadline.");
+    tokio::time::timeout_at(deadline.into(), answered).await.map_err(over)?
+}
+
+async fn collect(
+    gateway: &Gateway,
+    principal: &Principal,
+    call: Arc<Call>,
+    deadline: Option<Instant>,
+    take: &mut (dyn FnMut(&ChatEvent) + Send),
+) -> Result<Bytes, Failure> {
+    let upstream = gateway.upstream(&call.model, principal)?;
+    let mut answer = Answer::new(call.clone());
+    let mut events = upstream.open(call, Origin { tenant: principal.tenant().to_owned(), deadline }).await?;
+    let (mut batch, mut finished) = (Vec::new(), 0);
+    loop {
+        let more = poll_fn(|context| events.poll_events(context, &mut batch)).await?;
+        finished += batch.iter().filter(|event| matches!(event, ChatEvent::Finish { .. })).count();
+        batch.iter().for_each(&mut *take);
+        answer.events(&mut batch, events.facts(), more)?;
+        if !more {
+            break;
+        }
+    }
+    if !answer.is_raw() && finished < answer.choices() {
+        return Err(Failure::internal("the upstream ended before all choices had finished"));
+    }
+    let body = answer.whole(&|choice| events.score(choice));
+    body.ok_or_else(|| Failure::internal("an answer without all its choices"))
+}

@@ -1,0 +1,218 @@
+"""Files and batches: what the official SDK sees, and what a killed gateway leaves."""
+
+import json
+
+import httpx
+import openai
+import pytest
+
+from harness import Gateway, serving, user, wait_until
+
+LINES = 1000
+KEYS = """
+[[keys]]
+id = "alice"
+key_env = "ALICE_KEY"
+
+[[keys]]
+id = "bob"
+key_env = "BOB_KEY"
+models = ["nothing-*"]
+"""
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+def lines(count: int, model: str, **body) -> bytes:
+    """Requests for chat completions, one a line."""
+    out = []
+    for number in range(count):
+        request = {"model": model, "messages": user(f"Say {number}."), "max_tokens": 2, "temperature": 0, **body}
+        line = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": request}
+        out.append(json.dumps(line))
+    return ("\n".join(out) + "\n").encode()
+
+
+def begin(client, content: bytes, **options):
+    uploaded = client.files.create(file=("requests.jsonl", content), purpose="batch")
+    options = {"endpoint": "/v1/chat/completions", "completion_window": "24h", **options}
+    return client.batches.create(input_file_id=uploaded.id, **options)
+
+
+def until(client, batch_id: str, condition, what: str, seconds: float = 300.0):
+    def look():
+        batch = client.batches.retrieve(batch_id)
+        return batch if condition(batch) else None
+
+    return wait_until(look, what, seconds, 0.05)
+
+
+def ended(client, batch_id: str, seconds: float = 300.0):
+    return until(client, batch_id, lambda batch: batch.status in ENDED, "the batch ends", seconds)
+
+
+def results(client, file_id: str | None) -> list[dict]:
+    if file_id is None:
+        return []
+    return [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+
+
+def test_a_batch_survives_kills_of_the_gateway(tmp_path):
+    """1,000 requests; the gateway is killed on the way, twice. No line is lost, none is doubled."""
+    with serving(tmp_path, "--access-log", "off") as gateway:
+        client = gateway.client()
+        batch = begin(client, lines(LINES, gateway.model()), metadata={"night": "1"})
+        assert (batch.status, batch.object, batch.metadata) == ("validating", "batch", {"night": "1"})
+        for done in (LINES // 5, LINES // 2):
+            until(client, batch.id, lambda now, done=done: now.request_counts.completed >= done, f"{done} lines ran")
+            gateway.process.kill()
+            gateway.process.wait()
+            gateway.start()
+        final = ended(client, batch.id)
+        assert final.status == "completed", final
+        assert (final.request_counts.total, final.request_counts.completed, final.request_counts.failed) == (
+            LINES,
+            LINES,
+            0,
+        )
+        assert final.error_file_id is None and final.completed_at >= final.in_progress_at >= final.created_at
+        answers = results(client, final.output_file_id)
+        assert [answer["custom_id"] for answer in answers] == [f"line-{number}" for number in range(LINES)]
+        assert len({answer["id"] for answer in answers}) == LINES
+        assert {answer["response"]["status_code"] for answer in answers} == {200}
+        assert all(answer["response"]["body"]["object"] == "chat.completion" for answer in answers)
+        # What ran once more after a kill said the same: the requests are greedy.
+        live = client.chat.completions.create(
+            model=gateway.model(), messages=user("Say 500."), max_tokens=2, temperature=0
+        )
+        assert answers[500]["response"]["body"]["choices"][0]["message"]["content"] == live.choices[0].message.content
+        assert gateway.metric("penstock_store_errors_total") == 0
+
+
+def test_errors_have_a_file_of_their_own(gateway, client, model):
+    content = lines(2, model) + lines(1, "no-such-model").replace(b"line-0", b"line-2")
+    content += lines(1, model, max_tokens=-1).replace(b"line-0", b"line-3")
+    final = ended(client, begin(client, content).id)
+    assert (final.status, final.request_counts.completed, final.request_counts.failed) == ("completed", 2, 2)
+    errors = results(client, final.error_file_id)
+    assert [error["response"]["status_code"] for error in errors] == [404, 400]
+    assert errors[0]["response"]["body"]["error"]["code"] == "model_not_found"
+    assert errors[1]["response"]["body"]["error"]["param"] == "max_tokens"
+
+
+def test_a_wrong_file_fails_with_its_lines(client, model):
+    content = lines(2, model).replace(b"line-1", b"line-0") + b"{}\n"
+    final = ended(client, begin(client, content).id)
+    assert final.status == "failed" and final.failed_at and final.output_file_id is None
+    assert [(error.code, error.line) for error in final.errors.data] == [
+        ("duplicate_custom_id", 2),
+        ("missing_required_parameter", 3),
+    ]
+
+
+def test_a_cancelled_batch_keeps_what_it_has(client, model):
+    batch = begin(client, lines(400, model, max_tokens=40, ignore_eos=True))
+    until(client, batch.id, lambda now: now.request_counts.completed >= 3, "some lines ran")
+    assert client.batches.cancel(batch.id).status == "cancelling"
+    final = ended(client, batch.id)
+    assert final.status == "cancelled" and final.cancelled_at >= final.cancelling_at
+    counts = final.request_counts
+    assert 3 <= counts.completed < 400 and counts.completed + counts.failed == 400
+    assert len(results(client, final.output_file_id)) == counts.completed
+    errors = results(client, final.error_file_id)
+    assert len(errors) == counts.failed and errors[-1]["error"]["code"] == "batch_cancelled"
+    with pytest.raises(openai.NotFoundError):
+        client.batches.cancel("batch_unknown")
+
+
+def test_files_come_back_as_they_were(client):
+    content = bytes(range(256)) * 4096
+    uploaded = client.files.create(file=('a "b".bin', content), purpose="user_data")
+    assert (uploaded.bytes, uploaded.filename, uploaded.purpose) == (len(content), 'a "b".bin', "user_data")
+    assert client.files.content(uploaded.id).read() == content
+    assert client.files.retrieve(uploaded.id) == uploaded
+    deleted = client.files.delete(uploaded.id)
+    assert deleted.deleted and deleted.id == uploaded.id
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            call(uploaded.id)
+    kept = client.files.create(
+        file=("b", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert kept.expires_at == kept.created_at + 3600
+
+
+def test_lists_have_pages(client, model):
+    made = [client.files.create(file=(f"{number}", b"x"), purpose="evals").id for number in range(5)]
+    for order, want in (("asc", made), ("desc", made[::-1])):
+        assert [file.id for file in client.files.list(purpose="evals", order=order, limit=2)] == want
+    first = begin(client, lines(1, model))
+    second = begin(client, lines(1, model))
+    listed = [batch.id for batch in client.batches.list(limit=1)]
+    assert listed[:2] == [second.id, first.id] and len(listed) == len(set(listed))
+    for query in ("limit=0", "limit=x", "order=up"):
+        assert httpx.get(f"{client.base_url}files?{query}").status_code == 400
+
+
+def test_one_key_never_sees_anothers(tmp_path, monkeypatch):
+    monkeypatch.setenv("ALICE_KEY", "sk-alice")
+    monkeypatch.setenv("BOB_KEY", "sk-bob")
+    gateway = Gateway(tmp_path, config=KEYS)
+    try:
+        gateway.start()
+        alice, bob = gateway.client(api_key="sk-alice"), gateway.client(api_key="sk-bob")
+        model = alice.models.list().data[0].id
+        batch = begin(alice, lines(1, model))
+        final = ended(alice, batch.id)
+        assert final.status == "completed" and final.request_counts.completed == 1
+        attempts = [
+            lambda: bob.files.retrieve(batch.input_file_id),
+            lambda: bob.files.content(final.output_file_id),
+            lambda: bob.files.delete(batch.input_file_id),
+            lambda: bob.batches.retrieve(batch.id),
+            lambda: bob.batches.cancel(batch.id),
+            lambda: bob.batches.create(
+                input_file_id=batch.input_file_id, endpoint="/v1/chat/completions", completion_window="24h"
+            ),
+        ]
+        for attempt in attempts:
+            with pytest.raises(openai.NotFoundError):
+                attempt()
+        assert list(bob.files.list()) == [] and list(bob.batches.list()) == []
+        assert list(bob.files.list(after=batch.input_file_id)) == []
+        # Bob's own batch runs with Bob's rights, not the gateway's.
+        denied = ended(bob, begin(bob, lines(1, model)).id)
+        (error,) = results(bob, denied.error_file_id)
+        assert error["response"]["body"]["error"]["code"] == "model_not_found"
+        nobody = gateway.client(api_key="sk-nobody")
+        with pytest.raises(openai.AuthenticationError):
+            nobody.files.list()
+    finally:
+        gateway.stop()
+
+
+def test_a_full_store_refuses_and_goes_on(tmp_path):
+    with serving(tmp_path, config="[store]\nbytes_max = 2097152\n") as gateway:
+        client = gateway.client()
+        kept = client.files.create(file=("kept", b"k" * 500_000), purpose="user_data")
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.files.create(file=("large", b"x" * 4_000_000), purpose="user_data")
+        assert caught.value.status_code == 507 and caught.value.code == "storage_full"
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        # Nothing of it is left, and what was there is whole.
+        assert [file.id for file in client.files.list()] == [kept.id]
+        assert client.files.content(kept.id).read() == b"k" * 500_000
+        client.files.create(file=("fits", b"f" * 500_000), purpose="user_data")
+        assert client.chat.completions.create(model=gateway.model(), messages=user("Hi"), max_tokens=2).choices
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"content-type": "application/json"}, b"{}", 415),
+        ({"content-type": "multipart/form-data; boundary=B"}, b"--B--", 400),
+        ({"content-type": "multipart/form-data; boundary=B"}, b"nothing", 400),
+    ],
+)
+def test_uploads_that_are_none(gateway, headers, body, status):
+    answer = httpx.post(f"{gateway.url}/v1/files", headers=headers, content=body)
+    assert answer.status_code == status and answer.json()["error"]["message"]
