@@ -351,7 +351,12 @@ fn earlier_turns_stand_in_front() {
 
 #[test]
 fn a_reference_to_a_reference_is_none() {
-    for earlier in [r#"[{"id":"a"}]"#, r#"[{"type":"item_reference","id":"a"}]"#, r#"[{"type":null,"id":"a"}]"#] {
+    for earlier in [
+        r#"[{"id":"a"}]"#,
+        r#"[{"type":null,"id":"a"}]"#,
+        r#"[{"type":"item_reference","id":"a"}]"#,
+        r#"[{"type":"item_reference","id":"a","role":"user"}]"#,
+    ] {
         let body = r#"{"model":"m","input":[{"role":"user","content":"x"},{"id":"a"}]}"#;
         let request = ResponsesRequest::decode(body.as_bytes(), &Bounds::default()).expect("good");
         let error = request.resolve(&[earlier.as_bytes()], true).map(|_| ()).expect_err(earlier);

@@ -39,7 +39,7 @@ impl<'a> Turns<'a> {
             let raw = reader.raw()?.text;
             // A reference is no item: to look one up leads to another item in one step.
             if let Head { id: Some(id), kind, has_role } = head(raw)?
-                && (has_role || kind.is_some_and(|kind| kind != "item_reference"))
+                && kind.map_or(has_role, |kind| kind != "item_reference")
             {
                 self.known.push((id, raw));
             }
