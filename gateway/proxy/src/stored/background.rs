@@ -70,9 +70,7 @@ async fn turn(
     active.iter().filter(|(id, _)| open.iter().all(|open| open.response.id != **id)).for_each(|(_, task)| task.abort());
     for open in open {
         let id = open.response.id.clone();
-        if !active.contains_key(&id) {
-            active.insert(id, tasks.spawn(attend(gateway.clone(), open)));
-        }
+        active.entry(id).or_insert_with(|| tasks.spawn(attend(gateway.clone(), open)));
     }
     Ok(())
 }

@@ -175,7 +175,7 @@ pub(crate) async fn recall(
         return Ok(Some((call, None)));
     }
     match responses::prepare(gateway, principal, call).await? {
-        Prepared::Ask(call, keeping) => Ok(Some((call, keeping))),
+        Prepared::Ask(call, keeping) => Ok(Some((*call, keeping))),
         Prepared::Queued(body) => {
             let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
             exchange.respond(200, &json, body).await?;

@@ -148,16 +148,17 @@ mod tests {
 
     use super::*;
 
+    /// Field, file name, content.
+    type Read<'a> = (&'a str, Option<&'a str>, &'a str);
+
     #[track_caller]
-    fn check(body: &str, expected: Result<Vec<(&str, Option<&str>, &str)>, &str>) {
+    fn check(body: &str, expected: Result<Vec<Read<'_>>, &str>) {
         let found = parts(&Bytes::copy_from_slice(body.as_bytes()), "B");
         let found = found.as_ref().map_err(|error| *error).map(|parts| {
             let text = |part: &'_ Part| String::from_utf8_lossy(&part.content).into_owned();
             parts.iter().map(|part| (part.name.clone(), part.file_name.clone(), text(part))).collect::<Vec<_>>()
         });
-        let owned = |(name, file, text): (&str, Option<&str>, &str)| {
-            (name.to_owned(), file.map(str::to_owned), text.to_owned())
-        };
+        let owned = |(name, file, text): Read<'_>| (name.to_owned(), file.map(str::to_owned), text.to_owned());
         assert_eq!(found, expected.map(|parts| parts.into_iter().map(owned).collect()), "{body:?}");
     }
 

@@ -31,19 +31,19 @@ const NO_PREVIOUS: ErrorShape =
 /// What becomes of a request to `/v1/responses`.
 pub(crate) enum Prepared {
     /// It is answered now, and perhaps kept.
-    Ask(Call, Option<Box<Keeping>>),
+    Ask(Box<Call>, Option<Box<Keeping>>),
     /// It is answered later; this is said now.
     Queued(Bytes),
 }
 
 /// Adds what the store knows to a request.
 pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: Call) -> Result<Prepared, Failure> {
-    let Some(keeper) = gateway.keeper() else { return Ok(Prepared::Ask(call, None)) };
+    let Some(keeper) = gateway.keeper() else { return Ok(Prepared::Ask(Box::new(call), None)) };
     let body = call.body.clone();
     let request =
         crate::call::off_io(body.len(), move || ResponsesRequest::decode(&body, &Bounds::default())).await??;
     if !request.store && !request.background && request.previous_response_id.is_none() {
-        return Ok(Prepared::Ask(call, None));
+        return Ok(Prepared::Ask(Box::new(call), None));
     }
     // Before anything is kept: what may not be asked is told at once.
     gateway.upstream(&call.model, principal)?;
@@ -53,7 +53,7 @@ pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: 
     let previous = match previous.map(|id| ResponseId::parse(id).ok_or_else(|| no_previous(id))).transpose() {
         Err(failure) if !request.background => {
             call.unresolved = Some(Box::new(failure));
-            return Ok(Prepared::Ask(call, None));
+            return Ok(Prepared::Ask(Box::new(call), None));
         }
         previous => previous?,
     };
@@ -74,7 +74,7 @@ pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: 
         Err(failure) if failure.kind == ErrorKind::NotFound && !background => {
             // A provider that keeps responses itself may know it.
             call.unresolved = Some(Box::new(failure));
-            return Ok(Prepared::Ask(call, None));
+            return Ok(Prepared::Ask(Box::new(call), None));
         }
         turns => turns?,
     };
@@ -94,7 +94,7 @@ pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: 
         Box::new(Keeping::new(keeper.clone(), tenant, record.clone(), collector))
     });
     call.answer_as(meta(&record).id, Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
-    Ok(Prepared::Ask(call, keeping))
+    Ok(Prepared::Ask(Box::new(call), keeping))
 }
 
 fn check_background(request: &ResponsesRequest) -> Result<(), ApiError> {
