@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderValue;
 use penstock_dialects::{AnswerMeta, ChatEvent, Dialect, StreamEncoder, Usage, WholeCollector, codec};
 use penstock_proto::ErrorKind;
 
-use crate::call::Call;
+use crate::call::{Call, Variant};
 use crate::clock::unix_seconds;
 use crate::error::Failure;
 use crate::pump::taken;
@@ -22,6 +23,8 @@ pub struct Answer {
     form: Form,
     dialect: Dialect,
     stream: bool,
+    /// The stream is one JSON array.
+    array: bool,
     choices: usize,
     buffer: BytesMut,
     /// Events since the size was last looked at.
@@ -42,11 +45,12 @@ enum Form {
 impl Answer {
     /// For that call.
     pub fn new(call: Arc<Call>) -> Self {
-        let (dialect, stream) = (call.dialect(), call.stream);
+        let (dialect, stream, array) = (call.dialect(), call.stream, call.ask.variant == Variant::Array);
         Self {
             form: Form::Open(call),
             dialect,
             stream,
+            array,
             choices: 0,
             buffer: BytesMut::new(),
             unmeasured: 0,
@@ -62,6 +66,16 @@ impl Answer {
     /// Whether it is streamed.
     pub fn is_stream(&self) -> bool {
         self.stream
+    }
+
+    /// What a stream is made of.
+    pub fn content_type(&self) -> HeaderValue {
+        HeaderValue::from_static(if self.array { "application/json" } else { "text/event-stream; charset=utf-8" })
+    }
+
+    /// What every reader of the stream skips and every proxy passes on: a comment, or white space between JSON values.
+    pub fn sign_of_life(&self) -> Bytes {
+        Bytes::from_static(if self.array { b"\n" } else { b": keep-alive\n\n" })
     }
 
     /// Whether it is the upstream's own.
@@ -166,6 +180,11 @@ impl Answer {
     pub fn fail(&mut self, failure: &Failure) -> Bytes {
         match &mut self.form {
             Form::Stream(encoder) => encoder.fail(failure.shape(), &failure.message, &mut self.buffer),
+            Form::Raw | Form::Open(_) if self.array => {
+                let body = codec::error_body(self.dialect, failure.shape(), None, &failure.message, "");
+                let open: &[u8] = if matches!(self.form, Form::Open(_)) { b"[" } else { b"," };
+                [open, &body, b"]"].into_iter().for_each(|piece| self.buffer.extend_from_slice(piece));
+            }
             Form::Raw | Form::Open(_) if self.stream => {
                 codec::error_event(self.dialect, failure.shape(), &failure.message, &mut self.buffer);
             }

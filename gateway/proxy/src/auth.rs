@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::error::Failure;
-use crate::route::AuthClass;
+use crate::route::{AuthClass, query_keys};
 
 /// Longest key that is looked at.
 const KEY_BYTES_MAX: usize = 512;
@@ -49,13 +49,15 @@ impl Principal {
 }
 
 /// Checks the credentials of a request. Without configured keys everybody may use everything (the default listens on loopback only).
-pub fn authorize(class: AuthClass, headers: &HeaderMap, keys: &[Key]) -> Result<Principal, Failure> {
+///
+/// `target` is the request's: a URL of the Gemini API may carry the key in its query. It is read here and nowhere else.
+pub fn authorize(class: AuthClass, target: &str, headers: &HeaderMap, keys: &[Key]) -> Result<Principal, Failure> {
     if class == AuthClass::Open || keys.is_empty() {
         return Ok(Principal { key: None, models: Vec::new() });
     }
     let denied = |message: &str| Failure::new(ErrorKind::Unauthorized, message);
-    let given =
-        credential(headers).ok_or_else(|| denied("An API key is needed: send it as \"Authorization: Bearer KEY\"."))?;
+    let given = credential(target, headers)
+        .ok_or_else(|| denied("An API key is needed: send it as \"Authorization: Bearer KEY\"."))?;
     if given.len() > KEY_BYTES_MAX {
         return Err(denied("Incorrect API key provided."));
     }
@@ -80,16 +82,17 @@ pub(crate) fn by_id(keys: &[Key], id: &str) -> Option<Principal> {
     Some(Principal { key: Some(key.id.clone()), models: key.models.clone() })
 }
 
-/// `Authorization: Bearer KEY` or `x-api-key: KEY`; exactly one header, sent once.
-fn credential(headers: &HeaderMap) -> Option<&[u8]> {
-    let mut bearer = headers.get_all(http::header::AUTHORIZATION).iter();
-    let mut plain = headers.get_all("x-api-key").iter();
-    match (bearer.next(), plain.next(), bearer.next(), plain.next()) {
-        (Some(value), None, None, None) => {
-            let (scheme, key) = value.as_bytes().split_at_checked(7)?;
-            scheme.eq_ignore_ascii_case(b"bearer ").then_some(key.trim_ascii()).filter(|key| !key.is_empty())
-        }
-        (None, Some(value), None, None) => Some(value.as_bytes()).filter(|key| !key.is_empty()),
+/// `Authorization: Bearer KEY`, `x-api-key: KEY`, `x-goog-api-key: KEY` or, in URLs of the Gemini API, `?key=KEY`: exactly one of
+/// them, sent once, so that no two readers take different ones.
+fn credential(target: &str, headers: &HeaderMap) -> Option<Vec<u8>> {
+    let bearer = headers.get_all(http::header::AUTHORIZATION).iter().map(|value| {
+        let (scheme, key) = value.as_bytes().split_at_checked(7).unwrap_or_default();
+        if scheme.eq_ignore_ascii_case(b"bearer ") { key.trim_ascii().to_vec() } else { Vec::new() }
+    });
+    let plain = ["x-api-key", "x-goog-api-key"].into_iter().flat_map(|name| headers.get_all(name));
+    let mut given = bearer.chain(plain.map(|value| value.as_bytes().to_vec())).chain(query_keys(target));
+    match (given.next(), given.next()) {
+        (Some(key), None) if !key.is_empty() => Some(key),
         _ => None,
     }
 }
@@ -108,12 +111,17 @@ mod tests {
 
     #[track_caller]
     fn check(headers: &[(&str, &str)], expected: Option<&str>) {
+        check_at("/v1/models", headers, expected);
+    }
+
+    #[track_caller]
+    fn check_at(target: &str, headers: &[(&str, &str)], expected: Option<&str>) {
         let keys = [key("a", "sk-a", &[]), key("b", "sk-b", &["chat-*", "x"])];
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.append(http::HeaderName::from_bytes(name.as_bytes()).expect("name"), value.parse().expect("value"));
         }
-        let principal = authorize(AuthClass::Key, &map, &keys).ok();
+        let principal = authorize(AuthClass::Key, target, &map, &keys).ok();
         assert_eq!(principal.as_ref().and_then(|p| p.key.as_deref()), expected, "{headers:?}");
     }
 
@@ -133,6 +141,14 @@ mod tests {
         ] {
             check(headers, None);
         }
+        check(&[("x-goog-api-key", "sk-a")], Some("a"));
+        check(&[("x-goog-api-key", "sk-a"), ("x-api-key", "sk-a")], None);
+        check_at("/v1beta/models?key=sk-a", &[], Some("a"));
+        check_at("/v1beta/models?key=sk%2Da", &[], Some("a"));
+        check_at("/v1beta/models?key=sk-a&key=sk-a", &[], None);
+        check_at("/v1beta/models?key=sk-a", &[("x-goog-api-key", "sk-a")], None);
+        check_at("/v1beta/models?key=", &[], None);
+        check_at("/v1/models?key=sk-a", &[], None);
         let long = "k".repeat(4000);
         check(&[("authorization", &format!("Bearer {long}"))], None);
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderMap;
+use penstock_dialects::gemini::{self, Framing};
 use penstock_dialects::peek::Peek;
 use penstock_dialects::{ApiError, Bounds, Decoded, Dialect, Surface, anthropic, openai, peek};
 use tokio::sync::OnceCell;
@@ -26,12 +27,28 @@ pub struct Ask {
     pub model: Option<String>,
     /// The path asks for a stream (Gemini).
     pub stream: bool,
+    /// Which of the forms that share a surface.
+    pub variant: Variant,
+}
+
+/// Forms of an operation that only its URL tells apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Variant {
+    /// The usual one.
+    #[default]
+    Usual,
+    /// A stream as one JSON array instead of server-sent events (Gemini without `alt=sse`).
+    Array,
+    /// Several inputs in one body (Gemini's `batchEmbedContents`).
+    Batch,
+    /// Input tokens are counted, nothing is answered.
+    Count,
 }
 
 impl Ask {
     /// An operation whose URL says nothing besides.
     pub fn new(surface: Surface) -> Self {
-        Self { surface, model: None, stream: false }
+        Self { surface, model: None, stream: false, variant: Variant::Usual }
     }
 }
 
@@ -74,7 +91,8 @@ impl Call {
         let peek = off_io(body.bytes.len(), move || peek::peek(&bytes, &Bounds::default())).await??;
         let model = ask.model.clone().or_else(|| peek.model.clone());
         let model = model.ok_or_else(|| ApiError::invalid("model", "model: required, but missing"))?;
-        let stream = ask.stream || (peek.stream && ask.surface != Surface::Generate);
+        // Gemini says it in the URL alone.
+        let stream = ask.stream || (peek.stream && ask.surface.dialect() != Dialect::Gemini);
         let decoded = OnceCell::new();
         Ok(Self {
             ask,
@@ -131,6 +149,7 @@ impl Call {
 /// Reads a body in the dialect that `ask` names.
 fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
     let bounds = Bounds::default();
+    let model = ask.model.as_deref().unwrap_or_default();
     match ask.surface {
         Surface::Chat => openai::chat(body, &bounds),
         Surface::Completions => openai::completion(body, &bounds),
@@ -140,7 +159,18 @@ fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
         Surface::Score => openai::score(body, &bounds),
         Surface::Messages => anthropic::messages(body, &bounds),
         Surface::CountTokens => anthropic::count_tokens(body, &bounds),
+        Surface::Generate if ask.variant == Variant::Count => gemini::count(model, body, &bounds),
+        Surface::Generate => gemini::generate(model, framing(ask), body, &bounds),
+        Surface::Embed => gemini::embed(model, ask.variant == Variant::Batch, body, &bounds),
         other => Err(ApiError::unsupported("", format!("{other:?} is only passed on to upstreams that speak it"))),
+    }
+}
+
+fn framing(ask: &Ask) -> Framing {
+    match (ask.stream, ask.variant) {
+        (false, _) => Framing::Whole,
+        (true, Variant::Array) => Framing::Array,
+        (true, _) => Framing::Events,
     }
 }
 

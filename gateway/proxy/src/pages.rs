@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
 use penstock_dialects::openai::{self, ModelCard};
-use penstock_dialects::{Dialect, Request, anthropic};
+use penstock_dialects::{Dialect, Request, anthropic, gemini};
 use penstock_proto::ErrorKind;
 
 use crate::auth::Principal;
@@ -34,7 +34,8 @@ pub(crate) async fn serve(
             let cards: Vec<_> = gateway.cards(principal).iter().map(model_card).collect();
             let list = match exchange.dialect {
                 Dialect::Anthropic => anthropic::models_list(&cards),
-                Dialect::OpenAi | Dialect::Gemini => openai::models_list(&cards),
+                Dialect::Gemini => gemini::models_list(&cards),
+                Dialect::OpenAi => openai::models_list(&cards),
             };
             json(exchange, list).await?;
         }
@@ -42,7 +43,8 @@ pub(crate) async fn serve(
             let card = model_card(&gateway.upstream(&id, principal)?.card());
             let model = match exchange.dialect {
                 Dialect::Anthropic => anthropic::model(&card),
-                Dialect::OpenAi | Dialect::Gemini => openai::model(&card),
+                Dialect::Gemini => gemini::model(&card),
+                Dialect::OpenAi => openai::model(&card),
             };
             json(exchange, model).await?;
         }
@@ -91,15 +93,19 @@ async fn count(gateway: &Gateway, exchange: &mut Exchange, ask: Ask, principal: 
     let body = read_body(gateway, exchange, &headers).await?;
     let call = Arc::new(Call::new(ask, body, exchange.request_id.clone(), headers).await?);
     let upstream = gateway.upstream(&call.model, principal)?;
+    let body = |tokens| match call.dialect() {
+        Dialect::Gemini => gemini::count_body(tokens),
+        Dialect::Anthropic | Dialect::OpenAi => anthropic::count_body(tokens),
+    };
     if let Some(tokens) = watched(exchange, upstream.count(call.clone())).await?? {
-        return json(exchange, anthropic::count_body(tokens)).await;
+        return json(exchange, body(tokens)).await;
     }
     let tokens = match &call.decoded().await?.request {
         Request::Chat(chat) => anthropic::estimate(chat),
         _ => return Err(Failure::internal("counting what is no conversation").into()),
     };
     let headers = [(header::CONTENT_TYPE, JSON), (ESTIMATE, HeaderValue::from_static("true"))];
-    Ok(exchange.respond(200, &headers, anthropic::count_body(tokens).into()).await?)
+    Ok(exchange.respond(200, &headers, body(tokens).into()).await?)
 }
 
 async fn tokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Principal) -> Result<(), End> {

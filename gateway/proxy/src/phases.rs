@@ -61,7 +61,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     exchange.dialect = route::dialect(&exchange.head.target, &exchange.head.headers);
     let route = Route::parse(&exchange.head.method, &exchange.head.target)?;
     trail.route = route.label();
-    let principal = auth::authorize(route.auth_class(), &exchange.head.headers, &snapshot.keys)?;
+    let principal = auth::authorize(route.auth_class(), &exchange.head.target, &exchange.head.headers, &snapshot.keys)?;
     trail.key.clone_from(&principal.key);
     match route {
         Route::Forward(path) => return Box::pin(forward::serve(gateway, exchange, trail, path, &principal)).await,

@@ -21,9 +21,6 @@ use crate::phases::End;
 use crate::trail::Trail;
 use crate::upstream::{Events, Facts};
 
-/// A comment: ignored by every SSE client, kept by every proxy as a sign of life.
-const COMMENT: &[u8] = b": keep-alive\n\n";
-
 /// Sends the answer. When this returns `Ok`, the client has all of it.
 pub async fn run(
     exchange: &mut Exchange,
@@ -44,7 +41,7 @@ pub async fn run(
             () = timer.as_mut(), if answer.is_stream() => {
                 // The timer is moved only when it fires: a busy stream never touches it.
                 if Instant::now() >= due {
-                    signal_life(exchange).await?;
+                    signal_life(exchange, answer.content_type(), answer.sign_of_life()).await?;
                     due = Instant::now() + heartbeat;
                 }
                 timer.as_mut().reset(due);
@@ -64,7 +61,7 @@ pub async fn run(
             }
         };
         if let Some(bytes) = bytes {
-            begin(exchange, events.headers()).await?;
+            begin(exchange, answer.content_type(), events.headers()).await?;
             exchange.write(bytes, false).await?;
             due = Instant::now() + heartbeat;
         }
@@ -86,7 +83,7 @@ async fn end(
         return Err(fail(exchange, answer, &mut Vec::new(), trail, failure, events.facts()).await);
     }
     if answer.is_stream() {
-        begin(exchange, events.headers()).await?;
+        begin(exchange, answer.content_type(), events.headers()).await?;
         let mut last = answer.done();
         if let Some(epilogue) = events.epilogue() {
             last = [last, epilogue].concat().into();
@@ -126,17 +123,17 @@ async fn fail(
     End::Failed(failure)
 }
 
-async fn signal_life(exchange: &mut Exchange) -> Result<(), End> {
-    begin(exchange, &[]).await?;
-    Ok(exchange.write(Bytes::from_static(COMMENT), false).await?)
+async fn signal_life(exchange: &mut Exchange, kind: HeaderValue, sign: Bytes) -> Result<(), End> {
+    begin(exchange, kind, &[]).await?;
+    Ok(exchange.write(sign, false).await?)
 }
 
-async fn begin(exchange: &mut Exchange, more: &[(HeaderName, HeaderValue)]) -> Result<(), End> {
+async fn begin(exchange: &mut Exchange, kind: HeaderValue, more: &[(HeaderName, HeaderValue)]) -> Result<(), End> {
     if exchange.sent() != Sent::Nothing {
         return Ok(());
     }
     let mut headers = Vec::with_capacity(3 + more.len());
-    headers.push((header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")));
+    headers.push((header::CONTENT_TYPE, kind));
     headers.push((header::CACHE_CONTROL, HeaderValue::from_static("no-cache")));
     headers.push((HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")));
     headers.extend_from_slice(more);

@@ -4,7 +4,7 @@ use http::{HeaderMap, Method};
 use penstock_dialects::{Dialect, Surface};
 use penstock_proto::ErrorKind;
 
-use crate::call::Ask;
+use crate::call::{Ask, Variant};
 use crate::error::{Failure, Methods};
 use crate::stored::route::StoredRoute;
 
@@ -71,8 +71,9 @@ impl Route {
             "/ready" => (Route::Ready, Method::GET),
             "/metrics" => (Route::Metrics, Method::GET),
             _ if forwarded(path).is_some() => (Route::Forward(forwarded(path).unwrap_or_default()), Method::POST),
-            _ => match path.strip_prefix("/v1/models/").and_then(model_id) {
-                Some(id) => (Route::Model(id), Method::GET),
+            "/v1beta/models" => (Route::Models, Method::GET),
+            _ => match model_path(path).or_else(|| gemini_path(path, target)) {
+                Some(found) => found,
                 None => return Err(Failure::new(ErrorKind::NotFound, "There is no such URL here.")),
             },
         };
@@ -113,6 +114,7 @@ impl Route {
                 Surface::Score => "/v1/score",
                 Surface::Messages => "/v1/messages",
                 Surface::CountTokens => "/v1/messages/count_tokens",
+                Surface::Generate if ask.variant == Variant::Count => "/v1beta/models/{model}:countTokens",
                 Surface::Generate => "/v1beta/models/{model}:generateContent",
                 Surface::Embed => "/v1beta/models/{model}:embedContent",
             },
@@ -150,15 +152,64 @@ pub fn dialect(target: &str, headers: &HeaderMap) -> Dialect {
     let models = target.starts_with("/v1/models") && headers.contains_key("anthropic-version");
     if models || target.starts_with("/v1/messages") {
         Dialect::Anthropic
-    } else if target.starts_with("/v1beta/") {
+    } else if target.starts_with(GEMINI) {
         Dialect::Gemini
     } else {
         Dialect::OpenAi
     }
 }
 
+/// What every URL of the Gemini API begins with.
+const GEMINI: &str = "/v1beta/";
+
+/// `/v1/models/{id}`
+fn model_path(path: &str) -> Option<(Route, Method)> {
+    path.strip_prefix("/v1/models/").and_then(model_id).map(|id| (Route::Model(id), Method::GET))
+}
+
+/// `/v1beta/models/{model}` and `/v1beta/models/{model}:{action}`. A model's name may itself hold a colon: the last one counts.
+fn gemini_path(path: &str, target: &str) -> Option<(Route, Method)> {
+    let rest = path.strip_prefix("/v1beta/models/")?;
+    let Some((model, action)) = rest.rsplit_once(':') else {
+        return Some((Route::Model(model_id(rest)?), Method::GET));
+    };
+    let events = query(target, "alt") == Some("sse");
+    let (surface, stream, variant) = match action {
+        "generateContent" => (Surface::Generate, false, Variant::Usual),
+        "streamGenerateContent" if events => (Surface::Generate, true, Variant::Usual),
+        "streamGenerateContent" => (Surface::Generate, true, Variant::Array),
+        "countTokens" => (Surface::Generate, false, Variant::Count),
+        "embedContent" => (Surface::Embed, false, Variant::Usual),
+        "batchEmbedContents" => (Surface::Embed, false, Variant::Batch),
+        // No action of ours: part of a name, as in `org/model:8b`.
+        _ => return Some((Route::Model(model_id(rest)?), Method::GET)),
+    };
+    let ask = Ask { surface, model: Some(model_id(model)?), stream, variant };
+    let route = if variant == Variant::Count { Route::Count(ask) } else { Route::Ask(ask) };
+    Some((route, Method::POST))
+}
+
+/// The value of a parameter of the query, as it was sent.
+pub fn query<'a>(target: &'a str, name: &str) -> Option<&'a str> {
+    let pairs = target.split_once('?')?.1.split('&');
+    pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, value)| value)
+}
+
+/// A credential in the query: every `key` of a Gemini URL, decoded. Other URLs take none.
+pub fn query_keys(target: &str) -> impl Iterator<Item = Vec<u8>> {
+    let query = target.split_once('?').filter(|_| target.starts_with(GEMINI)).map_or("", |(_, query)| query);
+    let keys = query.split('&').filter_map(|pair| pair.split_once('=')).filter(|(name, _)| *name == "key");
+    keys.map(|(_, value)| decoded(value).unwrap_or_default())
+}
+
 /// Model ids may contain slashes (`org/name`), which some SDKs send percent-encoded.
 pub(crate) fn model_id(raw: &str) -> Option<String> {
+    let id = String::from_utf8(decoded(raw)?).ok()?;
+    (!id.is_empty() && id.len() <= 256 && !id.chars().any(char::is_control)).then_some(id)
+}
+
+/// Percent-encoding resolved.
+fn decoded(raw: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(raw.len());
     let mut rest = raw.as_bytes();
     while let [first, tail @ ..] = rest {
@@ -174,8 +225,7 @@ pub(crate) fn model_id(raw: &str) -> Option<String> {
             }
         };
     }
-    let id = String::from_utf8(bytes).ok()?;
-    (!id.is_empty() && id.len() <= 256 && !id.chars().any(char::is_control)).then_some(id)
+    Some(bytes)
 }
 
 #[cfg(test)]
@@ -187,6 +237,40 @@ mod tests {
     fn check(method: &str, target: &str, expected: Result<Route, u16>) {
         let method = Method::from_bytes(method.as_bytes()).expect("a token");
         assert_eq!(Route::parse(&method, target).map_err(|failure| failure.status()), expected, "{method} {target}");
+    }
+
+    fn gemini(surface: Surface, stream: bool, variant: Variant) -> Ask {
+        Ask { surface, model: Some("m:8b".into()), stream, variant }
+    }
+
+    #[test]
+    fn gemini_says_model_and_action_in_the_path() {
+        let ask = |surface, stream, variant| Ok(Route::Ask(gemini(surface, stream, variant)));
+        let path = |rest: &str| format!("/v1beta/models/m:8b{rest}");
+        check("POST", &path(":generateContent"), ask(Surface::Generate, false, Variant::Usual));
+        check("POST", &path(":generateContent?key=k"), ask(Surface::Generate, false, Variant::Usual));
+        check("POST", &path(":streamGenerateContent?alt=sse"), ask(Surface::Generate, true, Variant::Usual));
+        check("POST", &path(":streamGenerateContent?key=k&alt=sse"), ask(Surface::Generate, true, Variant::Usual));
+        check("POST", &path(":streamGenerateContent?alt=json"), ask(Surface::Generate, true, Variant::Array));
+        check("POST", &path(":streamGenerateContent"), ask(Surface::Generate, true, Variant::Array));
+        check("POST", &path(":embedContent"), ask(Surface::Embed, false, Variant::Usual));
+        check("POST", &path(":batchEmbedContents"), ask(Surface::Embed, false, Variant::Batch));
+        check("POST", &path(":countTokens"), Ok(Route::Count(gemini(Surface::Generate, false, Variant::Count))));
+        check("GET", &path(""), Ok(Route::Model("m:8b".into())));
+        check("GET", "/v1beta/models?pageSize=50", Ok(Route::Models));
+        check("GET", &path(":generateContent"), Err(405));
+        check("POST", "/v1beta/models/:generateContent", Err(404));
+        check("POST", "/v1beta/models", Err(405));
+        check("GET", "/v1beta/", Err(404));
+    }
+
+    #[test]
+    fn keys_in_the_query_are_those_of_gemini_urls() {
+        let keys = |target: &str| query_keys(target).collect::<Vec<_>>();
+        assert_eq!(keys("/v1beta/models?key=a%2Bb&x=1"), [b"a+b".to_vec()]);
+        assert_eq!(keys("/v1beta/models?key=a&key=b").len(), 2);
+        assert!(keys("/v1beta/models?keys=a").is_empty());
+        assert!(keys("/v1/models?key=a").is_empty());
     }
 
     #[test]
