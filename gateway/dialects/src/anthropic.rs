@@ -10,7 +10,7 @@ mod fault;
 mod messages;
 mod models;
 mod provider;
-mod signature;
+pub(crate) mod signature;
 mod stream;
 mod tools;
 pub mod watch;

@@ -12,7 +12,7 @@ mod fields;
 mod form;
 mod models;
 mod parts;
-mod provider;
+pub(crate) mod provider;
 mod request;
 mod schema;
 mod signature;

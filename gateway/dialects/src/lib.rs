@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod anthropic;
+pub mod bedrock;
 mod bounds;
 pub mod codec;
 pub mod error;

@@ -11,7 +11,7 @@ use crate::json::{Fault, Reader};
 use crate::write;
 
 /// Marks the data of a redacted block where an event has one string only.
-pub(super) const REDACTED: &str = "redacted_thinking:";
+pub(crate) const REDACTED: &str = "redacted_thinking:";
 /// Marks the signature of the call behind it.
 pub(super) const CALL: &str = "call_signature:";
 
@@ -83,7 +83,7 @@ pub(super) fn put_redacted(out: &mut BytesMut, data: &str) {
 }
 
 /// Calls `each` with the JSON of every block in a packed signature. What is no such block is left out: the string comes from a client.
-pub(super) fn put_unpacked(packed: &str, mut each: impl FnMut(&str)) {
+pub(crate) fn put_unpacked(packed: &str, mut each: impl FnMut(&str)) {
     let Ok(mut reader) = Reader::new(packed.as_bytes()) else { return };
     let mut blocks = Vec::new();
     let read = reader

@@ -2,7 +2,7 @@
 //! `docs/reference/gemini.md`.
 
 mod answer;
-mod contents;
+pub(crate) mod contents;
 mod encode;
 mod vectors;
 

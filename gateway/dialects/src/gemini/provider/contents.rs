@@ -36,7 +36,7 @@ impl Turns {
             match message.role {
                 Role::System => turns.system(message),
                 Role::User => turns.said("user", message),
-                Role::Assistant => turns.model(index, message)?,
+                Role::Assistant => turns.model(message),
                 Role::Tool => turns.answer(index, message, &chat.messages[..index])?,
             }
         }
@@ -127,7 +127,7 @@ impl Turns {
     }
 
     /// Reasoning itself stays out: Google wants its signature back, not its text.
-    fn model(&mut self, index: usize, message: &Message) -> Result<(), ApiError> {
+    fn model(&mut self, message: &Message) {
         self.turn("model");
         let signature = message.reasoning_signature.as_deref().and_then(|given| googles(given, Signed::Reasoning));
         let text = message.content.as_deref().filter(|text| !text.is_empty());
@@ -141,13 +141,8 @@ impl Turns {
             let signature = call.signature.as_deref().and_then(|given| googles(given, Signed::Call));
             // Of parallel calls only the first is signed.
             let unsigned = (self.wants_signatures && at == 0).then_some(UNSIGNED);
-            put_call(self.part(), call, signature.or(unsigned)).map_err(|()| {
-                let param = format!("messages[{index}].tool_calls[{at}].function.arguments");
-                let why = format!("{param}: Gemini's API needs a JSON object");
-                ApiError::invalid(param, why)
-            })?;
+            put_call(self.part(), call, signature.or(unsigned));
         }
-        Ok(())
     }
 
     /// The API matches answers by the function's name, which stands in the call.
@@ -178,7 +173,8 @@ impl Turns {
     }
 }
 
-fn is_object(text: &str) -> bool {
+/// Whether this is one JSON object.
+pub(crate) fn is_object(text: &str) -> bool {
     let read = || {
         let mut reader = Reader::new(text.as_bytes())?;
         reader.expect(Kind::Object)?;
@@ -199,21 +195,28 @@ fn put_returned(out: &mut BytesMut, message: &Message) {
     object.close();
 }
 
-fn put_call(out: &mut BytesMut, call: &ToolCall, signature: Option<&str>) -> Result<(), ()> {
-    let arguments = match call.arguments.trim_ascii() {
-        "" => "{}",
-        given if is_object(given) => given,
-        _ => return Err(()),
-    };
+fn put_call(out: &mut BytesMut, call: &ToolCall, signature: Option<&str>) {
     let mut part = Object::open(out);
     let mut inner = Object::open(part.key("functionCall"));
     inner.string("id", &call.id);
     inner.string("name", &call.name);
-    inner.raw("args", arguments);
+    put_arguments(inner.key("args"), &call.arguments);
     inner.close();
     part.optional("thoughtSignature", signature);
     part.close();
-    Ok(())
+}
+
+/// Arguments as an object: nothing is the empty one, what is none (a model can fail) is kept as text.
+pub(crate) fn put_arguments(out: &mut BytesMut, arguments: &str) {
+    match arguments.trim_ascii() {
+        "" => out.put_slice(b"{}"),
+        given if is_object(given) => out.put_slice(given.as_bytes()),
+        given => {
+            let mut object = Object::open(out);
+            object.string("invalid_json", given);
+            object.close();
+        }
+    }
 }
 
 fn put_image(out: &mut BytesMut, source: &ImageSource) {

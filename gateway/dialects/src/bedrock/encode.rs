@@ -1,0 +1,225 @@
+//! A conversation as the body of `converse` and `converse-stream`.
+
+use bytes::{BufMut, BytesMut};
+
+use super::Family;
+use super::messages::Turns;
+use crate::error::ApiError;
+use crate::openai::provider::value::{Object, list};
+use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, Tool, ToolChoice};
+
+/// The least budget of reasoning that Claude takes.
+const BUDGET_MIN: u32 = 1_024;
+/// Output tokens beside a budget, where the request names no limit: the limit must be above the budget.
+const ANSWER_TOKENS: u32 = 4_096;
+
+/// Writes the body.
+pub(super) fn body(chat: &ChatRequest, family: Family) -> Result<Vec<u8>, ApiError> {
+    let turns = Turns::write(chat, family)?;
+    check(chat, family, &turns)?;
+    let budget = if family == Family::Claude { budget(chat) } else { None };
+    let mut out = BytesMut::with_capacity(512 + turns.system.len() + turns.messages.len());
+    let mut object = Object::open(&mut out);
+    for (name, blocks) in [("system", &turns.system), ("messages", &turns.messages)] {
+        if !blocks.is_empty() {
+            let value = object.key(name);
+            value.put_u8(b'[');
+            value.put_slice(blocks);
+            value.put_u8(b']');
+        }
+    }
+    put_inference(&mut object, chat, budget);
+    put_tools(&mut object, chat, &turns);
+    put_format(&mut object, &chat.response_format);
+    put_additional(&mut object, chat, family, budget);
+    object.close();
+    Ok(out.into())
+}
+
+/// Refuses what would change the answer's meaning or leave out what was asked for.
+fn check(chat: &ChatRequest, family: Family, turns: &Turns) -> Result<(), ApiError> {
+    let sampling = &chat.sampling;
+    let calls = !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None;
+    let top_k = sampling.top_k.is_some_and(|top| top > 0) && matches!(family, Family::GptOss | Family::Other);
+    let unknown = [
+        (chat.n > 1, "n", "more than one choice"),
+        (chat.logprobs.is_some(), "logprobs", "log-probabilities"),
+        (chat.prompt_logprobs.is_some(), "prompt_logprobs", "log-probabilities"),
+        (chat.return_token_ids, "return_token_ids", "token ids"),
+        (!sampling.logit_bias.is_empty(), "logit_bias", "biases by token id"),
+        (!sampling.allowed_token_ids.is_empty(), "allowed_token_ids", "rules by token id"),
+        (!sampling.stop_token_ids.is_empty(), "stop_token_ids", "rules by token id"),
+        (sampling.min_tokens > 0, "min_tokens", "least lengths"),
+        (sampling.ignore_eos, "ignore_eos", "least lengths"),
+        (sampling.include_stop && !sampling.stop.is_empty(), "include_stop_str_in_output", "stop strings in the text"),
+        (top_k, "top_k", "top_k for this model"),
+        (calls && !chat.parallel_tool_calls, "parallel_tool_calls", "way to ask for one call at a time"),
+        (chat.continue_final_message, "continue_final_message", "way to continue a message"),
+    ];
+    if let Some((_, param, what)) = unknown.iter().find(|(asked, _, _)| *asked) {
+        return Err(ApiError::unsupported(*param, format!("{param}: Bedrock's API has no {what}")));
+    }
+    if chat.response_format == ResponseFormat::JsonObject {
+        let why = "response_format.type: Bedrock's API has no \"json_object\"; give a \"json_schema\"";
+        return Err(ApiError::unsupported_value("response_format.type", why));
+    }
+    if chat.tool_choice == ToolChoice::None && !chat.tools.is_empty() && !turns.called.is_empty() {
+        let why = "tool_choice: Bedrock's API cannot forbid calls in a conversation that has some";
+        return Err(ApiError::unsupported_value("tool_choice", why));
+    }
+    Ok(())
+}
+
+fn put_inference(object: &mut Object<'_>, chat: &ChatRequest, budget: Option<u32>) {
+    let sampling = &chat.sampling;
+    let mut written = BytesMut::new();
+    let mut config = Object::open(&mut written);
+    let max_tokens = sampling.max_tokens.or(budget.map(|budget| budget.saturating_add(ANSWER_TOKENS)));
+    // The API counts in signed integers of 32 bits.
+    config.optional_integer("maxTokens", max_tokens.map(|tokens| tokens.min(i32::MAX as u32)));
+    if budget.is_none() {
+        // Newer models refuse both.
+        match (sampling.temperature, sampling.top_p) {
+            (Some(temperature), _) => config.number("temperature", temperature.min(1.0)),
+            (None, top_p) => config.optional_number("topP", top_p),
+        }
+    }
+    if !sampling.stop.is_empty() {
+        config.strings("stopSequences", &sampling.stop);
+    }
+    config.close();
+    if written.len() > 2 {
+        object.key("inferenceConfig").put_slice(&written);
+    }
+}
+
+/// Tools that are offered, or, where none are and the conversation has calls, which the API demands, those that it names.
+fn put_tools(object: &mut Object<'_>, chat: &ChatRequest, turns: &Turns) {
+    let hidden = chat.tools.is_empty() || chat.tool_choice == ToolChoice::None;
+    if hidden && turns.called.is_empty() {
+        return;
+    }
+    let mut config = Object::open(object.key("toolConfig"));
+    if hidden {
+        list(config.key("tools"), &turns.called, |out, name| put_tool(out, name, None, None, false));
+    } else {
+        list(config.key("tools"), &chat.tools, |out, tool: &Tool| {
+            put_tool(out, &tool.name, tool.description.as_deref(), tool.parameters.as_deref(), tool.strict);
+        });
+        match &chat.tool_choice {
+            ToolChoice::None | ToolChoice::Auto => {}
+            ToolChoice::Required => config.raw("toolChoice", r#"{"any":{}}"#),
+            ToolChoice::Named(name) => {
+                let mut choice = Object::open(config.key("toolChoice"));
+                let mut tool = Object::open(choice.key("tool"));
+                tool.string("name", name);
+                tool.close();
+                choice.close();
+            }
+        }
+    }
+    config.close();
+}
+
+fn put_tool(out: &mut BytesMut, name: &str, description: Option<&str>, schema: Option<&str>, strict: bool) {
+    let mut tool = Object::open(out);
+    let mut spec = Object::open(tool.key("toolSpec"));
+    spec.string("name", name);
+    spec.optional("description", description.filter(|text| !text.is_empty()));
+    let mut input = Object::open(spec.key("inputSchema"));
+    input.raw("json", schema.filter(|schema| *schema != "{}").unwrap_or(r#"{"type":"object","properties":{}}"#));
+    input.close();
+    spec.flag("strict", strict);
+    spec.close();
+    tool.close();
+}
+
+/// The API takes the schema as text.
+fn put_format(object: &mut Object<'_>, format: &ResponseFormat) {
+    let ResponseFormat::JsonSchema { name, description, schema, .. } = format else { return };
+    let mut output = Object::open(object.key("outputConfig"));
+    let mut text = Object::open(output.key("textFormat"));
+    text.string("type", "json_schema");
+    let mut structure = Object::open(text.key("structure"));
+    let mut inner = Object::open(structure.key("jsonSchema"));
+    inner.string("schema", schema);
+    inner.string("name", name);
+    inner.optional("description", description.as_deref());
+    inner.close();
+    structure.close();
+    text.close();
+    output.close();
+}
+
+/// What the Converse API itself does not know, in the words of the model's family.
+fn put_additional(object: &mut Object<'_>, chat: &ChatRequest, family: Family, budget: Option<u32>) {
+    let mut written = BytesMut::new();
+    let mut fields = Object::open(&mut written);
+    let top_k = chat.sampling.top_k.filter(|top| *top > 0);
+    match family {
+        Family::Claude => {
+            if let Some(budget) = budget {
+                let mut thinking = Object::open(fields.key("thinking"));
+                thinking.string("type", "enabled");
+                thinking.integer("budget_tokens", budget);
+                thinking.close();
+            } else {
+                fields.optional_integer("top_k", top_k);
+            }
+        }
+        Family::Nova => {
+            if let Some(top_k) = top_k {
+                let mut config = Object::open(fields.key("inferenceConfig"));
+                config.integer("topK", top_k);
+                config.close();
+            }
+        }
+        Family::GptOss => fields.optional("reasoning_effort", chat.reasoning_effort.map(word_of)),
+        Family::Other => {}
+    }
+    fields.close();
+    if written.len() > 2 {
+        object.key("additionalModelRequestFields").put_slice(&written);
+    }
+}
+
+/// Claude's budget of reasoning, where reasoning is asked for and the API would take it.
+fn budget(chat: &ChatRequest) -> Option<u32> {
+    let effort = chat.reasoning_effort.filter(|effort| *effort != ReasoningEffort::None).map(budget_of);
+    let wanted = chat.reasoning_tokens_max.or(effort).filter(|tokens| *tokens > 0)?.max(BUDGET_MIN);
+    if chat.reasoning_effort == Some(ReasoningEffort::None) {
+        return None;
+    }
+    let forced = matches!(chat.tool_choice, ToolChoice::Required | ToolChoice::Named(_));
+    if forced || lacks_signature(&chat.messages) {
+        return None;
+    }
+    let room = chat.sampling.max_tokens.map_or(u32::MAX, |limit| limit.saturating_sub(1));
+    Some(wanted.min(room)).filter(|budget| *budget >= BUDGET_MIN)
+}
+
+/// Whether the turn that is going on has called tools without signed reasoning: clients of other APIs cannot send it back.
+fn lacks_signature(messages: &[Message]) -> bool {
+    let turn = messages.iter().rev().take_while(|message| message.role != Role::User);
+    let first = turn.filter(|message| message.role == Role::Assistant).last();
+    first.is_some_and(|first| !first.tool_calls.is_empty() && first.reasoning_signature.is_none())
+}
+
+fn budget_of(effort: ReasoningEffort) -> u32 {
+    match effort {
+        ReasoningEffort::None => 0,
+        ReasoningEffort::Minimal => 1_024,
+        ReasoningEffort::Low => 2_048,
+        ReasoningEffort::Medium => 8_192,
+        ReasoningEffort::High => 16_384,
+        ReasoningEffort::Max => 32_768,
+    }
+}
+
+fn word_of(effort: ReasoningEffort) -> &'static str {
+    match effort {
+        ReasoningEffort::None | ReasoningEffort::Minimal | ReasoningEffort::Low => "low",
+        ReasoningEffort::Medium => "medium",
+        ReasoningEffort::High | ReasoningEffort::Max => "high",
+    }
+}

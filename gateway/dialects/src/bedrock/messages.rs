@@ -1,0 +1,279 @@
+//! Messages to `system` and `messages`: turns alternate, begin with the user's, hold no blank text.
+
+use bytes::{BufMut, BytesMut};
+
+use super::Family;
+use crate::anthropic::signature::{REDACTED, put_unpacked};
+use crate::error::ApiError;
+use crate::gemini::provider::contents::put_arguments;
+use crate::json::{Kind, Reader};
+use crate::openai::provider::value::Object;
+use crate::request::{ChatRequest, ImageSource, Message, Part, Role};
+use crate::write;
+
+/// What is sent where a turn must say something and does not.
+const NOTHING: &str = "(no content)";
+
+/// The turns, as they will be written.
+pub(super) struct Turns {
+    /// Blocks of `system`.
+    pub(super) system: BytesMut,
+    /// Whole messages.
+    pub(super) messages: BytesMut,
+    /// Functions that calls in the conversation name.
+    pub(super) called: Vec<String>,
+    family: Family,
+    role: Option<&'static str>,
+    /// Whether the open message has a block.
+    begun: bool,
+}
+
+impl Turns {
+    /// Writes the messages of a request.
+    pub(super) fn write(chat: &ChatRequest, family: Family) -> Result<Self, ApiError> {
+        let (system, messages, called) = (BytesMut::new(), BytesMut::new(), Vec::new());
+        let mut turns = Self { system, messages, called, family, role: None, begun: false };
+        for (index, message) in chat.messages.iter().enumerate() {
+            match message.role {
+                Role::System => turns.system(message),
+                Role::User => {
+                    turns.turn("user");
+                    turns.said(index, message)?;
+                }
+                Role::Assistant => turns.assistant(index, message)?,
+                Role::Tool => turns.result(index, message)?,
+            }
+        }
+        turns.close();
+        if turns.role.is_none() {
+            let why = "messages: Bedrock's API needs a message that is not the system's";
+            return Err(ApiError::invalid("messages", why));
+        }
+        Ok(turns)
+    }
+
+    /// Every message of the system, wherever it stands, is a block of its own.
+    fn system(&mut self, message: &Message) {
+        let Some(text) = message.content.as_deref().filter(|text| !is_blank(text)) else { return };
+        if !self.system.is_empty() {
+            self.system.put_u8(b',');
+        }
+        put_text(&mut self.system, text);
+    }
+
+    fn close(&mut self) {
+        if self.role.is_some() {
+            if !self.begun {
+                put_text(self.block(), NOTHING);
+            }
+            self.messages.put_slice(b"]}");
+        }
+    }
+
+    fn turn(&mut self, role: &'static str) {
+        if self.role == Some(role) {
+            return;
+        }
+        if self.role.is_none() && role == "assistant" {
+            // A conversation begins with the user.
+            self.turn("user");
+        }
+        self.close();
+        if self.role.replace(role).is_some() {
+            self.messages.put_u8(b',');
+        }
+        self.begun = false;
+        self.messages.put_slice(b"{\"role\":");
+        write::string(&mut self.messages, role);
+        self.messages.put_slice(b",\"content\":[");
+    }
+
+    /// Room for a block.
+    fn block(&mut self) -> &mut BytesMut {
+        if std::mem::replace(&mut self.begun, true) {
+            self.messages.put_u8(b',');
+        }
+        &mut self.messages
+    }
+
+    fn said(&mut self, index: usize, message: &Message) -> Result<(), ApiError> {
+        if message.parts.is_empty() {
+            self.text(message.content.as_deref().unwrap_or_default());
+        }
+        for part in &message.parts {
+            match part {
+                Part::Text(text) => self.text(text),
+                Part::Image { source, .. } => {
+                    put_image(self.block(), source).map_err(|what| wrong_image(index, what))?
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, text: &str) {
+        if !is_blank(text) {
+            put_text(self.block(), text);
+        }
+    }
+
+    fn assistant(&mut self, index: usize, message: &Message) -> Result<(), ApiError> {
+        self.turn("assistant");
+        self.reasoning(message);
+        self.said(index, message)?;
+        for call in &message.tool_calls {
+            if !self.called.contains(&call.name) {
+                self.called.push(call.name.clone());
+            }
+            let mut block = Object::open(self.block());
+            let mut inner = Object::open(block.key("toolUse"));
+            inner.string("toolUseId", &id(&call.id));
+            inner.string("name", &call.name);
+            put_arguments(inner.key("input"), &call.arguments);
+            inner.close();
+            block.close();
+        }
+        Ok(())
+    }
+
+    /// Claude alone takes its reasoning back, with the signature that Anthropic's own API would give it.
+    fn reasoning(&mut self, message: &Message) {
+        let Some(signature) = message.reasoning_signature.as_deref().filter(|_| self.family == Family::Claude) else {
+            return;
+        };
+        if signature.starts_with('[') {
+            put_unpacked(signature, |block| self.unpacked(block));
+        } else if let Some(data) = signature.strip_prefix(REDACTED) {
+            self.redacted(data);
+        } else if !signature.contains(':') {
+            self.thought(message.reasoning.as_deref().unwrap_or_default(), signature);
+        }
+    }
+
+    fn thought(&mut self, text: &str, signature: &str) {
+        let mut block = Object::open(self.block());
+        let mut content = Object::open(block.key("reasoningContent"));
+        let mut inner = Object::open(content.key("reasoningText"));
+        inner.string("text", text);
+        inner.string("signature", signature);
+        inner.close();
+        content.close();
+        block.close();
+    }
+
+    fn redacted(&mut self, data: &str) {
+        let mut block = Object::open(self.block());
+        let mut content = Object::open(block.key("reasoningContent"));
+        content.string("redactedContent", data);
+        content.close();
+        block.close();
+    }
+
+    /// A thinking block in Anthropic's own form.
+    fn unpacked(&mut self, block: &str) {
+        let (mut thinking, mut signature, mut data) = (None, None, None);
+        let Ok(mut reader) = Reader::new(block.as_bytes()) else { return };
+        let read = reader.object(|reader, key| {
+            let field = match &*key {
+                "thinking" => &mut thinking,
+                "signature" => &mut signature,
+                "data" => &mut data,
+                _ => return reader.skip(),
+            };
+            if reader.kind()? == Kind::String {
+                *field = Some(reader.string()?.into_owned());
+                return Ok(());
+            }
+            reader.skip()
+        });
+        match (read, signature, data) {
+            (Ok(()), Some(signature), _) => self.thought(thinking.as_deref().unwrap_or_default(), &signature),
+            (Ok(()), None, Some(data)) => self.redacted(&data),
+            _ => {}
+        }
+    }
+
+    fn result(&mut self, index: usize, message: &Message) -> Result<(), ApiError> {
+        self.turn("user");
+        let mut block = Object::open(self.block());
+        let mut result = Object::open(block.key("toolResult"));
+        result.string("toolUseId", &id(message.tool_call_id.as_deref().unwrap_or_default()));
+        let content = result.key("content");
+        content.put_u8(b'[');
+        let whole = message.content.as_deref().unwrap_or_default();
+        if message.parts.is_empty() {
+            put_text(content, if is_blank(whole) { NOTHING } else { whole });
+        }
+        for (at, part) in message.parts.iter().enumerate() {
+            if at > 0 {
+                content.put_u8(b',');
+            }
+            match part {
+                Part::Text(text) => put_text(content, if is_blank(text) { NOTHING } else { text }),
+                Part::Image { source, .. } => put_image(content, source).map_err(|what| wrong_image(index, what))?,
+            }
+        }
+        content.put_u8(b']');
+        if message.tool_failed {
+            result.string("status", "error");
+        }
+        result.close();
+        block.close();
+        Ok(())
+    }
+}
+
+/// The API refuses texts of nothing but space.
+fn is_blank(text: &str) -> bool {
+    text.trim().is_empty()
+}
+
+/// An id as the API takes it: 64 letters, digits, `_` and `-`.
+fn id(given: &str) -> String {
+    const CHARS_MAX: usize = 64;
+    let fits = |character: char| character.is_ascii_alphanumeric() || matches!(character, '_' | '-');
+    let plain: String = given.chars().map(|character| if fits(character) { character } else { '_' }).collect();
+    if plain.is_empty() {
+        return "_".to_owned();
+    }
+    if plain.len() <= CHARS_MAX {
+        return plain;
+    }
+    // Long ids differ at their ends as often as at their beginnings.
+    format!("{}-{:08x}", &plain[..CHARS_MAX - 9], crc32fast::hash(given.as_bytes()))
+}
+
+/// A text block.
+fn put_text(out: &mut BytesMut, text: &str) {
+    out.put_slice(b"{\"text\":");
+    write::string(out, text);
+    out.put_u8(b'}');
+}
+
+fn put_image(out: &mut BytesMut, source: &ImageSource) -> Result<(), &'static str> {
+    let ImageSource::Data { media_type, base64 } = source else {
+        return Err("images as data, no URLs");
+    };
+    let format = match media_type.as_str() {
+        "image/png" => "png",
+        "image/jpeg" | "image/jpg" => "jpeg",
+        "image/gif" => "gif",
+        "image/webp" => "webp",
+        _ => return Err("images of type png, jpeg, gif and webp"),
+    };
+    let mut block = Object::open(out);
+    let mut image = Object::open(block.key("image"));
+    image.string("format", format);
+    let mut bytes = Object::open(image.key("source"));
+    bytes.string("bytes", base64);
+    bytes.close();
+    image.close();
+    block.close();
+    Ok(())
+}
+
+fn wrong_image(index: usize, what: &str) -> ApiError {
+    let param = format!("messages[{index}].content");
+    let why = format!("{param}: Bedrock's API takes {what}");
+    ApiError::unsupported_value(param, why)
+}
