@@ -73,6 +73,11 @@ impl Answer {
         HeaderValue::from_static(if self.array { "application/json" } else { "text/event-stream; charset=utf-8" })
     }
 
+    /// Whether a comment may stand in the stream.
+    pub fn takes_comments(&self) -> bool {
+        !self.array
+    }
+
     /// What every reader of the stream skips and every proxy passes on: a comment, or white space between JSON values.
     pub fn sign_of_life(&self) -> Bytes {
         Bytes::from_static(if self.array { b"\n" } else { b": keep-alive\n\n" })

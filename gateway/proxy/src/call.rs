@@ -162,7 +162,6 @@ fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
         Surface::Generate if ask.variant == Variant::Count => gemini::count(model, body, &bounds),
         Surface::Generate => gemini::generate(model, framing(ask), body, &bounds),
         Surface::Embed => gemini::embed(model, ask.variant == Variant::Batch, body, &bounds),
-        other => Err(ApiError::unsupported("", format!("{other:?} is only passed on to upstreams that speak it"))),
     }
 }
 

@@ -85,7 +85,7 @@ async fn end(
     if answer.is_stream() {
         begin(exchange, answer.content_type(), events.headers()).await?;
         let mut last = answer.done();
-        if let Some(epilogue) = events.epilogue() {
+        if let Some(epilogue) = events.epilogue().filter(|_| answer.takes_comments()) {
             last = [last, epilogue].concat().into();
         }
         return Ok(exchange.write(last, true).await?);

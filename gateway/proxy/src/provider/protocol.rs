@@ -1,6 +1,6 @@
 //! The APIs that providers speak: where an operation is, how a key is sent, which answers can be passed on as they are.
 
-use penstock_dialects::{ProviderCodec, Surface, anthropic, gemini, openai};
+use penstock_dialects::{ProviderCodec, Surface, anthropic, bedrock, gemini, openai};
 
 use crate::config::ProviderConfig;
 
@@ -92,7 +92,7 @@ pub(super) fn codec_of(config: &ProviderConfig) -> Option<Box<dyn ProviderCodec>
         Protocol::Anthropic => Some(Box::new(anthropic::Codec::default())),
         Protocol::Gemini | Protocol::Vertex => Some(Box::new(gemini::Codec::default())),
         Protocol::OpenAiResponses => Some(Box::new(openai::ResponsesCodec)),
-        Protocol::Bedrock => None,
+        Protocol::Bedrock => Some(Box::new(bedrock::Codec)),
     }
 }
 
