@@ -92,7 +92,7 @@ pub(super) fn base64(text: Cow<'_, str>) -> Result<String, Fault> {
         return Err(Fault::invalid("must be base64"));
     }
     text.truncate(data.len());
-    while text.len() % 4 != 0 {
+    while !text.len().is_multiple_of(4) {
         text.push('=');
     }
     Ok(text)
