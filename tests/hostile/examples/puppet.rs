@@ -1,10 +1,10 @@
-//! The gateway with an upstream that costs nothing, to profile the client's side alone:
+//! The gateway as a small program, to profile it: with an upstream that costs nothing, and with the providers of a config.
 //!
 //! ```text
-//! cargo run --release -p penstock-hostile --example puppet -- 127.0.0.1:8080
+//! cargo run --release -p penstock-hostile --example puppet -- 127.0.0.1:8080 [CONFIG.toml]
 //! ```
 //!
-//! The model is `puppet`; prompts say what it does (`src/upstream.rs`).
+//! The model `puppet` does what its prompts say (`src/upstream.rs`).
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
@@ -12,19 +12,21 @@ use std::sync::Arc;
 use penstock_hostile::upstream::Puppet;
 use penstock_proxy::config::{self, Overrides};
 use penstock_proxy::telemetry::AccessLog;
-use penstock_proxy::{Gateway, server};
+use penstock_proxy::{Gateway, provider, server};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() {
     let listen = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:8080".into());
-    let log = std::env::args().nth(2).unwrap_or_else(|| "off".into());
-    let overrides = Overrides { listen: Some(listen), access_log: Some(log), ..Overrides::default() };
-    let mut config = config::load(None, &overrides, &|_| None).expect("the defaults");
+    let file = std::env::args().nth(2).unwrap_or_default();
+    let text = if file.is_empty() { String::new() } else { std::fs::read_to_string(&file).expect("a config file") };
+    let overrides = Overrides { listen: Some(listen), ..Overrides::default() };
+    let mut config = config::load(Some((&file, &text)), &overrides, &|_| None).expect("a valid config");
     server::reserve(&mut config).expect("a free port");
     let log = AccessLog::open(&config.access_log).expect("an access log");
-    let gateway = Arc::new(Gateway::new(config.clone(), log, vec![Arc::new(Puppet::default())]));
-    println!("http://{}", config.listen);
-    server::run(gateway, &config, || {}).expect("a server");
+    let providers = provider::all(&config).expect("providers that can be used");
+    let gateway = Gateway::new(config.clone(), log, vec![Arc::new(Puppet::default())]).with_providers(providers);
+    eprintln!("http://{}", config.listen);
+    server::run(Arc::new(gateway), &config, || {}).expect("a server");
 }

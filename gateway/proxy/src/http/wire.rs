@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::mem::MaybeUninit;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Poll, ready};
 use std::time::Duration;
 
@@ -58,10 +58,13 @@ impl Wire {
             }
             stream.flush().await
         };
-        match timeout(self.stall, write).await {
-            Ok(Ok(())) => Ok(()),
-            _ => Err(Gone),
-        }
+        let mut write = pin!(write);
+        // As a rule the socket takes it at once, and no timer is needed.
+        let written = match poll_fn(|context| Poll::Ready(write.as_mut().poll(context))).await {
+            Poll::Ready(written) => written,
+            Poll::Pending => timeout(self.stall, write).await.map_err(|_| Gone)?,
+        };
+        written.map_err(|_| Gone)
     }
 
     /// Ends when the client leaves; a half close is leaving. What it sends ahead is kept for later, within a bound. Cancel-safe.
