@@ -22,4 +22,4 @@ pub mod watch;
 pub use errors::error_body;
 pub use form::{Framing, count, embed, generate};
 pub use models::{count_body, model, models_list};
-pub use provider::{Codec, ThinkingStyle};
+pub use provider::{Codec, ThinkingStyle, path};

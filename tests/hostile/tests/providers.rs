@@ -400,6 +400,42 @@ async fn another_dialect_is_translated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gemini_clients_reach_gemini_byte_for_byte() {
+    const BODY: &str = r#"{ "contents":[{"parts":[{"text":"hi"}]}], "generationConfig":{"newField":1} }"#;
+    const ANSWER: &str = r#"{ "candidates":[{"content":{"parts":[{"text":"ho"}]},"finishReason":"STOP"}],"usageMetadata":{"promptTokenCount":3} }"#;
+    let event = format!("data: {ANSWER}\r\n\r\n");
+    let stream = vec![sse_head(), chunk(&event), say("0\r\n\r\n")];
+    let cut = vec![
+        sse_head(),
+        chunk("data: {\"candidates\":[{\"content\":{\"parts\":[{\"text\":\"h\"}]}}]}\n\n"),
+        say("0\r\n\r\n"),
+    ];
+    let script = vec![whole("200 OK", "", ANSWER), stream, cut];
+    let keys = "protocol = \"gemini\"\nkey_env = \"KEY_A\"";
+    let (provider, front) = setup(script, keys).await;
+    let ask = |method: &str| {
+        post(&format!("/v1beta/models/big:{method}"), BODY).replacen(
+            "Host: a\r\n",
+            "Host: a\r\nConnection: close\r\nx-goog-api-key: client\r\n",
+            1,
+        )
+    };
+    let reply = send(front.address, ask("generateContent")).await;
+    assert_eq!(reply.text.split_once("\r\n\r\n").map(|(_, body)| body), Some(ANSWER), "{}", reply.text);
+    let reply = send(front.address, ask("streamGenerateContent?alt=sse")).await;
+    assert_eq!((payload(&reply), reply.is_whole()), (event, true), "{}", reply.text);
+    let reply = send(front.address, ask("streamGenerateContent?alt=sse")).await;
+    assert!(!reply.is_whole(), "no finish reason came: {}", reply.text);
+    let requests = provider.seen.requests();
+    for (request, path) in requests.iter().zip([":generateContent ", ":streamGenerateContent?alt=sse "]) {
+        let (head, body) = request.split_once("\r\n\r\n").expect("a head");
+        assert!(head.starts_with(&format!("POST /v1/models/big{path}")), "{head}");
+        assert!(head.contains("x-goog-api-key: sk-aaaa") && !head.contains("client"), "{head}");
+        assert_eq!(body, BODY);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_translated_stream_that_is_cut_looks_broken() {
     let steps = vec![sse_head(), chunk(FIRST), chunk(PIECE), Step::Gate, Step::Close];
     let body = r#"{"model":"big","max_tokens":5,"stream":true,"messages":[{"role":"user","content":"hi"}]}"#;

@@ -45,6 +45,11 @@ impl Codec {
     }
 }
 
+/// Path of a method of a model behind the API's base: `/models/NAME:generateContent`.
+pub fn path(model: &str, method: &str) -> String {
+    format!("/{}:{method}", escaped(&resource(model)))
+}
+
 impl ProviderCodec for Codec {
     fn encode(&self, request: &Request, model: &str) -> Result<ProviderCall, ApiError> {
         let refused = |what: &str| {
@@ -61,7 +66,7 @@ impl ProviderCodec for Codec {
             Request::Complete(_) => return refused("plain continuations"),
             Request::Rerank(_) => return refused("scores"),
         };
-        Ok(ProviderCall { path: format!("/{}:{method}", escaped(&resource(model))), body })
+        Ok(ProviderCall { path: path(model, method), body })
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn AnswerDecoder> {

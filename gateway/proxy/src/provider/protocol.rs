@@ -2,6 +2,7 @@
 
 use penstock_dialects::{ProviderCodec, Surface, anthropic, bedrock, gemini, openai};
 
+use crate::call::{Ask, Variant};
 use crate::config::ProviderConfig;
 
 /// An API that a provider speaks.
@@ -67,8 +68,9 @@ impl Protocol {
         }
     }
 
-    /// Whether a request on that surface is this API's own, so that its bytes are passed on.
-    pub fn speaks(self, surface: Surface) -> bool {
+    /// Whether what is asked is this API's own, so that its bytes are passed on.
+    pub fn speaks(self, ask: &Ask) -> bool {
+        let surface = ask.surface;
         match self {
             Protocol::OpenAi => matches!(
                 surface,
@@ -77,7 +79,9 @@ impl Protocol {
             Protocol::OpenAiResponses => matches!(surface, Surface::Responses | Surface::Embeddings),
             Protocol::Azure => matches!(surface, Surface::Chat | Surface::Completions | Surface::Embeddings),
             Protocol::Anthropic => matches!(surface, Surface::Messages | Surface::CountTokens),
-            Protocol::Gemini | Protocol::Vertex | Protocol::Bedrock => false,
+            // The model and the kind of answer are in the path; the body is the same for every one.
+            Protocol::Gemini | Protocol::Vertex => surface == Surface::Generate && ask.variant == Variant::Usual,
+            Protocol::Bedrock => false,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use http::{Method, header};
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
-use penstock_dialects::{AnswerDecoder, FaultClass, ProviderFault, Surface, peek, watch};
+use penstock_dialects::{AnswerDecoder, FaultClass, ProviderFault, Surface, gemini, peek, watch};
 use penstock_proto::ErrorKind;
 use tokio::time::Instant;
 
@@ -59,11 +59,22 @@ impl ProviderUpstream {
     /// The client's bytes, spliced where they must be.
     fn passed_on(&self, call: &Call, deadlines: Deadlines) -> Asked {
         let renamed = (call.peek.model.as_deref() != Some(&self.model)).then_some(self.model.as_str());
+        let (path, body) = match call.ask.surface {
+            // The model's name is in the path, not in the body.
+            Surface::Generate => {
+                let method = if call.stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
+                (gemini::path(&self.model, method), vec![call.body.clone()])
+            }
+            surface => {
+                let body = peek::spliced(&call.body, &call.peek, renamed, self.adds_usage(call));
+                (self.path(openai_path(surface)), body)
+            }
+        };
         Asked {
             method: Method::POST,
-            path: self.path(openai_path(call.ask.surface)),
+            path,
             headers: fields::upwards(call.dialect(), &call.headers),
-            body: peek::spliced(&call.body, &call.peek, renamed, self.adds_usage(call)),
+            body,
             same_dialect: true,
             deadlines,
         }
@@ -150,7 +161,7 @@ impl Upstream for ProviderUpstream {
         let provider = &self.provider;
         let place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
         let deadlines = self.deadlines(&call, &origin);
-        let passed_on = provider.config.protocol.speaks(call.ask.surface) && !call.own;
+        let passed_on = provider.config.protocol.speaks(&call.ask) && !call.own;
         let (asked, decoder) = match passed_on {
             true => (self.passed_on(&call, deadlines), None),
             false => self.translated(&call, deadlines).await?,
@@ -166,7 +177,7 @@ impl Upstream for ProviderUpstream {
 
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {
         let provider = &self.provider;
-        if !(provider.config.protocol.speaks(call.ask.surface) && call.ask.surface == Surface::CountTokens) {
+        if !(provider.config.protocol.speaks(&call.ask) && call.ask.surface == Surface::CountTokens) {
             return Ok(None);
         }
         let _place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
