@@ -1,7 +1,7 @@
 //! One request and its response, the same for HTTP/1 and HTTP/2.
 //!
 //! The request side reads the whole body (deadline, minimum rate, size, budget) before anything is dispatched. The response side
-//! is our own writer for HTTP/1 ([`super::response`]), which shares the connection with the reader, and Pingora's session for HTTP/2.
+//! is our own writer for HTTP/1 (`response.rs`), which shares the connection with the reader, and Pingora's session for HTTP/2.
 
 use std::cell::RefCell;
 use std::net::IpAddr;

@@ -1,6 +1,6 @@
 //! Somebody else's service as an upstream.
 //!
-//! A request in the provider's own dialect is passed on as it came ([`passed`]): the bytes are spliced where the model's name differs or
+//! A request in the provider's own dialect is passed on as it came (`passed`): the bytes are spliced where the model's name differs or
 //! the counts of a stream are asked for, and the answer's bytes are the provider's. Its answer is watched in passing for what the gateway
 //! must know. `docs/guide/providers.md` has the rules and the outcome of every fault.
 

@@ -1,6 +1,6 @@
 //! What clients keep here: files, batches, stored responses.
 //!
-//! [`route`] says which URL is what, [`serve`] answers it; [`Keeper`] is the gateway's hold on the store. Everything is done as the
+//! `route` says which URL is what, `serve` answers it; `Keeper` is the gateway's hold on the store. Everything is done as the
 //! tenant of the request's key: another key's things are as absent as those that never were.
 
 pub(crate) mod background;

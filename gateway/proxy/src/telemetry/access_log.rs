@@ -2,7 +2,7 @@
 //!
 //! Requests leave their lines in a buffer; a thread writes what has gathered there, so that a request pays for no system call and a
 //! slow disk or pipe delays nobody. The buffer is bounded: lines that find it full are lost and counted. An orderly stop writes
-//! everything ([`AccessLog::flush`]); a killed process loses what came within the last [`GATHER`].
+//! everything ([`AccessLog::flush`]); a killed process loses what came within the last `GATHER`.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
