@@ -30,7 +30,9 @@ def main():
             runs[run["name"]].append(run)
     print("| | nginx | penstock | ratio | penstock and its pool |\n|---|---|---|---|---|")
     for title, load, field in ROWS:
-        values = [median(found) if (found := [run[field] for run in runs[f"{name}/{load}"]]) else None for name in NAMES]
+        values = [
+            median(found) if (found := [run[field] for run in runs[f"{name}/{load}"]]) else None for name in NAMES
+        ]
         cells = ["" if value is None else f"{value:.4g}" for value in values]
         ratio = f"{values[1] / values[0]:.2f}x" if values[0] and values[1] else ""
         print(f"| {title} | {cells[0]} | {cells[1]} | {ratio} | {cells[2]} |")
