@@ -185,11 +185,13 @@ fn frame(headers: &[(&str, &str)], payload: &str) -> Vec<u8> {
     out
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "reads as data")]
 fn event(kind: &str, payload: Value) -> Vec<u8> {
     let headers = [(":event-type", kind), (":content-type", "application/json"), (":message-type", "event")];
     frame(&headers, &payload.to_string())
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "reads as data")]
 fn delta(block: u32, delta: Value) -> Vec<u8> {
     event("contentBlockDelta", json!({"contentBlockIndex": block, "delta": delta, "p": "abc"}))
 }

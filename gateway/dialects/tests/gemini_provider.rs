@@ -200,6 +200,7 @@ fn sse(chunks: &[Value]) -> Vec<u8> {
     chunks.iter().flat_map(|chunk| format!("data: {chunk}\r\n\r\n").into_bytes()).collect()
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "reads as data")]
 fn candidate(parts: Value, more: Value) -> Value {
     let mut candidate = json!({"content": {"parts": parts, "role": "model"}, "index": 0});
     more.as_object().expect("fields").iter().for_each(|(name, value)| candidate[name] = value.clone());
@@ -372,9 +373,9 @@ fn answer() -> impl Strategy<Value = Vec<ChatEvent>> {
             let piece = |json: &str| ChatEvent::ToolCallArguments { choice, call, json: json.to_owned() };
             out.extend([piece(one), piece(two)]);
         }
-        for choice in 0..2 {
-            let reason = if calls[choice] > 0 { FinishReason::ToolCalls } else { FinishReason::Stop };
-            out.push(ChatEvent::Finish { choice: choice as u32, reason, stop: None });
+        for (choice, calls) in (0..).zip(calls) {
+            let reason = if calls > 0 { FinishReason::ToolCalls } else { FinishReason::Stop };
+            out.push(ChatEvent::Finish { choice, reason, stop: None });
         }
         let usage =
             Usage { prompt_tokens: 3, completion_tokens: tokens, reasoning_tokens: tokens / 2, ..Usage::default() };

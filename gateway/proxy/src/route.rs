@@ -72,7 +72,7 @@ impl Route {
             "/metrics" => (Route::Metrics, Method::GET),
             _ if forwarded(path).is_some() => (Route::Forward(forwarded(path).unwrap_or_default()), Method::POST),
             "/v1beta/models" => (Route::Models, Method::GET),
-            _ => match model_path(path).or_else(|| gemini_path(path, target)) {
+            _ => match gemini_path(path, target).or_else(|| model_path(path)) {
                 Some(found) => found,
                 None => return Err(Failure::new(ErrorKind::NotFound, "There is no such URL here.")),
             },
@@ -147,45 +147,70 @@ fn forwarded(path: &str) -> Option<&'static str> {
     FORWARDED.into_iter().find(|have| *have == path)
 }
 
-/// The dialect of a URL, known or not: errors are said in it. Two APIs have `/v1/models`; a client of Anthropic's names its version.
+/// The dialect of a URL, known or not: errors are said in it. Three APIs have `/v1/models`; a client of Anthropic's names its version,
+/// and Google's SDKs name themselves or send the key in their own way.
 pub fn dialect(target: &str, headers: &HeaderMap) -> Dialect {
-    let models = target.starts_with("/v1/models") && headers.contains_key("anthropic-version");
-    if models || target.starts_with("/v1/messages") {
+    let models = target.starts_with("/v1/models");
+    let named = |names: &[&str]| models && names.iter().any(|name| headers.contains_key(*name));
+    if target.starts_with("/v1/messages") || named(&["anthropic-version"]) {
         Dialect::Anthropic
-    } else if target.starts_with(GEMINI) {
+    } else if is_gemini(target) || named(&["x-goog-api-client", "x-goog-api-key"]) {
         Dialect::Gemini
     } else {
         Dialect::OpenAi
     }
 }
 
-/// What every URL of the Gemini API begins with.
-const GEMINI: &str = "/v1beta/";
-
-/// `/v1/models/{id}`
-fn model_path(path: &str) -> Option<(Route, Method)> {
-    path.strip_prefix("/v1/models/").and_then(model_id).map(|id| (Route::Model(id), Method::GET))
+/// Whether a URL can only be meant for the Gemini API. Its `v1` shares `/v1/models` with OpenAI's, but not the actions on models.
+fn is_gemini(target: &str) -> bool {
+    let path = target.split('?').next().unwrap_or_default();
+    path.starts_with("/v1beta/") || path.strip_prefix("/v1/models/").and_then(action).is_some()
 }
 
-/// `/v1beta/models/{model}` and `/v1beta/models/{model}:{action}`. A model's name may itself hold a colon: the last one counts.
+/// `/v1/models/{id}`, which Gemini's API has too, and as `/v1beta/models/{id}`.
+fn model_path(path: &str) -> Option<(Route, Method)> {
+    let raw = path.strip_prefix("/v1/models/").or_else(|| path.strip_prefix("/v1beta/models/"))?;
+    model_id(raw).map(|id| (Route::Model(id), Method::GET))
+}
+
+/// What Gemini's API does with a model.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Action {
+    Generate,
+    Stream,
+    Count,
+    Embed,
+    EmbedBatch,
+}
+
+const ACTIONS: [(&str, Action); 5] = [
+    ("generateContent", Action::Generate),
+    ("streamGenerateContent", Action::Stream),
+    ("countTokens", Action::Count),
+    ("embedContent", Action::Embed),
+    ("batchEmbedContents", Action::EmbedBatch),
+];
+
+/// `{model}:{action}`. A model's name may itself hold a colon: the last one counts, and only in front of an action.
+fn action(rest: &str) -> Option<(&str, Action)> {
+    let (model, word) = rest.rsplit_once(':')?;
+    ACTIONS.iter().find(|(have, _)| *have == word).map(|(_, action)| (model, *action))
+}
+
+/// `/v1beta/models/{model}:{action}` and `/v1/models/{model}:{action}`.
 fn gemini_path(path: &str, target: &str) -> Option<(Route, Method)> {
-    let rest = path.strip_prefix("/v1beta/models/")?;
-    let Some((model, action)) = rest.rsplit_once(':') else {
-        return Some((Route::Model(model_id(rest)?), Method::GET));
-    };
-    let events = query(target, "alt") == Some("sse");
+    let rest = path.strip_prefix("/v1beta/models/").or_else(|| path.strip_prefix("/v1/models/"))?;
+    let (model, action) = action(rest)?;
+    let framing = if query(target, "alt") == Some("sse") { Variant::Usual } else { Variant::Array };
     let (surface, stream, variant) = match action {
-        "generateContent" => (Surface::Generate, false, Variant::Usual),
-        "streamGenerateContent" if events => (Surface::Generate, true, Variant::Usual),
-        "streamGenerateContent" => (Surface::Generate, true, Variant::Array),
-        "countTokens" => (Surface::Generate, false, Variant::Count),
-        "embedContent" => (Surface::Embed, false, Variant::Usual),
-        "batchEmbedContents" => (Surface::Embed, false, Variant::Batch),
-        // No action of ours: part of a name, as in `org/model:8b`.
-        _ => return Some((Route::Model(model_id(rest)?), Method::GET)),
+        Action::Generate => (Surface::Generate, false, Variant::Usual),
+        Action::Stream => (Surface::Generate, true, framing),
+        Action::Count => (Surface::Generate, false, Variant::Count),
+        Action::Embed => (Surface::Embed, false, Variant::Usual),
+        Action::EmbedBatch => (Surface::Embed, false, Variant::Batch),
     };
     let ask = Ask { surface, model: Some(model_id(model)?), stream, variant };
-    let route = if variant == Variant::Count { Route::Count(ask) } else { Route::Ask(ask) };
+    let route = if action == Action::Count { Route::Count(ask) } else { Route::Ask(ask) };
     Some((route, Method::POST))
 }
 
@@ -197,7 +222,7 @@ pub fn query<'a>(target: &'a str, name: &str) -> Option<&'a str> {
 
 /// A credential in the query: every `key` of a Gemini URL, decoded. Other URLs take none.
 pub fn query_keys(target: &str) -> impl Iterator<Item = Vec<u8>> {
-    let query = target.split_once('?').filter(|_| target.starts_with(GEMINI)).map_or("", |(_, query)| query);
+    let query = target.split_once('?').filter(|_| is_gemini(target)).map_or("", |(_, query)| query);
     let keys = query.split('&').filter_map(|pair| pair.split_once('=')).filter(|(name, _)| *name == "key");
     keys.map(|(_, value)| decoded(value).unwrap_or_default())
 }
@@ -247,6 +272,10 @@ mod tests {
     fn gemini_says_model_and_action_in_the_path() {
         let ask = |surface, stream, variant| Ok(Route::Ask(gemini(surface, stream, variant)));
         let path = |rest: &str| format!("/v1beta/models/m:8b{rest}");
+        check("POST", "/v1/models/m:8b:generateContent", ask(Surface::Generate, false, Variant::Usual));
+        check("POST", "/v1/models/m:8b:streamGenerateContent?alt=sse", ask(Surface::Generate, true, Variant::Usual));
+        check("GET", "/v1/models/m:8b", Ok(Route::Model("m:8b".into())));
+        check("POST", "/v1/models/m:8b", Err(405));
         check("POST", &path(":generateContent"), ask(Surface::Generate, false, Variant::Usual));
         check("POST", &path(":generateContent?key=k"), ask(Surface::Generate, false, Variant::Usual));
         check("POST", &path(":streamGenerateContent?alt=sse"), ask(Surface::Generate, true, Variant::Usual));
@@ -265,12 +294,30 @@ mod tests {
     }
 
     #[test]
+    fn errors_are_said_in_the_dialect_of_the_url() {
+        let said = |target: &str, header: Option<&'static str>| {
+            let name = header.map(|name| (http::HeaderName::from_static(name), http::HeaderValue::from_static("x")));
+            dialect(target, &name.into_iter().collect())
+        };
+        assert_eq!(said("/v1/models", None), Dialect::OpenAi);
+        assert_eq!(said("/v1/models", Some("x-goog-api-key")), Dialect::Gemini);
+        assert_eq!(said("/v1/models/m", Some("x-goog-api-client")), Dialect::Gemini);
+        assert_eq!(said("/v1/models/m", Some("anthropic-version")), Dialect::Anthropic);
+        assert_eq!(said("/v1/models/m:generateContent", None), Dialect::Gemini);
+        assert_eq!(said("/v1/chat/completions", Some("x-goog-api-key")), Dialect::OpenAi);
+        assert_eq!(said("/v1beta/nothing", None), Dialect::Gemini);
+    }
+
+    #[test]
     fn keys_in_the_query_are_those_of_gemini_urls() {
         let keys = |target: &str| query_keys(target).collect::<Vec<_>>();
         assert_eq!(keys("/v1beta/models?key=a%2Bb&x=1"), [b"a+b".to_vec()]);
         assert_eq!(keys("/v1beta/models?key=a&key=b").len(), 2);
         assert!(keys("/v1beta/models?keys=a").is_empty());
+        assert_eq!(keys("/v1/models/m:countTokens?key=a").len(), 1);
         assert!(keys("/v1/models?key=a").is_empty());
+        assert!(keys("/v1/chat/completions?key=a").is_empty());
+        assert!(keys("/v1/models/m?x=/v1/models/m:countTokens&key=a").is_empty());
     }
 
     #[test]

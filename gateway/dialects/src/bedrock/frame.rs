@@ -53,8 +53,11 @@ impl<'a> Frame<'a> {
     }
 }
 
+/// Name, value, and what follows.
+type Header<'a> = (&'a [u8], Option<&'a [u8]>, &'a [u8]);
+
 /// The first header: its name, its value if it is a string, what follows.
-fn header(bytes: &[u8]) -> Option<(&[u8], Option<&[u8]>, &[u8])> {
+fn header(bytes: &[u8]) -> Option<Header<'_>> {
     let (&size, rest) = bytes.split_first()?;
     let (name, rest) = rest.split_at_checked(usize::from(size))?;
     let (&kind, rest) = rest.split_first()?;
@@ -156,7 +159,7 @@ fn missing(bytes: &[u8]) -> Result<Option<usize>, FrameFault> {
         return Err(FrameFault::PreludeCrc);
     }
     let size = total as usize;
-    if size > MESSAGE_BYTES_MAX || size < PRELUDE + CRC || headers as usize > size - PRELUDE - CRC {
+    if !(PRELUDE + CRC..=MESSAGE_BYTES_MAX).contains(&size) || headers as usize > size - PRELUDE - CRC {
         return Err(FrameFault::Lengths(total, headers));
     }
     Ok(size.checked_sub(bytes.len()).filter(|missing| *missing > 0))
