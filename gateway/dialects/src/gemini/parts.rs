@@ -187,10 +187,10 @@ fn response(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Response, Fault>
 }
 
 /// The text that the model is to read, and whether it is an error: by Google's convention `{"output":…}` and `{"error":…}` say
-/// which; any other object is the output itself.
+/// which; any other object is the output itself, as the client wrote it: models read spaces.
 fn returned(reader: &mut Reader<'_>) -> Result<(String, bool), Fault> {
     reader.expect(Kind::Object)?;
-    let json = compacted(reader.raw()?.text);
+    let json = reader.raw()?.text.to_owned();
     let (mut count, mut only) = (0, None);
     Reader::new(json.as_bytes())?.object(|reader, key| {
         count += 1;
