@@ -170,6 +170,9 @@ fn is_gemini(target: &str) -> bool {
 /// `/v1/models/{id}`, which Gemini's API has too, and as `/v1beta/models/{id}`.
 fn model_path(path: &str) -> Option<(Route, Method)> {
     let raw = path.strip_prefix("/v1/models/").or_else(|| path.strip_prefix("/v1beta/models/"))?;
+    if action(raw).is_some() {
+        return None;
+    }
     model_id(raw).map(|id| (Route::Model(id), Method::GET))
 }
 
