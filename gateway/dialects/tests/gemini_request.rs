@@ -118,6 +118,25 @@ fn calls_get_ids_and_answers_find_their_calls() {
 }
 
 #[test]
+fn what_a_function_returned_is_unwrapped() {
+    for (response, content, failed) in [
+        (r#"{"output":"rain"}"#, "rain", false),
+        (r#"{"result":{"a": 1}}"#, r#"{"a": 1}"#, false),
+        (r#"{"error":"no"}"#, "no", true),
+        (r#"{"result":1,"error":2}"#, r#"{"result":1,"error":2}"#, false),
+        (r#"{"other":1}"#, r#"{"other":1}"#, false),
+        ("{}", "{}", false),
+    ] {
+        let chat = decoded(&format!(
+            r#"{{"contents":[{{"role":"model","parts":[{{"functionCall":{{"name":"f"}}}}]}},
+            {{"parts":[{{"functionResponse":{{"name":"f","response":{response}}}}}]}}]}}"#
+        ));
+        let told = &chat.messages[1];
+        assert_eq!((told.content.as_deref(), told.tool_failed), (Some(content), failed), "{response}");
+    }
+}
+
+#[test]
 fn an_answer_may_hold_images() {
     let chat = decoded(
         r#"{"contents":[{"role":"model","parts":[{"functionCall":{"name":"a"}}]},{"role":"user","parts":[{"functionResponse":

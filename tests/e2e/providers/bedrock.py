@@ -149,6 +149,7 @@ def read(body: dict) -> Ask:
         {"thinking", "top_k", "reasoning_config", "anthropic_beta", "inferenceConfig"},
         "additionalModelRequestFields",
     )
+    ask.json = ((body.get("outputConfig") or {}).get("textFormat") or {}).get("type") == "json_schema"
     ask.thinking = any((extra.get(name) or {}).get("type") == "enabled" for name in ("thinking", "reasoning_config"))
     for number, block in enumerate(body.get("system") or []):
         if one_of(block, {"text", "cachePoint", "guardContent"}, f"system.{number}") == "text":

@@ -186,7 +186,7 @@ fn response(reader: &mut Reader<'_>, bounds: &Bounds) -> Result<Response, Fault>
     Ok(Response { id, name: required(name, "name")?, content, failed, images })
 }
 
-/// The text that the model is to read, and whether it is an error: by Google's convention `{"output":…}` and `{"error":…}` say
+/// The text that the model is to read, and whether it is an error: by Google's convention `{"output":…}`, `{"result":…}` and `{"error":…}` say
 /// which; any other object is the output itself, as the client wrote it: models read spaces.
 fn returned(reader: &mut Reader<'_>) -> Result<(String, bool), Fault> {
     reader.expect(Kind::Object)?;
@@ -195,7 +195,8 @@ fn returned(reader: &mut Reader<'_>) -> Result<(String, bool), Fault> {
     Reader::new(json.as_bytes())?.object(|reader, key| {
         count += 1;
         let failed = match &*key {
-            "output" => Some(false),
+            // The second is what Google's SDKs write around the value of a function.
+            "output" | "result" => Some(false),
             "error" => Some(true),
             _ => None,
         };
