@@ -11,12 +11,12 @@ E2E_ARGS ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test format lint unit doc e2e tools
+.PHONY: help serve test format lint unit doc e2e test-clients tools
 
 TOOLS := . .ci/tools.sh
 
 help: ## Lists the targets
-	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 serve: ## Builds penstock, starts it, prints the URL and a curl to paste
 	@$(TOOLS); need_build_tools
@@ -44,3 +44,6 @@ doc: ## The documentation builds without warnings
 
 e2e: ## The real binary, driven by the official SDKs
 	@$(TOOLS); need_build_tools; need_test_tools; cargo build --locked -p penstock; run_e2e_tests $(E2E_ARGS)
+
+test-clients: ## LangChain, LlamaIndex, LiteLLM, pydantic-ai and others against the real binary; not part of `make test`
+	@$(TOOLS); need_build_tools; need_client_tools; cargo build --locked -p penstock; run_client_tests $(E2E_ARGS)

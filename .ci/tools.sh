@@ -69,6 +69,17 @@ need_test_tools() {
   fi
 }
 
+# The libraries that people build on the SDKs: large, and held at other versions than the SDKs, so in an environment of their own.
+need_client_tools() {
+  in_venv "the tests of client libraries"
+  local clients=$root/.venv-clients
+  cmp -s "$e2e/requirements-clients.txt" "$clients/requirements.stamp" && return
+  say "installing LangChain, LlamaIndex, LiteLLM and others into .venv-clients (some minutes)"
+  python3 -m venv "$clients"
+  "$clients/bin/pip" install --quiet --disable-pip-version-check -r "$e2e/requirements-clients.txt"
+  cp "$e2e/requirements-clients.txt" "$clients/requirements.stamp"
+}
+
 # nextest runs each test in its own process and in parallel; plain cargo test does the same work one crate after another.
 run_unit_tests() {
   if have cargo-nextest; then
@@ -82,4 +93,8 @@ run_unit_tests() {
 # A ceiling for the whole run: a hang is a failure, not a wait.
 run_e2e_tests() {
   PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 900 "$venv/bin/python" -m pytest "$e2e" "$@"
+}
+
+run_client_tests() {
+  PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 1800 "$root/.venv-clients/bin/python" -m pytest "$e2e/clients" "$@"
 }

@@ -43,6 +43,8 @@ class Said:
     finish: str = ""
     input_tokens: int = 0
     output_tokens: int = 0
+    # OpenAI: "" beside calls, where null belongs.
+    blank: bool = False
     # Pieces in which the text came.
     pieces: int = 0
 
@@ -119,8 +121,7 @@ class OpenAiChat:
         self.messages.append(message)
         said = Said(message.content or "", finish=choice.finish_reason, pieces=1)
         said.thinking = getattr(message, "reasoning_content", None) or ""
-        if message.tool_calls:
-            assert message.content is None or message.content, "content beside calls is null or says something"
+        said.blank = bool(message.tool_calls) and message.content == ""
         for call in message.tool_calls or []:
             said.ids.append(call.id)
             said.calls.append((call.function.name, json.loads(call.function.arguments)))
@@ -321,7 +322,10 @@ class Anthropic:
             elif block.type == "tool_use":
                 said.ids.append(block.id)
                 said.calls.append((block.name, block.input))
-        said.input_tokens, said.output_tokens = message.usage.input_tokens, message.usage.output_tokens
+        usage = message.usage
+        # Anthropic counts what a cache held apart.
+        cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+        said.input_tokens, said.output_tokens = usage.input_tokens + cached, usage.output_tokens
         return said
 
     def fault(self, kind: str):

@@ -208,7 +208,9 @@ impl Context<'_> {
             ("documents".to_owned(), Jinja::from(())),
             ("add_generation_prompt".to_owned(), Jinja::from(request.add_generation_prompt)),
         ];
-        variables.extend(request.reasoning_effort.into_iter().flat_map(effort_variables));
+        // Who allows tokens for reasoning asks for it.
+        let allowed = request.reasoning_tokens_max.filter(|tokens| *tokens > 0).map(|_| ReasoningEffort::Medium);
+        variables.extend(request.reasoning_effort.or(allowed).into_iter().flat_map(effort_variables));
         variables.extend(input.kwargs.iter().map(|(key, value)| (key.clone(), self.json(value))));
         Ok(template.render(variables.into_iter().collect(), with_tools, now_unix_s))
     }

@@ -44,6 +44,8 @@ pub struct ChoiceOptions {
     pub return_tokens: bool,
     /// Look for tool calls, if the model's format is known.
     pub parse_tools: bool,
+    /// The answer ends with its first complete call.
+    pub one_call: bool,
     /// Keep reasoning apart, if the model marks it.
     pub parse_reasoning: bool,
     /// The prompt ends inside reasoning ([`crate::ChatPrompt::opens_reasoning`]).
@@ -57,7 +59,8 @@ pub struct ChoiceOptions {
 pub struct Decoded {
     /// Events, in order.
     pub events: Vec<ChatEvent>,
-    /// A stop string is complete: cancel the choice and call [`ChoiceDecoder::finish`]. The token counts as output, later ones do not.
+    /// A stop string, or the only call that is allowed, is complete: cancel the choice and call [`ChoiceDecoder::finish`]. The token
+    /// counts as output, later ones do not.
     pub stopped: bool,
 }
 
@@ -126,7 +129,7 @@ impl ChoiceDecoder {
 
     /// Takes the next token. After [`Decoded::stopped`] tokens are ignored.
     pub fn push(&mut self, token: &Token) -> Decoded {
-        if self.stopped_by.is_some() {
+        if self.is_over() {
             return Decoded { events: Vec::new(), stopped: true };
         }
         self.completion_tokens += 1;
@@ -155,13 +158,22 @@ impl ChoiceDecoder {
             // Only text shows log-probabilities.
             self.logprobs.clear();
         }
-        Decoded { events, stopped: self.stopped_by.is_some() }
+        Decoded { events, stopped: self.is_over() }
+    }
+
+    /// Whether no later token counts.
+    fn is_over(&self) -> bool {
+        self.stopped_by.is_some() || self.has_its_call()
+    }
+
+    fn has_its_call(&self) -> bool {
+        self.options.one_call && self.calls_complete > 0
     }
 
     /// Ends the choice: held-back text, and one [`ChatEvent::Finish`].
     pub fn finish(&mut self, end: End) -> Vec<ChatEvent> {
         let mut pieces = Pieces::default();
-        if self.stopped_by.is_none() {
+        if !self.is_over() {
             let mut text = String::new();
             self.detokenizer.finish(&mut text);
             self.decoded_bytes += text.len();
@@ -283,6 +295,9 @@ impl ChoiceDecoder {
         let choice = self.options.choice;
         let mut events: Vec<ChatEvent> = Vec::with_capacity(pieces.0.len());
         for piece in pieces.0 {
+            if self.has_its_call() {
+                break;
+            }
             match piece {
                 Piece::Text { at, text } => self.text_piece(at, text, &mut events),
                 Piece::Reasoning(text) => events.push(ChatEvent::Reasoning { choice, text }),

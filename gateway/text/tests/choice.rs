@@ -149,6 +149,21 @@ fn call_ids_are_given_by_the_caller() {
 }
 
 #[test]
+fn the_only_call_that_is_allowed_ends_the_answer() {
+    let call = r#"<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>"#;
+    let text = format!("{call}\n{call} and more");
+    for ids in [model().encode(&text, false).unwrap(), byte_tokens(&text)] {
+        let answer = decode(&ChoiceOptions { one_call: true, ..options() }, &ids, End::Stop { token: None });
+        assert_eq!(answer.calls, [("f".to_owned(), r#"{"a": 1}"#.to_owned())]);
+        assert_eq!((answer.text.as_str(), answer.finish), ("", Some((FinishReason::ToolCalls, None))));
+        let whole = r#"{"name": "f", "arguments": {"a": 1}"#;
+        let through = (1..=ids.len()).find(|&n| model().decode(&ids[..n], true).contains(whole)).unwrap();
+        assert_eq!(answer.completion_tokens as usize, through, "tokens after the call are not asked for");
+    }
+    check(&ChoiceOptions { one_call: true, ..options() }, "Hello!", ("Hello!", "", &[], FinishReason::Stop));
+}
+
+#[test]
 fn stop_strings_end_the_text_and_the_count() {
     let model = model();
     let ids = model.encode("One two three four", false).unwrap();

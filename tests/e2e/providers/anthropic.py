@@ -190,6 +190,19 @@ def read_messages(messages: list, ask: Ask) -> None:
             raise Refused(400, f"{where}: final assistant content cannot end with trailing whitespace")
     if open_calls:
         raise Refused(400, f"messages.{len(messages) - 1}: `tool_use` ids were found without `tool_result` blocks")
+    if ask.thinking and ask.results:
+        read_loop(messages)
+
+
+def read_loop(messages: list) -> None:
+    """With thinking, the assistant's turn that the last results answer must begin with its thinking."""
+    number = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
+    kind = messages[number]["content"][0]["type"]
+    if kind not in ("thinking", "redacted_thinking"):
+        message = f"messages.{number}.content.0.type: Expected `thinking` or `redacted_thinking`, but found `{kind}`."
+        raise Refused(
+            400, message + " When `thinking` is enabled, a final `assistant` message must start with a thinking block."
+        )
 
 
 def read_user(blocks: list, where: str, ask: Ask, open_calls: list[str]) -> list[str]:

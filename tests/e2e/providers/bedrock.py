@@ -151,6 +151,10 @@ def read(body: dict) -> Ask:
     )
     ask.json = ((body.get("outputConfig") or {}).get("textFormat") or {}).get("type") == "json_schema"
     ask.thinking = any((extra.get(name) or {}).get("type") == "enabled" for name in ("thinking", "reasoning_config"))
+    form = (body.get("outputConfig") or {}).get("textFormat") or {}
+    if form and (form.get("type") != "json_schema" or "schema" not in form["structure"]["jsonSchema"]):
+        raise invalid("The value at outputConfig.textFormat is invalid.")
+    ask.json = bool(form)
     for number, block in enumerate(body.get("system") or []):
         if one_of(block, {"text", "cachePoint", "guardContent"}, f"system.{number}") == "text":
             ask.system += filled(block["text"], f"system.{number}")

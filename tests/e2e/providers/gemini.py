@@ -41,8 +41,8 @@ STATUSES = {
 DATA = {"text", "inlineData", "functionCall", "functionResponse", "fileData", "executableCode", "codeExecutionResult"}
 NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}")
 FINISH = {"stop": "STOP", "stop_sequence": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP", "refusal": "SAFETY"}
-# What Google takes for the signature of another model's call.
-FOREIGN = "skip_thought_signature_validator"
+# What the documentation allows in place of a signature, for calls that another model made.
+DUMMIES = ("skip_thought_signature_validator", "context_engineering_is_the_way_to_go")
 SIGNATURE = base64.b64encode(b"mock thought signature").decode()
 
 
@@ -273,7 +273,7 @@ def read_contents(contents: list, ask: Ask, strict: bool) -> None:
         if called and (number == 0 or contents[number - 1].get("role", "user") == "model"):
             message = "Please ensure that function call turn comes immediately after a user turn or after a function response turn."
             raise Refused(400, message)
-        if called and strict and called[0].get("thoughtSignature") not in (SIGNATURE, FOREIGN):
+        if called and strict and called[0].get("thoughtSignature") not in (SIGNATURE, *DUMMIES):
             raise Refused(
                 400,
                 f"Function call is missing a thought_signature in functionCall parts: {calls[0]}, position {number + 1}.",
@@ -322,8 +322,9 @@ def check_part(part: dict, where: str) -> None:
             raise Refused(400, f"* GenerateContentRequest.{where}.inline_data.mime_type: must not be empty")
     for value in (part.get("thoughtSignature"), (part.get("inlineData") or {}).get("data")):
         try:
-            # Proto JSON takes both alphabets.
-            base64.b64decode((value or "").replace("-", "+").replace("_", "/"), validate=True)
+            # Proto JSON takes both alphabets, padded or not.
+            text = (value or "").rstrip("=").translate({ord("-"): "+", ord("_"): "/"})
+            base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
         except ValueError:
             raise Refused(400, f"Invalid value at '{where}' (TYPE_BYTES), Base64 decoding failed") from None
 

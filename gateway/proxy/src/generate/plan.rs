@@ -109,6 +109,7 @@ impl Plan {
             return_tokens: chat.return_token_ids,
             keep_special: chat.keep_special_tokens,
             parse_tools: chat.tool_choice == ToolChoice::Auto && !chat.tools.is_empty(),
+            one_call: !chat.parallel_tool_calls,
             parse_reasoning: true,
             starts_in_reasoning: prompt.opens_reasoning,
             ..options(sampling)?

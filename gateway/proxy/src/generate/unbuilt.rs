@@ -22,9 +22,6 @@ fn check_chat(chat: &ChatRequest) -> Result<(), ApiError> {
         ToolChoice::Required => return guided("tool_choice", "\"required\""),
         ToolChoice::Named(_) => return guided("tool_choice", "a named function"),
     }
-    if !chat.parallel_tool_calls && !chat.tools.is_empty() && chat.tool_choice != ToolChoice::None {
-        return guided("parallel_tool_calls", "false");
-    }
     match &chat.response_format {
         ResponseFormat::Text => {}
         ResponseFormat::JsonObject => return guided("response_format.type", "\"json_object\""),
@@ -70,10 +67,6 @@ mod tests {
             let asked = chat(|chat| (chat.tools, chat.tool_choice) = (tools(), choice));
             refused(asked, "tool_choice", "guided decoding");
         }
-        let single = chat(|chat| {
-            (chat.tools, chat.tool_choice, chat.parallel_tool_calls) = (tools(), ToolChoice::Auto, false);
-        });
-        refused(single, "parallel_tool_calls", "guided decoding");
         refused(chat(|chat| chat.response_format = ResponseFormat::JsonObject), "response_format.type", "json_object");
         let schema =
             ResponseFormat::JsonSchema { name: "x".into(), description: None, schema: "{}".into(), strict: false };
@@ -106,7 +99,9 @@ mod tests {
     fn what_asks_for_nothing_special_passes() {
         assert_eq!(chat(|_| {}), Ok(()));
         assert_eq!(chat(|chat| (chat.tools, chat.tool_choice) = (tools(), ToolChoice::Auto)), Ok(()));
-        let hidden = |chat: &mut ChatRequest| (chat.tools, chat.parallel_tool_calls) = (tools(), false);
-        assert_eq!(chat(hidden), Ok(()), "nothing can be called");
+        let single = |chat: &mut ChatRequest| {
+            (chat.tools, chat.tool_choice, chat.parallel_tool_calls) = (tools(), ToolChoice::Auto, false);
+        };
+        assert_eq!(chat(single), Ok(()), "the answer ends with its first call");
     }
 }
