@@ -166,19 +166,23 @@ def test_no_worker_at_all(tmp_path):
     """Killed as fast as they start: requests are refused with a time to come back, streams end in an error."""
     with serving(tmp_path) as gateway:
         model = gateway.model()
-        over = threading.Event()
+        over, struck = threading.Event(), threading.Event()
+        # More than a worker can say between two looks of the storm, however slow they are.
+        long = STORY | {"max_tokens": 7000}
 
         def storm():
             while not over.wait(0.02):
                 for pid in gateway.worker_pids():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
+                    struck.set()
 
         thread = threading.Thread(target=storm)
         thread.start()
         try:
+            assert struck.wait(20), "the storm does not begin"
             with pytest.raises(openai.APIError) as caught:
-                disturbed(gateway, model, lambda: None, temperature=0)
+                text_of(gateway.client().chat.completions.create(model=model, temperature=0, **long))
             if isinstance(caught.value, openai.APIStatusError):
                 assert caught.value.status_code in (502, 503)
                 if caught.value.status_code == 503:
