@@ -82,7 +82,9 @@ async fn what_was_acknowledged_is_there_for_the_next_process() {
 async fn only_its_owner_may_read_the_database() {
     use std::os::unix::fs::PermissionsExt;
     let folder = Folder::new("mode");
-    put(&folder.open(0), &Tenant::new("a"), 1).await.expect("put");
+    // Open meanwhile: SQLite removes the files beside the database when the last connection closes.
+    let store = folder.open(0);
+    put(&store, &Tenant::new("a"), 1).await.expect("put");
     for entry in std::fs::read_dir(&folder.0).expect("listed").flatten() {
         let mode = entry.metadata().expect("there").permissions().mode();
         assert_eq!(mode & 0o077, 0, "{:?}", entry.path());
