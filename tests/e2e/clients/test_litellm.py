@@ -5,7 +5,7 @@ import json
 import litellm
 import pytest
 
-from conversations import COUNT, NUMBERS, QUESTION, RESULT
+from conversations import COUNT, NUMBERS, QUESTION, RESULT, told
 from drivers import WEATHER
 
 NAME, DESCRIPTION, SCHEMA = WEATHER
@@ -58,7 +58,7 @@ def test_tools(ask, up, stream):
     (call,) = message.tool_calls
     assert call.function.name == NAME and json.loads(call.function.arguments) == {"city": "Paris"}
     result = {"role": "tool", "tool_call_id": call.id, "name": NAME, "content": RESULT}
-    assert said([*user(QUESTION), message.model_dump(), result]).content == up.after_tool
+    assert told(up, said([*user(QUESTION), message.model_dump(), result]).content)
 
 
 def test_errors_are_litellms_own(ask, up):
