@@ -4,7 +4,7 @@ mod answer;
 mod blocks;
 mod content;
 mod decode;
-mod encode;
+pub(crate) mod encode;
 pub mod errors;
 mod fault;
 mod messages;

@@ -15,7 +15,7 @@ mod parts;
 pub(crate) mod provider;
 mod request;
 mod schema;
-mod signature;
+pub(crate) mod signature;
 mod tools;
 pub mod watch;
 

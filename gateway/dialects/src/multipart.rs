@@ -55,8 +55,10 @@ fn names(head: &[u8], name: &str) -> bool {
     let mut values = disposition.filter(|(field, _)| field.trim().eq_ignore_ascii_case("content-disposition"));
     let Some((_, value)) = values.next() else { return false };
     let parameters: Vec<_> = value.split(';').filter_map(|parameter| parameter.split_once('=')).collect();
-    let is = |(key, value): &(&str, &str)| key.trim() == "name" && value.trim().trim_matches('"') == name;
-    parameters.iter().any(is) && !parameters.iter().any(|(key, _)| key.trim().starts_with("filename"))
+    let key_is = |key: &str, wanted: &str| key.trim().eq_ignore_ascii_case(wanted);
+    let is = |(key, value): &(&str, &str)| key_is(key, "name") && value.trim().trim_matches('"') == name;
+    let file = |(key, _): &(&str, &str)| key_is(key, "filename") || key_is(key, "filename*");
+    parameters.iter().any(is) && !parameters.iter().any(file)
 }
 
 #[cfg(test)]
@@ -78,6 +80,8 @@ mod tests {
         let part = "--xx\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\na\r\n";
         assert!(field(format!("{part}--xx--").as_bytes(), "xx", "model").is_some());
         assert_eq!(field(format!("{part}{part}--xx--").as_bytes(), "xx", "model"), None);
+        let shouted = part.replace("name=", "NAME=").replace("form-data", "Form-Data");
+        assert_eq!(field(format!("{part}{shouted}--xx--").as_bytes(), "xx", "model"), None);
         for end in 0..FORM.len() - 4 {
             assert_eq!(field(&FORM.as_bytes()[..end], "xx", "model"), None, "cut at {end}");
         }

@@ -8,6 +8,7 @@ use bytes::{BufMut, BytesMut};
 use super::signature::{REDACTED, put_redacted, put_thinking, put_unpacked};
 use super::whole::put_input;
 use crate::error::ApiError;
+use crate::gemini::signature::is_googles_reasoning;
 use crate::request::{ChatRequest, ImageSource, Message, Part, Role, ToolCall};
 use crate::write;
 
@@ -89,10 +90,10 @@ impl Turns {
         }
     }
 
-    /// Reasoning goes back only with its signature: the API refuses it otherwise. A text at the very end loses the space behind it, for
+    /// Reasoning goes back only with a signature of this API's: it is refused otherwise. A text at the very end loses the space behind it, for
     /// the same reason.
     fn assistant(&mut self, message: &Message, last: bool) {
-        if let Some(signature) = message.reasoning_signature.as_deref() {
+        if let Some(signature) = message.reasoning_signature.as_deref().filter(|given| !is_googles_reasoning(given)) {
             if let Some(data) = signature.strip_prefix(REDACTED) {
                 put_redacted(self.block(Role::Assistant), data);
             } else if signature.starts_with('[') {

@@ -5,6 +5,7 @@ use bytes::{BufMut, BytesMut};
 use super::content::Turns;
 use super::provider::Codec;
 use crate::error::ApiError;
+use crate::gemini::signature::is_googles_reasoning;
 use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, SamplingParams, ToolChoice};
 use crate::write;
 
@@ -183,7 +184,7 @@ impl Thinking {
 }
 
 /// Tokens of an effort in words: the table of the reference page.
-fn budget_of(effort: ReasoningEffort) -> u32 {
+pub(crate) fn budget_of(effort: ReasoningEffort) -> u32 {
     match effort {
         ReasoningEffort::None => 0,
         ReasoningEffort::Minimal => 1_024,
@@ -208,11 +209,11 @@ fn forces_call(chat: &ChatRequest) -> bool {
 }
 
 /// Whether the turn that is going on has called tools without signed reasoning: clients of other APIs cannot send it back.
-fn lacks_signature(messages: &[Message]) -> bool {
+pub(crate) fn lacks_signature(messages: &[Message]) -> bool {
     let turn = messages.iter().rev().take_while(|message| message.role != Role::User);
-    turn.filter(|message| message.role == Role::Assistant)
-        .last()
-        .is_some_and(|first| !first.tool_calls.is_empty() && first.reasoning_signature.is_none())
+    turn.filter(|message| message.role == Role::Assistant).last().is_some_and(|first| {
+        !first.tool_calls.is_empty() && first.reasoning_signature.as_deref().is_none_or(is_googles_reasoning)
+    })
 }
 
 fn put_output_config(out: &mut BytesMut, chat: &ChatRequest, thinking: &Thinking) {

@@ -4,9 +4,10 @@ use bytes::{BufMut, BytesMut};
 
 use super::Family;
 use super::messages::Turns;
+use crate::anthropic::encode::{budget_of, lacks_signature};
 use crate::error::ApiError;
 use crate::openai::provider::value::{Object, list};
-use crate::request::{ChatRequest, Message, ReasoningEffort, ResponseFormat, Role, Tool, ToolChoice};
+use crate::request::{ChatRequest, ReasoningEffort, ResponseFormat, Tool, ToolChoice};
 
 /// The least budget of reasoning that Claude takes.
 const BUDGET_MIN: u32 = 1_024;
@@ -196,24 +197,6 @@ fn budget(chat: &ChatRequest) -> Option<u32> {
     }
     let room = chat.sampling.max_tokens.map_or(u32::MAX, |limit| limit.saturating_sub(1));
     Some(wanted.min(room)).filter(|budget| *budget >= BUDGET_MIN)
-}
-
-/// Whether the turn that is going on has called tools without signed reasoning: clients of other APIs cannot send it back.
-fn lacks_signature(messages: &[Message]) -> bool {
-    let turn = messages.iter().rev().take_while(|message| message.role != Role::User);
-    let first = turn.filter(|message| message.role == Role::Assistant).last();
-    first.is_some_and(|first| !first.tool_calls.is_empty() && first.reasoning_signature.is_none())
-}
-
-fn budget_of(effort: ReasoningEffort) -> u32 {
-    match effort {
-        ReasoningEffort::None => 0,
-        ReasoningEffort::Minimal => 1_024,
-        ReasoningEffort::Low => 2_048,
-        ReasoningEffort::Medium => 8_192,
-        ReasoningEffort::High => 16_384,
-        ReasoningEffort::Max => 32_768,
-    }
 }
 
 fn word_of(effort: ReasoningEffort) -> &'static str {

@@ -6,6 +6,7 @@ use super::Family;
 use crate::anthropic::signature::{REDACTED, put_unpacked};
 use crate::error::ApiError;
 use crate::gemini::provider::contents::put_arguments;
+use crate::gemini::signature::is_googles_reasoning;
 use crate::json::{Kind, Reader};
 use crate::openai::provider::value::Object;
 use crate::request::{ChatRequest, ImageSource, Message, Part, Role};
@@ -138,7 +139,8 @@ impl Turns {
 
     /// Claude alone takes its reasoning back, with the signature that Anthropic's own API would give it.
     fn reasoning(&mut self, message: &Message) {
-        let Some(signature) = message.reasoning_signature.as_deref().filter(|_| self.family == Family::Claude) else {
+        let given = message.reasoning_signature.as_deref().filter(|given| !is_googles_reasoning(given));
+        let Some(signature) = given.filter(|_| self.family == Family::Claude) else {
             return;
         };
         if signature.starts_with('[') {

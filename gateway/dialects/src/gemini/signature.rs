@@ -35,6 +35,11 @@ pub(super) fn googles(signature: &str, signed: Signed) -> Option<&str> {
     (!bytes.is_empty() && !bytes.starts_with(MARK)).then_some(own)
 }
 
+/// Whether reasoning carries Google's signature: nobody else takes it.
+pub(crate) fn is_googles_reasoning(signature: &str) -> bool {
+    signature.starts_with(GOOGLE)
+}
+
 /// Google's signature, as it is kept inside.
 pub(super) fn kept(given: &str, signed: Signed) -> String {
     match signed {
