@@ -18,7 +18,6 @@ pub mod gemini;
 mod json;
 mod json_text;
 pub mod listing;
-pub mod multipart;
 pub mod openai;
 pub mod peek;
 pub mod request;

@@ -4,12 +4,13 @@
 //! offer the operation.
 
 use std::future::poll_fn;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use penstock_dialects::{ApiError, Bounds, multipart, peek};
+use penstock_dialects::{ApiError, Bounds, peek};
 use penstock_proto::ErrorKind;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
@@ -18,10 +19,13 @@ use crate::auth::Principal;
 use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::{Body, Exchange};
+use crate::multipart::{self, Part};
 use crate::phases::{End, watched};
 use crate::provider::Forwarded;
 use crate::trail::Trail;
 
+/// Parts of a form: an edit of images can have many.
+const PARTS_MAX: usize = 64;
 /// Longest name of a model in a form.
 const MODEL_BYTES_MAX: usize = 256;
 /// One direction of a tunnel holds this much.
@@ -40,7 +44,7 @@ pub struct Forward {
     /// The body in pieces; `None`: a WebSocket is asked for.
     pub body: Option<Bytes>,
     /// Where the model's name stands in the body, and whether it is JSON.
-    pub model_at: Option<(std::ops::Range<usize>, bool)>,
+    pub model_at: Option<(Range<usize>, bool)>,
 }
 
 /// Serves the URL `path`.
@@ -65,7 +69,7 @@ pub(crate) async fn serve(
 }
 
 /// The model that a JSON body or a form names, and where.
-fn named(headers: &HeaderMap, body: &Body) -> Result<(String, (std::ops::Range<usize>, bool)), Failure> {
+fn named(headers: &HeaderMap, body: &Body) -> Result<(String, (Range<usize>, bool)), Failure> {
     let missing = || ApiError::invalid("model", "model: required, but missing");
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("application/json");
     let Some(boundary) = multipart::boundary(kind) else {
@@ -76,12 +80,28 @@ fn named(headers: &HeaderMap, body: &Body) -> Result<(String, (std::ops::Range<u
         let seen = peek(&body.bytes, &Bounds::default())?;
         return Ok((seen.model.ok_or_else(missing)?, (seen.model_at.ok_or_else(missing)?, true)));
     };
-    let at = multipart::field(&body.bytes, boundary, "model").ok_or_else(missing)?;
+    let at = model_part(&body.bytes, &boundary)?.ok_or_else(missing)?;
     let name = std::str::from_utf8(&body.bytes[at.clone()])
         .ok()
         .filter(|name| (1..=MODEL_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control));
     let name = name.ok_or_else(|| ApiError::invalid("model", "model: not the name of a model"))?;
     Ok((name.to_owned(), (at, false)))
+}
+
+/// Where a form names its model; `None`: nowhere. A name that stands twice could be read two ways.
+fn model_part(body: &Bytes, boundary: &str) -> Result<Option<Range<usize>>, ApiError> {
+    let parts = multipart::parts(body, boundary, PARTS_MAX);
+    let parts = parts.map_err(|why| ApiError::malformed(format!("The form cannot be read: {why}.")))?;
+    if parts.iter().any(|part| part.name.contains('\\')) {
+        // Some readers drop it: then this, too, would be the model.
+        return Err(ApiError::malformed("The form cannot be read: a name holds a backslash."));
+    }
+    let mut models = parts.into_iter().filter(|part| part.name == "model");
+    match (models.next(), models.next()) {
+        (Some(_), Some(_)) => Err(ApiError::invalid("model", "model: given twice")),
+        (Some(Part { file_name: None, at, .. }), None) => Ok(Some(at)),
+        _ => Ok(None),
+    }
 }
 
 /// The provider's answer, as it comes.
@@ -265,5 +285,22 @@ mod tests {
         );
         assert_eq!(read.expect("read"), format!("early {said}"));
         assert!(tunnel.await.expect("no panic"));
+    }
+
+    fn form(names: &[&str]) -> Bytes {
+        let part = |name: &&str| format!("--B\r\nContent-Disposition: form-data; {name}\r\n\r\nv\r\n");
+        Bytes::from(names.iter().map(part).collect::<String>() + "--B--\r\n")
+    }
+
+    #[test]
+    fn a_form_names_one_model_or_none() {
+        let found =
+            |names: &[&str]| model_part(&form(names), "B").map(|at| at.is_some()).map_err(|error| error.message);
+        assert_eq!(found(&["name=\"file\"; filename=\"model\"", "name=\"model\""]), Ok(true));
+        assert_eq!(found(&["name=\"file\"", "name=\"model\"; filename=\"x\""]), Ok(false));
+        for twice in ["name=\"model\"", "NAME=model", "name=\"model\"; filename=\"x\""] {
+            assert_eq!(found(&["name=\"model\"", twice]), Err("model: given twice".into()), "{twice}");
+        }
+        assert!(found(&["name=\"model\"", "name=\"mod\\el\""]).is_err());
     }
 }

@@ -19,6 +19,7 @@ pub mod forward;
 pub mod gateway;
 pub mod generate;
 pub mod http;
+mod multipart;
 mod pages;
 pub mod phases;
 pub mod pool;

@@ -6,14 +6,16 @@ use penstock_dialects::ApiError;
 use penstock_proto::ErrorKind;
 use penstock_store::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, NewFile, Tenant};
 
-use super::multipart::{self, Part};
 use super::{Visit, absent, answer, failed, json, query};
 use crate::clock::unix_seconds;
 use crate::error::Failure;
+use crate::multipart::{self, Part};
 use crate::phases::End;
 
 /// What a client may say that a file is for. What only the gateway makes (`batch_output`) is not among them.
 const PURPOSES: [&str; 6] = ["batch", "user_data", "assistants", "vision", "evals", "fine-tune"];
+/// Parts of an upload's form.
+const PARTS_MAX: usize = 16;
 /// Longest file name.
 const NAME_BYTES_MAX: usize = 512;
 /// Files of one key.
@@ -88,7 +90,7 @@ fn boundary(headers: &HeaderMap) -> Result<String, Failure> {
 }
 
 fn read_form(body: &Bytes, boundary: &str) -> Result<Upload, ApiError> {
-    let parts = multipart::parts(body, boundary);
+    let parts = multipart::parts(body, boundary, PARTS_MAX);
     let parts = parts.map_err(|why| ApiError::malformed(format!("The form cannot be read: {why}.")))?;
     let one = |name: &str| -> Result<Option<&Part>, ApiError> {
         let mut found = parts.iter().filter(|part| part.name == name);
@@ -100,7 +102,8 @@ fn read_form(body: &Bytes, boundary: &str) -> Result<Upload, ApiError> {
     };
     let text = |name: &str| -> Result<Option<String>, ApiError> {
         let part = one(name)?;
-        let text = part.map(|part| std::str::from_utf8(&part.content).map(|text| text.trim().to_owned())).transpose();
+        let text =
+            part.map(|part| std::str::from_utf8(&body[part.at.clone()]).map(|text| text.trim().to_owned())).transpose();
         text.map_err(|_| ApiError::invalid(name, format!("{name}: must be text")))
     };
     let file = one("file")?.ok_or_else(|| ApiError::invalid("file", "file: required, but missing"))?;
@@ -116,7 +119,7 @@ fn read_form(body: &Bytes, boundary: &str) -> Result<Upload, ApiError> {
         ));
     }
     let expires = expiry(text("expires_after[anchor]")?.as_deref(), text("expires_after[seconds]")?.as_deref())?;
-    Ok(Upload { purpose, name, content: file.content.clone(), expires })
+    Ok(Upload { purpose, name, content: body.slice(file.at.clone()), expires })
 }
 
 fn expiry(anchor: Option<&str>, seconds: Option<&str>) -> Result<Option<u64>, ApiError> {

@@ -9,7 +9,6 @@ mod failure;
 mod files;
 mod json;
 mod keeping;
-pub(crate) mod multipart;
 mod query;
 mod responses;
 pub mod route;

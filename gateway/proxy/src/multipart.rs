@@ -1,9 +1,10 @@
 //! `multipart/form-data` (RFC 7578) of a body that is there whole: parts as ranges of it, nothing copied.
 
-use bytes::Bytes;
+use std::ops::Range;
 
-/// Parts of one form.
-const PARTS_MAX: usize = 16;
+use bytes::Bytes;
+use memchr::memmem;
+
 /// Header of one part.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
 /// RFC 2046, section 5.1.1.
@@ -16,8 +17,8 @@ pub(crate) struct Part {
     pub(crate) name: String,
     /// Its file's name.
     pub(crate) file_name: Option<String>,
-    /// Its content.
-    pub(crate) content: Bytes,
+    /// Where its content stands in the body.
+    pub(crate) at: Range<usize>,
 }
 
 /// The boundary that a `Content-Type` names; `None`: it is no form.
@@ -68,11 +69,11 @@ fn quoted_value(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// The parts of a form.
+/// The parts of a form, at most `parts_max`.
 ///
 /// # Errors
 /// What is wrong with it.
-pub(crate) fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Part>, &'static str> {
+pub(crate) fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Vec<Part>, &'static str> {
     let delimiter = format!("\r\n--{boundary}");
     let first = &delimiter.as_bytes()[2..];
     // The first delimiter may stand at the very beginning; text in front of it is ignored, as the RFC says.
@@ -91,7 +92,7 @@ pub(crate) fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Part>, &'static 
         if !body[at..].starts_with(b"\r\n") {
             return Err("a boundary is not followed by a line end");
         }
-        if out.len() == PARTS_MAX {
+        if out.len() == parts_max {
             return Err("it has too many parts");
         }
         // The empty line may follow at once: a part without a header.
@@ -104,7 +105,7 @@ pub(crate) fn parts(body: &Bytes, boundary: &str) -> Result<Vec<Part>, &'static 
         let begin = head_end + 4;
         // An empty content ends where it begins: its line end belongs to the header's.
         let end = find(body, delimiter.as_bytes(), begin - 2).ok_or("the last part has no end")?;
-        out.push(Part { name, file_name, content: body.slice(begin.min(end)..end) });
+        out.push(Part { name, file_name, at: begin.min(end)..end });
         at = end + delimiter.len();
     }
 }
@@ -131,15 +132,7 @@ fn disposition(head: &str) -> Result<(String, Option<String>), &'static str> {
 }
 
 fn find(body: &[u8], needle: &[u8], from: usize) -> Option<usize> {
-    let (first, rest) = needle.split_first()?;
-    let mut at = from;
-    loop {
-        at += body.get(at..)?.iter().position(|byte| byte == first)?;
-        if body[at + 1..].starts_with(rest) {
-            return Some(at);
-        }
-        at += 1;
-    }
+    memmem::find(body.get(from..)?, needle).map(|at| from + at)
 }
 
 #[cfg(test)]
@@ -151,11 +144,13 @@ mod tests {
     /// Field, file name, content.
     type Read<'a> = (&'a str, Option<&'a str>, &'a str);
 
+    const PARTS_MAX: usize = 16;
+
     #[track_caller]
     fn check(body: &str, expected: Result<Vec<Read<'_>>, &str>) {
-        let found = parts(&Bytes::copy_from_slice(body.as_bytes()), "B");
+        let found = parts(&Bytes::copy_from_slice(body.as_bytes()), "B", PARTS_MAX);
         let found = found.as_ref().map_err(|error| *error).map(|parts| {
-            let text = |part: &'_ Part| String::from_utf8_lossy(&part.content).into_owned();
+            let text = |part: &'_ Part| body[part.at.clone()].to_owned();
             parts.iter().map(|part| (part.name.clone(), part.file_name.clone(), text(part))).collect::<Vec<_>>()
         });
         let owned = |(name, file, text): Read<'_>| (name.to_owned(), file.map(str::to_owned), text.to_owned());
@@ -201,7 +196,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(body in prop::collection::vec(prop::sample::select(b"-B\r\n:x".to_vec()), 0..200)) {
-            let _ = parts(&Bytes::from(body), "B");
+            let _ = parts(&Bytes::from(body), "B", PARTS_MAX);
         }
 
         #[test]
@@ -209,8 +204,9 @@ mod tests {
             let mut body = b"--5f2b1c\r\nContent-Disposition: form-data; name=\"f\"\r\n\r\n".to_vec();
             body.extend_from_slice(&content);
             body.extend_from_slice(b"\r\n--5f2b1c--\r\n");
-            let read = parts(&Bytes::from(body), "5f2b1c").expect("a form");
-            prop_assert_eq!(read[0].content.as_ref(), content.as_slice());
+            let body = Bytes::from(body);
+            let read = parts(&body, "5f2b1c", PARTS_MAX).expect("a form");
+            prop_assert_eq!(&body[read[0].at.clone()], content.as_slice());
         }
     }
 }
