@@ -116,9 +116,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let command = WorkerCommand { program, args: worker_args, demo: demo::FILES };
     let fleet = Arc::new(Fleet::start(&config, &command)?);
     let store = stored::open(&config).context("the store")?;
-    let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams());
-    let gateway = Arc::new(gateway.with_providers(provider::all(&config)?).with_store(store));
-    provider::discover::start(gateway.providers());
+    let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), provider::all(&config)?);
+    let gateway = Arc::new(gateway.with_store(store));
+    provider::discover::start(gateway.serving().providers());
     let shown = progress::show(fleet.clone(), &config)?;
     server::run(gateway, &config, move || fleet.stop(Leave::Exit, Duration::from_secs(5)))?;
     drop(shown);

@@ -2,7 +2,10 @@
 //!
 //! A route can only be served with a [`Principal`], and only [`authorize`] makes one.
 
+use std::sync::Arc;
+
 use http::HeaderMap;
+use penstock_govern::Scope;
 use penstock_proto::ErrorKind;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -20,26 +23,35 @@ pub struct Key {
     pub id: String,
     /// SHA-256 of the key. Keys are long random strings, so no slow hash is needed.
     pub digest: [u8; 32],
-    /// Models it may use: names, or prefixes that end in `*`; empty: all.
-    pub models: Vec<String>,
+    /// What it may do.
+    pub scope: Arc<Scope>,
+}
+
+impl Key {
+    fn principal(&self) -> Principal {
+        Principal { key: Some(self.id.clone()), scopes: vec![self.scope.clone()], ..Principal::default() }
+    }
 }
 
 /// Who asks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Principal {
     /// Id of the key; `None` where no keys are configured or the route is open.
     pub key: Option<String>,
-    models: Vec<String>,
+    /// The team that it belongs to.
+    pub team: Option<String>,
+    /// The person or service behind it.
+    pub user: Option<String>,
+    /// Ids of the limits that it is under.
+    pub limits: Vec<String>,
+    /// What it may do; with several (a key's and its team's), all must allow it.
+    scopes: Vec<Arc<Scope>>,
 }
 
 impl Principal {
     /// Whether the principal may use that model.
     pub fn may_use(&self, model: &str) -> bool {
-        self.models.is_empty()
-            || self.models.iter().any(|rule| match rule.strip_suffix('*') {
-                Some(prefix) => model.starts_with(prefix),
-                None => model == rule,
-            })
+        self.scopes.iter().all(|scope| scope.has_model(model))
     }
 
     /// What separates this principal's prefix cache from the others'.
@@ -53,7 +65,7 @@ impl Principal {
 /// `target` is the request's: a URL of the Gemini API may carry the key in its query. It is read here and nowhere else.
 pub fn authorize(class: AuthClass, target: &str, headers: &HeaderMap, keys: &[Key]) -> Result<Principal, Failure> {
     if class == AuthClass::Open || keys.is_empty() {
-        return Ok(Principal { key: None, models: Vec::new() });
+        return Ok(Principal::default());
     }
     let denied = |message: &str| Failure::new(ErrorKind::Unauthorized, message);
     let given = credential(target, headers)
@@ -70,16 +82,15 @@ pub fn authorize(class: AuthClass, target: &str, headers: &HeaderMap, keys: &[Ke
         }
     }
     let key = found.ok_or_else(|| denied("Incorrect API key provided."))?;
-    Ok(Principal { key: Some(key.id.clone()), models: key.models.clone() })
+    Ok(key.principal())
 }
 
 /// Who a key of that id is, for what it left to be done; `None`: it is not configured any more.
 pub(crate) fn by_id(keys: &[Key], id: &str) -> Option<Principal> {
     if keys.is_empty() {
-        return id.is_empty().then_some(Principal { key: None, models: Vec::new() });
+        return id.is_empty().then(Principal::default);
     }
-    let key = keys.iter().find(|key| key.id == id)?;
-    Some(Principal { key: Some(key.id.clone()), models: key.models.clone() })
+    keys.iter().find(|key| key.id == id).map(Key::principal)
 }
 
 /// `Authorization: Bearer KEY`, `x-api-key: KEY`, `x-goog-api-key: KEY` or, in URLs of the Gemini API, `?key=KEY`: exactly one of
@@ -105,7 +116,7 @@ mod tests {
         Key {
             id: id.into(),
             digest: Sha256::digest(secret).into(),
-            models: models.iter().map(|m| (*m).into()).collect(),
+            scope: Arc::new(Scope { models: models.iter().map(|m| (*m).into()).collect(), ..Scope::default() }),
         }
     }
 
@@ -151,12 +162,5 @@ mod tests {
         check_at("/v1/models?key=sk-a", &[], None);
         let long = "k".repeat(4000);
         check(&[("authorization", &format!("Bearer {long}"))], None);
-    }
-
-    #[test]
-    fn models_are_names_or_prefixes() {
-        let rule = Principal { key: None, models: vec!["chat-*".into(), "x".into()] };
-        assert!(rule.may_use("chat-1") && rule.may_use("x") && !rule.may_use("y") && !rule.may_use("xy"));
-        assert!(Principal { key: None, models: vec![] }.may_use("anything"));
     }
 }

@@ -22,6 +22,7 @@ use crate::http::{Body, Exchange};
 use crate::multipart::{self, Part};
 use crate::phases::{End, watched};
 use crate::provider::Forwarded;
+use crate::serving::Serving;
 use crate::trail::Trail;
 
 /// Parts of a form: an edit of images can have many.
@@ -50,6 +51,7 @@ pub struct Forward {
 /// Serves the URL `path`.
 pub(crate) async fn serve(
     gateway: &Gateway,
+    serving: &Serving,
     exchange: &mut Exchange,
     trail: &mut Trail,
     path: &str,
@@ -58,7 +60,7 @@ pub(crate) async fn serve(
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = exchange.read_body(&gateway.bodies).await?;
     let (model, at) = named(&headers, &body)?;
-    let entry = gateway.entry(&model, principal)?;
+    let entry = serving.entry(&model, principal)?;
     trail.model = Some(entry.name.to_string());
     let Body { bytes, lease } = body;
     let forward =
@@ -133,7 +135,7 @@ async fn send(exchange: &mut Exchange, mut answered: Forwarded) -> Result<(), En
 
 /// Serves `/v1/realtime?model=…`: a tunnel between two WebSockets.
 pub(crate) async fn realtime(
-    gateway: &Gateway,
+    serving: &Serving,
     exchange: &mut Exchange,
     trail: &mut Trail,
     principal: &Principal,
@@ -146,7 +148,7 @@ pub(crate) async fn realtime(
     let query = target.split_once('?').map_or("", |(_, query)| query);
     let model = query.split('&').find_map(|pair| pair.strip_prefix("model=")).and_then(crate::route::model_id);
     let model = model.ok_or_else(|| Failure::from(ApiError::invalid("model", "model: required in the query")))?;
-    let entry = gateway.entry(&model, principal)?;
+    let entry = serving.entry(&model, principal)?;
     trail.model = Some(entry.name.to_string());
     let headers = std::mem::take(&mut exchange.head.headers);
     let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None };

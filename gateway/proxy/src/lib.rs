@@ -6,6 +6,7 @@
 //! Deliberately absent: knowledge of any API's JSON (dialects) or of what tokens mean (text); Pingora's `ProxyHttp`; prompts in logs.
 #![forbid(unsafe_code)]
 
+mod admit;
 pub mod answer;
 pub mod auth;
 pub mod batches;
@@ -29,6 +30,7 @@ pub mod pump;
 pub mod relay;
 pub mod route;
 pub mod server;
+pub mod serving;
 pub mod stored;
 pub mod telemetry;
 mod trail;

@@ -15,6 +15,7 @@ use crate::gateway::Gateway;
 use crate::http::Exchange;
 use crate::phases::{End, decoded, read_body, watched};
 use crate::route::Route;
+use crate::serving::Serving;
 use crate::stored;
 use crate::upstream::Card;
 
@@ -23,15 +24,16 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// Serves the route if it is one of these; else returns what a model is to answer.
 pub(crate) async fn serve(
     gateway: &Gateway,
+    serving: &Serving,
     exchange: &mut Exchange,
     route: Route,
     principal: &Principal,
 ) -> Result<Option<Ask>, End> {
     match route {
         Route::Ask(ask) => return Ok(Some(ask)),
-        Route::Count(ask) => count(gateway, exchange, ask, principal).await?,
+        Route::Count(ask) => count(gateway, serving, exchange, ask, principal).await?,
         Route::Models => {
-            let cards: Vec<_> = gateway.cards(principal).iter().map(model_card).collect();
+            let cards: Vec<_> = serving.cards(principal).iter().map(model_card).collect();
             let list = match exchange.dialect {
                 Dialect::Anthropic => anthropic::models_list(&cards),
                 Dialect::Gemini => gemini::models_list(&cards),
@@ -40,7 +42,7 @@ pub(crate) async fn serve(
             json(exchange, list).await?;
         }
         Route::Model(id) => {
-            let card = model_card(&gateway.upstream(&id, principal)?.card());
+            let card = model_card(&serving.upstream(&id, principal)?.card());
             let model = match exchange.dialect {
                 Dialect::Anthropic => anthropic::model(&card),
                 Dialect::Gemini => gemini::model(&card),
@@ -50,14 +52,14 @@ pub(crate) async fn serve(
         }
         Route::Forward(_) | Route::Realtime => return Err(Failure::internal("a route of another place").into()),
         Route::Health => json(exchange, br#"{"status":"ok"}"#.to_vec()).await?,
-        Route::Ready => ready(gateway, exchange).await?,
+        Route::Ready => ready(serving, exchange).await?,
         Route::Metrics => {
             let text = [(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"))];
             exchange.respond(200, &text, gateway.render_metrics().into()).await?;
         }
         Route::Stored(route) => Box::pin(stored::serve(gateway, exchange, route, principal)).await?,
-        Route::Tokenize => tokenize(gateway, exchange, principal).await?,
-        Route::Detokenize => detokenize(gateway, exchange, principal).await?,
+        Route::Tokenize => tokenize(gateway, serving, exchange, principal).await?,
+        Route::Detokenize => detokenize(gateway, serving, exchange, principal).await?,
     }
     Ok(None)
 }
@@ -75,8 +77,8 @@ async fn json(exchange: &mut Exchange, body: impl Into<Bytes>) -> Result<(), End
     Ok(exchange.respond(200, &[(header::CONTENT_TYPE, JSON)], body.into()).await?)
 }
 
-async fn ready(gateway: &Gateway, exchange: &mut Exchange) -> Result<(), End> {
-    let unready = gateway.unready();
+async fn ready(serving: &Serving, exchange: &mut Exchange) -> Result<(), End> {
+    let unready = serving.unready();
     if unready.is_empty() {
         return json(exchange, br#"{"status":"ready"}"#.to_vec()).await;
     }
@@ -88,11 +90,17 @@ async fn ready(gateway: &Gateway, exchange: &mut Exchange) -> Result<(), End> {
 const ESTIMATE: HeaderName = HeaderName::from_static("x-penstock-estimate");
 
 /// Counts through the upstream; where that cannot count, the answer is a guess and says so.
-async fn count(gateway: &Gateway, exchange: &mut Exchange, ask: Ask, principal: &Principal) -> Result<(), End> {
+async fn count(
+    gateway: &Gateway,
+    serving: &Serving,
+    exchange: &mut Exchange,
+    ask: Ask,
+    principal: &Principal,
+) -> Result<(), End> {
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = read_body(gateway, exchange, &headers).await?;
     let call = Arc::new(Call::new(ask, body, exchange.request_id.clone(), headers).await?);
-    let upstream = gateway.upstream(&call.model, principal)?;
+    let upstream = serving.upstream(&call.model, principal)?;
     let body = |tokens| match call.dialect() {
         Dialect::Gemini => gemini::count_body(tokens),
         Dialect::Anthropic | Dialect::OpenAi => anthropic::count_body(tokens),
@@ -108,20 +116,30 @@ async fn count(gateway: &Gateway, exchange: &mut Exchange, ask: Ask, principal: 
     Ok(exchange.respond(200, &headers, body(tokens).into()).await?)
 }
 
-async fn tokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Principal) -> Result<(), End> {
+async fn tokenize(
+    gateway: &Gateway,
+    serving: &Serving,
+    exchange: &mut Exchange,
+    principal: &Principal,
+) -> Result<(), End> {
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = read_body(gateway, exchange, &headers).await?;
     let (request, _lease) = decoded(body, openai::decode_tokenize).await?;
-    let upstream = gateway.upstream_or_only(request.model.as_deref(), principal)?;
+    let upstream = serving.upstream_or_only(request.model.as_deref(), principal)?;
     let reply = watched(exchange, upstream.tokenize(request)).await??;
     json(exchange, reply).await
 }
 
-async fn detokenize(gateway: &Gateway, exchange: &mut Exchange, principal: &Principal) -> Result<(), End> {
+async fn detokenize(
+    gateway: &Gateway,
+    serving: &Serving,
+    exchange: &mut Exchange,
+    principal: &Principal,
+) -> Result<(), End> {
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = read_body(gateway, exchange, &headers).await?;
     let (request, _lease) = decoded(body, openai::decode_detokenize).await?;
-    let upstream = gateway.upstream_or_only(request.model.as_deref(), principal)?;
+    let upstream = serving.upstream_or_only(request.model.as_deref(), principal)?;
     let reply = watched(exchange, upstream.detokenize(request)).await??;
     json(exchange, reply).await
 }

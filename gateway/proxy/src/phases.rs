@@ -1,16 +1,17 @@
 //! The way of a request: one function, one line per stage, in order.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::task::Poll;
 
 use http::HeaderMap;
 use penstock_dialects::{ApiError, Bounds};
 use penstock_proto::ErrorKind;
 
+use crate::admit;
 use crate::answer::Answer;
 use crate::auth::{self, Principal};
 use crate::call::Call;
+use crate::config::Snapshot;
 use crate::error::Failure;
 use crate::forward;
 use crate::gateway::Gateway;
@@ -57,39 +58,43 @@ impl From<BodyFault> for End {
 
 /// The stages. What ends before the answer begins is boxed, so that a long stream does not carry its room.
 async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -> Result<(), End> {
-    let snapshot = gateway.snapshot();
+    let serving = gateway.serving();
+    let config = &serving.config;
     exchange.dialect = route::dialect(&exchange.head.target, &exchange.head.headers);
     let route = Route::parse(&exchange.head.method, &exchange.head.target)?;
     trail.route = route.label();
-    let principal = auth::authorize(route.auth_class(), &exchange.head.target, &exchange.head.headers, &snapshot.keys)?;
+    let principal = auth::authorize(route.auth_class(), &exchange.head.target, &exchange.head.headers, &config.keys)?;
     trail.key.clone_from(&principal.key);
     match route {
-        Route::Forward(path) => return Box::pin(forward::serve(gateway, exchange, trail, path, &principal)).await,
-        Route::Realtime => return Box::pin(forward::realtime(gateway, exchange, trail, &principal)).await,
+        Route::Forward(path) => {
+            return Box::pin(forward::serve(gateway, &serving, exchange, trail, path, &principal)).await;
+        }
+        Route::Realtime => return Box::pin(forward::realtime(&serving, exchange, trail, &principal)).await,
         _ => {}
     }
-    let Some(ask) = Box::pin(pages::serve(gateway, exchange, route, &principal)).await? else { return Ok(()) };
+    let Some(ask) = Box::pin(pages::serve(gateway, &serving, exchange, route, &principal)).await? else {
+        return Ok(());
+    };
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = Box::pin(read_body(gateway, exchange, &headers)).await?;
     let call = Call::new(ask, body, exchange.request_id.clone(), headers).await?;
     let recalled = Box::pin(stored::recall(gateway, exchange, &principal, call)).await?;
     let Some((call, keeping)) = recalled else { return Ok(()) };
-    let call = Arc::new(call);
-    let entry = gateway.entry(&call.model, &principal)?;
+    let admitted = Box::pin(admit::admit(&serving, &principal, call)).await?;
+    let (call, entry) = (admitted.call.clone(), &admitted.entry);
     trail.model = Some(entry.name.to_string());
     trail.price = entry.price;
     trail.stream = Some(call.stream);
-    let says_cost = snapshot.cost_header || relay::cost::is_asked(&call.headers);
+    let says_cost = config.cost_header || relay::cost::is_asked(&call.headers);
     let (price, stream) = (entry.price, call.stream);
-    let origin = origin(&principal, &snapshot, exchange);
-    // Whoever needs the body no longer drops the call; its bytes count as request memory until everybody has.
-    let mut answer = Answer::new(call.clone());
+    let origin = origin(&principal, config, exchange);
+    let mut answer = Answer::new(call);
     answer.keep(keeping);
-    let mut events = watched(exchange, entry.upstream.open(call, origin)).await??;
+    let mut events = watched(exchange, admitted.open(origin)).await??;
     if says_cost {
         events = Box::new(relay::cost::Priced::new(events, price, stream));
     }
-    let ended = pump::run(exchange, events.as_mut(), &mut answer, trail, snapshot.commit, snapshot.heartbeat).await;
+    let ended = pump::run(exchange, events.as_mut(), &mut answer, trail, config.commit, config.heartbeat).await;
     trail.facts = Some(events.facts());
     trail.course = events.course();
     ended
@@ -179,10 +184,10 @@ pub(crate) async fn decoded<T: Send + 'static>(
     task.await.map_err(|error| Failure::internal(format!("decoding: {error}")))?
 }
 
-fn origin(principal: &Principal, snapshot: &crate::config::Snapshot, exchange: &Exchange) -> Origin {
+fn origin(principal: &Principal, config: &Snapshot, exchange: &Exchange) -> Origin {
     Origin {
         tenant: principal.tenant().to_owned(),
-        deadline: snapshot.request_timeout.map(|limit| (exchange.started + limit).into_std()),
+        deadline: config.request_timeout.map(|limit| (exchange.started + limit).into_std()),
     }
 }
 

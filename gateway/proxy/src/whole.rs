@@ -4,13 +4,13 @@
 //! live requests; only the pump differs.
 
 use std::future::poll_fn;
-use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use penstock_dialects::ChatEvent;
 use penstock_proto::ErrorKind;
 
+use crate::admit::admit;
 use crate::answer::Answer;
 use crate::auth::Principal;
 use crate::call::Call;
@@ -25,7 +25,7 @@ use crate::upstream::Origin;
 pub(crate) async fn answer_whole(
     gateway: &Gateway,
     principal: &Principal,
-    call: Arc<Call>,
+    call: Call,
     deadline: Option<Instant>,
 ) -> Result<Bytes, Failure> {
     answer_events(gateway, principal, call, deadline, &mut |_| ()).await
@@ -35,7 +35,7 @@ pub(crate) async fn answer_whole(
 pub(crate) async fn answer_events(
     gateway: &Gateway,
     principal: &Principal,
-    call: Arc<Call>,
+    call: Call,
     deadline: Option<Instant>,
     take: &mut (dyn FnMut(&ChatEvent) + Send),
 ) -> Result<Bytes, Failure> {
@@ -52,13 +52,13 @@ pub(crate) async fn answer_events(
 async fn collect(
     gateway: &Gateway,
     principal: &Principal,
-    call: Arc<Call>,
+    call: Call,
     deadline: Option<Instant>,
     take: &mut (dyn FnMut(&ChatEvent) + Send),
 ) -> Result<Bytes, Failure> {
-    let upstream = gateway.upstream(&call.model, principal)?;
-    let mut answer = Answer::new(call.clone());
-    let mut events = upstream.open(call, Origin { tenant: principal.tenant().to_owned(), deadline }).await?;
+    let admitted = admit(&gateway.serving(), principal, call).await?;
+    let mut answer = Answer::new(admitted.call.clone());
+    let mut events = admitted.open(Origin { tenant: principal.tenant().to_owned(), deadline }).await?;
     let (mut batch, mut finished) = (Vec::new(), 0);
     loop {
         let more = poll_fn(|context| events.poll_events(context, &mut batch)).await?;

@@ -26,7 +26,7 @@ fn main() {
     server::reserve(&mut config).expect("a free port");
     let log = AccessLog::open(&config.access_log).expect("an access log");
     let providers = provider::all(&config).expect("providers that can be used");
-    let gateway = Gateway::new(config.clone(), log, vec![Arc::new(Puppet::default())]).with_providers(providers);
+    let gateway = Gateway::new(config.clone(), log, vec![Arc::new(Puppet::default())], providers);
     eprintln!("http://{}", config.listen);
     server::run(Arc::new(gateway), &config, || {}).expect("a server");
 }

@@ -44,7 +44,7 @@ impl Server {
         server::reserve(&mut config).expect("a free port");
         let puppet = Arc::new(Puppet::default());
         let log = AccessLog::open(&config.access_log).expect("an access log");
-        let gateway = Arc::new(Gateway::new(config.clone(), log, vec![puppet.clone()]));
+        let gateway = Arc::new(Gateway::new(config.clone(), log, vec![puppet.clone()], Vec::new()));
         let mut service = server::service(gateway.clone(), &config).expect("a service");
         let (shutdown, watching) = watch::channel(false);
         let task = tokio::spawn(async move { service.start_service(None, watching, 1).await });

@@ -213,8 +213,8 @@ impl Front {
         server::reserve(&mut config).expect("a free port");
         let log = AccessLog::open(&config.access_log).expect("an access log");
         let providers = provider::all(&config).expect("providers");
-        let gateway = Arc::new(Gateway::new(config.clone(), log, Vec::new()).with_providers(providers));
-        provider::discover::start(gateway.providers());
+        let gateway = Arc::new(Gateway::new(config.clone(), log, Vec::new(), providers));
+        provider::discover::start(gateway.serving().providers());
         let mut service = server::service(gateway.clone(), &config).expect("a service");
         let (shutdown, watching) = watch::channel(false);
         let task = tokio::spawn(async move { service.start_service(None, watching, 1).await });

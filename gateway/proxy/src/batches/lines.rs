@@ -82,7 +82,7 @@ pub(super) async fn run(
 
 async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Result<(), StoreError> {
     let store = &job.bench.keeper().store;
-    let at_once = job.bench.gateway.snapshot().batches.concurrency * WAITING_PER_SLOT;
+    let at_once = job.bench.gateway.serving().config.batches.concurrency * WAITING_PER_SLOT;
     let (mut page, mut from, mut dry) = (VecDeque::new(), 0, false);
     loop {
         if page.is_empty() && !dry {
@@ -107,7 +107,7 @@ async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Res
 /// One line, until its result is kept.
 async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
     let (keeper, gateway) = (job.bench.keeper(), &job.bench.gateway);
-    let attempts_max = gateway.snapshot().batches.attempts_max;
+    let attempts_max = gateway.serving().config.batches.attempts_max;
     let range = line.at..line.at + u64::from(line.bytes);
     let text = keeper.store.read(&job.tenant, &job.input, range).await?;
     let text = text.ok_or(StoreError::Misuse("a batch whose input file is gone"))?;
@@ -146,18 +146,18 @@ async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Bytes, Fail
         Failure::new(ErrorKind::InvalidRequest, fault.message).param(fault.param.unwrap_or_default())
     })?;
     let surface = surface_of(&job.endpoint).ok_or_else(|| Failure::internal("a batch for an unknown endpoint"))?;
-    let snapshot = gateway.snapshot();
+    let config = gateway.serving().config.clone();
     let gone = || Failure::new(ErrorKind::Unauthorized, "The API key that made this batch is not known any more.");
-    let principal = auth::by_id(&snapshot.keys, job.tenant.as_str()).ok_or_else(gone)?;
+    let principal = auth::by_id(&config.keys, job.tenant.as_str()).ok_or_else(gone)?;
     let mut lease = gateway.bodies.lease();
     let full = |_| Failure::new(ErrorKind::Overloaded, "The memory for request bodies is used up.");
     lease.cover(request.body.len()).map_err(full)?;
     let body = Body { bytes: request.body, lease };
     let mut call = Call::new(Ask::new(surface), body, request_id.to_owned(), HeaderMap::new()).await?;
     call.background = true;
-    let deadline = snapshot.request_timeout.map(|limit| Instant::now() + limit);
+    let deadline = config.request_timeout.map(|limit| Instant::now() + limit);
     let deadline = deadline.map_or(job.deadline, |deadline| deadline.min(job.deadline));
-    answer_whole(gateway, &principal, Arc::new(call), Some(deadline.into_std())).await
+    answer_whole(gateway, &principal, call, Some(deadline.into_std())).await
 }
 
 /// The line of the output file or of the errors file.

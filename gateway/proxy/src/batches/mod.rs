@@ -87,7 +87,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     fn new(gateway: Arc<Gateway>) -> Arc<Self> {
-        let slots = Semaphore::new(gateway.snapshot().batches.concurrency);
+        let slots = Semaphore::new(gateway.serving().config.batches.concurrency);
         Arc::new(Self { gateway, slots })
     }
 
@@ -202,8 +202,8 @@ async fn validate(
     batch: &penstock_store::BatchRecord,
 ) -> Result<(), StoreError> {
     let store = &bench.keeper().store;
-    let snapshot = bench.gateway.snapshot();
-    let limits = input::Limits { lines: snapshot.batches.lines_max, line_bytes: snapshot.http.body_bytes_max };
+    let config = bench.gateway.serving().config.clone();
+    let limits = input::Limits { lines: config.batches.lines_max, line_bytes: config.http.body_bytes_max };
     let faults = input::admit(store.as_ref(), tenant, batch, limits).await?;
     if faults.is_empty() {
         return store.start_batch(&batch.id, unix_seconds()).await;

@@ -93,12 +93,16 @@ struct Bed {
 
 impl Bed {
     fn new(store: Arc<dyn Store>, config: &str) -> Self {
-        let snapshot = config::load(Some(("test", config)), &Overrides::default(), &|_| Some("secret".into()));
+        let config = config::load(Some(("test", config)), &Overrides::default(), &|_| Some("secret".into()));
         let script = Arc::new(Script::default());
         let upstreams: Vec<Arc<dyn Upstream>> = vec![script.clone()];
-        let gateway =
-            Gateway::new(snapshot.expect("a config"), AccessLog::open("off").expect("nothing is opened"), upstreams)
-                .with_store(store.clone());
+        let gateway = Gateway::new(
+            config.expect("a config"),
+            AccessLog::open("off").expect("nothing is opened"),
+            upstreams,
+            Vec::new(),
+        )
+        .with_store(store.clone());
         let gateway = Arc::new(gateway);
         let runner = tokio::spawn(run(gateway.clone()));
         Self { gateway, store, script, runner }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_govern::Scope;
 use sha2::{Digest, Sha256};
 
 use super::raw::{Document, Reader};
@@ -224,7 +225,7 @@ fn key(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<K
     if digest.is_none() {
         table.fault(name, fault);
     }
-    Some(Key { id: id?, digest: digest?, models })
+    Some(Key { id: id?, digest: digest?, scope: Arc::new(Scope { models, ..Scope::default() }) })
 }
 
 fn prices(table: &Reader<'_, '_>) -> Prices {

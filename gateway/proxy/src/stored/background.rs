@@ -86,7 +86,7 @@ async fn attend(gateway: Arc<Gateway>, open: OpenResponse) {
 async fn drive(gateway: &Gateway, open: &OpenResponse) -> Result<(), StoreError> {
     let Some(keeper) = gateway.keeper() else { return Ok(()) };
     let OpenResponse { tenant, response } = open;
-    let limit = gateway.snapshot().http.body_bytes_max;
+    let limit = gateway.serving().config.http.body_bytes_max;
     let (chat, form) = match rebuilt(keeper, tenant, response, limit).await {
         Ok(rebuilt) => rebuilt,
         // What it goes on from was deleted in the meantime. Without its request there is no form to say that in.
@@ -143,15 +143,15 @@ async fn once(
     form: &ResponseForm,
     collector: &mut ResponseCollector,
 ) -> Result<(), Failure> {
-    let snapshot = gateway.snapshot();
+    let config = gateway.serving().config.clone();
     let gone = || Failure::new(ErrorKind::Unauthorized, "The API key that asked for this is not known any more.");
-    let principal = auth::by_id(&snapshot.keys, open.tenant.as_str()).ok_or_else(gone)?;
+    let principal = auth::by_id(&config.keys, open.tenant.as_str()).ok_or_else(gone)?;
     let body = Body { bytes: open.response.request.clone(), lease: gateway.bodies.lease() };
     let mut call = Call::new(Ask::new(Surface::Responses), body, new_request_id(), HeaderMap::new()).await?;
     let decoded = Decoded { request: Request::Chat(Box::new(chat.clone())), form: Box::new(form.clone()) };
     call.answer_as(meta(&open.response).id, decoded);
     (call.background, call.own) = (true, true);
-    let deadline = snapshot.request_timeout.map(|limit| (Instant::now() + limit).into_std());
+    let deadline = config.request_timeout.map(|limit| (Instant::now() + limit).into_std());
     let mut take = |event: &ChatEvent| collector.event(event);
-    answer_events(gateway, &principal, Arc::new(call), deadline, &mut take).await.map(drop)
+    answer_events(gateway, &principal, call, deadline, &mut take).await.map(drop)
 }

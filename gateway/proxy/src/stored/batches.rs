@@ -40,8 +40,8 @@ struct Expiry {
 pub(super) async fn create(visit: &mut Visit<'_>) -> Result<(), End> {
     let headers = std::mem::take(&mut visit.exchange.head.headers);
     let body = read_body(visit.gateway, visit.exchange, &headers).await?;
-    let snapshot = visit.gateway.snapshot();
-    let (now, open_max) = (unix_seconds(), snapshot.batches.open_max);
+    let config = visit.gateway.serving().config.clone();
+    let (now, open_max) = (unix_seconds(), config.batches.open_max);
     let (new, _lease) = decoded(body, move |bytes, _| read(bytes, now, open_max)).await?;
     let input = new.input.clone();
     let made = visit.keeper.store.create_batch(&visit.tenant, new).await.map_err(failed)?;

@@ -35,7 +35,7 @@ struct Upload {
 
 pub(super) async fn upload(visit: &mut Visit<'_>) -> Result<(), End> {
     let boundary = boundary(&visit.exchange.head.headers)?;
-    let limits = visit.gateway.snapshot().store.clone();
+    let limits = visit.gateway.serving().config.store.clone();
     let body = visit.exchange.read_body(&visit.gateway.bodies).await?;
     let upload = read_form(&body.bytes, &boundary).map_err(Failure::from)?;
     if upload.content.len() as u64 > limits.file_bytes_max {

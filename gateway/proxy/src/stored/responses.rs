@@ -46,8 +46,8 @@ pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: 
         return Ok(Prepared::Ask(Box::new(call), None));
     }
     // Before anything is kept: what may not be asked is told at once.
-    gateway.upstream(&call.model, principal)?;
-    let snapshot = gateway.snapshot();
+    gateway.serving().upstream(&call.model, principal)?;
+    let config = gateway.serving().config.clone();
     let (tenant, created) = (Tenant::new(principal.tenant()), unix_seconds());
     let previous = request.previous_response_id.as_deref();
     let previous = match previous.map(|id| ResponseId::parse(id).ok_or_else(|| no_previous(id))).transpose() {
@@ -62,7 +62,7 @@ pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: 
         status: ResponseStatus::Ended,
         previous,
         created,
-        expires: created + snapshot.store.response_days * 86_400,
+        expires: created + config.store.response_days * 86_400,
         body: Bytes::new(),
         input: request.input_items(),
         output: Bytes::from_static(b"[]"),
@@ -70,7 +70,7 @@ pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: 
     };
     let (store, background) = (request.store, request.background);
     check_background(&request)?;
-    let turns = match earlier(keeper, &tenant, record.previous.as_ref(), snapshot.http.body_bytes_max).await {
+    let turns = match earlier(keeper, &tenant, record.previous.as_ref(), config.http.body_bytes_max).await {
         Err(failure) if failure.kind == ErrorKind::NotFound && !background => {
             // A provider that keeps responses itself may know it.
             call.unresolved = Some(Box::new(failure));
@@ -190,7 +190,7 @@ pub(super) async fn delete(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
 pub(super) async fn cancel(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     let record = find(visit, id).await?;
     if record.status != ResponseStatus::Ended {
-        let limit = visit.gateway.snapshot().http.body_bytes_max;
+        let limit = visit.gateway.serving().config.http.body_bytes_max;
         let (_, form) = rebuilt(visit.keeper, &visit.tenant, &record, limit).await?;
         let body = form.resource(&meta(&record), Word::Cancelled, b"", None);
         let output = Bytes::from_static(b"[]");

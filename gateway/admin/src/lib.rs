@@ -1,0 +1,2 @@
+//! The admin API, on its own listener.
+#![forbid(unsafe_code)]

@@ -1,0 +1,127 @@
+//! What requests are served with: one config, and everything that was made from it.
+//!
+//! It is made whole and swapped whole; whoever serves a request takes it once and keeps it, so that a stream ends under the rules that
+//! it began with.
+
+use std::sync::Arc;
+
+use penstock_proto::ErrorKind;
+
+use crate::auth::Principal;
+use crate::config::Snapshot;
+use crate::error::Failure;
+use crate::provider::Provider;
+use crate::relay::Checks;
+use crate::relay::models::{self, Entry, Models, Sources};
+use crate::telemetry::{Gauge, Metric, Metrics};
+use crate::upstream::{Card, Upstream};
+
+/// A config in force.
+pub struct Serving {
+    /// The config.
+    pub config: Arc<Snapshot>,
+    pools: Vec<Arc<dyn Upstream>>,
+    providers: Vec<Arc<Provider>>,
+    models: Models,
+}
+
+impl Serving {
+    /// The config's models of those pools and providers.
+    pub fn new(
+        config: Arc<Snapshot>,
+        pools: Vec<Arc<dyn Upstream>>,
+        providers: Vec<Arc<Provider>>,
+        metrics: &Arc<Metrics>,
+    ) -> Self {
+        let models = Models::build(&config, &Sources { pools: &pools, providers: &providers }, metrics);
+        Self { config, pools, providers, models }
+    }
+
+    /// The pools.
+    pub fn pools(&self) -> &[Arc<dyn Upstream>] {
+        &self.pools
+    }
+
+    /// The providers.
+    pub fn providers(&self) -> &[Arc<Provider>] {
+        &self.providers
+    }
+
+    /// The active checks, to be run once.
+    pub fn take_checks(&mut self) -> Checks {
+        self.models.take_checks()
+    }
+
+    /// The upstream of a model that the principal may use.
+    pub fn upstream(&self, model: &str, principal: &Principal) -> Result<Arc<dyn Upstream>, Failure> {
+        self.entry(model, principal).map(|entry| entry.upstream)
+    }
+
+    /// Who answers a name that the principal may use; an alias is as good as what it stands for. Models it may not use are as unknown
+    /// as those that do not exist.
+    pub fn entry(&self, model: &str, principal: &Principal) -> Result<Entry, Failure> {
+        let found = self.models.find(model).cloned().or_else(|| self.discovered(model));
+        found.filter(|entry| principal.may_use(model) || principal.may_use(&entry.name)).ok_or_else(|| {
+            let shown: String = model.chars().take(80).collect();
+            let known: Vec<_> = self.cards(principal).into_iter().map(|card| card.id).take(5).collect();
+            let message = format!("The model {shown:?} does not exist. Served here: {}.", known.join(", "));
+            Failure::new(ErrorKind::ModelNotFound, message).param("model")
+        })
+    }
+
+    /// A model that a provider said it has.
+    fn discovered(&self, model: &str) -> Option<Entry> {
+        let upstream = self.providers.iter().find_map(|provider| provider.discovered(model))?;
+        let price = models::price(&self.config, model.split_once('/')?.1);
+        Some(Entry { upstream, price, name: model.into() })
+    }
+
+    /// The same where a request may leave the model out: then it is the only one.
+    pub fn upstream_or_only(&self, model: Option<&str>, principal: &Principal) -> Result<Arc<dyn Upstream>, Failure> {
+        match (model, self.cards(principal).as_slice()) {
+            (Some(model), _) => self.upstream(model, principal),
+            (None, [only]) => self.upstream(&only.id, principal),
+            (None, _) => {
+                let message = "Several models are served: name one.";
+                Err(Failure::new(ErrorKind::InvalidRequest, message).param("model"))
+            }
+        }
+    }
+
+    /// The models that the principal may use.
+    pub fn cards(&self, principal: &Principal) -> Vec<Card> {
+        let found = self.providers.iter().flat_map(Provider::found_cards);
+        self.models
+            .listed()
+            .iter()
+            .map(|entry| entry.upstream.card())
+            .chain(found)
+            .filter(|card| principal.may_use(&card.id))
+            .collect()
+    }
+
+    /// Why requests cannot be served; empty: they can.
+    pub fn unready(&self) -> Vec<String> {
+        let mut out = Vec::new();
+        for entry in self.models.listed() {
+            if let Some(why) = entry.upstream.unready() {
+                out.push(format!("{}: {why}", entry.name));
+            }
+        }
+        out
+    }
+
+    /// State of what is behind the names, for `/metrics`.
+    pub fn gauges(&self, metrics: &Metrics, gauges: &mut Vec<(Gauge, String, f64)>) {
+        for entry in self.models.listed() {
+            entry.upstream.gauges(&mut |gauge, value| gauges.push((gauge, entry.name.to_string(), value)));
+        }
+        self.models.gauges(&mut |gauge, target, value| gauges.push((gauge, target.to_owned(), value)));
+        for provider in &self.providers {
+            for (outcome, count) in provider.counts().each() {
+                let labels = [("provider", provider.id()), ("outcome", outcome)];
+                metrics.set(Metric::UpstreamRequests, &labels, count);
+            }
+        }
+    }
+}

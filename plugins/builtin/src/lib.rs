@@ -1,0 +1,2 @@
+//! The plugins that are built in.
+#![forbid(unsafe_code)]

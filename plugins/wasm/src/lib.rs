@@ -1,0 +1,2 @@
+//! Runs plugins that are WebAssembly, by the proxy-wasm ABI.
+#![forbid(unsafe_code)]
