@@ -1,2 +1,32 @@
 //! What a plugin sees and may answer: hooks, contexts, verdicts.
+//!
+//! A [`Kind`] is a plugin's name and the check of its settings; what it builds is a [`Plugin`]: one entry of the config, shared by all
+//! requests. For each request that it is meant for, the plugin begins a [`Hooks`]: whatever that request needs is kept in there, so there
+//! is no table of requests and nothing to clean up. The gateway calls the hooks in this order:
+//!
+//! ```text
+//! on_request   in the order of the file    → pass | answer | reject; edits are made in the context
+//! on_head      the other way round         → header fields of the answer
+//! on_event     the other way round         → go | wait | stop | reject; edits are made in the events
+//! on_end       the other way round         → exactly once, however the request ended
+//! ```
+//!
+//! Plugins stand around a request like shells: what the first one did to the question it is the last to do to the answer. A plugin that
+//! answers by itself is seen by those in front of it only.
+//!
+//! All of this is plain state: whatever takes time (other models, HTTP, a cache, a timer) is asked of the [`Host`].
 #![forbid(unsafe_code)]
+
+mod context;
+mod host;
+mod plugin;
+mod settings;
+pub mod testing;
+pub mod text;
+mod verdict;
+
+pub use context::{AnswerHead, EndFacts, Outcome, Parts, RequestContext, RequestInfo};
+pub use host::{AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, ModelAnswer};
+pub use plugin::{Hooks, Kind, Needs, Plugin, Sees};
+pub use settings::{SettingFault, Settings, Surroundings};
+pub use verdict::{After, Answer, Flow, PluginError, Rejection, RejectionKind, Verdict};

@@ -1,0 +1,188 @@
+//! Doubles for tests of plugins: a host whose answers are written down before, and requests without a gateway.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use penstock_dialects::{Bounds, ChatEvent, ChatRequest, Decoded, Surface, anthropic, gemini, openai};
+use serde_json::Value;
+
+use crate::context::{RequestContext, RequestInfo};
+use crate::host::{AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, ModelAnswer};
+use crate::plugin::{Kind, Plugin};
+use crate::settings::{SettingFault, Settings, Surroundings};
+
+/// Surroundings without any environment: the variable `SECRET` is `hunter2`, URLs must begin with `http://`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Nowhere;
+
+impl Surroundings for Nowhere {
+    fn env(&self, name: &str) -> Option<String> {
+        (name == "SECRET").then(|| "hunter2".to_owned())
+    }
+
+    fn check_url(&self, url: &str) -> Result<(), String> {
+        if url.starts_with("http://") { Ok(()) } else { Err("must begin with http://".into()) }
+    }
+}
+
+/// Builds a plugin of settings.
+///
+/// # Errors
+/// All that is wrong with them.
+pub fn build(kind: &dyn Kind, settings: &Value) -> Result<Arc<dyn Plugin>, Vec<SettingFault>> {
+    Settings::read(Some(settings), &Nowhere, |settings| kind.build(settings))
+}
+
+type Chat = dyn Fn(&ChatRequest) -> Result<String, HostError> + Send + Sync;
+type Http = dyn Fn(&str, &HttpAsk) -> Result<HttpAnswer, HostError> + Send + Sync;
+
+/// A host of a test.
+#[derive(Default)]
+pub struct FakeHost {
+    /// What chat models say.
+    pub chat: Option<Box<Chat>>,
+    /// What endpoints say; `operation` asks it too, with the path as the URL.
+    pub http: Option<Box<Http>>,
+    /// Vectors by text; the dimensions are what the test likes.
+    pub vectors: HashMap<String, Vec<f32>>,
+    /// What is cached.
+    pub cache: Mutex<HashMap<String, Bytes>>,
+    /// Time since 1970.
+    pub now: Mutex<Duration>,
+    /// Waits that were asked for; they are over at once.
+    pub slept: Mutex<Vec<Duration>>,
+    /// The next random bits; then zeros.
+    pub randoms: Mutex<Vec<u64>>,
+    /// Work that nobody waits for: run it in the test.
+    pub spawned: Mutex<Vec<BoxFuture<()>>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[async_trait]
+impl Host for FakeHost {
+    async fn chat(&self, request: ChatRequest, _: AskAs) -> Result<ModelAnswer, HostError> {
+        let chat = self.chat.as_ref().ok_or_else(|| HostError::Unavailable("no chat model here".into()))?;
+        let text = chat(&request)?;
+        let text = ChatEvent::Text { choice: 0, text, logprobs: Vec::new(), tokens: Vec::new() };
+        Ok(ModelAnswer { events: vec![text], ..ModelAnswer::default() })
+    }
+
+    async fn embed(&self, _: &str, texts: Vec<String>, _: AskAs) -> Result<Vec<Vec<f32>>, HostError> {
+        let vector = |text: &String| self.vectors.get(text).cloned();
+        let all: Option<Vec<_>> = texts.iter().map(vector).collect();
+        all.ok_or_else(|| HostError::Unavailable("no vector for that".into()))
+    }
+
+    async fn operation(&self, path: &str, _: &str, body: Bytes, _: AskAs) -> Result<HttpAnswer, HostError> {
+        let http = self.http.as_ref().ok_or_else(|| HostError::Unavailable("no operations here".into()))?;
+        let ask = HttpAsk {
+            method: http::Method::POST,
+            path: String::new(),
+            headers: Vec::new(),
+            body,
+            timeout: Duration::from_secs(1),
+            bytes_max: 1 << 20,
+        };
+        http(path, &ask)
+    }
+
+    async fn http(&self, endpoint: &Endpoint, ask: HttpAsk) -> Result<HttpAnswer, HostError> {
+        let http = self.http.as_ref().ok_or_else(|| HostError::Unavailable("no endpoints here".into()))?;
+        http(endpoint.url(), &ask)
+    }
+
+    async fn cache_get(&self, key: &str) -> Result<Option<Bytes>, HostError> {
+        Ok(locked(&self.cache).get(key).cloned())
+    }
+
+    async fn cache_put(&self, key: &str, value: Bytes, _: Duration) -> Result<(), HostError> {
+        locked(&self.cache).insert(key.to_owned(), value);
+        Ok(())
+    }
+
+    fn sleep(&self, time: Duration) -> BoxFuture<()> {
+        locked(&self.slept).push(time);
+        Box::pin(async {})
+    }
+
+    fn spawn(&self, work: BoxFuture<()>) -> bool {
+        locked(&self.spawned).push(work);
+        true
+    }
+
+    fn since_epoch(&self) -> Duration {
+        *locked(&self.now)
+    }
+
+    fn random(&self) -> u64 {
+        let mut randoms = locked(&self.randoms);
+        if randoms.is_empty() { 0 } else { randoms.remove(0) }
+    }
+}
+
+/// An answer of an endpoint.
+pub fn http_answer(status: StatusCode, body: impl Into<Bytes>) -> HttpAnswer {
+    HttpAnswer { status: status.as_u16(), headers: HeaderMap::new(), body: body.into() }
+}
+
+/// A request with that body, read, of a caller without a key.
+///
+/// # Panics
+/// The body is not what the surface takes: the test is wrong.
+pub fn request(surface: Surface, body: &Value, host: Arc<dyn Host>) -> RequestContext {
+    let bytes = Bytes::from(body.to_string());
+    let decoded = decoded(surface, &bytes);
+    let info = RequestInfo {
+        request_id: "req_test".into(),
+        route: "/test",
+        surface,
+        stream: decoded.request.stream(),
+        model: decoded.request.model().to_owned(),
+        key: None,
+        team: None,
+        user: None,
+        tenant: String::new(),
+        client: None,
+        background: false,
+    };
+    let mut context = RequestContext::new(Arc::new(info), HeaderMap::new(), Vec::new(), bytes, host);
+    context.put_decoded(Arc::new(decoded));
+    context
+}
+
+fn decoded(surface: Surface, body: &[u8]) -> Decoded {
+    let bounds = Bounds::default();
+    let decoded = match surface {
+        Surface::Chat => openai::chat(body, &bounds),
+        Surface::Completions => openai::completion(body, &bounds),
+        Surface::Responses => openai::responses(body, &bounds),
+        Surface::Embeddings => openai::embeddings(body, &bounds),
+        Surface::Rerank => openai::rerank(body, &bounds),
+        Surface::Score => openai::score(body, &bounds),
+        Surface::Messages => anthropic::messages(body, &bounds),
+        Surface::CountTokens => anthropic::count_tokens(body, &bounds),
+        Surface::Generate => gemini::generate("m", gemini::Framing::Whole, body, &bounds),
+        Surface::Embed => gemini::embed("m", false, body, &bounds),
+    };
+    decoded.expect("a body of that surface")
+}
+
+/// Runs a future that never really waits.
+///
+/// # Panics
+/// It waits.
+pub fn now<F: Future>(future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    match future.as_mut().poll(&mut context) {
+        std::task::Poll::Ready(out) => out,
+        std::task::Poll::Pending => panic!("a future that waits in a test without a runtime"),
+    }
+}
