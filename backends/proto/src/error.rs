@@ -68,6 +68,8 @@ pub enum ErrorKind {
     UnsupportedMedia = 19,
     /// A provider failed, or what it answered is no answer.
     ProviderFailed = 20,
+    /// Somebody who may do so ended the request.
+    Cancelled = 21,
 }
 
 impl ErrorKind {
@@ -79,7 +81,7 @@ impl ErrorKind {
             | Unauthorized | Forbidden | TooLarge | ClientTimeout | RateLimited | Malformed | UnsupportedMedia => {
                 Fault::Client
             }
-            Overloaded | Unavailable | DeadlineExceeded | Draining | Internal => Fault::Gateway,
+            Overloaded | Unavailable | DeadlineExceeded | Draining | Internal | Cancelled => Fault::Gateway,
             WorkerFailed => Fault::Worker,
             ProviderFailed => Fault::Provider,
         }
@@ -98,7 +100,7 @@ impl ErrorKind {
     /// The kind with that number on the wire; unknown numbers are a bug of the peer's and read as [`ErrorKind::Internal`].
     pub fn from_wire(number: i32) -> Self {
         use ErrorKind::*;
-        const ALL: [ErrorKind; 20] = [
+        const ALL: [ErrorKind; 21] = [
             InvalidRequest,
             Unsupported,
             ContextLength,
@@ -119,6 +121,7 @@ impl ErrorKind {
             Malformed,
             UnsupportedMedia,
             ProviderFailed,
+            Cancelled,
         ];
         ALL.into_iter().find(|kind| *kind as i32 == number).unwrap_or(Internal)
     }
@@ -130,7 +133,7 @@ mod tests {
 
     #[test]
     fn wire_numbers_come_back() {
-        for number in 1..=19 {
+        for number in 1..=21 {
             assert_eq!(ErrorKind::from_wire(number) as i32, number);
         }
         assert_eq!(ErrorKind::from_wire(999), ErrorKind::Internal);

@@ -189,6 +189,7 @@ fn shape(kind: ErrorKind) -> ErrorShape {
         Unavailable => ErrorShape { code: Some("no_worker_ready"), ..errors::UNAVAILABLE },
         Draining => errors::DRAINING,
         DeadlineExceeded => errors::TIMEOUT,
+        Cancelled => errors::CANCELLED,
     }
 }
 

@@ -62,6 +62,7 @@ pub(crate) async fn serve(
     let (model, at) = named(&headers, &body)?;
     let entry = serving.entry(&model, principal)?;
     trail.model = Some(entry.name.to_string());
+    trail.live.iter().for_each(|live| live.asks(&entry.name, false));
     let Body { bytes, lease } = body;
     let forward =
         Forward { path: path.trim_start_matches("/v1").to_owned(), headers, body: Some(bytes), model_at: Some(at) };
@@ -150,6 +151,7 @@ pub(crate) async fn realtime(
     let model = model.ok_or_else(|| Failure::from(ApiError::invalid("model", "model: required in the query")))?;
     let entry = serving.entry(&model, principal)?;
     trail.model = Some(entry.name.to_string());
+    trail.live.iter().for_each(|live| live.asks(&entry.name, true));
     let headers = std::mem::take(&mut exchange.head.headers);
     let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None };
     let mut answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;

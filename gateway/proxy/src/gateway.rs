@@ -10,6 +10,7 @@ use crate::config::Snapshot;
 use crate::http::connection::{Handler, fault_failure};
 use crate::http::head::HeadFault;
 use crate::http::{BodyBudget, Exchange, HttpLimits};
+use crate::live_requests::LiveRequests;
 use crate::phases;
 use crate::provider::Provider;
 use crate::relay::Checks;
@@ -27,6 +28,8 @@ pub struct Gateway {
     pub access_log: AccessLog,
     /// Memory for request bodies.
     pub bodies: BodyBudget,
+    /// Requests in flight.
+    pub live: Arc<LiveRequests>,
     /// Active checks; whoever runs them takes them.
     pub checks: Mutex<Checks>,
     keeper: Option<Arc<Keeper>>,
@@ -44,7 +47,15 @@ impl Gateway {
         let bodies = BodyBudget::new(config.http.body_memory_bytes_max, config.http.body_bytes_max);
         let mut serving = Serving::new(Arc::new(config), pools, providers, &metrics);
         let checks = Mutex::new(serving.take_checks());
-        Self { serving: ArcSwap::from_pointee(serving), metrics, access_log, bodies, checks, keeper: None }
+        Self {
+            serving: ArcSwap::from_pointee(serving),
+            metrics,
+            access_log,
+            bodies,
+            live: Arc::default(),
+            checks,
+            keeper: None,
+        }
     }
 
     /// The same, with a store.

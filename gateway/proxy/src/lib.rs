@@ -20,6 +20,7 @@ pub mod forward;
 pub mod gateway;
 pub mod generate;
 pub mod http;
+pub mod live_requests;
 mod multipart;
 mod pages;
 pub mod phases;

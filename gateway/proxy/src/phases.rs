@@ -17,6 +17,7 @@ use crate::forward;
 use crate::gateway::Gateway;
 use crate::http::exchange::BodyFault;
 use crate::http::{Body, BodyLease, Exchange, Gone};
+use crate::live_requests::{self, About};
 use crate::pages;
 use crate::pump;
 use crate::relay;
@@ -65,6 +66,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.route = route.label();
     let principal = auth::authorize(route.auth_class(), &exchange.head.target, &exchange.head.headers, &config.keys)?;
     trail.key.clone_from(&principal.key);
+    listed(gateway, exchange, trail, &principal);
     match route {
         Route::Forward(path) => {
             return Box::pin(forward::serve(gateway, &serving, exchange, trail, path, &principal)).await;
@@ -85,6 +87,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.model = Some(entry.name.to_string());
     trail.price = entry.price;
     trail.stream = Some(call.stream);
+    trail.live.iter().for_each(|live| live.asks(&entry.name, call.stream));
     let says_cost = config.cost_header || relay::cost::is_asked(&call.headers);
     let (price, stream) = (entry.price, call.stream);
     let origin = origin(&principal, config, exchange);
@@ -110,6 +113,10 @@ pub async fn serve(gateway: &Gateway, exchange: &mut Exchange) {
         tracing::error!(request_id = %exchange.request_id, panic, "a request handler panicked");
         Err(End::Failed(Failure::internal(panic)))
     });
+    let outcome = match outcome {
+        Err(End::Gone) if exchange.is_cancelled() => Err(End::Failed(live_requests::failure())),
+        other => other,
+    };
     match outcome {
         Ok(()) => {}
         Err(End::Gone) => trail.gone(),
@@ -121,6 +128,15 @@ pub async fn serve(gateway: &Gateway, exchange: &mut Exchange) {
         }
     }
     trail.end(gateway, exchange);
+}
+
+/// Puts the request on the list of those in flight, from where it may be cancelled.
+fn listed(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail, principal: &Principal) {
+    let (request_id, client) = (exchange.request_id.clone(), exchange.client());
+    let about = About { request_id, route: trail.route, client, background: false };
+    let (entry, cancelled) = gateway.live.begin(about, principal);
+    exchange.cancelled_by(cancelled);
+    trail.live = Some(entry);
 }
 
 struct Ended<'a>(&'a Gateway);

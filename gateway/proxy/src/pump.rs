@@ -17,6 +17,7 @@ use crate::answer::Answer;
 use crate::error::Failure;
 use crate::http::Exchange;
 use crate::http::exchange::Sent;
+use crate::live_requests;
 use crate::phases::End;
 use crate::trail::Trail;
 use crate::upstream::{Events, Facts};
@@ -37,7 +38,7 @@ pub async fn run(
         let more = tokio::select! {
             biased;
             more = poll_fn(|context| events.poll_events(context, &mut batch)) => more,
-            _ = exchange.gone() => return Err(End::Gone),
+            _ = exchange.gone() => return Err(gone(exchange, answer, trail, events.facts()).await),
             () = timer.as_mut(), if answer.is_stream() => {
                 // The timer is moved only when it fires: a busy stream never touches it.
                 if Instant::now() >= due {
@@ -53,6 +54,7 @@ pub async fn run(
             Err(failure) => return Err(fail(exchange, answer, &mut batch, trail, failure, events.facts()).await),
         };
         trail.events(&batch);
+        note(trail, events);
         let bytes = match answer.events(&mut batch, events.facts(), more) {
             Ok(bytes) => bytes,
             Err(failure) => {
@@ -121,6 +123,23 @@ async fn fail(
         }
     }
     End::Failed(failure)
+}
+
+/// The client left; or the request was cancelled, which it is told.
+async fn gone(exchange: &mut Exchange, answer: &mut Answer, trail: &mut Trail, facts: Facts) -> End {
+    if exchange.is_cancelled() {
+        return fail(exchange, answer, &mut Vec::new(), trail, live_requests::failure(), facts).await;
+    }
+    End::Gone
+}
+
+/// What the list of live requests shows.
+fn note(trail: &Trail, events: &dyn Events) {
+    let Some(live) = &trail.live else { return };
+    live.progress(events.facts());
+    if live.answers() {
+        live.answered_by(events.course().target);
+    }
 }
 
 async fn signal_life(exchange: &mut Exchange, kind: HeaderValue, sign: Bytes) -> Result<(), End> {

@@ -7,6 +7,7 @@ use crate::clock;
 use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::Exchange;
+use crate::live_requests::Entry;
 use crate::prices::Price;
 use crate::telemetry::{Metric, Record};
 use crate::upstream::{Course, Facts};
@@ -28,6 +29,8 @@ pub struct Trail {
     pub facts: Option<Facts>,
     /// How the answer came about.
     pub course: Course,
+    /// The request's place among those in flight.
+    pub live: Option<Entry>,
     /// Prices, where they do not depend on who answered.
     pub price: Option<Price>,
     /// Finish reasons.
@@ -50,6 +53,7 @@ impl Trail {
             ignored: Vec::new(),
             facts: None,
             course: Course::default(),
+            live: None,
             price: None,
             finish: Vec::new(),
             first_token: None,

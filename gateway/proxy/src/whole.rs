@@ -16,6 +16,8 @@ use crate::auth::Principal;
 use crate::call::Call;
 use crate::error::Failure;
 use crate::gateway::Gateway;
+use crate::live_requests::{self, About, Entry};
+use crate::route::Route;
 use crate::upstream::Origin;
 
 /// The whole answer to `call`, by `deadline`. Dropping the future stops the upstream, wherever it is.
@@ -43,7 +45,29 @@ pub(crate) async fn answer_events(
         let failure = Failure::new(ErrorKind::InvalidRequest, "stream: only false is possible without a connection.");
         return Err(failure.param("stream"));
     }
-    let answered = collect(gateway, principal, call, deadline, take);
+    let about = About {
+        request_id: call.request_id.clone(),
+        route: Route::Ask(call.ask.clone()).label(),
+        client: None,
+        background: true,
+    };
+    let (entry, cancelled) = gateway.live.begin(about, principal);
+    tokio::select! {
+        biased;
+        answered = timed(gateway, principal, call, deadline, take, &entry) => answered,
+        () = cancelled => Err(live_requests::failure()),
+    }
+}
+
+async fn timed(
+    gateway: &Gateway,
+    principal: &Principal,
+    call: Call,
+    deadline: Option<Instant>,
+    take: &mut (dyn FnMut(&ChatEvent) + Send),
+    entry: &Entry,
+) -> Result<Bytes, Failure> {
+    let answered = collect(gateway, principal, call, deadline, take, entry);
     let Some(deadline) = deadline else { return answered.await };
     let over = |_| Failure::new(ErrorKind::DeadlineExceeded, "There was no answer before the deadline.");
     tokio::time::timeout_at(deadline.into(), answered).await.map_err(over)?
@@ -55,8 +79,10 @@ async fn collect(
     call: Call,
     deadline: Option<Instant>,
     take: &mut (dyn FnMut(&ChatEvent) + Send),
+    live: &Entry,
 ) -> Result<Bytes, Failure> {
     let admitted = admit(&gateway.serving(), principal, call).await?;
+    live.asks(&admitted.entry.name, false);
     let mut answer = Answer::new(admitted.call.clone());
     let mut events = admitted.open(Origin { tenant: principal.tenant().to_owned(), deadline }).await?;
     let (mut batch, mut finished) = (Vec::new(), 0);
@@ -64,6 +90,10 @@ async fn collect(
         let more = poll_fn(|context| events.poll_events(context, &mut batch)).await?;
         finished += batch.iter().filter(|event| matches!(event, ChatEvent::Finish { .. })).count();
         batch.iter().for_each(&mut *take);
+        live.progress(events.facts());
+        if live.answers() {
+            live.answered_by(events.course().target);
+        }
         answer.events(&mut batch, events.facts(), more)?;
         if !more {
             break;

@@ -23,9 +23,12 @@ use super::response::{self, Field, Frame, Parts, Response, decimal};
 use super::wire::Wire;
 use super::{BodyBudget, BodyLease, Framing, Head, HttpLimits, h2};
 use crate::error::Failure;
+use crate::live_requests::Cancelled;
 
 /// One read of a body.
 const READ_BYTES: usize = 16 * 1024;
+/// The last words to the client of a cancelled request must be out after this long.
+const CANCELLED_STALL: Duration = Duration::from_millis(50);
 /// One write whose progress is watched.
 const WRITE_BYTES: usize = 64 * 1024;
 
@@ -102,6 +105,8 @@ pub struct Exchange {
     status: u16,
     peer: Option<IpAddr>,
     limits: HttpTimes,
+    cancel: Cancelled,
+    cancelled: bool,
 }
 
 /// The few limits that one exchange needs, kept small.
@@ -139,6 +144,8 @@ impl Exchange {
             sent: Sent::Nothing,
             status: 0,
             peer,
+            cancel: Cancelled::default(),
+            cancelled: false,
             limits: HttpTimes {
                 write_stall: limits.write_stall,
                 body_timeout: limits.body_timeout,
@@ -263,13 +270,22 @@ impl Exchange {
     }
 
     async fn write_piece(&mut self, data: Bytes, last: bool) -> Result<(), Gone> {
-        let written = match &mut self.side {
-            Side::Http1(wire) => wire.send(data, last).await,
-            Side::Http2(session) => {
-                let write = timeout(self.limits.write_stall, session.write_response_body(data, last)).await;
-                if matches!(write, Ok(Ok(()))) { Ok(()) } else { Err(Gone) }
+        let stall = self.limits.write_stall;
+        let write = async {
+            match &mut self.side {
+                Side::Http1(wire) => wire.send(data, last).await,
+                Side::Http2(session) => {
+                    let write = timeout(stall, session.write_response_body(data, last)).await;
+                    if matches!(write, Ok(Ok(()))) { Ok(()) } else { Err(Gone) }
+                }
+                Side::Closed => Err(Gone),
             }
-            Side::Closed => Err(Gone),
+        };
+        let written = tokio::select! {
+            biased;
+            written = write => written,
+            // In the middle of a piece: nothing can be said any more.
+            () = &mut self.cancel => Err(self.end_early()),
         };
         match written {
             Ok(()) if last => self.sent = Sent::Ended,
@@ -298,17 +314,44 @@ impl Exchange {
         Ok(())
     }
 
-    /// Waits until the client leaves. Cancel-safe.
+    /// Waits until the client leaves, or the request is cancelled ([`Self::is_cancelled`] tells). Cancel-safe.
     pub async fn gone(&mut self) -> Gone {
-        match &mut self.side {
-            Side::Http1(wire) => wire.gone().await,
-            Side::Http2(session) => loop {
-                if session.read_body_or_idle(true).await.is_err() {
-                    return Gone;
-                }
-            },
-            Side::Closed => Gone,
+        let left = async {
+            match &mut self.side {
+                Side::Http1(wire) => wire.gone().await,
+                Side::Http2(session) => loop {
+                    if session.read_body_or_idle(true).await.is_err() {
+                        return Gone;
+                    }
+                },
+                Side::Closed => Gone,
+            }
+        };
+        tokio::select! {
+            biased;
+            gone = left => gone,
+            () = &mut self.cancel => self.end_early(),
         }
+    }
+
+    /// Whoever has the other end of `cancel` may end the request as if the client had left; but the client is told.
+    pub fn cancelled_by(&mut self, cancel: Cancelled) {
+        self.cancel = cancel;
+    }
+
+    /// Whether the request was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled
+    }
+
+    /// A client that does not read shall not keep a cancelled request alive: its last words get little time.
+    fn end_early(&mut self) -> Gone {
+        self.cancelled = true;
+        self.limits.write_stall = self.limits.write_stall.min(CANCELLED_STALL);
+        if let Side::Http1(wire) = &mut self.side {
+            wire.stall = self.limits.write_stall;
+        }
+        Gone
     }
 
     /// Answers `101 Switching Protocols` with the upstream's `headers` (`sec-websocket-accept` and so on) and hands the connection

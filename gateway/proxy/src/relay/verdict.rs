@@ -108,6 +108,7 @@ fn judge_own(kind: ErrorKind) -> Verdict {
         | ErrorKind::TooLarge
         | ErrorKind::ClientTimeout
         | ErrorKind::Malformed
+        | ErrorKind::Cancelled
         | ErrorKind::UnsupportedMedia => verdict(None, false, false),
     }
 }

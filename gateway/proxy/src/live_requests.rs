@@ -1,0 +1,276 @@
+//! Requests in flight: who asks what, since when, how far it has come, and a way to end one.
+//!
+//! ```text
+//! begin ─▶ Entry (in the request's own task; its Drop takes the request off the list)
+//!      ╰─▶ Cancelled (awaited beside the client; a one-shot, so looking at it takes no lock)
+//! ```
+//!
+//! A request costs two short locks of one shard in sixteen, at its begin and its end. Tokens are two relaxed stores into the request's
+//! own memory.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use penstock_proto::ErrorKind;
+use tokio::sync::oneshot;
+
+use crate::auth::Principal;
+use crate::clock;
+use crate::error::Failure;
+use crate::upstream::Facts;
+
+/// Power of two: the shard is the id's low bits.
+const SHARDS: usize = 16;
+
+/// All requests in flight.
+#[derive(Debug, Default)]
+pub struct LiveRequests {
+    last: AtomicU64,
+    shards: [Mutex<HashMap<u64, Arc<Live>>>; SHARDS],
+}
+
+/// What is known of a request when it begins.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// The id in headers and logs. A client may choose it, so it need not be unique.
+    pub request_id: String,
+    /// Bounded name of the route.
+    pub route: &'static str,
+    /// Address of the client; `None`: a Unix socket, or nobody is connected.
+    pub client: Option<String>,
+    /// Nobody waits for it: a line of a batch, a response in the background.
+    pub background: bool,
+}
+
+/// One request in flight.
+#[derive(Debug)]
+pub struct Live {
+    /// Unique in this process.
+    pub id: u64,
+    /// What was known at its begin.
+    pub about: About,
+    /// Id of the API key.
+    pub key: Option<String>,
+    /// The key's team.
+    pub team: Option<String>,
+    /// The person or service behind it.
+    pub user: Option<String>,
+    /// Unix milliseconds.
+    pub started_ms: u64,
+    began: Instant,
+    model: OnceLock<(String, bool)>,
+    target: OnceLock<Arc<str>>,
+    prompt_tokens: AtomicU64,
+    completion_tokens: AtomicU64,
+    answering: AtomicBool,
+    cancel: Mutex<Option<oneshot::Sender<()>>>,
+}
+
+impl Live {
+    /// Model asked for.
+    pub fn model(&self) -> Option<&str> {
+        self.model.get().map(|(model, _)| model.as_str())
+    }
+
+    /// Streamed or whole.
+    pub fn stream(&self) -> Option<bool> {
+        self.model.get().map(|(_, stream)| *stream)
+    }
+
+    /// Who answers, where the model has several targets.
+    pub fn target(&self) -> Option<&str> {
+        self.target.get().map(|target| &**target)
+    }
+
+    /// Prompt tokens, and output tokens so far.
+    pub fn tokens(&self) -> (u64, u64) {
+        (self.prompt_tokens.load(Ordering::Relaxed), self.completion_tokens.load(Ordering::Relaxed))
+    }
+
+    /// Whether the answer has begun.
+    pub fn is_answering(&self) -> bool {
+        self.answering.load(Ordering::Relaxed)
+    }
+
+    /// Time since its begin.
+    pub fn age(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+impl LiveRequests {
+    /// A request begins.
+    pub fn begin(self: &Arc<Self>, about: About, principal: &Principal) -> (Entry, Cancelled) {
+        let (cancel, cancelled) = oneshot::channel();
+        let live = Arc::new(Live {
+            id: self.last.fetch_add(1, Ordering::Relaxed) + 1,
+            about,
+            key: principal.key.clone(),
+            team: principal.team.clone(),
+            user: principal.user.clone(),
+            started_ms: clock::since_epoch().as_millis() as u64,
+            began: Instant::now(),
+            model: OnceLock::new(),
+            target: OnceLock::new(),
+            prompt_tokens: AtomicU64::new(0),
+            completion_tokens: AtomicU64::new(0),
+            answering: AtomicBool::new(false),
+            cancel: Mutex::new(Some(cancel)),
+        });
+        self.shard(live.id).insert(live.id, live.clone());
+        (Entry { live, all: self.clone() }, Cancelled(Some(cancelled)))
+    }
+
+    /// All of them, oldest first.
+    pub fn list(&self) -> Vec<Arc<Live>> {
+        let mut all = Vec::new();
+        for at in 0..SHARDS {
+            all.extend(self.shard(at as u64).values().cloned());
+        }
+        all.sort_unstable_by_key(|live| live.id);
+        all
+    }
+
+    /// One of them.
+    pub fn find(&self, id: u64) -> Option<Arc<Live>> {
+        self.shard(id).get(&id).cloned()
+    }
+
+    /// Ends one; false: it was not there, or was told before.
+    pub fn cancel(&self, id: u64) -> bool {
+        let Some(live) = self.find(id) else { return false };
+        let sender = live.cancel.lock().unwrap_or_else(PoisonError::into_inner).take();
+        sender.is_some_and(|sender| sender.send(()).is_ok())
+    }
+
+    fn shard(&self, id: u64) -> MutexGuard<'_, HashMap<u64, Arc<Live>>> {
+        self.shards[id as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request's place on the list, held by its task.
+#[derive(Debug)]
+pub struct Entry {
+    live: Arc<Live>,
+    all: Arc<LiveRequests>,
+}
+
+impl Entry {
+    /// The model is known.
+    pub fn asks(&self, model: &str, stream: bool) {
+        // Set once: a model router may look again, and the first name is the one that was asked for.
+        let _ = self.live.model.set((model.to_owned(), stream));
+    }
+
+    /// Whether nothing of the answer was there yet; from now on something is.
+    pub fn answers(&self) -> bool {
+        !self.live.answering.load(Ordering::Relaxed) && !self.live.answering.swap(true, Ordering::Relaxed)
+    }
+
+    /// Who answers.
+    pub fn answered_by(&self, target: Option<Arc<str>>) {
+        target.into_iter().for_each(|target| _ = self.live.target.set(target));
+    }
+
+    /// How far the answer has come.
+    pub fn progress(&self, facts: Facts) {
+        self.live.prompt_tokens.store(facts.prompt_tokens, Ordering::Relaxed);
+        self.live.completion_tokens.store(facts.completion_tokens, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.all.shard(self.live.id).remove(&self.live.id);
+    }
+}
+
+/// Ready once the request was cancelled; for ever pending where it cannot be. May be awaited again after that.
+#[derive(Debug, Default)]
+pub struct Cancelled(Option<oneshot::Receiver<()>>);
+
+impl Future for Cancelled {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let Some(receiver) = &mut self.0 else { return Poll::Pending };
+        match Pin::new(receiver).poll(context) {
+            Poll::Ready(Ok(())) => {
+                self.0 = None;
+                Poll::Ready(())
+            }
+            Poll::Ready(Err(_)) => {
+                self.0 = None;
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+/// What the client of a cancelled request is told.
+pub(crate) fn failure() -> Failure {
+    Failure::new(ErrorKind::Cancelled, "The request was cancelled by an operator of this gateway.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begin(all: &Arc<LiveRequests>, id: &str) -> (Entry, Cancelled) {
+        all.begin(
+            About { request_id: id.into(), route: "/v1/chat/completions", ..About::default() },
+            &Principal::default(),
+        )
+    }
+
+    #[test]
+    fn a_request_is_listed_while_it_lives() {
+        let all = Arc::new(LiveRequests::default());
+        let entries: Vec<_> = (0..40).map(|at| begin(&all, &format!("req_{at}"))).collect();
+        let ids: Vec<u64> = all.list().iter().map(|live| live.id).collect();
+        assert_eq!(ids, (1..=40).collect::<Vec<_>>(), "oldest first");
+        entries[3].0.asks("m", true);
+        entries[3].0.progress(Facts { prompt_tokens: 7, completion_tokens: 2, ..Facts::default() });
+        assert!(entries[3].0.answers() && !entries[3].0.answers());
+        entries[3].0.answered_by(Some("acme/m".into()));
+        let live = all.find(4).expect("it lives");
+        let seen = (live.model(), live.stream(), live.target(), live.tokens(), live.is_answering());
+        assert_eq!(seen, (Some("m"), Some(true), Some("acme/m"), (7, 2), true));
+        drop(entries);
+        assert!(all.list().is_empty() && all.find(4).is_none() && !all.cancel(4));
+    }
+
+    #[tokio::test]
+    async fn cancelling_reaches_the_request_once() {
+        let all = Arc::new(LiveRequests::default());
+        let ((entry, mut cancelled), (other, mut untouched)) = (begin(&all, "a"), begin(&all, "b"));
+        assert!(all.cancel(1));
+        assert!(!all.cancel(1), "told once");
+        (&mut cancelled).await;
+        tokio::select! {
+            biased;
+            () = &mut cancelled => panic!("told twice"),
+            () = &mut untouched => panic!("another request was cancelled"),
+            () = std::future::ready(()) => {}
+        }
+        drop((entry, other));
+    }
+
+    #[test]
+    fn many_threads_leave_nothing_behind() {
+        let all = Arc::new(LiveRequests::default());
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..1000).for_each(|_| drop(begin(&all, "x"))));
+            }
+            scope.spawn(|| (0..4000).for_each(|id| _ = all.cancel(id)));
+        });
+        assert!(all.list().is_empty());
+    }
+}
