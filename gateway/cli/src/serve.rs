@@ -64,6 +64,9 @@ pub(crate) struct ConfigArgs {
     /// JSON line per request: - for standard output, off, or a path
     #[arg(long, value_name = "TARGET")]
     pub(crate) access_log: Option<String>,
+    /// Address and port of the admin API, or off [default: 127.0.0.1:8081, or a free port]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) admin: Option<String>,
 }
 
 /// `penstock serve`.
@@ -94,6 +97,7 @@ impl ConfigArgs {
             state_dir: self.state_dir.clone(),
             log_level: self.log.clone(),
             access_log: self.access_log.clone(),
+            admin: self.admin.clone(),
         };
         let file = text.as_deref().map(|text| (name.as_str(), text));
         let env = |name: &str| std::env::var(name).ok();

@@ -166,7 +166,10 @@ fn cores() -> Vec<usize> {
 }
 
 /// Where sockets, leases and logs are kept.
-pub(crate) fn state_dir(config: &Snapshot) -> Result<PathBuf, String> {
+///
+/// # Errors
+/// Nobody says where, or the working directory cannot be told.
+pub fn state_dir(config: &Snapshot) -> Result<PathBuf, String> {
     if let Some(path) = &config.state_dir {
         return std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
     }

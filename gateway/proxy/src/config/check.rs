@@ -43,6 +43,8 @@ pub struct Overrides {
     pub log_level: Option<String>,
     /// `--access-log`
     pub access_log: Option<String>,
+    /// `--admin`
+    pub admin: Option<String>,
 }
 
 /// Checks a config text (`None`: all defaults) under a name for messages. `env` resolves environment variables.
@@ -56,6 +58,7 @@ pub fn load(
     document.check_tables();
     let snapshot = read(&document, overrides, env);
     unique(&document, "keys", snapshot.keys.iter().map(|key| key.id.as_str()));
+    unique(&document, "admin_keys", snapshot.admin.keys.iter().map(|key| key.id.as_str()));
     unique(&document, "providers", snapshot.providers.iter().map(|provider| provider.id.as_str()));
     unique(&document, "pools", snapshot.pools.iter().map(|pool| pool.id.as_str()));
     let known = models::Known {
@@ -111,6 +114,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
             .unwrap_or_default(),
         store: store(&document.table("store")),
         batches: batches(&document.table("batches")),
+        admin: super::admin::read(document, overrides, env),
         keys,
         models: models::read(document),
         prices: Arc::new(prices(&document.table("prices"))),
@@ -204,12 +208,18 @@ fn http(server: &Reader<'_, '_>) -> HttpLimits {
 }
 
 fn key(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<Key> {
-    let (digest, variable, file) = (table.text("digest"), table.text("key_env"), table.text("key_file"));
+    let digest = digest(table, env);
     let models = table.texts("models");
     let id = table.text("id");
     if id.is_none() {
         table.fault("id", "is missing");
     }
+    Some(Key { id: id?, digest: digest?, scope: Arc::new(Scope { models, ..Scope::default() }) })
+}
+
+/// The digest of a key that is given as one, or by the name of a variable or a file.
+pub(super) fn digest(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<[u8; 32]> {
+    let (digest, variable, file) = (table.text("digest"), table.text("key_env"), table.text("key_file"));
     let (digest, name, fault) = match (digest, variable, file) {
         (Some(digest), None, None) => {
             (hex32(&digest), "digest", "must be 64 hex digits: printf %s \"$KEY\" | sha256sum".to_owned())
@@ -225,7 +235,7 @@ fn key(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<K
     if digest.is_none() {
         table.fault(name, fault);
     }
-    Some(Key { id: id?, digest: digest?, scope: Arc::new(Scope { models, ..Scope::default() }) })
+    digest
 }
 
 fn prices(table: &Reader<'_, '_>) -> Prices {
@@ -373,6 +383,8 @@ mod tests {
                 let exclusive = [
                     ("keys", "key_env"),
                     ("keys", "key_file"),
+                    ("admin_keys", "key_env"),
+                    ("admin_keys", "key_file"),
                     ("pools", "workers"),
                     ("providers", "key_env"),
                     ("providers", "key_file"),

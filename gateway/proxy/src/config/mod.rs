@@ -4,6 +4,7 @@
 //! immutable and is swapped whole; a request keeps the snapshot it began with. [`keys`] is the one place where a key, its default
 //! and its sentence are written; `configs/penstock.toml` and `docs/reference/config.md` are made from it.
 
+mod admin;
 mod check;
 pub mod keys;
 mod models;
@@ -11,6 +12,7 @@ mod providers;
 mod raw;
 mod snapshot;
 
+pub use admin::{ADMIN_LISTEN, AdminConfig, AdminKey, AdminListen, Role};
 pub use check::{DEMO_MODEL, Overrides, load};
 pub use models::{MirrorConfig, ModelConfig, Sticky, TargetConfig};
 pub(crate) use providers::keys_in;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ModelConfig;
+use super::admin::AdminConfig;
 use super::providers::ProviderConfig;
 use crate::auth::Key;
 use crate::http::HttpLimits;
@@ -38,6 +39,8 @@ pub struct Snapshot {
     pub log_level: String,
     /// Target of the access log.
     pub access_log: String,
+    /// The admin API.
+    pub admin: AdminConfig,
     /// API keys.
     pub keys: Vec<Key>,
     /// Models with targets of their own.

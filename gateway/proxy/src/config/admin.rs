@@ -1,0 +1,199 @@
+//! `[admin]` and `[[admin_keys]]`: where the admin API listens, and who may do what there.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use super::Overrides;
+use super::check::digest;
+use super::raw::{Document, Reader};
+
+/// Where the admin API listens if nobody says.
+pub const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
+
+/// What a key of the admin API may do; each may do what those before it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Sees the state of everything; changes nothing.
+    Viewer,
+    /// Steers and stops what runs, and takes rights away; gives nobody any.
+    Operator,
+    /// Everything: keys, teams, limits, config, the audit log.
+    Owner,
+}
+
+impl Role {
+    /// All of them, the least first.
+    pub const ALL: [Role; 3] = [Role::Viewer, Role::Operator, Role::Owner];
+
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Viewer => "viewer",
+            Role::Operator => "operator",
+            Role::Owner => "owner",
+        }
+    }
+
+    /// From what is written.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.name() == text)
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+/// A configured key of the admin API.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AdminKey {
+    /// Shows in the audit log.
+    pub id: String,
+    /// SHA-256 of the key.
+    pub digest: [u8; 32],
+    /// What it may do.
+    pub role: Role,
+}
+
+impl fmt::Debug for AdminKey {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("AdminKey").field("id", &self.id).field("role", &self.role).finish_non_exhaustive()
+    }
+}
+
+/// The TCP listener of the admin API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdminListen {
+    /// None.
+    Off,
+    /// [`ADMIN_LISTEN`], or any free port of loopback where that is taken.
+    Usual,
+    /// There or not at all.
+    At(SocketAddr),
+}
+
+/// The admin API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminConfig {
+    /// TCP listener.
+    pub listen: AdminListen,
+    /// Unix listener.
+    pub unix: Option<PathBuf>,
+    /// Names in `Host` besides addresses and `localhost`.
+    pub hosts: Vec<String>,
+    /// Origins of pages that may use it.
+    pub origins: Vec<String>,
+    /// Its keys.
+    pub keys: Vec<AdminKey>,
+}
+
+/// Reads both tables.
+pub(super) fn read(
+    document: &Document<'_>,
+    overrides: &Overrides,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> AdminConfig {
+    let table = document.table("admin");
+    let keys: Vec<_> = document.tables("admin_keys").iter().filter_map(|table| key(table, env)).collect();
+    let listen = listen(document, &table, overrides);
+    if let AdminListen::At(address) = listen
+        && !address.ip().is_loopback()
+        && keys.is_empty()
+    {
+        let message = "the admin API is only served beyond loopback with keys of its own: add [[admin_keys]]";
+        match overrides.admin {
+            Some(_) => document.fault_at("--admin", "", message),
+            None => table.fault("listen", message),
+        }
+    }
+    let origins = table.texts("origins");
+    for origin in &origins {
+        let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        if rest.is_none_or(|rest| rest.is_empty() || rest.contains('/')) {
+            table.fault("origins", format!("{origin:?} is no origin, as https://console.example"));
+        }
+    }
+    AdminConfig {
+        listen,
+        unix: table.text("unix").map(PathBuf::from),
+        hosts: table.texts("hosts").into_iter().map(|host| host.to_ascii_lowercase()).collect(),
+        origins: origins.into_iter().map(|origin| origin.to_ascii_lowercase()).collect(),
+        keys,
+    }
+}
+
+fn listen(document: &Document<'_>, table: &Reader<'_, '_>, overrides: &Overrides) -> AdminListen {
+    let typed = table.text("listen");
+    let Some(text) = overrides.admin.clone().or(typed) else { return AdminListen::Usual };
+    if text == "off" {
+        return AdminListen::Off;
+    }
+    let full = if text.bytes().all(|byte| byte.is_ascii_digit()) { format!("127.0.0.1:{text}") } else { text };
+    if let Some(address) = full.to_socket_addrs().ok().and_then(|mut all| all.next()) {
+        return AdminListen::At(address);
+    }
+    let message = format!("{full:?} is neither ADDRESS:PORT, as 127.0.0.1:8081, nor \"off\"");
+    match overrides.admin {
+        Some(_) => document.fault_at("--admin", "", message),
+        None => table.fault("listen", message),
+    }
+    AdminListen::Off
+}
+
+fn key(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<AdminKey> {
+    let digest = digest(table, env);
+    let id = table.text("id");
+    if id.is_none() {
+        table.fault("id", "is missing");
+    }
+    let role = table.text("role").unwrap_or_default();
+    let parsed = Role::parse(&role);
+    if parsed.is_none() {
+        table.fault("role", format!("{role:?} is not a role: viewer, operator, owner"));
+    }
+    Some(AdminKey { id: id?, digest: digest?, role: parsed? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::load;
+
+    fn read(text: &str) -> Result<AdminConfig, String> {
+        let env = |name: &str| (name == "SET").then(|| "secret".to_owned());
+        let read = load(Some(("p.toml", text)), &Overrides::default(), &env);
+        read.map(|snapshot| snapshot.admin).map_err(|faults| faults.to_string())
+    }
+
+    #[test]
+    fn it_listens_on_loopback_unless_told_otherwise() {
+        let listen = |text: &str| read(text).map(|admin| admin.listen);
+        assert_eq!(listen(""), Ok(AdminListen::Usual));
+        assert_eq!(listen("[admin]\nlisten = \"off\"\n"), Ok(AdminListen::Off));
+        assert_eq!(listen("[admin]\nlisten = \"9000\"\n"), Ok(AdminListen::At(([127, 0, 0, 1], 9000).into())));
+        let fault = listen("[admin]\nlisten = \"nowhere\"\n").expect_err("a fault");
+        assert!(fault.starts_with("p.toml:2: admin.listen: \"nowhere\" is neither"), "{fault}");
+    }
+
+    #[test]
+    fn beyond_loopback_it_needs_keys() {
+        let open = "[admin]\nlisten = \"0.0.0.0:8081\"\n";
+        assert!(read(open).expect_err("a fault").contains("add [[admin_keys]]"));
+        let key = "[[admin_keys]]\nid = \"ops\"\nkey_env = \"SET\"\nrole = \"operator\"\n";
+        let admin = read(&format!("{open}{key}")).expect("valid");
+        assert_eq!(
+            admin.keys.iter().map(|key| (key.id.as_str(), key.role)).collect::<Vec<_>>(),
+            [("ops", Role::Operator)]
+        );
+        assert!(!format!("{admin:?}").contains("digest"));
+    }
+
+    #[test]
+    fn a_key_needs_a_role_that_exists() {
+        let fault = read("[[admin_keys]]\nid = \"a\"\nkey_env = \"SET\"\nrole = \"root\"\n").expect_err("a fault");
+        assert!(fault.contains("admin_keys[0].role: \"root\" is not a role"), "{fault}");
+    }
+}
