@@ -6,6 +6,7 @@ use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use penstock_store::Store;
 
+use crate::auth::Guard;
 use crate::config::Snapshot;
 use crate::http::connection::{Handler, fault_failure};
 use crate::http::head::HeadFault;
@@ -24,6 +25,8 @@ pub struct Gateway {
     serving: ArcSwap<Serving>,
     /// Counters.
     pub metrics: Arc<Metrics>,
+    /// Who is let in.
+    pub guard: Guard,
     /// Request log.
     pub access_log: AccessLog,
     /// Memory for request bodies.
@@ -43,12 +46,13 @@ impl Gateway {
         pools: Vec<Arc<dyn Upstream>>,
         providers: Vec<Arc<Provider>>,
     ) -> Self {
-        let metrics = Arc::default();
+        let metrics: Arc<Metrics> = Arc::default();
         let bodies = BodyBudget::new(config.http.body_memory_bytes_max, config.http.body_bytes_max);
         let mut serving = Serving::new(Arc::new(config), pools, providers, &metrics);
         let checks = Mutex::new(serving.take_checks());
         Self {
             serving: ArcSwap::from_pointee(serving),
+            guard: Guard::new(metrics.clone()),
             metrics,
             access_log,
             bodies,

@@ -12,7 +12,7 @@ pub mod auth;
 pub mod batches;
 pub mod call;
 pub mod client;
-mod clock;
+pub mod clock;
 pub mod config;
 pub mod error;
 pub mod fleet;

@@ -9,7 +9,7 @@ use penstock_proto::ErrorKind;
 
 use crate::admit;
 use crate::answer::Answer;
-use crate::auth::{self, Principal};
+use crate::auth::Principal;
 use crate::call::Call;
 use crate::config::Snapshot;
 use crate::error::Failure;
@@ -64,7 +64,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     exchange.dialect = route::dialect(&exchange.head.target, &exchange.head.headers);
     let route = Route::parse(&exchange.head.method, &exchange.head.target)?;
     trail.route = route.label();
-    let principal = auth::authorize(route.auth_class(), &exchange.head.target, &exchange.head.headers, &config.keys)?;
+    let principal = gateway.guard.admit(&serving.identity, &route, exchange).await?;
     trail.key.clone_from(&principal.key);
     listed(gateway, exchange, trail, &principal);
     match route {
@@ -132,7 +132,7 @@ pub async fn serve(gateway: &Gateway, exchange: &mut Exchange) {
 
 /// Puts the request on the list of those in flight, from where it may be cancelled.
 fn listed(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail, principal: &Principal) {
-    let (request_id, client) = (exchange.request_id.clone(), exchange.client());
+    let (request_id, client) = (exchange.request_id.clone(), exchange.client().map(|address| address.to_string()));
     let about = About { request_id, route: trail.route, client, background: false };
     let (entry, cancelled) = gateway.live.begin(about, principal);
     exchange.cancelled_by(cancelled);

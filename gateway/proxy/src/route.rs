@@ -42,8 +42,10 @@ pub enum Route {
 pub enum AuthClass {
     /// Anybody: says nothing about tenants or load.
     Open,
-    /// A key, when keys are configured.
+    /// A credential, unless nobody needs one.
     Key,
+    /// A credential whose routes name it: it says something about all tenants together.
+    Operator,
 }
 
 impl Route {
@@ -97,8 +99,8 @@ impl Route {
             | Route::Realtime
             | Route::Tokenize
             | Route::Detokenize
-            | Route::Metrics
             | Route::Stored(_) => AuthClass::Key,
+            Route::Metrics => AuthClass::Operator,
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use penstock_proto::ErrorKind;
 
-use crate::auth::Principal;
+use crate::auth::{Identity, Principal};
 use crate::config::Snapshot;
 use crate::error::Failure;
 use crate::provider::Provider;
@@ -20,6 +20,8 @@ use crate::upstream::{Card, Upstream};
 pub struct Serving {
     /// The config.
     pub config: Arc<Snapshot>,
+    /// Who is known by it.
+    pub identity: Identity,
     pools: Vec<Arc<dyn Upstream>>,
     providers: Vec<Arc<Provider>>,
     models: Models,
@@ -34,7 +36,8 @@ impl Serving {
         metrics: &Arc<Metrics>,
     ) -> Self {
         let models = Models::build(&config, &Sources { pools: &pools, providers: &providers }, metrics);
-        Self { config, pools, providers, models }
+        let identity = Identity::new(&config);
+        Self { config, identity, pools, providers, models }
     }
 
     /// The pools.

@@ -113,7 +113,7 @@ impl Trail {
         gateway.access_log.write(&Record {
             time_ms: clock::since_epoch().as_millis() as u64,
             request_id: &exchange.request_id,
-            client: exchange.client(),
+            client: exchange.client().map(|address| address.to_string()),
             protocol: exchange.protocol,
             route: self.route,
             key: self.key,

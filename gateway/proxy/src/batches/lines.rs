@@ -15,7 +15,6 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Bench, input, surface_of};
-use crate::auth;
 use crate::call::{Ask, Call};
 use crate::clock::unix_seconds;
 use crate::error::Failure;
@@ -146,16 +145,15 @@ async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Bytes, Fail
         Failure::new(ErrorKind::InvalidRequest, fault.message).param(fault.param.unwrap_or_default())
     })?;
     let surface = surface_of(&job.endpoint).ok_or_else(|| Failure::internal("a batch for an unknown endpoint"))?;
-    let config = gateway.serving().config.clone();
-    let gone = || Failure::new(ErrorKind::Unauthorized, "The API key that made this batch is not known any more.");
-    let principal = auth::by_id(&config.keys, job.tenant.as_str()).ok_or_else(gone)?;
+    let serving = gateway.serving();
+    let principal = gateway.guard.recall(&serving.identity, job.tenant.as_str(), surface)?;
     let mut lease = gateway.bodies.lease();
     let full = |_| Failure::new(ErrorKind::Overloaded, "The memory for request bodies is used up.");
     lease.cover(request.body.len()).map_err(full)?;
     let body = Body { bytes: request.body, lease };
     let mut call = Call::new(Ask::new(surface), body, request_id.to_owned(), HeaderMap::new()).await?;
     call.background = true;
-    let deadline = config.request_timeout.map(|limit| Instant::now() + limit);
+    let deadline = serving.config.request_timeout.map(|limit| Instant::now() + limit);
     let deadline = deadline.map_or(job.deadline, |deadline| deadline.min(job.deadline));
     answer_whole(gateway, &principal, call, Some(deadline.into_std())).await
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use super::Overrides;
-use super::check::digest;
+use super::identity::digest;
 use super::raw::{Document, Reader};
 
 /// Where the admin API listens if nobody says.

@@ -5,13 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_govern::Scope;
-use sha2::{Digest, Sha256};
-
 use super::raw::{Document, Reader};
 use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, Snapshot, StoreConfig, TlsFiles};
-use super::{Faults, models};
-use crate::auth::Key;
+use super::{Faults, identity, models};
 use crate::http::HttpLimits;
 use crate::prices::{EMBEDDED, Prices};
 
@@ -59,6 +55,8 @@ pub fn load(
     let snapshot = read(&document, overrides, env);
     unique(&document, "keys", snapshot.keys.iter().map(|key| key.id.as_str()));
     unique(&document, "admin_keys", snapshot.admin.keys.iter().map(|key| key.id.as_str()));
+    unique(&document, "teams", snapshot.teams.iter().map(|team| team.id.as_str()));
+    identity::check(&document, &snapshot.keys, &snapshot.teams);
     unique(&document, "providers", snapshot.providers.iter().map(|provider| provider.id.as_str()));
     unique(&document, "pools", snapshot.pools.iter().map(|pool| pool.id.as_str()));
     let known = models::Known {
@@ -79,7 +77,8 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
     let listen = listen(document, &server, overrides);
     let (unix, tls) = (server.text("unix").map(PathBuf::from), tls(&document.table("server.tls")));
     let request_timeout = Some(server.number("request_timeout_ms", 0..=86_400_000)).filter(|ms| *ms > 0).map(millis);
-    let keys = document.tables("keys").iter().filter_map(|table| key(table, env)).collect();
+    let keys = document.tables("keys").iter().filter_map(|table| identity::key(table, env)).collect();
+    let teams = document.tables("teams").iter().filter_map(identity::team).collect();
     let mut pools: Vec<_> = document.tables("pools").iter().map(pool).collect();
     let tables = document.tables("providers");
     let providers = tables.iter().filter_map(|table| super::providers::provider(table, env)).collect();
@@ -115,7 +114,9 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         store: store(&document.table("store")),
         batches: batches(&document.table("batches")),
         admin: super::admin::read(document, overrides, env),
+        auth: identity::auth(&document.table("auth")),
         keys,
+        teams,
         models: models::read(document),
         prices: Arc::new(prices(&document.table("prices"))),
         explain: server.flag("explain"),
@@ -207,37 +208,6 @@ fn http(server: &Reader<'_, '_>) -> HttpLimits {
     limits
 }
 
-fn key(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<Key> {
-    let digest = digest(table, env);
-    let models = table.texts("models");
-    let id = table.text("id");
-    if id.is_none() {
-        table.fault("id", "is missing");
-    }
-    Some(Key { id: id?, digest: digest?, scope: Arc::new(Scope { models, ..Scope::default() }) })
-}
-
-/// The digest of a key that is given as one, or by the name of a variable or a file.
-pub(super) fn digest(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<[u8; 32]> {
-    let (digest, variable, file) = (table.text("digest"), table.text("key_env"), table.text("key_file"));
-    let (digest, name, fault) = match (digest, variable, file) {
-        (Some(digest), None, None) => {
-            (hex32(&digest), "digest", "must be 64 hex digits: printf %s \"$KEY\" | sha256sum".to_owned())
-        }
-        (None, Some(variable), None) => {
-            (secret(env(&variable)), "key_env", format!("the environment variable {variable} is not set or empty"))
-        }
-        (None, None, Some(file)) => {
-            (secret(std::fs::read_to_string(&file).ok()), "key_file", format!("{file} cannot be read or is empty"))
-        }
-        _ => (None, "digest", "exactly one of digest, key_env and key_file is needed".to_owned()),
-    };
-    if digest.is_none() {
-        table.fault(name, fault);
-    }
-    digest
-}
-
 fn prices(table: &Reader<'_, '_>) -> Prices {
     let embedded = || Prices::parse(EMBEDDED).expect("the embedded table is valid (tested)");
     let Some(file) = table.text("file") else { return embedded() };
@@ -246,23 +216,6 @@ fn prices(table: &Reader<'_, '_>) -> Prices {
         table.fault("file", format!("{file}: {message}"));
         embedded()
     })
-}
-
-fn secret(text: Option<String>) -> Option<[u8; 32]> {
-    let text = text?;
-    let key = text.trim();
-    (!key.is_empty()).then(|| Sha256::digest(key).into())
-}
-
-fn hex32(text: &str) -> Option<[u8; 32]> {
-    let mut out = [0; 32];
-    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return None;
-    }
-    for (at, byte) in out.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
-    }
-    Some(out)
 }
 
 fn pool(table: &Reader<'_, '_>) -> PoolConfig {
@@ -385,6 +338,7 @@ mod tests {
                     ("keys", "key_file"),
                     ("admin_keys", "key_env"),
                     ("admin_keys", "key_file"),
+                    ("keys", "certificate"),
                     ("pools", "workers"),
                     ("providers", "key_env"),
                     ("providers", "key_file"),
@@ -426,12 +380,6 @@ mod tests {
     fn syntax_errors_have_lines() {
         let faults = read("[server]\nlisten = \n").expect_err("faults");
         assert!(faults[0].starts_with("p.toml:2"), "{faults:?}");
-    }
-
-    #[test]
-    fn secrets_come_from_outside() {
-        let snapshot = read("[[keys]]\nid = \"a\"\nkey_env = \"SET\"\n").expect("valid");
-        assert_eq!(snapshot.keys[0].digest, <[u8; 32]>::from(Sha256::digest("secret")));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 mod admin;
 mod check;
+mod identity;
 pub mod keys;
 mod models;
 mod providers;

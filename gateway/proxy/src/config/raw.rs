@@ -8,6 +8,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::{Fault, Faults, keys};
+use crate::clock;
 
 /// A config file being read.
 pub(super) struct Document<'a> {
@@ -220,6 +221,17 @@ impl<'d, 'a> Reader<'d, 'a> {
             self.fault(name, "must be true or false");
             default
         })
+    }
+
+    /// A moment in Unix seconds: a date or date and time of TOML, or the same as text.
+    pub(super) fn moment(&self, name: &'static str) -> Option<u64> {
+        let value = self.value(name)?.get_ref();
+        let text = value.as_datetime().map(ToString::to_string).or_else(|| value.as_str().map(str::to_owned));
+        let moment = text.as_deref().and_then(clock::parse);
+        if moment.is_none() {
+            self.fault(name, "is no moment: write 2027-01-31 or 2027-01-31T18:00:00Z");
+        }
+        moment
     }
 
     /// A list of texts; without value the default, or empty.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::ModelConfig;
 use super::admin::AdminConfig;
 use super::providers::ProviderConfig;
-use crate::auth::Key;
+use crate::auth::{AuthConfig, Key, Team};
 use crate::http::HttpLimits;
 use crate::prices::Prices;
 
@@ -41,8 +41,12 @@ pub struct Snapshot {
     pub access_log: String,
     /// The admin API.
     pub admin: AdminConfig,
+    /// Who is let in without a key, and how guessing is slowed down.
+    pub auth: AuthConfig,
     /// API keys.
     pub keys: Vec<Key>,
+    /// Teams of keys.
+    pub teams: Vec<Team>,
     /// Models with targets of their own.
     pub models: Vec<ModelConfig>,
     /// What models cost.

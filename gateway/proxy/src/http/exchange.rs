@@ -104,6 +104,7 @@ pub struct Exchange {
     sent: Sent,
     status: u16,
     peer: Option<IpAddr>,
+    client: Option<IpAddr>,
     limits: HttpTimes,
     cancel: Cancelled,
     cancelled: bool,
@@ -146,6 +147,7 @@ impl Exchange {
             peer,
             cancel: Cancelled::default(),
             cancelled: false,
+            client: None,
             limits: HttpTimes {
                 write_stall: limits.write_stall,
                 body_timeout: limits.body_timeout,
@@ -165,9 +167,19 @@ impl Exchange {
         self.status
     }
 
-    /// Address of the peer, without its port.
-    pub fn client(&self) -> Option<String> {
-        self.peer.map(|peer| peer.to_string())
+    /// Who is connected; `None`: through a Unix socket.
+    pub fn peer(&self) -> Option<IpAddr> {
+        self.peer
+    }
+
+    /// Where the request comes from: the peer, or who a trusted proxy says.
+    pub fn client(&self) -> Option<IpAddr> {
+        self.client.or(self.peer)
+    }
+
+    /// Notes where the request comes from.
+    pub(crate) fn set_client(&mut self, address: Option<IpAddr>) {
+        self.client = address;
     }
 
     /// Reads the whole body.

@@ -19,7 +19,6 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
 use super::responses::{meta, rebuilt};
-use crate::auth;
 use crate::call::{Ask, Call};
 use crate::error::Failure;
 use crate::gateway::Gateway;
@@ -143,15 +142,14 @@ async fn once(
     form: &ResponseForm,
     collector: &mut ResponseCollector,
 ) -> Result<(), Failure> {
-    let config = gateway.serving().config.clone();
-    let gone = || Failure::new(ErrorKind::Unauthorized, "The API key that asked for this is not known any more.");
-    let principal = auth::by_id(&config.keys, open.tenant.as_str()).ok_or_else(gone)?;
+    let serving = gateway.serving();
+    let principal = gateway.guard.recall(&serving.identity, open.tenant.as_str(), Surface::Responses)?;
     let body = Body { bytes: open.response.request.clone(), lease: gateway.bodies.lease() };
     let mut call = Call::new(Ask::new(Surface::Responses), body, new_request_id(), HeaderMap::new()).await?;
     let decoded = Decoded { request: Request::Chat(Box::new(chat.clone())), form: Box::new(form.clone()) };
     call.answer_as(meta(&open.response).id, decoded);
     (call.background, call.own) = (true, true);
-    let deadline = config.request_timeout.map(|limit| (Instant::now() + limit).into_std());
+    let deadline = serving.config.request_timeout.map(|limit| (Instant::now() + limit).into_std());
     let mut take = |event: &ChatEvent| collector.event(event);
     answer_events(gateway, &principal, call, deadline, &mut take).await.map(drop)
 }

@@ -44,6 +44,8 @@ pub enum Metric {
     UpstreamRequests,
     /// Lines of batches, by outcome.
     BatchLines,
+    /// Requests that were not let in, by reason.
+    AuthFailures,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -62,7 +64,7 @@ const EACH: &[f64] = &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    const ALL: [Metric; 15] = [
+    const ALL: [Metric; 16] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -78,6 +80,7 @@ impl Metric {
         Metric::Mirrored,
         Metric::UpstreamRequests,
         Metric::BatchLines,
+        Metric::AuthFailures,
     ];
 
     /// Name, kind and help.
@@ -122,6 +125,9 @@ impl Metric {
             }
             Metric::Panics => ("penstock_panics_total", Kind::Counter, "Panics caught in a request handler."),
             Metric::BatchLines => ("penstock_batch_lines_total", Kind::Counter, "Lines of batches, by outcome."),
+            Metric::AuthFailures => {
+                ("penstock_auth_failures_total", Kind::Counter, "Requests that were not let in, by reason.")
+            }
         }
     }
 }

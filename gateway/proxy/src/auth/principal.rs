@@ -1,0 +1,157 @@
+//! Who asks, and what that allows.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use penstock_dialects::Dialect;
+use penstock_govern::Scope;
+use penstock_proto::ErrorKind;
+
+use crate::error::Failure;
+use crate::route::AuthClass;
+
+/// Who asks. Only this module's neighbours make one that may do something where credentials are needed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Principal {
+    /// Id of the key; `None` for a token's user, and where nobody needs a credential.
+    pub key: Option<String>,
+    /// Keys that this one was made from, nearest first: what it spends is theirs.
+    pub parents: Vec<String>,
+    /// The team that it belongs to.
+    pub team: Option<String>,
+    /// The person or service behind it.
+    pub user: Option<String>,
+    /// Ids of the limits that it is under: its own, its parents', its team's.
+    pub limits: Vec<String>,
+    /// What separates its things and its prefix cache from the others'.
+    pub(super) tenant: String,
+    /// What it may do; with several (a key's, its parents', its team's), all must allow it.
+    pub(super) scopes: Vec<Arc<Scope>>,
+}
+
+/// One use of a credential, as scopes judge it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    /// Label of the route.
+    pub(crate) route: &'static str,
+    /// Who may use the route.
+    pub(crate) class: AuthClass,
+    /// The dialect it is asked in.
+    pub(crate) dialect: Dialect,
+    /// Where it comes from; `None`: a Unix socket.
+    pub(crate) address: Option<IpAddr>,
+    /// Whether somebody is connected: what is answered later comes from nowhere.
+    pub(crate) is_live: bool,
+    /// Unix seconds.
+    pub(crate) now: u64,
+}
+
+impl Principal {
+    /// Whether the principal may use that model.
+    pub fn may_use(&self, model: &str) -> bool {
+        self.scopes.iter().all(|scope| scope.has_model(model))
+    }
+
+    /// What separates this principal's things and its prefix cache from the others'.
+    pub fn tenant(&self) -> &str {
+        &self.tenant
+    }
+
+    /// The one place where a scope's expiry, address, route and dialect are held against a request. (Its models are held against the
+    /// model, once that is known: [`Principal::may_use`].)
+    ///
+    /// # Errors
+    /// What the client is told.
+    pub(crate) fn check(&self, asked: &Use) -> Result<(), Failure> {
+        let all = |rule: &dyn Fn(&Scope) -> bool| self.scopes.iter().all(|scope| rule(scope));
+        if self.is_expired(asked.now) {
+            return Err(Failure::new(ErrorKind::Unauthorized, "This API key has expired."));
+        }
+        let forbidden = |message: String| Err(Failure::new(ErrorKind::Forbidden, message));
+        if asked.is_live && !all(&|scope| scope.has_address(asked.address)) {
+            return forbidden("This API key may not be used from this address.".into());
+        }
+        if !all(&|scope| scope.has_route(asked.route)) {
+            return forbidden(format!("This API key may not use {}.", asked.route));
+        }
+        if asked.class == AuthClass::Operator && !self.names(asked.route) {
+            return forbidden(format!("{} is for keys whose routes name it.", asked.route));
+        }
+        if !all(&|scope| scope.has_dialect(dialect_name(asked.dialect))) {
+            let name = dialect_name(asked.dialect);
+            return forbidden(format!("This API key may not use the API of {name}."));
+        }
+        Ok(())
+    }
+
+    /// Whether its time is over.
+    pub(crate) fn is_expired(&self, now: u64) -> bool {
+        self.scopes.iter().any(|scope| scope.is_expired(now))
+    }
+
+    /// Whether the route is allowed in so many words, not by the absence of a list. Nobody in particular (no credentials are needed)
+    /// may see what operators see: it is their own machine.
+    fn names(&self, route: &str) -> bool {
+        self.scopes.is_empty() || self.scopes.iter().any(|scope| !scope.routes.is_empty() && scope.has_route(route))
+    }
+}
+
+/// The name of a dialect in scopes.
+fn dialect_name(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::OpenAi => "openai",
+        Dialect::Anthropic => "anthropic",
+        Dialect::Gemini => "gemini",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASKED: Use = Use {
+        route: "/v1/models",
+        class: AuthClass::Key,
+        dialect: Dialect::OpenAi,
+        address: None,
+        is_live: true,
+        now: 1000,
+    };
+
+    fn with(scopes: &[Scope]) -> Principal {
+        Principal { scopes: scopes.iter().cloned().map(Arc::new).collect(), ..Principal::default() }
+    }
+
+    #[track_caller]
+    fn check(principal: &Principal, asked: Use, expected: Option<u16>) {
+        let refused = principal.check(&asked).err().map(|failure| failure.status());
+        assert_eq!(refused, expected, "{principal:?} {asked:?}");
+    }
+
+    #[test]
+    fn every_scope_must_allow_a_use() {
+        let free = Scope::default();
+        let routes = Scope { routes: vec!["/v1/models*".into()], ..Scope::default() };
+        let dialects = Scope { dialects: vec!["anthropic".into()], ..Scope::default() };
+        let addresses = Scope { addresses: vec!["10.0.0.0/8".parse().expect("a network")], ..Scope::default() };
+        let expired = Scope { expires: Some(1000), ..Scope::default() };
+        check(&with(std::slice::from_ref(&free)), ASKED, None);
+        check(&with(&[free.clone(), routes.clone()]), ASKED, None);
+        check(&with(&[routes, free.clone()]), Use { route: "/v1/files", ..ASKED }, Some(403));
+        check(&with(&[free.clone(), dialects.clone()]), ASKED, Some(403));
+        check(&with(std::slice::from_ref(&dialects)), Use { dialect: Dialect::Anthropic, ..ASKED }, None);
+        check(&with(&[free.clone(), addresses.clone()]), ASKED, Some(403));
+        check(&with(&[addresses]), Use { address: Some([10, 1, 1, 1].into()), ..ASKED }, None);
+        check(&with(&[free, expired.clone()]), ASKED, Some(401));
+        check(&with(&[expired]), Use { now: 999, ..ASKED }, None);
+    }
+
+    #[test]
+    fn what_operators_see_is_named() {
+        let asked = Use { route: "/metrics", class: AuthClass::Operator, ..ASKED };
+        check(&with(&[Scope::default()]), asked, Some(403));
+        check(&with(&[Scope { routes: vec!["/metrics".into()], ..Scope::default() }]), asked, None);
+        check(&with(&[Scope { routes: vec!["/*".into()], ..Scope::default() }]), asked, None);
+        check(&Principal::default(), asked, None);
+    }
+}

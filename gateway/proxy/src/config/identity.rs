@@ -1,0 +1,198 @@
+//! Tables about who may do what: `[auth]`, `[[keys]]`, `[[teams]]`.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use penstock_govern::Scope;
+
+use super::raw::{Document, Reader};
+use crate::auth::{Anonymous, AuthConfig, Digest, Key, Proof, Team};
+
+type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Names of the dialects in scopes.
+const DIALECTS: [&str; 3] = ["openai", "anthropic", "gemini"];
+
+/// Reads `[auth]`.
+pub(super) fn auth(table: &Reader<'_, '_>) -> AuthConfig {
+    let anonymous = match table.text("anonymous").as_deref() {
+        Some("auto") | None => Anonymous::Auto,
+        Some("allow") => Anonymous::Allow,
+        Some("deny") => Anonymous::Deny,
+        Some(other) => {
+            table.fault("anonymous", format!("{other:?} is none of auto, allow, deny"));
+            Anonymous::Auto
+        }
+    };
+    AuthConfig {
+        anonymous,
+        failures_per_minute: table.number("failures_per_minute", 0..=1_000_000) as u32,
+        trusted_proxies: networks(table, "trusted_proxies"),
+    }
+}
+
+/// Reads one of `[[teams]]`.
+pub(super) fn team(table: &Reader<'_, '_>) -> Option<Team> {
+    let (id, scope, limits) = (id(table), scope(table), table.texts("limits"));
+    Some(Team { id: id?, scope: Arc::new(scope), limits })
+}
+
+/// Reads one of `[[keys]]`.
+pub(super) fn key(table: &Reader<'_, '_>, env: Env<'_>) -> Option<Key> {
+    let (id, proof, scope) = (id(table), proof(table, env), scope(table));
+    let (team, user, limits) = (table.text("team"), table.text("user"), table.texts("limits"));
+    Some(Key { id: id?, proof: proof?, scope: Arc::new(scope), team, user, limits })
+}
+
+/// What holds between the tables.
+pub(super) fn check(document: &Document<'_>, keys: &[Key], teams: &[Team]) {
+    for key in keys {
+        if let Some(team) = key.team.as_ref().filter(|team| teams.iter().all(|have| have.id != **team)) {
+            document.fault_at("keys", "team", format!("{team:?} of key {:?} is not one of [[teams]]", key.id));
+        }
+    }
+}
+
+/// An id that is safe in logs, labels and the names of tenants. A colon is for those who come without a key of ours.
+fn id(table: &Reader<'_, '_>) -> Option<String> {
+    let id = table.text("id");
+    match &id {
+        None => table.fault("id", "is missing"),
+        Some(id) if id.len() > 128 || id.chars().any(|c| c.is_control() || c == ':') => {
+            table.fault("id", "must have at most 128 bytes, without a colon");
+        }
+        Some(_) => {}
+    }
+    id
+}
+
+fn proof(table: &Reader<'_, '_>, env: Env<'_>) -> Option<Proof> {
+    let Some(name) = table.text("certificate") else {
+        return digest(table, env).map(|digest| Proof::Digest(Digest(digest)));
+    };
+    if ["digest", "key_env", "key_file"].iter().any(|other| table.has(other)) {
+        table.fault("certificate", "stands instead of digest, key_env and key_file");
+    }
+    Some(Proof::Certificate(name))
+}
+
+/// The digest of a key that is given as one, or by the name of a variable or a file.
+pub(super) fn digest(table: &Reader<'_, '_>, env: Env<'_>) -> Option<[u8; 32]> {
+    let (digest, variable, file) = (table.text("digest"), table.text("key_env"), table.text("key_file"));
+    let (digest, name, fault) = match (digest, variable, file) {
+        (Some(digest), None, None) => {
+            (hex32(&digest), "digest", "must be 64 hex digits: printf %s \"$KEY\" | sha256sum".to_owned())
+        }
+        (None, Some(variable), None) => {
+            (secret(env(&variable)), "key_env", format!("the environment variable {variable} is not set or empty"))
+        }
+        (None, None, Some(file)) => {
+            (secret(std::fs::read_to_string(&file).ok()), "key_file", format!("{file} cannot be read or is empty"))
+        }
+        _ => (None, "digest", "exactly one of digest, key_env and key_file is needed".to_owned()),
+    };
+    if digest.is_none() {
+        table.fault(name, fault);
+    }
+    digest.map(|digest| digest.0)
+}
+
+/// The keys that every scope has.
+pub(super) fn scope(table: &Reader<'_, '_>) -> Scope {
+    let dialects = table.texts("dialects");
+    if let Some(other) = dialects.iter().find(|name| !DIALECTS.contains(&name.as_str())) {
+        table.fault("dialects", format!("{other:?} is none of {}", DIALECTS.join(", ")));
+    }
+    let routes = table.texts("routes");
+    if let Some(other) = routes.iter().find(|route| !route.starts_with('/') && *route != "*") {
+        table.fault(
+            "routes",
+            format!("{other:?} is no route: they begin with a slash, as /v1/chat/completions or /v1/files*"),
+        );
+    }
+    Scope {
+        models: table.texts("models"),
+        routes,
+        dialects,
+        addresses: networks(table, "addresses"),
+        expires: table.moment("expires"),
+    }
+}
+
+/// Networks, or single addresses.
+fn networks(table: &Reader<'_, '_>, name: &'static str) -> Vec<IpNet> {
+    let parsed = |text: &String| {
+        let net = text.parse().ok().or_else(|| text.parse().ok().map(|address: IpAddr| address.into()));
+        if net.is_none() {
+            table.fault(name, format!("{text:?} is neither an address nor a network as 10.0.0.0/8"));
+        }
+        net
+    };
+    table.texts(name).iter().filter_map(parsed).collect()
+}
+
+fn secret(text: Option<String>) -> Option<Digest> {
+    let text = text?;
+    let key = text.trim();
+    (!key.is_empty()).then(|| Digest::of(key.as_bytes()))
+}
+
+fn hex32(text: &str) -> Option<Digest> {
+    let mut out = [0; 32];
+    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (at, byte) in out.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(Digest(out))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Overrides, Snapshot, load};
+
+    fn read(text: &str) -> Result<Snapshot, String> {
+        let env = |name: &str| (name == "SET").then(|| "secret".to_owned());
+        load(Some(("p.toml", text)), &Overrides::default(), &env).map_err(|faults| faults.to_string())
+    }
+
+    #[test]
+    fn secrets_come_from_outside() {
+        let snapshot = read("[[keys]]\nid = \"a\"\nkey_env = \"SET\"\n").expect("valid");
+        assert_eq!(snapshot.keys[0].proof, Proof::Digest(Digest::of(b"secret")));
+        assert!(!format!("{snapshot:?}").contains("2bb80d537b1da3e3"), "digests are not shown");
+    }
+
+    #[test]
+    fn a_scope_has_all_its_parts() {
+        let text = "[[teams]]\nid = \"t\"\nmodels = [\"chat-*\"]\n[[keys]]\nid = \"a\"\nkey_env = \"SET\"\nteam = \"t\"\nroutes = [\"/v1/*\"]\n\
+                    dialects = [\"openai\"]\naddresses = [\"10.0.0.0/8\", \"::1\"]\nexpires = 2027-01-01\nlimits = [\"x\"]\nuser = \"u\"\n";
+        let snapshot = read(text).expect("valid");
+        let key = &snapshot.keys[0];
+        assert_eq!(key.scope.expires, Some(1_798_761_600));
+        assert_eq!(key.scope.addresses.len(), 2);
+        assert_eq!((key.team.as_deref(), key.user.as_deref(), key.limits.len()), (Some("t"), Some("u"), 1));
+    }
+
+    #[test]
+    fn faults_are_named() {
+        for (text, part) in [
+            ("dialects = [\"soap\"]", "none of openai"),
+            ("routes = [\"chat\"]", "begin with a slash"),
+            ("addresses = [\"10.0.0.0/33\"]", "neither an address"),
+            ("expires = \"soon\"", "no moment"),
+            ("expires = 12:00:00", "no moment"),
+            ("team = \"none\"", "is not one of [[teams]]"),
+            ("certificate = \"x\"", "stands instead of"),
+        ] {
+            let faults = read(&format!("[[keys]]\nid = \"a\"\nkey_env = \"SET\"\n{text}\n")).expect_err(text);
+            assert!(faults.contains(part), "{part:?} in {faults}");
+        }
+        assert!(read("[[keys]]\nid = \"a:b\"\nkey_env = \"SET\"\n").expect_err("a colon").contains("colon"));
+        assert!(read("[auth]\nanonymous = \"maybe\"\n").expect_err("no").contains("none of auto"));
+        assert!(read("[auth]\ntrusted_proxies = [\"x\"]\n").expect_err("no").contains("neither"));
+    }
+}
