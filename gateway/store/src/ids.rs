@@ -89,6 +89,16 @@ id!(
     ResponseId,
     "resp_"
 );
+id!(
+    /// Names an issued key.
+    KeyId,
+    "key_"
+);
+id!(
+    /// Names an event of the audit log.
+    AuditId,
+    "audit_"
+);
 
 #[cfg(test)]
 mod tests {

@@ -1,30 +1,50 @@
-//! What the gateway keeps beyond one request: files, batches, stored responses.
+//! What the gateway keeps beyond one request: files, batches, stored responses; issued keys, the ledger, the audit log, configs.
 //!
-//! One set of traits by purpose ([`Files`], [`Batches`], [`Responses`]), async because a store may be across a network; [`Sqlite`] is
-//! the one that needs nothing else. Two rules hold for every store. **A tenant sees its own**: whatever is asked for on behalf of a
-//! client names its [`Tenant`], and what belongs to another is not there. **A result counts once**: a batch line's result is kept in the
-//! same transaction that takes the line off the list, so a crash neither loses nor doubles one.
+//! One set of traits by purpose ([`Files`], [`Batches`], [`Responses`], [`Keys`], [`Ledger`], [`Audit`], [`Configs`]), async because a
+//! store may be across a network; [`Sqlite`] is the one that needs nothing else. What several gateways count together goes through
+//! [`Counters`]. Two rules hold for every store. **A tenant sees its own**: whatever is asked for on behalf of a client names its
+//! [`Tenant`], and what belongs to another is not there. **A result counts once**: a batch line's result is kept in the same transaction
+//! that takes the line off the list, and the ledger knows each request by its id, so a crash neither loses nor doubles one.
 //!
 //! Deliberately absent: HTTP, JSON of any API (documents are bytes here), clocks (`now` is an argument, in Unix seconds), policy.
 #![forbid(unsafe_code)]
 
+mod audit;
 mod batches;
+mod cache;
+mod configs;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod counters;
 mod error;
 mod files;
 mod ids;
+mod json;
+mod keys;
+mod ledger;
 mod page;
 mod responses;
 mod sqlite;
 
+pub use audit::{AUDIT_DETAIL_BYTES_MAX, Audit, AuditEvent, AuditFilter};
 pub use batches::{
     BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, EndedBatch, Line, LineResult, NewBatch, NewLine,
     OpenBatch,
 };
+pub use cache::{CACHE_KEY_BYTES_MAX, CACHE_VALUE_BYTES_MAX, Cache};
+pub use configs::{CONFIG_BYTES_MAX, ConfigRecord, Configs, NewConfig};
+pub use counters::{Ask, Counters, Grant, MemoryCounters, Settlement, Window};
 pub use error::StoreError;
 pub use files::{CHUNK_BYTES_MAX, Deleted, FileRecord, Files, NewFile};
-pub use ids::{BatchId, FileId, ResponseId, Tenant};
+pub use ids::{AuditId, BatchId, FileId, KeyId, ResponseId, Tenant};
+pub use keys::{
+    Changes, KeyChange, KeyDigest, KeyFilter, KeyRecord, Keys, OwnerChange, OwnerKind, OwnerRecord, PreviousDigest,
+    Rotation,
+};
+pub use ledger::{
+    ENTRY_TAGS_MAX, Entry, EntryFilter, Group, Held, LEDGER_BATCH_MAX, Ledger, OpenEntry, Subject, Tokens,
+    USAGE_GROUPS_MAX, USAGE_ROWS_MAX, UsageQuery, UsageRow,
+};
 pub use page::{Listing, Order, Page};
 pub use responses::{OpenResponse, ResponseRecord, ResponseStatus, Responses, Turn};
 pub use sqlite::{Sqlite, SqliteOptions};
@@ -46,7 +66,7 @@ pub struct Stats {
 
 /// A store of everything.
 #[async_trait]
-pub trait Store: Files + Batches + Responses {
+pub trait Store: Files + Batches + Responses + Keys + Ledger + Audit + Configs {
     /// Becomes the one process that runs what is in the store, or says that another is. Once it is, it stays it until it ends.
     async fn lead(&self) -> Result<bool, StoreError>;
 

@@ -6,9 +6,13 @@
 //! used again, the database file does not shrink. `docs/adr/0008-one-database-for-what-is-kept.md` says what else
 //! was considered.
 
+mod audit;
 mod batches;
+mod configs;
 mod files;
+mod keys;
 mod lane;
+mod ledger;
 mod responses;
 mod schema;
 
@@ -19,6 +23,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rusqlite::{Connection, OpenFlags};
+use tokio::sync::Notify;
 
 use crate::{Stats, Store, StoreError};
 use lane::Lane;
@@ -49,6 +54,8 @@ pub struct Sqlite {
     reader: Lane,
     /// Beside the database; locked by the process that runs what is in it. `None`: in memory, nobody else sees it.
     leader: Option<Mutex<Leader>>,
+    /// Tells of changes of the directory that this process makes.
+    directory: Notify,
 }
 
 struct Leader {
@@ -76,13 +83,14 @@ impl Sqlite {
         let spawned = |error: std::io::Error| StoreError::Broken(format!("its threads: {error}"));
         if memory {
             let writer = Lane::writer(connection).map_err(spawned)?;
-            return Ok(Self { reader: writer.clone(), writer, leader: None });
+            return Ok(Self { reader: writer.clone(), writer, leader: None, directory: Notify::new() });
         }
         let readers = (0..READERS).map(|_| read_only(&options.path)).collect::<Result<_, _>>()?;
         Ok(Self {
             writer: Lane::writer(connection).map_err(spawned)?,
             reader: Lane::readers(readers).map_err(spawned)?,
             leader: Some(Mutex::new(Leader { file: lock_file(&options.path)?, leads: false })),
+            directory: Notify::new(),
         })
     }
 }

@@ -5,7 +5,10 @@ use rusqlite::Connection;
 use crate::StoreError;
 
 /// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
-const VERSIONS: [&str; 1] = ["
+const VERSIONS: [&str; 2] = [KEPT, GOVERNED];
+
+/// Files, batches, responses.
+const KEPT: &str = "
     CREATE TABLE files (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
         id TEXT NOT NULL UNIQUE,
@@ -78,7 +81,106 @@ const VERSIONS: [&str; 1] = ["
     CREATE INDEX responses_of_tenant ON responses (tenant);
     CREATE INDEX responses_expiry ON responses (expires);
     CREATE INDEX responses_open ON responses (seq) WHERE status < 2;
-"];
+";
+
+/// Keys and their owners, the ledger, the audit log, configs.
+const GOVERNED: &str = "
+    CREATE TABLE directory (version INTEGER NOT NULL);
+    INSERT INTO directory VALUES (0);
+    CREATE TABLE issued_keys (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        name TEXT NOT NULL,
+        digest BLOB NOT NULL UNIQUE,
+        previous_digest BLOB,
+        previous_until INTEGER,
+        hint TEXT NOT NULL,
+        team TEXT,
+        user TEXT,
+        parent TEXT,
+        scope TEXT NOT NULL,
+        limits TEXT NOT NULL,
+        tags TEXT NOT NULL,
+        created INTEGER NOT NULL,
+        rotated INTEGER,
+        expires INTEGER,
+        revoked INTEGER,
+        version INTEGER NOT NULL
+    );
+    CREATE INDEX issued_keys_previous ON issued_keys (previous_digest) WHERE previous_digest IS NOT NULL;
+    CREATE INDEX issued_keys_of_team ON issued_keys (team, seq);
+    CREATE INDEX issued_keys_of_user ON issued_keys (user, seq);
+    CREATE INDEX issued_keys_changed ON issued_keys (version);
+    CREATE TABLE owners (
+        kind TEXT NOT NULL,
+        id TEXT NOT NULL,
+        name TEXT NOT NULL,
+        team TEXT,
+        scope TEXT NOT NULL,
+        limits TEXT NOT NULL,
+        budgets TEXT NOT NULL,
+        tags TEXT NOT NULL,
+        blocked INTEGER NOT NULL,
+        created INTEGER NOT NULL,
+        removed INTEGER,
+        version INTEGER NOT NULL,
+        PRIMARY KEY (kind, id)
+    );
+    CREATE INDEX owners_changed ON owners (version);
+    CREATE TABLE ledger (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        request TEXT NOT NULL UNIQUE,
+        gateway TEXT NOT NULL,
+        at INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        team TEXT NOT NULL,
+        user TEXT NOT NULL,
+        model TEXT NOT NULL,
+        provider TEXT NOT NULL,
+        route TEXT NOT NULL,
+        tags TEXT NOT NULL,
+        held_input INTEGER NOT NULL,
+        held_output INTEGER NOT NULL,
+        held_usd INTEGER NOT NULL,
+        input INTEGER NOT NULL DEFAULT 0,
+        input_cached INTEGER NOT NULL DEFAULT 0,
+        input_written INTEGER NOT NULL DEFAULT 0,
+        output INTEGER NOT NULL DEFAULT 0,
+        reasoning INTEGER NOT NULL DEFAULT 0,
+        micro_usd INTEGER NOT NULL DEFAULT 0,
+        status INTEGER NOT NULL DEFAULT 0,
+        outcome TEXT NOT NULL DEFAULT '',
+        attempts INTEGER NOT NULL DEFAULT 0,
+        first_ms INTEGER NOT NULL DEFAULT 0,
+        total_ms INTEGER NOT NULL DEFAULT 0,
+        state INTEGER NOT NULL
+    );
+    CREATE INDEX ledger_time ON ledger (at);
+    CREATE INDEX ledger_of_key ON ledger (key, at);
+    CREATE INDEX ledger_open ON ledger (at) WHERE state = 0;
+    CREATE TABLE audit (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        at INTEGER NOT NULL,
+        actor TEXT NOT NULL,
+        address TEXT NOT NULL,
+        action TEXT NOT NULL,
+        target TEXT NOT NULL,
+        outcome TEXT NOT NULL,
+        detail TEXT NOT NULL
+    );
+    CREATE INDEX audit_time ON audit (at);
+    CREATE INDEX audit_of_target ON audit (target, seq);
+    CREATE TABLE configs (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        text TEXT NOT NULL,
+        sha256 TEXT NOT NULL,
+        at INTEGER NOT NULL,
+        actor TEXT NOT NULL,
+        note TEXT NOT NULL,
+        outcome TEXT NOT NULL
+    );
+";
 
 /// Brings the database to the newest version. One that is newer is used as it is: its versions only added.
 pub(super) fn migrate(connection: &Connection) -> Result<(), StoreError> {

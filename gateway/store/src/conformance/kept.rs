@@ -1,6 +1,4 @@
-//! What every store has to do, as assertions: called with a fresh store of each kind.
-//!
-//! Each function takes tenants of its own, so they can share a store.
+//! Files, batches, responses. Each function takes tenants of its own.
 
 use bytes::Bytes;
 
@@ -10,7 +8,7 @@ use crate::{
 };
 
 /// All of them.
-pub async fn everything(store: &dyn Store) {
+pub(super) async fn all(store: &dyn Store) {
     files_are_there_once_sealed(store).await;
     files_have_quotas_and_are_swept(store).await;
     lists_have_pages(store).await;
@@ -46,12 +44,12 @@ async fn put(store: &dyn Store, tenant: &Tenant, purpose: &str, content: &[u8]) 
     id
 }
 
-fn page(limit: u32, order: Order, after: Option<&str>) -> Page {
+pub(super) fn page(limit: u32, order: Order, after: Option<&str>) -> Page {
     Page { after: after.map(str::to_owned), limit, order }
 }
 
 /// Nobody sees half a file; ranges read what was written, whatever the pieces were.
-pub async fn files_are_there_once_sealed(store: &dyn Store) {
+async fn files_are_there_once_sealed(store: &dyn Store) {
     let tenant = Tenant::new("files");
     let content: Vec<u8> = (0..3 * CHUNK_BYTES_MAX + 17).map(|at| (at % 251) as u8).collect();
     let id = store.begin_file(&tenant, new_file("batch", content.len() as u64)).await.expect("begun");
@@ -89,7 +87,7 @@ pub async fn files_are_there_once_sealed(store: &dyn Store) {
 }
 
 /// What is announced counts at once; what is not finished, or is too old, goes.
-pub async fn files_have_quotas_and_are_swept(store: &dyn Store) {
+async fn files_have_quotas_and_are_swept(store: &dyn Store) {
     let tenant = Tenant::new("quotas");
     let limited = |bytes, created, expires| NewFile {
         tenant_bytes_max: 100,
@@ -115,7 +113,7 @@ pub async fn files_have_quotas_and_are_swept(store: &dyn Store) {
 }
 
 /// In both orders, without gaps or doubles.
-pub async fn lists_have_pages(store: &dyn Store) {
+async fn lists_have_pages(store: &dyn Store) {
     let tenant = Tenant::new("pages");
     let mut all = Vec::new();
     for number in 0..7 {
@@ -177,7 +175,7 @@ fn result(ok: bool, text: &'static str) -> LineResult {
 }
 
 /// Every status on the straight way.
-pub async fn a_batch_lives_from_creation_to_end(store: &dyn Store) {
+async fn a_batch_lives_from_creation_to_end(store: &dyn Store) {
     let tenant = Tenant::new("life");
     let absent = store.create_batch(&tenant, new_batch(&FileId::random())).await;
     assert_eq!(absent, Ok(None));
@@ -222,7 +220,7 @@ pub async fn a_batch_lives_from_creation_to_end(store: &dyn Store) {
 }
 
 /// Whoever comes second with a result is told, and changes nothing.
-pub async fn a_result_counts_once(store: &dyn Store) {
+async fn a_result_counts_once(store: &dyn Store) {
     let tenant = Tenant::new("once");
     let id = running(store, &tenant, 2).await;
     assert_eq!(store.finish_line(&id, 0, result(true, "first")).await, Ok(true));
@@ -234,7 +232,7 @@ pub async fn a_result_counts_once(store: &dyn Store) {
 }
 
 /// Only what has not ended can be; the number of open ones has a bound.
-pub async fn batches_are_cancelled_and_bounded(store: &dyn Store) {
+async fn batches_are_cancelled_and_bounded(store: &dyn Store) {
     let tenant = Tenant::new("cancelled");
     assert_eq!(store.cancel_batch(&tenant, &BatchId::random(), 120).await, Ok(Cancelled::Absent));
     let id = running(store, &tenant, 1).await;
@@ -280,7 +278,7 @@ fn response(
 }
 
 /// Oldest turn first, within bounds.
-pub async fn responses_make_conversations(store: &dyn Store) {
+async fn responses_make_conversations(store: &dyn Store) {
     let tenant = Tenant::new("responses");
     let ids: Vec<ResponseId> = (0..3).map(|_| ResponseId::random()).collect();
     for (at, (input, output)) in [("[1]", "[2]"), ("[3]", "[4]"), ("[5]", "[6]")].into_iter().enumerate() {
@@ -307,7 +305,7 @@ pub async fn responses_make_conversations(store: &dyn Store) {
 }
 
 /// A response that is being made can be changed; one that has ended cannot.
-pub async fn background_responses_change_until_they_end(store: &dyn Store) {
+async fn background_responses_change_until_they_end(store: &dyn Store) {
     let tenant = Tenant::new("background");
     let id = ResponseId::random();
     let queued = ResponseRecord {
@@ -332,7 +330,7 @@ pub async fn background_responses_change_until_they_end(store: &dyn Store) {
 }
 
 /// What belongs to another is not there, by whatever way one asks.
-pub async fn tenants_see_their_own(store: &dyn Store) {
+async fn tenants_see_their_own(store: &dyn Store) {
     let (owner, other) = (Tenant::new("owner"), Tenant::new("other"));
     let file = put(store, &owner, "batch", b"secret").await;
     let unsealed = store.begin_file(&owner, new_file("batch", 1)).await.expect("begun");

@@ -1,0 +1,226 @@
+//! The ledger: counted once, summed by anything.
+
+use super::kept::page;
+use crate::{
+    ENTRY_TAGS_MAX, Entry, EntryFilter, Group, Held, LEDGER_BATCH_MAX, OpenEntry, Order, Store, StoreError, Subject,
+    Tokens, UsageQuery, UsageRow,
+};
+
+pub(super) async fn all(store: &dyn Store) {
+    a_request_counts_once(store).await;
+    what_nobody_ended_is_an_orphan(store).await;
+    usage_is_summed_by_anything(store).await;
+    entries_are_listed_and_swept(store).await;
+    what_cannot_be_is_refused(store).await;
+}
+
+/// Tests live in years of their own, so that they can share a store.
+const YEAR: u64 = 366 * 86_400;
+
+fn entry(request: &str, at: u64) -> Entry {
+    Entry {
+        request: request.into(),
+        gateway: "g1".into(),
+        at,
+        subject: Subject {
+            key: "key_a".into(),
+            team: "t".into(),
+            user: "u".into(),
+            model: "chat".into(),
+            provider: "acme".into(),
+            route: "/v1/chat/completions".into(),
+            tags: vec!["a".into(), "b".into()],
+        },
+        held: Held { input: 10, output: 100, micro_usd: 500 },
+        tokens: Tokens { input: 9, input_cached: 4, input_written: 1, output: 20, reasoning: 5 },
+        micro_usd: 120,
+        status: 200,
+        outcome: "stop".into(),
+        attempts: 2,
+        first_ms: 30,
+        total_ms: 900,
+        assumed: false,
+    }
+}
+
+fn opened(entry: &Entry) -> OpenEntry {
+    OpenEntry {
+        request: entry.request.clone(),
+        gateway: entry.gateway.clone(),
+        at: entry.at,
+        subject: entry.subject.clone(),
+        held: entry.held,
+    }
+}
+
+fn during(from: u64) -> EntryFilter {
+    EntryFilter { from, until: from + YEAR, ..EntryFilter::default() }
+}
+
+async fn sum(store: &dyn Store, filter: EntryFilter) -> UsageRow {
+    let query = UsageQuery { filter, limit: 1, ..UsageQuery::default() };
+    store.usage(&query).await.expect("summed").items.pop().unwrap_or_default()
+}
+
+/// Whatever is sent again, in whatever order.
+async fn a_request_counts_once(store: &dyn Store) {
+    let (one, two) = (entry("once-1", YEAR), entry("once-2", YEAR + 1));
+    store.open_entries(vec![opened(&one)]).await.expect("opened");
+    store.open_entries(vec![opened(&one)]).await.expect("again, after a failure");
+    assert_eq!(store.entry("once-1").await, Ok(None), "it has not ended");
+    assert_eq!(sum(store, during(YEAR)).await.requests, 0, "what is open is not summed");
+    let both = vec![one.clone(), two.clone()];
+    assert_eq!(store.settle_entries(both.clone()).await, Ok(vec![true, true]), "opened or not");
+    assert_eq!(store.settle_entries(both).await, Ok(vec![false, false]));
+    let other = Entry { micro_usd: 7, ..one.clone() };
+    assert_eq!(store.settle_entries(vec![other.clone(), other]).await, Ok(vec![false, false]));
+    store.open_entries(vec![opened(&one)]).await.expect("late");
+    assert_eq!(store.entry("once-1").await, Ok(Some(one.clone())));
+    let want = UsageRow {
+        values: vec![],
+        requests: 2,
+        failed: 0,
+        tokens: Tokens { input: 18, input_cached: 8, input_written: 2, output: 40, reasoning: 10 },
+        micro_usd: 240,
+    };
+    assert_eq!(sum(store, during(YEAR)).await, want);
+    let thrice = vec![entry("once-3", YEAR); 3];
+    assert_eq!(store.settle_entries(thrice).await, Ok(vec![true, false, false]), "also within one batch");
+    assert_eq!(sum(store, during(YEAR)).await.requests, 3);
+}
+
+/// A reservation stands in for what a dead gateway did not tell, until it does.
+async fn what_nobody_ended_is_an_orphan(store: &dyn Store) {
+    let at = 2 * YEAR;
+    let entries: Vec<Entry> = (0..4).map(|number| entry(&format!("orphan-{number}"), at + number)).collect();
+    let mut open: Vec<OpenEntry> = entries.iter().map(opened).collect();
+    open[3].gateway = "g2".into();
+    store.open_entries(open.clone()).await.expect("opened");
+    store.settle_entries(vec![entries[1].clone()]).await.expect("settled");
+    let all = store.orphans(at + 10, None, 100).await.expect("found");
+    assert_eq!(all, [open[0].clone(), open[2].clone(), open[3].clone()]);
+    assert_eq!(store.orphans(at + 2, None, 100).await, Ok(vec![open[0].clone()]));
+    assert_eq!(store.orphans(at + 10, Some("g2"), 100).await, Ok(vec![open[3].clone()]));
+    assert_eq!(store.orphans(at + 10, None, 1).await, Ok(vec![open[0].clone()]));
+    let assumed = Entry { assumed: true, tokens: Tokens::default(), micro_usd: 500, ..entries[0].clone() };
+    assert_eq!(store.settle_entries(vec![assumed.clone()]).await, Ok(vec![true]));
+    assert_eq!(store.settle_entries(vec![assumed.clone()]).await, Ok(vec![false]));
+    assert_eq!(sum(store, during(at)).await.micro_usd, 620);
+    assert_eq!(store.settle_entries(vec![entries[0].clone()]).await, Ok(vec![true]), "the truth came late");
+    assert_eq!(store.settle_entries(vec![assumed]).await, Ok(vec![false]), "and stays");
+    assert_eq!(store.entry("orphan-0").await, Ok(Some(entries[0].clone())));
+    assert_eq!((sum(store, during(at)).await.requests, sum(store, during(at)).await.micro_usd), (2, 240));
+}
+
+/// Days on which the usage below was.
+const DAYS: [u64; 2] = [3 * YEAR - 3 * YEAR % 86_400 + 86_400, 3 * YEAR - 3 * YEAR % 86_400 + 2 * 86_400];
+
+async fn usage_is_summed_by_anything(store: &dyn Store) {
+    let mut entries = Vec::new();
+    for number in 0..12u64 {
+        let mut one = entry(&format!("usage-{number}"), DAYS[(number % 2) as usize] + number * 600);
+        one.subject.key = format!("key_{}", number % 3);
+        one.subject.model = ["chat", "Chat", "é"][(number % 3) as usize].into();
+        one.subject.tags =
+            [vec![], vec!["x".into()], vec!["y".into(), "x".into(), "x".into()]][(number / 4) as usize].clone();
+        one.status = if number == 5 { 500 } else { 200 };
+        one.micro_usd = 1 << number;
+        entries.push(one);
+    }
+    store.settle_entries(entries).await.expect("settled");
+    let filter = || during(DAYS[0]);
+    let table = |groups: Vec<Group>, filter: EntryFilter| async move {
+        let query = UsageQuery { filter, groups, after: None, limit: 100 };
+        let rows = store.usage(&query).await.expect("summed").items;
+        rows.into_iter().map(|row| (row.values.join("|"), row.requests, row.micro_usd)).collect::<Vec<_>>()
+    };
+    let row = |values: &str, requests, usd| (values.to_owned(), requests, usd);
+    assert_eq!(table(vec![], filter()).await, [row("", 12, 4095)]);
+    assert_eq!(
+        table(vec![Group::Key], filter()).await,
+        [row("key_0", 4, 0x249), row("key_1", 4, 0x492), row("key_2", 4, 0x924)]
+    );
+    let models = table(vec![Group::Model], filter()).await;
+    assert_eq!(models, [row("Chat", 4, 0x492), row("chat", 4, 0x249), row("é", 4, 0x924)], "in the order of bytes");
+    let days = table(vec![Group::Day], filter()).await;
+    assert_eq!(days, [row(&DAYS[0].to_string(), 6, 0x555), row(&DAYS[1].to_string(), 6, 0xaaa)]);
+    let tags = table(vec![Group::Tag], filter()).await;
+    assert_eq!(
+        tags,
+        [row("", 4, 0x00f), row("x", 8, 0xff0), row("y", 4, 0xf00)],
+        "each tag of an entry counts it once"
+    );
+    let hours = table(vec![Group::Hour], EntryFilter { key: Some("key_0".into()), ..filter() }).await;
+    let hour = |day: usize, hour: u64| (DAYS[day] + hour * 3600).to_string();
+    let want = [row(&hour(0, 0), 1, 1), row(&hour(0, 1), 1, 64), row(&hour(1, 0), 1, 8), row(&hour(1, 1), 1, 512)];
+    assert_eq!(hours, want);
+    for (filter, requests) in [
+        (EntryFilter { until: DAYS[1], ..filter() }, 6),
+        (EntryFilter { from: DAYS[0] + 1, ..filter() }, 11),
+        (EntryFilter { model: Some("Chat".into()), ..filter() }, 4),
+        (EntryFilter { tag: Some("x".into()), ..filter() }, 8),
+        (EntryFilter { tag: Some(String::new()), ..filter() }, 4),
+        (EntryFilter { team: Some("t".into()), user: Some("u".into()), provider: Some("acme".into()), ..filter() }, 12),
+        (EntryFilter { route: Some("/v1/embeddings".into()), ..filter() }, 0),
+        (EntryFilter { until: u64::MAX, ..filter() }, 12),
+    ] {
+        assert_eq!(sum(store, filter.clone()).await.requests, requests, "{filter:?}");
+    }
+    assert_eq!(sum(store, filter()).await.failed, 1);
+    let groups = vec![Group::Model, Group::Day];
+    let whole = store.usage(&UsageQuery { filter: filter(), groups: groups.clone(), after: None, limit: 100 }).await;
+    let whole = whole.expect("summed").items;
+    assert_eq!(whole.len(), 6);
+    let (mut have, mut after) = (Vec::new(), None);
+    loop {
+        let query = UsageQuery { filter: filter(), groups: groups.clone(), after, limit: 4 };
+        let listing = store.usage(&query).await.expect("summed");
+        have.extend(listing.items);
+        after = have.last().map(|row: &UsageRow| row.values.clone());
+        if !listing.more {
+            break;
+        }
+    }
+    assert_eq!(have, whole, "pages have no gaps and no doubles");
+}
+
+async fn entries_are_listed_and_swept(store: &dyn Store) {
+    let at = 5 * YEAR;
+    let entries: Vec<Entry> = (0..5).map(|number| entry(&format!("listed-{number}"), at + number)).collect();
+    store.open_entries(vec![opened(&entry("listed-open", at))]).await.expect("opened");
+    store.settle_entries(entries.clone()).await.expect("settled");
+    let first = store.entries(&during(at), &page(3, Order::Descending, None)).await.expect("listed");
+    assert_eq!(
+        (first.items.as_slice(), first.more),
+        (&[entries[4].clone(), entries[3].clone(), entries[2].clone()][..], true)
+    );
+    let rest = store.entries(&during(at), &page(3, Order::Descending, Some("listed-2"))).await.expect("listed");
+    assert_eq!((rest.items.as_slice(), rest.more), (&[entries[1].clone(), entries[0].clone()][..], false));
+    while store.sweep_entries(at + 3).await.expect("swept") > 0 {}
+    assert_eq!(store.entry("listed-2").await, Ok(None));
+    assert_eq!(store.entry("listed-3").await, Ok(Some(entries[3].clone())));
+    assert_eq!(store.orphans(at + 1, None, 10).await.expect("found").len(), 1, "what is open stays");
+}
+
+async fn what_cannot_be_is_refused(store: &dyn Store) {
+    let query = |groups: Vec<Group>, after, limit| UsageQuery { filter: during(0), groups, after, limit };
+    for bad in [
+        query(vec![Group::Key, Group::Key], None, 1),
+        query(vec![Group::Key, Group::Team, Group::User, Group::Model, Group::Route], None, 1),
+        query(vec![Group::Key], Some(vec![]), 1),
+        query(vec![Group::Key], None, 0),
+    ] {
+        assert!(matches!(store.usage(&bad).await, Err(StoreError::Misuse(_))), "{bad:?}");
+    }
+    let many = vec![entry("many", 0); LEDGER_BATCH_MAX + 1];
+    assert!(matches!(store.settle_entries(many).await, Err(StoreError::Misuse(_))));
+    assert!(matches!(store.settle_entries(vec![entry("", 0)]).await, Err(StoreError::Misuse(_))));
+    // What a client may choose is cut, not refused: the request was served.
+    let mut wild = entry("wild", 6 * YEAR);
+    wild.subject.model = format!("a\0{}", "ä".repeat(5000));
+    wild.subject.tags = (0..100).map(|number| format!("t{number:03}")).collect();
+    assert_eq!(store.settle_entries(vec![wild]).await, Ok(vec![true]));
+    let kept = store.entry("wild").await.expect("read").expect("there");
+    assert!(kept.subject.model.starts_with("a\u{fffd}ä") && kept.subject.model.len() < 300);
+    assert_eq!(kept.subject.tags.len(), ENTRY_TAGS_MAX);
+}
