@@ -48,6 +48,19 @@ pub enum Surface {
 }
 
 impl Surface {
+    /// The operation, by OpenTelemetry's GenAI conventions where they name it.
+    pub fn operation(self) -> &'static str {
+        match self {
+            Surface::Chat | Surface::Responses | Surface::Messages => "chat",
+            Surface::Completions => "text_completion",
+            Surface::Generate => "generate_content",
+            Surface::Embeddings | Surface::Embed => "embeddings",
+            Surface::Rerank => "rerank",
+            Surface::Score => "score",
+            Surface::CountTokens => "count_tokens",
+        }
+    }
+
     /// The family it belongs to.
     pub fn dialect(self) -> Dialect {
         match self {

@@ -23,6 +23,7 @@ use crate::multipart::{self, Part};
 use crate::phases::{End, watched};
 use crate::provider::Forwarded;
 use crate::serving::Serving;
+use crate::telemetry::Trace;
 use crate::trail::Trail;
 
 /// Parts of a form: an edit of images can have many.
@@ -46,6 +47,8 @@ pub struct Forward {
     pub body: Option<Bytes>,
     /// Where the model's name stands in the body, and whether it is JSON.
     pub model_at: Option<(Range<usize>, bool)>,
+    /// The trace that it is a part of.
+    pub trace: Option<Arc<Trace>>,
 }
 
 /// Serves the URL `path`.
@@ -64,8 +67,13 @@ pub(crate) async fn serve(
     trail.model = Some(entry.name.to_string());
     trail.live.iter().for_each(|live| live.asks(&entry.name, false));
     let Body { bytes, lease } = body;
-    let forward =
-        Forward { path: path.trim_start_matches("/v1").to_owned(), headers, body: Some(bytes), model_at: Some(at) };
+    let forward = Forward {
+        path: path.trim_start_matches("/v1").to_owned(),
+        headers,
+        body: Some(bytes),
+        model_at: Some(at),
+        trace: trail.trace.clone(),
+    };
     let answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
     drop(lease);
     send(exchange, answered).await
@@ -153,7 +161,7 @@ pub(crate) async fn realtime(
     trail.model = Some(entry.name.to_string());
     trail.live.iter().for_each(|live| live.asks(&entry.name, true));
     let headers = std::mem::take(&mut exchange.head.headers);
-    let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None };
+    let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None, trace: trail.trace.clone() };
     let mut answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
     let Some((stream, early)) = answered.response.upgraded.take() else {
         return send(exchange, answered).await;

@@ -17,7 +17,7 @@ use crate::provider::Provider;
 use crate::relay::Checks;
 use crate::serving::Serving;
 use crate::stored::Keeper;
-use crate::telemetry::{AccessLog, Gauge, Metric, Metrics};
+use crate::telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
 use crate::upstream::Upstream;
 
 /// State shared by all requests.
@@ -29,6 +29,8 @@ pub struct Gateway {
     pub guard: Guard,
     /// Request log.
     pub access_log: AccessLog,
+    /// Traces.
+    pub tracer: Tracer,
     /// Memory for request bodies.
     pub bodies: BodyBudget,
     /// Requests in flight.
@@ -47,6 +49,7 @@ impl Gateway {
         providers: Vec<Arc<Provider>>,
     ) -> Self {
         let metrics: Arc<Metrics> = Arc::default();
+        let tracer = Tracer::new(&config.telemetry);
         let bodies = BodyBudget::new(config.http.body_memory_bytes_max, config.http.body_bytes_max);
         let mut serving = Serving::new(Arc::new(config), pools, providers, &metrics);
         let checks = Mutex::new(serving.take_checks());
@@ -55,6 +58,7 @@ impl Gateway {
             guard: Guard::new(metrics.clone()),
             metrics,
             access_log,
+            tracer,
             bodies,
             live: Arc::default(),
             checks,
@@ -87,6 +91,8 @@ impl Gateway {
         let mut gauges = vec![
             (Gauge::BodyBytes, String::new(), self.bodies.bytes_held() as f64),
             (Gauge::AccessLinesLost, String::new(), self.access_log.lost() as f64),
+            (Gauge::SpansSent, String::new(), self.tracer.counts().0 as f64),
+            (Gauge::SpansLost, String::new(), self.tracer.counts().1 as f64),
         ];
         self.serving.load().gauges(&self.metrics, &mut gauges);
         self.keeper.iter().for_each(|keeper| keeper.gauges(&mut gauges));

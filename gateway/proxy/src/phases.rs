@@ -88,9 +88,10 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.price = entry.price;
     trail.stream = Some(call.stream);
     trail.live.iter().for_each(|live| live.asks(&entry.name, call.stream));
+    trail.operation = Some(call.ask.surface.operation());
     let says_cost = config.cost_header || relay::cost::is_asked(&call.headers);
     let (price, stream) = (entry.price, call.stream);
-    let origin = origin(&principal, config, exchange);
+    let origin = origin(&principal, config, exchange, trail);
     let mut answer = Answer::new(call);
     answer.keep(keeping);
     let mut events = watched(exchange, admitted.open(origin)).await??;
@@ -108,6 +109,7 @@ pub async fn serve(gateway: &Gateway, exchange: &mut Exchange) {
     gateway.metrics.in_flight(1);
     let _ended = Ended(gateway);
     let mut trail = Trail::new(exchange);
+    trail.trace = gateway.tracer.begin(&exchange.head.headers, exchange.started.into_std());
     let outcome = caught(stages(gateway, exchange, &mut trail)).await.unwrap_or_else(|panic| {
         gateway.metrics.count(Metric::Panics, &[]);
         tracing::error!(request_id = %exchange.request_id, panic, "a request handler panicked");
@@ -200,10 +202,11 @@ pub(crate) async fn decoded<T: Send + 'static>(
     task.await.map_err(|error| Failure::internal(format!("decoding: {error}")))?
 }
 
-fn origin(principal: &Principal, config: &Snapshot, exchange: &Exchange) -> Origin {
+fn origin(principal: &Principal, config: &Snapshot, exchange: &Exchange, trail: &Trail) -> Origin {
     Origin {
         tenant: principal.tenant().to_owned(),
         deadline: config.request_timeout.map(|limit| (exchange.started + limit).into_std()),
+        trace: trail.trace.clone(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a request leaves behind: one log line and its metrics, written at one place however the request ends.
 
+use std::sync::Arc;
+
 use penstock_dialects::{ChatEvent, FinishReason};
 use tokio::time::Instant;
 
@@ -9,7 +11,8 @@ use crate::gateway::Gateway;
 use crate::http::Exchange;
 use crate::live_requests::Entry;
 use crate::prices::Price;
-use crate::telemetry::{Metric, Record};
+use crate::telemetry::trace::{Attributes, Value};
+use crate::telemetry::{Metric, Record, Trace};
 use crate::upstream::{Course, Facts};
 
 /// Facts gathered on the way of one request.
@@ -21,10 +24,14 @@ pub struct Trail {
     pub key: Option<String>,
     /// Model asked for, once it is known to exist (labels stay bounded).
     pub model: Option<String>,
+    /// What the model does, by OpenTelemetry's names.
+    pub operation: Option<&'static str>,
     /// Streamed or whole.
     pub stream: Option<bool>,
     /// Names of ignored fields.
     pub ignored: Vec<String>,
+    /// What is traced of it.
+    pub trace: Option<Arc<Trace>>,
     /// Counts of the answer.
     pub facts: Option<Facts>,
     /// How the answer came about.
@@ -49,8 +56,10 @@ impl Trail {
             route: "-",
             key: None,
             model: None,
+            operation: None,
             stream: None,
             ignored: Vec::new(),
+            trace: None,
             facts: None,
             course: Course::default(),
             live: None,
@@ -68,12 +77,7 @@ impl Trail {
         let now = Instant::now();
         for event in events {
             match event {
-                ChatEvent::Finish { reason, .. } => self.finish.push(match reason {
-                    FinishReason::Stop => "stop",
-                    FinishReason::Length => "length",
-                    FinishReason::ToolCalls => "tool_calls",
-                    FinishReason::ContentFilter => "content_filter",
-                }),
+                ChatEvent::Finish { reason, .. } => self.finish.push(said(*reason)),
                 ChatEvent::Usage(_) | ChatEvent::Prompt { .. } => continue,
                 _ => {}
             }
@@ -98,7 +102,7 @@ impl Trail {
     }
 
     /// Writes log line and metrics.
-    pub fn end(self, gateway: &Gateway, exchange: &Exchange) {
+    pub fn end(mut self, gateway: &Gateway, exchange: &Exchange) {
         let seconds = self.started.elapsed().as_secs_f64();
         let ttft = self.first_token.map(|first| (first - self.started).as_secs_f64());
         let tokens = self.facts.map_or(0, |facts| facts.completion_tokens);
@@ -108,7 +112,18 @@ impl Trail {
             .filter(|_| tokens > 1)
             .map(|(first, last)| (last - first).as_secs_f64() / (tokens - 1) as f64);
         self.measure(gateway, exchange.status(), seconds, ttft, tpot);
+        if self.finish.is_empty() {
+            self.finish.extend(self.course.finish.map(said));
+        }
         let cost_usd = self.cost_usd();
+        if let Some(trace) = self.trace.take() {
+            self.traced(gateway, exchange, &trace, cost_usd, ttft);
+        }
+        let end = match (&self.failure, self.client_gone) {
+            (_, true) => "client_gone",
+            (Some(_), false) => "failed",
+            (None, false) => "complete",
+        };
         let (error, detail) = self.failure.map_or((None, None), |(kind, detail)| (Some(kind), detail));
         gateway.access_log.write(&Record {
             time_ms: clock::since_epoch().as_millis() as u64,
@@ -132,6 +147,8 @@ impl Trail {
             completion_tokens: self.facts.map(|facts| facts.completion_tokens),
             cost_usd,
             target: self.course.target,
+            worker: self.course.worker,
+            end,
             hedged: self.course.hedged,
             resumes: self.facts.map_or(0, |facts| facts.resumes),
             inexact: self.facts.is_some_and(|facts| facts.inexact),
@@ -147,6 +164,42 @@ impl Trail {
         cost(facts, self.course.price.or(self.price)?)
     }
 
+    /// Ends the trace. What a client or a provider wrote is not in it.
+    fn traced(&self, gateway: &Gateway, exchange: &Exchange, trace: &Trace, cost_usd: Option<f64>, ttft: Option<f64>) {
+        let name = match (self.operation, self.model.as_deref()) {
+            (Some(operation), Some(model)) => format!("{operation} {model}"),
+            _ => format!("{} {}", exchange.head.method, self.route),
+        };
+        let mut out: Attributes = vec![
+            ("http.request.method", exchange.head.method.to_string().into()),
+            ("http.route", self.route.into()),
+            ("http.response.status_code", u64::from(exchange.status()).into()),
+            ("penstock.request_id", exchange.request_id.clone().into()),
+        ];
+        let texts = [
+            ("gen_ai.operation.name", self.operation.map(str::to_owned)),
+            ("gen_ai.request.model", self.model.clone()),
+            ("penstock.key", self.key.clone()),
+            ("penstock.target", self.course.target.as_deref().map(str::to_owned)),
+            ("error.type", self.failure.as_ref().map(|(kind, _)| kind.clone())),
+        ];
+        out.extend(texts.into_iter().filter_map(|(name, text)| Some((name, text?.into()))));
+        if let Some(facts) = self.facts {
+            out.push(("gen_ai.usage.input_tokens", facts.prompt_tokens.into()));
+            out.push(("gen_ai.usage.output_tokens", facts.completion_tokens.into()));
+            out.push(("penstock.cached_tokens", facts.cached_tokens.into()));
+            out.push(("gen_ai.response.finish_reasons", Value::Texts(self.finish.clone())));
+        }
+        let numbers = [("penstock.cost_usd", cost_usd), ("penstock.first_token_ms", ttft.map(millis))];
+        out.extend(numbers.into_iter().filter_map(|(name, number)| Some((name, number?.into()))));
+        out.extend(self.client_gone.then_some(("penstock.client_gone", Value::Bool(true))));
+        let error = self
+            .failure
+            .as_ref()
+            .filter(|_| exchange.status() >= 500 || exchange.status() == 0 || self.operation.is_some());
+        gateway.tracer.end(trace, name, out, error.map(|(kind, _)| kind.clone()));
+    }
+
     fn measure(&self, gateway: &Gateway, status: u16, seconds: f64, ttft: Option<f64>, tpot: Option<f64>) {
         let metrics = &gateway.metrics;
         metrics.count(Metric::Requests, &[("route", self.route), ("status", &status.to_string())]);
@@ -154,7 +207,7 @@ impl Trail {
             metrics.count(Metric::ClientsGone, &[("route", self.route)]);
         }
         let Some(model) = self.model.as_deref() else { return };
-        let operation = if self.route == "/v1/completions" { "text_completion" } else { "chat" };
+        let operation = self.operation.unwrap_or("forward");
         let labels = [("gen_ai_operation_name", operation), ("gen_ai_request_model", model)];
         let error = self.failure.as_ref().map(|(kind, _)| ("error_type", kind.as_str()));
         let with_error: Vec<_> = labels.into_iter().chain(error).collect();
@@ -167,6 +220,15 @@ impl Trail {
                 metrics.observe(Metric::TokenUsage, &labels, count as f64);
             }
         }
+    }
+}
+
+fn said(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+        FinishReason::ToolCalls => "tool_calls",
+        FinishReason::ContentFilter => "content_filter",
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Instant;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::ChatEvent;
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
+use penstock_dialects::{ChatEvent, FinishReason};
 use penstock_proto::ErrorKind;
 use serde::Serialize;
 
@@ -17,6 +17,7 @@ use crate::error::Failure;
 use crate::forward::Forward;
 use crate::prices::Price;
 use crate::provider::Forwarded;
+use crate::telemetry::Trace;
 
 /// A model as `/v1/models` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub struct Origin {
     pub tenant: String,
     /// When the answer must have ended.
     pub deadline: Option<Instant>,
+    /// The trace that the answer is a part of.
+    pub trace: Option<Arc<Trace>>,
 }
 
 /// Answers requests for one model.
@@ -113,6 +116,10 @@ pub struct Course {
     pub hedged: Vec<Arc<str>>,
     /// Prices of who answered.
     pub price: Option<Price>,
+    /// The worker that answered, where it was one of ours.
+    pub worker: Option<Arc<str>>,
+    /// Why the choices ended, where only whoever passed the answer on has seen it.
+    pub finish: Option<FinishReason>,
 }
 
 /// One attempt to get an answer.

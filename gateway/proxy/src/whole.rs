@@ -4,9 +4,11 @@
 //! live requests; only the pump differs.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use penstock_dialects::ChatEvent;
 use penstock_proto::ErrorKind;
 
@@ -18,6 +20,8 @@ use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::live_requests::{self, About, Entry};
 use crate::route::Route;
+use crate::telemetry::Trace;
+use crate::telemetry::trace::Value;
 use crate::upstream::Origin;
 
 /// The whole answer to `call`, by `deadline`. Dropping the future stops the upstream, wherever it is.
@@ -84,7 +88,14 @@ async fn collect(
     let admitted = admit(&gateway.serving(), principal, call).await?;
     live.asks(&admitted.entry.name, false);
     let mut answer = Answer::new(admitted.call.clone());
-    let mut events = admitted.open(Origin { tenant: principal.tenant().to_owned(), deadline }).await?;
+    let trace = gateway.tracer.begin(&HeaderMap::new(), Instant::now());
+    let root = trace.map(|trace| Root {
+        gateway,
+        name: format!("{} {}", admitted.call.ask.surface.operation(), admitted.entry.name),
+        trace,
+    });
+    let trace = root.as_ref().map(|root| root.trace.clone());
+    let mut events = admitted.open(Origin { tenant: principal.tenant().to_owned(), deadline, trace }).await?;
     let (mut batch, mut finished) = (Vec::new(), 0);
     loop {
         let more = poll_fn(|context| events.poll_events(context, &mut batch)).await?;
@@ -104,4 +115,18 @@ async fn collect(
     }
     let body = answer.whole(&|choice| events.score(choice));
     body.ok_or_else(|| Failure::internal("an answer without all its choices"))
+}
+
+/// Ends the trace of an answer for nobody who is connected, however it ends.
+struct Root<'a> {
+    gateway: &'a Gateway,
+    name: String,
+    trace: Arc<Trace>,
+}
+
+impl Drop for Root<'_> {
+    fn drop(&mut self) {
+        let attributes = vec![("penstock.background", Value::Bool(true))];
+        self.gateway.tracer.end(&self.trace, std::mem::take(&mut self.name), attributes, None);
+    }
 }

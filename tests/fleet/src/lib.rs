@@ -200,6 +200,7 @@ impl Answer {
             }
             PoolEvent::Resumed { exact } => self.resumed.push(exact),
             PoolEvent::Failed { kind, message, .. } => self.failed = Some((kind, message)),
+            PoolEvent::Bound { .. } => {}
         }
     }
 }

@@ -198,7 +198,6 @@ async fn silent_strangers_do_not_keep_a_place() {
     }
     // All places are taken: the next one is turned away at once.
     let mut surplus = connect(&worker).await;
-    surplus.hello(PROTOCOL_VERSION).await;
     assert!(surplus.closed().await);
     // Their time passes, and there is room again.
     let began = Instant::now();

@@ -55,6 +55,8 @@ async fn a_prefix_that_was_computed_is_told_and_predicted() {
     read(&mut pool.submit(job(prompt.clone(), 1, 4)).expect("taken")).await;
     idle(&pool, 1).await;
     let mut ticket = pool.submit(job(prompt, 1, 4)).expect("taken");
+    let Some(PoolEvent::Bound { worker: name, .. }) = ticket.next().await else { panic!("not bound") };
+    assert_eq!(*name, *pool.status().workers[0].name, "who answers is said first");
     let Some(PoolEvent::Output(first)) = ticket.next().await else { panic!("no output") };
     assert_eq!(first.cached_tokens, Some(288), "all blocks but the one with the last token");
     let mut answer = Answer::default();

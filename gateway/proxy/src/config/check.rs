@@ -111,6 +111,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
             .filter(|_| overrides.access_log.is_none())
             .or(overrides.access_log.clone())
             .unwrap_or_default(),
+        telemetry: super::telemetry::telemetry(&document.table("telemetry"), env),
         store: store(&document.table("store")),
         batches: batches(&document.table("batches")),
         admin: super::admin::read(document, overrides, env),
@@ -343,6 +344,7 @@ mod tests {
                     ("providers", "key_env"),
                     ("providers", "key_file"),
                     ("prices", "file"),
+                    ("telemetry", "otlp_headers_env"),
                 ]
                 .contains(&(table.name, key.name));
                 if !exclusive {

@@ -12,6 +12,7 @@ mod models;
 mod providers;
 mod raw;
 mod snapshot;
+mod telemetry;
 
 pub use admin::{ADMIN_LISTEN, AdminConfig, AdminKey, AdminListen, Role};
 pub use check::{DEMO_MODEL, Overrides, load};
@@ -19,6 +20,7 @@ pub use models::{MirrorConfig, ModelConfig, Sticky, TargetConfig};
 pub(crate) use providers::keys_in;
 pub use providers::{ProviderConfig, Secret};
 pub use snapshot::{BatchesConfig, DeviceChoice, PoolConfig, Snapshot, StoreConfig, TlsFiles};
+pub use telemetry::{OtlpConfig, TelemetryConfig};
 
 use std::fmt;
 

@@ -91,7 +91,7 @@ pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Stri
     let (region, project) = (table.text("region"), table.text("project"));
     let target = target(table, protocol, region.as_deref(), project.as_deref());
     let keys = keys(table, env);
-    let headers = headers(table);
+    let headers = sendable(table, "headers", table.map("headers"));
     let api_version = table.text("api_version");
     let out = ProviderConfig {
         id: id.unwrap_or_default(),
@@ -184,7 +184,12 @@ pub(crate) fn keys_in(text: &str) -> Vec<Secret> {
     lines.filter(|line| HeaderValue::from_str(line).is_ok()).map(Secret::new).collect()
 }
 
-fn headers(table: &Reader<'_, '_>) -> Vec<(HeaderName, Secret)> {
+/// Fields that may be sent along; the others are faults of the key `name`.
+pub(super) fn sendable(
+    table: &Reader<'_, '_>,
+    key: &'static str,
+    fields: Vec<(String, String)>,
+) -> Vec<(HeaderName, Secret)> {
     const OURS: [&str; 8] = [
         "host",
         "content-length",
@@ -196,10 +201,10 @@ fn headers(table: &Reader<'_, '_>) -> Vec<(HeaderName, Secret)> {
         "expect",
     ];
     let mut out = Vec::new();
-    for (name, value) in table.map("headers") {
+    for (name, value) in fields {
         match (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value)) {
             (Ok(name), Ok(_)) if !OURS.contains(&name.as_str()) => out.push((name, Secret::new(value))),
-            _ => table.fault("headers", format!("{name:?} cannot be sent")),
+            _ => table.fault(key, format!("{name:?} cannot be sent")),
         }
     }
     out

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::ModelConfig;
 use super::admin::AdminConfig;
 use super::providers::ProviderConfig;
+use super::telemetry::TelemetryConfig;
 use crate::auth::{AuthConfig, Key, Team};
 use crate::http::HttpLimits;
 use crate::prices::Prices;
@@ -43,6 +44,8 @@ pub struct Snapshot {
     pub admin: AdminConfig,
     /// Who is let in without a key, and how guessing is slowed down.
     pub auth: AuthConfig,
+    /// Traces.
+    pub telemetry: TelemetryConfig,
     /// API keys.
     pub keys: Vec<Key>,
     /// Teams of keys.

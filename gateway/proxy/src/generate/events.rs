@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, Usage};
 use penstock_proto::ErrorKind;
@@ -14,7 +15,9 @@ use super::refused;
 use super::wave::Wave;
 use crate::error::Failure;
 use crate::pool::{Pool, PoolEvent, Ticket};
-use crate::upstream::{Events, Facts, Origin};
+use crate::telemetry::OpenSpan;
+use crate::telemetry::trace::Kind;
+use crate::upstream::{Course, Events, Facts, Origin};
 
 /// Pool events taken in one go before what they say is sent: bounds one write and keeps other streams' turns short.
 const BURST: usize = 64;
@@ -27,6 +30,11 @@ pub(super) struct PoolEvents {
     facts: Facts,
     wave: Wave,
     source: Source,
+    /// Who answers; of several prompts, the last that was bound.
+    worker: Option<Arc<str>>,
+    span: Option<OpenSpan>,
+    since: Instant,
+    begun: bool,
 }
 
 /// Where jobs go, and what they say of their origin.
@@ -80,7 +88,11 @@ impl PoolEvents {
         }
         let prompt_tokens = plan.prompts.iter().map(|prompt| prompt.tokens.len() as u64).sum();
         let (wave, facts) = (Wave::new(jobs.len()), Facts { prompt_tokens, ..Facts::default() });
-        let mut events = Self { plan, jobs, text, facts, wave, source };
+        let mut span =
+            source.origin.trace.as_ref().map(|trace| trace.child(format!("pool {}", source.model), Kind::Internal));
+        span.iter_mut().for_each(|span| span.set("gen_ai.usage.input_tokens", prompt_tokens));
+        let (worker, since, begun) = (None, Instant::now(), false);
+        let mut events = Self { plan, jobs, text, facts, wave, source, worker, span, since, begun };
         events.fill()?;
         Ok(events)
     }
@@ -99,7 +111,22 @@ impl PoolEvents {
     /// Takes one event of job `at`.
     fn take(&mut self, at: usize, event: PoolEvent, out: &mut Vec<ChatEvent>) -> Result<(), Failure> {
         match event {
-            PoolEvent::Output(output) => self.output(at, output, out),
+            PoolEvent::Output(output) => {
+                if let Some(span) = &mut self.span
+                    && !std::mem::replace(&mut self.begun, true)
+                {
+                    span.set("penstock.first_token_ms", self.since.elapsed().as_secs_f64() * 1e3);
+                }
+                self.output(at, output, out)
+            }
+            PoolEvent::Bound { worker, waited } => {
+                if let Some(span) = &mut self.span {
+                    span.set("penstock.worker", worker.to_string());
+                    span.set("penstock.queue_ms", waited.as_secs_f64() * 1e3);
+                }
+                self.worker = Some(worker);
+                Ok(())
+            }
             PoolEvent::Resumed { exact } => {
                 self.facts.resumes += 1;
                 self.facts.inexact |= !exact;
@@ -260,6 +287,10 @@ impl Events for PoolEvents {
         facts
     }
 
+    fn course(&self) -> Course {
+        Course { worker: self.worker.clone(), ..Course::default() }
+    }
+
     fn score(&self, choice: u32) -> Option<f32> {
         if !self.plan.rank {
             return None;
@@ -267,6 +298,17 @@ impl Events for PoolEvents {
         let job = self.jobs.get((choice / self.plan.choices) as usize)?;
         let choice = job.choices.get((choice % self.plan.choices) as usize)?;
         Some((choice.logprob_sum / f64::from(choice.tokens.max(1))) as f32)
+    }
+}
+
+impl Drop for PoolEvents {
+    fn drop(&mut self) {
+        let facts = Events::facts(self);
+        if let Some(span) = &mut self.span {
+            span.set("gen_ai.usage.output_tokens", facts.completion_tokens);
+            span.set("penstock.cached_tokens", facts.cached_tokens);
+            span.set("penstock.resumes", u64::from(facts.resumes));
+        }
     }
 }
 

@@ -377,7 +377,7 @@ mod tests {
             priority,
         };
         let prompt = PlannedPrompt { index: 0, tokens: Arc::from([1]), text: String::new(), max_tokens: 1 };
-        let origin = Origin { tenant: "t".into(), deadline: None };
+        let origin = Origin { tenant: "t".into(), deadline: None, trace: None };
         let given = |priority| plan(priority).job(&prompt, "m", &origin).priority;
         assert_eq!([i32::MIN, -1, 0, 7].map(given), [0, 0, 0, 7]);
     }

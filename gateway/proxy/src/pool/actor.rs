@@ -435,7 +435,12 @@ impl Actor {
                 self.fail(request, ErrorKind::TooLarge, "prompt and output are too long to be sent to a worker", None);
                 continue;
             }
+            let waited = match live.place {
+                Place::Waiting(since) => since.elapsed(),
+                Place::Bound(_) => Duration::ZERO,
+            };
             live.place = Place::Bound(worker);
+            live.slot.leave(PoolEvent::Bound { worker: self.members[usize::from(worker.0)].name.clone(), waited });
             if live.interrupted {
                 let exact = exact || !live.truth.has_begun();
                 live.slot.push(PoolEvent::Resumed { exact });

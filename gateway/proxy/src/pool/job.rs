@@ -47,6 +47,13 @@ impl Job {
 pub enum PoolEvent {
     /// Tokens of one choice, in order, each once; `at` is the index of the first of them. `finish` ends the choice.
     Output(Output),
+    /// The request was given to a worker. Comes with what the worker says first.
+    Bound {
+        /// Its name.
+        worker: Arc<str>,
+        /// How long the request had waited.
+        waited: Duration,
+    },
     /// The worker was lost and the request goes on elsewhere. Not exact: in other numerics, so tokens from here on may differ
     /// from an undisturbed run's.
     Resumed {

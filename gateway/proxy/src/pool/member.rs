@@ -45,7 +45,7 @@ pub(super) struct Process {
 
 /// See the module header.
 pub(super) struct Member {
-    pub(super) name: String,
+    pub(super) name: Arc<str>,
     pub(super) address: Address,
     pub(super) session: Session,
     pub(super) link: Option<Link>,
@@ -67,7 +67,7 @@ pub(super) struct Member {
 impl Member {
     pub(super) fn new(name: String, address: Address, is_local: bool, now: Instant) -> Self {
         Self {
-            name,
+            name: name.into(),
             address,
             session: Session::Absent { why: "not connected yet".into() },
             link: None,
@@ -133,7 +133,7 @@ impl Member {
     pub(super) fn status(&self, now: Instant) -> WorkerStatus {
         let process = self.process.clone().unwrap_or_default();
         WorkerStatus {
-            name: self.name.clone(),
+            name: self.name.to_string(),
             phase: self.phase(now),
             pid: self.ready.as_ref().map_or(0, |ready| ready.pid),
             epoch: self.ready.as_ref().map_or(0, |ready| ready.epoch),

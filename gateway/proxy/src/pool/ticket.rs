@@ -92,6 +92,11 @@ impl Slot {
         waker.into_iter().for_each(Waker::wake);
     }
 
+    /// Leaves an event that need not be known before the next one.
+    pub(super) fn leave(&self, event: PoolEvent) {
+        lock(&self.inner).events.push_back(event);
+    }
+
     /// No event will follow.
     pub(super) fn end(&self) {
         let waker = {

@@ -7,11 +7,12 @@ use penstock_proto::ErrorKind;
 
 use super::ask::Asked;
 use super::passed::Passed;
-use super::upstream::{ProviderUpstream, percent};
+use super::upstream::{ProviderUpstream, percent, refused};
 use super::{Protocol, fields};
 use crate::client::{ClientError, Deadlines, Response};
 use crate::error::Failure;
 use crate::forward::{Forward, handshake};
+use crate::telemetry::OpenSpan;
 
 /// An answer to an operation that was passed on.
 pub struct Forwarded {
@@ -54,7 +55,7 @@ impl ProviderUpstream {
             silence: config.idle_timeout,
             whole: None,
         };
-        let asked = match &forward.body {
+        let mut asked = match &forward.body {
             Some(body) => {
                 let kind = forward.headers.get(header::CONTENT_TYPE).cloned();
                 headers.extend(kind.map(|kind| (header::CONTENT_TYPE, kind)));
@@ -74,13 +75,18 @@ impl ProviderUpstream {
                 Asked { method: Method::GET, path, headers, body: Vec::new(), same_dialect: true, deadlines }
             }
         };
-        let response = self.answered(&asked).await?;
+        let mut span = forward.trace.as_ref().map(|trace| self.span(trace, "forward"));
+        asked.headers.extend(span.iter().flat_map(OpenSpan::fields));
+        let response = self
+            .answered(&asked)
+            .await
+            .inspect_err(|failure| span.iter_mut().for_each(|span| refused(span, failure)))?;
         if forward.body.is_some() == response.upgraded.is_some() {
             let message = "The upstream answered with another protocol than it was asked in.";
             let fault = penstock_dialects::ProviderFault::new(FaultClass::Garbled, message);
-            return Err(Passed::new(provider.clone(), place).failed(fault));
+            return Err(Passed::new(provider.clone(), place, span).failed(fault));
         }
-        Ok(Forwarded { response, passed: Passed::new(provider.clone(), place) })
+        Ok(Forwarded { response, passed: Passed::new(provider.clone(), place, span) })
     }
 
     /// The body with the name that the provider knows.

@@ -32,6 +32,7 @@ use keys::Keys;
 
 /// A provider in use.
 pub struct Provider {
+    id: Arc<str>,
     config: ProviderConfig,
     client: Client,
     keys: Keys,
@@ -62,6 +63,7 @@ impl Provider {
         let client = Client::new(config.target.clone(), config.ca_file.as_deref())
             .map_err(|reason| ProviderError { id: config.id.clone(), reason })?;
         Ok(Arc::new(Self {
+            id: config.id.as_str().into(),
             client,
             keys: Keys::new(&config.keys, config.key_file.as_deref()),
             places: Arc::new(Semaphore::new(config.in_flight_max)),
@@ -74,7 +76,7 @@ impl Provider {
 
     /// Its id.
     pub fn id(&self) -> &str {
-        &self.config.id
+        &self.id
     }
 
     /// One of its models under a name of ours.
@@ -125,6 +127,21 @@ pub enum Outcome {
     Failed(FaultClass),
 }
 
+impl Outcome {
+    fn at(self) -> usize {
+        match self {
+            Outcome::Complete => 0,
+            Outcome::Cancelled => 1,
+            Outcome::Failed(class) => 2 + class as usize,
+        }
+    }
+
+    /// As metrics and traces say it.
+    pub(crate) fn name(self) -> &'static str {
+        OUTCOMES[self.at()]
+    }
+}
+
 /// Names of the outcomes, for metrics; the order is that of the counters.
 const OUTCOMES: [&str; 16] = [
     "complete",
@@ -152,12 +169,7 @@ pub struct Counts([AtomicU64; OUTCOMES.len()]);
 impl Counts {
     /// Counts one.
     pub(crate) fn add(&self, outcome: Outcome) {
-        let at = match outcome {
-            Outcome::Complete => 0,
-            Outcome::Cancelled => 1,
-            Outcome::Failed(class) => 2 + class as usize,
-        };
-        self.0[at].fetch_add(1, Ordering::Relaxed);
+        self.0[outcome.at()].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Name and count of each outcome that was ever met.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use penstock_dialects::watch::{self, Seen, Watch};
-use penstock_dialects::{ChatEvent, FaultClass, ProviderFault, Surface};
+use penstock_dialects::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surface, Usage};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
@@ -19,7 +19,8 @@ use super::{Outcome, Provider, fields};
 use crate::answer::ANSWER_BYTES_MAX;
 use crate::client::{Body, ClientError, Fault, Response};
 use crate::error::Failure;
-use crate::upstream::{Events, Facts};
+use crate::telemetry::OpenSpan;
+use crate::upstream::{Course, Events, Facts};
 
 /// Lifecycle events that are held; more of them are handed on, though nothing has been said.
 const HELD_BYTES_MAX: usize = 1 << 20;
@@ -30,12 +31,25 @@ const LINGER: Duration = Duration::from_secs(1);
 pub(super) struct Passed {
     provider: Arc<Provider>,
     _place: OwnedSemaphorePermit,
+    span: Option<OpenSpan>,
     counted: bool,
 }
 
 impl Passed {
-    pub(super) fn new(provider: Arc<Provider>, place: OwnedSemaphorePermit) -> Self {
-        Self { provider, _place: place, counted: false }
+    pub(super) fn new(provider: Arc<Provider>, place: OwnedSemaphorePermit, span: Option<OpenSpan>) -> Self {
+        Self { provider, _place: place, span, counted: false }
+    }
+
+    /// The provider, for the log.
+    pub(super) fn course(&self, finish: Option<FinishReason>) -> Course {
+        Course { target: Some(self.provider.id.clone()), finish, ..Course::default() }
+    }
+
+    /// What it cost, for the trace.
+    pub(super) fn counts(&mut self, usage: Usage) {
+        let Some(span) = &mut self.span else { return };
+        span.set("gen_ai.usage.input_tokens", usage.prompt_tokens);
+        span.set("gen_ai.usage.output_tokens", usage.completion_tokens);
     }
 
     /// The answer is complete.
@@ -59,12 +73,25 @@ impl Passed {
     pub(super) fn cut(&mut self, error: &ClientError) -> Failure {
         // `unanswered` counts.
         self.counted = true;
+        self.trace(Outcome::Failed(error.fault.class()));
         self.provider.unanswered(error)
     }
 
     fn count(&mut self, outcome: Outcome) {
         if !std::mem::replace(&mut self.counted, true) {
             self.provider.counts.add(outcome);
+            self.trace(outcome);
+        }
+    }
+}
+
+impl Passed {
+    fn trace(&mut self, outcome: Outcome) {
+        let Some(span) = &mut self.span else { return };
+        span.set("penstock.outcome", outcome.name());
+        if let Outcome::Failed(class) = outcome {
+            span.set("error.type", outcome.name());
+            span.fail(format!("{class:?}"));
         }
     }
 }
@@ -153,6 +180,7 @@ impl Events for Stream {
                 return Poll::Ready(Err(self.passed.fail(fault)));
             }
             if !more {
+                self.passed.counts(self.watch.seen().usage.unwrap_or_default());
                 self.passed.complete();
             }
             if !more || out.len() > before {
@@ -163,6 +191,10 @@ impl Events for Stream {
 
     fn facts(&self) -> Facts {
         facts(self.watch.seen())
+    }
+
+    fn course(&self) -> Course {
+        self.passed.course(self.watch.seen().finish)
     }
 
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {
@@ -204,6 +236,7 @@ impl Events for Whole {
             Ok(seen) => self.seen = seen,
             Err(fault) => return Poll::Ready(Err(self.passed.fail(fault))),
         }
+        self.passed.counts(self.seen.usage.unwrap_or_default());
         self.passed.complete();
         out.push(ChatEvent::Raw(std::mem::take(&mut self.bytes).into()));
         Poll::Ready(Ok(false))
@@ -211,6 +244,10 @@ impl Events for Whole {
 
     fn facts(&self) -> Facts {
         facts(&self.seen)
+    }
+
+    fn course(&self) -> Course {
+        self.passed.course(self.seen.finish)
     }
 
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {

@@ -45,6 +45,18 @@ impl Protocol {
         NAMES.iter().find(|(_, protocol)| *protocol == self).map_or("", |(name, _)| name)
     }
 
+    /// `gen_ai.provider.name` by OpenTelemetry's conventions.
+    pub fn provider_name(self) -> &'static str {
+        match self {
+            Protocol::OpenAi | Protocol::OpenAiResponses => "openai",
+            Protocol::Azure => "azure.ai.openai",
+            Protocol::Anthropic => "anthropic",
+            Protocol::Gemini => "gcp.gemini",
+            Protocol::Vertex => "gcp.vertex_ai",
+            Protocol::Bedrock => "aws.bedrock",
+        }
+    }
+
     /// All names.
     pub fn names() -> String {
         NAMES.map(|(name, _)| name).join(", ")

@@ -12,7 +12,7 @@ use super::fields;
 use super::passed::Passed;
 use crate::client::{Body, Response};
 use crate::error::Failure;
-use crate::upstream::{Events, Facts};
+use crate::upstream::{Course, Events, Facts};
 
 /// How long the end of a body is waited for behind the end of its answer, so that the connection can be used again.
 const LINGER: Duration = Duration::from_secs(1);
@@ -79,6 +79,7 @@ impl Events for Translated {
             match taken {
                 Err(fault) => return Poll::Ready(Err(self.passed.fail(fault))),
                 Ok(false) => {
+                    self.passed.counts(self.usage);
                     self.passed.complete();
                     if let Some(body) = self.body.take().filter(|_| more) {
                         tokio::spawn(finished(body));
@@ -102,6 +103,11 @@ impl Events for Translated {
             reasoning_tokens,
             ..Facts::default()
         }
+    }
+
+    fn course(&self) -> Course {
+        // Its events say why they end.
+        self.passed.course(None)
     }
 
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {

@@ -19,7 +19,8 @@ use crate::call::Call;
 use crate::client::{Deadlines, Response};
 use crate::error::Failure;
 use crate::forward::Forward;
-use crate::telemetry::Gauge;
+use crate::telemetry::trace::Kind;
+use crate::telemetry::{Gauge, OpenSpan, Trace};
 use crate::upstream::{Card, Events, Origin, Upstream};
 
 /// Largest answer to a request to count.
@@ -107,6 +108,17 @@ impl ProviderUpstream {
         Ok((asked, Some(codec.decoder(&decoded.request))))
     }
 
+    /// The span of a request to it.
+    pub(super) fn span(&self, trace: &Arc<Trace>, operation: &'static str) -> OpenSpan {
+        let mut span = trace.child(format!("{operation} {}", self.model), Kind::Client);
+        span.set("gen_ai.operation.name", operation);
+        span.set("gen_ai.provider.name", self.provider.config.protocol.provider_name());
+        span.set("gen_ai.request.model", self.model.clone());
+        span.set("penstock.provider", self.provider.config.id.clone());
+        span.set("server.address", self.provider.client.target().authority.clone());
+        span
+    }
+
     /// Sends; whatever becomes of it is counted once.
     pub(super) async fn answered(&self, asked: &Asked) -> Result<Response, Failure> {
         let mut waiting = Waiting(Some(&self.provider));
@@ -146,6 +158,16 @@ impl ProviderUpstream {
     }
 }
 
+/// Notes why there was no answer.
+pub(super) fn refused(span: &mut OpenSpan, failure: &Failure) {
+    span.set("error.type", format!("{:?}", failure.kind));
+    if let Some(upstream) = &failure.upstream {
+        span.set("http.response.status_code", u64::from(upstream.status));
+    }
+    // The message may be the provider's own words about a prompt: the kind says enough.
+    span.fail(format!("{:?}", failure.kind));
+}
+
 #[async_trait]
 impl Upstream for ProviderUpstream {
     fn card(&self) -> Card {
@@ -161,13 +183,18 @@ impl Upstream for ProviderUpstream {
         let provider = &self.provider;
         let place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
         let deadlines = self.deadlines(&call, &origin);
+        let mut span = origin.trace.as_ref().map(|trace| self.span(trace, call.ask.surface.operation()));
         let passed_on = provider.config.protocol.speaks(&call.ask) && !call.own;
-        let (asked, decoder) = match passed_on {
+        let (mut asked, decoder) = match passed_on {
             true => (self.passed_on(&call, deadlines), None),
             false => self.translated(&call, deadlines).await?,
         };
-        let response = self.answered(&asked).await?;
-        let passed = Passed::new(provider.clone(), place);
+        asked.headers.extend(span.iter().flat_map(OpenSpan::fields));
+        let response = self
+            .answered(&asked)
+            .await
+            .inspect_err(|failure| span.iter_mut().for_each(|span| refused(span, failure)))?;
+        let passed = Passed::new(provider.clone(), place, span);
         let first_by = call.stream.then(|| started + provider.config.first_token_timeout);
         match decoder {
             Some(decoder) => Ok(Box::new(Translated::new(decoder, response, passed, first_by))),
@@ -181,7 +208,7 @@ impl Upstream for ProviderUpstream {
             return Ok(None);
         }
         let _place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
-        let deadlines = self.deadlines(&call, &Origin { tenant: String::new(), deadline: None });
+        let deadlines = self.deadlines(&call, &Origin { tenant: String::new(), deadline: None, trace: None });
         let mut response = self.answered(&self.passed_on(&call, deadlines)).await?;
         let mut bytes = Vec::new();
         while bytes.len() <= COUNT_BYTES_MAX {

@@ -193,7 +193,11 @@ impl Events for Relayed {
             }
             State::Failed => (self.attempts.clone(), self.hedged.clone(), None),
         };
-        Course { target, attempts, hedged, price: self.price }
+        let below = match &self.state {
+            State::Speaking(speaking) => speaking.events.course(),
+            State::Racing(_) | State::Failed => Course::default(),
+        };
+        Course { target, attempts, hedged, price: self.price, ..below }
     }
 }
 

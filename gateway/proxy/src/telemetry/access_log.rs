@@ -76,9 +76,12 @@ pub struct Record<'a> {
     /// What it cost, by the price table.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost_usd: Option<f64>,
-    /// Who answered, where the model has several targets.
+    /// Who answered: a provider, or one of the targets of the model.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "name")]
     pub target: Option<Arc<str>>,
+    /// The worker that answered, where it was one of ours.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "name")]
+    pub worker: Option<Arc<str>>,
     /// Everybody who was asked, when that was not one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<Attempt>,
@@ -91,6 +94,8 @@ pub struct Record<'a> {
     /// A continuation was not bit-exact.
     #[serde(skip_serializing_if = "is_false")]
     pub inexact: bool,
+    /// `complete`, `failed`, or `client_gone`.
+    pub end: &'static str,
     /// The client left before the end.
     #[serde(skip_serializing_if = "is_false")]
     pub client_gone: bool,

@@ -143,6 +143,10 @@ pub enum Gauge {
     BodyBytes,
     /// Lines of the access log that were lost.
     AccessLinesLost,
+    /// Spans that the collector took.
+    SpansSent,
+    /// Spans that were dropped.
+    SpansLost,
     /// Requests waiting in the gateway.
     QueueWaiting,
     /// Sequences waiting in workers.
@@ -212,6 +216,12 @@ impl Gauge {
                 "penstock_access_log_lines_lost_total",
                 "counter",
                 "Lines lost because the access log could not be written.",
+            ),
+            Gauge::SpansSent => ("penstock_spans_sent_total", "counter", "Spans that the collector took."),
+            Gauge::SpansLost => (
+                "penstock_spans_lost_total",
+                "counter",
+                "Spans dropped because the collector could not be reached, or not fast enough.",
             ),
             Gauge::QueueWaiting => ("penstock_queue_waiting", "gauge", "Requests waiting in the gateway."),
             Gauge::SequencesWaiting => ("penstock_sequences_waiting", "gauge", "Sequences waiting in workers."),

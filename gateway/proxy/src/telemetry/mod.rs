@@ -1,7 +1,13 @@
-//! What the operator sees: metrics and one log line per request. Never prompts, completions or keys.
+//! What the operator sees: metrics, traces, one log line per request. Never prompts, completions or keys.
 
 pub mod access_log;
 pub mod metrics;
+#[cfg(feature = "otel")]
+pub mod otlp;
+pub mod trace;
+mod tracer;
 
 pub use access_log::{AccessLog, Record};
 pub use metrics::{Gauge, Labels, Metric, Metrics};
+pub use trace::{OpenSpan, Trace};
+pub use tracer::Tracer;
