@@ -458,4 +458,28 @@ mod tests {
         assert_eq!(text.matches("penstock_requests_total{").count(), SERIES_MAX + 1);
         assert!(text.contains("penstock_requests_total{series=\"other\"} 50"));
     }
+
+    /// Names that a text has, without what a histogram appends.
+    fn names_in(text: &str) -> impl Iterator<Item = &str> {
+        let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
+        let ours = words.filter(|word| {
+            ["penstock_", "gen_ai_server_", "gen_ai_client_"].iter().any(|start| word.starts_with(start))
+        });
+        ours.map(|word| {
+            let ends = ["_bucket", "_sum", "_count"];
+            ends.iter().find_map(|end| word.strip_suffix(end)).unwrap_or(word)
+        })
+    }
+
+    #[test]
+    fn the_dashboard_asks_for_metrics_that_exist() {
+        let (own, board) = (include_str!("metrics.rs"), include_str!("../../../../configs/grafana/penstock.json"));
+        let own = own.split("#[cfg(test)]").next().expect("a source");
+        let asked: std::collections::BTreeSet<_> = names_in(board).collect();
+        assert!(asked.len() > 20, "{asked:?}");
+        for name in asked {
+            assert!(own.contains(&format!("\"{name}\"")), "{name} is on the dashboard and nowhere else");
+        }
+        serde_json::from_str::<serde_json::Value>(board).expect("JSON");
+    }
 }
