@@ -121,7 +121,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let fleet = Arc::new(Fleet::start(&config, &command)?);
     let store = stored::open(&config).context("the store")?;
     let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), provider::all(&config)?);
-    let gateway = Arc::new(gateway.with_store(store));
+    let gateway = gateway.with_store(store).shared();
     provider::discover::start(gateway.serving().providers());
     let shown = progress::show(fleet.clone(), &config)?;
     server::run(gateway, &config, move || fleet.stop(Leave::Exit, Duration::from_secs(5)))?;

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use penstock_plugins::Answer;
+
 use crate::auth::Principal;
 use crate::call::Call;
 use crate::error::Failure;
+use crate::plugins::{Asked, Shell};
 use crate::relay::models::Entry;
 use crate::serving::Serving;
 use crate::upstream::{Events, Origin};
@@ -15,17 +18,37 @@ pub(crate) struct Admitted {
     pub(crate) call: Arc<Call>,
     /// Who answers.
     pub(crate) entry: Entry,
+    /// The plugins around the answer.
+    shell: Option<Shell>,
+    /// The answer, where a plugin gave it.
+    answer: Option<Answer>,
 }
 
 /// Finds out whether and by whom a call is answered.
 pub(crate) async fn admit(serving: &Serving, principal: &Principal, call: Call) -> Result<Admitted, Failure> {
-    let entry = serving.entry(&call.model, principal)?;
-    Ok(Admitted { call: Arc::new(call), entry })
+    let Asked { call, mut shell, answer } = serving.plugins.ask(principal, call).await?;
+    let entry = serving.entry_of(&call, principal).map_err(|failure| told(&mut shell, failure))?;
+    Ok(Admitted { call: Arc::new(call), entry, shell, answer })
+}
+
+/// A failure, of which the plugins learn.
+fn told(shell: &mut Option<Shell>, failure: Failure) -> Failure {
+    match shell {
+        Some(shell) => shell.failed(failure),
+        None => failure,
+    }
 }
 
 impl Admitted {
     /// Begins the answer. Whoever needs the body no longer drops the call; its bytes count as request memory until everybody has.
     pub(crate) async fn open(self, origin: Origin) -> Result<Box<dyn Events>, Failure> {
-        self.entry.upstream.open(self.call, origin).await
+        let Self { call, entry, mut shell, answer } = self;
+        if let Some(answer) = answer {
+            return Shell::around_answer(shell, &call, answer);
+        }
+        let Some(shell) = &mut shell else { return entry.upstream.open(call, origin).await };
+        let opened = entry.upstream.open(call.clone(), origin).await;
+        let events = opened.map_err(|failure| shell.failed(failure))?;
+        shell.take().around(&call, events)
     }
 }

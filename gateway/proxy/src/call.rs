@@ -3,13 +3,14 @@
 //! An upstream that speaks the client's dialect sends the bytes on; the others ask for the decoded request, which is made once and
 //! kept for the next attempt. Everything here is dropped when the answer has begun.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use penstock_dialects::gemini::{self, Framing};
 use penstock_dialects::peek::Peek;
-use penstock_dialects::{ApiError, Bounds, Decoded, Dialect, Surface, anthropic, openai, peek};
+use penstock_dialects::{ApiError, Bounds, Decoded, Dialect, Request, Surface, anthropic, openai, peek};
 use tokio::sync::OnceCell;
 
 use crate::error::Failure;
@@ -50,6 +51,23 @@ impl Ask {
     pub fn new(surface: Surface) -> Self {
         Self { surface, model: None, stream: false, variant: Variant::Usual }
     }
+
+    /// Bounded name for logs and metrics.
+    pub fn label(&self) -> &'static str {
+        match self.surface {
+            Surface::Chat => "/v1/chat/completions",
+            Surface::Completions => "/v1/completions",
+            Surface::Responses => "/v1/responses",
+            Surface::Embeddings => "/v1/embeddings",
+            Surface::Rerank => "/v1/rerank",
+            Surface::Score => "/v1/score",
+            Surface::Messages => "/v1/messages",
+            Surface::CountTokens => "/v1/messages/count_tokens",
+            Surface::Generate if self.variant == Variant::Count => "/v1beta/models/{model}:countTokens",
+            Surface::Generate => "/v1beta/models/{model}:generateContent",
+            Surface::Embed => "/v1beta/models/{model}:embedContent",
+        }
+    }
 }
 
 /// One request to a model.
@@ -68,8 +86,18 @@ pub struct Call {
     pub request_id: String,
     /// Header fields of the client that an upstream of the same dialect may be given.
     pub headers: HeaderMap,
+    /// Where it came from; `None`: a Unix socket, or nobody who is connected.
+    pub client: Option<IpAddr>,
     /// Nobody waits for the answer: live requests go first.
     pub background: bool,
+    /// A plugin asks: no plugin is shown it.
+    pub asked_by_plugin: bool,
+    /// Model that the client asked for, where a plugin chose another.
+    pub asked_for: Option<String>,
+    /// Header fields that plugins want providers to be sent.
+    pub send: Vec<(HeaderName, HeaderValue)>,
+    /// Names and values that plugins put into the access log and the ledger.
+    pub tags: Vec<(String, String)>,
     /// What is asked is more than the body says: it is not passed on as it is.
     pub own: bool,
     /// What the body refers to is not kept here: told to whoever asks what it means, and to nobody whom it is passed on to.
@@ -102,7 +130,12 @@ impl Call {
             body: body.bytes,
             request_id,
             headers,
+            client: None,
             background: false,
+            asked_by_plugin: false,
+            asked_for: None,
+            send: Vec::new(),
+            tags: Vec::new(),
             own: false,
             unresolved: None,
             answer_id: None,
@@ -140,6 +173,40 @@ impl Call {
         self.decoded = OnceCell::new_with(Some(Ok(Arc::new(decoded))));
     }
 
+    /// Replaces the body. Who is asked follows it; how the answer is wanted cannot.
+    ///
+    /// # Errors
+    /// It is no body, or asks for an answer of another form.
+    pub(crate) async fn set_body(&mut self, body: Bytes) -> Result<(), Failure> {
+        let bytes = body.clone();
+        let peek = off_io(body.len(), move || peek::peek(&bytes, &Bounds::default())).await??;
+        if peek.stream != self.peek.stream {
+            return Err(Failure::internal("a plugin changed whether the answer is streamed"));
+        }
+        if let Some(model) = peek.model.clone().filter(|model| self.peek.model.as_ref() != Some(model)) {
+            let before = std::mem::replace(&mut self.model, model);
+            self.asked_for.get_or_insert(before);
+        }
+        (self.body, self.peek, self.decoded) = (body, peek, OnceCell::new());
+        Ok(())
+    }
+
+    /// Notes what the body means, where somebody has read it.
+    pub(crate) fn put_decoded(&mut self, decoded: Arc<Decoded>) {
+        self.decoded = OnceCell::new_with(Some(Ok(decoded)));
+    }
+
+    /// Replaces what is asked: the body is not passed on any more.
+    pub(crate) fn mean(&mut self, decoded: Decoded) {
+        self.peek.max_tokens = match &decoded.request {
+            Request::Chat(chat) => chat.sampling.max_tokens,
+            Request::Complete(complete) => complete.sampling.max_tokens,
+            Request::Embed(_) | Request::Rerank(_) => None,
+        };
+        self.own = true;
+        self.put_decoded(Arc::new(decoded));
+    }
+
     /// As [`Call::decoded`], where that has been asked for and has succeeded.
     pub fn decoded_before(&self) -> Option<Arc<Decoded>> {
         self.decoded.get()?.as_ref().ok().cloned()
@@ -147,7 +214,7 @@ impl Call {
 }
 
 /// Reads a body in the dialect that `ask` names.
-fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
+pub(crate) fn decode(ask: &Ask, body: &[u8]) -> Result<Decoded, ApiError> {
     let bounds = Bounds::default();
     let model = ask.model.as_deref().unwrap_or_default();
     match ask.surface {

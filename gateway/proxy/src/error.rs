@@ -72,12 +72,14 @@ pub struct UpstreamAnswer {
     pub body: Option<Bytes>,
     /// Header fields of it that the client gets.
     pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// It is a plugin's of this gateway.
+    pub plugin: bool,
 }
 
 impl UpstreamAnswer {
     /// A failure of that class, without anything of an answer.
     pub fn new(class: FaultClass) -> Self {
-        Self { class, status: 0, body: None, headers: Vec::new() }
+        Self { class, status: 0, body: None, headers: Vec::new(), plugin: false }
     }
 }
 
@@ -123,6 +125,12 @@ impl Failure {
         Self::new(ErrorKind::Internal, "The server had an internal error.").log(log)
     }
 
+    /// What is asked, or answered, breaks a rule of content.
+    pub fn content(message: impl Into<Box<str>>) -> Self {
+        let (kind, shape) = provider_shape(FaultClass::ContentPolicy);
+        Self { shape: Some(shape), ..Self::new(kind, message) }
+    }
+
     /// What a provider said, or what its answer lacks, as the client is told it.
     pub fn provider(fault: ProviderFault) -> Self {
         let (kind, shape) = provider_shape(fault.class);
@@ -154,7 +162,7 @@ impl Failure {
 
     /// Whose failure it is: value of `x-penstock-error-source`.
     pub fn source(&self) -> &'static str {
-        if self.upstream.is_some() { "upstream" } else { "gateway" }
+        if self.upstream.as_ref().is_some_and(|upstream| !upstream.plugin) { "upstream" } else { "gateway" }
     }
 
     /// The body in the client's dialect.

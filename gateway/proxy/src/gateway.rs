@@ -13,6 +13,7 @@ use crate::http::head::HeadFault;
 use crate::http::{BodyBudget, Exchange, HttpLimits};
 use crate::live_requests::LiveRequests;
 use crate::phases;
+use crate::plugins::Hub;
 use crate::provider::Provider;
 use crate::relay::Checks;
 use crate::serving::Serving;
@@ -35,6 +36,8 @@ pub struct Gateway {
     pub bodies: BodyBudget,
     /// Requests in flight.
     pub live: Arc<LiveRequests>,
+    /// What plugins share.
+    pub hub: Arc<Hub>,
     /// Active checks; whoever runs them takes them.
     pub checks: Mutex<Checks>,
     keeper: Option<Arc<Keeper>>,
@@ -51,7 +54,8 @@ impl Gateway {
         let metrics: Arc<Metrics> = Arc::default();
         let tracer = Tracer::new(&config.telemetry);
         let bodies = BodyBudget::new(config.http.body_memory_bytes_max, config.http.body_bytes_max);
-        let mut serving = Serving::new(Arc::new(config), pools, providers, &metrics);
+        let hub = Arc::default();
+        let mut serving = Serving::new(Arc::new(config), pools, providers, &metrics, &hub);
         let checks = Mutex::new(serving.take_checks());
         Self {
             serving: ArcSwap::from_pointee(serving),
@@ -61,6 +65,7 @@ impl Gateway {
             tracer,
             bodies,
             live: Arc::default(),
+            hub,
             checks,
             keeper: None,
         }
@@ -69,6 +74,13 @@ impl Gateway {
     /// The same, with a store.
     pub fn with_store(self, store: Arc<dyn Store>) -> Self {
         Self { keeper: Some(Arc::new(Keeper::new(store))), ..self }
+    }
+
+    /// The same, from where plugins can ask its models.
+    pub fn shared(self) -> Arc<Self> {
+        let gateway = Arc::new(self);
+        gateway.hub.serve(&gateway);
+        gateway
     }
 
     /// What is in force; a request takes it once.

@@ -24,6 +24,7 @@ pub mod live_requests;
 mod multipart;
 mod pages;
 pub mod phases;
+pub mod plugins;
 pub mod pool;
 pub mod prices;
 pub mod provider;

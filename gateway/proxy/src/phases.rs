@@ -79,14 +79,16 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     };
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = Box::pin(read_body(gateway, exchange, &headers)).await?;
-    let call = Call::new(ask, body, exchange.request_id.clone(), headers).await?;
+    let mut call = Call::new(ask, body, exchange.request_id.clone(), headers).await?;
+    call.client = exchange.client();
     let recalled = Box::pin(stored::recall(gateway, exchange, &principal, call)).await?;
     let Some((call, keeping)) = recalled else { return Ok(()) };
-    let admitted = Box::pin(admit::admit(&serving, &principal, call)).await?;
+    let admitted = watched(exchange, Box::pin(admit::admit(&serving, &principal, call))).await??;
     let (call, entry) = (admitted.call.clone(), &admitted.entry);
     trail.model = Some(entry.name.to_string());
     trail.price = entry.price;
     trail.stream = Some(call.stream);
+    trail.tags.clone_from(&call.tags);
     trail.live.iter().for_each(|live| live.asks(&entry.name, call.stream));
     trail.operation = Some(call.ask.surface.operation());
     let says_cost = config.cost_header || relay::cost::is_asked(&call.headers);

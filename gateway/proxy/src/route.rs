@@ -107,19 +107,7 @@ impl Route {
     /// Bounded name for logs and metrics.
     pub fn label(&self) -> &'static str {
         match self {
-            Route::Ask(ask) | Route::Count(ask) => match ask.surface {
-                Surface::Chat => "/v1/chat/completions",
-                Surface::Completions => "/v1/completions",
-                Surface::Responses => "/v1/responses",
-                Surface::Embeddings => "/v1/embeddings",
-                Surface::Rerank => "/v1/rerank",
-                Surface::Score => "/v1/score",
-                Surface::Messages => "/v1/messages",
-                Surface::CountTokens => "/v1/messages/count_tokens",
-                Surface::Generate if ask.variant == Variant::Count => "/v1beta/models/{model}:countTokens",
-                Surface::Generate => "/v1beta/models/{model}:generateContent",
-                Surface::Embed => "/v1beta/models/{model}:embedContent",
-            },
+            Route::Ask(ask) | Route::Count(ask) => ask.label(),
             Route::Models => "/v1/models",
             Route::Model(_) => "/v1/models/{id}",
             Route::Forward(path) => path,

@@ -8,8 +8,10 @@ use std::sync::Arc;
 use penstock_proto::ErrorKind;
 
 use crate::auth::{Identity, Principal};
+use crate::call::Call;
 use crate::config::Snapshot;
 use crate::error::Failure;
+use crate::plugins::{Chain, Hub};
 use crate::provider::Provider;
 use crate::relay::Checks;
 use crate::relay::models::{self, Entry, Models, Sources};
@@ -25,6 +27,7 @@ pub struct Serving {
     pools: Vec<Arc<dyn Upstream>>,
     providers: Vec<Arc<Provider>>,
     models: Models,
+    pub(crate) plugins: Chain,
 }
 
 impl Serving {
@@ -34,10 +37,12 @@ impl Serving {
         pools: Vec<Arc<dyn Upstream>>,
         providers: Vec<Arc<Provider>>,
         metrics: &Arc<Metrics>,
+        hub: &Arc<Hub>,
     ) -> Self {
         let models = Models::build(&config, &Sources { pools: &pools, providers: &providers }, metrics);
         let identity = Identity::new(&config);
-        Self { config, identity, pools, providers, models }
+        let plugins = Chain::new(&config, metrics, hub);
+        Self { config, identity, pools, providers, models, plugins }
     }
 
     /// The pools.
@@ -70,6 +75,15 @@ impl Serving {
             let message = format!("The model {shown:?} does not exist. Served here: {}.", known.join(", "));
             Failure::new(ErrorKind::ModelNotFound, message).param("model")
         })
+    }
+
+    /// Who answers a call. Where a plugin chose another model than the client asked for, it is enough that the principal may use one of
+    /// the two: the choice is the config's.
+    pub fn entry_of(&self, call: &Call, principal: &Principal) -> Result<Entry, Failure> {
+        match &call.asked_for {
+            Some(asked) if principal.may_use(asked) => self.entry(&call.model, &Principal::default()),
+            _ => self.entry(&call.model, principal),
+        }
     }
 
     /// A model that a provider said it has.

@@ -28,6 +28,8 @@ pub struct Trail {
     pub operation: Option<&'static str>,
     /// Streamed or whole.
     pub stream: Option<bool>,
+    /// What plugins want to be in the log.
+    pub tags: Vec<(String, String)>,
     /// Names of ignored fields.
     pub ignored: Vec<String>,
     /// What is traced of it.
@@ -58,6 +60,7 @@ impl Trail {
             model: None,
             operation: None,
             stream: None,
+            tags: Vec::new(),
             ignored: Vec::new(),
             trace: None,
             facts: None,
@@ -153,6 +156,7 @@ impl Trail {
             resumes: self.facts.map_or(0, |facts| facts.resumes),
             inexact: self.facts.is_some_and(|facts| facts.inexact),
             client_gone: self.client_gone,
+            tags: self.tags,
             ignored: self.ignored,
             duration_ms: millis(seconds),
         });

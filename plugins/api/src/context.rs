@@ -53,8 +53,10 @@ pub struct RequestContext {
     pub info: Arc<RequestInfo>,
     /// Model that will be asked. Another one is asked in its place; the client is answered under the name that it used.
     pub model: String,
-    /// Header fields of the request without credentials. Those that an upstream of the same dialect gets are sent as they are here.
+    /// Header fields of the request without credentials. The few that an upstream of the same dialect gets are sent as they stand here.
     pub headers: HeaderMap,
+    /// Header fields that providers are sent besides, whatever they speak; the last of a name counts.
+    pub send: Vec<(HeaderName, HeaderValue)>,
     /// Names and values that go into the access log and the ledger.
     pub tags: Vec<(String, String)>,
     /// The process around.
@@ -78,7 +80,18 @@ impl RequestContext {
         host: Arc<dyn Host>,
     ) -> Self {
         let model = info.model.clone();
-        Self { info, model, headers, tags, host, body: Some(body), body_changed: false, decoded: None, request: None }
+        Self {
+            info,
+            model,
+            headers,
+            send: Vec::new(),
+            tags,
+            host,
+            body: Some(body),
+            body_changed: false,
+            decoded: None,
+            request: None,
+        }
     }
 
     /// The bytes of the body, in the client's dialect.
@@ -145,8 +158,8 @@ impl RequestContext {
 
     /// What the plugins made of it.
     pub fn into_parts(self) -> Parts {
-        let Self { model, headers, tags, body, body_changed, decoded, request, .. } = self;
-        Parts { model, headers, tags, body: body.filter(|_| body_changed && request.is_none()), decoded, request }
+        let Self { model, headers, send, tags, body, body_changed, decoded, request, .. } = self;
+        Parts { model, headers, send, tags, body: body.filter(|_| body_changed && request.is_none()), decoded, request }
     }
 }
 
@@ -156,6 +169,8 @@ pub struct Parts {
     pub model: String,
     /// Header fields.
     pub headers: HeaderMap,
+    /// Header fields for providers.
+    pub send: Vec<(HeaderName, HeaderValue)>,
     /// Tags.
     pub tags: Vec<(String, String)>,
     /// The body, if it is another than the client's.

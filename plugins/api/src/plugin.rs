@@ -97,6 +97,6 @@ pub trait Hooks: Send {
     /// Lets go of what is held back, unchanged: this plugin has failed and the answer goes on without it.
     fn release(&mut self, _out: &mut Vec<ChatEvent>) {}
 
-    /// The request has ended. Called once, also where the plugin itself refused it; not when the client left before the answer began.
+    /// The request has ended. Called exactly once for a request that `on_request` has seen, however it ended.
     fn on_end(&mut self, _facts: &EndFacts) {}
 }

@@ -102,8 +102,8 @@ impl Bed {
             upstreams,
             Vec::new(),
         )
-        .with_store(store.clone());
-        let gateway = Arc::new(gateway);
+        .with_store(store.clone())
+        .shared();
         let runner = tokio::spawn(run(gateway.clone()));
         Self { gateway, store, script, runner }
     }

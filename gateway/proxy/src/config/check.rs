@@ -59,6 +59,7 @@ pub fn load(
     identity::check(&document, &snapshot.keys, &snapshot.teams);
     unique(&document, "providers", snapshot.providers.iter().map(|provider| provider.id.as_str()));
     unique(&document, "pools", snapshot.pools.iter().map(|pool| pool.id.as_str()));
+    unique(&document, "plugins", snapshot.plugins.iter().map(|plugin| &*plugin.id));
     let known = models::Known {
         pools: snapshot.pools.iter().map(|pool| pool.id.as_str()).collect(),
         providers: snapshot
@@ -119,6 +120,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         keys,
         teams,
         models: models::read(document),
+        plugins: document.tables("plugins").iter().filter_map(|table| super::plugins::plugin(table, env)).collect(),
         prices: Arc::new(prices(&document.table("prices"))),
         explain: server.flag("explain"),
         cost_header: server.flag("cost_header"),

@@ -145,6 +145,27 @@ impl<'d, 'a> Reader<'d, 'a> {
         Some(reader)
     }
 
+    /// A table that is somebody else's matter, as JSON.
+    pub(super) fn json(&self, name: &'static str) -> Option<serde_json::Value> {
+        let value = self.value(name)?;
+        if value.get_ref().as_table().is_none() {
+            self.fault(name, "must be a table: { … }");
+            return None;
+        }
+        Some(json(value.get_ref()))
+    }
+
+    /// Records a fault below such a table, at the nearest place that is in the file: `path` as `rules[0].pattern`.
+    pub(super) fn fault_below(&self, name: &'static str, path: &str, message: impl Into<String>) {
+        let root = self.values.and_then(|values| values.get(name));
+        let span = root.map(|root| nearest(root, path));
+        let dot = if path.is_empty() { "" } else { "." };
+        match span {
+            Some(span) => self.document.fault(Some(span), &format!("{}.{name}{dot}{path}", self.path), message),
+            None => self.fault(&format!("{name}{dot}{path}"), message),
+        }
+    }
+
     /// Default of a key; those of an inline table have none.
     fn default_of(&self, name: &str) -> Option<&'static str> {
         if self.inline.is_some() { None } else { keys::default_of(self.table, name) }
@@ -287,6 +308,41 @@ impl Drop for Reader<'_, '_> {
             }
         }
     }
+}
+
+/// A value of the file as JSON; dates are text.
+fn json(value: &DeValue<'_>) -> serde_json::Value {
+    use serde_json::Value;
+    match value {
+        DeValue::String(text) => Value::from(text.as_ref()),
+        DeValue::Integer(int) => {
+            i64::from_str_radix(&int.as_str().replace('_', ""), int.radix()).map_or(Value::Null, Value::from)
+        }
+        DeValue::Float(float) => float.as_str().replace('_', "").parse::<f64>().map_or(Value::Null, Value::from),
+        DeValue::Boolean(flag) => Value::from(*flag),
+        DeValue::Datetime(time) => Value::from(time.to_string()),
+        DeValue::Array(items) => items.iter().map(|item| json(item.get_ref())).collect(),
+        DeValue::Table(table) => {
+            Value::Object(table.iter().map(|(key, value)| (key.get_ref().to_string(), json(value.get_ref()))).collect())
+        }
+    }
+}
+
+/// Where `path` stands, as far as it goes.
+fn nearest(root: &Spanned<DeValue<'_>>, path: &str) -> Range<usize> {
+    let (mut at, mut span) = (root, root.span());
+    for step in path.split(['.', '[']).filter(|step| !step.is_empty()) {
+        let next = match (at.get_ref(), step.trim_end_matches(']').parse::<usize>()) {
+            (DeValue::Array(items), Ok(index)) => items.get(index).map(|item| (item, item.span())),
+            (DeValue::Table(table), _) => table.get_key_value(step).map(|(key, value)| (value, key.span())),
+            _ => None,
+        };
+        match next {
+            Some(found) => (at, span) = found,
+            None => break,
+        }
+    }
+    span
 }
 
 /// Names the closest known key.

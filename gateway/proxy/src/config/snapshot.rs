@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::ModelConfig;
 use super::admin::AdminConfig;
+use super::plugins::PluginConfig;
 use super::providers::ProviderConfig;
 use super::telemetry::TelemetryConfig;
 use crate::auth::{AuthConfig, Key, Team};
@@ -62,6 +63,8 @@ pub struct Snapshot {
     pub store: StoreConfig,
     /// How batches are run.
     pub batches: BatchesConfig,
+    /// Plugins, in the order of the file.
+    pub plugins: Vec<PluginConfig>,
     /// Pools; at least one where there is no provider.
     pub pools: Vec<PoolConfig>,
     /// Providers.

@@ -36,6 +36,16 @@ pub(super) fn upwards(dialect: Dialect, client: &HeaderMap) -> Vec<(HeaderName, 
     out
 }
 
+/// Those fields, and what plugins want to be sent, which counts where both name one.
+pub(super) fn with(
+    mut fields: Vec<(HeaderName, HeaderValue)>,
+    plugins: &[(HeaderName, HeaderValue)],
+) -> Vec<(HeaderName, HeaderValue)> {
+    fields.retain(|(name, _)| plugins.iter().all(|(other, _)| other != name));
+    fields.extend_from_slice(plugins);
+    fields
+}
+
 /// What of the provider's head goes to the client.
 pub(super) fn back(provider: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
     let mut out: Vec<(HeaderName, HeaderValue)> = Vec::new();

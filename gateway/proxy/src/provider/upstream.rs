@@ -74,7 +74,7 @@ impl ProviderUpstream {
         Asked {
             method: Method::POST,
             path,
-            headers: fields::upwards(call.dialect(), &call.headers),
+            headers: fields::with(fields::upwards(call.dialect(), &call.headers), &call.send),
             body,
             same_dialect: true,
             deadlines,
@@ -100,7 +100,7 @@ impl ProviderUpstream {
         let asked = Asked {
             method: Method::POST,
             path: self.path(&request.path),
-            headers: Vec::new(),
+            headers: call.send.clone(),
             body: vec![request.body.into()],
             same_dialect: false,
             deadlines,

@@ -99,6 +99,9 @@ pub struct Record<'a> {
     /// The client left before the end.
     #[serde(skip_serializing_if = "is_false")]
     pub client_gone: bool,
+    /// What plugins say about the request.
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "pairs")]
+    pub tags: Vec<(String, String)>,
     /// Names of request fields that were ignored.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ignored: Vec<String>,
@@ -113,6 +116,10 @@ fn name<S: serde::Serializer>(name: &Option<Arc<str>>, out: S) -> Result<S::Ok, 
 
 fn names<S: serde::Serializer>(names: &[Arc<str>], out: S) -> Result<S::Ok, S::Error> {
     out.collect_seq(names.iter().map(|name| &**name))
+}
+
+fn pairs<S: serde::Serializer>(pairs: &[(String, String)], out: S) -> Result<S::Ok, S::Error> {
+    out.collect_map(pairs.iter().map(|(name, value)| (name, value)))
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]

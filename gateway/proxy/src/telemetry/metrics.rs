@@ -46,6 +46,12 @@ pub enum Metric {
     BatchLines,
     /// Requests that were not let in, by reason.
     AuthFailures,
+    /// Calls of plugins, by hook and outcome.
+    PluginCalls,
+    /// Of these, failures, by reason.
+    PluginFailures,
+    /// Seconds in a plugin, by hook.
+    PluginSeconds,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -60,11 +66,13 @@ const SECONDS: &[f64] = &[0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 
 const FIRST: &[f64] = &[0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
 /// ... for time per output token.
 const EACH: &[f64] = &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
+/// A hook takes microseconds, unless it asks somebody.
+const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
 /// ... for token counts.
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    const ALL: [Metric; 16] = [
+    const ALL: [Metric; 19] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -81,6 +89,9 @@ impl Metric {
         Metric::UpstreamRequests,
         Metric::BatchLines,
         Metric::AuthFailures,
+        Metric::PluginCalls,
+        Metric::PluginFailures,
+        Metric::PluginSeconds,
     ];
 
     /// Name, kind and help.
@@ -127,6 +138,15 @@ impl Metric {
             Metric::BatchLines => ("penstock_batch_lines_total", Kind::Counter, "Lines of batches, by outcome."),
             Metric::AuthFailures => {
                 ("penstock_auth_failures_total", Kind::Counter, "Requests that were not let in, by reason.")
+            }
+            Metric::PluginCalls => {
+                ("penstock_plugin_calls_total", Kind::Counter, "Requests that a plugin was shown, by hook and outcome.")
+            }
+            Metric::PluginFailures => {
+                ("penstock_plugin_failures_total", Kind::Counter, "Failures of a plugin, by hook and reason.")
+            }
+            Metric::PluginSeconds => {
+                ("penstock_plugin_seconds", Kind::Histogram(HOOK), "Time that one request spent in a hook of a plugin.")
             }
         }
     }

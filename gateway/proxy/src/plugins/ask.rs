@@ -1,0 +1,234 @@
+//! The way in: `on_request` of every plugin that a request meets, and what it leaves of the call.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::{HeaderMap, header};
+use penstock_dialects::codec::{AnswerForm, AnswerMeta};
+use penstock_dialects::{Decoded, Request, StreamEncoder, Surface, WholeCollector};
+use penstock_plugins::{Answer, Needs, Parts, RequestContext, RequestInfo, Sees, Verdict};
+use tokio::time::timeout;
+
+use super::chain::Chain;
+use super::convert::codec_of;
+use super::host::RequestHost;
+use super::shell::{Broke, Shell, Stage, refused};
+use crate::auth::Principal;
+use crate::call::{Call, decode, off_io};
+use crate::config::PluginConfig;
+use crate::error::Failure;
+use crate::phases::caught;
+use crate::telemetry::Metric;
+
+/// What the plugins made of a call.
+pub(crate) struct Asked {
+    /// The call.
+    pub(crate) call: Call,
+    /// Those that want something of the answer.
+    pub(crate) shell: Option<Shell>,
+    /// The answer, if one of them gave it.
+    pub(crate) answer: Option<Answer>,
+}
+
+impl Chain {
+    /// Shows a call to every plugin that is for it.
+    ///
+    /// # Errors
+    /// One of them refuses it, or fails and must not.
+    pub(crate) async fn ask(&self, principal: &Principal, call: Call) -> Result<Asked, Failure> {
+        if self.entries.is_empty() || call.asked_by_plugin {
+            return Ok(Asked { call, shell: None, answer: None });
+        }
+        let info = Arc::new(info(principal, &call));
+        if self.matching(&info).next().is_none() {
+            return Ok(Asked { call, shell: None, answer: None });
+        }
+        Box::pin(self.run(principal, call, info)).await
+    }
+
+    async fn run(&self, principal: &Principal, mut call: Call, info: Arc<RequestInfo>) -> Result<Asked, Failure> {
+        let host = Arc::new(RequestHost::new(self.hub.clone(), principal.clone()));
+        let headers = without_credentials(std::mem::take(&mut call.headers));
+        let mut context =
+            RequestContext::new(info.clone(), headers, std::mem::take(&mut call.tags), call.body.clone(), host);
+        let mut shell = Shell::new(info.clone(), self.metrics.clone());
+        let mut answer = None;
+        for entry in self.matching(&info) {
+            match self.step(entry, &mut context, &call, &mut shell).await {
+                Ok(Verdict::Pass) => {}
+                Ok(Verdict::Answer(given)) => {
+                    answer = Some(given);
+                    break;
+                }
+                Ok(Verdict::Reject(rejection)) => return Err(shell.rejected(refused(rejection))),
+                Err(failure) => return Err(shell.failed(failure)),
+            }
+        }
+        shell.model.clone_from(&context.model);
+        let reads = shell.reads() || answer.is_some();
+        let applied = async {
+            if reads {
+                make_request(&mut context, &call).await?;
+            }
+            apply(&mut call, context.into_parts(), self.body_bytes_max).await
+        };
+        if let Err(failure) = applied.await {
+            return Err(shell.failed(failure));
+        }
+        if reads && call.ask.surface == Surface::Score {
+            // Nobody reads this shape of answer: the provider is asked in one that is read.
+            call.own = true;
+        }
+        Ok(Asked { call, shell: shell.wanted(), answer })
+    }
+
+    /// One plugin's turn; it becomes a stage of the shell.
+    async fn step(
+        &self,
+        entry: &Arc<PluginConfig>,
+        context: &mut RequestContext,
+        call: &Call,
+        shell: &mut Shell,
+    ) -> Result<Verdict, Failure> {
+        match entry.plugin.needs() {
+            Needs::Facts => {}
+            Needs::Body => make_body(context, call)?,
+            Needs::Request => make_request(context, call).await?,
+        }
+        let mut hooks = entry.plugin.begin();
+        let began = Instant::now();
+        let done = match timeout(entry.timeout, caught(hooks.on_request(context))).await {
+            Ok(Ok(Ok(verdict))) => Ok(verdict),
+            Ok(Ok(Err(error))) => Err(Broke::Error(error)),
+            Ok(Err(panic)) => Err(Broke::Panic(panic)),
+            Err(_) => Err(Broke::Timeout),
+        };
+        let outcome = match &done {
+            Ok(Verdict::Pass) => "pass",
+            Ok(Verdict::Answer(_)) => "answer",
+            Ok(Verdict::Reject(_)) => "reject",
+            Err(_) => "failed",
+        };
+        let labels = [("plugin", &*entry.id), ("hook", "request")];
+        self.metrics.observe(Metric::PluginSeconds, &labels, began.elapsed().as_secs_f64());
+        self.metrics.count(Metric::PluginCalls, &[labels[0], labels[1], ("outcome", outcome)]);
+        match done {
+            Ok(verdict) => {
+                // Whoever ends the request here has no answer to look at, but learns of its end.
+                let sees = if matches!(verdict, Verdict::Pass) { hooks.sees() } else { Sees::End };
+                shell.stages.insert(0, Stage::new(entry.clone(), hooks, sees));
+                Ok(verdict)
+            }
+            Err(broke) => broke.handled(entry, "request", &self.metrics).map(|()| Verdict::Pass),
+        }
+    }
+}
+
+fn info(principal: &Principal, call: &Call) -> RequestInfo {
+    RequestInfo {
+        request_id: call.request_id.clone(),
+        route: call.ask.label(),
+        surface: call.ask.surface,
+        stream: call.stream,
+        model: call.model.clone(),
+        key: principal.key.clone(),
+        team: principal.team.clone(),
+        user: principal.user.clone(),
+        tenant: principal.tenant().to_owned(),
+        client: call.client,
+        background: call.background,
+    }
+}
+
+fn without_credentials(mut headers: HeaderMap) -> HeaderMap {
+    headers.remove(header::AUTHORIZATION);
+    headers.remove("x-api-key");
+    headers.remove("x-goog-api-key");
+    headers
+}
+
+/// Says an edited request as bytes of the client's dialect.
+fn make_body(context: &mut RequestContext, call: &Call) -> Result<(), Failure> {
+    if context.has_body() {
+        return Ok(());
+    }
+    let request = context.request().map_err(|error| Failure::internal(error.to_string()))?;
+    let body = codec_of(call.ask.surface).encode(request, &context.model)?.body;
+    context.put_body(body.into());
+    Ok(())
+}
+
+/// Reads the body, or the one that took its place.
+async fn make_request(context: &mut RequestContext, call: &Call) -> Result<(), Failure> {
+    if context.has_request() {
+        return Ok(());
+    }
+    let body = context.body().map_err(|error| Failure::internal(error.to_string()))?.clone();
+    let unchanged = body.as_ptr() == call.body.as_ptr() && body.len() == call.body.len();
+    let decoded = match (&call.unresolved, unchanged) {
+        (None, true) => call.decoded().await?,
+        _ => {
+            let ask = call.ask.clone();
+            Arc::new(off_io(body.len(), move || decode(&ask, &body)).await??)
+        }
+    };
+    context.put_decoded(decoded);
+    Ok(())
+}
+
+/// Puts what the plugins made of it back into the call.
+async fn apply(call: &mut Call, parts: Parts, body_bytes_max: usize) -> Result<(), Failure> {
+    let Parts { model, headers, send, tags, body, decoded, request } = parts;
+    (call.headers, call.send, call.tags) = (headers, send, tags);
+    if model != call.model {
+        call.asked_for = Some(std::mem::replace(&mut call.model, model));
+    }
+    if let Some(body) = body {
+        if body.len() > body_bytes_max {
+            return Err(Failure::internal("a plugin made the body larger than server.body_bytes_max"));
+        }
+        call.set_body(body).await?;
+    }
+    let Some(decoded) = decoded else { return Ok(()) };
+    let Some(request) = request else {
+        call.put_decoded(decoded);
+        return Ok(());
+    };
+    if let Some(unresolved) = &call.unresolved {
+        // What it goes on from is not known here, so it cannot be said in other words.
+        return Err((**unresolved).clone());
+    }
+    if shape(&request) != shape(&decoded.request) {
+        return Err(Failure::internal("a plugin changed how many answers are expected"));
+    }
+    call.mean(Decoded { form: Box::new(FormOf(decoded)), request });
+    Ok(())
+}
+
+/// What an answer's form depends on.
+fn shape(request: &Request) -> (bool, usize) {
+    let choices = match request {
+        Request::Chat(chat) => chat.n as usize,
+        Request::Complete(complete) => complete.prompts.len() * complete.best_of.max(complete.n) as usize,
+        Request::Embed(embed) => embed.inputs.len(),
+        Request::Rerank(rerank) => rerank.documents.len(),
+    };
+    (request.stream(), choices)
+}
+
+/// The form of the answer to what the client asked, for what is asked instead.
+struct FormOf(Arc<Decoded>);
+
+impl AnswerForm for FormOf {
+    fn choices(&self) -> usize {
+        self.0.form.choices()
+    }
+
+    fn stream(&self, meta: &AnswerMeta) -> Box<dyn StreamEncoder> {
+        self.0.form.stream(meta)
+    }
+
+    fn whole(&self, meta: &AnswerMeta) -> Box<dyn WholeCollector> {
+        self.0.form.whole(meta)
+    }
+}

@@ -1,0 +1,66 @@
+//! The plugins of a config, and which of them a request meets.
+
+use std::sync::Arc;
+
+use penstock_plugins::RequestInfo;
+
+use super::hub::Hub;
+use crate::config::{PluginConfig, Snapshot};
+use crate::telemetry::Metrics;
+
+/// The plugins of one config.
+pub(crate) struct Chain {
+    pub(super) entries: Vec<Arc<PluginConfig>>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) hub: Arc<Hub>,
+    pub(super) body_bytes_max: usize,
+}
+
+impl Chain {
+    /// Of that config.
+    pub(crate) fn new(config: &Snapshot, metrics: &Arc<Metrics>, hub: &Arc<Hub>) -> Self {
+        let entries = config.plugins.iter().cloned().map(Arc::new).collect();
+        Self { entries, metrics: metrics.clone(), hub: hub.clone(), body_bytes_max: config.http.body_bytes_max }
+    }
+
+    /// Those that a request meets, in order.
+    pub(super) fn matching(&self, info: &RequestInfo) -> impl Iterator<Item = &Arc<PluginConfig>> {
+        self.entries.iter().filter(|entry| {
+            covers(&entry.routes, Some(info.route))
+                && covers(&entry.models, Some(&info.model))
+                && covers(&entry.keys, info.key.as_deref())
+                && covers(&entry.teams, info.team.as_deref())
+        })
+    }
+}
+
+/// Whether a list of names and prefixes is for that name; an empty one is for everybody, any other only for who has a name.
+fn covers(rules: &[String], name: Option<&str>) -> bool {
+    rules.is_empty()
+        || name.is_some_and(|name| {
+            rules.iter().any(|rule| match rule.strip_suffix('*') {
+                Some(prefix) => name.starts_with(prefix),
+                None => rule == name,
+            })
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_list_is_for_everybody() {
+        let check = |rules: &[&str], name: Option<&str>, expected: bool| {
+            let rules: Vec<_> = rules.iter().map(|rule| (*rule).to_owned()).collect();
+            assert_eq!(covers(&rules, name), expected, "{rules:?} {name:?}");
+        };
+        check(&[], None, true);
+        check(&[], Some("a"), true);
+        check(&["a"], None, false);
+        check(&["a", "team-*"], Some("team-b"), true);
+        check(&["team-*"], Some("tea"), false);
+        check(&["*"], None, false);
+        check(&["*"], Some(""), true);
+    }
+}

@@ -1,0 +1,196 @@
+//! What plugins ask of this process, in the name of one request.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, header};
+use penstock_dialects::{Bounds, ChatEvent, ChatRequest, EmbedRequest, Prompt, Request, Surface, peek};
+use penstock_plugins::{AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpAsk, ModelAnswer};
+use penstock_proto::ErrorKind;
+use tokio::time::{Instant, timeout};
+
+use super::convert::codec_of;
+use super::hub::Hub;
+use crate::auth::Principal;
+use crate::call::{Ask, Call};
+use crate::client::{Body as AnswerBody, Deadlines, Outgoing};
+use crate::clock;
+use crate::error::Failure;
+use crate::forward::Forward;
+use crate::http::Body;
+use crate::http::exchange::new_request_id;
+use crate::whole::answer_events;
+
+/// Longest answer of a model that a plugin waits for; the plugin's own limit usually comes first.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// Largest answer to an operation.
+const OPERATION_BYTES_MAX: usize = 1 << 20;
+/// Who asks where the plugin asks in its own name.
+const PLUGINS: &str = "plugins";
+
+/// The host of one request.
+pub(super) struct RequestHost {
+    hub: Arc<Hub>,
+    caller: Principal,
+}
+
+impl RequestHost {
+    pub(super) fn new(hub: Arc<Hub>, caller: Principal) -> Self {
+        Self { hub, caller }
+    }
+
+    fn principal(&self, ask_as: AskAs) -> Principal {
+        match ask_as {
+            AskAs::Caller => self.caller.clone(),
+            AskAs::Plugin => {
+                let mut principal = Principal::default();
+                principal.key = Some(PLUGINS.into());
+                principal
+            }
+        }
+    }
+
+    /// Asks a model; its events, whoever answers.
+    async fn ask(&self, surface: Surface, request: Request, ask_as: AskAs) -> Result<Vec<ChatEvent>, HostError> {
+        let gateway = self.hub.gateway()?;
+        let model = request.model().to_owned();
+        let said = |failure: Failure| failed(&model, &failure);
+        let encoded = codec_of(surface).encode(&request, &model).map_err(|error| said(error.into()))?;
+        let body = Body { bytes: encoded.body.into(), lease: gateway.bodies.lease() };
+        let call = Call::new(Ask::new(surface), body, new_request_id(), HeaderMap::new()).await;
+        let mut call = call.map_err(said)?;
+        // Read whatever the provider speaks, and shown to no plugin: so none can ask itself.
+        (call.own, call.asked_by_plugin) = (true, true);
+        let mut events = Vec::new();
+        let principal = self.principal(ask_as);
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        let mut take = |event: &ChatEvent| events.push(event.clone());
+        let answered = answer_events(&gateway, &principal, call, Some(deadline.into_std()), &mut take);
+        Box::pin(answered).await.map_err(said)?;
+        Ok(events)
+    }
+}
+
+/// What a plugin, and the log, learn of a failure.
+fn failed(who: &str, failure: &Failure) -> HostError {
+    if failure.kind == ErrorKind::DeadlineExceeded {
+        return HostError::Timeout(who.to_owned());
+    }
+    let detail = failure.log.as_deref().unwrap_or_default();
+    HostError::Failed(format!("{who}: {:?} {detail}", failure.kind))
+}
+
+/// Reads a body up to a size.
+async fn read(who: &str, body: &mut AnswerBody, bytes_max: usize) -> Result<Bytes, HostError> {
+    let mut bytes = Vec::new();
+    loop {
+        match poll_fn(|context| body.poll_chunk(context, &mut bytes)).await {
+            Ok(_) if bytes.len() > bytes_max => return Err(HostError::TooLarge(who.to_owned())),
+            Ok(true) => {}
+            Ok(false) => return Ok(bytes.into()),
+            Err(error) => return Err(HostError::Failed(format!("{who}: {error}"))),
+        }
+    }
+}
+
+#[async_trait]
+impl Host for RequestHost {
+    async fn chat(&self, mut request: ChatRequest, ask_as: AskAs) -> Result<ModelAnswer, HostError> {
+        request.stream = None;
+        let events = self.ask(Surface::Chat, Request::Chat(Box::new(request)), ask_as).await?;
+        let usage = events.iter().rev().find_map(|event| match event {
+            ChatEvent::Usage(usage) => Some(*usage),
+            _ => None,
+        });
+        Ok(ModelAnswer { events, usage: usage.unwrap_or_default() })
+    }
+
+    async fn embed(&self, model: &str, texts: Vec<String>, ask_as: AskAs) -> Result<Vec<Vec<f32>>, HostError> {
+        let count = texts.len();
+        let inputs = texts.into_iter().map(Prompt::Text).collect();
+        let (model, user) = (model.to_owned(), None);
+        let request =
+            EmbedRequest { model: model.clone(), inputs, dimensions: None, task: None, user, ignored: Vec::new() };
+        let events = self.ask(Surface::Embeddings, Request::Embed(Box::new(request)), ask_as).await?;
+        let mut vectors = vec![Vec::new(); count];
+        for event in events {
+            if let ChatEvent::Vector { index, values } = event
+                && let Some(vector) = vectors.get_mut(index as usize)
+            {
+                *vector = values;
+            }
+        }
+        if vectors.iter().any(Vec::is_empty) {
+            return Err(HostError::Failed(format!("{model}: a vector is missing")));
+        }
+        Ok(vectors)
+    }
+
+    async fn operation(&self, path: &str, model: &str, body: Bytes, ask_as: AskAs) -> Result<HttpAnswer, HostError> {
+        let said = |failure: Failure| failed(model, &failure);
+        let serving = self.hub.gateway()?.serving();
+        let entry = serving.entry(model, &self.principal(ask_as)).map_err(said)?;
+        let seen = peek(&body, &Bounds::default()).map_err(|error| said(error.into()))?;
+        let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        let path = path.strip_prefix("/v1").unwrap_or(path).to_owned();
+        let model_at = seen.model_at.map(|at| (at, true));
+        let forward = Forward { path, headers, body: Some(body), model_at, trace: None };
+        let asked = async {
+            let mut answered = entry.upstream.forward(Arc::new(forward)).await.map_err(said)?;
+            let bytes = read(model, &mut answered.response.body, OPERATION_BYTES_MAX).await?;
+            answered.complete();
+            let headers = std::mem::take(&mut answered.response.headers);
+            Ok(HttpAnswer { status: answered.response.status, headers, body: bytes })
+        };
+        timeout(ANSWER_TIMEOUT, asked).await.map_err(|_| HostError::Timeout(model.to_owned()))?
+    }
+
+    async fn http(&self, endpoint: &Endpoint, ask: HttpAsk) -> Result<HttpAnswer, HostError> {
+        let client = self.hub.client(endpoint)?;
+        let who = endpoint.url();
+        let HttpAsk { method, mut path, headers, body, timeout: limit, bytes_max } = ask;
+        if client.target().base.is_empty() && path.is_empty() {
+            path.push('/');
+        }
+        let whole = Some(Instant::now() + limit);
+        let deadlines = Deadlines { connect: limit, head: limit, silence: limit, whole };
+        let request = Outgoing { method, path, headers, body: vec![body] };
+        let asked = async {
+            let sent = client.send(&request, &deadlines).await;
+            let mut answer = sent.map_err(|error| HostError::Failed(format!("{who}: {error}")))?;
+            let body = read(who, &mut answer.body, bytes_max).await?;
+            Ok(HttpAnswer { status: answer.status, headers: answer.headers, body })
+        };
+        timeout(limit, asked).await.map_err(|_| HostError::Timeout(who.to_owned()))?
+    }
+
+    async fn cache_get(&self, _key: &str) -> Result<Option<Bytes>, HostError> {
+        Err(HostError::Unavailable("there is no shared cache".into()))
+    }
+
+    async fn cache_put(&self, _key: &str, _value: Bytes, _keep: Duration) -> Result<(), HostError> {
+        Err(HostError::Unavailable("there is no shared cache".into()))
+    }
+
+    fn sleep(&self, time: Duration) -> BoxFuture<()> {
+        Box::pin(tokio::time::sleep(time))
+    }
+
+    fn spawn(&self, work: BoxFuture<()>) -> bool {
+        self.hub.spawn(work)
+    }
+
+    fn since_epoch(&self) -> Duration {
+        clock::since_epoch()
+    }
+
+    fn random(&self) -> u64 {
+        let mut bytes = [0; 8];
+        // The system's randoms do not fail once it runs; zeros would only make a fault injection regular.
+        let _ = getrandom::fill(&mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+}

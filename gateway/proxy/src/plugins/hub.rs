@@ -1,0 +1,69 @@
+//! What all plugins of the process share: their way to other models, to the endpoints of the config, and their work in the background.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use penstock_plugins::{BoxFuture, Endpoint, HostError};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use crate::client::{Client, Target};
+use crate::gateway::Gateway;
+
+/// Pieces of work that nobody waits for, at once.
+const WORK_MAX: usize = 256;
+/// Longest such work.
+const WORK_TIMEOUT: Duration = Duration::from_secs(60);
+/// Endpoints with open connections. A config has few; old ones are forgotten when there are many.
+const CLIENTS_MAX: usize = 256;
+
+/// Outlives configs: a reload closes no connection.
+pub struct Hub {
+    gateway: OnceLock<Weak<Gateway>>,
+    clients: Mutex<HashMap<Endpoint, Arc<Client>>>,
+    work: Arc<Semaphore>,
+}
+
+impl Default for Hub {
+    fn default() -> Self {
+        Self { gateway: OnceLock::new(), clients: Mutex::default(), work: Arc::new(Semaphore::new(WORK_MAX)) }
+    }
+}
+
+impl Hub {
+    /// Names the gateway whose models plugins may ask.
+    pub(crate) fn serve(&self, gateway: &Arc<Gateway>) {
+        // Said once; a second time it would be the same one.
+        let _ = self.gateway.set(Arc::downgrade(gateway));
+    }
+
+    pub(super) fn gateway(&self) -> Result<Arc<Gateway>, HostError> {
+        let gateway = self.gateway.get().and_then(Weak::upgrade);
+        gateway.ok_or_else(|| HostError::Unavailable("no models can be asked here".into()))
+    }
+
+    pub(super) fn client(&self, endpoint: &Endpoint) -> Result<Arc<Client>, HostError> {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = clients.get(endpoint) {
+            return Ok(client.clone());
+        }
+        let made = Target::parse(endpoint.url()).and_then(|target| Client::new(target, None));
+        let client = Arc::new(made.map_err(HostError::Failed)?);
+        if clients.len() >= CLIENTS_MAX {
+            clients.clear();
+        }
+        clients.insert(endpoint.clone(), client.clone());
+        Ok(client)
+    }
+
+    pub(super) fn spawn(&self, work: BoxFuture<()>) -> bool {
+        let Ok(place) = self.work.clone().try_acquire_owned() else { return false };
+        tokio::spawn(async move {
+            let _place = place;
+            // Work that takes longer is given up: nobody waits for it.
+            let _ = timeout(WORK_TIMEOUT, work).await;
+        });
+        true
+    }
+}

@@ -1,0 +1,30 @@
+//! Plugins around requests: which ones, in which order, and what becomes of what they say.
+//!
+//! A [`Chain`] is made with everything else that requests are served with, and swapped with it; a request keeps the plugins that it began
+//! with. [`Chain::ask`] runs `on_request` in the order of the file and leaves a [`Shell`]: those plugins that want something of the answer.
+//! [`Shell::around`] puts them around the events of the upstream, the other way round. A request that no plugin is for has no shell, and
+//! its events are the upstream's own; so are those of a request whose plugins want nothing of the answer.
+//!
+//! ```text
+//! call ─▶ a.on_request ─▶ b.on_request ─▶ upstream
+//!                                            │ events, or bytes of the client's dialect
+//! answer ◀─ a.on_event ◀── b.on_event ◀──────┘ (read or said again where a plugin needs the other form)
+//! ```
+//!
+//! A plugin that fails (an error, a panic, no end in time) is left out for the rest of the request or ends it, as the config says.
+
+mod ask;
+mod chain;
+mod convert;
+mod flow;
+mod host;
+mod hub;
+pub(crate) mod registry;
+mod shell;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use ask::Asked;
+pub(crate) use chain::Chain;
+pub use hub::Hub;
+pub(crate) use shell::Shell;

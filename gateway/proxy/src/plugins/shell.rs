@@ -1,0 +1,224 @@
+//! The plugins of one request that want something of its answer, and its end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_dialects::{Decoded, FaultClass, Surface};
+use penstock_plugins::{Answer, EndFacts, Hooks, Outcome, PluginError, Rejection, RejectionKind, RequestInfo, Sees};
+use penstock_proto::ErrorKind;
+
+use super::convert::{Converter, usage_of};
+use super::flow::{Around, Replay};
+use crate::call::{Call, Variant};
+use crate::config::{OnFail, PluginConfig};
+use crate::error::{Failure, UpstreamAnswer};
+use crate::telemetry::{Metric, Metrics};
+use crate::upstream::{Events, Facts};
+
+/// One plugin's part.
+pub(super) struct Stage {
+    pub(super) entry: Arc<PluginConfig>,
+    pub(super) hooks: Box<dyn Hooks>,
+    pub(super) sees: Sees,
+    /// In front of it.
+    pub(super) converter: Converter,
+    /// It failed and the answer goes on without it.
+    pub(super) left_out: bool,
+    /// Time spent in `on_event`.
+    pub(super) spent: Duration,
+    /// Choices that have finished behind it.
+    pub(super) finished: Vec<u32>,
+    pub(super) outcome: &'static str,
+}
+
+impl Stage {
+    pub(super) fn new(entry: Arc<PluginConfig>, hooks: Box<dyn Hooks>, sees: Sees) -> Self {
+        Self {
+            entry,
+            hooks,
+            sees,
+            converter: Converter::Open,
+            left_out: false,
+            spent: Duration::ZERO,
+            finished: Vec::new(),
+            outcome: "go",
+        }
+    }
+}
+
+/// How a plugin failed.
+pub(super) enum Broke {
+    Error(PluginError),
+    Panic(String),
+    Timeout,
+}
+
+impl Broke {
+    /// Notes it; an error where the request must not go on.
+    pub(super) fn handled(self, entry: &PluginConfig, hook: &'static str, metrics: &Metrics) -> Result<(), Failure> {
+        let (reason, detail) = match self {
+            Broke::Error(error) => ("error", error.0),
+            Broke::Panic(panic) => ("panic", panic),
+            Broke::Timeout => ("timeout", format!("no end within {} ms", entry.timeout.as_millis())),
+        };
+        metrics.count(Metric::PluginFailures, &[("plugin", &*entry.id), ("hook", hook), ("reason", reason)]);
+        let id = &*entry.id;
+        tracing::warn!(plugin = id, hook, reason, detail, on_fail = entry.on_fail.name(), "a plugin failed");
+        match entry.on_fail {
+            OnFail::Open => Ok(()),
+            OnFail::Closed => {
+                let message = format!("The plugin {id:?}, which this request may not go without, failed.");
+                Err(Failure::new(ErrorKind::Internal, message).log(format!("{reason} in {hook}: {detail}")))
+            }
+        }
+    }
+}
+
+/// What an answer looks like to a plugin.
+pub(super) struct AnswerShape {
+    pub(super) decoded: Arc<Decoded>,
+    pub(super) surface: Surface,
+    pub(super) stream: bool,
+    /// Of the answer, without a prefix.
+    pub(super) id: String,
+    /// Whoever takes the answer keeps its events: bytes are not enough.
+    pub(super) kept: bool,
+}
+
+impl AnswerShape {
+    fn of(call: &Call) -> Option<Self> {
+        let from_request = || call.request_id.strip_prefix("req_").unwrap_or(&call.request_id).to_owned();
+        Some(Self {
+            decoded: call.decoded_before()?,
+            surface: call.ask.surface,
+            stream: call.stream,
+            id: call.answer_id.clone().unwrap_or_else(from_request),
+            kept: call.answer_id.is_some(),
+        })
+    }
+}
+
+/// The plugins around one answer; tells each of them of the end exactly once.
+pub(crate) struct Shell {
+    /// In the order of the answer: the last of the file first.
+    pub(super) stages: Vec<Stage>,
+    pub(super) info: Arc<RequestInfo>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) model: String,
+    began: Instant,
+    ended: bool,
+}
+
+impl Shell {
+    pub(super) fn new(info: Arc<RequestInfo>, metrics: Arc<Metrics>) -> Self {
+        let model = info.model.clone();
+        Self { stages: Vec::new(), info, metrics, model, began: Instant::now(), ended: false }
+    }
+
+    /// Whether somebody looks into the answer.
+    pub(super) fn reads(&self) -> bool {
+        self.stages.iter().any(|stage| stage.sees >= Sees::Events)
+    }
+
+    /// Those who want anything at all.
+    pub(super) fn wanted(mut self) -> Option<Self> {
+        self.stages.retain(|stage| stage.sees > Sees::Nothing);
+        self.ended = self.stages.is_empty();
+        (!self.ended).then_some(self)
+    }
+
+    /// Leaves one that nobody is told about.
+    pub(crate) fn take(&mut self) -> Self {
+        let (info, metrics, model) = (self.info.clone(), self.metrics.clone(), std::mem::take(&mut self.model));
+        let (stages, began, ended) = (std::mem::take(&mut self.stages), self.began, self.ended);
+        self.ended = true;
+        Self { stages, info, metrics, model, began, ended }
+    }
+
+    /// The request failed before its answer began.
+    pub(crate) fn failed(&mut self, failure: Failure) -> Failure {
+        self.end(Outcome::Failed, Facts::default(), None);
+        failure
+    }
+
+    pub(super) fn rejected(&mut self, failure: Failure) -> Failure {
+        self.end(Outcome::Rejected, Facts::default(), None);
+        failure
+    }
+
+    /// Tells everybody.
+    pub(super) fn end(&mut self, outcome: Outcome, facts: Facts, target: Option<Arc<str>>) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let model = std::mem::take(&mut self.model);
+        let facts = EndFacts { outcome, model, target, usage: usage_of(facts), duration: self.began.elapsed() };
+        for stage in self.stages.iter_mut().filter(|stage| stage.sees > Sees::Nothing) {
+            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stage.hooks.on_end(&facts)));
+            if told.is_err() {
+                // Nothing is left that could go wrong for the request.
+                let labels = [("plugin", &*stage.entry.id), ("hook", "end"), ("reason", "panic")];
+                self.metrics.count(Metric::PluginFailures, &labels);
+            }
+            if stage.spent > Duration::ZERO {
+                let labels = [("plugin", &*stage.entry.id), ("hook", "event")];
+                self.metrics.observe(Metric::PluginSeconds, &labels, stage.spent.as_secs_f64());
+                self.metrics.count(Metric::PluginCalls, &[labels[0], labels[1], ("outcome", stage.outcome)]);
+            }
+        }
+    }
+
+    /// Puts the plugins around an upstream's events.
+    pub(crate) fn around(self, call: &Call, events: Box<dyn Events>) -> Result<Box<dyn Events>, Failure> {
+        self.wrap(call, events, Outcome::Complete)
+    }
+
+    /// Puts those in front of whoever gave it around an answer of a plugin's.
+    pub(crate) fn around_answer(shell: Option<Self>, call: &Call, answer: Answer) -> Result<Box<dyn Events>, Failure> {
+        let events = Box::new(Replay::new(answer));
+        match shell {
+            Some(shell) => shell.wrap(call, events, Outcome::Answered),
+            None => Ok(events),
+        }
+    }
+
+    fn wrap(mut self, call: &Call, events: Box<dyn Events>, outcome: Outcome) -> Result<Box<dyn Events>, Failure> {
+        let shape = self.reads().then(|| AnswerShape::of(call));
+        if matches!(shape, Some(None)) {
+            return Err(self.failed(Failure::internal("events for a request nobody read")));
+        }
+        let array = call.ask.variant == Variant::Array;
+        if array && self.stages.iter().any(|stage| stage.sees == Sees::Bytes) {
+            let message = "A plugin looks at this answer, which it cannot as a JSON array: ask with alt=sse.";
+            return Err(self.failed(Failure::new(ErrorKind::Unsupported, message)));
+        }
+        Ok(Box::new(Around::new(self, shape.flatten().map(Arc::new), events, outcome)))
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        self.end(Outcome::Gone, Facts::default(), None);
+    }
+}
+
+/// A plugin's refusal as the client is told it.
+pub(super) fn refused(rejection: Rejection) -> Failure {
+    let Rejection { kind, status, message, body, headers } = rejection;
+    let mut failure = match kind {
+        RejectionKind::Content => Failure::content(message),
+        RejectionKind::Invalid => Failure::new(ErrorKind::InvalidRequest, message),
+        RejectionKind::Forbidden => Failure::new(ErrorKind::Forbidden, message),
+        RejectionKind::RateLimited => Failure::new(ErrorKind::RateLimited, message),
+        RejectionKind::Unavailable => Failure::new(ErrorKind::Unavailable, message),
+        RejectionKind::Internal => Failure::new(ErrorKind::Internal, message),
+    };
+    if let Some(status) = status {
+        failure = failure.with_status(status);
+    }
+    if body.is_some() || !headers.is_empty() {
+        let answer = UpstreamAnswer { body, headers, plugin: true, ..UpstreamAnswer::new(FaultClass::Invalid) };
+        failure.upstream = Some(Box::new(answer));
+    }
+    failure
+}

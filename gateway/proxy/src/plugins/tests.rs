@@ -1,0 +1,439 @@
+//! The way in and out, with plugins that do what the test says.
+
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::HeaderMap;
+use penstock_dialects::{ChatEvent, FinishReason, Surface, Usage};
+use penstock_plugins::{
+    After, Answer, EndFacts, Flow, Hooks, Needs, Plugin, PluginError, Rejection, RejectionKind, RequestContext, Sees,
+    Verdict,
+};
+use proptest::prelude::*;
+
+use super::chain::Chain;
+use super::{Asked, Hub, Shell};
+use crate::auth::Principal;
+use crate::call::{Ask, Call};
+use crate::config::{OnFail, Overrides, PluginConfig, load};
+use crate::error::Failure;
+use crate::http::{Body, BodyBudget};
+use crate::upstream::{Events, Facts};
+
+/// What a plugin of a test does, and what it noted.
+#[derive(Clone)]
+struct Script {
+    sees: Sees,
+    request: fn(&mut RequestContext) -> Result<Verdict, PluginError>,
+    event: fn(&mut Vec<ChatEvent>, bool) -> Result<Flow, PluginError>,
+    never: bool,
+    log: Arc<Mutex<Vec<String>>>,
+    name: &'static str,
+}
+
+impl Script {
+    fn new(name: &'static str, sees: Sees, log: &Arc<Mutex<Vec<String>>>) -> Self {
+        Self { sees, request: |_| Ok(Verdict::Pass), event: |_, _| Ok(Flow::Go), never: false, log: log.clone(), name }
+    }
+
+    fn note(&self, what: String) {
+        self.log.lock().expect("a test").push(format!("{} {what}", self.name));
+    }
+}
+
+impl Plugin for Script {
+    fn needs(&self) -> Needs {
+        Needs::Request
+    }
+
+    fn begin(&self) -> Box<dyn Hooks> {
+        Box::new(self.clone())
+    }
+}
+
+#[async_trait]
+impl Hooks for Script {
+    async fn on_request(&mut self, request: &mut RequestContext) -> Result<Verdict, PluginError> {
+        self.note("request".into());
+        if self.never {
+            std::future::pending::<()>().await;
+        }
+        (self.request)(request)
+    }
+
+    fn sees(&self) -> Sees {
+        self.sees
+    }
+
+    fn on_event(&mut self, events: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, PluginError> {
+        self.note(format!("event {}{}", said(events), if end { " end" } else { "" }));
+        (self.event)(events, end)
+    }
+
+    fn on_end(&mut self, facts: &EndFacts) {
+        self.note(format!("end {}", facts.outcome.name()));
+    }
+}
+
+fn entry(script: &Script, on_fail: OnFail) -> PluginConfig {
+    PluginConfig {
+        id: script.name.into(),
+        name: "script".into(),
+        routes: Vec::new(),
+        models: Vec::new(),
+        keys: Vec::new(),
+        teams: Vec::new(),
+        on_fail,
+        timeout: Duration::from_millis(50),
+        settings: None,
+        plugin: Arc::new(script.clone()),
+    }
+}
+
+fn chain(entries: Vec<PluginConfig>) -> Chain {
+    let mut config = load(None, &Overrides::default(), &|_| None).expect("the default");
+    config.plugins = entries;
+    Chain::new(&config, &Arc::default(), &Arc::new(Hub::default()))
+}
+
+async fn call(stream: bool) -> Call {
+    let text = format!(r#"{{"model":"m","stream":{stream},"messages":[{{"role":"user","content":"hi"}}]}}"#);
+    let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
+    let body = Body { bytes: text.into(), lease };
+    Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new()).await.expect("a call")
+}
+
+/// Texts as they are, finishes as `.`, bytes in quotes.
+fn said(events: &[ChatEvent]) -> String {
+    let mut out = String::new();
+    for event in events {
+        match event {
+            ChatEvent::Text { text, .. } => out.push_str(text),
+            ChatEvent::Finish { .. } => out.push('.'),
+            ChatEvent::Raw(bytes) => out.push_str(&format!("<{}>", String::from_utf8_lossy(bytes).trim())),
+            ChatEvent::Usage(_) => out.push('#'),
+            _ => out.push('?'),
+        }
+    }
+    out
+}
+
+fn text(text: &str) -> ChatEvent {
+    ChatEvent::Text { choice: 0, text: text.into(), logprobs: Vec::new(), tokens: Vec::new() }
+}
+
+fn finish() -> ChatEvent {
+    ChatEvent::Finish { choice: 0, reason: FinishReason::Stop, stop: None }
+}
+
+/// Batches, one per poll; then the end, or a failure.
+struct Batches(Vec<Vec<ChatEvent>>, bool);
+
+impl Events for Batches {
+    fn poll_events(&mut self, _: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        if self.0.is_empty() && self.1 {
+            return Poll::Ready(Err(Failure::internal("broken")));
+        }
+        out.extend(if self.0.is_empty() { Vec::new() } else { self.0.remove(0) });
+        Poll::Ready(Ok(!self.0.is_empty() || self.1))
+    }
+
+    fn facts(&self) -> Facts {
+        Facts { prompt_tokens: 3, completion_tokens: 2, ..Facts::default() }
+    }
+}
+
+async fn drained(events: &mut dyn Events) -> (String, Result<(), Failure>) {
+    let (mut out, mut batch) = (String::new(), Vec::new());
+    loop {
+        let more = poll_fn(|context| events.poll_events(context, &mut batch)).await;
+        out.push_str(&said(&batch));
+        batch.clear();
+        match more {
+            Ok(true) => {}
+            Ok(false) => return (out, Ok(())),
+            Err(failure) => return (out, Err(failure)),
+        }
+    }
+}
+
+async fn answered(entries: Vec<PluginConfig>, stream: bool, batches: Batches) -> (String, Result<(), Failure>) {
+    let asked = chain(entries).ask(&Principal::default(), call(stream).await).await;
+    let Asked { call, shell, answer } = match asked {
+        Ok(asked) => asked,
+        Err(failure) => return (String::new(), Err(failure)),
+    };
+    let mut events: Box<dyn Events> = match (shell, answer) {
+        (shell, Some(answer)) => Shell::around_answer(shell, &call, answer).expect("wraps"),
+        (Some(shell), None) => shell.around(&call, Box::new(batches)).expect("wraps"),
+        (None, None) => Box::new(batches),
+    };
+    drained(events.as_mut()).await
+}
+
+fn hello() -> Batches {
+    Batches(vec![vec![text("a")], vec![text("b"), finish()]], false)
+}
+
+#[tokio::test]
+async fn plugins_are_shells() {
+    let log = Arc::default();
+    let mut inner = Script::new("inner", Sees::Events, &log);
+    inner.event = |events, _| {
+        events.iter_mut().for_each(|event| {
+            if let ChatEvent::Text { text, .. } = event {
+                text.push('1');
+            }
+        });
+        Ok(Flow::Go)
+    };
+    let entries = vec![entry(&Script::new("outer", Sees::Events, &log), OnFail::Closed), entry(&inner, OnFail::Closed)];
+    let (out, ended) = answered(entries, true, hello()).await;
+    assert!(ended.is_ok());
+    assert_eq!(out, "a1b1.");
+    let expected = [
+        "outer request",
+        "inner request",
+        "inner event a",
+        "outer event a1",
+        "inner event b. end",
+        "outer event b1. end",
+        "inner end complete",
+        "outer end complete",
+    ];
+    assert_eq!(*log.lock().expect("a test"), expected);
+}
+
+#[tokio::test]
+async fn who_wants_nothing_of_an_answer_costs_it_nothing() {
+    let log = Arc::default();
+    let entries = || vec![entry(&Script::new("a", Sees::Nothing, &log), OnFail::Closed)];
+    let asked = chain(entries()).ask(&Principal::default(), call(true).await).await.expect("passes");
+    assert!(asked.shell.is_none(), "the upstream's own events are used");
+    let asked = chain(Vec::new()).ask(&Principal::default(), call(true).await).await.expect("passes");
+    assert!(asked.shell.is_none() && asked.call.decoded_before().is_none());
+}
+
+#[tokio::test]
+async fn bytes_are_read_for_who_sees_events_and_only_then() {
+    let chunks = [
+        r#"data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"hel"}}]}"#,
+        r#"data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"lo"},"finish_reason":"stop"}]}"#,
+        "data: [DONE]",
+    ];
+    let raw = || Batches(chunks.iter().map(|line| vec![ChatEvent::Raw(format!("{line}\n\n").into())]).collect(), false);
+    let log = Arc::default();
+    let (out, ended) = answered(vec![entry(&Script::new("a", Sees::Events, &log), OnFail::Closed)], true, raw()).await;
+    assert!(ended.is_ok(), "{ended:?}");
+    assert_eq!(out, "hello.#", "and the counts, which the client was not to see");
+    let (out, _) = answered(vec![entry(&Script::new("a", Sees::Head, &log), OnFail::Closed)], true, raw()).await;
+    assert!(out.starts_with("<data:") && out.ends_with("[DONE]>"), "{out}");
+}
+
+#[tokio::test]
+async fn events_are_said_as_bytes_for_who_sees_bytes() {
+    let log = Arc::default();
+    let script = Script::new("a", Sees::Bytes, &log);
+    let (out, ended) = answered(vec![entry(&script, OnFail::Closed)], true, hello()).await;
+    assert!(ended.is_ok() && out.contains(r#""content":"a""#) && out.ends_with("[DONE]>"), "{out}");
+    let (out, ended) = answered(vec![entry(&script, OnFail::Closed)], false, hello()).await;
+    assert!(ended.is_ok() && out.contains(r#""content":"ab""#) && out.matches('<').count() == 1, "{out}");
+    // Behind it somebody wants events again.
+    let outer = Script::new("outer", Sees::Events, &log);
+    let entries = vec![entry(&outer, OnFail::Closed), entry(&script, OnFail::Closed)];
+    let (out, ended) = answered(entries, true, hello()).await;
+    assert!(ended.is_ok(), "{ended:?}");
+    assert_eq!(out, "ab.#");
+    // An upstream that ends too soon is not passed off as complete.
+    let cut = Batches(vec![vec![text("a")]], false);
+    assert!(answered(vec![entry(&script, OnFail::Closed)], true, cut).await.1.is_err());
+}
+
+#[tokio::test]
+async fn a_plugin_may_answer_and_those_before_it_see_that() {
+    let log = Arc::default();
+    let mut cache = Script::new("cache", Sees::Events, &log);
+    cache.request = |_| Ok(Verdict::Answer(Answer { events: vec![text("kept"), finish()], headers: Vec::new() }));
+    let entries = vec![
+        entry(&Script::new("before", Sees::Events, &log), OnFail::Closed),
+        entry(&cache, OnFail::Closed),
+        entry(&Script::new("behind", Sees::Events, &log), OnFail::Closed),
+    ];
+    let (out, ended) = answered(entries, false, hello()).await;
+    assert!(ended.is_ok());
+    assert_eq!(out, "kept.");
+    let expected =
+        ["before request", "cache request", "before event kept. end", "cache end answered", "before end answered"];
+    assert_eq!(*log.lock().expect("a test"), expected);
+}
+
+#[tokio::test]
+async fn a_refusal_is_the_clients_to_read() {
+    let log = Arc::default();
+    let mut guard = Script::new("guard", Sees::Events, &log);
+    guard.request = |_| Ok(Verdict::Reject(Rejection::new(RejectionKind::Content, "Not here.").status(451)));
+    let (_, ended) = answered(vec![entry(&guard, OnFail::Open)], true, hello()).await;
+    let failure = ended.expect_err("refused");
+    assert_eq!((failure.status(), &*failure.message, failure.source()), (451, "Not here.", "gateway"));
+    assert_eq!(*log.lock().expect("a test"), ["guard request", "guard end rejected"]);
+    let mut late = Script::new("late", Sees::Events, &log);
+    late.event = |events, _| {
+        Ok(if said(events).contains('b') {
+            Flow::Reject(Rejection::new(RejectionKind::Content, "No."))
+        } else {
+            Flow::Go
+        })
+    };
+    let (out, ended) = answered(vec![entry(&late, OnFail::Open)], true, hello()).await;
+    assert_eq!((out.as_str(), ended.expect_err("breaks").status()), ("a", 400));
+}
+
+#[tokio::test]
+async fn an_answer_may_wait_and_stop() {
+    let log = Arc::default();
+    let mut asks = Script::new("asks", Sees::Events, &log);
+    asks.event = |events, _| {
+        let held = std::mem::take(events);
+        Ok(Flow::Wait(Box::pin(async move {
+            tokio::task::yield_now().await;
+            Ok(After::Go(held.into_iter().chain([text("!")]).collect()))
+        })))
+    };
+    let (out, ended) = answered(vec![entry(&asks, OnFail::Closed)], true, hello()).await;
+    assert!(ended.is_ok());
+    assert_eq!(out, "a!b.!");
+    let mut stops = Script::new("stops", Sees::Events, &log);
+    stops.event = |_, _| Ok(Flow::Stop(FinishReason::ContentFilter));
+    let (out, ended) = answered(vec![entry(&stops, OnFail::Closed)], true, hello()).await;
+    assert!(ended.is_ok());
+    assert_eq!(out, "a.#");
+    let mut never = Script::new("never", Sees::Events, &log);
+    never.event = |_, _| Ok(Flow::Wait(Box::pin(std::future::pending())));
+    assert!(answered(vec![entry(&never, OnFail::Closed)], true, hello()).await.1.is_err());
+}
+
+/// Fails in every way, at every hook.
+async fn check_failure(fail: fn(&mut Script)) {
+    let log = Arc::default();
+    let mut script = Script::new("bad", Sees::Events, &log);
+    fail(&mut script);
+    let (out, ended) = answered(vec![entry(&script, OnFail::Open)], true, hello()).await;
+    assert!(ended.is_ok(), "{ended:?}");
+    assert_eq!(out, "ab.", "it goes on without the plugin, and nothing is lost");
+    let (_, ended) = answered(vec![entry(&script, OnFail::Closed)], true, hello()).await;
+    let failure = ended.expect_err("closed");
+    assert_eq!((failure.status(), failure.source()), (500, "gateway"));
+    assert!(failure.message.contains("\"bad\"") && !failure.message.contains("secret"), "{}", failure.message);
+}
+
+#[tokio::test]
+async fn failures_are_the_plugins_own() {
+    check_failure(|script| script.request = |_| Err(PluginError::new("secret"))).await;
+    check_failure(|script| script.request = |_| panic!("secret")).await;
+    check_failure(|script| script.never = true).await;
+    check_failure(|script| script.event = |_, _| Err(PluginError::new("secret"))).await;
+    check_failure(|script| {
+        script.event = |events, _| {
+            events.clear();
+            panic!("secret")
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn everybody_learns_of_the_end() {
+    let log: Arc<Mutex<Vec<String>>> = Arc::default();
+    let last = |log: &Arc<Mutex<Vec<String>>>| log.lock().expect("a test").last().cloned().unwrap_or_default();
+    let entries = || vec![entry(&Script::new("a", Sees::End, &log), OnFail::Closed)];
+    let (_, ended) = answered(entries(), true, Batches(vec![vec![text("a")]], true)).await;
+    assert!(ended.is_err());
+    assert_eq!(last(&log), "a end failed");
+    let asked = chain(entries()).ask(&Principal::default(), call(true).await).await.expect("passes");
+    let events = asked.shell.expect("wanted").around(&asked.call, Box::new(hello())).expect("wraps");
+    drop(events);
+    assert_eq!(last(&log), "a end gone");
+    let asked = chain(entries()).ask(&Principal::default(), call(true).await).await.expect("passes");
+    drop(asked);
+    assert_eq!(last(&log), "a end gone");
+    assert_eq!(log.lock().expect("a test").len(), 6, "once each");
+}
+
+#[tokio::test]
+async fn an_edited_request_is_what_is_asked() {
+    let log = Arc::default();
+    let mut edits = Script::new("edits", Sees::Nothing, &log);
+    edits.request = |context| {
+        penstock_plugins::text::change(context.edit()?, &mut |_, _, text| text.push_str(" there"));
+        context.tags.push(("team".into(), "a".into()));
+        Ok(Verdict::Pass)
+    };
+    let mut routes = Script::new("routes", Sees::Nothing, &log);
+    routes.request = |context| {
+        let mut seen = String::new();
+        penstock_plugins::text::each(context.request()?, &mut |_, text| seen.push_str(text));
+        context.model = format!("for {seen}");
+        Ok(Verdict::Pass)
+    };
+    let entries = vec![entry(&edits, OnFail::Closed), entry(&routes, OnFail::Closed)];
+    let asked = chain(entries).ask(&Principal::default(), call(true).await).await.expect("passes");
+    assert_eq!(asked.call.model, "for hi there");
+    assert_eq!(asked.call.asked_for.as_deref(), Some("m"));
+    assert!(asked.call.own);
+    assert_eq!(asked.call.tags, [("team".to_owned(), "a".to_owned())]);
+    let decoded = asked.call.decoded().await.expect("read");
+    let mut seen = String::new();
+    penstock_plugins::text::each(&decoded.request, &mut |_, text| seen.push_str(text));
+    assert_eq!(seen, "hi there");
+}
+
+#[tokio::test]
+async fn another_body_is_passed_on_and_read() {
+    let log = Arc::default();
+    let mut sets = Script::new("sets", Sees::Events, &log);
+    sets.request = |context| {
+        context
+            .set_body(Bytes::from_static(br#"{"model":"n","stream":true,"messages":[{"role":"user","content":"x"}]}"#));
+        Ok(Verdict::Pass)
+    };
+    let asked = chain(vec![entry(&sets, OnFail::Closed)]).ask(&Principal::default(), call(true).await).await;
+    let call_made = asked.expect("passes").call;
+    assert!(!call_made.own);
+    assert_eq!((call_made.model.as_str(), call_made.asked_for.as_deref()), ("n", Some("m")));
+    let mut unstreams = sets.clone();
+    unstreams.request = |context| {
+        context.set_body(Bytes::from_static(br#"{"model":"m","messages":[{"role":"user","content":"x"}]}"#));
+        Ok(Verdict::Pass)
+    };
+    let asked = chain(vec![entry(&unstreams, OnFail::Closed)]).ask(&Principal::default(), call(true).await).await;
+    assert!(asked.is_err());
+}
+
+proptest! {
+    /// However an answer is cut into batches, a plugin that passes everything on changes nothing, by events or by bytes and back.
+    #[test]
+    fn any_cut_gives_the_same_text(texts in prop::collection::vec("[a-zé\"\\\\ ]{0,6}", 1..8), cuts in any::<u64>()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+        let mut batches = vec![Vec::new()];
+        for (at, piece) in texts.iter().enumerate() {
+            if cuts >> (at % 64) & 1 == 1 {
+                batches.push(Vec::new());
+            }
+            batches.last_mut().expect("never empty").push(text(piece));
+        }
+        batches.last_mut().expect("never empty").extend([finish(), ChatEvent::Usage(Usage::default())]);
+        let log = Arc::default();
+        let entries = vec![
+            entry(&Script::new("outer", Sees::Events, &log), OnFail::Open),
+            entry(&Script::new("bytes", Sees::Bytes, &log), OnFail::Open),
+            entry(&Script::new("inner", Sees::Events, &log), OnFail::Open),
+        ];
+        let (out, ended) = runtime.block_on(answered(entries, true, Batches(batches, false)));
+        prop_assert!(ended.is_ok(), "{ended:?}");
+        prop_assert_eq!(out.replace(['#', '.'], ""), texts.concat());
+    }
+}
