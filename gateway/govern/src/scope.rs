@@ -68,7 +68,7 @@ fn admits(rules: &[String], name: &str) -> bool {
 }
 
 /// `rule` is a name or a prefix; `name` may itself be a prefix, whose every continuation must then be covered.
-fn covers(rule: &str, name: &str) -> bool {
+pub(crate) fn covers(rule: &str, name: &str) -> bool {
     match rule.strip_suffix('*') {
         Some(prefix) => name.strip_suffix('*').unwrap_or(name).starts_with(prefix),
         None => rule == name,

@@ -1,0 +1,408 @@
+//! The book of all counters: one decision over everything that a request would use up, taken whole or not at all.
+//!
+//! [`Book::reserve`] looks at every claim of a request first and counts them only when all fit: a request that is refused has used
+//! nothing. What it gives is a [`Hold`], which cannot be copied; [`Book::settle`] takes it back and puts what was really used in the
+//! place of what was reserved. So at any moment a counter holds what was used and what may yet be used, and is over its limit by no more
+//! than what answers have used beyond their reservations: nothing, where a reservation is an upper bound.
+//!
+//! Rules are not kept here: a claim brings its measure, so that a changed limit goes on with the counts that are there. Nothing is
+//! waited for, no clock is read; whoever shares a book between threads holds its lock for the time of a few look-ups.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::counter::{Counter, Mark};
+use crate::limit::{Measure, Span, Unit};
+use crate::time::Now;
+
+/// Counters of one limit; what comes on top shares one.
+const SUBJECTS_MAX: usize = 100_000;
+/// Who shares it.
+const OTHERS: &str = "*";
+/// A limit that was found full of counters in use is not searched again for this long.
+const FULL_MS: u64 = 1000;
+
+/// What a request would use up of one measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim<'a> {
+    /// Id of the limit.
+    pub limit: &'a Arc<str>,
+    /// Whose counter it is.
+    pub subject: &'a str,
+    /// What is counted, and how much there may be.
+    pub measure: Measure,
+    /// How much of it.
+    pub amount: u64,
+    /// For the caller to know it by when it settles.
+    pub tag: u16,
+}
+
+/// Why nothing was reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denied {
+    /// Index of the claim that stands in the way longest.
+    pub claim: usize,
+    /// What was used up already.
+    pub used: u64,
+    /// Milliseconds until it can fit; `None`: when others end, or never.
+    pub wait_ms: Option<u64>,
+}
+
+/// What a request has reserved. It ends in [`Book::settle`]; one that is only dropped stays counted.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "what is held stays counted until it is settled"]
+pub struct Hold(u64);
+
+impl Hold {
+    /// Its number, for whoever settles it in another process.
+    pub fn id(&self) -> u64 {
+        self.0
+    }
+}
+
+/// How a counter stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Used, what is reserved included.
+    pub used: u64,
+    /// Of this, reserved by requests that have not ended.
+    pub reserved: u64,
+    /// Milliseconds until all of it is over, if nothing more is used.
+    pub reset_ms: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Gauge {
+    unit: Unit,
+    span: Span,
+    counter: Counter,
+    reserved: u64,
+}
+
+#[derive(Debug)]
+struct Cell {
+    limit: Arc<str>,
+    subject: Box<str>,
+    gauges: Vec<Gauge>,
+    holds: u32,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Taken {
+    cell: u32,
+    unit: Unit,
+    span: Span,
+    mark: Mark,
+    amount: u64,
+    tag: u16,
+}
+
+#[derive(Debug, Default)]
+struct Subjects {
+    cells: HashMap<Box<str>, u32>,
+    full_until_ms: u64,
+}
+
+/// All counters.
+#[derive(Debug, Default)]
+pub struct Book {
+    limits: HashMap<Arc<str>, Subjects>,
+    cells: Vec<Option<Cell>>,
+    free: Vec<u32>,
+    open: HashMap<u64, Vec<Taken>>,
+    /// Of these, those of another process.
+    adopted: Vec<u64>,
+    next: u64,
+}
+
+impl Book {
+    /// An empty book.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Reserves everything that is claimed, or nothing.
+    ///
+    /// # Errors
+    /// Which claim does not fit, and when it could. Cost: two look-ups per claim.
+    pub fn reserve(&mut self, claims: &[Claim<'_>], now: Now) -> Result<Hold, Denied> {
+        let mut cells = Vec::with_capacity(claims.len());
+        let mut denied: Option<Denied> = None;
+        for (at, claim) in claims.iter().enumerate() {
+            let cell = self.cell(claim.limit, claim.subject, now);
+            let gauge = self.gauge(cell, claim.measure.unit, claim.measure.span, now);
+            let used = gauge.counter.used();
+            if used.saturating_add(claim.amount) > claim.measure.max && claim.amount > 0 {
+                let wait_ms = gauge.counter.wait_ms(claim.amount, claim.measure.max, now);
+                let never = claim.amount > claim.measure.max;
+                let rank = |wait: Option<u64>, never: bool| (never, wait.unwrap_or(0));
+                let worse = denied.is_none_or(|other| {
+                    let other_never = claims[other.claim].amount > claims[other.claim].measure.max;
+                    rank(wait_ms, never) > rank(other.wait_ms, other_never)
+                });
+                if worse {
+                    denied = Some(Denied { claim: at, used, wait_ms });
+                }
+            }
+            cells.push(cell);
+        }
+        match denied {
+            Some(denied) => Err(denied),
+            None => Ok(self.take(claims, &cells, now)),
+        }
+    }
+
+    /// Reserves without asking whether it fits: for what has been used anyway.
+    pub fn take_anyway(&mut self, claims: &[Claim<'_>], now: Now) -> Hold {
+        let cells: Vec<_> = claims.iter().map(|claim| self.cell(claim.limit, claim.subject, now)).collect();
+        self.take(claims, &cells, now)
+    }
+
+    fn take(&mut self, claims: &[Claim<'_>], cells: &[u32], now: Now) -> Hold {
+        let mut taken = Vec::with_capacity(claims.len());
+        for (claim, cell) in claims.iter().zip(cells) {
+            let Measure { unit, span, .. } = claim.measure;
+            let gauge = self.gauge(*cell, unit, span, now);
+            let mark = gauge.counter.add(claim.amount, now);
+            gauge.reserved += claim.amount;
+            taken.push(Taken { cell: *cell, unit, span, mark, amount: claim.amount, tag: claim.tag });
+            if let Some(Some(cell)) = self.cells.get_mut(*cell as usize) {
+                cell.holds += 1;
+            }
+        }
+        let id = self.next;
+        self.next += 1;
+        self.open.insert(id, taken);
+        Hold(id)
+    }
+
+    /// Puts what was really used in the place of what was reserved; `spent` says it by the claim's tag and unit.
+    #[expect(clippy::needless_pass_by_value, reason = "a hold ends here")]
+    pub fn settle(&mut self, hold: Hold, now: Now, spent: impl FnMut(u16, Unit) -> u64) {
+        self.settle_id(hold.0, now, spent);
+    }
+
+    /// The same for a hold of another process, or by its number; whether it was open.
+    pub fn settle_id(&mut self, id: u64, now: Now, mut spent: impl FnMut(u16, Unit) -> u64) -> bool {
+        let Some(taken) = self.open.remove(&id) else { return false };
+        for one in taken {
+            let to = if one.unit == Unit::InFlight { 0 } else { spent(one.tag, one.unit) };
+            let Some(Some(cell)) = self.cells.get_mut(one.cell as usize) else { continue };
+            cell.holds -= 1;
+            let found = cell.gauges.iter_mut().find(|gauge| (gauge.unit, gauge.span) == (one.unit, one.span));
+            if let Some(gauge) = found {
+                gauge.reserved -= one.amount;
+                gauge.counter.correct(one.mark, one.amount, to, now);
+            }
+        }
+        true
+    }
+
+    /// Counts what was used at a time before this process: for counts that are kept elsewhere. Only spans of the calendar have such.
+    pub fn restore(&mut self, claim: &Claim<'_>, now: Now) {
+        let cell = self.cell(claim.limit, claim.subject, now);
+        self.gauge(cell, claim.measure.unit, claim.measure.span, now).counter.add(claim.amount, now);
+    }
+
+    /// How a counter stands; one that does not exist is untouched.
+    pub fn standing(&mut self, limit: &str, subject: &str, measure: Measure, now: Now) -> Standing {
+        let Some(cell) = self.limits.get(limit).and_then(|subjects| subjects.cells.get(subject)).copied() else {
+            return Standing::default();
+        };
+        let gauge = self.gauge(cell, measure.unit, measure.span, now);
+        Standing { used: gauge.counter.used(), reserved: gauge.reserved, reset_ms: gauge.counter.reset_ms(now) }
+    }
+
+    /// Every counter of a limit that is in use, with its subject.
+    pub fn standings(&mut self, limit: &str, measure: Measure, now: Now, out: &mut dyn FnMut(&str, Standing)) {
+        let cells: Vec<u32> =
+            self.limits.get(limit).map(|subjects| subjects.cells.values().copied().collect()).unwrap_or_default();
+        for cell in cells {
+            let gauge = self.gauge(cell, measure.unit, measure.span, now);
+            let standing = Standing {
+                used: gauge.counter.used(),
+                reserved: gauge.reserved,
+                reset_ms: gauge.counter.reset_ms(now),
+            };
+            if let Some(Some(cell)) = self.cells.get(cell as usize) {
+                out(&cell.subject, standing);
+            }
+        }
+    }
+
+    /// Requests that hold something.
+    pub fn open(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Counters that are kept.
+    pub fn len(&self) -> usize {
+        self.cells.len() - self.free.len()
+    }
+
+    /// Whether nothing is counted.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets the counters that say no more than new ones. Cost: O(counters).
+    pub fn sweep(&mut self, now: Now) {
+        let limits: Vec<_> = self.limits.keys().cloned().collect();
+        limits.iter().for_each(|limit| self.sweep_limit(limit, now));
+        self.limits.retain(|_, subjects| !subjects.cells.is_empty());
+    }
+
+    fn sweep_limit(&mut self, limit: &str, now: Now) {
+        let Some(subjects) = self.limits.get_mut(limit) else { return };
+        subjects.cells.retain(|_, at| {
+            let Some(slot) = self.cells.get_mut(*at as usize) else { return false };
+            let idle = slot.as_mut().is_none_or(|cell| {
+                cell.holds == 0
+                    && cell.gauges.iter_mut().all(|gauge| {
+                        gauge.counter.advance(now);
+                        gauge.counter.is_idle(now)
+                    })
+            });
+            if idle {
+                *slot = None;
+                self.free.push(*at);
+            }
+            !idle
+        });
+    }
+
+    /// The cell of a subject, made where there is none.
+    fn cell(&mut self, limit: &Arc<str>, subject: &str, now: Now) -> u32 {
+        if let Some(at) = self.limits.get(&**limit).and_then(|subjects| subjects.cells.get(subject)) {
+            return *at;
+        }
+        let mut subject = subject;
+        let count = self.limits.get(&**limit).map_or(0, |subjects| subjects.cells.len());
+        if count >= SUBJECTS_MAX && subject != OTHERS {
+            if self.limits.get(&**limit).is_some_and(|subjects| now.mono_ms >= subjects.full_until_ms) {
+                self.sweep_limit(limit, now);
+            }
+            let subjects = self.limits.entry(limit.clone()).or_default();
+            if subjects.cells.len() >= SUBJECTS_MAX {
+                subjects.full_until_ms = now.mono_ms + FULL_MS;
+                subject = OTHERS;
+                if let Some(at) = subjects.cells.get(subject) {
+                    return *at;
+                }
+            }
+        }
+        let cell = Cell { limit: limit.clone(), subject: subject.into(), gauges: Vec::new(), holds: 0 };
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.cells[at as usize] = Some(cell);
+                at
+            }
+            None => {
+                self.cells.push(Some(cell));
+                (self.cells.len() - 1) as u32
+            }
+        };
+        self.limits.entry(limit.clone()).or_default().cells.insert(subject.into(), at);
+        at
+    }
+
+    /// A counter of a cell that exists, as it stands now.
+    fn gauge(&mut self, cell: u32, unit: Unit, span: Span, now: Now) -> &mut Gauge {
+        let cell = self.cells[cell as usize].as_mut().expect("cells with a number in `limits` exist");
+        let at = match cell.gauges.iter().position(|gauge| (gauge.unit, gauge.span) == (unit, span)) {
+            Some(at) => at,
+            None => {
+                cell.gauges.push(Gauge { unit, span, counter: Counter::new(span), reserved: 0 });
+                cell.gauges.len() - 1
+            }
+        };
+        let gauge = &mut cell.gauges[at];
+        gauge.counter.advance(now);
+        gauge
+    }
+}
+
+/// A book on its way to another process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BookState {
+    mono_ms: u64,
+    cells: Vec<CellState>,
+    open: Vec<(u64, Vec<Taken>)>,
+    next: u64,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct CellState {
+    limit: String,
+    subject: String,
+    gauges: Vec<Gauge>,
+}
+
+impl Book {
+    /// Everything that is counted and held, for the process that goes on with it. Whoever gives it away counts no more itself: what it
+    /// holds is settled there, by its number.
+    pub fn export(&self, now: Now) -> BookState {
+        let mut places = HashMap::new();
+        let mut cells = Vec::new();
+        for (at, cell) in self.cells.iter().enumerate() {
+            let Some(cell) = cell else { continue };
+            places.insert(at as u32, cells.len() as u32);
+            let (limit, subject) = (cell.limit.to_string(), cell.subject.to_string());
+            cells.push(CellState { limit, subject, gauges: cell.gauges.clone() });
+        }
+        let moved = |one: &Taken| places.get(&one.cell).map(|cell| Taken { cell: *cell, ..one.clone() });
+        let open = self.open.iter().map(|(id, taken)| (*id, taken.iter().filter_map(moved).collect())).collect();
+        BookState { mono_ms: now.mono_ms, cells, open, next: self.next }
+    }
+
+    /// Goes on with what another process has counted, besides what is counted here. Its holds are settled by their numbers
+    /// ([`Book::settle_id`]), or all at once when it has ended ([`Book::end_adopted`]).
+    pub fn import(&mut self, state: BookState, now: Now) {
+        let mut places = Vec::with_capacity(state.cells.len());
+        for cell in state.cells {
+            let at = self.cell(&cell.limit.as_str().into(), &cell.subject, now);
+            places.push(at);
+            for mut theirs in cell.gauges {
+                theirs.counter.moved(state.mono_ms, now.mono_ms);
+                theirs.counter.advance(now);
+                let ours = self.gauge(at, theirs.unit, theirs.span, now);
+                let used = ours.counter.used();
+                ours.counter = theirs.counter;
+                ours.reserved += theirs.reserved;
+                if used > 0 {
+                    ours.counter.add(used, now);
+                }
+            }
+        }
+        self.next = self.next.max(state.next.saturating_add(HOLDS_APART));
+        for (id, mut taken) in state.open {
+            taken.retain_mut(|one| {
+                let Some(at) = places.get(one.cell as usize) else { return false };
+                one.cell = *at;
+                let gauge = self.gauge(*at, one.unit, one.span, now);
+                one.mark = gauge.counter.moved_mark(one.mark, state.mono_ms, now.mono_ms);
+                if let Some(Some(cell)) = self.cells.get_mut(*at as usize) {
+                    cell.holds += 1;
+                }
+                true
+            });
+            self.open.insert(id, taken);
+            self.adopted.push(id);
+        }
+    }
+
+    /// The process whose holds were taken over has ended: what it has not settled counts as it was reserved.
+    pub fn end_adopted(&mut self, now: Now) {
+        for id in std::mem::take(&mut self.adopted) {
+            let Some(taken) = self.open.get(&id) else { continue };
+            let amounts: HashMap<(u16, Unit), u64> =
+                taken.iter().map(|one| ((one.tag, one.unit), one.amount)).collect();
+            self.settle_id(id, now, |tag, unit| amounts.get(&(tag, unit)).copied().unwrap_or(0));
+        }
+    }
+}
+
+/// The process that takes over numbers its holds this far behind the other's, which may go on for a while.
+const HOLDS_APART: u64 = 1 << 40;

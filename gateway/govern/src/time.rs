@@ -1,0 +1,160 @@
+//! Two kinds of time. Windows slide over a clock that never jumps; days and months are those of the calendar, which needs a clock that
+//! people and machines set.
+//!
+//! [`Calendar`] reads that clock without trusting it: it goes on by the clock that never jumps and lets the other one pull it by at most
+//! a hundredth. So a clock that is set an hour forward or back, and back again, neither begins a new day nor holds up the next. What
+//! is off by more than a day was wrong before, and is taken over.
+
+use serde::{Deserialize, Serialize};
+
+/// The time of a decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Now {
+    /// Milliseconds of a clock that never jumps.
+    pub mono_ms: u64,
+    /// Milliseconds since 1970, as [`Calendar`] says them.
+    pub wall_ms: u64,
+}
+
+/// More than this between the clocks is no jump but a correction.
+const CORRECTION_MS: u64 = 86_400_000;
+/// The calendar moves towards the clock by one millisecond in so many.
+const PULL: u64 = 100;
+
+/// The calendar's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Calendar {
+    mono_ms: u64,
+    wall_ms: u64,
+    /// Milliseconds gone by that were not enough for a millisecond of pull.
+    rest_ms: u64,
+}
+
+impl Calendar {
+    /// Begins with what the clocks say.
+    pub fn new(mono_ms: u64, wall_ms: u64) -> Self {
+        Self { mono_ms, wall_ms, rest_ms: 0 }
+    }
+
+    /// The time by both clocks.
+    pub fn now(&mut self, mono_ms: u64, wall_ms: u64) -> Now {
+        let gone = mono_ms.saturating_sub(self.mono_ms);
+        self.mono_ms += gone;
+        self.wall_ms += gone;
+        let pull = (self.rest_ms + gone) / PULL;
+        self.rest_ms = (self.rest_ms + gone) % PULL;
+        let off = self.wall_ms.abs_diff(wall_ms);
+        if off > CORRECTION_MS {
+            self.wall_ms = wall_ms;
+        } else if wall_ms > self.wall_ms {
+            self.wall_ms += pull.min(off);
+        } else {
+            self.wall_ms -= pull.min(off);
+        }
+        Now { mono_ms: self.mono_ms, wall_ms: self.wall_ms }
+    }
+}
+
+const DAY_MS: u64 = 86_400_000;
+
+/// Days since 1970, and milliseconds to the next.
+pub(crate) fn day(wall_ms: u64) -> (u64, u64) {
+    (wall_ms / DAY_MS, DAY_MS - wall_ms % DAY_MS)
+}
+
+/// Months since year 0, and milliseconds to the next.
+pub(crate) fn month(wall_ms: u64) -> (u64, u64) {
+    let days = wall_ms / DAY_MS;
+    let (year, month) = year_and_month(days);
+    let next = if month == 12 { first_day(year + 1, 1) } else { first_day(year, month + 1) };
+    (year * 12 + month - 1, next * DAY_MS - wall_ms)
+}
+
+/// Milliseconds since 1970 at which the day, and the month, of `wall_ms` began.
+pub fn began(wall_ms: u64) -> (u64, u64) {
+    let (year, month) = year_and_month(wall_ms / DAY_MS);
+    (wall_ms - wall_ms % DAY_MS, first_day(year, month) * DAY_MS)
+}
+
+/// Year and month (from 1) of a day since 1970. (Howard Hinnant's `civil_from_days`.)
+fn year_and_month(days: u64) -> (u64, u64) {
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    (year + era * 400 + u64::from(month <= 2), month)
+}
+
+/// Days from 1970 to the first of that month.
+fn first_day(year: u64, month: u64) -> u64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let (era, of_era) = (year / 400, year % 400);
+    let shifted = if month > 2 { month - 3 } else { month + 9 };
+    let of_year = (153 * shifted + 2) / 5;
+    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HOUR: u64 = 3_600_000;
+
+    #[test]
+    fn months_are_those_of_the_calendar() {
+        for (days, year, month) in [(0, 1970, 1), (58, 1970, 2), (59, 1970, 3), (11_016, 2000, 2), (20_513, 2026, 3)] {
+            assert_eq!(year_and_month(days), (year, month), "{days}");
+        }
+        for (year, month) in (1970..2200).flat_map(|year| (1..=12).map(move |month| (year, month))) {
+            let first = first_day(year, month);
+            assert_eq!(year_and_month(first), (year, month));
+            assert!(first == 0 || year_and_month(first - 1) != (year, month));
+        }
+        let (index, left) = super::month(20_513 * DAY_MS + 5);
+        assert_eq!((index, left), (2026 * 12 + 2, (first_day(2026, 4) - 20_513) * DAY_MS - 5));
+    }
+
+    #[test]
+    fn a_jump_of_an_hour_moves_the_calendar_by_seconds() {
+        let start = 100 * DAY_MS - HOUR / 2;
+        for jump in [HOUR as i64, -(HOUR as i64)] {
+            let mut calendar = Calendar::new(0, start);
+            let mut last = start;
+            for second in 1..=600 {
+                let (mono, wall) = (second * 1000, start.wrapping_add_signed(jump) + second * 1000);
+                let now = calendar.now(mono, wall);
+                let true_now = start + second * 1000;
+                assert!(now.wall_ms.abs_diff(true_now) <= second * 10 && now.wall_ms >= last, "{jump} {second}");
+                assert_eq!(day(now.wall_ms).0, 99, "half an hour before midnight it stays today");
+                last = now.wall_ms;
+            }
+        }
+    }
+
+    #[test]
+    fn a_clock_that_was_wrong_by_years_is_believed() {
+        let mut calendar = Calendar::new(0, 0);
+        assert_eq!(calendar.now(10, 1_700_000_000_000).wall_ms, 1_700_000_000_000);
+    }
+
+    proptest! {
+        /// Whatever the wall clock does within a day, the calendar only goes forward and is off by at most a hundredth of what went by.
+        #[test]
+        fn it_never_goes_back(steps in proptest::collection::vec((0u64..100_000, -(HOUR as i64)..HOUR as i64), 1..200)) {
+            let start = 1_000 * DAY_MS;
+            let mut calendar = Calendar::new(0, start);
+            let (mut mono, mut last) = (0, start);
+            for (gone, jump) in steps {
+                mono += gone;
+                let now = calendar.now(mono, (start + mono).wrapping_add_signed(jump));
+                prop_assert!(now.wall_ms >= last);
+                prop_assert!(now.wall_ms.abs_diff(start + mono) <= mono / PULL + 1);
+                last = now.wall_ms;
+            }
+        }
+    }
+}
