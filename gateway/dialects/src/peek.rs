@@ -24,6 +24,14 @@ pub struct Peek {
     pub stream: bool,
     /// Output tokens asked for at most, under whichever of its names.
     pub max_tokens: Option<u32>,
+    /// Where these bounds stand.
+    pub max_tokens_at: Vec<Range<usize>>,
+    /// Answers asked for at once (`n`, `best_of`, Gemini's `candidateCount`); 0: it does not say.
+    pub choices: u32,
+    /// Prompts of a completion that has several.
+    pub prompts: u32,
+    /// Gemini's `generationConfig`: where its object stands.
+    pub config_at: Option<Range<usize>>,
     /// `user`, when it is text.
     pub user: Option<String>,
     /// `stream_options`: where its value stands, and whether it asks for usage.
@@ -77,8 +85,25 @@ fn field(out: &mut Peek, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) ->
         }
         "stream" => out.stream = reader.boolean()?,
         "max_completion_tokens" | "max_tokens" | "max_output_tokens" if reader.kind()? == Kind::Number => {
-            let given = reader.number()?.parse::<f64>().map_or(u32::MAX, |value| value as u32);
-            out.max_tokens = Some(out.max_tokens.map_or(given, |other| other.max(given)));
+            bound(out, reader)?;
+        }
+        "n" | "best_of" if reader.kind()? == Kind::Number => out.choices = out.choices.max(count(reader)?),
+        "prompt" if reader.kind()? == Kind::Array => reader.array(|reader, _| {
+            // Of a prompt that is token ids, every element is a number.
+            out.prompts += u32::from(reader.kind()? != Kind::Number);
+            reader.skip()
+        })?,
+        "generationConfig" if reader.kind()? == Kind::Object => {
+            let from = reader.position();
+            reader.object(|reader, key| match &*key {
+                "maxOutputTokens" if reader.kind()? == Kind::Number => bound(out, reader),
+                "candidateCount" if reader.kind()? == Kind::Number => {
+                    out.choices = out.choices.max(count(reader)?);
+                    Ok(())
+                }
+                _ => reader.skip(),
+            })?;
+            out.config_at = Some(from..reader.position());
         }
         "stream_options" if reader.kind()? == Kind::Object => {
             let from = reader.position();
@@ -110,16 +135,44 @@ fn field(out: &mut Peek, reader: &mut Reader<'_>, key: &str, bounds: &Bounds) ->
     Ok(())
 }
 
+fn count(reader: &mut Reader<'_>) -> Result<u32, Fault> {
+    Ok(reader.number()?.parse::<f64>().map_or(u32::MAX, |value| value as u32))
+}
+
+/// A bound of the output.
+fn bound(out: &mut Peek, reader: &mut Reader<'_>) -> Result<(), Fault> {
+    reader.kind()?;
+    let from = reader.position();
+    let given = count(reader)?;
+    out.max_tokens = Some(out.max_tokens.map_or(given, |other| other.max(given)));
+    out.max_tokens_at.push(from..reader.position());
+    Ok(())
+}
+
+/// What changes in a body that is passed on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Splice<'a> {
+    /// Another name of the model.
+    pub model: Option<&'a str>,
+    /// The counts of the stream are asked for.
+    pub include_usage: bool,
+    /// The bound of its output, and the name under which it is put in where there is none.
+    pub max_tokens: Option<(u32, &'a str)>,
+}
+
 /// The body with another model name, or with the counts of a stream asked for, in pieces of the original; `body` is what `peek` was
 /// made from. Nothing else changes.
-pub fn spliced(body: &Bytes, peek: &Peek, model: Option<&str>, include_usage: bool) -> Vec<Bytes> {
+pub fn spliced(body: &Bytes, peek: &Peek, change: Splice<'_>) -> Vec<Bytes> {
     let mut edits: Vec<(Range<usize>, Bytes)> = Vec::with_capacity(2);
-    if let (Some(model), Some(at)) = (model, &peek.model_at) {
+    if let Some((max_tokens, name)) = change.max_tokens {
+        bound_edits(peek, max_tokens, name, &mut edits);
+    }
+    if let (Some(model), Some(at)) = (change.model, &peek.model_at) {
         let mut text = BytesMut::with_capacity(model.len() + 2);
         write::string(&mut text, model);
         edits.push((at.clone(), text.freeze()));
     }
-    if include_usage {
+    if change.include_usage {
         edits.push(usage_edit(body, peek));
     }
     edits.sort_by_key(|(at, _)| at.start);
@@ -132,6 +185,23 @@ pub fn spliced(body: &Bytes, peek: &Peek, model: Option<&str>, include_usage: bo
     }
     out.push(body.slice(done..));
     out
+}
+
+/// Every bound that stands there says `max_tokens`; without one, it is put in under `name`.
+fn bound_edits(peek: &Peek, max_tokens: u32, name: &str, edits: &mut Vec<(Range<usize>, Bytes)>) {
+    let number = max_tokens.to_string();
+    if !peek.max_tokens_at.is_empty() {
+        edits.extend(peek.max_tokens_at.iter().map(|at| (at.clone(), Bytes::from(number.clone()))));
+        return;
+    }
+    let (field, at) = match (name, &peek.config_at) {
+        ("maxOutputTokens", Some(at)) => (format!("\"{name}\":{number}"), at.start + 1),
+        ("maxOutputTokens", None) => (format!("\"generationConfig\":{{\"{name}\":{number}}}"), peek.start),
+        _ => (format!("\"{name}\":{number}"), peek.start),
+    };
+    let alone = if at == peek.start { peek.is_empty } else { peek.config_at.as_ref().is_some_and(|at| at.len() == 2) };
+    let comma = if alone { "" } else { "," };
+    edits.push((at..at, Bytes::from(field + comma)));
 }
 
 /// The least change that makes `stream_options.include_usage` true.
@@ -162,7 +232,8 @@ mod tests {
     fn check_splice(body: &str, model: Option<&str>, usage: bool, expected: &str) {
         let bytes = Bytes::from(body.to_owned());
         let seen = peek(&bytes, &Bounds::default()).expect("an object");
-        let out = spliced(&bytes, &seen, model, usage).concat();
+        let change = Splice { model, include_usage: usage, max_tokens: None };
+        let out = spliced(&bytes, &seen, change).concat();
         assert_eq!(String::from_utf8_lossy(&out), expected);
         let again = peek(&out, &Bounds::default()).expect("still an object");
         assert!(!usage || again.stream_options.is_some_and(|(_, usage)| usage), "{expected}");

@@ -59,9 +59,13 @@ impl Measure {
     }
 }
 
-/// An amount in words: `7 tokens`, `0.25 USD`.
 impl Unit {
-    /// The amount with its unit.
+    /// Whether how much of it a request uses is known when it has ended.
+    pub fn is_metered(self) -> bool {
+        !matches!(self, Unit::Requests | Unit::InFlight)
+    }
+
+    /// An amount in words: `7 tokens`, `0.25 USD`.
     pub fn shown(self, amount: u64) -> String {
         match self {
             Unit::NanoUsd => format!("{} USD", usd(amount)),
@@ -189,6 +193,17 @@ pub enum Reserve {
     Most,
 }
 
+/// What happens to requests whose tokens or cost nobody can know, under a limit that counts them: a model without a price, audio, images.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unmetered {
+    /// They are refused: else the limit could be walked around.
+    #[default]
+    Refuse,
+    /// They are let in, and count as nothing.
+    Allow,
+}
+
 /// A limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
@@ -204,6 +219,8 @@ pub struct Limit {
     pub models: Vec<String>,
     /// How unknown usage is reserved.
     pub reserve: Reserve,
+    /// What cannot be counted.
+    pub unmetered: Unmetered,
     /// While the shared store is away.
     pub on_store_failure: OnStoreFailure,
     /// Output tokens for requests that name no bound.
@@ -225,7 +242,7 @@ impl Limit {
 
     /// Whether it needs to know how many tokens a request has.
     pub fn needs_tokens(&self) -> bool {
-        self.measures.iter().any(|measure| !matches!(measure.unit, Unit::Requests | Unit::InFlight))
+        self.measures.iter().any(|measure| measure.unit.is_metered())
     }
 }
 

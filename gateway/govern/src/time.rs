@@ -76,6 +76,12 @@ pub fn began(wall_ms: u64) -> (u64, u64) {
     (wall_ms - wall_ms % DAY_MS, first_day(year, month) * DAY_MS)
 }
 
+/// Year, month and day of month of a day since 1970.
+pub fn civil(days: u64) -> (u64, u64, u64) {
+    let (year, month) = year_and_month(days);
+    (year, month, days - first_day(year, month) + 1)
+}
+
 /// Year and month (from 1) of a day since 1970. (Howard Hinnant's `civil_from_days`.)
 fn year_and_month(days: u64) -> (u64, u64) {
     let shifted = days + 719_468;

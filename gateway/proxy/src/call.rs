@@ -104,6 +104,8 @@ pub struct Call {
     pub unresolved: Option<Box<Failure>>,
     /// Id of the answer, without a prefix, where it is not made from the request's.
     pub answer_id: Option<String>,
+    /// Bounds of the output that limits put in: where the client names none, and at most.
+    bounds: (Option<u32>, Option<u32>),
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
     /// The body's share of the memory budget.
     _lease: BodyLease,
@@ -139,6 +141,7 @@ impl Call {
             own: false,
             unresolved: None,
             answer_id: None,
+            bounds: (None, None),
             decoded,
             _lease: body.lease,
         })
@@ -158,9 +161,12 @@ impl Call {
             return Err((**failure).clone());
         }
         let made = self.decoded.get_or_init(|| async {
-            let (bytes, ask) = (self.body.clone(), self.ask.clone());
+            let (bytes, ask, bounds) = (self.body.clone(), self.ask.clone(), self.bounds);
             match off_io(self.body.len(), move || decode(&ask, &bytes)).await {
-                Ok(decoded) => decoded.map(Arc::new),
+                Ok(decoded) => decoded.map(|mut decoded| {
+                    bound(&mut decoded.request, bounds);
+                    Arc::new(decoded)
+                }),
                 Err(failure) => Err(ApiError::malformed(failure.message)),
             }
         });
@@ -207,10 +213,52 @@ impl Call {
         self.put_decoded(Arc::new(decoded));
     }
 
+    /// Bounds the output: where the client names no bound, and at most.
+    pub(crate) fn bound_output(&mut self, bounds: (Option<u32>, Option<u32>)) {
+        self.bounds = bounds;
+        if let Some(Ok(decoded)) = self.decoded.get_mut()
+            && let Some(decoded) = Arc::get_mut(decoded)
+        {
+            bound(&mut decoded.request, bounds);
+        }
+    }
+
+    /// The bound of each answer, whoever put it in.
+    pub(crate) fn output_bound(&self) -> Option<u32> {
+        bounded(self.peek.max_tokens, self.bounds)
+    }
+
+    /// The bound, where it is another than the client's.
+    pub(crate) fn new_bound(&self) -> Option<u32> {
+        self.output_bound()
+            .filter(|_| makes_text(self.ask.surface))
+            .filter(|bound| Some(*bound) != self.peek.max_tokens)
+    }
+
     /// As [`Call::decoded`], where that has been asked for and has succeeded.
     pub fn decoded_before(&self) -> Option<Arc<Decoded>> {
         self.decoded.get()?.as_ref().ok().cloned()
     }
+}
+
+/// A bound under a default and a maximum.
+fn bounded(given: Option<u32>, (default, max): (Option<u32>, Option<u32>)) -> Option<u32> {
+    let given = given.or(default).or(max);
+    given.map(|given| max.map_or(given, |max| given.min(max)))
+}
+
+fn bound(request: &mut Request, bounds: (Option<u32>, Option<u32>)) {
+    let sampling = match request {
+        Request::Chat(chat) => &mut chat.sampling,
+        Request::Complete(complete) => &mut complete.sampling,
+        Request::Embed(_) | Request::Rerank(_) => return,
+    };
+    sampling.max_tokens = bounded(sampling.max_tokens, bounds);
+}
+
+/// Whether the operation makes text, which can be bounded.
+fn makes_text(surface: Surface) -> bool {
+    matches!(surface, Surface::Chat | Surface::Completions | Surface::Responses | Surface::Messages | Surface::Generate)
 }
 
 /// Reads a body in the dialect that `ask` names.

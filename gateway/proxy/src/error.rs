@@ -12,6 +12,8 @@ use penstock_dialects::openai::errors::{self, ErrorShape};
 use penstock_dialects::{ApiError, Dialect, FaultClass, ProviderFault, codec};
 use penstock_proto::{ErrorKind, Retry};
 
+use crate::governed::Refusal;
+
 /// Longest Retry-After sent: the official SDKs stop retrying above 120 s.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
@@ -59,6 +61,8 @@ pub struct Failure {
     pub allow: Option<Methods>,
     /// What an upstream answered, if the failure is its own.
     pub upstream: Option<Box<UpstreamAnswer>>,
+    /// The limit that refused it.
+    pub refusal: Option<Box<Refusal>>,
 }
 
 /// An error that an upstream answered.
@@ -87,7 +91,17 @@ impl Failure {
     /// A failure of that kind.
     pub fn new(kind: ErrorKind, message: impl Into<Box<str>>) -> Self {
         let message = message.into();
-        Self { kind, message, param: None, retry_after: None, log: None, shape: None, allow: None, upstream: None }
+        Self {
+            kind,
+            message,
+            param: None,
+            retry_after: None,
+            log: None,
+            shape: None,
+            allow: None,
+            upstream: None,
+            refusal: None,
+        }
     }
 
     /// Adds what only the log may say.
@@ -157,7 +171,7 @@ impl Failure {
 
     /// Value of x-should-retry, which the official SDKs prefer to their own rule.
     pub fn should_retry(&self) -> bool {
-        self.kind.retry() != Retry::No
+        self.refusal.as_ref().map_or(self.kind.retry() != Retry::No, |refusal| refusal.retry)
     }
 
     /// Whose failure it is: value of `x-penstock-error-source`.

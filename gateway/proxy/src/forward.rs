@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout};
 use crate::auth::Principal;
 use crate::error::Failure;
 use crate::gateway::Gateway;
+use crate::governed;
 use crate::http::{Body, Exchange};
 use crate::multipart::{self, Part};
 use crate::phases::{End, watched};
@@ -74,9 +75,12 @@ pub(crate) async fn serve(
         model_at: Some(at),
         trace: trail.trace.clone(),
     };
+    let held = governed::admit_opaque(&gateway.governor, serving, principal, &entry, exchange.client())?;
     let answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
     drop(lease);
-    send(exchange, answered).await
+    let sent = send(exchange, answered).await;
+    drop(held);
+    sent
 }
 
 /// The model that a JSON body or a form names, and where.
@@ -144,6 +148,7 @@ async fn send(exchange: &mut Exchange, mut answered: Forwarded) -> Result<(), En
 
 /// Serves `/v1/realtime?model=…`: a tunnel between two WebSockets.
 pub(crate) async fn realtime(
+    gateway: &Gateway,
     serving: &Serving,
     exchange: &mut Exchange,
     trail: &mut Trail,
@@ -162,6 +167,7 @@ pub(crate) async fn realtime(
     trail.live.iter().for_each(|live| live.asks(&entry.name, true));
     let headers = std::mem::take(&mut exchange.head.headers);
     let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None, trace: trail.trace.clone() };
+    let _held = governed::admit_opaque(&gateway.governor, serving, principal, &entry, exchange.client())?;
     let mut answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
     let Some((stream, early)) = answered.response.upgraded.take() else {
         return send(exchange, answered).await;

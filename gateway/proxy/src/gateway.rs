@@ -8,6 +8,7 @@ use penstock_store::Store;
 
 use crate::auth::Guard;
 use crate::config::Snapshot;
+use crate::governed::Governor;
 use crate::http::connection::{Handler, fault_failure};
 use crate::http::head::HeadFault;
 use crate::http::{BodyBudget, Exchange, HttpLimits};
@@ -40,6 +41,8 @@ pub struct Gateway {
     pub hub: Arc<Hub>,
     /// Active checks; whoever runs them takes them.
     pub checks: Mutex<Checks>,
+    /// Counters of the limits.
+    pub(crate) governor: Arc<Governor>,
     keeper: Option<Arc<Keeper>>,
 }
 
@@ -57,6 +60,7 @@ impl Gateway {
         let hub = Arc::default();
         let mut serving = Serving::new(Arc::new(config), pools, providers, &metrics, &hub);
         let checks = Mutex::new(serving.take_checks());
+        let governor = Arc::new(Governor::new(metrics.clone()));
         Self {
             serving: ArcSwap::from_pointee(serving),
             guard: Guard::new(metrics.clone()),
@@ -67,6 +71,7 @@ impl Gateway {
             live: Arc::default(),
             hub,
             checks,
+            governor,
             keeper: None,
         }
     }
@@ -108,6 +113,7 @@ impl Gateway {
         ];
         self.serving.load().gauges(&self.metrics, &mut gauges);
         self.keeper.iter().for_each(|keeper| keeper.gauges(&mut gauges));
+        self.governor.gauges(&mut gauges);
         self.metrics.render(&gauges)
     }
 }

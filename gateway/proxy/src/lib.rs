@@ -19,6 +19,7 @@ pub mod fleet;
 pub mod forward;
 pub mod gateway;
 pub mod generate;
+pub mod governed;
 pub mod http;
 pub mod live_requests;
 mod multipart;

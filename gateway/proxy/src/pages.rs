@@ -12,6 +12,7 @@ use crate::auth::Principal;
 use crate::call::{Ask, Call};
 use crate::error::Failure;
 use crate::gateway::Gateway;
+use crate::governed;
 use crate::http::Exchange;
 use crate::phases::{End, decoded, read_body, watched};
 use crate::route::Route;
@@ -56,6 +57,10 @@ pub(crate) async fn serve(
         Route::Metrics => {
             let text = [(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"))];
             exchange.respond(200, &text, gateway.render_metrics().into()).await?;
+        }
+        Route::Status => {
+            let status = governed::status(&gateway.governor, serving, principal, exchange.client());
+            json(exchange, status.to_string()).await?;
         }
         Route::Stored(route) => Box::pin(stored::serve(gateway, exchange, route, principal)).await?,
         Route::Tokenize => tokenize(gateway, serving, exchange, principal).await?,

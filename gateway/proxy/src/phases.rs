@@ -71,7 +71,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
         Route::Forward(path) => {
             return Box::pin(forward::serve(gateway, &serving, exchange, trail, path, &principal)).await;
         }
-        Route::Realtime => return Box::pin(forward::realtime(&serving, exchange, trail, &principal)).await,
+        Route::Realtime => return Box::pin(forward::realtime(gateway, &serving, exchange, trail, &principal)).await,
         _ => {}
     }
     let Some(ask) = Box::pin(pages::serve(gateway, &serving, exchange, route, &principal)).await? else {
@@ -83,7 +83,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     call.client = exchange.client();
     let recalled = Box::pin(stored::recall(gateway, exchange, &principal, call)).await?;
     let Some((call, keeping)) = recalled else { return Ok(()) };
-    let admitted = watched(exchange, Box::pin(admit::admit(&serving, &principal, call))).await??;
+    let admitted = watched(exchange, Box::pin(admit::admit(gateway, &serving, &principal, call))).await??;
     let (call, entry) = (admitted.call.clone(), &admitted.entry);
     trail.model = Some(entry.name.to_string());
     trail.price = entry.price;

@@ -33,6 +33,8 @@ pub enum Route {
     Ready,
     /// `GET /metrics`
     Metrics,
+    /// `/status`: the limits, and how the asker's stand.
+    Status,
     /// Files, batches, stored responses.
     Stored(StoredRoute),
 }
@@ -72,6 +74,7 @@ impl Route {
             "/health" => (Route::Health, Method::GET),
             "/ready" => (Route::Ready, Method::GET),
             "/metrics" => (Route::Metrics, Method::GET),
+            "/status" => (Route::Status, Method::GET),
             _ if forwarded(path).is_some() => (Route::Forward(forwarded(path).unwrap_or_default()), Method::POST),
             "/v1beta/models" => (Route::Models, Method::GET),
             _ => match gemini_path(path, target).or_else(|| model_path(path)) {
@@ -99,6 +102,7 @@ impl Route {
             | Route::Realtime
             | Route::Tokenize
             | Route::Detokenize
+            | Route::Status
             | Route::Stored(_) => AuthClass::Key,
             Route::Metrics => AuthClass::Operator,
         }
@@ -117,6 +121,7 @@ impl Route {
             Route::Health => "/health",
             Route::Ready => "/ready",
             Route::Metrics => "/metrics",
+            Route::Status => "/status",
             Route::Stored(stored) => stored.label(),
         }
     }

@@ -11,6 +11,7 @@ use crate::auth::{Identity, Principal};
 use crate::call::Call;
 use crate::config::Snapshot;
 use crate::error::Failure;
+use crate::governed::{Billing, Rules};
 use crate::plugins::{Chain, Hub};
 use crate::provider::Provider;
 use crate::relay::Checks;
@@ -28,6 +29,8 @@ pub struct Serving {
     providers: Vec<Arc<Provider>>,
     models: Models,
     pub(crate) plugins: Chain,
+    /// The limits.
+    pub rules: Rules,
 }
 
 impl Serving {
@@ -42,7 +45,19 @@ impl Serving {
         let models = Models::build(&config, &Sources { pools: &pools, providers: &providers }, metrics);
         let identity = Identity::new(&config);
         let plugins = Chain::new(&config, metrics, hub);
-        Self { config, identity, pools, providers, models, plugins }
+        let rules = Rules::new(&config.limits);
+        Self { config, identity, pools, providers, models, plugins, rules }
+    }
+
+    /// Everything that is listed.
+    pub fn entries(&self) -> &[Entry] {
+        self.models.listed()
+    }
+
+    /// The limits that each key and team of the config names.
+    pub fn named_limits(&self) -> impl Iterator<Item = &[String]> {
+        let teams = self.config.teams.iter().map(|team| team.limits.as_slice());
+        self.config.keys.iter().map(|key| key.limits.as_slice()).chain(teams)
     }
 
     /// The pools.
@@ -89,8 +104,10 @@ impl Serving {
     /// A model that a provider said it has.
     fn discovered(&self, model: &str) -> Option<Entry> {
         let upstream = self.providers.iter().find_map(|provider| provider.discovered(model))?;
-        let price = models::price(&self.config, model.split_once('/')?.1);
-        Some(Entry { upstream, price, name: model.into() })
+        let (provider, there) = model.split_once('/')?;
+        let price = models::price(&self.config, there);
+        let billing = Arc::new(Billing::single(Some(provider), price));
+        Some(Entry { upstream, price, billing, name: model.into() })
     }
 
     /// The same where a request may leave the model out: then it is the only one.

@@ -47,6 +47,8 @@ pub struct Trail {
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     failure: Option<(String, Option<String>)>,
+    /// The limit that refused it.
+    limit: Option<String>,
     client_gone: bool,
 }
 
@@ -71,6 +73,7 @@ impl Trail {
             first_token: None,
             last_token: None,
             failure: None,
+            limit: None,
             client_gone: false,
         }
     }
@@ -96,6 +99,7 @@ impl Trail {
 
     /// Notes a failure.
     pub fn failed(&mut self, failure: &Failure) {
+        self.limit = failure.refusal.as_ref().map(|refusal| refusal.rule.clone());
         self.failure = Some((format!("{:?}", failure.kind), failure.log.as_deref().map(str::to_owned)));
     }
 
@@ -127,6 +131,8 @@ impl Trail {
             (Some(_), false) => "failed",
             (None, false) => "complete",
         };
+        let account = self.course.account;
+        let usd = |nano: u64| Some(nano as f64 / 1e9).filter(|usd| *usd > 0.0);
         let (error, detail) = self.failure.map_or((None, None), |(kind, detail)| (Some(kind), detail));
         gateway.access_log.write(&Record {
             time_ms: clock::since_epoch().as_millis() as u64,
@@ -149,6 +155,12 @@ impl Trail {
             cached_tokens: self.facts.map(|facts| facts.cached_tokens),
             completion_tokens: self.facts.map(|facts| facts.completion_tokens),
             cost_usd,
+            reserved_tokens: account.map(|account| account.reserved_tokens).filter(|tokens| *tokens > 0),
+            charged_tokens: account.map(|account| account.tokens).filter(|tokens| *tokens > 0),
+            reserved_usd: account.and_then(|account| usd(account.reserved_nano_usd)),
+            charged_usd: account.and_then(|account| usd(account.nano_usd)),
+            estimated: account.is_some_and(|account| account.estimated),
+            limit: self.limit,
             target: self.course.target,
             worker: self.course.worker,
             end,

@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::call::Call;
 use crate::error::Failure;
 use crate::forward::Forward;
+use crate::governed::Account;
 use crate::prices::Price;
 use crate::provider::Forwarded;
 use crate::telemetry::Trace;
@@ -120,6 +121,8 @@ pub struct Course {
     pub worker: Option<Arc<str>>,
     /// Why the choices ended, where only whoever passed the answer on has seen it.
     pub finish: Option<FinishReason>,
+    /// What it was to use and what it used, where a limit counts it.
+    pub account: Option<Account>,
 }
 
 /// One attempt to get an answer.

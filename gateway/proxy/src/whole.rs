@@ -85,7 +85,7 @@ async fn collect(
     take: &mut (dyn FnMut(&ChatEvent) + Send),
     live: &Entry,
 ) -> Result<Bytes, Failure> {
-    let admitted = admit(&gateway.serving(), principal, call).await?;
+    let admitted = admit(gateway, &gateway.serving(), principal, call).await?;
     live.asks(&admitted.entry.name, false);
     let mut answer = Answer::new(admitted.call.clone());
     let trace = gateway.tracer.begin(&HeaderMap::new(), Instant::now());

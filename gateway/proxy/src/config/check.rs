@@ -69,6 +69,7 @@ pub fn load(
             .collect(),
     };
     models::check(&document, &snapshot.models, &known, &snapshot.prices);
+    super::limits::check(&document, &snapshot);
     document.finish().map(|()| snapshot)
 }
 
@@ -119,6 +120,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         auth: identity::auth(&document.table("auth")),
         keys,
         teams,
+        limits: super::limits::read(document),
         models: models::read(document),
         plugins: document.tables("plugins").iter().filter_map(|table| super::plugins::plugin(table, env)).collect(),
         prices: Arc::new(prices(&document.table("prices"))),

@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn a_scope_has_all_its_parts() {
         let text = "[[teams]]\nid = \"t\"\nmodels = [\"chat-*\"]\n[[keys]]\nid = \"a\"\nkey_env = \"SET\"\nteam = \"t\"\nroutes = [\"/v1/*\"]\n\
-                    dialects = [\"openai\"]\naddresses = [\"10.0.0.0/8\", \"::1\"]\nexpires = 2027-01-01\nlimits = [\"x\"]\nuser = \"u\"\n";
+                    dialects = [\"openai\"]\naddresses = [\"10.0.0.0/8\", \"::1\"]\nexpires = 2027-01-01\nlimits = [\"x\"]\nuser = \"u\"\n[[limits]]\nid = \"x\"\nin_flight = 1\n";
         let snapshot = read(text).expect("valid");
         let key = &snapshot.keys[0];
         assert_eq!(key.scope.expires, Some(1_798_761_600));

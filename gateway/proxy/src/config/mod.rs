@@ -8,6 +8,7 @@ mod admin;
 mod check;
 mod identity;
 pub mod keys;
+mod limits;
 mod models;
 mod plugins;
 mod providers;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_govern::Limit;
+
 use super::ModelConfig;
 use super::admin::AdminConfig;
 use super::plugins::PluginConfig;
@@ -51,6 +53,8 @@ pub struct Snapshot {
     pub keys: Vec<Key>,
     /// Teams of keys.
     pub teams: Vec<Team>,
+    /// How much may be used.
+    pub limits: Vec<Arc<Limit>>,
     /// Models with targets of their own.
     pub models: Vec<ModelConfig>,
     /// What models cost.

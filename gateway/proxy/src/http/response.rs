@@ -187,6 +187,7 @@ pub(super) fn failure_fields(failure: &Failure) -> Vec<Field> {
     }
     fields.push((HeaderName::from_static("x-penstock-error-source"), HeaderValue::from_static(failure.source())));
     fields.extend(failure.upstream.iter().flat_map(|upstream| upstream.headers.iter().cloned()));
+    fields.extend(failure.refusal.iter().flat_map(|refusal| refusal.fields.iter().cloned()));
     fields
 }
 

@@ -97,7 +97,7 @@ impl ProviderUpstream {
         }
         if *json {
             let seen = Peek { model_at: Some(at.clone()), ..Peek::default() };
-            return peek::spliced(body, &seen, Some(&self.model), false);
+            return peek::spliced(body, &seen, peek::Splice { model: Some(&self.model), ..peek::Splice::default() });
         }
         vec![body.slice(..at.start), Bytes::from(self.model.clone()), body.slice(at.end..)]
     }

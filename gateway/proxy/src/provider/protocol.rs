@@ -98,11 +98,15 @@ impl Protocol {
     }
 }
 
+/// Whether it is OpenAI itself (or Azure), which refuses fields that its models do not know.
+pub(super) fn is_strict(config: &ProviderConfig) -> bool {
+    config.protocol == Protocol::Azure || config.target.authority == "api.openai.com"
+}
+
 /// How requests in other dialects are said in this one; `None`: not at all.
 pub(super) fn codec_of(config: &ProviderConfig) -> Option<Box<dyn ProviderCodec>> {
-    let openai_itself = config.target.authority == "api.openai.com";
     match config.protocol {
-        Protocol::OpenAi if openai_itself => Some(Box::new(openai::ChatCodec::strict())),
+        Protocol::OpenAi if is_strict(config) => Some(Box::new(openai::ChatCodec::strict())),
         Protocol::OpenAi => Some(Box::new(openai::ChatCodec::default())),
         Protocol::Azure => Some(Box::new(openai::ChatCodec::strict())),
         Protocol::Anthropic => Some(Box::new(anthropic::Codec::default())),

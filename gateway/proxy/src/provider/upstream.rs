@@ -6,6 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use http::{Method, header};
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
+use penstock_dialects::peek::Splice;
 use penstock_dialects::{AnswerDecoder, FaultClass, ProviderFault, Surface, gemini, peek, watch};
 use penstock_proto::ErrorKind;
 use tokio::time::Instant;
@@ -14,7 +15,7 @@ use super::ask::Asked;
 use super::passed::{Passed, Stream, Whole};
 use super::protocol::openai_path;
 use super::translated::Translated;
-use super::{Forwarded, Outcome, Protocol, Provider, fields};
+use super::{Forwarded, Outcome, Protocol, Provider, fields, protocol};
 use crate::call::Call;
 use crate::client::{Deadlines, Response};
 use crate::error::Failure;
@@ -57,18 +58,33 @@ impl ProviderUpstream {
             && matches!(call.ask.surface, Surface::Chat | Surface::Completions)
     }
 
+    /// Name of the bound of an answer, where the client gives none.
+    fn bound_name(&self, surface: Surface) -> &'static str {
+        match surface {
+            Surface::Responses => "max_output_tokens",
+            Surface::Chat if protocol::is_strict(&self.provider.config) => "max_completion_tokens",
+            _ => "max_tokens",
+        }
+    }
+
     /// The client's bytes, spliced where they must be.
     fn passed_on(&self, call: &Call, deadlines: Deadlines) -> Asked {
+        let bound = |name: &'static str| call.new_bound().map(|bound| (bound, name));
         let renamed = (call.peek.model.as_deref() != Some(&self.model)).then_some(self.model.as_str());
         let (path, body) = match call.ask.surface {
             // The model's name is in the path, not in the body.
             Surface::Generate => {
                 let method = if call.stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
-                (gemini::path(&self.model, method), vec![call.body.clone()])
+                let change = Splice { max_tokens: bound("maxOutputTokens"), ..Splice::default() };
+                (gemini::path(&self.model, method), peek::spliced(&call.body, &call.peek, change))
             }
             surface => {
-                let body = peek::spliced(&call.body, &call.peek, renamed, self.adds_usage(call));
-                (self.path(openai_path(surface)), body)
+                let change = Splice {
+                    model: renamed,
+                    include_usage: self.adds_usage(call),
+                    max_tokens: bound(self.bound_name(surface)),
+                };
+                (self.path(openai_path(surface)), peek::spliced(&call.body, &call.peek, change))
             }
         };
         Asked {

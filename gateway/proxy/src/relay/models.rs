@@ -8,7 +8,8 @@ use super::Relay;
 use super::checks::{Checks, Probe};
 use super::core::Core;
 use super::target::Target;
-use crate::config::{Snapshot, TargetConfig};
+use crate::config::{ModelConfig, Snapshot, TargetConfig};
+use crate::governed::Billing;
 use crate::prices::Price;
 use crate::provider::Provider;
 use crate::telemetry::{Gauge, Metrics};
@@ -70,6 +71,8 @@ pub struct Entry {
     pub upstream: Arc<dyn Upstream>,
     /// What it costs, where that does not depend on the attempt.
     pub price: Option<Price>,
+    /// What its targets may cost.
+    pub(crate) billing: Arc<Billing>,
     /// The name that `/v1/models` shows, and that metrics and logs are labelled with.
     pub name: Arc<str>,
 }
@@ -111,13 +114,18 @@ impl Models {
             let mirror = rules.mirror.as_ref().and_then(|mirror| target(&mirror.target));
             let core = Arc::new(Core::new(rules.clone(), all, mirror, &context));
             models.relays.push(core.clone());
-            models.serve(rules.name.clone(), &rules.aliases, Arc::new(Relay(core)), rules.price);
+            let billing = billing(config, rules);
+            models.serve(rules.name.clone(), &rules.aliases, Arc::new(Relay(core)), rules.price, billing);
         }
-        let provided = sources.provided().into_iter().map(|upstream| (price(config, &upstream.card().id), upstream));
-        for (price, upstream) in pools.into_iter().map(|pool| (None, pool)).chain(provided) {
+        let provided = sources.provided().into_iter().map(|upstream| {
+            let name = upstream.card().id;
+            let provider = config.providers.iter().find(|provider| provider.models.contains(&name));
+            (price(config, &name), Some(provider.map_or("", |provider| provider.id.as_str())), upstream)
+        });
+        for (price, provider, upstream) in pools.into_iter().map(|pool| (None, None, pool)).chain(provided) {
             let name = upstream.card().id;
             if !models.entries.contains_key(&name) {
-                models.serve(name, &[], upstream, price);
+                models.serve(name, &[], upstream, price, Billing::single(provider, price));
             }
         }
         models.checks = checks(&made, sources);
@@ -125,8 +133,15 @@ impl Models {
         models
     }
 
-    fn serve(&mut self, name: String, aliases: &[String], upstream: Arc<dyn Upstream>, price: Option<Price>) {
-        let entry = Entry { upstream, price, name: name.as_str().into() };
+    fn serve(
+        &mut self,
+        name: String,
+        aliases: &[String],
+        upstream: Arc<dyn Upstream>,
+        price: Option<Price>,
+        billing: Billing,
+    ) {
+        let entry = Entry { upstream, price, billing: Arc::new(billing), name: name.as_str().into() };
         for name in aliases.iter().cloned().chain([name]) {
             self.entries.insert(name, entry.clone());
         }
@@ -162,6 +177,30 @@ impl Models {
             out(Gauge::TargetInFlight, &target.id, target.in_flight() as f64);
         }
     }
+}
+
+/// What the targets of a model may cost.
+fn billing(config: &Snapshot, rules: &ModelConfig) -> Billing {
+    let all = rules.to.iter().map(|(asked, _)| asked).chain(&rules.fallback);
+    let targets = all.map(|asked| {
+        let own = matches!(asked, TargetConfig::Pool(_));
+        let price = match asked {
+            TargetConfig::Pool(_) => None,
+            TargetConfig::Provider(_, model) => price(config, model),
+        };
+        (asked.id().as_str().into(), rules.price.or(price), own)
+    });
+    let mut providers: Vec<Arc<str>> = Vec::new();
+    for (asked, _) in &rules.to {
+        if let TargetConfig::Provider(id, _) = asked
+            && !providers.iter().any(|have| **have == **id)
+        {
+            providers.push(id.as_str().into());
+        }
+    }
+    let hedged = rules.hedge_after.is_some();
+    let attempts = 1 + rules.retries as usize + rules.fallback.len() + usize::from(hedged);
+    Billing::several(providers, targets.collect(), attempts as u64, hedged)
 }
 
 /// By the table.

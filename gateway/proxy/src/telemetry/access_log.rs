@@ -76,6 +76,24 @@ pub struct Record<'a> {
     /// What it cost, by the price table.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost_usd: Option<f64>,
+    /// Tokens that its limits held for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved_tokens: Option<u64>,
+    /// Tokens that its limits counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub charged_tokens: Option<u64>,
+    /// Dollars that its limits held for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reserved_usd: Option<f64>,
+    /// Dollars that its limits counted: every attempt that may bill.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub charged_usd: Option<f64>,
+    /// The upstream did not say what it used: counted here.
+    #[serde(skip_serializing_if = "is_false")]
+    pub estimated: bool,
+    /// The limit and measure that refused it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<String>,
     /// Who answered: a provider, or one of the targets of the model.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "name")]
     pub target: Option<Arc<str>>,

@@ -52,6 +52,14 @@ pub enum Metric {
     PluginFailures,
     /// Seconds in a plugin, by hook.
     PluginSeconds,
+    /// Decisions of a limit.
+    LimitDecisions,
+    /// What was reserved, by unit.
+    LimitReserved,
+    /// What was used, by unit.
+    LimitSettled,
+    /// What was used beyond its reservation, by unit.
+    LimitExceeded,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -72,7 +80,7 @@ const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    const ALL: [Metric; 19] = [
+    const ALL: [Metric; 23] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -92,6 +100,10 @@ impl Metric {
         Metric::PluginCalls,
         Metric::PluginFailures,
         Metric::PluginSeconds,
+        Metric::LimitDecisions,
+        Metric::LimitReserved,
+        Metric::LimitSettled,
+        Metric::LimitExceeded,
     ];
 
     /// Name, kind and help.
@@ -135,6 +147,20 @@ impl Metric {
                 ("penstock_upstream_requests_total", Kind::Counter, "Requests to a provider, by outcome.")
             }
             Metric::Panics => ("penstock_panics_total", Kind::Counter, "Panics caught in a request handler."),
+            Metric::LimitDecisions => {
+                ("penstock_limit_decisions_total", Kind::Counter, "Requests that a limit allowed or denied.")
+            }
+            Metric::LimitReserved => {
+                ("penstock_limit_reserved_total", Kind::Counter, "Reserved for requests that have ended: tokens, usd.")
+            }
+            Metric::LimitSettled => {
+                ("penstock_limit_settled_total", Kind::Counter, "Used by requests that limits count: tokens, usd.")
+            }
+            Metric::LimitExceeded => (
+                "penstock_limit_exceeded_total",
+                Kind::Counter,
+                "Used by requests beyond what was reserved for them: tokens, usd.",
+            ),
             Metric::BatchLines => ("penstock_batch_lines_total", Kind::Counter, "Lines of batches, by outcome."),
             Metric::AuthFailures => {
                 ("penstock_auth_failures_total", Kind::Counter, "Requests that were not let in, by reason.")
@@ -215,6 +241,10 @@ pub enum Gauge {
     BatchesRunning,
     /// Their lines that are being answered.
     BatchLinesRunning,
+    /// Counters of limits.
+    LimitCounters,
+    /// Requests that hold reservations.
+    LimitHolds,
 }
 
 impl Gauge {
@@ -280,6 +310,8 @@ impl Gauge {
                 ("penstock_responses_unsaved_total", "counter", "Responses that were answered and could not be kept.")
             }
             Gauge::BatchesRunning => ("penstock_batches_running", "gauge", "Batches being run here."),
+            Gauge::LimitCounters => ("penstock_limit_counters", "gauge", "Counters that limits keep."),
+            Gauge::LimitHolds => ("penstock_limit_holds", "gauge", "Requests that hold reservations."),
             Gauge::BatchLinesRunning => ("penstock_batch_lines_running", "gauge", "Lines of batches being answered."),
         }
     }

@@ -1,0 +1,109 @@
+//! What an answer has said so far, for answers whose upstream never says what they used: a stream that ends early, a server without usage.
+
+use bytes::Bytes;
+use memchr::memmem;
+use penstock_dialects::ChatEvent;
+
+/// Bytes of text per token, over the languages that models are asked in; rather too few than too many.
+const BYTES_PER_TOKEN: u64 = 3;
+
+/// Counts what is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Emitted {
+    events: u64,
+    text_bytes: u64,
+}
+
+impl Emitted {
+    /// Takes an event.
+    pub(super) fn add(&mut self, event: &ChatEvent) {
+        let bytes = match event {
+            ChatEvent::Text { text, .. } | ChatEvent::Reasoning { text, .. } | ChatEvent::Refusal { text, .. } => {
+                text.len()
+            }
+            ChatEvent::ToolCallStart { name, .. } => name.len(),
+            ChatEvent::ToolCallArguments { json, .. } => json.len(),
+            ChatEvent::Raw(bytes) => text_bytes(bytes),
+            _ => return,
+        };
+        if bytes > 0 {
+            self.events += 1;
+            self.text_bytes += bytes as u64;
+        }
+    }
+
+    /// Output tokens, about: one for each piece at least, since nobody sends less.
+    pub(super) fn tokens(&self) -> u64 {
+        self.events.max(self.text_bytes.div_ceil(BYTES_PER_TOKEN))
+    }
+}
+
+/// Ends of the names under which the APIs say text: `"content"`, `"reasoning_content"`, `"text"`, `"delta"`, `"thinking"`, `"arguments"`,
+/// `"partial_json"`.
+const ENDS: [&[u8]; 6] = [b"content\"", b"text\"", b"delta\"", b"thinking\"", b"arguments\"", b"partial_json\""];
+
+/// Bytes of the texts in a piece of an answer that is passed on.
+fn text_bytes(piece: &Bytes) -> usize {
+    ENDS.iter().map(|name| named(piece, name)).sum()
+}
+
+fn named(piece: &[u8], name: &[u8]) -> usize {
+    let mut sum = 0;
+    let mut from = 0;
+    while let Some(at) = memmem::find(&piece[from..], name) {
+        from += at + name.len();
+        let rest = piece[from..].trim_ascii_start();
+        let Some(value) = rest.strip_prefix(b":").map(<[u8]>::trim_ascii_start) else { continue };
+        let Some(text) = value.strip_prefix(b"\"") else { continue };
+        let length = string_bytes(text);
+        sum += length;
+        from = piece.len() - text.len() + length;
+    }
+    sum
+}
+
+/// Bytes up to the quote that ends a string.
+fn string_bytes(text: &[u8]) -> usize {
+    let mut at = 0;
+    while let Some(found) = memchr::memchr2(b'"', b'\\', &text[at..]) {
+        at += found;
+        if text[at] == b'"' {
+            return at;
+        }
+        at = (at + 2).min(text.len());
+    }
+    text.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(piece: &str, bytes: usize) {
+        assert_eq!(text_bytes(&Bytes::from(piece.to_owned())), bytes, "{piece}");
+    }
+
+    #[test]
+    fn texts_of_every_api_are_seen() {
+        check(r#"data: {"choices":[{"delta":{"content":"hello"}}]}"#, 5);
+        check(r#"data: {"choices":[{"delta":{"reasoning_content" : "hi\"x"}}]}"#, 5);
+        check(r#"data: {"type":"content_block_delta","delta":{"type":"text_delta","text":"abc"}}"#, 3);
+        check(r#"data: {"type":"response.output_text.delta","delta":"abcd"}"#, 4);
+        check(r#"data: {"candidates":[{"content":{"parts":[{"text":"ab"},{"text":"c"}]}}]}"#, 3);
+        check(r#"data: {"choices":[{"delta":{"tool_calls":[{"function":{"arguments":"{\"a\":1}"}}]}}]}"#, 9);
+        check(r#"data: {"choices":[{"delta":{"content":"cut of"#, 6);
+        check("data: [DONE]", 0);
+        check(r#"{"content":"\\"#, 2);
+    }
+
+    #[test]
+    fn pieces_are_tokens_at_least() {
+        let mut emitted = Emitted::default();
+        (0..5).for_each(|_| {
+            emitted.add(&ChatEvent::Text { choice: 0, text: "a".into(), logprobs: vec![], tokens: vec![] })
+        });
+        assert_eq!(emitted.tokens(), 5);
+        emitted.add(&ChatEvent::Reasoning { choice: 0, text: "a".repeat(300) });
+        assert_eq!(emitted.tokens(), 102);
+    }
+}

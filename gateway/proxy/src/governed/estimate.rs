@@ -1,0 +1,94 @@
+//! What a call will use, before it is sent on.
+
+use penstock_dialects::Surface;
+use penstock_govern::{Learned, Reserve, Unit};
+
+use super::bill;
+use crate::call::{Call, Variant};
+use crate::relay::models::Entry;
+
+/// What OpenAI's completions make without a bound.
+const COMPLETION_TOKENS: u64 = 16;
+
+/// What a call will use: likely, and at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Guess {
+    /// Size of the body that it was guessed from.
+    pub(super) body_bytes: u64,
+    likely: Parts,
+    most: Parts,
+    /// The prompt was counted, not guessed.
+    pub(super) counted: bool,
+    /// The client, or a limit, bounds the output.
+    pub(super) bounded: bool,
+    /// Answers that are made at once.
+    pub(super) choices: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Parts {
+    input: u64,
+    output: u64,
+    nano_usd: u64,
+}
+
+impl Guess {
+    pub(super) fn of(call: &Call, entry: &Entry, learned: &Learned) -> Self {
+        let body_bytes = call.body.len() as u64;
+        let choices = u64::from(call.peek.choices.max(1)) * u64::from(call.peek.prompts.max(1));
+        let bound = call.output_bound();
+        let each = match (call.ask.surface, bound) {
+            (Surface::Embeddings | Surface::Embed | Surface::Rerank | Surface::Score | Surface::CountTokens, _) => 0,
+            _ if call.ask.variant == Variant::Count => 0,
+            (_, Some(bound)) => u64::from(bound),
+            (Surface::Completions, None) => COMPLETION_TOKENS,
+            (_, None) => learned.output_tokens(),
+        };
+        let output = each.saturating_mul(choices);
+        let counted: Option<u64> = None;
+        let billing = &entry.billing;
+        let price = |input: u64, attempts: u64| {
+            let price = billing.dearest.as_ref();
+            price.map_or(0, |price| {
+                let extra = bill::nano_at_most(price, input, 0).saturating_mul(attempts.saturating_sub(1));
+                bill::nano_at_most(price, input, output).saturating_add(extra)
+            })
+        };
+        let parts = |input: u64, attempts: u64| Parts { input, output, nano_usd: price(input, attempts) };
+        Self {
+            body_bytes,
+            likely: parts(counted.unwrap_or_else(|| learned.prompt_tokens(body_bytes)), 1 + u64::from(billing.hedged)),
+            most: parts(counted.unwrap_or(body_bytes), billing.attempts_max),
+            counted: counted.is_some(),
+            bounded: bound.is_some(),
+            choices,
+        }
+    }
+
+    /// How much of a unit is reserved.
+    pub(super) fn of_unit(&self, unit: Unit, reserve: Reserve) -> u64 {
+        let parts = if reserve == Reserve::Most { &self.most } else { &self.likely };
+        match unit {
+            Unit::Requests | Unit::InFlight => 1,
+            Unit::Tokens => parts.input + parts.output,
+            Unit::InputTokens => parts.input,
+            Unit::OutputTokens => parts.output,
+            Unit::NanoUsd => parts.nano_usd,
+        }
+    }
+
+    /// Prompt tokens, likely.
+    pub(super) fn input(&self) -> u64 {
+        self.likely.input
+    }
+
+    /// Output tokens, likely.
+    pub(super) fn output(&self) -> u64 {
+        self.likely.output
+    }
+
+    /// Cost, likely.
+    pub(super) fn nano_usd(&self) -> u64 {
+        self.likely.nano_usd
+    }
+}

@@ -1,0 +1,81 @@
+//! The events of an answer that a limit counts: they carry the reservation, and settle it when they are dropped.
+
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue};
+use penstock_dialects::ChatEvent;
+
+use super::emitted::Emitted;
+use super::reservation::{End, Reservation};
+use super::told;
+use crate::error::Failure;
+use crate::upstream::{Course, Events, Facts};
+
+/// An answer that is counted.
+pub(crate) struct Governed {
+    events: Box<dyn Events>,
+    reservation: Reservation,
+    end: End,
+    emitted: Emitted,
+    headers: Option<Vec<(HeaderName, HeaderValue)>>,
+}
+
+impl Governed {
+    /// Those events, paid for with that.
+    pub(crate) fn new(events: Box<dyn Events>, reservation: Reservation) -> Self {
+        Self { events, reservation, end: End::Gone, emitted: Emitted::default(), headers: None }
+    }
+}
+
+impl Events for Governed {
+    fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        let before = out.len();
+        let polled = self.events.poll_events(context, out);
+        out[before..].iter().for_each(|event| self.emitted.add(event));
+        match &polled {
+            Poll::Ready(Ok(false)) => self.end = End::Complete,
+            Poll::Ready(Err(_)) => self.end = End::Failed,
+            Poll::Ready(Ok(true)) => {}
+            Poll::Pending => return polled,
+        }
+        // The upstream's are known from its first event on.
+        if self.headers.is_none() {
+            self.headers = Some(told::merged(self.events.headers(), self.reservation.fields()));
+        }
+        polled
+    }
+
+    fn facts(&self) -> Facts {
+        let facts = self.events.facts();
+        if self.end != End::Complete || facts.prompt_tokens + facts.completion_tokens > 0 {
+            return facts;
+        }
+        self.reservation.used(self.end, facts, &self.events.course(), self.emitted).facts
+    }
+
+    fn score(&self, choice: u32) -> Option<f32> {
+        self.events.score(choice)
+    }
+
+    fn course(&self) -> Course {
+        let course = self.events.course();
+        let used = self.reservation.used(self.end, self.events.facts(), &course, self.emitted);
+        Course { account: Some(self.reservation.account(&used)), ..course }
+    }
+
+    fn epilogue(&self) -> Option<Bytes> {
+        self.events.epilogue()
+    }
+
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        self.headers.as_deref().unwrap_or_else(|| self.events.headers())
+    }
+}
+
+impl Drop for Governed {
+    fn drop(&mut self) {
+        let (facts, course) = (self.events.facts(), self.events.course());
+        self.reservation.ended(self.end, facts, course, self.emitted);
+    }
+}

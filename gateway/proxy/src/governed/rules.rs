@@ -1,0 +1,122 @@
+//! The limits of a config, and which of them a request is under.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use penstock_govern::{By, For, Limit};
+use penstock_proto::ErrorKind;
+
+use crate::auth::Principal;
+use crate::error::Failure;
+
+/// The limits of a config.
+#[derive(Clone, Debug, Default)]
+pub struct Rules {
+    limits: Vec<Arc<Limit>>,
+    /// None is for everyone: who names none is under none.
+    all_named: bool,
+}
+
+impl Rules {
+    /// Those limits.
+    pub fn new(limits: &[Arc<Limit>]) -> Self {
+        Self { limits: limits.to_vec(), all_named: limits.iter().all(|limit| limit.applies == For::Named) }
+    }
+
+    /// All of them.
+    pub fn limits(&self) -> &[Arc<Limit>] {
+        &self.limits
+    }
+
+    /// Those that a request to that model is under, each once.
+    ///
+    /// # Errors
+    /// The principal is under a limit that does not exist: it is refused, since nobody knows how much it may use.
+    pub(crate) fn of(&self, principal: &Principal, model: &str) -> Result<Vec<&Arc<Limit>>, Failure> {
+        let mut out: Vec<&Arc<Limit>> = Vec::new();
+        if self.all_named && principal.limits.is_empty() {
+            return Ok(out);
+        }
+        for id in &principal.limits {
+            let Some(limit) = self.limits.iter().find(|limit| *limit.id == **id) else {
+                let message = format!("This key is under the limit {id:?}, which is not configured here.");
+                return Err(Failure::new(ErrorKind::Forbidden, message));
+            };
+            if limit.covers(model) && !out.iter().any(|have| Arc::ptr_eq(have, limit)) {
+                out.push(limit);
+            }
+        }
+        let anonymous = principal.key.is_none();
+        for limit in &self.limits {
+            let applies = limit.applies == For::Everyone || (limit.applies == For::Anonymous && anonymous);
+            if applies && limit.covers(model) && !out.iter().any(|have| Arc::ptr_eq(have, limit)) {
+                out.push(limit);
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Who asks whom.
+pub(super) struct Who<'a> {
+    pub(super) principal: &'a Principal,
+    pub(super) model: &'a str,
+    pub(super) providers: &'a [Arc<str>],
+    pub(super) from: Option<IpAddr>,
+}
+
+/// Whose counters a request is counted in, limit by limit.
+pub(super) fn subjects<'a>(limits: &[&'a Arc<Limit>], who: &Who<'a>) -> Vec<(&'a Arc<Limit>, Cow<'a, str>)> {
+    let mut out = Vec::with_capacity(limits.len());
+    for &limit in limits {
+        match limit.by {
+            By::Provider if !who.providers.is_empty() => {
+                out.extend(who.providers.iter().map(|provider| (limit, Cow::Borrowed(&**provider))));
+            }
+            by => out.push((limit, subject(by, who))),
+        }
+    }
+    out
+}
+
+/// What a request lacks is its key, and without a key its address.
+fn subject<'a>(by: By, who: &Who<'a>) -> Cow<'a, str> {
+    let principal = who.principal;
+    let own = match by {
+        By::All => return Cow::Borrowed("all"),
+        By::Model => return Cow::Borrowed(who.model),
+        By::Provider => return Cow::Borrowed("pools"),
+        By::Address => return Cow::Owned(address(who.from)),
+        By::Team => principal.team.as_ref().map(|team| Cow::Borrowed(team.as_str())),
+        By::User => principal.user.as_ref().map(|user| Cow::Borrowed(user.as_str())),
+        By::Key => None,
+    };
+    own.or_else(|| principal.key.as_ref().map(|key| Cow::Borrowed(key.as_str())))
+        .unwrap_or_else(|| Cow::Owned(address(who.from)))
+}
+
+/// An address, or of IPv6 its /64, which is what one subscriber has.
+fn address(from: Option<IpAddr>) -> String {
+    match from.map(|from| from.to_canonical()) {
+        None => "local".to_owned(),
+        Some(IpAddr::V4(address)) => address.to_string(),
+        Some(IpAddr::V6(address)) => {
+            let [first, second, third, fourth, ..] = address.segments();
+            std::net::Ipv6Addr::new(first, second, third, fourth, 0, 0, 0, 0).to_string() + "/64"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subscriber_of_ipv6_is_one_address() {
+        let of = |text: &str| address(Some(text.parse().expect("an address")));
+        assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2:ffff::1"));
+        assert_ne!(of("2001:db8:1:2::"), of("2001:db8:1:3::"));
+        assert_eq!((of("::ffff:10.0.0.1"), address(None)), ("10.0.0.1".to_owned(), "local".to_owned()));
+    }
+}

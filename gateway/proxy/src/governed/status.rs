@@ -1,0 +1,84 @@
+//! `/status`: which limits are in effect, for whom, how they stand, and why one is not.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use penstock_govern::{For, Limit, Unit};
+use serde_json::{Value, json};
+
+use super::Governor;
+use super::rules::{self, Who};
+use crate::auth::Principal;
+use crate::serving::Serving;
+
+/// The limits, and how the principal's own counters stand.
+pub(crate) fn status(governor: &Governor, serving: &Serving, principal: &Principal, from: Option<IpAddr>) -> Value {
+    let limits: Vec<Value> =
+        serving.rules.limits().iter().map(|limit| one(governor, serving, limit, principal, from)).collect();
+    json!({ "limits": limits })
+}
+
+fn one(
+    governor: &Governor,
+    serving: &Serving,
+    limit: &Arc<Limit>,
+    principal: &Principal,
+    from: Option<IpAddr>,
+) -> Value {
+    let why = ineffective(serving, limit);
+    let yours = limit.applies == For::Everyone
+        || (limit.applies == For::Anonymous && principal.key.is_none())
+        || principal.limits.iter().any(|id| **id == *limit.id);
+    let measures: Vec<Value> = limit
+        .measures
+        .iter()
+        .map(|measure| {
+            let shown = |amount: u64| match measure.unit {
+                Unit::NanoUsd => json!(amount as f64 / 1e9),
+                _ => json!(amount),
+            };
+            let mut out = json!({ "measure": measure.name(), "max": shown(measure.max) });
+            if yours {
+                let who = Who { principal, model: "", providers: &[], from };
+                let subjects = rules::subjects(&[limit], &who);
+                let (mut state, now) = governor.state();
+                let standing = state.book.standing(&limit.id, &subjects[0].1, *measure, now);
+                drop(state);
+                out["used"] = shown(standing.used);
+                out["reserved"] = shown(standing.reserved);
+                out["reset_ms"] = json!(standing.reset_ms);
+            }
+            out
+        })
+        .collect();
+    json!({
+        "id": &*limit.id,
+        "for": limit.applies,
+        "by": limit.by,
+        "models": limit.models,
+        "measures": measures,
+        "yours": yours,
+        "effective": why.is_none(),
+        "why_not": why,
+        "counted_by": "this gateway",
+        "on_store_failure": limit.on_store_failure,
+        "max_tokens_default": limit.max_tokens_default,
+        "max_tokens_max": limit.max_tokens_max,
+    })
+}
+
+/// Why a limit does not act, or acts on less than it seems to.
+fn ineffective(serving: &Serving, limit: &Limit) -> Option<String> {
+    let covered: Vec<_> = serving.entries().iter().filter(|entry| limit.covers(&entry.name)).collect();
+    if covered.is_empty() {
+        return Some("no model that it is for is served".into());
+    }
+    let named = |limits: &[String]| limits.iter().any(|id| **id == *limit.id);
+    if limit.applies == For::Named && !serving.named_limits().any(named) {
+        return Some("no key or team of the config names it; issued keys may".into());
+    }
+    if limit.measures(Unit::NanoUsd) && covered.iter().all(|entry| entry.billing.dearest.is_none()) {
+        return Some("it counts money, and no model that it is for has a price".into());
+    }
+    None
+}

@@ -1,0 +1,262 @@
+//! What clients are told of limits: how they stand, under the names of the API that is spoken, and why a request is refused.
+//!
+//! OpenAI's names: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, the time as `1m30s`. Anthropic's:
+//! `anthropic-ratelimit-{requests,tokens,input-tokens,output-tokens}-{limit,remaining,reset}`, the time by RFC 3339. Of several limits the
+//! one is told of which the smallest part is left.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, header};
+use penstock_dialects::Dialect;
+use penstock_dialects::openai::errors::{self, ErrorShape};
+use penstock_govern::{Book, Claim, Denied, Measure, Now, Span, Standing, Unit};
+use penstock_proto::ErrorKind;
+
+use crate::error::Failure;
+
+/// Longest wait that the official SDKs obey: they try again at once, or after a pause of their own, when they are told of a longer one.
+const WAIT_OBEYED: Duration = Duration::from_secs(60);
+/// What waits for others to end is tried again after this long.
+const OTHERS_END: Duration = Duration::from_secs(1);
+
+/// A refusal by a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Id of the limit and its measure.
+    pub rule: String,
+    /// Whether trying again soon can help.
+    pub retry: bool,
+    /// Header fields of the answer.
+    pub fields: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// How the measures of some claims stand.
+pub(super) fn standings(book: &mut Book, claims: &[Claim<'_>], now: Now) -> Vec<(Measure, Standing)> {
+    let mut out: Vec<(Measure, Standing)> = Vec::new();
+    for claim in claims.iter().filter(|claim| !matches!(claim.measure.unit, Unit::InFlight | Unit::NanoUsd)) {
+        let standing = book.standing(claim.limit, claim.subject, claim.measure, now);
+        let have = out.iter_mut().find(|(measure, _)| measure.unit == claim.measure.unit);
+        match have {
+            Some(have) if part_left(&claim.measure, &standing) < part_left(&have.0, &have.1) => {
+                *have = (claim.measure, standing);
+            }
+            Some(_) => {}
+            None => out.push((claim.measure, standing)),
+        }
+    }
+    out
+}
+
+fn part_left(measure: &Measure, standing: &Standing) -> f64 {
+    measure.max.saturating_sub(standing.used) as f64 / measure.max.max(1) as f64
+}
+
+/// As header fields.
+pub(super) fn fields(dialect: Dialect, standings: &[(Measure, Standing)], now: Now) -> Vec<(HeaderName, HeaderValue)> {
+    let mut out = Vec::with_capacity(standings.len() * 3);
+    let has_tokens = standings.iter().any(|(measure, _)| measure.unit == Unit::Tokens);
+    for (measure, standing) in standings {
+        let names = match (dialect, measure.unit) {
+            (Dialect::Anthropic, Unit::Requests) => &ANTHROPIC_REQUESTS,
+            (Dialect::Anthropic, Unit::InputTokens) => &ANTHROPIC_INPUT,
+            (Dialect::Anthropic, Unit::OutputTokens) => &ANTHROPIC_OUTPUT,
+            (Dialect::Anthropic, _) => &ANTHROPIC_TOKENS,
+            (_, Unit::Requests) => &OPENAI_REQUESTS,
+            (_, Unit::Tokens) => &OPENAI_TOKENS,
+            // OpenAI counts both together.
+            (_, Unit::InputTokens) if !has_tokens => &OPENAI_TOKENS,
+            _ => continue,
+        };
+        let left = measure.max.saturating_sub(standing.used);
+        let reset = Duration::from_millis(standing.reset_ms);
+        let reset = match dialect {
+            Dialect::Anthropic => rfc3339((now.wall_ms + standing.reset_ms).div_ceil(1000)),
+            Dialect::OpenAi | Dialect::Gemini => pause(reset),
+        };
+        out.push((HeaderName::from_static(names[0]), measure.max.into()));
+        out.push((HeaderName::from_static(names[1]), left.into()));
+        out.extend(HeaderValue::from_str(&reset).ok().map(|value| (HeaderName::from_static(names[2]), value)));
+    }
+    out
+}
+
+type Names = [&'static str; 3];
+const OPENAI_REQUESTS: Names =
+    ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
+const OPENAI_TOKENS: Names = ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"];
+const ANTHROPIC_REQUESTS: Names = [
+    "anthropic-ratelimit-requests-limit",
+    "anthropic-ratelimit-requests-remaining",
+    "anthropic-ratelimit-requests-reset",
+];
+const ANTHROPIC_TOKENS: Names =
+    ["anthropic-ratelimit-tokens-limit", "anthropic-ratelimit-tokens-remaining", "anthropic-ratelimit-tokens-reset"];
+const ANTHROPIC_INPUT: Names = [
+    "anthropic-ratelimit-input-tokens-limit",
+    "anthropic-ratelimit-input-tokens-remaining",
+    "anthropic-ratelimit-input-tokens-reset",
+];
+const ANTHROPIC_OUTPUT: Names = [
+    "anthropic-ratelimit-output-tokens-limit",
+    "anthropic-ratelimit-output-tokens-remaining",
+    "anthropic-ratelimit-output-tokens-reset",
+];
+
+/// The upstream's fields and ours, which come in the place of its own of the same name.
+pub(super) fn merged(
+    theirs: &[(HeaderName, HeaderValue)],
+    ours: &[(HeaderName, HeaderValue)],
+) -> Vec<(HeaderName, HeaderValue)> {
+    let kept = theirs.iter().filter(|(name, _)| !ours.iter().any(|(own, _)| own == name));
+    kept.chain(ours).cloned().collect()
+}
+
+/// Why a request is not let in.
+pub(super) fn denied(
+    claim: &Claim<'_>,
+    denied: &Denied,
+    by: &str,
+    mut fields: Vec<(HeaderName, HeaderValue)>,
+) -> Failure {
+    let Claim { limit, measure, amount, .. } = claim;
+    let (rule, unit) = (measure.name(), measure.unit);
+    let never = *amount > measure.max;
+    let wait = match denied.wait_ms {
+        _ if never => None,
+        Some(ms) => Some(Duration::from_millis(ms.max(1))),
+        None => Some(OTHERS_END),
+    };
+    let soon = wait.is_some_and(|wait| wait <= WAIT_OBEYED);
+    let what = match unit {
+        Unit::Requests => String::new(),
+        Unit::InFlight => String::new(),
+        _ => format!(" This request needs up to {}.", unit.shown(*amount)),
+    };
+    let then = match wait {
+        None => " It can never fit: ask for fewer tokens, or send less.".to_owned(),
+        Some(_) if unit == Unit::InFlight => " Try again when another request has ended.".to_owned(),
+        Some(wait) => format!(" Try again in {}.", pause(wait)),
+    };
+    let message = format!(
+        "The limit {limit:?} is reached: {rule} allows {}, of which {} are used or reserved (by {by}).{what}{then}",
+        unit.shown(measure.max),
+        unit.shown(denied.used),
+    );
+    if let Some(wait) = wait {
+        fields.push((HeaderName::from_static("retry-after-ms"), (wait.as_millis() as u64).into()));
+        if !soon {
+            // Longer than what `Failure` says of waits, which is what SDKs obey.
+            fields.push((header::RETRY_AFTER, (wait.as_millis().div_ceil(1000) as u64).into()));
+        }
+    }
+    let refusal = Refusal { rule: format!("{limit}: {rule}"), retry: soon, fields };
+    let failure = Failure::new(ErrorKind::RateLimited, message).log(format!("limit {limit}: {rule}"));
+    let failure = Failure { shape: Some(shape(measure, never)), refusal: Some(Box::new(refusal)), ..failure };
+    match wait.filter(|_| soon) {
+        Some(wait) => failure.retry_after(wait),
+        None => failure,
+    }
+}
+
+/// A budget that is used up is not a rate: clients that pause and try again would only knock.
+fn shape(measure: &Measure, never: bool) -> ErrorShape {
+    let budget =
+        measure.unit == Unit::NanoUsd || (measure.unit.is_metered() && matches!(measure.span, Span::Day | Span::Month));
+    match measure.unit {
+        _ if budget && !never => errors::QUOTA,
+        Unit::Requests | Unit::InFlight => errors::RATE_LIMIT_REQUESTS,
+        _ => errors::RATE_LIMIT_TOKENS,
+    }
+}
+
+/// As OpenAI says times: `120ms`, `1.5s`, `6m0s`, `2h0m5s`.
+fn pause(time: Duration) -> String {
+    let (seconds, ms) = (time.as_secs(), time.subsec_millis());
+    if seconds == 0 {
+        return format!("{ms}ms");
+    }
+    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let mut out = String::new();
+    if hours > 0 {
+        let _ = write!(out, "{hours}h");
+    }
+    if hours > 0 || minutes > 0 {
+        let _ = write!(out, "{minutes}m");
+    }
+    let part = if hours == 0 && minutes == 0 && ms > 0 { format!("{rest}.{ms:03}") } else { rest.to_string() };
+    let part = if part.contains('.') { part.trim_end_matches('0').to_owned() } else { part };
+    out + &part + "s"
+}
+
+/// Unix seconds by RFC 3339.
+fn rfc3339(seconds: u64) -> String {
+    let (year, month, day) = penstock_govern::civil(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn times_are_said_as_each_api_says_them() {
+        let said = |ms: u64| pause(Duration::from_millis(ms));
+        assert_eq!([said(0), said(120), said(1500), said(2000), said(90_000)], ["0ms", "120ms", "1.5s", "2s", "1m30s"]);
+        assert_eq!([said(360_000), said(7_205_000)], ["6m0s", "2h0m5s"]);
+        assert_eq!(rfc3339(0), "1970-01-01T00:00:00Z");
+        assert_eq!(rfc3339(1_709_210_096), "2024-02-29T12:34:56Z");
+    }
+
+    #[track_caller]
+    fn check(unit: Unit, span: Span, asked: u64, wait_ms: Option<u64>, code: &str, retry: bool, words: &str) {
+        let limit: Arc<str> = "standard".into();
+        let measure = Measure { unit, span, max: 100 };
+        let claim = Claim { limit: &limit, subject: "a", measure, amount: asked, tag: 0 };
+        let failure = denied(&claim, &Denied { claim: 0, used: 99, wait_ms }, "key", Vec::new());
+        assert_eq!((failure.status(), failure.shape().code, failure.should_retry()), (429, Some(code), retry));
+        assert!(failure.message.contains("\"standard\"") && failure.message.contains(words), "{}", failure.message);
+        assert_eq!(failure.source(), "gateway");
+        assert_eq!(failure.retry_after.is_some(), retry, "longer waits are told, not advised");
+    }
+
+    #[test]
+    fn a_refusal_names_the_rule_and_when() {
+        check(Unit::Requests, Span::Minute, 1, Some(12_000), "rate_limit_exceeded", true, "Try again in 12s");
+        check(Unit::Requests, Span::Hour, 1, Some(600_000), "rate_limit_exceeded", false, "Try again in 10m0s");
+        check(Unit::Tokens, Span::Minute, 5, Some(1), "rate_limit_exceeded", true, "needs up to 5 tokens");
+        check(Unit::Tokens, Span::Minute, 500, None, "rate_limit_exceeded", false, "never fit");
+        check(Unit::NanoUsd, Span::Month, 5, Some(86_400_000), "insufficient_quota", false, "usd_per_month");
+        check(Unit::InFlight, Span::Now, 1, None, "rate_limit_exceeded", true, "another request has ended");
+    }
+
+    #[test]
+    fn the_tightest_measure_is_told() {
+        let limits: [Arc<str>; 2] = ["wide".into(), "narrow".into()];
+        let mut book = Book::new();
+        let now = Now { mono_ms: 1_000_000, wall_ms: 0 };
+        let claim = |at: usize, max: u64| Claim {
+            limit: &limits[at],
+            subject: "a",
+            measure: Measure { unit: Unit::Requests, span: Span::Minute, max },
+            amount: 1,
+            tag: 0,
+        };
+        let claims = [claim(0, 1000), claim(1, 4)];
+        let hold = book.reserve(&claims, now).expect("room");
+        let told = fields(Dialect::OpenAi, &standings(&mut book, &claims, now), now);
+        let text: Vec<_> =
+            told.iter().map(|(name, value)| format!("{name}: {}", value.to_str().expect("text"))).collect();
+        assert_eq!(
+            text,
+            ["x-ratelimit-limit-requests: 4", "x-ratelimit-remaining-requests: 3", "x-ratelimit-reset-requests: 1m1s"]
+        );
+        book.settle(hold, now, |_, _| 1);
+        let told = fields(Dialect::Anthropic, &standings(&mut book, &claims, now), now);
+        assert_eq!(told[2].0, "anthropic-ratelimit-requests-reset");
+        assert_eq!(told[2].1, "1970-01-01T00:01:01Z");
+    }
+}
