@@ -1,2 +1,154 @@
-//! The admin API, on its own listener.
+//! The admin API: state and control of a gateway, on a listener of its own, with keys of its own.
+//!
+//! Read [`routes`] for what there is, `gate` for what every request goes through first. Who may use a route stands in the OpenAPI
+//! document that the routes make, and is enforced from there (`roles`).
+//!
+//! Deliberately absent: anything that runs a command or a template; secrets in answers; the way of a model's request.
 #![forbid(unsafe_code)]
+
+mod document;
+mod error;
+mod extract;
+mod gate;
+mod keys;
+mod origin;
+mod roles;
+mod routes;
+mod server;
+mod state;
+#[cfg(test)]
+mod tests;
+mod throttle;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use penstock_proxy::Gateway;
+use penstock_proxy::config::AdminConfig;
+use penstock_proxy::fleet::Fleet;
+
+pub use keys::{KEY_FILE, LOCAL_KEY, key_path};
+pub use state::LogFilter;
+
+/// File in the state directory that says where the API is served: a URL per line.
+pub const ADDRESS_FILE: &str = "admin.url";
+
+/// What the API is made of.
+pub struct Parts {
+    /// The gateway.
+    pub gateway: Arc<Gateway>,
+    /// Its workers.
+    pub fleet: Arc<Fleet>,
+    /// Its log.
+    pub log: Arc<dyn LogFilter>,
+}
+
+/// Why it could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// An address cannot be listened on.
+    #[error("admin API: cannot listen on {place}: {reason}")]
+    Listen {
+        /// The address or path.
+        place: String,
+        /// What the system says.
+        reason: io::Error,
+    },
+    /// The key cannot be read or made.
+    #[error("admin API: the key of this machine: {0}")]
+    Key(io::Error),
+    /// A bug: the routes contradict themselves.
+    #[error("admin API: {0}")]
+    Routes(String),
+    /// No thread.
+    #[error("admin API: {0}")]
+    Start(io::Error),
+}
+
+/// A running admin API. It ends when this is dropped.
+pub struct Running {
+    server: server::Running,
+    address_file: PathBuf,
+    urls: Vec<String>,
+}
+
+impl Running {
+    /// Where it is served.
+    pub fn urls(&self) -> &[String] {
+        &self.urls
+    }
+
+    /// Stops accepting, lets answers in progress end, returns then.
+    pub fn stop(&mut self) {
+        // A process that took over has written its own.
+        if std::fs::read_to_string(&self.address_file).is_ok_and(|text| text == listed(&self.urls)) {
+            let _ = std::fs::remove_file(&self.address_file);
+        }
+        self.server.stop();
+    }
+}
+
+/// Starts it; `None`: the config says that there is none. `patience`: how long an address is waited for that a process which is about to
+/// end still has.
+///
+/// # Errors
+/// [`AdminError`]; nothing is left running.
+pub fn start(
+    parts: Parts,
+    config: &AdminConfig,
+    state_dir: &Path,
+    patience: Duration,
+) -> Result<Option<Running>, AdminError> {
+    let mut sockets = Vec::new();
+    let failed = |place: String| move |reason| AdminError::Listen { place, reason };
+    sockets.extend(server::bind(config.listen, patience).map_err(failed(format!("{:?}", config.listen)))?);
+    if let Some(path) = &config.unix {
+        sockets.push(server::bind_unix(path).map_err(failed(path.display().to_string()))?);
+    }
+    if sockets.is_empty() {
+        return Ok(None);
+    }
+    let urls: Vec<_> = sockets.iter().map(server::Socket::url).collect();
+    let router = router(parts, config, state_dir)?;
+    let server = server::Running::start(&router, sockets).map_err(AdminError::Start)?;
+    let address_file = state_dir.join(ADDRESS_FILE);
+    if let Err(error) = std::fs::write(&address_file, listed(&urls)) {
+        let path = address_file.display().to_string();
+        tracing::warn!(%error, path, "penstock admin will need --url: where the admin API is could not be written down");
+    }
+    tracing::info!(urls = urls.join(" "), "admin API");
+    Ok(Some(Running { server, address_file, urls }))
+}
+
+fn listed(urls: &[String]) -> String {
+    urls.iter().map(|url| format!("{url}\n")).collect()
+}
+
+/// The routes behind their gate.
+fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<Router, AdminError> {
+    let keys = keys::AdminKeys::open(&config.keys, state_dir).map_err(AdminError::Key)?;
+    let (router, document) = routes::all().split_for_parts();
+    let document = document::complete(&document).map_err(AdminError::Routes)?;
+    let routes = roles::Routes::read(&document).map_err(AdminError::Routes)?;
+    let Parts { gateway, fleet, log } = parts;
+    let admin = Arc::new(state::State {
+        gateway,
+        fleet,
+        log,
+        keys,
+        known: origin::Known { hosts: config.hosts.clone(), origins: config.origins.clone() },
+        throttle: throttle::Throttle::default(),
+        routes,
+        document: document.to_string().into(),
+        began: Instant::now(),
+        began_ms: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64,
+    });
+    Ok(router
+        .fallback(routes::no_such_path)
+        .method_not_allowed_fallback(routes::no_such_method)
+        .layer(axum::middleware::from_fn_with_state(admin.clone(), gate::gate))
+        .with_state(admin))
+}

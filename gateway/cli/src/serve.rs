@@ -2,13 +2,13 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use penstock_proxy::config::{self, Overrides, PoolConfig, Snapshot};
-use penstock_proxy::fleet::{Fleet, WorkerCommand};
+use penstock_proxy::fleet::{self, Fleet, WorkerCommand};
 use penstock_proxy::pool::Leave;
 use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::{Gateway, provider, server, stored};
@@ -108,7 +108,7 @@ impl ConfigArgs {
 /// Runs until a signal.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let mut config = args.config.load()?;
-    log::start(&config.log_level)?;
+    let log = Arc::new(log::start(&config.log_level)?);
     for pool in &config.pools {
         // A worker would say the same, again and again: better once, here.
         check::refuse_early(pool)?;
@@ -123,10 +123,22 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), provider::all(&config)?);
     let gateway = gateway.with_store(store).shared();
     provider::discover::start(gateway.serving().providers());
+    let parts = penstock_admin::Parts { gateway: gateway.clone(), fleet: fleet.clone(), log };
+    let admin = penstock_admin::start(parts, &config.admin, &state_dir(&config)?, Duration::ZERO)?;
+    let admin = Mutex::new(admin);
     let shown = progress::show(fleet.clone(), &config)?;
-    server::run(gateway, &config, move || fleet.stop(Leave::Exit, Duration::from_secs(5)))?;
+    let stop = move || {
+        fleet.stop(Leave::Exit, Duration::from_secs(5));
+        // Last: until here it says what still runs, and can end it.
+        drop(admin.lock().unwrap_or_else(PoisonError::into_inner).take());
+    };
+    server::run(gateway, &config, stop)?;
     drop(shown);
     Ok(())
+}
+
+fn state_dir(config: &Snapshot) -> anyhow::Result<PathBuf> {
+    fleet::state_dir(config).map_err(|reason| anyhow::anyhow!("the state directory: {reason}"))
 }
 
 /// The command line of a pool's workers; the supervisor adds address, cores, session and share of the machine.

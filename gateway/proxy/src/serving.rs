@@ -70,6 +70,11 @@ impl Serving {
         &self.providers
     }
 
+    /// The names that requests can ask for.
+    pub fn models(&self) -> &Models {
+        &self.models
+    }
+
     /// The active checks, to be run once.
     pub fn take_checks(&mut self) -> Checks {
         self.models.take_checks()

@@ -1,5 +1,6 @@
 //! Where a client connects: read once from a URL of the config, never from a request.
 
+use std::fmt;
 use std::path::PathBuf;
 
 /// A place and the path that every request to it begins with.
@@ -27,6 +28,18 @@ pub enum Place {
     },
     /// A Unix socket.
     Unix(PathBuf),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Place::Tcp { tls, .. } => {
+                let scheme = if *tls { "https" } else { "http" };
+                write!(out, "{scheme}://{}{}", self.authority, self.base)
+            }
+            Place::Unix(path) => write!(out, "unix://{}:{}", path.display(), self.base),
+        }
+    }
 }
 
 impl Target {

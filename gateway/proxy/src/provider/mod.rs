@@ -17,6 +17,7 @@ mod upstream;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use penstock_dialects::{FaultClass, ProviderCodec};
@@ -102,10 +103,45 @@ impl Provider {
         found.then(|| self.upstream(served, model))
     }
 
+    /// For people.
+    pub fn state(&self) -> ProviderState {
+        ProviderState {
+            url: self.config.target.to_string(),
+            protocol: self.config.protocol,
+            keys: self.keys.len(),
+            keys_resting: self.keys.resting(Instant::now()),
+            in_flight: self.config.in_flight_max.saturating_sub(self.places.available_permits()),
+            in_flight_max: self.config.in_flight_max,
+            models: self.config.models.clone(),
+            found: self.found.load().to_vec(),
+        }
+    }
+
     /// What became of its requests.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
+}
+
+/// A provider at one moment.
+#[derive(Clone, Debug)]
+pub struct ProviderState {
+    /// Where it is, without anything secret.
+    pub url: String,
+    /// API that it speaks.
+    pub protocol: Protocol,
+    /// Its keys, and how many of them rest after a 401 or 429.
+    pub keys: usize,
+    /// Keys that rest.
+    pub keys_resting: usize,
+    /// Requests there now.
+    pub in_flight: usize,
+    /// Most requests at once.
+    pub in_flight_max: usize,
+    /// Models that the config names.
+    pub models: Vec<String>,
+    /// Models that it said it has.
+    pub found: Vec<String>,
 }
 
 /// Every provider of a config.

@@ -77,6 +77,21 @@ pub struct Entry {
     pub name: Arc<str>,
 }
 
+/// How a target does, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetState {
+    /// `pool` or `provider/model`.
+    pub id: Arc<str>,
+    /// Share among those that are asked first; 0: a fallback.
+    pub weight: u32,
+    /// Breaker: 0 closed, 1 probing, 2 open softly, 3 open hard.
+    pub level: u8,
+    /// Requests there now.
+    pub in_flight: usize,
+    /// Why it cannot take requests, by its own word.
+    pub unready: Option<String>,
+}
+
 /// The names.
 #[derive(Default)]
 pub struct Models {
@@ -167,6 +182,20 @@ impl Models {
     #[cfg(test)]
     pub(super) fn relays(&self) -> &[Arc<Core>] {
         &self.relays
+    }
+
+    /// The targets of a `[[models]]` entry, fallbacks last; `None`: the name has none of its own.
+    pub fn targets_of(&self, name: &str) -> Option<Vec<TargetState>> {
+        let now = Instant::now();
+        let core = self.relays.iter().find(|core| core.rules.name == name)?;
+        let weights = core.rules.to.iter().map(|(_, weight)| *weight).chain(std::iter::repeat(0));
+        Some(core.targets.iter().zip(weights).map(|(target, weight)| target.state(weight, now)).collect())
+    }
+
+    /// All targets, once each.
+    pub fn targets(&self) -> Vec<TargetState> {
+        let now = Instant::now();
+        self.targets.iter().map(|target| target.state(0, now)).collect()
     }
 
     /// State of the targets, for `/metrics`.

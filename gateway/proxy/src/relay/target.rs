@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::balance::{self, Latency, View};
 use super::breaker::{Admission, Breaker, Rules, Ticket};
+use super::models::TargetState;
 use crate::prices::{ModelFacts, Price};
 use crate::upstream::Upstream;
 
@@ -96,6 +97,12 @@ impl Target {
     /// State of the breaker, as the metric shows it.
     pub(crate) fn level(&self, now: Instant) -> u8 {
         self.health().breaker.level(now)
+    }
+
+    /// For people.
+    pub(crate) fn state(&self, weight: u32, now: Instant) -> TargetState {
+        let (level, in_flight) = (self.level(now), self.in_flight());
+        TargetState { id: self.id.clone(), weight, level, in_flight, unready: self.upstream.unready() }
     }
 
     /// What an active check found. One takes the place of the probe, when that is due; two bad ones in a row open the breaker. A good one

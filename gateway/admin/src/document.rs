@@ -1,0 +1,61 @@
+//! The OpenAPI document: what the routes say of themselves, and what is true of all of them.
+
+use serde_json::{Value, json};
+use utoipa::OpenApi;
+
+use crate::error::{ErrorBody, ErrorDetail};
+use crate::roles::SCHEME;
+
+/// Head of the document; the routes add themselves.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "penstock admin API",
+        description = "State and control of a penstock gateway. Every operation names the role that its key needs: viewer, operator or owner; each may do what those before it may.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    components(schemas(ErrorBody, ErrorDetail))
+)]
+pub(crate) struct Head;
+
+/// Refusals that any operation may answer with; the role's are left out where no key is needed.
+const REFUSALS: [(&str, &str, bool); 10] = [
+    ("400", "A parameter or the body is not what this document says.", false),
+    ("401", "No key, or one that is not known.", true),
+    ("403", "The key's role may not do this, or the Host or Origin is not accepted.", false),
+    ("404", "There is no such thing.", false),
+    ("408", "The body came too slowly.", false),
+    ("413", "The body is too large.", false),
+    ("415", "The body's media type is not read here.", false),
+    ("429", "Too many wrong keys from this address.", true),
+    ("500", "A bug; the log says more.", false),
+    ("503", "What is needed for this is not there now.", false),
+];
+
+/// The routes' document with what holds for all.
+pub(crate) fn complete(routes: &utoipa::openapi::OpenApi) -> Result<Value, String> {
+    let mut document = serde_json::to_value(routes).map_err(|error| error.to_string())?;
+    document["components"]["securitySchemes"][SCHEME] = json!({
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key of [[admin_keys]], or the one in STATE_DIR/admin.key.",
+    });
+    document["servers"] = json!([{ "url": "/", "description": "This gateway" }]);
+    let paths = document["paths"].as_object_mut().ok_or("the document has no paths")?;
+    for operation in paths.values_mut().filter_map(Value::as_object_mut).flat_map(|item| item.values_mut()) {
+        if !operation.is_object() {
+            continue;
+        }
+        let open = operation["security"] == json!([{}]);
+        for (status, why, keyed) in REFUSALS {
+            let responses = &mut operation["responses"];
+            if responses.get(status).is_none() && !(open && keyed) {
+                responses[status] = json!({
+                    "description": why,
+                    "content": { "application/json": { "schema": { "$ref": "#/components/schemas/Error" } } },
+                });
+            }
+        }
+    }
+    Ok(document)
+}

@@ -1,0 +1,148 @@
+//! What routes take in and give out: parameters, bodies and pages, with faults in the one shape.
+
+use std::cmp::Ordering;
+
+use axum::Json;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use bytes::Bytes;
+use http::request::Parts;
+use http::{StatusCode, header};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::error::{ApiError, Code};
+use crate::keys::Caller;
+
+/// Items of a page that does not say how many.
+const LIMIT: u32 = 100;
+/// Most items of a page.
+pub(crate) const LIMIT_MAX: u32 = 1000;
+
+/// Parameters of the query; unknown ones are refused where `T` says so.
+pub(crate) struct Params<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Params<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        let Query(value) =
+            Query::<T>::try_from_uri(&parts.uri).map_err(|error| ApiError::invalid("query", error.body_text()))?;
+        Ok(Self(value))
+    }
+}
+
+/// The one variable part of a path, decoded.
+pub(crate) struct Id(pub(crate) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Id {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let found: Result<Path<String>, PathRejection> = Path::from_request_parts(parts, state).await;
+        found.map(|Path(id)| Self(id)).map_err(|error| ApiError::invalid("path", error.body_text()))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| ApiError::internal(&"a route without a caller"))
+    }
+}
+
+/// A JSON body.
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let kind = request.headers().get(header::CONTENT_TYPE).map_or(&b""[..], |kind| kind.as_bytes());
+        let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+        if !kind.eq_ignore_ascii_case(b"application/json") {
+            let message = "The body must be JSON: send \"Content-Type: application/json\".";
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Code::UnsupportedMediaType, message));
+        }
+        // The gate has read it, within its bounds.
+        let bytes = Bytes::from_request(request, state).await.map_err(|error| ApiError::internal(&error))?;
+        serde_json::from_slice(&bytes).map(Self).map_err(|error| ApiError::invalid("body", error.to_string()))
+    }
+}
+
+/// Which part of a list is wanted.
+#[derive(Clone, Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ListQuery {
+    /// At most this many items. Default: 100.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// `next` of the page before.
+    #[param(max_length = 512)]
+    after: Option<String>,
+}
+
+impl ListQuery {
+    /// The limit, if it is one.
+    pub(crate) fn limit(&self) -> Result<usize, ApiError> {
+        bounded_limit(self.limit)
+    }
+}
+
+/// A limit within its bounds.
+pub(crate) fn bounded_limit(limit: Option<u32>) -> Result<usize, ApiError> {
+    match limit.unwrap_or(LIMIT) {
+        limit @ 1..=LIMIT_MAX => Ok(limit as usize),
+        _ => Err(ApiError::invalid("limit", format!("limit: must be from 1 to {LIMIT_MAX}"))),
+    }
+}
+
+/// A part of a list.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Page<T> {
+    /// The items.
+    pub(crate) data: Vec<T>,
+    /// Where the next page begins: its `after`. Null on the last one.
+    pub(crate) next: Option<String>,
+}
+
+impl<T> Page<T> {
+    /// Cuts a page out of all items, which it puts in the order of their ids.
+    pub(crate) fn cut(mut items: Vec<T>, query: &ListQuery, id: impl Fn(&T) -> &str) -> Result<Json<Self>, ApiError> {
+        let limit = query.limit()?;
+        items.sort_by(|left, right| id(left).cmp(id(right)));
+        if let Some(after) = &query.after {
+            items.retain(|item| id(item).cmp(after.as_str()) == Ordering::Greater);
+        }
+        let next = (items.len() > limit).then(|| id(&items[limit - 1]).to_owned());
+        items.truncate(limit);
+        Ok(Json(Self { data: items, next }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_join_up() {
+        let all: Vec<String> = (0..25).map(|at| format!("m{at:02}")).collect();
+        let (mut seen, mut after) = (Vec::new(), None);
+        loop {
+            let query = ListQuery { limit: Some(10), after };
+            let Json(page) = Page::cut(all.iter().rev().cloned().collect(), &query, |id| id).expect("a page");
+            seen.extend(page.data);
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(seen, all);
+        for limit in [0, 1001] {
+            assert!(ListQuery { limit: Some(limit), after: None }.limit().is_err());
+        }
+    }
+}

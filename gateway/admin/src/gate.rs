@@ -1,0 +1,141 @@
+//! What every request goes through before its route sees it, in one order:
+//!
+//! ```text
+//! Host, Origin ─▶ credential (slowed down when guessed) ─▶ role of the route ─▶ whole body, bounded ─▶ route, under a deadline
+//! ```
+//!
+//! What changes something, and what was refused, is written down on the way out.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{MatchedPath, Request, State as Shared};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use tokio::time::timeout;
+
+use crate::error::{ApiError, Code};
+use crate::keys::{Caller, credential};
+use crate::origin::{self, Stranger};
+use crate::roles::Access;
+use crate::state::{Admin, State};
+
+/// Largest body: a config file of a large installation.
+pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
+/// A body must be complete after this long.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time for one answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Address of the peer; `None`: a Unix socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer(pub(crate) Option<IpAddr>);
+
+/// See the module header.
+pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let (parts, body) = request.into_parts();
+    let (method, path) = (parts.method.clone(), parts.uri.path().to_owned());
+    let peer = parts.extensions.get::<Peer>().and_then(|peer| peer.0);
+    let mut response = match admitted(&admin, &parts, peer) {
+        Ok(caller) => {
+            let key = caller.as_ref().map(|caller| caller.key.clone());
+            let response = served(parts, body, caller, next).await;
+            note(&method, &path, key.as_deref(), peer, response.status(), began);
+            response
+        }
+        Err((refusal, caller)) => {
+            note(&method, &path, caller.as_ref().map(|caller| caller.key.as_str()), peer, refusal.status, began);
+            refusal.into_response()
+        }
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(HeaderName::from_static("x-frame-options"), HeaderValue::from_static("DENY"));
+    response
+}
+
+/// Who asks, if they may; `None` on a route that is open. A refusal says who was refused, as far as that is known.
+fn admitted(admin: &State, parts: &Parts, peer: Option<IpAddr>) -> Result<Option<Caller>, (ApiError, Option<Caller>)> {
+    origin::check(parts, &admin.known).map_err(|stranger| (stranger_error(stranger), None))?;
+    let template = parts.extensions.get::<MatchedPath>();
+    let access = template.and_then(|template| admin.routes.access(template.as_str(), &parts.method));
+    if access == Some(Access::Open) {
+        return Ok(None);
+    }
+    let caller = authenticated(admin, parts, peer).map_err(|refusal| (refusal, None))?;
+    match access {
+        Some(Access::Role(role)) if caller.role < role => {
+            let message = format!("The key {:?} is {}; this needs {role}.", caller.key, an(caller.role.name()));
+            Err((ApiError::forbidden(message), Some(caller)))
+        }
+        // What is not in the document ends in a 404 or 405 of the router's.
+        _ => Ok(Some(caller)),
+    }
+}
+
+fn an(role: &str) -> String {
+    let article = if role.starts_with('o') { "an" } else { "a" };
+    format!("{article} {role}'s")
+}
+
+fn stranger_error(stranger: Stranger) -> ApiError {
+    ApiError::forbidden(match stranger {
+        Stranger::Host => "The Host header names a host that is not served here; admin.hosts lists those that are.",
+        Stranger::Origin => "Pages of this origin may not use the admin API; admin.origins lists those that may.",
+    })
+}
+
+fn authenticated(admin: &State, parts: &Parts, peer: Option<IpAddr>) -> Result<Caller, ApiError> {
+    let message = "An admin key is needed: send it as \"Authorization: Bearer KEY\".";
+    let given = credential(&parts.headers).ok_or_else(|| ApiError::unauthorized(message))?;
+    let now = Instant::now();
+    if !admin.throttle.admits(peer, now) {
+        let message = "Too many wrong keys came from this address.";
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, Code::TooManyRequests, message);
+        return Err(ApiError { retry_after: Some(1), ..error });
+    }
+    admin.keys.find(given).ok_or_else(|| {
+        admin.throttle.wrong(peer, now);
+        ApiError::unauthorized("This is no key of the admin API.")
+    })
+}
+
+/// Reads the body and lets the route answer.
+async fn served(mut parts: Parts, body: Body, caller: Option<Caller>, next: Next) -> Response {
+    let collected = timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect()).await;
+    let bytes = match collected {
+        Ok(Ok(collected)) => collected.to_bytes(),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            let message = format!("The body is larger than {BODY_BYTES_MAX} bytes.");
+            return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, Code::TooLarge, message).into_response();
+        }
+        Ok(Err(_)) => return ApiError::invalid("body", "The body could not be read.").into_response(),
+        Err(_) => {
+            let message = format!("The body was not complete within {} s.", BODY_TIMEOUT.as_secs());
+            return ApiError::new(StatusCode::REQUEST_TIMEOUT, Code::Timeout, message).into_response();
+        }
+    };
+    caller.into_iter().for_each(|caller| _ = parts.extensions.insert(caller));
+    let answer = next.run(Request::from_parts(parts, Body::from(bytes)));
+    timeout(ANSWER_TIMEOUT, answer)
+        .await
+        .unwrap_or_else(|_| ApiError::unavailable("There was no answer in time.").into_response())
+}
+
+/// A line in the log for what changed something or was refused.
+fn note(method: &Method, path: &str, key: Option<&str>, peer: Option<IpAddr>, status: StatusCode, began: Instant) {
+    let reads = matches!(*method, Method::GET | Method::HEAD);
+    if reads && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) && !status.is_server_error() {
+        return;
+    }
+    let path: String = path.chars().take(200).collect();
+    let peer = peer.map(|peer| peer.to_string());
+    let ms = began.elapsed().as_millis() as u64;
+    tracing::info!(%method, path, key, peer, status = status.as_u16(), ms, "admin");
+}

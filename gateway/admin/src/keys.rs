@@ -1,0 +1,148 @@
+//! The keys of the admin API: those of the config, or one that was made for this machine.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::{HeaderMap, header};
+use penstock_proxy::config::{AdminKey, Role};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+/// File in the state directory that holds the key made at the first start.
+pub const KEY_FILE: &str = "admin.key";
+/// Id of that key.
+pub const LOCAL_KEY: &str = "local";
+/// Longest key that is looked at.
+const KEY_BYTES_MAX: usize = 512;
+
+/// Who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Caller {
+    /// Id of the key.
+    pub(crate) key: String,
+    /// What it may do.
+    pub(crate) role: Role,
+}
+
+/// The keys in force, and where they came from.
+pub(crate) struct AdminKeys {
+    keys: Vec<AdminKey>,
+}
+
+impl AdminKeys {
+    /// Those of the config; without any, the one of the state directory, which is made if it is not there.
+    pub(crate) fn open(configured: &[AdminKey], state_dir: &Path) -> io::Result<Self> {
+        if !configured.is_empty() {
+            return Ok(Self { keys: configured.to_vec() });
+        }
+        let digest = Sha256::digest(local_key(state_dir)?).into();
+        Ok(Self { keys: vec![AdminKey { id: LOCAL_KEY.into(), digest, role: Role::Owner }] })
+    }
+
+    /// Whose credential a request carries. Every key is compared, each in constant time.
+    pub(crate) fn find(&self, given: &[u8]) -> Option<Caller> {
+        if given.len() > KEY_BYTES_MAX {
+            return None;
+        }
+        let digest: [u8; 32] = Sha256::digest(given).into();
+        let mut found = None;
+        for key in &self.keys {
+            if bool::from(key.digest.ct_eq(&digest)) {
+                found = Some(key);
+            }
+        }
+        found.map(|key| Caller { key: key.id.clone(), role: key.role })
+    }
+}
+
+/// `Authorization: Bearer KEY`, sent once.
+pub(crate) fn credential(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut all = headers.get_all(header::AUTHORIZATION).iter();
+    let (Some(value), None) = (all.next(), all.next()) else { return None };
+    let (scheme, key) = value.as_bytes().split_at_checked(7)?;
+    let key = key.trim_ascii();
+    (scheme.eq_ignore_ascii_case(b"bearer ") && !key.is_empty()).then_some(key)
+}
+
+/// Where the key that was made is kept.
+#[must_use]
+pub fn key_path(state_dir: &Path) -> PathBuf {
+    state_dir.join(KEY_FILE)
+}
+
+/// Reads the key of the state directory, or makes it. A file that others may read is refused.
+fn local_key(state_dir: &Path) -> io::Result<String> {
+    DirBuilder::new().recursive(true).mode(0o700).create(state_dir)?;
+    let path = key_path(state_dir);
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
+        Ok(mut file) => {
+            let mut random = [0; 32];
+            getrandom::fill(&mut random).map_err(io::Error::other)?;
+            let key = format!("psa_{}", URL_SAFE_NO_PAD.encode(random));
+            file.write_all(format!("{key}\n").as_bytes())?;
+            file.sync_all()?;
+            Ok(key)
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if fs::metadata(&path)?.permissions().mode() & 0o077 != 0 {
+                let why = format!("{}: others than its owner may read it; chmod 600, or delete it", path.display());
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+            }
+            let key = fs::read_to_string(&path)?.trim().to_owned();
+            // Another process that starts now may have made the file and not filled it yet; it is the same in the end: an error, once.
+            let short =
+                || io::Error::new(io::ErrorKind::InvalidData, format!("{}: no key in it; delete it", path.display()));
+            (key.len() >= 20).then_some(key).ok_or_else(short)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_of_a_machine_is_made_once_and_private() {
+        let dir = std::env::temp_dir().join(format!("penstock-admin-keys-{}", std::process::id()));
+        let keys = AdminKeys::open(&[], &dir).expect("a key is made");
+        let path = key_path(&dir);
+        assert_eq!(fs::metadata(&path).expect("it is there").permissions().mode() & 0o777, 0o600);
+        let key = fs::read_to_string(&path).expect("text").trim().to_owned();
+        let owner = Caller { key: LOCAL_KEY.into(), role: Role::Owner };
+        assert_eq!(keys.find(key.as_bytes()), Some(owner.clone()));
+        assert_eq!(AdminKeys::open(&[], &dir).expect("it is read").find(key.as_bytes()), Some(owner));
+        assert_eq!(keys.find(b"psa_wrong"), None);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("it is ours");
+        assert!(AdminKeys::open(&[], &dir).is_err(), "others may read it");
+        fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    #[test]
+    fn configured_keys_stand_alone() {
+        let key = AdminKey { id: "ops".into(), digest: Sha256::digest("k").into(), role: Role::Viewer };
+        let keys = AdminKeys::open(&[key], Path::new("/nonexistent")).expect("nothing is made");
+        assert_eq!(keys.find(b"k").map(|caller| caller.role), Some(Role::Viewer));
+        assert_eq!((keys.find(b""), keys.find(&[b'k'; 600])), (None, None));
+    }
+
+    #[test]
+    fn a_credential_is_one_bearer_token() {
+        let of = |values: &[&'static str]| {
+            let mut map = HeaderMap::new();
+            values
+                .iter()
+                .for_each(|value| _ = map.append(header::AUTHORIZATION, http::HeaderValue::from_static(value)));
+            credential(&map).map(<[u8]>::to_vec)
+        };
+        assert_eq!(of(&["Bearer a"]), Some(b"a".to_vec()));
+        assert_eq!(of(&["bearer  a "]), Some(b"a".to_vec()));
+        for wrong in [&[][..], &["Bearer "], &["Basic a"], &["a"], &["Bearer a", "Bearer a"]] {
+            assert_eq!(of(wrong), None, "{wrong:?}");
+        }
+    }
+}

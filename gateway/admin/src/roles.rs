@@ -1,0 +1,113 @@
+//! Who may use which route: read from the OpenAPI document, which is made from the routes themselves.
+//!
+//! Each operation names one role in its `security`; the document that people read and the table that is enforced cannot differ. An
+//! operation that names none is a fault that keeps the API from starting: nothing is open by omission.
+
+use std::collections::HashMap;
+
+use http::Method;
+use penstock_proxy::config::Role;
+use serde_json::Value;
+
+/// Name of the security scheme in the document.
+pub(crate) const SCHEME: &str = "admin_key";
+
+/// Who may use a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Whoever can connect.
+    Open,
+    /// Keys of that role, and of those above.
+    Role(Role),
+}
+
+/// Every route with its access.
+#[derive(Debug, Default)]
+pub(crate) struct Routes(HashMap<String, Vec<(Method, Access)>>);
+
+impl Routes {
+    /// Reads the document.
+    ///
+    /// # Errors
+    /// An operation does not say who may use it.
+    pub(crate) fn read(document: &Value) -> Result<Self, String> {
+        let mut routes = Self::default();
+        let paths = document["paths"].as_object().ok_or("the document has no paths")?;
+        for (path, item) in paths {
+            for (method, operation) in item.as_object().into_iter().flatten() {
+                let Ok(method) = Method::from_bytes(method.to_ascii_uppercase().as_bytes()) else { continue };
+                if !operation.is_object() {
+                    continue;
+                }
+                let access = access(&operation["security"])
+                    .ok_or_else(|| format!("{method} {path} does not say who may use it"))?;
+                routes.0.entry(path.clone()).or_default().push((method, access));
+            }
+        }
+        Ok(routes)
+    }
+
+    /// Who may send `method` to the route with that template; `None`: nobody.
+    pub(crate) fn access(&self, path: &str, method: &Method) -> Option<Access> {
+        let method = if *method == Method::HEAD { &Method::GET } else { method };
+        let found = self.0.get(path)?.iter().find(|(have, _)| have == method);
+        found.map(|(_, access)| *access)
+    }
+
+    /// All of them, in order of their paths.
+    #[cfg(test)]
+    pub(crate) fn all(&self) -> Vec<(String, Method, Access)> {
+        let mut all: Vec<_> = self
+            .0
+            .iter()
+            .flat_map(|(path, methods)| methods.iter().map(|(method, access)| (path.clone(), method.clone(), *access)))
+            .collect();
+        all.sort_by(|left, right| (&left.0, left.1.as_str()).cmp(&(&right.0, right.1.as_str())));
+        all
+    }
+}
+
+/// `[{}]` is open, `[{"admin_key": ["ROLE"]}]` asks for a role, all else says nothing.
+fn access(security: &Value) -> Option<Access> {
+    let [requirement] = security.as_array()?.as_slice() else { return None };
+    let requirement = requirement.as_object()?;
+    if requirement.is_empty() {
+        return Some(Access::Open);
+    }
+    let [role] = requirement.get(SCHEME)?.as_array()?.as_slice() else { return None };
+    Role::parse(role.as_str()?).map(Access::Role)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_operation_without_a_role_is_a_fault() {
+        let with = |security: Value| {
+            let document = json!({ "paths": { "/x": { "get": { "security": security } } } });
+            Routes::read(&document).map(|routes| routes.access("/x", &Method::HEAD))
+        };
+        assert_eq!(with(json!([{}])), Ok(Some(Access::Open)));
+        assert_eq!(with(json!([{ "admin_key": ["operator"] }])), Ok(Some(Access::Role(Role::Operator))));
+        for wrong in [
+            json!(null),
+            json!([]),
+            json!([{ "admin_key": [] }]),
+            json!([{ "admin_key": ["root"] }]),
+            json!([{ "other": ["owner"] }]),
+            json!([{}, { "admin_key": ["owner"] }]),
+        ] {
+            assert!(with(wrong.clone()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_the_document_is_for_nobody() {
+        let document = json!({ "paths": { "/x": { "get": { "security": [{}] } } } });
+        let routes = Routes::read(&document).expect("valid");
+        assert_eq!((routes.access("/x", &Method::POST), routes.access("/y", &Method::GET)), (None, None));
+    }
+}

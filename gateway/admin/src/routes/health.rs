@@ -1,0 +1,123 @@
+//! How the gateway is, as a whole.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderValue, header};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::error::ApiError;
+use crate::keys::Caller;
+use crate::state::Admin;
+
+/// The process answers.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Health {
+    /// Always "ok".
+    status: &'static str,
+}
+
+/// Whether the process answers; says nothing else, and needs no key.
+#[utoipa::path(get, path = "/admin/v1/health", tag = "state", operation_id = "health",
+    responses((status = 200, description = "It does.", body = Health)), security(()))]
+pub(crate) async fn health() -> Json<Health> {
+    Json(Health { status: "ok" })
+}
+
+/// Whether requests can be served.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Ready {
+    ready: bool,
+    /// What is not ready, one model each.
+    unready: Vec<String>,
+}
+
+/// Whether every model can be served now.
+#[utoipa::path(get, path = "/admin/v1/ready", tag = "state", operation_id = "ready",
+    responses((status = 200, description = "Whether, and why not.", body = Ready)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn ready(State(admin): State<Admin>) -> Json<Ready> {
+    let unready = admin.gateway.serving().unready();
+    Json(Ready { ready: unready.is_empty(), unready })
+}
+
+/// The gateway as a whole.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Status {
+    /// Of the program.
+    version: &'static str,
+    pid: u32,
+    /// Unix milliseconds at which the process began.
+    started_ms: u64,
+    uptime_seconds: u64,
+    /// Address of the data port.
+    listen: String,
+    /// Whether the data port speaks TLS.
+    tls: bool,
+    /// Whether requests need an API key. Without keys, everybody who can connect may use everything.
+    keys_required: bool,
+    requests_in_flight: usize,
+    models: usize,
+    providers: usize,
+    workers: usize,
+    workers_ready: usize,
+    /// What is not ready.
+    unready: Vec<String>,
+}
+
+/// Version, age, listeners, what is served and what is not ready.
+#[utoipa::path(get, path = "/admin/v1/status", tag = "state", operation_id = "status",
+    responses((status = 200, description = "The gateway as a whole.", body = Status)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn status(State(admin): State<Admin>) -> Json<Status> {
+    let serving = admin.gateway.serving();
+    let config = &serving.config;
+    let workers: Vec<_> = super::workers::all(&admin);
+    Json(Status {
+        version: env!("CARGO_PKG_VERSION"),
+        pid: std::process::id(),
+        started_ms: admin.began_ms,
+        uptime_seconds: admin.began.elapsed().as_secs(),
+        listen: config.listen.to_string(),
+        tls: config.tls.is_some(),
+        keys_required: !config.keys.is_empty(),
+        requests_in_flight: admin.gateway.live.list().len(),
+        models: serving.models().listed().len(),
+        providers: serving.providers().len(),
+        workers: workers.len(),
+        workers_ready: workers.iter().filter(|worker| worker.is_ready()).count(),
+        unready: serving.unready(),
+    })
+}
+
+/// Who the key is.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Whoami {
+    /// Id of the admin key.
+    key: String,
+    #[schema(value_type = super::RoleName)]
+    role: &'static str,
+}
+
+/// Which key the request carries, and its role.
+#[utoipa::path(get, path = "/admin/v1/whoami", tag = "state", operation_id = "whoami",
+    responses((status = 200, description = "The key.", body = Whoami)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn whoami(caller: Caller) -> Json<Whoami> {
+    Json(Whoami { key: caller.key, role: caller.role.name() })
+}
+
+/// The metrics of the data port, as Prometheus text.
+#[utoipa::path(get, path = "/admin/v1/metrics", tag = "state", operation_id = "metrics",
+    responses((status = 200, description = "Prometheus text.", body = String, content_type = "text/plain")),
+    security(("admin_key" = ["viewer"])))]
+pub(crate) async fn metrics(State(admin): State<Admin>) -> Response {
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, kind)], admin.gateway.render_metrics()).into_response()
+}
+
+/// This document.
+#[utoipa::path(get, path = "/admin/v1/openapi.json", tag = "state", operation_id = "openapi",
+    responses((status = 200, description = "OpenAPI 3.1.", body = serde_json::Value)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn document(State(admin): State<Admin>) -> Result<Response, ApiError> {
+    let kind = HeaderValue::from_static("application/json");
+    Ok(([(header::CONTENT_TYPE, kind)], admin.document.clone()).into_response())
+}

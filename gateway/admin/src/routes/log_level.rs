@@ -1,0 +1,43 @@
+//! What is logged, changed while the gateway runs.
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::ApiError;
+use crate::extract::Body;
+use crate::state::Admin;
+
+/// Longest filter.
+const FILTER_BYTES_MAX: usize = 1000;
+
+/// A filter of the log.
+#[derive(Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LogLevel {
+    /// error, warn, info, debug, trace, or directives in tracing's syntax.
+    #[schema(min_length = 1, max_length = 1000, example = "info")]
+    level: String,
+}
+
+/// The log's filter.
+#[utoipa::path(get, path = "/admin/v1/log-level", tag = "log", operation_id = "get_log_level",
+    responses((status = 200, description = "As it was last set.", body = LogLevel)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn get_level(State(admin): State<Admin>) -> Json<LogLevel> {
+    Json(LogLevel { level: admin.log.get() })
+}
+
+/// Sets the log's filter until the process ends.
+#[utoipa::path(put, path = "/admin/v1/log-level", tag = "log", operation_id = "set_log_level", request_body = LogLevel,
+    responses((status = 200, description = "It is set.", body = LogLevel)), security(("admin_key" = ["operator"])))]
+pub(crate) async fn set_level(
+    State(admin): State<Admin>,
+    Body(new): Body<LogLevel>,
+) -> Result<Json<LogLevel>, ApiError> {
+    if new.level.is_empty() || new.level.len() > FILTER_BYTES_MAX {
+        return Err(ApiError::invalid("level", format!("level: must have from 1 to {FILTER_BYTES_MAX} bytes")));
+    }
+    admin.log.set(&new.level).map_err(|why| ApiError::invalid("level", format!("level: {why}")))?;
+    Ok(Json(LogLevel { level: admin.log.get() }))
+}

@@ -1,0 +1,60 @@
+//! All routes. Each operation says in its `security` which role it needs; one that does not keeps the API from starting.
+
+pub(crate) mod health;
+pub(crate) mod log_level;
+pub(crate) mod models;
+pub(crate) mod providers;
+pub(crate) mod requests;
+pub(crate) mod workers;
+
+use http::StatusCode;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::document::Head;
+use crate::error::{ApiError, Code};
+use crate::state::Admin;
+
+/// The routes with their document.
+pub(crate) fn all() -> OpenApiRouter<Admin> {
+    OpenApiRouter::with_openapi(Head::openapi())
+        .routes(routes!(health::health))
+        .routes(routes!(health::ready))
+        .routes(routes!(health::status))
+        .routes(routes!(health::whoami))
+        .routes(routes!(health::metrics))
+        .routes(routes!(health::document))
+        .routes(routes!(log_level::get_level, log_level::set_level))
+        .routes(routes!(models::list))
+        .routes(routes!(models::get))
+        .routes(routes!(providers::list))
+        .routes(routes!(providers::get))
+        .routes(routes!(requests::list))
+        .routes(routes!(requests::get))
+        .routes(routes!(requests::cancel))
+        .routes(routes!(workers::list))
+        .routes(routes!(workers::get))
+}
+
+pub(crate) async fn no_such_path() -> ApiError {
+    ApiError::not_found("There is no such URL here; /admin/v1/openapi.json lists those that are.")
+}
+
+pub(crate) async fn no_such_method() -> ApiError {
+    let message = "This URL does not take this method; the Allow header lists those that it takes.";
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, Code::MethodNotAllowed, message)
+}
+
+/// A role of an admin key, in the document.
+#[derive(utoipa::ToSchema)]
+#[schema(as = Role, rename_all = "lowercase")]
+#[expect(dead_code, reason = "its schema is used, the roles themselves are the config's")]
+pub(crate) enum RoleName {
+    /// Sees the state of everything but the audit log.
+    Viewer,
+    /// Steers and stops what runs, and takes rights away.
+    Operator,
+    /// Everything.
+    Owner,
+}

@@ -1,0 +1,128 @@
+//! Our own engines.
+
+use axum::Json;
+use axum::extract::State;
+use penstock_proxy::pool::{WorkerPhase, WorkerStatus};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::error::ApiError;
+use crate::extract::{Id, ListQuery, Page, Params};
+use crate::state::Admin;
+
+/// One engine.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Worker {
+    /// `pool-0`, `pool-1`, … or its address.
+    name: String,
+    /// Its pool.
+    pool: String,
+    phase: Phase,
+    /// More about the phase: what is being loaded, why it is down.
+    detail: Option<String>,
+    /// 0 before it said so.
+    pid: u32,
+    /// Device and instructions.
+    device: String,
+    /// What its results are exact within.
+    numerics_id: String,
+    /// Requests bound to it.
+    requests: usize,
+    sequences_running: u32,
+    sequences_waiting: u32,
+    blocks_total: u32,
+    blocks_free: u32,
+    /// How often it was found dead.
+    deaths: u64,
+    /// How often this gateway started its process.
+    starts: u64,
+    /// Its process was started by an earlier gateway.
+    adopted: bool,
+}
+
+/// Where a worker is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Phase {
+    /// No process or no connection yet.
+    Starting,
+    /// It loads its weights.
+    Loading,
+    /// It serves.
+    Ready,
+    /// It finishes what it has and takes nothing new.
+    Draining,
+    /// Silent for too long; takes nothing new.
+    Suspected,
+    /// Gone; it is tried again.
+    Down,
+}
+
+impl Worker {
+    pub(crate) fn is_ready(&self) -> bool {
+        self.phase == Phase::Ready
+    }
+
+    fn new(pool: &str, status: &WorkerStatus) -> Self {
+        let (phase, detail) = match &status.phase {
+            WorkerPhase::Starting => (Phase::Starting, None),
+            WorkerPhase::Loading { stage, bytes_done, bytes_total } => {
+                (Phase::Loading, Some(format!("{stage}: {bytes_done} of {bytes_total} bytes")))
+            }
+            WorkerPhase::Ready => (Phase::Ready, None),
+            WorkerPhase::Draining => (Phase::Draining, None),
+            WorkerPhase::Suspected => (Phase::Suspected, None),
+            WorkerPhase::Down { why, .. } => (Phase::Down, Some(why.clone())),
+        };
+        let state = &status.state;
+        Self {
+            name: status.name.clone(),
+            pool: pool.to_owned(),
+            phase,
+            detail,
+            pid: status.pid,
+            device: status.device.clone(),
+            numerics_id: status.numerics_id.to_string(),
+            requests: status.bound,
+            sequences_running: state.running,
+            sequences_waiting: state.waiting,
+            blocks_total: state.blocks_total,
+            blocks_free: state.blocks_free,
+            deaths: status.deaths,
+            starts: status.starts,
+            adopted: status.adopted,
+        }
+    }
+}
+
+/// All workers of all pools.
+pub(crate) fn all(admin: &Admin) -> Vec<Worker> {
+    let mut workers = Vec::new();
+    for (id, pool) in admin.fleet.pools() {
+        workers.extend(pool.status().workers.iter().map(|status| Worker::new(id, status)));
+    }
+    workers
+}
+
+/// Workers, by name.
+#[utoipa::path(get, path = "/admin/v1/workers", tag = "workers", operation_id = "list_workers", params(ListQuery),
+    responses((status = 200, description = "Workers.", body = Page<Worker>)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn list(
+    State(admin): State<Admin>,
+    Params(query): Params<ListQuery>,
+) -> Result<Json<Page<Worker>>, ApiError> {
+    Page::cut(all(&admin), &query, |worker| &worker.name)
+}
+
+/// One worker.
+#[utoipa::path(get, path = "/admin/v1/workers/{name}", tag = "workers", operation_id = "get_worker",
+    params(("name" = String, Path, max_length = 512, description = "Its name; a slash in it is sent as %2F.")),
+    responses((status = 200, description = "The worker.", body = Worker)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn get(State(admin): State<Admin>, Id(name): Id) -> Result<Json<Worker>, ApiError> {
+    found(&admin, &name).map(Json)
+}
+
+fn found(admin: &Admin, name: &str) -> Result<Worker, ApiError> {
+    let found = all(admin).into_iter().find(|worker| worker.name == name);
+    found.ok_or_else(|| ApiError::not_found("There is no worker of that name."))
+}

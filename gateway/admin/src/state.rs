@@ -1,0 +1,42 @@
+//! What the routes see.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use penstock_proxy::Gateway;
+use penstock_proxy::fleet::Fleet;
+
+use crate::keys::AdminKeys;
+use crate::origin::Known;
+use crate::roles::Routes;
+use crate::throttle::Throttle;
+
+/// The log's filter, which can be changed while the process runs.
+pub trait LogFilter: Send + Sync + 'static {
+    /// As it was last set.
+    fn get(&self) -> String;
+
+    /// Sets it.
+    ///
+    /// # Errors
+    /// What is wrong with it, for a person.
+    fn set(&self, filter: &str) -> Result<(), String>;
+}
+
+/// Everything behind the routes.
+pub(crate) struct State {
+    pub(crate) gateway: Arc<Gateway>,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) log: Arc<dyn LogFilter>,
+    pub(crate) keys: AdminKeys,
+    pub(crate) known: Known,
+    pub(crate) throttle: Throttle,
+    pub(crate) routes: Routes,
+    pub(crate) document: Bytes,
+    pub(crate) began: Instant,
+    pub(crate) began_ms: u64,
+}
+
+/// Shared by all requests.
+pub(crate) type Admin = Arc<State>;

@@ -1,0 +1,340 @@
+//! The API as its callers see it: over sockets, with every role on every route.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use http::Method;
+use penstock_proxy::auth::Principal;
+use penstock_proxy::config::{self, AdminKey, AdminListen, Overrides, Role};
+use penstock_proxy::fleet::{Fleet, WorkerCommand};
+use penstock_proxy::live_requests::About;
+use penstock_proxy::telemetry::AccessLog;
+use penstock_proxy::{Gateway, provider};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::roles::{Access, Routes};
+use crate::{LogFilter, Parts, Running, document, gate, routes, start};
+
+/// Never shown by anything.
+const PROVIDER_KEY: &str = "sk-provider-secret-7f3a";
+const CONFIG: &str = "
+[[providers]]
+id = \"acme\"
+base_url = \"http://127.0.0.1:9/v1\"
+key_env = \"ACME_KEY\"
+models = [\"big\", \"small\"]
+[[models]]
+name = \"chat\"
+aliases = [\"default\"]
+to = [{ provider = \"acme\", model = \"big\", weight = 3 }]
+fallback = [{ provider = \"acme\", model = \"small\" }]
+";
+
+#[derive(Default)]
+struct Log(Mutex<String>);
+
+impl LogFilter for Log {
+    fn get(&self) -> String {
+        self.0.lock().expect("not poisoned").clone()
+    }
+
+    fn set(&self, filter: &str) -> Result<(), String> {
+        if filter == "loud" {
+            return Err("no such level".into());
+        }
+        filter.clone_into(&mut self.0.lock().expect("not poisoned"));
+        Ok(())
+    }
+}
+
+/// An API with a key per role; the key's text is the role's name.
+struct Api {
+    running: Running,
+    gateway: Arc<Gateway>,
+    address: SocketAddr,
+    dir: PathBuf,
+}
+
+impl Api {
+    fn start() -> Self {
+        Self::with(&|_| ())
+    }
+
+    fn with(change: &dyn Fn(&mut config::AdminConfig)) -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("penstock-admin-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a folder");
+        let env = |name: &str| (name == "ACME_KEY").then(|| PROVIDER_KEY.to_owned());
+        let mut config = config::load(Some(("t.toml", CONFIG)), &Overrides::default(), &env).expect("valid");
+        config.state_dir = Some(dir.clone());
+        config.admin.listen = AdminListen::At(([127, 0, 0, 1], 0).into());
+        let key = |role: Role| AdminKey { id: role.name().into(), digest: Sha256::digest(role.name()).into(), role };
+        config.admin.keys = Role::ALL.map(key).to_vec();
+        change(&mut config.admin);
+        let command = WorkerCommand { program: "/bin/false".into(), args: |_| Vec::new(), demo: &[] };
+        let fleet = Arc::new(Fleet::start(&config, &command).expect("no pools"));
+        let access_log = AccessLog::open("off").expect("off");
+        let providers = provider::all(&config).expect("providers");
+        let gateway = Arc::new(Gateway::new(config.clone(), access_log, fleet.upstreams(), providers));
+        let parts = Parts { gateway: gateway.clone(), fleet, log: Arc::new(Log::default()) };
+        let running = start(parts, &config.admin, &dir, Duration::ZERO).expect("starts").expect("is on");
+        let address = running.urls()[0].trim_start_matches("http://").parse().expect("an address");
+        Self { running, gateway, address, dir }
+    }
+
+    /// Status, head and body of an answer; `fields` are whole lines.
+    fn ask(&self, method: &str, path: &str, fields: &[&str], body: &str) -> (u16, String, String) {
+        let mut stream = TcpStream::connect(self.address).expect("connects");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+        let host = if fields.iter().any(|field| field.starts_with("host:")) { "" } else { "host: localhost\r\n" };
+        let fields: String = fields.iter().map(|field| format!("{field}\r\n")).collect();
+        let length = body.len();
+        let head =
+            format!("{method} {path} HTTP/1.1\r\n{host}{fields}content-length: {length}\r\nconnection: close\r\n\r\n");
+        // A refusal may come before all was sent.
+        let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
+        let mut text = Vec::new();
+        let _ = stream.read_to_end(&mut text);
+        let text = String::from_utf8(text).expect("text");
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        (status, head.to_ascii_lowercase(), body.to_owned())
+    }
+
+    fn call(&self, role: &str, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let key = format!("authorization: Bearer {role}");
+        let (status, _, body) = self.ask(method, path, &[&key, "content-type: application/json"], body);
+        (status, serde_json::from_str(&body).unwrap_or(Value::Null))
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let (status, body) = self.call("viewer", "GET", path, "");
+        assert_eq!(status, 200, "{path}: {body}");
+        body
+    }
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        self.running.stop();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn table() -> Vec<(String, Method, Access)> {
+    let (_, document) = routes::all().split_for_parts();
+    Routes::read(&document::complete(&document).expect("valid")).expect("every operation says who").all()
+}
+
+/// A path of that template that names nothing that exists.
+fn concrete(template: &str) -> String {
+    template.split('/').map(|part| if part.starts_with('{') { "999999" } else { part }).collect::<Vec<_>>().join("/")
+}
+
+#[test]
+fn every_route_asks_for_its_role_and_no_less() {
+    let api = Api::start();
+    let table = table();
+    assert!(table.len() > 15);
+    for (path, method, access) in table {
+        let url = concrete(&path);
+        let status = |key: &str| {
+            let key = format!("authorization: {key}");
+            // A body that no route takes: what is asked for must not happen.
+            api.ask(method.as_str(), &url, &[&key, "content-type: application/json"], "{\"no\": 1}").0
+        };
+        let anonymous = api.ask(method.as_str(), &url, &[], "").0;
+        let Access::Role(needed) = access else {
+            assert_eq!((path.as_str(), anonymous), ("/admin/v1/health", 200), "nothing else is open");
+            continue;
+        };
+        assert_eq!(anonymous, 401, "{method} {path} without a key");
+        for wrong in ["Bearer nobody", "Basic owner", "owner", "Bearer owner, Bearer owner"] {
+            let status = status(wrong);
+            assert!(matches!(status, 401 | 429), "{method} {path} with {wrong:?}: {status}");
+        }
+        std::thread::sleep(Duration::ZERO);
+        let mut guesses = 0;
+        for role in Role::ALL {
+            let mut got = status(&format!("Bearer {}", role.name()));
+            while got == 429 && guesses < 200 {
+                // The wrong keys above count against this address.
+                guesses += 1;
+                std::thread::park_timeout(Duration::from_millis(100));
+                got = status(&format!("Bearer {}", role.name()));
+            }
+            if role < needed {
+                assert_eq!(got, 403, "{method} {path} as {role}");
+            } else {
+                assert!(!matches!(got, 0 | 401 | 403 | 429 | 500..), "{method} {path} as {role}: {got}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_there_needs_a_key_too() {
+    let api = Api::start();
+    assert_eq!(api.ask("GET", "/admin/v1/nothing", &[], "").0, 401);
+    assert_eq!(api.ask("GET", "/", &[], "").0, 401);
+    assert_eq!(api.call("viewer", "GET", "/admin/v1/nothing", "").0, 404);
+    let key = "authorization: Bearer viewer";
+    let (status, head, body) = api.ask("DELETE", "/admin/v1/status", &[key], "");
+    assert_eq!(status, 405, "{body}");
+    assert!(head.contains("allow: get,head"), "{head}");
+    assert!(body.contains("\"method_not_allowed\""));
+    for path in
+        ["/admin/v1/../v1/status", "/admin/v1/status/", "//admin/v1/status", "/admin/v1/%73tatus", "/ADMIN/v1/status"]
+    {
+        let status = api.ask("GET", path, &[], "").0;
+        assert_eq!(status, 401, "{path}");
+    }
+}
+
+#[test]
+fn other_sites_and_rebound_names_are_refused() {
+    let api = Api::with(&|config| config.origins = vec!["https://console.example".into()]);
+    let key = "authorization: Bearer owner";
+    let with = |fields: &[&str]| api.ask("GET", "/admin/v1/status", &[fields, &[key]].concat(), "").0;
+    assert_eq!(with(&[]), 200);
+    assert_eq!(with(&["host: evil.example"]), 403);
+    assert_eq!(with(&["host: localhost", "host: localhost"]), 403);
+    assert_eq!(with(&["origin: https://evil.example"]), 403);
+    assert_eq!(with(&["origin: null"]), 403);
+    assert_eq!(with(&["origin: https://console.example"]), 200);
+    assert_eq!(with(&["sec-fetch-site: cross-site"]), 403);
+    // Also where no key is needed.
+    assert_eq!(api.ask("GET", "/admin/v1/health", &["host: evil.example"], "").0, 403);
+    let absolute = api.ask("GET", "http://evil.example/admin/v1/status", &[key], "").0;
+    assert_eq!(absolute, 403, "the URL says another host than Host");
+}
+
+#[test]
+fn guessing_is_slowed_down() {
+    let api = Api::start();
+    let guess = || api.ask("GET", "/admin/v1/status", &["authorization: Bearer psa_guess"], "");
+    let refused = (0..60).map(|_| guess()).find(|(status, ..)| *status == 429).expect("slowed down");
+    assert!(refused.1.contains("retry-after: 1"), "{}", refused.1);
+    assert_eq!(api.ask("GET", "/admin/v1/health", &[], "").0, 200);
+}
+
+#[test]
+fn bodies_are_bounded_and_checked() {
+    let api = Api::start();
+    let put = |kind: &str, body: &str| {
+        let (key, kind) = ("authorization: Bearer owner", format!("content-type: {kind}"));
+        api.ask("PUT", "/admin/v1/log-level", &[key, &kind], body).0
+    };
+    assert_eq!(put("application/json", "{\"level\": \"debug\"}"), 200);
+    assert_eq!(api.get("/admin/v1/log-level")["level"], "debug");
+    assert_eq!(put("application/json; charset=utf-8", "{\"level\": \"info\"}"), 200);
+    assert_eq!(put("text/plain", "{\"level\": \"debug\"}"), 415);
+    for wrong in [
+        "",
+        "[]",
+        "{}",
+        "{\"level\": 1}",
+        "{\"level\": \"\"}",
+        "{\"level\": \"loud\"}",
+        "{\"level\": \"x\", \"y\": 1}",
+        "{\"level\": \"a\", \"level\": \"b\"}",
+    ] {
+        assert_eq!(put("application/json", wrong), 400, "{wrong}");
+    }
+    assert_eq!(put("application/json", &" ".repeat(gate::BODY_BYTES_MAX + 1)), 413);
+    assert_eq!(api.get("/admin/v1/log-level")["level"], "info", "nothing of it was done");
+}
+
+#[test]
+fn models_and_providers_are_shown_without_secrets() {
+    let api = Api::start();
+    let models = api.get("/admin/v1/models");
+    let names: Vec<_> = models["data"].as_array().expect("a list").iter().map(|model| model["name"].clone()).collect();
+    assert_eq!(names, ["big", "chat", "small"]);
+    let chat = api.get("/admin/v1/models/default");
+    assert_eq!((&chat["targets"][0]["id"], &chat["targets"][0]["weight"]), (&"acme/big".into(), &3.into()));
+    assert_eq!((&chat["targets"][1]["weight"], &chat["targets"][1]["breaker"]), (&0.into(), &"closed".into()));
+    let provider = api.get("/admin/v1/providers/acme");
+    assert_eq!((&provider["url"], &provider["keys"]), (&"http://127.0.0.1:9/v1".into(), &1.into()));
+    for (path, method, _) in table() {
+        if method == Method::GET {
+            let text = api.ask("GET", &concrete(&path), &["authorization: Bearer owner"], "").2;
+            assert!(!text.contains(PROVIDER_KEY), "{path}");
+        }
+    }
+    let first = api.get("/admin/v1/models?limit=2");
+    assert_eq!(
+        (&first["next"], api.get("/admin/v1/models?limit=2&after=chat")["data"][0]["name"].clone()),
+        (&"chat".into(), "small".into())
+    );
+    for wrong in ["limit=0", "limit=x", "limit=1001", "nonsense=1"] {
+        assert_eq!(api.call("viewer", "GET", &format!("/admin/v1/models?{wrong}"), "").0, 400, "{wrong}");
+    }
+}
+
+#[test]
+fn live_requests_are_listed_and_cancelled_once() {
+    let api = Api::start();
+    let about = About { request_id: "req_1".into(), route: "/v1/chat/completions", ..About::default() };
+    let (entry, cancelled) = api.gateway.live.begin(about, &Principal::default());
+    entry.asks("chat", true);
+    let listed = api.get("/admin/v1/requests?model=chat");
+    assert_eq!(listed["data"][0]["request_id"], "req_1");
+    assert_eq!(api.get("/admin/v1/requests?model=other")["data"], Value::Array(Vec::new()));
+    let id = listed["data"][0]["id"].as_str().expect("an id").to_owned();
+    let path = format!("/admin/v1/requests/{id}/cancel");
+    assert_eq!(api.call("viewer", "POST", &path, "").0, 403);
+    assert_eq!(api.call("operator", "POST", &path, "").0, 200);
+    assert_eq!(api.call("operator", "POST", &path, "").0, 404, "told once");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(cancelled);
+    drop(entry);
+    assert_eq!(api.call("viewer", "GET", &format!("/admin/v1/requests/{id}"), "").0, 404);
+}
+
+#[test]
+fn slow_heads_and_many_connections_do_not_stop_it() {
+    let api = Api::start();
+    let idle: Vec<_> = (0..300).filter_map(|_| TcpStream::connect(api.address).ok()).collect();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // The first 256 say nothing and are closed when their time is over; until then more are told to come back.
+    let told = api.ask("GET", "/admin/v1/health", &[], "");
+    assert!(matches!(told.0, 503 | 200 | 0), "{told:?}");
+    while api.ask("GET", "/admin/v1/health", &[], "").0 != 200 {
+        assert!(Instant::now() < deadline, "idle connections hold all places");
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
+    drop(idle);
+}
+
+#[test]
+fn it_stops_in_order() {
+    let mut api = Api::start();
+    let file = api.dir.join(crate::ADDRESS_FILE);
+    assert_eq!(std::fs::read_to_string(&file).expect("written"), format!("http://{}\n", api.address));
+    api.running.stop();
+    assert!(TcpStream::connect(api.address).is_err() && !file.exists());
+}
+
+#[test]
+fn a_unix_socket_serves_too() {
+    let path = std::env::temp_dir().join(format!("penstock-admin-{}.sock", std::process::id()));
+    let api = Api::with(&|config| config.unix = Some(path.clone()));
+    let mut stream = std::os::unix::net::UnixStream::connect(&path).expect("connects");
+    let head =
+        "GET /admin/v1/whoami HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer viewer\r\nconnection: close\r\n\r\n";
+    stream.write_all(head.as_bytes()).expect("written");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("read");
+    assert!(text.ends_with("{\"key\":\"viewer\",\"role\":\"viewer\"}"), "{text}");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).expect("there").permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    drop(api);
+    assert!(!path.exists());
+}

@@ -1,0 +1,98 @@
+//! Slows down whoever guesses keys: per address, a handful of wrong keys at once and then one a second.
+//!
+//! While an address is slowed down, right keys from there are refused as well: an answer that told them apart would be what the
+//! guesser wants.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Wrong keys at once.
+const BURST: u32 = 20;
+/// Time after which one more may be tried.
+const EACH: Duration = Duration::from_secs(1);
+/// Addresses that are remembered.
+const ADDRESSES_MAX: usize = 4096;
+
+/// Wrong keys of late. `None` stands for everybody on a Unix socket.
+#[derive(Debug, Default)]
+pub(crate) struct Throttle(Mutex<HashMap<Option<IpAddr>, Guesses>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Guesses {
+    wrong: u32,
+    since: Instant,
+}
+
+impl Guesses {
+    /// Forgets one for each interval that has passed.
+    fn decay(&mut self, now: Instant) {
+        let passed = (now.saturating_duration_since(self.since).as_millis() / EACH.as_millis()) as u32;
+        self.wrong = self.wrong.saturating_sub(passed);
+        self.since += EACH * passed;
+    }
+}
+
+impl Throttle {
+    /// Whether a key from there is looked at.
+    pub(crate) fn admits(&self, address: Option<IpAddr>, now: Instant) -> bool {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(guesses) = all.get_mut(&address) else { return true };
+        guesses.decay(now);
+        if guesses.wrong == 0 {
+            all.remove(&address);
+            return true;
+        }
+        guesses.wrong < BURST
+    }
+
+    /// A wrong key came from there.
+    pub(crate) fn wrong(&self, address: Option<IpAddr>, now: Instant) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() >= ADDRESSES_MAX && !all.contains_key(&address) {
+            all.retain(|_, guesses| {
+                guesses.decay(now);
+                guesses.wrong > 0
+            });
+            if all.len() >= ADDRESSES_MAX {
+                return;
+            }
+        }
+        let guesses = all.entry(address).or_insert(Guesses { wrong: 0, since: now });
+        guesses.decay(now);
+        guesses.wrong = (guesses.wrong + 1).min(BURST);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guessing_becomes_slow_and_is_forgiven() {
+        let (throttle, now) = (Throttle::default(), Instant::now());
+        let (guesser, other) = (Some(IpAddr::from([10, 0, 0, 1])), None);
+        for _ in 0..BURST {
+            assert!(throttle.admits(guesser, now));
+            throttle.wrong(guesser, now);
+        }
+        assert!(!throttle.admits(guesser, now) && throttle.admits(other, now));
+        assert!(throttle.admits(guesser, now + EACH), "one more");
+        throttle.wrong(guesser, now + EACH);
+        assert!(!throttle.admits(guesser, now + EACH));
+        assert!(throttle.admits(guesser, now + EACH * (BURST + 2)));
+        assert!(throttle.0.lock().expect("not poisoned").is_empty(), "forgotten");
+    }
+
+    #[test]
+    fn the_memory_of_addresses_is_bounded() {
+        let (throttle, now) = (Throttle::default(), Instant::now());
+        for at in 0..2 * ADDRESSES_MAX as u32 {
+            throttle.wrong(Some(IpAddr::from(at.to_be_bytes())), now);
+        }
+        assert_eq!(throttle.0.lock().expect("not poisoned").len(), ADDRESSES_MAX);
+        throttle.wrong(Some(IpAddr::from([255, 0, 0, 1])), now + EACH * 2);
+        assert_eq!(throttle.0.lock().expect("not poisoned").len(), 1);
+    }
+}
