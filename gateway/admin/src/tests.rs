@@ -77,8 +77,15 @@ impl Api {
         let key = |role: Role| AdminKey { id: role.name().into(), digest: Sha256::digest(role.name()).into(), role };
         config.admin.keys = Role::ALL.map(key).to_vec();
         change(&mut config.admin);
-        let command = WorkerCommand { program: "/bin/false".into(), args: |_| Vec::new(), demo: &[] };
-        let fleet = Arc::new(Fleet::start(&config, &command).expect("no pools"));
+        let command = WorkerCommand {
+            program: "/bin/false".into(),
+            identity: String::new(),
+            args: |_| Vec::new(),
+            inspect: |_| Ok(0),
+            demo: &[],
+        };
+        let fleet = Arc::new(Fleet::start(&config, command).expect("no pools"));
+
         let access_log = AccessLog::open("off").expect("off");
         let providers = provider::all(&config).expect("providers");
         let gateway = Arc::new(Gateway::new(config.clone(), access_log, fleet.upstreams(), providers));

@@ -74,6 +74,12 @@ fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
     })
 }
 
+/// The bytes of weights that a worker of the pool loads, or why it could not.
+pub(crate) fn weights(pool: &PoolConfig) -> Result<u64, String> {
+    refuse_early(pool).map_err(|error| format!("{error:#}"))?;
+    look(pool).map(|summary| summary.weights_bytes).map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+}
+
 /// Refuses a pool whose local workers could not load their model: they would say the same, again and again.
 pub(crate) fn refuse_early(pool: &PoolConfig) -> anyhow::Result<()> {
     if !pool.connect.is_empty() {

@@ -50,7 +50,7 @@ fn watch(fleet: &Fleet, config: &Snapshot, banner: &str, over: &AtomicBool) {
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     let mut said_down = String::new();
     while !over.load(Ordering::Relaxed) {
-        let statuses: Vec<_> = fleet.pools().iter().map(|(id, pool)| (id, pool.status())).collect();
+        let statuses: Vec<_> = fleet.pools().into_iter().map(|(id, pool)| (id, pool.status())).collect();
         if statuses.iter().all(|(_, status)| status.is_ready()) {
             bar.finish_and_clear();
             if !config.log_level.contains("error") {

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use penstock_proxy::config::{self, Overrides, PoolConfig, Snapshot};
+use penstock_proxy::config::{Overrides, PoolConfig, Snapshot};
 use penstock_proxy::fleet::{self, Fleet, WorkerCommand};
+use penstock_proxy::live::{self, Live, Source};
 use penstock_proxy::pool::Leave;
 use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::{Gateway, provider, server, stored};
@@ -22,7 +23,7 @@ Examples:
   penstock serve --model ~/models/Qwen3-0.6B --workers 2 --threads 4
   penstock serve --config /etc/penstock.toml
 
-Signals: SIGTERM or Ctrl-C stops accepting, finishes answers in progress (server.grace_ms), exits.
+Signals: SIGTERM or Ctrl-C stops accepting, finishes answers in progress (server.grace_ms), exits. SIGHUP reads the config again.
 Every key of the config file, with its default, is in configs/penstock.toml.";
 
 /// Options of the one pool and the server; they win over the file. Shared by serve and check.
@@ -80,11 +81,13 @@ pub(crate) struct ServeArgs {
 impl ConfigArgs {
     /// Reads and checks everything; all faults at once.
     pub(crate) fn load(&self) -> anyhow::Result<Snapshot> {
-        let text = match &self.config {
-            Some(path) => Some(std::fs::read_to_string(path).with_context(|| path.display().to_string())?),
-            None => None,
-        };
-        let name = self.config.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+        let source = self.source();
+        let text = source.read().map_err(anyhow::Error::msg)?;
+        load(&source, &text)
+    }
+
+    /// Where the config comes from.
+    pub(crate) fn source(&self) -> Source {
         let overrides = Overrides {
             listen: self.listen.clone(),
             model: self.model.clone(),
@@ -99,16 +102,22 @@ impl ConfigArgs {
             access_log: self.access_log.clone(),
             admin: self.admin.clone(),
         };
-        let file = text.as_deref().map(|text| (name.as_str(), text));
-        let env = |name: &str| std::env::var(name).ok();
-        config::load(file, &overrides, &env).map_err(|faults| anyhow::anyhow!("the config cannot be used:\n{faults}"))
+        Source::new(self.config.clone(), overrides)
     }
+}
+
+fn load(source: &Source, text: &str) -> anyhow::Result<Snapshot> {
+    source.load(text).map_err(|faults| anyhow::anyhow!("the config cannot be used:\n{faults}"))
 }
 
 /// Runs until a signal.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
-    let mut config = args.config.load()?;
+    let source = args.config.source();
+    let text = source.read().map_err(anyhow::Error::msg)?;
+    let mut config = load(&source, &text)?;
+    let began = config.clone();
     let log = Arc::new(log::start(&config.log_level)?);
+    let follower = live::follow().context("signals")?;
     for pool in &config.pools {
         // A worker would say the same, again and again: better once, here.
         check::refuse_early(pool)?;
@@ -117,16 +126,20 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let access_log =
         AccessLog::open(&config.access_log).with_context(|| format!("access log {}", config.access_log))?;
     let program = std::env::current_exe().context("the path of this program")?;
-    let command = WorkerCommand { program, args: worker_args, demo: demo::FILES };
-    let fleet = Arc::new(Fleet::start(&config, &command)?);
+    let identity = WorkerCommand::identity_of(&program);
+    let command = WorkerCommand { program, identity, args: worker_args, inspect: check::weights, demo: demo::FILES };
+    let fleet = Arc::new(Fleet::start(&config, command)?);
     let store = stored::open(&config).context("the store")?;
     let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), provider::all(&config)?);
     let gateway = gateway.with_store(store).shared();
     provider::discover::start(gateway.serving().providers());
+    let level = log.clone();
     let parts = penstock_admin::Parts { gateway: gateway.clone(), fleet: fleet.clone(), log };
     let admin = penstock_admin::start(parts, &config.admin, &state_dir(&config)?, Duration::ZERO)?;
     let admin = Mutex::new(admin);
     let shown = progress::show(fleet.clone(), &config)?;
+    let level = Box::new(move |filter: &str| penstock_admin::LogFilter::set(level.as_ref(), filter));
+    follower.begin(Live::new(gateway.clone(), fleet.clone(), source, (text, began), level));
     let stop = move || {
         fleet.stop(Leave::Exit, Duration::from_secs(5));
         // Last: until here it says what still runs, and can end it.

@@ -1,31 +1,55 @@
-//! From the config's pools to running ones: text side, workers, upstream.
+//! From the config's pools to running ones, and from one config to the next.
+//!
+//! A pool whose config is the same stays as it is. One that is added is started. One that is gone ends when nobody can ask it any more
+//! and what it answers has ended. One that is changed is started beside the old one and takes its place when it is ready; until then,
+//! and if that never comes, the old one answers. A worker that suits both serves both: nothing is loaded twice.
 
-use std::borrow::Cow;
+mod settings;
+mod slot;
+
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
-use penstock_proto::handshake::PoolKey;
-use penstock_text::{TextFiles, TextModel};
-use sha2::{Digest, Sha256};
+use penstock_text::TextModel;
 
 use crate::config::{PoolConfig, Snapshot};
 use crate::generate::PoolUpstream;
-use crate::pool::{self, FleetRuntime, Leave, LocalWorkers, Pool};
+use crate::pool::{self, FleetRuntime, Leave, Pool};
 use crate::upstream::Upstream;
+pub use settings::text;
+use slot::Slot;
 
 /// Files of a checkpoint that the program carries: (name, content).
 pub type Embedded = &'static [(&'static str, &'static [u8])];
+
+/// What is drained has this long; a stream that takes longer is cut.
+const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
+/// How often it is looked whether something can go on.
+const LOOK: Duration = Duration::from_millis(100);
+/// How often it is said that a changed pool is not ready.
+const SAY: Duration = Duration::from_secs(60);
 
 /// How this program starts its own workers.
 pub struct WorkerCommand {
     /// The binary.
     pub program: PathBuf,
+    /// What tells one build of it from another; workers of another are not taken over.
+    pub identity: String,
     /// The arguments for a pool, without address and cores.
     pub args: fn(&PoolConfig) -> Vec<OsString>,
+    /// Whether a local pool's model can be loaded here, and the bytes of its weights.
+    pub inspect: fn(&PoolConfig) -> Result<u64, String>,
     /// The embedded model.
     pub demo: Embedded,
+}
+
+impl WorkerCommand {
+    /// What tells this binary from another build of it.
+    pub fn identity_of(program: &std::path::Path) -> String {
+        settings::program_identity(program)
+    }
 }
 
 /// Why a pool cannot be started.
@@ -40,9 +64,51 @@ pub struct FleetError {
 
 /// All pools of a gateway. Dropping it leaves the workers to be adopted.
 pub struct Fleet {
-    pools: Vec<(String, Pool)>,
-    upstreams: Vec<Arc<dyn Upstream>>,
-    _runtime: FleetRuntime,
+    command: WorkerCommand,
+    runtime: FleetRuntime,
+    cores: Vec<usize>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    running: Vec<Running>,
+    /// Those that end.
+    leaving: Vec<Pool>,
+    /// Counts replacements, so that one that was overtaken does not happen.
+    turns: u64,
+}
+
+/// A pool of the config in force.
+struct Running {
+    config: PoolConfig,
+    slot: Arc<Slot>,
+    pool: Pool,
+    /// What will take its place when it is ready.
+    next: Option<Next>,
+}
+
+#[derive(Clone)]
+struct Next {
+    turn: u64,
+    pool: Pool,
+    upstream: Arc<PoolUpstream>,
+}
+
+/// Pools of another config, checked and not started.
+pub struct Plan(Vec<Step>);
+
+enum Step {
+    Keep(String),
+    Start(Box<(PoolConfig, pool::PoolConfig, Arc<TextModel>)>),
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn failed(pool: &PoolConfig, reason: impl Into<String>) -> FleetError {
+    FleetError { pool: pool.id.clone(), reason: reason.into() }
 }
 
 impl Fleet {
@@ -50,119 +116,202 @@ impl Fleet {
     ///
     /// # Errors
     /// [`FleetError`] of the first pool that cannot work; nothing of it was started.
-    pub fn start(config: &Snapshot, command: &WorkerCommand) -> Result<Self, FleetError> {
-        let failed = |pool: &PoolConfig, reason: String| FleetError { pool: pool.id.clone(), reason };
+    pub fn start(config: &Snapshot, command: WorkerCommand) -> Result<Self, FleetError> {
         let pool = config.pools.first().map_or_else(String::new, |pool| pool.id.clone());
         let runtime = FleetRuntime::start().map_err(|error| FleetError { pool, reason: error.to_string() })?;
-        let (mut pools, mut upstreams): (Vec<_>, Vec<Arc<dyn Upstream>>) = (Vec::new(), Vec::new());
-        let cores = cores();
-        let mut texts = Vec::new();
-        for asked in &config.pools {
-            texts.push(Arc::new(text(asked, command.demo).map_err(|reason| failed(asked, reason))?));
-        }
-        for (asked, text) in config.pools.iter().zip(texts) {
-            let state_dir = state_dir(config).map_err(|reason| failed(asked, reason))?;
-            let settings =
-                settings(asked, command, &text, state_dir, &cores).map_err(|reason| failed(asked, reason))?;
-            let pool = Pool::start(&runtime, settings).map_err(|error| failed(asked, error.to_string()))?;
-            upstreams.push(Arc::new(PoolUpstream::new(asked.id.clone(), text, pool.clone())));
-            pools.push((asked.id.clone(), pool));
-        }
-        Ok(Self { pools, upstreams, _runtime: runtime })
+        let fleet = Self { command, runtime, cores: settings::cores(), state: Arc::default() };
+        let plan = fleet.plan(config)?;
+        fleet.carry_out(plan)?;
+        Ok(fleet)
     }
 
-    /// What answers.
+    /// What answers, in the order of the config.
     pub fn upstreams(&self) -> Vec<Arc<dyn Upstream>> {
-        self.upstreams.clone()
+        lock(&self.state).running.iter().map(|running| running.slot.clone() as Arc<dyn Upstream>).collect()
     }
 
-    /// The pools by id, for the progress display.
-    pub fn pools(&self) -> &[(String, Pool)] {
-        &self.pools
+    /// The pools by id, also those that will take another's place or that end.
+    pub fn pools(&self) -> Vec<(String, Pool)> {
+        let state = lock(&self.state);
+        let running = state.running.iter().flat_map(|running| {
+            let next = running.next.as_ref().map(|next| next.pool.clone());
+            [Some(running.pool.clone()), next].into_iter().flatten().map(|pool| (running.config.id.clone(), pool))
+        });
+        running.collect()
+    }
+
+    /// Pools that are being replaced, whose new workers are not ready.
+    pub fn replacing(&self) -> Vec<String> {
+        let state = lock(&self.state);
+        state.running.iter().filter(|running| running.next.is_some()).map(|running| running.config.id.clone()).collect()
+    }
+
+    /// What the pools of a config need, all of it checked; nothing happens yet.
+    ///
+    /// # Errors
+    /// [`FleetError`] of the first pool that cannot work here.
+    pub fn plan(&self, config: &Snapshot) -> Result<Plan, FleetError> {
+        let mut steps = Vec::new();
+        for asked in &config.pools {
+            let known = lock(&self.state).running.iter().any(|running| running.config == *asked);
+            if known {
+                steps.push(Step::Keep(asked.id.clone()));
+                continue;
+            }
+            let weights = match asked.connect.is_empty() {
+                true => (self.command.inspect)(asked).map_err(|reason| failed(asked, reason))?,
+                false => 0,
+            };
+            let text = Arc::new(settings::text(asked, self.command.demo).map_err(|reason| failed(asked, reason))?);
+            let state_dir = state_dir(config).map_err(|reason| failed(asked, reason))?;
+            let settings = settings::settings(asked, &self.command, &text, state_dir, &self.cores)
+                .map_err(|reason| failed(asked, reason))?;
+            self.fits(asked, &settings, weights)?;
+            steps.push(Step::Start(Box::new((asked.clone(), settings, text))));
+        }
+        Ok(Plan(steps))
+    }
+
+    /// Whether a changed pool's workers fit beside those that they replace.
+    fn fits(&self, asked: &PoolConfig, settings: &pool::PoolConfig, weights: u64) -> Result<(), FleetError> {
+        let state = lock(&self.state);
+        let Some(running) = state.running.iter().find(|running| running.config.id == asked.id) else { return Ok(()) };
+        let needed = weights.saturating_mul(asked.workers as u64);
+        match settings::bytes_free() {
+            Some(free) if needed > free && !running.pool.shares_workers(settings) => {
+                let (needed, free) = (needed as f64 / 1e9, free as f64 / 1e9);
+                Err(failed(
+                    asked,
+                    format!(
+                        "its new workers need {needed:.1} GB for their weights while the old ones still serve, and {free:.1} GB are free: \
+                     take the pool out first, or restart"
+                    ),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Starts what is new, ends what is gone. The upstreams are those of the plan's config from now on.
+    ///
+    /// # Errors
+    /// [`FleetError`] of the first pool that cannot be started; then everything is as before.
+    pub fn carry_out(&self, plan: Plan) -> Result<(), FleetError> {
+        let mut started = Vec::new();
+        for step in plan.0 {
+            match step {
+                Step::Keep(id) => started.push(Err(id)),
+                Step::Start(new) => {
+                    let (asked, settings, text) = *new;
+                    match Pool::start(&self.runtime, settings) {
+                        Ok(pool) => {
+                            let upstream = Arc::new(PoolUpstream::new(asked.id.clone(), text, pool.clone()));
+                            started.push(Ok((asked, pool, upstream)));
+                        }
+                        Err(error) => {
+                            started.into_iter().flatten().for_each(|(_, pool, _)| self.leave(pool, None));
+                            return Err(failed(&asked, error.to_string()));
+                        }
+                    }
+                }
+            }
+        }
+        let mut state = lock(&self.state);
+        let mut before = std::mem::take(&mut state.running);
+        let mut leaving = Vec::new();
+        for step in started {
+            let id = match &step {
+                Err(id) => id,
+                Ok((asked, ..)) => &asked.id,
+            };
+            let known = before.iter().position(|running| running.config.id == *id).map(|at| before.swap_remove(at));
+            match (step, known) {
+                (Err(_), known) => state.running.extend(known),
+                (Ok((config, pool, upstream)), None) => {
+                    state.running.push(Running { config, slot: Slot::new(upstream), pool, next: None });
+                }
+                (Ok((config, pool, upstream)), Some(mut known)) => {
+                    state.turns += 1;
+                    let next = Next { turn: state.turns, pool, upstream };
+                    leaving.extend(known.next.replace(next.clone()).map(|next| (next.pool, Some(next.upstream))));
+                    known.config = config;
+                    self.runtime.handle().spawn(replace(Arc::downgrade(&self.state), next));
+                    state.running.push(known);
+                }
+            }
+        }
+        drop(state);
+        for gone in before {
+            tracing::info!(pool = %gone.config.id, "pool ends when its answers have");
+            leaving.extend(gone.next.map(|next| (next.pool, Some(next.upstream))));
+            self.leave_slot(gone.slot, gone.pool);
+        }
+        leaving.into_iter().for_each(|(pool, upstream)| self.leave(pool, upstream));
+        Ok(())
+    }
+
+    fn leave(&self, pool: Pool, upstream: Option<Arc<PoolUpstream>>) {
+        lock(&self.state).leaving.push(pool.clone());
+        self.runtime.handle().spawn(leave(Arc::downgrade(&self.state), pool, upstream));
+    }
+
+    fn leave_slot(&self, slot: Arc<Slot>, pool: Pool) {
+        lock(&self.state).leaving.push(pool.clone());
+        self.runtime.handle().spawn(leave(Arc::downgrade(&self.state), pool, Some(slot)));
     }
 
     /// Ends the pools; the local workers exit or stay for the next gateway.
     pub fn stop(&self, leave: Leave, deadline: Duration) {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        let leaving = lock(&self.state).leaving.clone();
+        let pools = self.pools().into_iter().map(|(_, pool)| pool).chain(leaving);
         runtime.block_on(async {
-            for (_, pool) in &self.pools {
+            for pool in pools {
                 pool.shutdown(leave, deadline).await;
             }
         });
     }
 }
 
-/// The text side of a pool's model.
-pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
-    let loaded = match &asked.model {
-        Some(folder) => TextModel::from_dir(folder),
-        None => {
-            let file = |name: &str| demo.iter().find(|(have, _)| *have == name).map(|(_, bytes)| Cow::Borrowed(*bytes));
-            TextModel::load(&TextFiles {
-                tokenizer_json: file("tokenizer.json").unwrap_or_default(),
-                tokenizer_config_json: file("tokenizer_config.json"),
-                chat_template_jinja: file("chat_template.jinja"),
-                generation_config_json: file("generation_config.json"),
-                special_tokens_map_json: file("special_tokens_map.json"),
-                config_json: file("config.json"),
-            })
-        }
+/// Waits until it is ready, then puts it in the place of what is there.
+async fn replace(state: Weak<Mutex<State>>, next: Next) {
+    let began = Instant::now();
+    while !next.pool.ready(SAY).await {
+        let Some(state) = state.upgrade() else { return };
+        let state = lock(&state);
+        let mine = |running: &&Running| running.next.as_ref().is_some_and(|other| other.turn == next.turn);
+        let Some(running) = state.running.iter().find(mine) else { return };
+        let waited_s = began.elapsed().as_secs();
+        tracing::warn!(pool = %running.config.id, waited_s, "changed pool is not ready; the old one still answers");
+    }
+    let Some(shared) = state.upgrade() else { return };
+    let (pool, upstream) = {
+        let mut state = lock(&shared);
+        let mine = |running: &&mut Running| running.next.as_ref().is_some_and(|other| other.turn == next.turn);
+        let Some(running) = state.running.iter_mut().find(mine) else { return };
+        let Some(next) = running.next.take() else { return };
+        tracing::info!(pool = %running.config.id, "changed pool answers from now on");
+        let upstream = running.slot.replace(next.upstream);
+        let pool = std::mem::replace(&mut running.pool, next.pool);
+        state.leaving.push(pool.clone());
+        (pool, upstream)
     };
-    loaded.map_err(|error| error.to_string())
+    drop(shared);
+    drop(next);
+    leave(state, pool, Some(upstream)).await;
 }
 
-fn settings(
-    asked: &PoolConfig,
-    command: &WorkerCommand,
-    text: &TextModel,
-    state_dir: PathBuf,
-    cores: &[usize],
-) -> Result<pool::PoolConfig, String> {
-    let mut settings = pool::PoolConfig::new(asked.id.clone());
-    settings.tokenizer_hash = Some(text.tokenizer_hash().to_vec());
-    settings.requests_max = asked.queue_max;
-    if let Some(path) = &asked.key_file {
-        let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
-        settings.key = Some(PoolKey::new(&bytes).map_err(|error| format!("{}: {error}", path.display()))?);
+/// Ends a pool when nobody can ask it any more and what it answers has ended.
+async fn leave<U: ?Sized>(state: Weak<Mutex<State>>, pool: Pool, upstream: Option<Arc<U>>) {
+    let until = Instant::now() + DRAIN_MAX;
+    while upstream.as_ref().is_some_and(|upstream| Arc::strong_count(upstream) > 1) && Instant::now() < until {
+        tokio::time::sleep(LOOK).await;
     }
-    for address in &asked.connect {
-        settings.connect.push(address.parse().map_err(|error| format!("{error}"))?);
+    drop(upstream);
+    pool.shutdown(Leave::Exit, until.saturating_duration_since(Instant::now())).await;
+    if let Some(state) = state.upgrade() {
+        lock(&state).leaving.retain(|other| !other.is_same(&pool));
     }
-    if asked.connect.is_empty() {
-        settings.local = Some(LocalWorkers {
-            count: asked.workers,
-            program: command.program.clone(),
-            args: (command.args)(asked),
-            // One worker floats: pinning it would only keep it off the cores that the gateway leaves idle.
-            cores: if asked.workers > 1 { cores.to_vec() } else { Vec::new() },
-            state_dir,
-            identity: identity(asked, &command.program),
-            exit_deadline: Duration::from_secs(5),
-        });
-    }
-    Ok(settings)
-}
-
-/// Changes whenever a running worker would not be what a new one is: another program, another model.
-fn identity(asked: &PoolConfig, program: &Path) -> String {
-    let mut hasher = Sha256::new();
-    let mut add = |path: &Path| {
-        let Ok(meta) = std::fs::metadata(path) else { return };
-        let modified = meta.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
-        hasher.update(format!("{} {} {modified:?}\n", path.display(), meta.len()));
-    };
-    add(program);
-    for entry in asked.model.iter().flat_map(std::fs::read_dir).flatten().flatten() {
-        add(&entry.path());
-    }
-    let digest = hasher.finalize();
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Cores that this process may use.
-fn cores() -> Vec<usize> {
-    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
-    (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
 }
 
 /// Where sockets, leases and logs are kept.

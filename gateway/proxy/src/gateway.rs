@@ -1,10 +1,11 @@
 //! The running gateway: what every request can see.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use penstock_store::Store;
+use tokio::sync::watch;
 
 use crate::auth::Guard;
 use crate::config::Snapshot;
@@ -12,11 +13,11 @@ use crate::governed::Governor;
 use crate::http::connection::{Handler, fault_failure};
 use crate::http::head::HeadFault;
 use crate::http::{BodyBudget, Exchange, HttpLimits};
+use crate::live::Marks;
 use crate::live_requests::LiveRequests;
 use crate::phases;
 use crate::plugins::Hub;
-use crate::provider::Provider;
-use crate::relay::Checks;
+use crate::provider::{self, Provider, ProviderError};
 use crate::serving::Serving;
 use crate::stored::Keeper;
 use crate::telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
@@ -39,10 +40,12 @@ pub struct Gateway {
     pub live: Arc<LiveRequests>,
     /// What plugins share.
     pub hub: Arc<Hub>,
-    /// Active checks; whoever runs them takes them.
-    pub checks: Mutex<Checks>,
     /// Counters of the limits.
     pub(crate) governor: Arc<Governor>,
+    /// What the metrics say about the config.
+    pub marks: Marks,
+    /// Counts the configs that came into force.
+    swaps: watch::Sender<u64>,
     keeper: Option<Arc<Keeper>>,
 }
 
@@ -58,11 +61,10 @@ impl Gateway {
         let tracer = Tracer::new(&config.telemetry);
         let bodies = BodyBudget::new(config.http.body_memory_bytes_max, config.http.body_bytes_max);
         let hub = Arc::default();
-        let mut serving = Serving::new(Arc::new(config), pools, providers, &metrics, &hub);
-        let checks = Mutex::new(serving.take_checks());
         let governor = Arc::new(Governor::new(metrics.clone()));
+        let serving = ArcSwap::from_pointee(Serving::new(Arc::new(config), pools, providers, &metrics, &hub, None));
         Self {
-            serving: ArcSwap::from_pointee(serving),
+            serving,
             guard: Guard::new(metrics.clone()),
             metrics,
             access_log,
@@ -70,8 +72,9 @@ impl Gateway {
             bodies,
             live: Arc::default(),
             hub,
-            checks,
             governor,
+            marks: Marks::default(),
+            swaps: watch::Sender::new(0),
             keeper: None,
         }
     }
@@ -86,6 +89,32 @@ impl Gateway {
         let gateway = Arc::new(self);
         gateway.hub.serve(&gateway);
         gateway
+    }
+
+    /// The providers of another config; those that are the same in both are.
+    ///
+    /// # Errors
+    /// [`ProviderError`] of the first that cannot be used.
+    pub fn providers_of(&self, config: &Snapshot) -> Result<Vec<Arc<Provider>>, ProviderError> {
+        provider::after(config, self.serving.load().providers())
+    }
+
+    /// Puts another config in force, with its pools and providers. Requests that have begun stay with what they began with; what is the
+    /// same in both goes on with its connections, its health and its counts.
+    pub fn swap(&self, config: Snapshot, pools: Vec<Arc<dyn Upstream>>, providers: Vec<Arc<Provider>>) {
+        let before = self.serving();
+        let is_known = |new: &&Arc<Provider>| before.providers().iter().any(|old| Arc::ptr_eq(old, new));
+        let new: Vec<_> = providers.iter().filter(|provider| !is_known(provider)).cloned().collect();
+        self.bodies.resize(config.http.body_memory_bytes_max, config.http.body_bytes_max);
+        let serving = Serving::new(Arc::new(config), pools, providers, &self.metrics, &self.hub, Some(&before));
+        self.serving.store(Arc::new(serving));
+        provider::discover::start(&new);
+        self.swaps.send_modify(|swaps| *swaps += 1);
+    }
+
+    /// Tells of every config that comes into force.
+    pub fn swaps(&self) -> watch::Receiver<u64> {
+        self.swaps.subscribe()
     }
 
     /// What is in force; a request takes it once.
@@ -114,6 +143,7 @@ impl Gateway {
         self.serving.load().gauges(&self.metrics, &mut gauges);
         self.keeper.iter().for_each(|keeper| keeper.gauges(&mut gauges));
         self.governor.gauges(&mut gauges);
+        self.marks.gauges(&mut gauges);
         self.metrics.render(&gauges)
     }
 }

@@ -21,6 +21,7 @@ pub mod gateway;
 pub mod generate;
 pub mod governed;
 pub mod http;
+pub mod live;
 pub mod live_requests;
 mod multipart;
 mod pages;

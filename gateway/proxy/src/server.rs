@@ -6,7 +6,7 @@
 use std::io;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,7 +15,6 @@ use pingora_core::listeners::tls::TlsSettings;
 use pingora_core::protocols::l4::stream::L4BufferSettings;
 use pingora_core::server::configuration::ServerConf;
 use pingora_core::server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch};
-use pingora_core::services::background::background_service;
 use pingora_core::services::listening::Service;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -42,6 +41,9 @@ pub enum ServerError {
     #[error("TLS: {0}")]
     Tls(String),
 }
+
+/// Longer than anything that is waited for.
+const GRACE_SECONDS_MAX: u64 = 30 * 24 * 3600;
 
 /// Plain listeners need no buffer of Pingora's: heads and bodies are read into our own. Responses keep one segment's worth.
 const BUFFERS: L4BufferSettings = L4BufferSettings { read: Some(0), write: Some(1460) };
@@ -106,17 +108,14 @@ pub fn run(
     batches::start(gateway.clone()).map_err(|error| ServerError::Thread(error.to_string()))?;
     let conf = ServerConf {
         threads: config.threads,
-        grace_period_seconds: Some(config.grace.as_secs().max(1)),
+        // Pingora sleeps for all of it, then cuts what runs; `drain` leaves before.
+        grace_period_seconds: Some(GRACE_SECONDS_MAX),
         graceful_shutdown_timeout_seconds: Some(1),
         ..ServerConf::default()
     };
     let mut server = Server::new_with_opt_and_conf(None, conf);
     server.bootstrap();
     server.add_service(service);
-    let checks = std::mem::take(&mut *gateway.checks.lock().unwrap_or_else(PoisonError::into_inner));
-    if !checks.is_empty() {
-        server.add_service(background_service("health checks", checks));
-    }
     let log = gateway.clone();
     let stop = Arc::new(move || {
         stop();
@@ -124,7 +123,7 @@ pub fn run(
     });
     let drained = stop.clone();
     let socket = config.unix.clone();
-    let signals = Signals { gateway, grace: config.grace, socket, drained: Arc::new(move || drained()) };
+    let signals = Signals { gateway, socket, drained: Arc::new(move || drained()) };
     server.run(RunArgs { shutdown_signal: Box::new(signals) });
     stop();
     Ok(())
@@ -133,7 +132,6 @@ pub fn run(
 /// SIGTERM and the first SIGINT drain; a second SIGINT ends at once.
 struct Signals {
     gateway: Arc<Gateway>,
-    grace: Duration,
     socket: Option<PathBuf>,
     drained: Arc<dyn Fn() + Send + Sync>,
 }
@@ -154,7 +152,8 @@ impl ShutdownSignalWatch for Signals {
             // Whoever tries it from now on is told at once that nobody is there. It may be gone already.
             let _ = std::fs::remove_file(path);
         }
-        let (gateway, grace, drained) = (self.gateway.clone(), self.grace, self.drained.clone());
+        let (gateway, drained) = (self.gateway.clone(), self.drained.clone());
+        let grace = gateway.serving().config.grace;
         let log = gateway.clone();
         // Pingora sleeps through the whole grace time on this thread; this one leaves as soon as nothing is in flight.
         std::thread::spawn(move || drain(&gateway, grace, drained.as_ref()));

@@ -34,15 +34,18 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// The config's models of those pools and providers.
+    /// The config's models of those pools and providers. What is known of targets that were there `before` goes on.
     pub fn new(
         config: Arc<Snapshot>,
         pools: Vec<Arc<dyn Upstream>>,
         providers: Vec<Arc<Provider>>,
         metrics: &Arc<Metrics>,
         hub: &Arc<Hub>,
+        before: Option<&Self>,
     ) -> Self {
-        let models = Models::build(&config, &Sources { pools: &pools, providers: &providers }, metrics);
+        let known = before.map(|before| (before.pools(), before.providers()));
+        let sources = Sources { pools: &pools, providers: &providers, before: known };
+        let models = Models::build(&config, &sources, metrics, before.map(|before| &before.models));
         let identity = Identity::new(&config);
         let plugins = Chain::new(&config, metrics, hub);
         let rules = Rules::new(&config.limits);
@@ -75,9 +78,9 @@ impl Serving {
         &self.models
     }
 
-    /// The active checks, to be run once.
-    pub fn take_checks(&mut self) -> Checks {
-        self.models.take_checks()
+    /// The active checks.
+    pub fn checks(&self) -> &Checks {
+        self.models.checks()
     }
 
     /// The upstream of a model that the principal may use.

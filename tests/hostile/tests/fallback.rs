@@ -173,13 +173,13 @@ async fn an_active_check_finds_out_before_requests_do() {
     let three = Provider::start(vec![sick]).await;
     let (_one, _two, front) =
         setup(vec![Vec::new()], vec![Vec::new()], &keys.replace("ADDRESS", &three.address.to_string())).await;
-    let checks = std::mem::take(&mut *front.gateway.checks.lock().expect("the checks"));
-    let task = tokio::spawn(async move { checks.run().await });
+    let mut asker = penstock_proxy::relay::Asker::default();
+    asker.follow(front.gateway.serving().checks());
     eventually("it is left alone", || {
         front.gateway.render_metrics().contains("penstock_target_state{target=\"three/m\"} 3")
     })
     .await;
-    task.abort();
+    drop(asker);
     let asked = three.seen.requests();
     assert!(asked.iter().all(|request| request.starts_with("GET /v1/models HTTP/1.1\r\n")), "{asked:?}");
 }

@@ -99,7 +99,7 @@ impl Worker {
 pub(crate) fn all(admin: &Admin) -> Vec<Worker> {
     let mut workers = Vec::new();
     for (id, pool) in admin.fleet.pools() {
-        workers.extend(pool.status().workers.iter().map(|status| Worker::new(id, status)));
+        workers.extend(pool.status().workers.iter().map(|status| Worker::new(&id, status)));
     }
     workers
 }

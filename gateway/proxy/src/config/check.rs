@@ -97,6 +97,8 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
             .map(PathBuf::from)
             .filter(|_| overrides.state_dir.is_none())
             .or(overrides.state_dir.clone()),
+        watch: server.flag("watch"),
+        config_writes: server.flag("config_writes"),
         threads: threads(&server),
         http: Arc::new(http(&server)),
         request_timeout,

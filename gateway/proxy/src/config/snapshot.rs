@@ -27,6 +27,10 @@ pub struct Snapshot {
     pub tls: Option<TlsFiles>,
     /// Sockets, leases and logs of local workers; `None`: the user's default.
     pub state_dir: Option<PathBuf>,
+    /// Take up changes of the config file.
+    pub watch: bool,
+    /// Write to the config file what the admin API applies.
+    pub config_writes: bool,
     /// Threads for connections.
     pub threads: usize,
     /// Bounds of the transport.

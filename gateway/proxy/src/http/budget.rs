@@ -3,8 +3,9 @@
 //! A sender that announces much and sends little holds little. A part is kept for small bodies, so that slow senders of large ones
 //! cannot lock everybody out: a body that outgrows [`SMALL_BYTES_MAX`] has to fit into the rest, and gives the part back.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use arc_swap::ArcSwap;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Granularity of the budget.
@@ -14,16 +15,27 @@ pub const SMALL_BYTES_MAX: usize = 64 * 1024;
 
 /// The process-wide budget.
 #[derive(Clone, Debug)]
-pub struct BodyBudget {
+pub struct BodyBudget(Arc<Budgets>);
+
+/// The one in force, and those before it of which something is still held.
+#[derive(Debug)]
+struct Budgets {
+    now: ArcSwap<Units>,
+    before: Mutex<Vec<Weak<Units>>>,
+}
+
+#[derive(Debug)]
+struct Units {
     shared: Arc<Semaphore>,
     small: Arc<Semaphore>,
     units_max: usize,
+    sizes: (usize, usize),
 }
 
 /// Bytes taken from the budget; given back on drop.
 #[derive(Debug)]
 pub struct BodyLease {
-    budget: BodyBudget,
+    budget: Arc<Units>,
     shared: Option<OwnedSemaphorePermit>,
     small: Option<OwnedSemaphorePermit>,
 }
@@ -35,19 +47,43 @@ pub struct BudgetExhausted;
 impl BodyBudget {
     /// A budget of that many bytes. An eighth is kept for small bodies, less where a body of `largest` bytes would not fit beside it.
     pub fn new(bytes_max: usize, largest: usize) -> Self {
-        let units_max = bytes_max.div_ceil(UNIT_BYTES).min(Semaphore::MAX_PERMITS);
-        let small = (units_max / 8).min(units_max.saturating_sub(largest.div_ceil(UNIT_BYTES)));
-        let (shared, small) = (Semaphore::new(units_max - small), Semaphore::new(small));
-        Self { shared: Arc::new(shared), small: Arc::new(small), units_max }
+        let now = ArcSwap::from_pointee(Units::new(bytes_max, largest));
+        Self(Arc::new(Budgets { now, before: Mutex::default() }))
+    }
+
+    /// Another size for what is taken from now on; what has been taken stays with the size that it was taken from.
+    pub fn resize(&self, bytes_max: usize, largest: usize) {
+        if self.0.now.load().sizes == (bytes_max, largest) {
+            return;
+        }
+        let old = self.0.now.swap(Arc::new(Units::new(bytes_max, largest)));
+        let mut before = self.0.before.lock().unwrap_or_else(PoisonError::into_inner);
+        before.retain(|units| units.strong_count() > 0);
+        before.push(Arc::downgrade(&old));
     }
 
     /// Nothing taken yet.
     pub fn lease(&self) -> BodyLease {
-        BodyLease { budget: self.clone(), shared: None, small: None }
+        BodyLease { budget: self.0.now.load_full(), shared: None, small: None }
     }
 
     /// Bytes taken by all leases.
     pub fn bytes_held(&self) -> usize {
+        let before = self.0.before.lock().unwrap_or_else(PoisonError::into_inner);
+        let before: usize = before.iter().filter_map(Weak::upgrade).map(|units| units.bytes_held()).sum();
+        self.0.now.load().bytes_held() + before
+    }
+}
+
+impl Units {
+    fn new(bytes_max: usize, largest: usize) -> Self {
+        let units_max = bytes_max.div_ceil(UNIT_BYTES).min(Semaphore::MAX_PERMITS);
+        let small = (units_max / 8).min(units_max.saturating_sub(largest.div_ceil(UNIT_BYTES)));
+        let (shared, small) = (Semaphore::new(units_max - small), Semaphore::new(small));
+        Self { shared: Arc::new(shared), small: Arc::new(small), units_max, sizes: (bytes_max, largest) }
+    }
+
+    fn bytes_held(&self) -> usize {
         let free = self.shared.available_permits() + self.small.available_permits();
         self.units_max.saturating_sub(free) * UNIT_BYTES
     }
@@ -117,6 +153,20 @@ mod tests {
         assert_eq!(more.cover(100 * UNIT_BYTES), Ok(()));
         assert_eq!(budget.bytes_held(), 100 * UNIT_BYTES + SMALL_BYTES_MAX, "the part was given back");
         drop((more, small));
+        assert_eq!(budget.bytes_held(), 0);
+    }
+
+    #[test]
+    fn another_size_counts_for_what_comes() {
+        let budget = BodyBudget::new(4 * UNIT_BYTES, 4 * UNIT_BYTES);
+        let mut first = budget.lease();
+        assert_eq!(first.cover(4 * UNIT_BYTES), Ok(()));
+        budget.resize(2 * UNIT_BYTES, 2 * UNIT_BYTES);
+        let mut second = budget.lease();
+        assert_eq!(second.cover(3 * UNIT_BYTES), Err(BudgetExhausted));
+        assert_eq!(second.cover(2 * UNIT_BYTES), Ok(()));
+        assert_eq!(budget.bytes_held(), 6 * UNIT_BYTES, "what was taken before counts on");
+        drop((first, second));
         assert_eq!(budget.bytes_held(), 0);
     }
 

@@ -4,6 +4,7 @@
 //! byte checked) before Pingora's session sees it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,7 +16,6 @@ use pingora_core::protocols::l4::stream::Stream as L4Stream;
 use pingora_core::protocols::{ALPN, Stream};
 use pingora_core::server::ShutdownWatch;
 use tokio::io::AsyncReadExt;
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use super::exchange::new_request_id;
@@ -44,14 +44,29 @@ pub trait Handler: Send + Sync + 'static {
 /// The application behind every listener.
 pub struct App<H> {
     handler: Arc<H>,
-    slots: Arc<Semaphore>,
+    open: Arc<AtomicUsize>,
 }
 
 impl<H: Handler> App<H> {
     /// Serves with `handler`.
     pub fn new(handler: Arc<H>) -> Self {
-        let slots = handler.limits().connections_max;
-        Self { handler, slots: Arc::new(Semaphore::new(slots)) }
+        Self { handler, open: Arc::default() }
+    }
+}
+
+/// A place among the connections that are served at once; how many there are is the config's to say at any moment.
+struct Slot(Arc<AtomicUsize>);
+
+impl Slot {
+    fn take(open: &Arc<AtomicUsize>, connections_max: usize) -> Option<Self> {
+        let slot = Self(open.clone());
+        (open.fetch_add(1, Ordering::Relaxed) < connections_max).then_some(slot)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -60,8 +75,8 @@ impl<H: Handler> ServerApp for App<H> {
     /// Moves the connection to a task of its own. Pingora's task holds the state of a TLS handshake for as long as it lives (9 kB,
     /// with or without TLS); it ends here.
     async fn process_new(self: &Arc<Self>, stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
-        let slot = self.slots.clone().try_acquire_owned();
-        let connection = Connection::new(self.handler.clone(), slot.is_ok());
+        let slot = Slot::take(&self.open, self.handler.limits().connections_max);
+        let connection = Connection::new(self.handler.clone(), slot.is_some());
         let shutdown = shutdown.clone();
         tokio::spawn(async move {
             let _slot = slot;

@@ -1,10 +1,11 @@
 //! Leases of local workers: what the state directory says about a running worker, and whether it may be adopted.
 //!
-//! `NAME-SPEC.json` beside `NAME-SPEC.sock` holds process id, start time and spec. The spec is a hash of the program file, its
-//! arguments, the model's identity and the protocol version, so a worker that matches is the one that would be started. A
-//! gateway of another version finds no lease under its spec, starts its own worker beside the old one, and the old one exits
-//! when its gateway has left. Nothing here depends on being the parent: a process is held by a pidfd, which neither pid reuse
-//! nor re-parenting can confuse.
+//! `NAME-SPEC.json` beside `NAME-SPEC.sock` holds process id, start time and spec. The spec is a hash of the program's path, its
+//! arguments, what tells this build and these model files from others (as the gateway found them), and the protocol version, so a
+//! worker that matches is the one that would be started. A gateway of another version finds no lease under its spec, starts its own
+//! worker beside the old one, and the old one exits when its gateway has left; unless the one hands over to the other, which then
+//! goes on with the identity of the first. Nothing here depends on being the parent: a process is held by a pidfd, which neither pid
+//! reuse nor re-parenting can confuse.
 
 use super::config::{LocalWorkers, PoolConfigError};
 use penstock_proto::{Address, PROTOCOL_VERSION};
@@ -64,11 +65,6 @@ impl LocalWorkers {
         add(name.as_bytes());
         add(&PROTOCOL_VERSION.to_le_bytes());
         add(self.program.as_os_str().as_encoded_bytes());
-        if let Ok(file) = fs::metadata(&self.program) {
-            [file.dev(), file.ino(), file.len(), file.mtime() as u64, file.mtime_nsec() as u64]
-                .iter()
-                .for_each(|number| add(&number.to_le_bytes()));
-        }
         self.args.iter().for_each(|arg| add(arg.as_encoded_bytes()));
         self.cores.iter().for_each(|core| add(&core.to_le_bytes()));
         add(self.identity.as_bytes());

@@ -53,6 +53,11 @@ impl FleetRuntime {
         })?;
         Ok(Self { handle, _stop: stop })
     }
+
+    /// Where tasks of it are spawned.
+    pub(crate) fn handle(&self) -> &tokio::runtime::Handle {
+        &self.handle
+    }
 }
 
 /// What becomes of the local workers when the gateway ends.
@@ -141,6 +146,21 @@ impl Pool {
         let ticket = Ticket::new(Arc::clone(&slot), Arc::clone(&shared.mailbox));
         shared.mailbox.post(Post::Submit(Box::new(job), slot));
         Ok(ticket)
+    }
+
+    /// Whether a pool of that config would be served by the same local workers.
+    pub(crate) fn shares_workers(&self, other: &PoolConfig) -> bool {
+        let files = |config: &PoolConfig| {
+            let local = config.local.as_ref()?;
+            let name = |at| format!("{}-{at}", config.id);
+            Some((0..local.count).map(|at| local.file(&name(at), "sock")).collect::<Vec<_>>())
+        };
+        files(&self.shared.config).is_some_and(|own| files(other) == Some(own))
+    }
+
+    /// Whether both are handles of one pool.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
     }
 
     /// The pool as it was at most a fifth of a second ago.

@@ -38,7 +38,7 @@ pub struct Provider {
     client: Client,
     keys: Keys,
     places: Arc<Semaphore>,
-    counts: Counts,
+    counts: Arc<Counts>,
     /// How requests that are not its own API's are said to it.
     codec: Option<Box<dyn ProviderCodec>>,
     /// Models that it says it has.
@@ -61,18 +61,32 @@ impl Provider {
     /// # Errors
     /// The certificates cannot be read.
     pub fn new(config: &ProviderConfig) -> Result<Arc<Self>, ProviderError> {
+        Self::build(config).map(Arc::new)
+    }
+
+    fn build(config: &ProviderConfig) -> Result<Self, ProviderError> {
         let client = Client::new(config.target.clone(), config.ca_file.as_deref())
             .map_err(|reason| ProviderError { id: config.id.clone(), reason })?;
-        Ok(Arc::new(Self {
+        Ok(Self {
             id: config.id.as_str().into(),
             client,
             keys: Keys::new(&config.keys, config.key_file.as_deref()),
             places: Arc::new(Semaphore::new(config.in_flight_max)),
-            counts: Counts::default(),
+            counts: Arc::default(),
             codec: protocol::codec_of(config),
             found: ArcSwap::default(),
             config: config.clone(),
-        }))
+        })
+    }
+
+    /// What is known of the provider of that id before its config changed: its counts go on, and the models that were found, where they
+    /// still are.
+    fn after(mut self, before: &Self) -> Self {
+        self.counts = before.counts.clone();
+        if self.config.discover && self.config.target == before.config.target {
+            self.found.store(before.found.load_full());
+        }
+        self
     }
 
     /// Its id.
@@ -150,6 +164,19 @@ pub struct ProviderState {
 /// [`ProviderError`] of the first that cannot be used.
 pub fn all(config: &Snapshot) -> Result<Vec<Arc<Provider>>, ProviderError> {
     config.providers.iter().map(Provider::new).collect()
+}
+
+/// The same after another config: a provider whose config is the same is the same, with its connections, its keys' rest and its models.
+///
+/// # Errors
+/// [`ProviderError`] of the first that cannot be used.
+pub fn after(config: &Snapshot, before: &[Arc<Provider>]) -> Result<Vec<Arc<Provider>>, ProviderError> {
+    let again = |asked: &ProviderConfig| match before.iter().find(|provider| provider.id() == asked.id) {
+        Some(known) if known.config == *asked => Ok(known.clone()),
+        Some(known) => Provider::build(asked).map(|new| Arc::new(new.after(known))),
+        None => Provider::new(asked),
+    };
+    config.providers.iter().map(again).collect()
 }
 
 /// What became of a request to a provider.

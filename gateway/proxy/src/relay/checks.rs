@@ -1,12 +1,12 @@
 //! Active health checks: targets are asked from time to time whether they live, so that requests need not find out.
+//!
+//! [`Asker`] follows the config: whoever is still asked goes on being asked at its own time, whoever is gone is not.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use pingora_core::server::ShutdownWatch;
-use pingora_core::services::background::BackgroundService;
-use tokio::task::JoinSet;
+use tokio::task::AbortHandle;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::target::Target;
@@ -28,37 +28,54 @@ pub(super) type Check = (Arc<dyn Probe>, Vec<Arc<Target>>);
 #[derive(Default)]
 pub struct Checks(pub(super) Vec<Check>);
 
-impl Checks {
-    /// Whether there is nobody to ask.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
+/// Asks in tasks of the runtime that it is used in; they end with it.
+#[derive(Default)]
+pub struct Asker(Vec<Asked>);
 
-    /// Asks for as long as it is polled.
-    pub async fn run(&self) {
-        let mut tasks = JoinSet::new();
-        for (probe, targets) in &self.0 {
-            let (probe, targets) = (probe.clone(), targets.clone());
-            tasks.spawn(async move {
-                let mut due = interval(probe.interval());
-                due.set_missed_tick_behavior(MissedTickBehavior::Delay);
-                loop {
-                    due.tick().await;
-                    let is_good = probe.is_good().await;
-                    targets.iter().for_each(|target| target.checked(is_good, Instant::now()));
+struct Asked {
+    probe: Arc<dyn Probe>,
+    targets: Arc<Mutex<Vec<Arc<Target>>>>,
+    task: AbortHandle,
+}
+
+impl Asker {
+    /// From now on exactly these are asked.
+    pub fn follow(&mut self, checks: &Checks) {
+        let mut before = std::mem::take(&mut self.0);
+        for (probe, targets) in &checks.0 {
+            match before.iter().position(|asked| Arc::ptr_eq(&asked.probe, probe)) {
+                Some(at) => {
+                    let asked = before.swap_remove(at);
+                    asked.targets.lock().unwrap_or_else(PoisonError::into_inner).clone_from(targets);
+                    self.0.push(asked);
                 }
-            });
+                None => self.0.push(Asked::begin(probe, targets)),
+            }
         }
-        while tasks.join_next().await.is_some() {}
+        before.iter().for_each(|gone| gone.task.abort());
     }
 }
 
-#[async_trait]
-impl BackgroundService for Checks {
-    async fn start(&self, mut shutdown: ShutdownWatch) {
-        tokio::select! {
-            () = self.run() => {}
-            _ = shutdown.changed() => {}
-        }
+impl Drop for Asker {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|asked| asked.task.abort());
+    }
+}
+
+impl Asked {
+    fn begin(probe: &Arc<dyn Probe>, targets: &[Arc<Target>]) -> Self {
+        let targets = Arc::new(Mutex::new(targets.to_vec()));
+        let (asking, about) = (probe.clone(), targets.clone());
+        let task = tokio::spawn(async move {
+            let mut due = interval(asking.interval());
+            due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                due.tick().await;
+                let is_good = asking.is_good().await;
+                let targets = about.lock().unwrap_or_else(PoisonError::into_inner);
+                targets.iter().for_each(|target| target.checked(is_good, Instant::now()));
+            }
+        });
+        Self { probe: probe.clone(), targets, task: task.abort_handle() }
     }
 }

@@ -27,8 +27,8 @@ pub(crate) struct Core {
     /// Those of `to`, then those of `fallback`.
     pub(crate) targets: Vec<Arc<Target>>,
     pub(crate) mirror: Option<Mirror>,
-    smooth: Mutex<Smooth>,
-    budget: Mutex<Budget>,
+    smooth: Arc<Mutex<Smooth>>,
+    budget: Arc<Mutex<Budget>>,
     pub(crate) metrics: Arc<Metrics>,
     /// Say the target on every answer.
     pub(crate) explain: bool,
@@ -59,14 +59,22 @@ impl Core {
     ) -> Self {
         let percent = rules.mirror.as_ref().map_or(0, |mirror| mirror.percent);
         Self {
-            smooth: Mutex::new(Smooth::new(targets.len())),
-            budget: Mutex::new(Budget::new(rules.retry_budget_percent)),
+            smooth: Arc::new(Mutex::new(Smooth::new(targets.len()))),
+            budget: Arc::new(Mutex::new(Budget::new(rules.retry_budget_percent))),
             mirror: mirror.map(|target| Mirror::new(target, percent)),
             metrics: context.metrics.clone(),
             explain: context.explain,
             targets,
             rules,
         }
+    }
+
+    /// The same with the turns and the retry budget of the model before it, where its rules are the same.
+    pub(crate) fn after(self, before: &Self) -> Self {
+        if before.rules != self.rules {
+            return self;
+        }
+        Self { smooth: before.smooth.clone(), budget: before.budget.clone(), ..self }
     }
 
     /// Indices of `to`.

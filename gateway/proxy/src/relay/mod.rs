@@ -28,7 +28,7 @@ use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 use penstock_proto::ErrorKind;
 
 pub use balance::Policy;
-pub use checks::{Checks, Probe};
+pub use checks::{Asker, Checks, Probe};
 pub use models::{Models, Sources, Targets};
 pub use verdict::Reason;
 

@@ -28,6 +28,11 @@ pub trait Targets {
 
     /// Whoever can say whether that provider lives, if it is to be asked.
     fn probe(&self, id: &str) -> Option<Arc<dyn Probe>>;
+
+    /// Whether that target is behind the same object as before the config changed.
+    fn is_kept(&self, _target: &TargetConfig) -> bool {
+        false
+    }
 }
 
 /// Those that run.
@@ -36,7 +41,12 @@ pub struct Sources<'a> {
     pub pools: &'a [Arc<dyn Upstream>],
     /// Providers.
     pub providers: &'a [Arc<Provider>],
+    /// Those of the config before.
+    pub before: Option<Before<'a>>,
 }
+
+/// Pools and providers of an earlier config.
+pub type Before<'a> = (&'a [Arc<dyn Upstream>], &'a [Arc<Provider>]);
 
 impl Targets for Sources<'_> {
     fn pools(&self) -> Vec<Arc<dyn Upstream>> {
@@ -55,6 +65,20 @@ impl Targets for Sources<'_> {
     fn probe(&self, id: &str) -> Option<Arc<dyn Probe>> {
         let provider = self.providers.iter().find(|provider| provider.id() == id)?;
         provider.is_checked().then(|| provider.clone() as Arc<dyn Probe>)
+    }
+
+    fn is_kept(&self, target: &TargetConfig) -> bool {
+        let Some((pools, providers)) = self.before else { return false };
+        match target {
+            TargetConfig::Pool(id) => {
+                let named = |pools: &[Arc<dyn Upstream>]| pools.iter().find(|pool| pool.card().id == *id).cloned();
+                named(pools).zip(named(self.pools)).is_some_and(|(old, new)| Arc::ptr_eq(&old, &new))
+            }
+            TargetConfig::Provider(id, _) => {
+                let named = |all: &[Arc<Provider>]| all.iter().find(|provider| provider.id() == id).cloned();
+                named(providers).zip(named(self.providers)).is_some_and(|(old, new)| Arc::ptr_eq(&old, &new))
+            }
+        }
     }
 }
 
@@ -98,14 +122,15 @@ pub struct Models {
     entries: HashMap<String, Entry>,
     /// Those that are listed, in the order of the config.
     listed: Vec<Entry>,
-    targets: Vec<Arc<Target>>,
+    targets: BTreeMap<TargetConfig, Arc<Target>>,
     relays: Vec<Arc<Core>>,
     checks: Checks,
 }
 
 impl Models {
-    /// What the config says. A target that does not exist, which a checked config has none of, is left out.
-    pub fn build(config: &Snapshot, sources: &dyn Targets, metrics: &Arc<Metrics>) -> Self {
+    /// What the config says. A target that does not exist, which a checked config has none of, is left out. What is known of the health
+    /// of a target that was there `before` goes on, unless its pool or provider is another.
+    pub fn build(config: &Snapshot, sources: &dyn Targets, metrics: &Arc<Metrics>, before: Option<&Self>) -> Self {
         let context = Context { metrics: metrics.clone(), explain: config.explain };
         let pools = sources.pools();
         let mut models = Self::default();
@@ -118,7 +143,11 @@ impl Models {
                 TargetConfig::Pool(id) => (pools.iter().find(|pool| pool.card().id == *id).cloned(), None),
                 TargetConfig::Provider(id, model) => (sources.provider(id, model), config.prices.find(model)),
             };
-            let target = Arc::new(Target::new(&asked.id(), upstream?, facts));
+            let known = before.and_then(|before| before.targets.get(asked)).filter(|_| sources.is_kept(asked));
+            let target = Arc::new(match known {
+                Some(known) => known.carried(upstream?, facts),
+                None => Target::new(&asked.id(), upstream?, facts),
+            });
             made.insert(asked.clone(), target.clone());
             Some(target)
         };
@@ -127,7 +156,12 @@ impl Models {
                 rules.to.iter().map(|(asked, _)| asked).chain(&rules.fallback).map(&mut target).collect();
             let Some(all) = all else { continue };
             let mirror = rules.mirror.as_ref().and_then(|mirror| target(&mirror.target));
-            let core = Arc::new(Core::new(rules.clone(), all, mirror, &context));
+            let core = Core::new(rules.clone(), all, mirror, &context);
+            let known = before.and_then(|before| before.relays.iter().find(|known| known.rules.name == rules.name));
+            let core = Arc::new(match known {
+                Some(known) => core.after(known),
+                None => core,
+            });
             models.relays.push(core.clone());
             let billing = billing(config, rules);
             models.serve(rules.name.clone(), &rules.aliases, Arc::new(Relay(core)), rules.price, billing);
@@ -144,7 +178,7 @@ impl Models {
             }
         }
         models.checks = checks(&made, sources);
-        models.targets = made.into_values().collect();
+        models.targets = made;
         models
     }
 
@@ -173,9 +207,9 @@ impl Models {
         &self.listed
     }
 
-    /// The active checks, to be run once.
-    pub fn take_checks(&mut self) -> Checks {
-        std::mem::take(&mut self.checks)
+    /// The active checks.
+    pub fn checks(&self) -> &Checks {
+        &self.checks
     }
 
     /// The relays, in the order of the config.
@@ -195,13 +229,13 @@ impl Models {
     /// All targets, once each.
     pub fn targets(&self) -> Vec<TargetState> {
         let now = Instant::now();
-        self.targets.iter().map(|target| target.state(0, now)).collect()
+        self.targets.values().map(|target| target.state(0, now)).collect()
     }
 
     /// State of the targets, for `/metrics`.
     pub fn gauges(&self, out: &mut dyn FnMut(Gauge, &str, f64)) {
         let now = Instant::now();
-        for target in &self.targets {
+        for target in self.targets.values() {
             out(Gauge::TargetState, &target.id, f64::from(target.level(now)));
             out(Gauge::TargetInFlight, &target.id, target.in_flight() as f64);
         }

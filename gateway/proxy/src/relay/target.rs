@@ -24,6 +24,11 @@ pub(crate) struct Target {
     /// What the price table says of it.
     pub(crate) facts: Option<ModelFacts>,
     hash: u64,
+    state: Arc<State>,
+}
+
+/// What outlives a reload.
+struct State {
     in_flight: AtomicUsize,
     health: Mutex<Health>,
 }
@@ -46,22 +51,18 @@ pub(crate) struct Size {
 
 impl Target {
     pub(crate) fn new(id: &str, upstream: Arc<dyn Upstream>, facts: Option<ModelFacts>) -> Self {
-        Self {
-            id: id.into(),
-            upstream,
-            facts,
-            hash: balance::hash(id.as_bytes()),
-            in_flight: AtomicUsize::new(0),
-            health: Mutex::new(Health {
-                misses: 0,
-                breaker: Breaker::new(Rules::DEFAULT),
-                latency: Default::default(),
-            }),
-        }
+        let health = Health { misses: 0, breaker: Breaker::new(Rules::DEFAULT), latency: Default::default() };
+        let state = Arc::new(State { in_flight: AtomicUsize::new(0), health: Mutex::new(health) });
+        Self { id: id.into(), upstream, facts, hash: balance::hash(id.as_bytes()), state }
+    }
+
+    /// The same target under another config: what is known of its health goes on, and so do requests that are there.
+    pub(crate) fn carried(&self, upstream: Arc<dyn Upstream>, facts: Option<ModelFacts>) -> Self {
+        Self { id: self.id.clone(), upstream, facts, hash: self.hash, state: self.state.clone() }
     }
 
     fn health(&self) -> MutexGuard<'_, Health> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a request may go there. One that says itself that it is not ready is the last choice.
@@ -77,7 +78,7 @@ impl Target {
     pub(crate) fn view(&self, index: usize, weight: u32, price: Option<Price>, size: Size, now: Instant) -> View {
         let seconds = self.health().latency[usize::from(!size.stream)].expected(now);
         let usd = price.map_or(0.0, |price| price.usd(size.prompt_tokens, 0, 0, size.completion_tokens));
-        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        let in_flight = self.state.in_flight.load(Ordering::Relaxed);
         View { index, weight, in_flight, seconds, usd, hash: self.hash }
     }
 
@@ -91,7 +92,7 @@ impl Target {
 
     /// Requests there now.
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::Relaxed)
+        self.state.in_flight.load(Ordering::Relaxed)
     }
 
     /// State of the breaker, as the metric shows it.
@@ -123,7 +124,7 @@ impl Target {
 
     /// A request goes there.
     pub(crate) fn enter(self: &Arc<Self>, now: Instant, stream: bool) -> Permit {
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.state.in_flight.fetch_add(1, Ordering::Relaxed);
         let ticket = Some(self.health().breaker.enter(now));
         Permit { target: self.clone(), ticket, began: now, stream }
     }
@@ -173,7 +174,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.target.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.target.state.in_flight.fetch_sub(1, Ordering::Relaxed);
         if let Some(ticket) = self.ticket.take() {
             // The time of the beginning is early enough: an abandoned probe may be repeated at once.
             self.target.health().breaker.abandon(ticket, self.began);

@@ -245,6 +245,18 @@ pub enum Gauge {
     LimitCounters,
     /// Requests that hold reservations.
     LimitHolds,
+    /// Version of the config in force.
+    ConfigVersion,
+    /// Since when it is.
+    ConfigSince,
+    /// Whether the last reload was accepted.
+    ConfigLastReloadOk,
+    /// When it was.
+    ConfigLastReload,
+    /// Keys whose new value waits for a restart.
+    ConfigPending,
+    /// Reloads, by outcome.
+    ConfigReloads,
 }
 
 impl Gauge {
@@ -252,6 +264,7 @@ impl Gauge {
     fn label(self) -> &'static str {
         match self {
             Gauge::TargetState | Gauge::TargetInFlight => "target",
+            Gauge::ConfigReloads => "outcome",
             _ => "model",
         }
     }
@@ -313,6 +326,24 @@ impl Gauge {
             Gauge::LimitCounters => ("penstock_limit_counters", "gauge", "Counters that limits keep."),
             Gauge::LimitHolds => ("penstock_limit_holds", "gauge", "Requests that hold reservations."),
             Gauge::BatchLinesRunning => ("penstock_batch_lines_running", "gauge", "Lines of batches being answered."),
+            Gauge::ConfigVersion => ("penstock_config_version", "gauge", "Version of the config in force."),
+            Gauge::ConfigSince => {
+                ("penstock_config_in_force_since_seconds", "gauge", "Unix time since which it is in force.")
+            }
+            Gauge::ConfigLastReloadOk => (
+                "penstock_config_last_reload_ok",
+                "gauge",
+                "1 when the last reload was accepted, 0 when it was refused.",
+            ),
+            Gauge::ConfigLastReload => {
+                ("penstock_config_last_reload_seconds", "gauge", "Unix time of the last reload; 0 before the first.")
+            }
+            Gauge::ConfigPending => (
+                "penstock_config_keys_pending",
+                "gauge",
+                "Keys whose value in the file waits for an upgrade or a restart.",
+            ),
+            Gauge::ConfigReloads => ("penstock_config_reloads_total", "counter", "Reloads of the config, by outcome."),
         }
     }
 }

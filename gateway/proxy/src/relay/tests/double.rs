@@ -276,7 +276,7 @@ impl World {
         };
         let doubles: Vec<_> = NAMES.iter().map(double).collect();
         let metrics = Arc::<Metrics>::default();
-        let models = Models::build(&config, &Pools(doubles.clone()), &metrics);
+        let models = Models::build(&config, &Pools(doubles.clone()), &metrics, None);
         Self { clock, doubles, metrics, models }
     }
 

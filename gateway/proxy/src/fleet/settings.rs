@@ -1,0 +1,102 @@
+//! From a pool of the config to what its workers are started with.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use penstock_proto::handshake::PoolKey;
+use penstock_text::{TextFiles, TextModel};
+use sha2::{Digest, Sha256};
+
+use super::{Embedded, WorkerCommand};
+use crate::config::PoolConfig;
+use crate::pool::{self, LocalWorkers};
+
+/// The text side of a pool's model.
+pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
+    let loaded = match &asked.model {
+        Some(folder) => TextModel::from_dir(folder),
+        None => {
+            let file = |name: &str| demo.iter().find(|(have, _)| *have == name).map(|(_, bytes)| Cow::Borrowed(*bytes));
+            TextModel::load(&TextFiles {
+                tokenizer_json: file("tokenizer.json").unwrap_or_default(),
+                tokenizer_config_json: file("tokenizer_config.json"),
+                chat_template_jinja: file("chat_template.jinja"),
+                generation_config_json: file("generation_config.json"),
+                special_tokens_map_json: file("special_tokens_map.json"),
+                config_json: file("config.json"),
+            })
+        }
+    };
+    loaded.map_err(|error| error.to_string())
+}
+
+pub(super) fn settings(
+    asked: &PoolConfig,
+    command: &WorkerCommand,
+    text: &TextModel,
+    state_dir: PathBuf,
+    cores: &[usize],
+) -> Result<pool::PoolConfig, String> {
+    let mut settings = pool::PoolConfig::new(asked.id.clone());
+    settings.tokenizer_hash = Some(text.tokenizer_hash().to_vec());
+    settings.requests_max = asked.queue_max;
+    if let Some(path) = &asked.key_file {
+        let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        settings.key = Some(PoolKey::new(&bytes).map_err(|error| format!("{}: {error}", path.display()))?);
+    }
+    for address in &asked.connect {
+        settings.connect.push(address.parse().map_err(|error| format!("{error}"))?);
+    }
+    if asked.connect.is_empty() {
+        settings.local = Some(LocalWorkers {
+            count: asked.workers,
+            program: command.program.clone(),
+            args: (command.args)(asked),
+            // One worker floats: pinning it would only keep it off the cores that the gateway leaves idle.
+            cores: if asked.workers > 1 { cores.to_vec() } else { Vec::new() },
+            state_dir,
+            identity: format!("{} {}", command.identity, identity(asked)),
+            exit_deadline: Duration::from_secs(5),
+        });
+    }
+    Ok(settings)
+}
+
+/// Changes with the program file.
+pub(super) fn program_identity(program: &Path) -> String {
+    digest([program.to_owned()])
+}
+
+/// Changes with the model's files.
+fn identity(asked: &PoolConfig) -> String {
+    let files = asked.model.iter().flat_map(std::fs::read_dir).flatten().flatten();
+    let mut paths: Vec<_> = files.map(|entry| entry.path()).collect();
+    paths.sort();
+    digest(paths)
+}
+
+fn digest(paths: impl IntoIterator<Item = PathBuf>) -> String {
+    let mut hasher = Sha256::new();
+    for path in paths {
+        let Ok(meta) = std::fs::metadata(&path) else { continue };
+        let modified = meta.modified().ok().and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+        hasher.update(format!("{} {} {modified:?}\n", path.display(), meta.len()));
+    }
+    let digest = hasher.finalize();
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Cores that this process may use.
+pub(super) fn cores() -> Vec<usize> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return Vec::new() };
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
+}
+
+/// Memory that can be had without taking it from somebody, as Linux says it; `None`: it does not.
+pub(super) fn bytes_free() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}

@@ -1,0 +1,68 @@
+//! A pool's place among the upstreams: it stays while what is in it is replaced.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use async_trait::async_trait;
+use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
+
+use crate::call::Call;
+use crate::error::Failure;
+use crate::forward::Forward;
+use crate::generate::PoolUpstream;
+use crate::provider::Forwarded;
+use crate::telemetry::Gauge;
+use crate::upstream::{Card, Events, Origin, Upstream};
+
+/// What answers for a pool at the moment. An answer stays with what it began with.
+pub(super) struct Slot(ArcSwap<PoolUpstream>);
+
+impl Slot {
+    pub(super) fn new(first: Arc<PoolUpstream>) -> Arc<Self> {
+        Arc::new(Self(ArcSwap::new(first)))
+    }
+
+    /// Puts another in its place; requests from now on go there.
+    pub(super) fn replace(&self, next: Arc<PoolUpstream>) -> Arc<PoolUpstream> {
+        self.0.swap(next)
+    }
+
+    fn now(&self) -> Arc<PoolUpstream> {
+        self.0.load_full()
+    }
+}
+
+#[async_trait]
+impl Upstream for Slot {
+    fn card(&self) -> Card {
+        self.now().card()
+    }
+
+    fn unready(&self) -> Option<String> {
+        self.now().unready()
+    }
+
+    async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+        self.now().open(call, origin).await
+    }
+
+    async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {
+        self.now().count(call).await
+    }
+
+    async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure> {
+        self.now().forward(forward).await
+    }
+
+    async fn tokenize(&self, request: TokenizeRequest) -> Result<Vec<u8>, Failure> {
+        self.now().tokenize(request).await
+    }
+
+    async fn detokenize(&self, request: DetokenizeRequest) -> Result<Vec<u8>, Failure> {
+        self.now().detokenize(request).await
+    }
+
+    fn gauges(&self, out: &mut dyn FnMut(Gauge, f64)) {
+        self.now().gauges(out);
+    }
+}

@@ -1,0 +1,197 @@
+//! What two config texts differ in, table by table; for people and logs. What may be a secret is not shown.
+
+use std::collections::BTreeMap;
+
+use toml::{Table, Value};
+
+use super::fixed::{When, when};
+
+/// What became of an entry or a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It is new.
+    Added,
+    /// It is gone.
+    Removed,
+    /// It has another value.
+    Changed,
+}
+
+/// One difference.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Table, as `server`, `providers`.
+    pub table: String,
+    /// Id or name, in tables that there are several of.
+    pub id: Option<String>,
+    /// The key; `None`: the whole entry came or went.
+    pub key: Option<String>,
+    /// What became of it.
+    pub kind: Kind,
+    /// The value before, if it may be shown.
+    pub before: Option<String>,
+    /// The value now, if it may be shown.
+    pub after: Option<String>,
+    /// When it applies.
+    pub when: When,
+}
+
+impl Change {
+    /// `providers[acme].base_url`, with + or - for what came or went.
+    pub fn path(&self) -> String {
+        let sign = match self.kind {
+            Kind::Added => "+",
+            Kind::Removed => "-",
+            Kind::Changed => "",
+        };
+        let id = self.id.as_ref().map_or_else(String::new, |id| format!("[{id}]"));
+        let key = self.key.as_ref().map_or_else(String::new, |key| format!(".{key}"));
+        format!("{sign}{}{id}{key}", self.table)
+    }
+}
+
+/// Longest value that is shown.
+const SHOWN_MAX: usize = 200;
+/// Keys whose values are never shown.
+const HIDDEN: &[&str] = &["digest", "headers", "key", "secret", "pepper", "token", "password", "url"];
+
+/// What `after` has otherwise than `before`. A text that is no TOML counts as empty.
+pub(super) fn between(before: &str, after: &str) -> Vec<Change> {
+    let parse = |text: &str| text.parse::<Table>().unwrap_or_default();
+    let mut out = Vec::new();
+    tables("", &parse(before), &parse(after), &mut out);
+    out
+}
+
+fn tables(prefix: &str, before: &Table, after: &Table, out: &mut Vec<Change>) {
+    let mut names: Vec<_> = before.keys().chain(after.keys()).collect();
+    names.sort();
+    names.dedup();
+    for name in names {
+        let table = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+        let empty = Value::Table(Table::new());
+        match (before.get(name).unwrap_or(&empty), after.get(name).unwrap_or(&empty)) {
+            (old, new) if old.is_array() || new.is_array() => {
+                let none = Vec::new();
+                let (old, new) = (old.as_array().unwrap_or(&none), new.as_array().unwrap_or(&none));
+                entries(&table, old, new, out);
+            }
+            (Value::Table(old), Value::Table(new)) => keys(&table, None, old, new, out),
+            _ => {}
+        }
+    }
+}
+
+/// Entries of `[[table]]`, told apart by their id or name, or by their place.
+fn entries(table: &str, before: &[Value], after: &[Value], out: &mut Vec<Change>) {
+    let named = |values: &[Value]| -> BTreeMap<String, Table> {
+        let id = |at: usize, table: &Table| {
+            let given = ["id", "name"].iter().find_map(|key| table.get(*key)?.as_str());
+            given.map_or_else(|| format!("#{at}"), str::to_owned)
+        };
+        values
+            .iter()
+            .filter_map(Value::as_table)
+            .enumerate()
+            .map(|(at, table)| (id(at, table), table.clone()))
+            .collect()
+    };
+    let (before, after) = (named(before), named(after));
+    let whole = |id: &str, kind| Change {
+        table: table.to_owned(),
+        id: Some(id.to_owned()),
+        key: None,
+        kind,
+        before: None,
+        after: None,
+        when: when(table, ""),
+    };
+    for (id, old) in &before {
+        match after.get(id) {
+            Some(new) => keys(table, Some(id), old, new, out),
+            None => out.push(whole(id, Kind::Removed)),
+        }
+    }
+    out.extend(after.keys().filter(|id| !before.contains_key(*id)).map(|id| whole(id, Kind::Added)));
+}
+
+fn keys(table: &str, id: Option<&str>, before: &Table, after: &Table, out: &mut Vec<Change>) {
+    let mut names: Vec<_> = before.keys().chain(after.keys()).collect();
+    names.sort();
+    names.dedup();
+    for name in names {
+        let (old, new) = (before.get(name), after.get(name));
+        if old == new {
+            continue;
+        }
+        if id.is_none() && [old, new].into_iter().flatten().all(Value::is_table) {
+            let table_of = |value: Option<&Value>| value.and_then(Value::as_table).cloned().unwrap_or_default();
+            keys(&format!("{table}.{name}"), None, &table_of(old), &table_of(new), out);
+            continue;
+        }
+        out.push(Change {
+            table: table.to_owned(),
+            id: id.map(str::to_owned),
+            key: Some(name.clone()),
+            kind: match (old, new) {
+                (None, _) => Kind::Added,
+                (_, None) => Kind::Removed,
+                _ => Kind::Changed,
+            },
+            before: old.and_then(|value| shown(name, value)),
+            after: new.and_then(|value| shown(name, value)),
+            when: when(table, name),
+        });
+    }
+}
+
+/// Names of variables and files are no secrets; what stands in their place is.
+fn shown(key: &str, value: &Value) -> Option<String> {
+    let names = key.ends_with("_env") || key.ends_with("_file") || key.ends_with("base_url") || key.starts_with("max_");
+    let hidden = !names && HIDDEN.iter().any(|part| key.split('_').any(|word| word == *part));
+    if hidden || matches!(value, Value::Table(_)) {
+        return None;
+    }
+    Some(value.to_string().chars().take(SHOWN_MAX).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths(before: &str, after: &str) -> Vec<String> {
+        between(before, after).iter().map(Change::path).collect()
+    }
+
+    #[test]
+    fn differences_are_named() {
+        let before = "[server]\nlisten = \"1\"\n[server.tls]\nkey = \"a\"\n[[keys]]\nid = \"a\"\ndigest = \"00\"\n[[keys]]\nid = \"b\"\n";
+        let after = "[server]\nlisten = \"2\"\nexplain = true\n[server.tls]\nkey = \"b\"\n[[keys]]\nid = \"c\"\n[[keys]]\nid = \"a\"\ndigest = \"11\"\n";
+        assert_eq!(
+            paths(before, after),
+            ["keys[a].digest", "-keys[b]", "+keys[c]", "+server.explain", "server.listen", "server.tls.key"]
+        );
+        assert_eq!(paths(before, before), Vec::<String>::new());
+        assert_eq!(paths(before, "# nothing"), ["-keys[a]", "-keys[b]", "-server.listen", "-server.tls.key"]);
+        let listen = between(before, after).into_iter().find(|change| change.key.as_deref() == Some("listen"));
+        assert_eq!(listen.map(|change| change.when), Some(When::Restart));
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let text = |secret: &str| {
+            format!(
+                "[[providers]]\nid = \"a\"\nheaders = {{ x = \"{secret}\" }}\nkey_env = \"NAME_{}\"\n[[keys]]\nid = \"k\"\ndigest = \"{secret}\"\n\
+                 [auth]\npepper = \"{secret}\"\nadmin_token = \"{secret}\"\n[redis]\nurl = \"redis://:{secret}@h\"\n",
+                secret.len()
+            )
+        };
+        let changes = between(&text("geheim"), &text("secret!"));
+        assert!(changes.len() >= 5, "{changes:?}");
+        assert!(
+            !format!("{changes:?}").contains("geheim") && !format!("{changes:?}").contains("secret!"),
+            "{changes:?}"
+        );
+        assert!(format!("{changes:?}").contains("NAME_6"));
+    }
+}

@@ -1,0 +1,88 @@
+//! What a running process cannot change, and when each key applies.
+
+use std::sync::Arc;
+
+use crate::config::Snapshot;
+
+/// When a changed key is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// With the next request, connection or turn.
+    Now,
+    /// When the pool's new workers are ready; the old ones answer until then.
+    Workers,
+    /// After an upgrade or a restart.
+    Restart,
+}
+
+impl When {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            When::Now => "now",
+            When::Workers => "when its workers are ready",
+            When::Restart => "after an upgrade or a restart",
+        }
+    }
+}
+
+/// Keys that wait for an upgrade or a restart.
+const FIXED: &[(&str, &str)] = &[
+    ("server", "listen"),
+    ("server", "unix"),
+    ("server", "state_dir"),
+    ("server", "threads"),
+    ("server", "watch"),
+    ("server.tls", "certificate"),
+    ("server.tls", "key"),
+    ("log", "access"),
+    ("store", "path"),
+    ("store", "bytes_max"),
+];
+
+/// When a key of a table applies.
+pub fn when(table: &str, key: &str) -> When {
+    if FIXED.contains(&(table, key)) {
+        When::Restart
+    } else if table == "pools" {
+        When::Workers
+    } else {
+        When::Now
+    }
+}
+
+/// Puts what cannot change back to what is `in_force`, and names the keys that are not as the process `began`.
+pub(super) fn hold(began: &Snapshot, in_force: &Arc<Snapshot>, config: &mut Snapshot) -> Vec<String> {
+    let mut pending = Vec::new();
+    macro_rules! hold {
+        ($name:literal, $($field:ident).+) => {
+            if began.$($field).+ != config.$($field).+ {
+                pending.push($name.to_owned());
+            }
+            config.$($field).+.clone_from(&in_force.$($field).+);
+        };
+    }
+    hold!("server.listen", listen);
+    hold!("server.unix", unix);
+    hold!("server.state_dir", state_dir);
+    hold!("server.threads", threads);
+    hold!("server.watch", watch);
+    hold!("server.tls", tls);
+    hold!("log.access", access_log);
+    hold!("store.path", store.path);
+    hold!("store.bytes_max", store.bytes_max);
+    pending
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::keys;
+
+    #[test]
+    fn what_is_fixed_exists() {
+        for (table, name) in FIXED {
+            assert!(keys::KEYS.iter().any(|key| (key.table, key.name) == (*table, *name)), "{table}.{name}");
+        }
+    }
+}

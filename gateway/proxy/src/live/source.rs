@@ -1,0 +1,75 @@
+//! Where a config comes from: the operator's file, and a command line that wins over it.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use crate::config::{self, Faults, Overrides, Snapshot};
+
+/// Longest config text.
+pub const CONFIG_BYTES_MAX: usize = 4 << 20;
+
+/// See the module header.
+#[derive(Clone, Debug, Default)]
+pub struct Source {
+    path: Option<PathBuf>,
+    overrides: Overrides,
+}
+
+impl Source {
+    /// `path`: the file, if there is one.
+    pub fn new(path: Option<PathBuf>, overrides: Overrides) -> Self {
+        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        Self { path: path.map(absolute), overrides }
+    }
+
+    /// The file.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The file's text; empty without a file.
+    ///
+    /// # Errors
+    /// Why it cannot be read, for people.
+    pub fn read(&self) -> Result<String, String> {
+        let Some(path) = &self.path else { return Ok(String::new()) };
+        let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let file = File::open(path).map_err(|error| failed(&error))?;
+        let mut text = String::new();
+        let limit = CONFIG_BYTES_MAX as u64 + 1;
+        file.take(limit).read_to_string(&mut text).map_err(|error| failed(&error))?;
+        if text.len() > CONFIG_BYTES_MAX {
+            return Err(failed(&format!("is longer than {CONFIG_BYTES_MAX} bytes")));
+        }
+        Ok(text)
+    }
+
+    /// Checks a text as if it were the file's; the command line wins, secrets come from where it says.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn load(&self, text: &str) -> Result<Snapshot, Faults> {
+        let name = self.path.as_ref().map_or_else(|| "config".to_owned(), |path| path.display().to_string());
+        if text.len() > CONFIG_BYTES_MAX {
+            let message = format!("is longer than {CONFIG_BYTES_MAX} bytes");
+            return Err(Faults(vec![config::Fault { place: name, key: String::new(), message }]));
+        }
+        config::load(Some((&name, text)), &self.overrides, &|name| std::env::var(name).ok())
+    }
+
+    /// Writes a text to the file so that a reader, or a crash, sees the old one or the new one. A link is written through.
+    pub(super) fn write(&self, text: &str) -> Result<(), String> {
+        let Some(path) = &self.path else { return Err("there is no config file to write".into()) };
+        let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+        let place = path.canonicalize().map_err(failed)?;
+        let new = place.with_extension("new");
+        let mode = fs::metadata(&place).map_err(failed)?.permissions();
+        let mut file = File::create(&new).map_err(failed)?;
+        file.set_permissions(mode).map_err(failed)?;
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+        fs::rename(&new, &place).map_err(failed)?;
+        let folder = place.parent().and_then(|folder| File::open(folder).ok());
+        folder.map_or(Ok(()), |folder| folder.sync_all()).map_err(failed)
+    }
+}
