@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 
@@ -20,6 +21,11 @@ pub trait Surroundings {
 
     /// What is wrong with a URL that would be connected to.
     fn check_url(&self, url: &str) -> Result<(), String>;
+
+    /// Contents of a file of at most so many bytes.
+    fn file(&self, _path: &str, _bytes_max: usize) -> Result<Bytes, String> {
+        Err("files cannot be read here".into())
+    }
 }
 
 /// Something wrong with the settings.
@@ -306,6 +312,13 @@ impl<'a> Settings<'a> {
                 None
             }
         }
+    }
+
+    /// Contents of a file, which must be named.
+    pub fn needed_file(&self, name: &str, bytes_max: usize) -> Option<Bytes> {
+        let path = self.needed_text(name)?;
+        let read = self.surroundings.file(&path, bytes_max);
+        read.map_err(|message| self.fault(name, format!("{path}: {message}"))).ok()
     }
 
     /// A secret by the name of the environment variable that holds it.

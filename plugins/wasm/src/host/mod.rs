@@ -1,0 +1,39 @@
+//! The host: wasmtime (Cranelift, nothing else), the ABI, and what stands between it and the gateway.
+//!
+//! ```text
+//! kind      settings of an entry → module read, pinned, compiled, started once on trial → Plugin
+//! plugin    one entry of the config; its timer
+//! hooks     the gateway's hooks ⇄ callbacks; waits, calls out
+//! pool      a few machines, so that callbacks run side by side; worn out and broken ones are replaced
+//! machine   one store: the contexts of many requests, one callback at a time
+//! calls     what a plugin may ask of the host
+//! ```
+//!
+//! What bounds a plugin is fuel, not a clock: instructions, bytes that it copies and calls to the host all cost, so the same request
+//! ends at the same instruction on every machine.
+
+mod abi;
+mod calls;
+mod fields;
+mod hooks;
+mod kind;
+mod machine;
+mod memory;
+mod outgoing;
+mod plugin;
+mod pool;
+mod program;
+mod properties;
+mod shared;
+mod state;
+
+pub use abi::{AbiVersion, Action, LogLevel};
+pub use fields::Fields;
+pub use kind::{KIND, WasmKind};
+pub use machine::Machine;
+pub use plugin::WasmPlugin;
+pub use pool::{Member, Pool};
+pub use program::{Program, Runtime};
+pub use properties::Facts;
+pub use shared::{Metric, MetricKind};
+pub use state::{Buffer, Call, CallAnswer, Identity, LocalResponse, Map, ROOT, Stream};

@@ -1,0 +1,38 @@
+//! What a plugin may use.
+
+use std::time::Duration;
+
+/// Bounds of a plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest module.
+    pub module_bytes_max: usize,
+    /// Memory of one instance.
+    pub memory_bytes_max: usize,
+    /// Instructions of one callback. Bodies that it is shown allow for more.
+    pub fuel: u64,
+    /// Instances that run side by side.
+    pub instances: usize,
+    /// Requests that one instance may have at once.
+    pub streams_max: usize,
+    /// Largest body that a plugin may make, and the most of an answer that it may hold back.
+    pub body_bytes_max: usize,
+    /// Longest time for which a plugin may have a request wait.
+    pub pause: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            // SDKs with a runtime of their own make modules of up to 10 MB.
+            module_bytes_max: 16 << 20,
+            memory_bytes_max: 16 << 20,
+            // About 5 ms: `tests/cost.rs` says what a million are here.
+            fuel: 10_000_000,
+            instances: 2,
+            streams_max: 4096,
+            body_bytes_max: 32 << 20,
+            pause: Duration::from_secs(10),
+        }
+    }
+}
