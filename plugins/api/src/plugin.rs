@@ -60,6 +60,11 @@ pub trait Plugin: Send + Sync {
     /// Begins a request. Cheap: nothing has been looked at.
     fn begin(&self) -> Box<dyn Hooks>;
 
+    /// What it was made of besides its settings, such as a file: another number is another plugin.
+    fn revision(&self) -> u64 {
+        0
+    }
+
     /// How often [`Plugin::tick`] is called while the plugin is in use; `None`: never.
     fn tick_period(&self) -> Option<Duration> {
         None

@@ -8,7 +8,7 @@ use crate::WasmError;
 
 /// Refuses every use.
 #[derive(Debug)]
-pub struct AbsentKind;
+pub(crate) struct AbsentKind;
 
 impl Kind for AbsentKind {
     fn name(&self) -> &'static str {

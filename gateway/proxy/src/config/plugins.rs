@@ -1,9 +1,12 @@
 //! `[[plugins]]`: what is done to requests and answers, and for whom.
 
 use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use penstock_plugins::{Plugin, Settings, Surroundings};
 use serde_json::Value;
 
@@ -59,6 +62,7 @@ impl PluginConfig {
     /// Whether the same thing was built: then what it has gathered may be kept.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.id, &self.name, &self.settings) == (&other.id, &other.name, &other.settings)
+            && self.plugin.revision() == other.plugin.revision()
     }
 }
 
@@ -87,6 +91,16 @@ impl Surroundings for Named<'_> {
 
     fn check_url(&self, url: &str) -> Result<(), String> {
         Target::parse(url).map(drop)
+    }
+
+    fn file(&self, path: &str, bytes_max: usize) -> Result<Bytes, String> {
+        let mut bytes = Vec::new();
+        let file = File::open(path).map_err(|error| error.to_string())?;
+        file.take(bytes_max as u64 + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        if bytes.len() > bytes_max {
+            return Err(format!("has more than the {bytes_max} bytes that are allowed"));
+        }
+        Ok(bytes.into())
     }
 }
 

@@ -7,22 +7,15 @@ use penstock_plugins::Kind;
 /// # Errors
 /// There is none, or not in this build.
 pub(crate) fn find(name: &str) -> Result<&'static dyn Kind, String> {
-    let kinds = penstock_builtin::KINDS.iter().chain(wasm());
+    let kinds = penstock_builtin::KINDS.iter().chain(&penstock_wasm::KINDS);
     if let Some(kind) = kinds.into_iter().find(|kind| kind.name() == name) {
         return Ok(*kind);
-    }
-    if name == "wasm" {
-        return Err("this build has no plugins in WebAssembly; it needs the feature `wasm`".into());
     }
     Err(format!("{name:?} is no plugin: {}", names()))
 }
 
 /// All names.
 pub(crate) fn names() -> String {
-    let names: Vec<_> = penstock_builtin::KINDS.iter().map(|kind| kind.name()).chain(["wasm"]).collect();
+    let names: Vec<_> = penstock_builtin::KINDS.iter().chain(&penstock_wasm::KINDS).map(|kind| kind.name()).collect();
     names.join(", ")
-}
-
-fn wasm() -> &'static [&'static dyn Kind] {
-    &[]
 }

@@ -93,7 +93,7 @@ impl Kind for WasmKind {
                     );
                 }
                 let period = Duration::from_millis(period.into());
-                Some(Arc::new(WasmPlugin::new(program, upstreams, wishes, period)))
+                Some(Arc::new(WasmPlugin::new(program, upstreams, wishes, period, revision(&module))))
             }
             Err(error) => {
                 let key = if matches!(error, WasmError::Digest { .. }) { "sha256" } else { "file" };
@@ -156,4 +156,9 @@ fn check_digest(module: &[u8], pin: &str) -> Result<(), WasmError> {
         let _ = write!(found, "{byte:02x}");
     }
     if found.eq_ignore_ascii_case(pin) { Ok(()) } else { Err(WasmError::Digest { found }) }
+}
+
+/// Tells modules apart.
+fn revision(module: &[u8]) -> u64 {
+    Sha256::digest(module).iter().take(8).fold(0, |revision, byte| revision << 8 | u64::from(*byte))
 }

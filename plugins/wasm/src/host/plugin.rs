@@ -55,6 +55,7 @@ pub struct WasmPlugin {
     core: Arc<Core>,
     /// As the plugin set it when it was tried out.
     period: Duration,
+    revision: u64,
 }
 
 /// What all requests of a plugin share.
@@ -66,8 +67,12 @@ pub(super) struct Core {
 
 impl WasmPlugin {
     /// Of a module that was tried out.
-    pub fn new(program: Arc<Program>, upstreams: Upstreams, wishes: Wishes, period: Duration) -> Self {
-        Self { core: Arc::new(Core { pool: Pool::new(program), upstreams: Arc::new(upstreams), wishes }), period }
+    pub fn new(program: Arc<Program>, upstreams: Upstreams, wishes: Wishes, period: Duration, revision: u64) -> Self {
+        Self {
+            core: Arc::new(Core { pool: Pool::new(program), upstreams: Arc::new(upstreams), wishes }),
+            period,
+            revision,
+        }
     }
 }
 
@@ -101,6 +106,10 @@ impl Plugin for WasmPlugin {
 
     fn begin(&self) -> Box<dyn Hooks> {
         Box::new(WasmHooks::new(self.core.clone()))
+    }
+
+    fn revision(&self) -> u64 {
+        self.revision
     }
 
     fn tick_period(&self) -> Option<Duration> {

@@ -14,7 +14,7 @@ const LONG: [(&str, &str); 0] = [];
 const UNSAFE_HOMES: [&str; 2] = ["kernels/", "backends/worker/src/transfer/"];
 
 /// Folders below the processes: time is an argument there.
-const TIMELESS: [&str; 9] = [
+const TIMELESS: [&str; 10] = [
     "backends/proto/src",
     "backends/kv/src",
     "backends/engine/src",
@@ -24,6 +24,7 @@ const TIMELESS: [&str; 9] = [
     "gateway/govern/src",
     "plugins/api/src",
     "plugins/builtin/src",
+    "plugins/wasm/src",
 ];
 
 #[test]
