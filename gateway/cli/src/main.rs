@@ -5,6 +5,7 @@ mod chat;
 mod check;
 mod demo;
 mod import;
+mod keys;
 mod log;
 mod progress;
 mod serve;
@@ -55,6 +56,8 @@ enum Command {
     /// Run one engine for gateways elsewhere (serve starts its own)
     #[command(after_help = WORKER_EXAMPLES)]
     Worker(Box<penstock_worker::WorkerArgs>),
+    /// Issue, list, rotate and revoke API keys
+    Keys(keys::KeysArgs),
     /// Talk to a model in the terminal
     Chat(chat::ChatArgs),
     /// Translate the config of another gateway
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Command::Serve(args) => serve::run(&args),
         Command::Worker(args) => return penstock_worker::main(&args),
+        Command::Keys(args) => keys::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Import(args) => import::run(&args),
         Command::Check(args) => check::run(&args),

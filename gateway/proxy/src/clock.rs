@@ -8,7 +8,7 @@ pub(crate) fn since_epoch() -> Duration {
 }
 
 /// Unix seconds.
-pub(crate) fn unix_seconds() -> u64 {
+pub fn unix_seconds() -> u64 {
     since_epoch().as_secs()
 }
 

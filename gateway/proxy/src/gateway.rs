@@ -141,6 +141,7 @@ impl Gateway {
             (Gauge::SpansLost, String::new(), self.tracer.counts().1 as f64),
         ];
         self.serving.load().gauges(&self.metrics, &mut gauges);
+        self.guard.gauges(&self.serving.load().identity, &mut gauges);
         self.keeper.iter().for_each(|keeper| keeper.gauges(&mut gauges));
         self.governor.gauges(&mut gauges);
         self.marks.gauges(&mut gauges);

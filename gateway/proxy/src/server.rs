@@ -18,6 +18,7 @@ use pingora_core::server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch}
 use pingora_core::services::listening::Service;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::auth::{self, certificate};
 use crate::batches;
 use crate::config::{Snapshot, TlsFiles};
 use crate::gateway::Gateway;
@@ -67,8 +68,15 @@ pub fn service(gateway: Arc<Gateway>, config: &Snapshot) -> Result<Service<App<G
 fn tls(files: &TlsFiles) -> Result<TlsSettings, ServerError> {
     check_pem(&files.cert, "CERTIFICATE")?;
     check_pem(&files.key, "PRIVATE KEY")?;
+    let said = |error: Box<pingora_core::Error>| ServerError::Tls(error.to_string());
     let (cert, key) = (files.cert.display().to_string(), files.key.display().to_string());
-    let mut settings = TlsSettings::intermediate(&cert, &key).map_err(|error| ServerError::Tls(error.to_string()))?;
+    let mut settings = TlsSettings::with_callbacks(Box::new(certificate::ReadNames)).map_err(said)?;
+    settings.set_certificate_chain_file(&cert).map_err(said)?;
+    settings.set_private_key_file(&key).map_err(said)?;
+    if let Some(authorities) = &files.client_ca {
+        let verifier = certificate::verifier(authorities, files.client_required).map_err(ServerError::Tls)?;
+        settings.set_client_cert_verifier(verifier);
+    }
     settings.enable_h2();
     Ok(settings)
 }
@@ -105,6 +113,7 @@ pub fn run(
     stop: impl Fn() + Send + Sync + 'static,
 ) -> Result<(), ServerError> {
     let service = service(gateway.clone(), config)?;
+    auth::start(&gateway).map_err(|error| ServerError::Thread(error.to_string()))?;
     batches::start(gateway.clone()).map_err(|error| ServerError::Thread(error.to_string()))?;
     let conf = ServerConf {
         threads: config.threads,

@@ -2,11 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::jwt::IssuerConfig;
+use super::jwt::cache::TokenCache;
+use super::jwt::issuer::Issuer;
 use super::key::{Digest, Key, Proof, Team};
+use super::pepper::PepperSource;
 use super::principal::Principal;
 use crate::config::Snapshot;
 
@@ -31,31 +36,45 @@ pub struct AuthConfig {
     pub failures_per_minute: u32,
     /// Proxies whose `X-Forwarded-For` counts.
     pub trusted_proxies: Vec<IpNet>,
+    /// What issued keys are digested with.
+    pub pepper: PepperSource,
+    /// For how long issued keys are good while the store does not answer.
+    pub stale: Option<Duration>,
+    /// Who issues tokens.
+    pub issuers: Vec<IssuerConfig>,
 }
+
+impl AuthConfig {
+    /// Whether the config has no credential that anybody could show.
+    pub fn knows_nobody(&self, keys: &[Key]) -> bool {
+        keys.is_empty() && self.issuers.is_empty()
+    }
+}
+
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 /// A principal that a secret stands for.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) principal: Arc<Principal>,
     /// Whether it has been used: then nobody's guesses keep it out.
-    pub(super) good: AtomicBool,
-}
-
-impl Known {
-    pub(super) fn new(principal: Principal) -> Self {
-        Self { principal: Arc::new(principal), good: AtomicBool::new(false) }
-    }
-
-    pub(super) fn is_good(&self) -> bool {
-        self.good.load(Ordering::Relaxed)
-    }
+    pub(super) good: Arc<AtomicBool>,
 }
 
 /// Who is known by the config.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Identity {
+    /// Tells configs apart.
+    pub(super) number: u64,
     keys: HashMap<Digest, Arc<Known>>,
     by_id: HashMap<String, Arc<Known>>,
+    /// Names of certificates; a trailing `*` matches any ending.
+    certificates: Vec<(String, Arc<Known>)>,
+    teams: HashMap<String, Team>,
+    /// Who issues tokens.
+    pub(super) issuers: Vec<Issuer>,
+    /// Tokens found good.
+    pub(super) tokens: TokenCache,
     pub(super) config: AuthConfig,
     /// Whether the config itself lets in whoever comes, as long as no key was ever issued.
     pub(super) is_open: bool,
@@ -65,25 +84,63 @@ impl Identity {
     /// Of that config.
     pub fn new(config: &Snapshot) -> Self {
         let teams: HashMap<_, _> = config.teams.iter().map(|team| (team.id.clone(), team.clone())).collect();
-        let (mut keys, mut by_id) = (HashMap::new(), HashMap::new());
+        let (mut keys, mut by_id, mut certificates) = (HashMap::new(), HashMap::new(), Vec::new());
         for key in &config.keys {
-            let known = Arc::new(Known::new(principal(key, &teams)));
-            if let Proof::Digest(digest) = key.proof {
-                keys.insert(digest, known.clone());
+            let principal = Arc::new(principal(key, &teams));
+            let known = Arc::new(Known { principal, good: Arc::default() });
+            match &key.proof {
+                Proof::Digest(digest) => drop(keys.insert(*digest, known.clone())),
+                Proof::Certificate(name) => certificates.push((name.clone(), known.clone())),
             }
             by_id.insert(key.id.clone(), known);
         }
         let is_open = match config.auth.anonymous {
             Anonymous::Allow => true,
             Anonymous::Deny => false,
-            Anonymous::Auto => config.keys.is_empty() && config.listen.ip().is_loopback(),
+            Anonymous::Auto => config.auth.knows_nobody(&config.keys) && config.listen.ip().is_loopback(),
         };
-        Self { keys, by_id, config: config.auth.clone(), is_open }
+        Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            keys,
+            by_id,
+            certificates,
+            teams,
+            issuers: config.auth.issuers.iter().map(Issuer::new).collect(),
+            tokens: TokenCache::default(),
+            config: config.auth.clone(),
+            is_open,
+        }
     }
 
     /// Whose key that is.
     pub(super) fn by_secret(&self, secret: &[u8]) -> Option<&Arc<Known>> {
         self.keys.get(&Digest::of(secret))
+    }
+
+    /// Whose certificate that is: the first of `[[keys]]` that has one of its names.
+    pub(super) fn by_certificate(&self, names: &[String]) -> Option<&Arc<Known>> {
+        let is_of = |pattern: &String| {
+            names.iter().any(|name| match pattern.strip_suffix('*') {
+                Some(start) => name.starts_with(start),
+                None => name == pattern,
+            })
+        };
+        self.certificates.iter().find(|(pattern, _)| is_of(pattern)).map(|(_, known)| known)
+    }
+
+    /// Whether any key is proven by a certificate.
+    pub(super) fn has_certificates(&self) -> bool {
+        !self.certificates.is_empty()
+    }
+
+    /// The issuer that calls itself so.
+    pub(super) fn issuer(&self, name: &str) -> Option<(usize, &Issuer)> {
+        self.issuers.iter().enumerate().find(|(_, issuer)| issuer.config.issuer == name)
+    }
+
+    /// A team of the config.
+    pub(super) fn team(&self, id: &str) -> Option<&Team> {
+        self.teams.get(id)
     }
 
     /// The key of that id.

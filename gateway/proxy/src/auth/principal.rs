@@ -96,6 +96,9 @@ impl Principal {
     }
 }
 
+/// Names of the dialects in scopes.
+pub(crate) const DIALECTS: [&str; 3] = ["openai", "anthropic", "gemini"];
+
 /// The name of a dialect in scopes.
 fn dialect_name(dialect: Dialect) -> &'static str {
     match dialect {

@@ -56,7 +56,8 @@ pub fn load(
     unique(&document, "keys", snapshot.keys.iter().map(|key| key.id.as_str()));
     unique(&document, "admin_keys", snapshot.admin.keys.iter().map(|key| key.id.as_str()));
     unique(&document, "teams", snapshot.teams.iter().map(|team| team.id.as_str()));
-    identity::check(&document, &snapshot.keys, &snapshot.teams);
+    unique(&document, "jwt", snapshot.auth.issuers.iter().map(|issuer| issuer.id.as_str()));
+    identity::check(&document, &snapshot.keys, &snapshot.teams, &snapshot.auth, snapshot.tls.as_ref());
     unique(&document, "providers", snapshot.providers.iter().map(|provider| provider.id.as_str()));
     unique(&document, "pools", snapshot.pools.iter().map(|pool| pool.id.as_str()));
     unique(&document, "plugins", snapshot.plugins.iter().map(|plugin| &*plugin.id));
@@ -119,7 +120,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         store: store(&document.table("store")),
         batches: batches(&document.table("batches")),
         admin: super::admin::read(document, overrides, env),
-        auth: identity::auth(&document.table("auth")),
+        auth: identity::auth(document, env),
         keys,
         teams,
         limits: super::limits::read(document),
@@ -178,13 +179,25 @@ fn listen(document: &Document<'_>, server: &Reader<'_, '_>, overrides: &Override
 }
 
 fn tls(table: &Reader<'_, '_>) -> Option<TlsFiles> {
+    let (client_ca, client_required) = (table.text("client_ca").map(PathBuf::from), client_required(table));
     match (table.text("certificate"), table.text("key")) {
-        (Some(cert), Some(key)) => return Some(TlsFiles { cert: cert.into(), key: key.into() }),
+        (Some(cert), Some(key)) => {
+            return Some(TlsFiles { cert: cert.into(), key: key.into(), client_ca, client_required });
+        }
+        (None, None) if client_ca.is_some() => table.fault("client_ca", "needs certificate and key"),
         (None, None) => {}
         (Some(_), None) => table.fault("certificate", "needs key too"),
         (None, Some(_)) => table.fault("key", "needs certificate too"),
     }
     None
+}
+
+fn client_required(table: &Reader<'_, '_>) -> bool {
+    let text = table.text("client_auth").unwrap_or_default();
+    if !["optional", "required"].contains(&text.as_str()) {
+        table.fault("client_auth", format!("{text:?} is neither optional nor required"));
+    }
+    text == "required"
 }
 
 fn threads(server: &Reader<'_, '_>) -> usize {
@@ -346,6 +359,9 @@ mod tests {
                     ("admin_keys", "key_env"),
                     ("admin_keys", "key_file"),
                     ("keys", "certificate"),
+                    ("auth", "pepper_file"),
+                    ("auth", "pepper_env"),
+                    ("jwt", "jwks_file"),
                     ("pools", "workers"),
                     ("providers", "key_env"),
                     ("providers", "key_file"),

@@ -2,20 +2,21 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use penstock_govern::Scope;
 
+use super::providers::Secret;
 use super::raw::{Document, Reader};
-use crate::auth::{Anonymous, AuthConfig, Digest, Key, Proof, Team};
+use super::snapshot::TlsFiles;
+use crate::auth::{Anonymous, AuthConfig, DIALECTS, Digest, Key, PepperSource, Proof, Team};
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Names of the dialects in scopes.
-const DIALECTS: [&str; 3] = ["openai", "anthropic", "gemini"];
-
 /// Reads `[auth]`.
-pub(super) fn auth(table: &Reader<'_, '_>) -> AuthConfig {
+pub(super) fn auth(document: &Document<'_>, env: Env<'_>) -> AuthConfig {
+    let table = &document.table("auth");
     let anonymous = match table.text("anonymous").as_deref() {
         Some("auto") | None => Anonymous::Auto,
         Some("allow") => Anonymous::Allow,
@@ -25,11 +26,37 @@ pub(super) fn auth(table: &Reader<'_, '_>) -> AuthConfig {
             Anonymous::Auto
         }
     };
+    let stale = table.number("stale_minutes", 0..=525_600);
     AuthConfig {
         anonymous,
+        pepper: pepper(table, env),
+        stale: (stale > 0).then(|| Duration::from_secs(stale * 60)),
+        issuers: document.tables("jwt").iter().filter_map(super::jwt::issuer).collect(),
         failures_per_minute: table.number("failures_per_minute", 0..=1_000_000) as u32,
         trusted_proxies: networks(table, "trusted_proxies"),
     }
+}
+
+fn pepper(table: &Reader<'_, '_>, env: Env<'_>) -> PepperSource {
+    let (file, variable) = (table.text("pepper_file"), table.text("pepper_env"));
+    if file.is_some() && variable.is_some() {
+        table.fault("pepper_env", "stands instead of pepper_file");
+    }
+    let (name, source) = match (file, variable) {
+        (Some(file), _) => ("pepper_file", PepperSource::File(file.into())),
+        (None, Some(variable)) => match env(&variable) {
+            Some(value) => ("pepper_env", PepperSource::Given(Secret::new(value))),
+            None => {
+                table.fault("pepper_env", format!("the environment variable {variable} is not set"));
+                return PepperSource::State;
+            }
+        },
+        (None, None) => return PepperSource::State,
+    };
+    if let Err(error) = source.check() {
+        table.fault(name, error);
+    }
+    source
 }
 
 /// Reads one of `[[teams]]`.
@@ -46,8 +73,12 @@ pub(super) fn key(table: &Reader<'_, '_>, env: Env<'_>) -> Option<Key> {
 }
 
 /// What holds between the tables.
-pub(super) fn check(document: &Document<'_>, keys: &[Key], teams: &[Team]) {
+pub(super) fn check(document: &Document<'_>, keys: &[Key], teams: &[Team], auth: &AuthConfig, tls: Option<&TlsFiles>) {
+    super::jwt::check(document, &auth.issuers, teams);
     for key in keys {
+        if matches!(key.proof, Proof::Certificate(_)) && tls.is_none_or(|tls| tls.client_ca.is_none()) {
+            document.fault_at("keys", "certificate", format!("key {:?} needs server.tls.client_ca", key.id));
+        }
         if let Some(team) = key.team.as_ref().filter(|team| teams.iter().all(|have| have.id != **team)) {
             document.fault_at("keys", "team", format!("{team:?} of key {:?} is not one of [[teams]]", key.id));
         }
@@ -55,13 +86,14 @@ pub(super) fn check(document: &Document<'_>, keys: &[Key], teams: &[Team]) {
 }
 
 /// An id that is safe in logs, labels and the names of tenants. A colon is for those who come without a key of ours.
-fn id(table: &Reader<'_, '_>) -> Option<String> {
+pub(super) fn id(table: &Reader<'_, '_>) -> Option<String> {
     let id = table.text("id");
     match &id {
         None => table.fault("id", "is missing"),
         Some(id) if id.len() > 128 || id.chars().any(|c| c.is_control() || c == ':') => {
             table.fault("id", "must have at most 128 bytes, without a colon");
         }
+        Some(id) if id.starts_with("key_") => table.fault("id", "key_ is how issued keys begin"),
         Some(_) => {}
     }
     id

@@ -7,6 +7,7 @@
 mod admin;
 mod check;
 mod identity;
+mod jwt;
 pub mod keys;
 mod limits;
 mod models;

@@ -114,6 +114,10 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// Private key, PEM.
     pub key: PathBuf,
+    /// Authorities of clients' certificates, PEM.
+    pub client_ca: Option<PathBuf>,
+    /// Whether there is no connection without one.
+    pub client_required: bool,
 }
 
 /// A model and its workers.

@@ -22,6 +22,7 @@ use super::chunked::Decoder;
 use super::response::{self, Field, Frame, Parts, Response, decimal};
 use super::wire::Wire;
 use super::{BodyBudget, BodyLease, Framing, Head, HttpLimits, h2};
+use crate::auth::certificate::Certificate;
 use crate::error::Failure;
 use crate::live_requests::Cancelled;
 
@@ -175,6 +176,16 @@ impl Exchange {
     /// Where the request comes from: the peer, or who a trusted proxy says.
     pub fn client(&self) -> Option<IpAddr> {
         self.client.or(self.peer)
+    }
+
+    /// The names of the client's certificate, if it showed one that was verified.
+    pub(crate) fn certificate(&self) -> Option<Certificate> {
+        let digest = match &self.side {
+            Side::Http1(wire) => wire.stream.get_ssl_digest()?,
+            Side::Http2(session) => session.digest()?.ssl_digest.clone()?,
+            Side::Closed => return None,
+        };
+        digest.extension.get::<Certificate>().cloned()
     }
 
     /// Notes where the request comes from.

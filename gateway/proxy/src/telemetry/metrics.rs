@@ -60,6 +60,8 @@ pub enum Metric {
     LimitSettled,
     /// What was used beyond its reservation, by unit.
     LimitExceeded,
+    /// Fetches of issuers' keys, by outcome.
+    KeySetFetches,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -80,7 +82,7 @@ const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    const ALL: [Metric; 23] = [
+    const ALL: [Metric; 24] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -104,6 +106,7 @@ impl Metric {
         Metric::LimitReserved,
         Metric::LimitSettled,
         Metric::LimitExceeded,
+        Metric::KeySetFetches,
     ];
 
     /// Name, kind and help.
@@ -173,6 +176,9 @@ impl Metric {
             }
             Metric::PluginSeconds => {
                 ("penstock_plugin_seconds", Kind::Histogram(HOOK), "Time that one request spent in a hook of a plugin.")
+            }
+            Metric::KeySetFetches => {
+                ("penstock_auth_key_set_fetches_total", Kind::Counter, "Fetches of the keys of issuers, by outcome.")
             }
         }
     }
@@ -257,6 +263,14 @@ pub enum Gauge {
     ConfigPending,
     /// Reloads, by outcome.
     ConfigReloads,
+    /// Issued keys that are not revoked.
+    IssuedKeys,
+    /// Seconds since issued keys were as the store has them.
+    DirectoryAge,
+    /// Seconds since an issuer's keys were fetched.
+    KeySetAge,
+    /// Tokens found good that are remembered.
+    TokensCached,
 }
 
 impl Gauge {
@@ -265,6 +279,7 @@ impl Gauge {
         match self {
             Gauge::TargetState | Gauge::TargetInFlight => "target",
             Gauge::ConfigReloads => "outcome",
+            Gauge::KeySetAge => "issuer",
             _ => "model",
         }
     }
@@ -325,6 +340,16 @@ impl Gauge {
             Gauge::BatchesRunning => ("penstock_batches_running", "gauge", "Batches being run here."),
             Gauge::LimitCounters => ("penstock_limit_counters", "gauge", "Counters that limits keep."),
             Gauge::LimitHolds => ("penstock_limit_holds", "gauge", "Requests that hold reservations."),
+            Gauge::IssuedKeys => ("penstock_auth_issued_keys", "gauge", "Issued keys that are not revoked."),
+            Gauge::DirectoryAge => (
+                "penstock_auth_directory_age_seconds",
+                "gauge",
+                "Since the issued keys held in memory were as the store has them.",
+            ),
+            Gauge::KeySetAge => {
+                ("penstock_auth_key_set_age_seconds", "gauge", "Since the keys of an issuer were fetched.")
+            }
+            Gauge::TokensCached => ("penstock_auth_tokens_cached", "gauge", "Tokens found good that are remembered."),
             Gauge::BatchLinesRunning => ("penstock_batch_lines_running", "gauge", "Lines of batches being answered."),
             Gauge::ConfigVersion => ("penstock_config_version", "gauge", "Version of the config in force."),
             Gauge::ConfigSince => {

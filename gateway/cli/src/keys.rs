@@ -1,0 +1,315 @@
+//! `penstock keys`: issued API keys. Works on the config's store directly, whether a gateway runs or not; gateways see a change within
+//! a second.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use penstock_proxy::auth::{Desk, Issued, NewKey};
+use penstock_proxy::config::Snapshot;
+use penstock_proxy::{clock, stored};
+use penstock_store::{KeyFilter, KeyId, KeyRecord, Listing, Order, Page};
+use serde_json::{Value, json};
+
+use crate::serve::ConfigArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  penstock keys create --name search --team search --models 'chat-*' --expires 90d
+  penstock keys list
+  penstock keys rotate key_… --grace 1d
+  penstock keys revoke key_…
+
+A key is shown once, when it is created or rotated. Keys of the config file are not listed here.";
+
+/// Keys read from the store at once.
+const PAGE: u32 = 100;
+/// Keys listed at most.
+const LISTED_MAX: usize = 100_000;
+
+/// `penstock keys`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct KeysArgs {
+    #[command(subcommand)]
+    command: KeysCommand,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum KeysCommand {
+    /// Issue a key and show it, this once
+    Create(Box<CreateArgs>),
+    /// List issued keys
+    List(ListArgs),
+    /// Show everything about a key but its text
+    Show(OneArgs),
+    /// Give a key a new text and show it, this once
+    Rotate(RotateArgs),
+    /// Take a key back, and the keys that were made from it
+    Revoke(OneArgs),
+}
+
+/// Where the keys are.
+#[derive(Args, Clone, Debug)]
+struct Place {
+    /// Config file of the gateway
+    #[arg(long, short, value_name = "FILE", env = "PENSTOCK_CONFIG")]
+    config: Option<std::path::PathBuf>,
+    /// State folder of the gateway [default: ~/.local/state/penstock]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<std::path::PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+struct CreateArgs {
+    #[command(flatten)]
+    place: Place,
+    /// What people call it
+    #[arg(long, default_value = "")]
+    name: String,
+    /// Its team: one of [[teams]], or made by the admin API
+    #[arg(long)]
+    team: Option<String>,
+    /// The person or service behind it
+    #[arg(long)]
+    user: Option<String>,
+    /// Make it from this key: it may do no more, and falls with it
+    #[arg(long, value_name = "KEY_ID")]
+    parent: Option<String>,
+    /// Models that it may use; a trailing * matches any ending
+    #[arg(long, value_delimiter = ',', value_name = "MODEL")]
+    models: Vec<String>,
+    /// Routes that it may use, as /v1/chat/completions
+    #[arg(long, value_delimiter = ',', value_name = "ROUTE")]
+    routes: Vec<String>,
+    /// APIs that it may use: openai, anthropic, gemini
+    #[arg(long, value_delimiter = ',', value_name = "DIALECT")]
+    dialects: Vec<String>,
+    /// Addresses and networks that it may come from, as 10.0.0.0/8
+    #[arg(long, value_delimiter = ',', value_name = "NETWORK")]
+    addresses: Vec<String>,
+    /// When it ends: a date, date and time, or a time from now as 12h, 90d
+    #[arg(long, value_name = "WHEN")]
+    expires: Option<String>,
+    /// Ids of [[limits]] that it is under
+    #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
+    limits: Vec<String>,
+    /// For the books
+    #[arg(long, value_delimiter = ',', value_name = "TAG")]
+    tags: Vec<String>,
+}
+
+#[derive(Args, Clone, Debug)]
+struct ListArgs {
+    #[command(flatten)]
+    place: Place,
+    /// Of that team
+    #[arg(long)]
+    team: Option<String>,
+    /// Of that user
+    #[arg(long)]
+    user: Option<String>,
+    /// Revoked ones too
+    #[arg(long)]
+    all: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+struct OneArgs {
+    #[command(flatten)]
+    place: Place,
+    /// Id of the key
+    #[arg(value_name = "KEY_ID")]
+    id: String,
+}
+
+#[derive(Args, Clone, Debug)]
+struct RotateArgs {
+    #[command(flatten)]
+    one: OneArgs,
+    /// For how long the old text is good beside the new one, as 30m, 12h, 7d
+    #[arg(long, default_value = "1h", value_name = "TIME")]
+    grace: String,
+}
+
+/// Does one of them.
+pub(crate) fn run(args: &KeysArgs) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        match &args.command {
+            KeysCommand::Create(args) => create(args).await,
+            KeysCommand::List(args) => list(args).await,
+            KeysCommand::Show(args) => show(&args.place, &desk(&args.place)?.show(&id(&args.id)?).await?),
+            KeysCommand::Rotate(args) => {
+                let (place, grace) = (&args.one.place, duration(&args.grace)?);
+                issued(place, &desk(place)?.rotate(&id(&args.one.id)?, grace, clock::unix_seconds()).await?)
+            }
+            KeysCommand::Revoke(args) => {
+                let key = desk(&args.place)?.revoke(&id(&args.id)?, clock::unix_seconds()).await?;
+                if args.place.json { show(&args.place, &key) } else { Ok(println!("{} is revoked", key.id)) }
+            }
+        }
+    })
+}
+
+async fn create(args: &CreateArgs) -> anyhow::Result<()> {
+    let mut wish = NewKey {
+        name: args.name.clone(),
+        team: args.team.clone(),
+        user: args.user.clone(),
+        parent: args.parent.as_deref().map(id).transpose()?,
+        limits: args.limits.clone(),
+        tags: args.tags.clone(),
+        ..NewKey::default()
+    };
+    wish.scope.models.clone_from(&args.models);
+    wish.scope.routes.clone_from(&args.routes);
+    wish.scope.dialects.clone_from(&args.dialects);
+    for text in &args.addresses {
+        wish.scope.addresses.push(network(text)?);
+    }
+    wish.scope.expires = args.expires.as_deref().map(moment).transpose()?;
+    issued(&args.place, &desk(&args.place)?.create(wish, clock::unix_seconds()).await?)
+}
+
+fn network(text: &str) -> anyhow::Result<ipnet::IpNet> {
+    let address = || text.parse().ok().map(|address: std::net::IpAddr| address.into());
+    text.parse().ok().or_else(address).with_context(|| format!("{text:?} is neither an address nor a network"))
+}
+
+async fn list(args: &ListArgs) -> anyhow::Result<()> {
+    let desk = desk(&args.place)?;
+    let revoked = if args.all { None } else { Some(false) };
+    let filter = KeyFilter { team: args.team.clone(), user: args.user.clone(), parent: None, revoked };
+    let mut keys: Vec<KeyRecord> = Vec::new();
+    loop {
+        let after = keys.last().map(|key| key.id.to_string());
+        let page = Page { after, limit: PAGE, order: Order::Ascending };
+        let Listing { items, more } = desk.list(&filter, &page).await?;
+        keys.extend(items);
+        if !more || keys.len() >= LISTED_MAX {
+            break;
+        }
+    }
+    if args.place.json {
+        return Ok(println!("{}", Value::from(keys.iter().map(document).collect::<Vec<_>>())));
+    }
+    if keys.is_empty() {
+        return Ok(println!("no keys; penstock keys create makes one"));
+    }
+    println!("{:<29} {:<20} {:<14} {:<11} {:<21} state", "id", "name", "team", "ends with", "expires");
+    for key in keys {
+        let expires = key.expires.map_or_else(|| "-".into(), clock::format);
+        let (team, hint) = (key.team.as_deref().unwrap_or("-"), format!("…{}", key.hint));
+        println!("{:<29} {:<20} {:<14} {:<11} {:<21} {}", key.id.as_str(), key.name, team, hint, expires, state(&key));
+    }
+    Ok(())
+}
+
+fn state(key: &KeyRecord) -> &'static str {
+    let is_over = |end: u64| end <= clock::unix_seconds();
+    match (key.revoked, key.expires) {
+        (Some(_), _) => "revoked",
+        (None, Some(end)) if is_over(end) => "expired",
+        (None, _) => "good",
+    }
+}
+
+/// The store and the rules of the config.
+fn desk(place: &Place) -> anyhow::Result<Desk> {
+    let args = ConfigArgs { config: place.config.clone(), state_dir: place.state_dir.clone(), ..ConfigArgs::default() };
+    let config: Snapshot = args.load()?;
+    let store = stored::open(&config).context("the store")?;
+    Ok(Desk::new(store, Arc::new(config)))
+}
+
+fn id(text: &str) -> anyhow::Result<KeyId> {
+    KeyId::parse(text).with_context(|| format!("{text:?} is not the id of an issued key: those begin with key_"))
+}
+
+/// The one moment at which the text of a key is seen.
+fn issued(place: &Place, issued: &Issued) -> anyhow::Result<()> {
+    if place.json {
+        let mut document = document(&issued.record);
+        document["key"] = issued.secret.expose().into();
+        return Ok(println!("{document}"));
+    }
+    println!("{}", issued.secret.expose());
+    eprintln!("This is the key {} ({}); it is not shown again.", issued.record.id, issued.record.name);
+    if let Some(previous) = &issued.record.previous {
+        eprintln!("The old one is good until {}.", clock::format(previous.until));
+    }
+    Ok(())
+}
+
+fn show(place: &Place, key: &KeyRecord) -> anyhow::Result<()> {
+    let document = document(key);
+    if place.json {
+        return Ok(println!("{document}"));
+    }
+    for (name, value) in document.as_object().into_iter().flatten() {
+        let text = match value {
+            Value::Null => continue,
+            Value::Array(all) if all.is_empty() => continue,
+            Value::Array(all) => all.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(", "),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        println!("{name:<12} {text}");
+    }
+    Ok(())
+}
+
+fn document(key: &KeyRecord) -> Value {
+    let scope = &key.scope;
+    let time = |seconds: Option<u64>| seconds.map(clock::format);
+    json!({
+        "id": key.id.as_str(), "name": key.name, "state": state(key), "ends_with": key.hint, "team": key.team, "user": key.user,
+        "parent": key.parent.as_ref().map(KeyId::as_str), "models": scope.models, "routes": scope.routes, "dialects": scope.dialects,
+        "addresses": scope.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), "limits": key.limits, "tags": key.tags,
+        "created": time(Some(key.created)), "expires": time(key.expires), "rotated": time(key.rotated), "revoked": time(key.revoked),
+    })
+}
+
+/// A date, a date and time, or a time from now.
+fn moment(text: &str) -> anyhow::Result<u64> {
+    match clock::parse(text) {
+        Some(moment) => Ok(moment),
+        None => Ok(clock::unix_seconds()
+            + duration(text).context("or a date as 2027-01-31, or 2027-01-31T18:00:00Z")?.as_secs()),
+    }
+}
+
+/// `30s`, `15m`, `12h`, `90d`
+fn duration(text: &str) -> anyhow::Result<Duration> {
+    let unit = match text.chars().last() {
+        Some('s') => 1,
+        Some('m') => 60,
+        Some('h') => 3600,
+        Some('d') => 86_400,
+        _ => bail!("{text:?} is not a time as 30s, 15m, 12h or 90d"),
+    };
+    let count: u64 = text[..text.len() - 1].parse().with_context(|| format!("{text:?} is not a time as 12h"))?;
+    Ok(Duration::from_secs(count.saturating_mul(unit).min(100 * 365 * 86_400)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read() {
+        for (text, seconds) in [("30s", Some(30)), ("12h", Some(43_200)), ("90d", Some(7_776_000)), ("0s", Some(0))] {
+            assert_eq!(duration(text).ok().map(|time| time.as_secs()), seconds, "{text}");
+        }
+        for text in ["", "h", "12", "-1h", "1y", "1.5h", "ä"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+        assert_eq!(moment("1970-01-02").ok(), Some(86_400));
+        assert!(moment("10d").is_ok_and(|moment| moment >= clock::unix_seconds() + 863_999) && moment("soon").is_err());
+    }
+}

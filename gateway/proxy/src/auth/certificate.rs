@@ -1,0 +1,70 @@
+//! Certificates of clients (mTLS): which names a verified one has.
+//!
+//! rustls verifies the chain, the time and the possession of the key before any of this is read; what is left is to say who it is.
+
+use std::any::Any;
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use pingora_core::listeners::TlsAccept;
+use pingora_core::protocols::tls::TlsRef;
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use x509_parser::certificate::X509Certificate;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::FromDer;
+
+/// Names of one certificate that are looked at.
+const NAMES_MAX: usize = 64;
+
+/// The names of a client's certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Certificate(pub(super) Arc<[String]>);
+
+impl Certificate {
+    /// DNS names, URIs and e-mail addresses of the subject alternative names; without any of these, the common name.
+    fn read(der: &[u8]) -> Option<Self> {
+        let (_, certificate) = X509Certificate::from_der(der).ok()?;
+        let alternative = certificate.subject_alternative_name().ok()?.map(|extension| &extension.value.general_names);
+        let named = alternative.into_iter().flatten().filter_map(|name| match name {
+            GeneralName::DNSName(name) | GeneralName::URI(name) | GeneralName::RFC822Name(name) => Some(*name),
+            _ => None,
+        });
+        let mut names: Vec<String> = named.take(NAMES_MAX).map(str::to_owned).collect();
+        if names.is_empty() {
+            let common = certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+            names.extend(common.take(1).map(str::to_owned));
+        }
+        Some(Self(names.into()))
+    }
+}
+
+/// Reads the client's names once a handshake is complete, and leaves them with the connection.
+pub(crate) struct ReadNames;
+
+#[async_trait]
+impl TlsAccept for ReadNames {
+    async fn handshake_complete_callback(&self, tls: &TlsRef) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(Arc::new(Certificate::read(tls.peer_certificate_der()?)?))
+    }
+}
+
+/// Verifies clients' certificates against those of a file; `required`: without one there is no connection.
+///
+/// # Errors
+/// What is wrong with the file.
+pub(crate) fn verifier(authorities: &Path, required: bool) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", authorities.display());
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(authorities).map_err(|error| wrong(&error))? {
+        roots.add(certificate.map_err(|error| wrong(&error))?).map_err(|error| wrong(&error))?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+    let builder = if required { builder } else { builder.allow_unauthenticated() };
+    builder.build().map_err(|error| wrong(&error))
+}

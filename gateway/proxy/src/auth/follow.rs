@@ -1,0 +1,198 @@
+//! Keeps in memory what authentication needs: the directory of issued keys, and the keys of those who sign tokens.
+//!
+//! One thread with a runtime of its own, so that neither depends on how busy requests are. It asks the store for the directory's
+//! version without pause (a change elsewhere is seen within 300 ms) and reads what is new. When the store is gone, what is held is
+//! used on; how long, the config says.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::{Duration, Instant};
+
+use penstock_store::{Store, StoreError};
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+
+use super::jwt::keep;
+use super::pepper::Pepper;
+use crate::gateway::Gateway;
+
+/// Longest question for a change.
+const ASK: Duration = Duration::from_millis(400);
+/// Longest time that a store may take for an answer beyond that.
+const ANSWER: Duration = Duration::from_secs(5);
+/// After a question that failed.
+const AGAIN: Duration = Duration::from_millis(250);
+/// Keys, and teams and users, that are read at once.
+const PIECE: u32 = 2000;
+/// Between two looks at which issuers the config has.
+const ISSUERS: Duration = Duration::from_millis(250);
+/// Longest time that a start waits for the directory.
+const FIRST: Duration = Duration::from_secs(10);
+/// Least time between two questions that requests ask for.
+const DEMAND_MS: u64 = 100;
+/// Longest time that a request waits for one.
+const DEMAND_WAIT: Duration = Duration::from_millis(600);
+
+/// How current the directory is.
+#[derive(Debug)]
+pub(super) struct Follow {
+    began: Instant,
+    /// Whether there is a directory to follow.
+    is_kept: AtomicBool,
+    /// Last time that it was as the store has it, in milliseconds since `began`, plus one; 0: never.
+    current_ms: AtomicU64,
+    /// Last time that a request asked for it.
+    demanded_ms: AtomicU64,
+    wake: Notify,
+    /// Answers of the store.
+    answers: watch::Sender<u64>,
+}
+
+impl Default for Follow {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            is_kept: AtomicBool::new(false),
+            current_ms: AtomicU64::new(0),
+            demanded_ms: AtomicU64::new(0),
+            wake: Notify::new(),
+            answers: watch::Sender::new(0),
+        }
+    }
+}
+
+impl Follow {
+    /// How old what is held can be; `None`: it was never read. Without a store, nothing is ever old.
+    pub(super) fn age(&self) -> Option<Duration> {
+        if !self.is_kept.load(Ordering::Acquire) {
+            return Some(Duration::ZERO);
+        }
+        let current = self.current_ms.load(Ordering::Acquire).checked_sub(1)?;
+        Some(self.began.elapsed().saturating_sub(Duration::from_millis(current)))
+    }
+
+    /// Has the store asked at once, for a key that may be a moment old, and waits for its answer; not more often than is reasonable.
+    pub(super) async fn renewed(&self) {
+        let now = self.began.elapsed().as_millis() as u64 + DEMAND_MS;
+        let last = self.demanded_ms.load(Ordering::Acquire);
+        let is_due = self.is_kept.load(Ordering::Acquire) && now.saturating_sub(last) >= DEMAND_MS;
+        if !is_due || self.demanded_ms.compare_exchange(last, now, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return;
+        }
+        let mut answers = self.answers.subscribe();
+        self.wake.notify_one();
+        // Later is as good as never: the key is not known then.
+        let _ = timeout(DEMAND_WAIT, answers.changed()).await;
+    }
+
+    fn note_answer(&self) {
+        self.current_ms.store(self.began.elapsed().as_millis() as u64 + 1, Ordering::Release);
+        self.answers.send_modify(|count| *count += 1);
+    }
+}
+
+/// Begins; returns when the directory has been read, or cannot be in time (then issued keys are refused until it has).
+///
+/// # Errors
+/// The thread cannot be started.
+pub fn start(gateway: &Arc<Gateway>) -> std::io::Result<()> {
+    let store = gateway.keeper().map(|keeper| keeper.store.clone());
+    gateway.guard.follow.is_kept.store(store.is_some(), Ordering::Release);
+    let (ready, wait) = mpsc::sync_channel(1);
+    let gateway = Arc::downgrade(gateway);
+    let watched = gateway.clone();
+    std::thread::Builder::new().name("identity".into()).spawn(move || {
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return tracing::error!(%error, "keys cannot be followed"),
+        };
+        runtime.block_on(async {
+            let directory = async {
+                match store {
+                    Some(store) => directory(&gateway, store.as_ref(), &ready).await,
+                    None => drop(ready.try_send(())),
+                }
+            };
+            tokio::join!(directory, issuers(&gateway));
+        });
+    })?;
+    if wait.recv_timeout(FIRST).is_err() && watched.strong_count() > 0 {
+        tracing::error!("the store does not say which keys there are; issued keys are refused until it does");
+    }
+    Ok(())
+}
+
+/// Follows the directory until the gateway is gone.
+async fn directory(gateway: &Weak<Gateway>, store: &dyn Store, ready: &mpsc::SyncSender<()>) {
+    let mut failing = false;
+    while let Some(held) = gateway.upgrade() {
+        let answered = timeout(ANSWER, read(&held, store)).await.unwrap_or(Err(StoreError::Busy));
+        match answered {
+            Ok(()) => {
+                held.guard.follow.note_answer();
+                // The starter may have stopped waiting.
+                let _ = ready.try_send(());
+                if std::mem::take(&mut failing) {
+                    tracing::info!("the store answers again about keys");
+                }
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::error!(%error, "the store does not answer about keys; those held are used on");
+                }
+                drop(held);
+                sleep(AGAIN).await;
+                continue;
+            }
+        }
+        let seen = held.guard.directory.load().version;
+        tokio::select! {
+            _ = timeout(ASK + ANSWER, store.directory_changed(seen, ASK)) => {}
+            () = held.guard.follow.wake.notified() => {}
+        }
+    }
+}
+
+/// Reads what is new.
+async fn read(gateway: &Gateway, store: &dyn Store) -> Result<(), StoreError> {
+    let guard = &gateway.guard;
+    if store.directory_version().await? != guard.directory.load().version {
+        loop {
+            let changes = store.directory_since(guard.directory.load().version, PIECE).await?;
+            let more = changes.more;
+            let next = guard.directory.load().with(changes);
+            guard.directory.store(Arc::new(next));
+            if !more {
+                break;
+            }
+        }
+    }
+    if guard.pepper.load().is_none() && !guard.directory.load().is_virgin() {
+        match Pepper::of(&gateway.serving().config, false) {
+            Ok(pepper) => guard.pepper.store(Some(Arc::new(pepper))),
+            Err(error) if !guard.pepperless.swap(true, Ordering::Relaxed) => {
+                tracing::error!(error, "issued keys cannot be checked: the pepper that they were made with is needed");
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Has the keys of every issuer fetched that the config has, until the gateway is gone.
+async fn issuers(gateway: &Weak<Gateway>) {
+    let mut tasks = tokio::task::JoinSet::new();
+    while let Some(held) = gateway.upgrade() {
+        let serving = held.serving();
+        held.guard.drop_rings(&serving.identity);
+        for issuer in &serving.identity.issuers {
+            let ring = held.guard.ring(issuer);
+            if ring.claim() {
+                tasks.spawn(keep(Arc::downgrade(&ring), held.metrics.clone()));
+            }
+        }
+        drop((serving, held));
+        sleep(ISSUERS).await;
+        while tasks.try_join_next().is_some() {}
+    }
+}
