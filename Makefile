@@ -11,7 +11,7 @@ E2E_ARGS ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test format lint unit doc e2e test-clients tools
+.PHONY: help serve test format lint unit doc e2e test-clients test-wasm wasm-plugin tools
 
 TOOLS := . .ci/tools.sh
 
@@ -44,6 +44,13 @@ doc: ## The documentation builds without warnings
 
 e2e: ## The real binary, driven by the official SDKs
 	@$(TOOLS); need_build_tools; need_test_tools; cargo build --locked -p penstock; run_e2e_tests $(E2E_ARGS)
+
+test-wasm: ## Plugins that are WebAssembly, with the feature that hosts them
+	@$(TOOLS); need_build_tools; run_wasm_tests
+
+wasm-plugin: ## Builds the plugin of the WebAssembly tests from its source (npm) and notes what of
+	@npm ci --silent --no-audit --no-fund --prefix plugins/wasm/tests/sdk && npm run --silent --prefix plugins/wasm/tests/sdk build
+	@cd plugins/wasm/tests/sdk && sha256sum assembly/index.ts package-lock.json plugin.wasm > SHA256SUMS
 
 test-clients: ## LangChain, LlamaIndex, LiteLLM, pydantic-ai and others against the real binary; not part of `make test`
 	@$(TOOLS); need_build_tools; need_client_tools; cargo build --locked -p penstock; run_client_tests $(E2E_ARGS)

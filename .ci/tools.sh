@@ -90,6 +90,13 @@ run_unit_tests() {
   fi
 }
 
+# The feature is tested apart: its compiler for WebAssembly takes longer to build than everything that is tested with it.
+run_wasm_tests() {
+  local runner=(test)
+  have cargo-nextest && runner=(nextest run)
+  cargo "${runner[@]}" -p penstock-wasm --features host --locked
+}
+
 # A ceiling for the whole run: a hang is a failure, not a wait.
 run_e2e_tests() {
   PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 900 "$venv/bin/python" -m pytest "$e2e" "$@"
