@@ -55,7 +55,7 @@ fn live(machine: &mut Machine) -> Result<(), penstock_wasm::WasmError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_calls_with_any_arguments(

@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use penstock_dialects::ChatEvent;
+use penstock_dialects::{ChatEvent, Usage};
 use penstock_plugins::{
-    After, Answer, AnswerHead, EndFacts, Flow, Hooks, Host, PluginError, Rejection, RejectionKind, RequestContext,
-    Sees, Verdict,
+    After, Answer, AnswerHead, EndFacts, Flow, Hooks, Host, Outcome, PluginError, Rejection, RejectionKind,
+    RequestContext, Sees, Verdict,
 };
 
 use super::fields::Fields;
@@ -129,9 +129,10 @@ impl Seat {
         }
         self.outgoing.detach();
         let context = self.context;
+        let now = self.host.since_epoch();
         let done = self.member.with(&self.host, |machine| {
             if let Some(stream) = machine.stream(context) {
-                stream.facts.end = facts.cloned();
+                stream.facts.end = Some(facts.cloned().unwrap_or_else(|| gone(&stream.facts, now)));
                 stream.committed = true;
             }
             machine.finish(context)?;
@@ -403,6 +404,12 @@ fn stream_of(request: &RequestContext, body_bytes: usize) -> Stream {
     };
     let request_headers = Map { fields: request_fields(request), open: true, changed: false };
     Stream { facts, request_headers, ..Stream::default() }
+}
+
+/// The end of a request whose client left before there was an answer.
+fn gone(facts: &Facts, now: Duration) -> EndFacts {
+    let duration = now.saturating_sub(facts.begun);
+    EndFacts { outcome: Outcome::Gone, model: facts.model.clone(), target: None, usage: Usage::default(), duration }
 }
 
 /// The bytes of a batch: without a copy where it is one piece.
