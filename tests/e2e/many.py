@@ -48,6 +48,8 @@ class Many:
 
     def __enter__(self) -> Many:
         self.loop = asyncio.new_event_loop()
+        # Handlers that are cancelled at the end have nothing to say.
+        self.loop.set_exception_handler(lambda *_: None)
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         self.open = self.talking = self.served = 0

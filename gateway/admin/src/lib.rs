@@ -37,6 +37,7 @@ pub use state::LogFilter;
 pub const ADDRESS_FILE: &str = "admin.url";
 
 /// What the API is made of.
+#[derive(Clone)]
 pub struct Parts {
     /// The gateway.
     pub gateway: Arc<Gateway>,

@@ -9,6 +9,7 @@ mod keys;
 mod log;
 mod progress;
 mod serve;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -60,6 +61,8 @@ enum Command {
     Keys(keys::KeysArgs),
     /// Talk to a model in the terminal
     Chat(chat::ChatArgs),
+    /// Hand the running gateway over to a new process, without a cut stream
+    Upgrade(Box<upgrade::UpgradeArgs>),
     /// Translate the config of another gateway
     Import(import::ImportArgs),
     /// Say what would be served, or everything that is wrong, without serving
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Command::Worker(args) => return penstock_worker::main(&args),
         Command::Keys(args) => keys::run(&args),
         Command::Chat(args) => chat::run(&args),
+        Command::Upgrade(args) => upgrade::run(&args),
         Command::Import(args) => import::run(&args),
         Command::Check(args) => check::run(&args),
     };

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use penstock_proxy::config::{Overrides, PoolConfig, Snapshot};
+use penstock_proxy::config::{AdminConfig, Overrides, PoolConfig, Snapshot};
 use penstock_proxy::fleet::{self, Fleet, WorkerCommand};
 use penstock_proxy::live::{self, Live, Source};
 use penstock_proxy::pool::Leave;
+use penstock_proxy::server::Listeners;
 use penstock_proxy::telemetry::AccessLog;
+use penstock_proxy::upgrade::{self, Prepared};
 use penstock_proxy::{Gateway, provider, server, stored};
 
 use crate::{check, demo, log, progress};
@@ -76,6 +78,9 @@ pub(crate) struct ConfigArgs {
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
+    /// Take over from the gateway that runs with the same state directory; penstock upgrade starts one with this
+    #[arg(long)]
+    pub(crate) upgrade: bool,
 }
 
 impl ConfigArgs {
@@ -113,20 +118,33 @@ fn load(source: &Source, text: &str) -> anyhow::Result<Snapshot> {
 /// Runs until a signal.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let source = args.config.source();
-    let text = source.read().map_err(anyhow::Error::msg)?;
+    let mut text = source.read().map_err(anyhow::Error::msg)?;
     let mut config = load(&source, &text)?;
-    let began = config.clone();
+    let mut began = config.clone();
     let log = Arc::new(log::start(&config.log_level)?);
     let follower = live::follow().context("signals")?;
+    let mut taken = match args.upgrade {
+        true => Some(upgrade::take_over(&state_dir(&config)?)?),
+        false => None,
+    };
+    if let Some(in_force) = taken.as_ref().and_then(|taken| taken.config().map(str::to_owned)) {
+        text = in_force;
+        config = load(&source, &text)?;
+        began = config.clone();
+    }
     for pool in &config.pools {
         // A worker would say the same, again and again: better once, here.
         check::refuse_early(pool)?;
     }
-    server::reserve(&mut config)?;
+    let state_dir = state_dir(&config)?;
+    let program = std::env::current_exe().context("the path of this program")?;
+    let listeners = Arc::new(Listeners::bind(&mut config, program.clone(), taken.as_mut())?);
     let access_log =
         AccessLog::open(&config.access_log).with_context(|| format!("access log {}", config.access_log))?;
-    let program = std::env::current_exe().context("the path of this program")?;
-    let identity = WorkerCommand::identity_of(&program);
+    // Workers of the old process are taken over, whichever build they are: what they hold stays warm.
+    let identity =
+        taken.as_ref().map_or_else(|| WorkerCommand::identity_of(&program), |taken| taken.workers().to_owned());
+    let workers = identity.clone();
     let command = WorkerCommand { program, identity, args: worker_args, inspect: check::weights, demo: demo::FILES };
     let fleet = Arc::new(Fleet::start(&config, command)?);
     let store = stored::open(&config).context("the store")?;
@@ -135,22 +153,96 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     provider::discover::start(gateway.serving().providers());
     let level = log.clone();
     let parts = penstock_admin::Parts { gateway: gateway.clone(), fleet: fleet.clone(), log };
-    let admin = penstock_admin::start(parts, &config.admin, &state_dir(&config)?, Duration::ZERO)?;
-    let admin = Mutex::new(admin);
+    let admin = Admin { parts, config: config.admin.clone(), state_dir: state_dir.clone(), running: Arc::default() };
+    if taken.is_none() {
+        admin.start(Duration::ZERO)?;
+    }
     let shown = progress::show(fleet.clone(), &config)?;
     let level = Box::new(move |filter: &str| penstock_admin::LogFilter::set(level.as_ref(), filter));
-    follower.begin(Live::new(gateway.clone(), fleet.clone(), source, (text, began), level));
-    let stop = move || {
-        fleet.stop(Leave::Exit, Duration::from_secs(5));
-        // Last: until here it says what still runs, and can end it.
-        drop(admin.lock().unwrap_or_else(PoisonError::into_inner).take());
+    let live = Live::new(gateway.clone(), fleet.clone(), source, (text, began), level);
+    let prepared = match taken {
+        Some(taken) => {
+            let unready = |pools: Vec<String>| anyhow::anyhow!("not ready in time: {}", pools.join(", "));
+            fleet.ready(upgrade::READY_MAX).map_err(unready)?;
+            Some(taken.prepared(&gateway)?)
+        }
+        None => None,
     };
-    server::run(gateway, &config, stop)?;
+    let leave = server::Leave::default();
+    let hooks = server::Hooks {
+        leave: leave.clone(),
+        started: started(prepared, admin.clone(), {
+            let (gateway, listeners, admin) = (gateway.clone(), listeners.clone(), admin.clone());
+            move || {
+                follower.begin(live.clone());
+                let leave = move || {
+                    admin.stop();
+                    leave.now();
+                };
+                let ready = upgrade::listen(&state_dir, (gateway, live), listeners, workers, leave);
+                if let Err(error) = ready {
+                    tracing::warn!(%error, "this gateway cannot be upgraded while it runs");
+                }
+            }
+        }),
+        stop: Box::new(move || {
+            fleet.stop(Leave::Exit, Duration::from_secs(5));
+            // Last: until here it says what still runs, and can end it.
+            admin.stop();
+        }),
+    };
+    server::run(gateway, &config, listeners, hooks)?;
     drop(shown);
     Ok(())
 }
 
-fn state_dir(config: &Snapshot) -> anyhow::Result<PathBuf> {
+/// When the listeners are at work: the process before this one is told, and has let go of the rest, before that begins here.
+fn started(
+    prepared: Option<Prepared>,
+    admin: Admin,
+    begin: impl FnOnce() + Send + Sync + 'static,
+) -> Box<dyn FnOnce() + Send + Sync> {
+    // In a mutex for the sake of `Sync` alone.
+    let prepared = Mutex::new(prepared);
+    Box::new(move || {
+        upgrade::notify_manager(&format!("READY=1\nMAINPID={}", std::process::id()));
+        match prepared.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            None => begin(),
+            Some(prepared) => prepared.accepting(move || {
+                begin();
+                if let Err(error) = admin.start(ADMIN_PATIENCE) {
+                    tracing::error!(%error, "the admin API did not come over from the old process");
+                }
+            }),
+        }
+    })
+}
+
+/// The old process lets go of the admin API's address within this time.
+const ADMIN_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The admin API, which only one of two processes can serve.
+#[derive(Clone)]
+struct Admin {
+    parts: penstock_admin::Parts,
+    config: AdminConfig,
+    state_dir: PathBuf,
+    running: Arc<Mutex<Option<penstock_admin::Running>>>,
+}
+
+impl Admin {
+    fn start(&self, patience: Duration) -> anyhow::Result<()> {
+        let running = penstock_admin::start(self.parts.clone(), &self.config, &self.state_dir, patience)?;
+        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = running;
+        Ok(())
+    }
+
+    fn stop(&self) {
+        drop(self.running.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+pub(crate) fn state_dir(config: &Snapshot) -> anyhow::Result<PathBuf> {
     fleet::state_dir(config).map_err(|reason| anyhow::anyhow!("the state directory: {reason}"))
 }
 

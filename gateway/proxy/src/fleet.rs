@@ -140,6 +140,26 @@ impl Fleet {
         running.collect()
     }
 
+    /// Waits until every pool takes requests; `Err`: those that do not.
+    ///
+    /// # Errors
+    /// The ids of the pools that are not ready after `deadline`.
+    pub fn ready(&self, deadline: Duration) -> Result<(), Vec<String>> {
+        let until = Instant::now() + deadline;
+        loop {
+            let pools = self.pools();
+            let unready: Vec<_> =
+                pools.into_iter().filter(|(_, pool)| !pool.status().is_ready()).map(|(id, _)| id).collect();
+            if unready.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Err(unready);
+            }
+            std::thread::park_timeout(LOOK);
+        }
+    }
+
     /// Pools that are being replaced, whose new workers are not ready.
     pub fn replacing(&self) -> Vec<String> {
         let state = lock(&self.state);

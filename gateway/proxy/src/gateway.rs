@@ -1,6 +1,7 @@
 //! The running gateway: what every request can see.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
@@ -23,6 +24,15 @@ use crate::stored::Keeper;
 use crate::telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
 use crate::upstream::Upstream;
 
+/// What goes on beside requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Beside {
+    /// Batches and responses in the background.
+    Batches,
+    /// Telling the next process what is settled here.
+    Settling,
+}
+
 /// State shared by all requests.
 pub struct Gateway {
     serving: ArcSwap<Serving>,
@@ -44,6 +54,10 @@ pub struct Gateway {
     pub(crate) governor: Arc<Governor>,
     /// What the metrics say about the config.
     pub marks: Marks,
+    /// Another process serves: this one ends when its answers have.
+    leaving: AtomicBool,
+    /// What runs beside requests, and what is settled elsewhere, has come to its end.
+    rested: [AtomicBool; 2],
     /// Counts the configs that came into force.
     swaps: watch::Sender<u64>,
     keeper: Option<Arc<Keeper>>,
@@ -74,6 +88,8 @@ impl Gateway {
             hub,
             governor,
             marks: Marks::default(),
+            leaving: AtomicBool::new(false),
+            rested: [AtomicBool::new(true), AtomicBool::new(true)],
             swaps: watch::Sender::new(0),
             keeper: None,
         }
@@ -110,6 +126,30 @@ impl Gateway {
         self.serving.store(Arc::new(serving));
         provider::discover::start(&new);
         self.swaps.send_modify(|swaps| *swaps += 1);
+    }
+
+    /// Another process serves from now on: nothing new is begun here but what open connections still ask for.
+    pub(crate) fn leave(&self) {
+        self.leaving.store(true, Ordering::SeqCst);
+        if let Some(keeper) = &self.keeper {
+            keeper.wake.notify_one();
+            keeper.wake_responses.notify_one();
+        }
+    }
+
+    /// Whether another process serves.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::SeqCst)
+    }
+
+    /// Something beside requests has to come to its end before this process does; or has.
+    pub(crate) fn rest(&self, what: Beside, has_ended: bool) {
+        self.rested[what as usize].store(has_ended, Ordering::SeqCst);
+    }
+
+    /// Whether that has come to its end.
+    pub(crate) fn is_rested(&self, what: Beside) -> bool {
+        self.rested[what as usize].load(Ordering::SeqCst)
     }
 
     /// Tells of every config that comes into force.
@@ -167,6 +207,10 @@ impl Handler for Gateway {
 
     fn refused_head(&self, fault: HeadFault) {
         self.metrics.count(Metric::MalformedHeads, &[("status", &fault.status.to_string())]);
+    }
+
+    fn is_leaving(&self) -> bool {
+        Gateway::is_leaving(self)
     }
 
     fn connections(&self, change: i64) {

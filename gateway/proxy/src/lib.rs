@@ -38,6 +38,7 @@ pub mod serving;
 pub mod stored;
 pub mod telemetry;
 mod trail;
+pub mod upgrade;
 pub mod upstream;
 mod whole;
 

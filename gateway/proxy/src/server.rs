@@ -1,10 +1,12 @@
 //! The process: listeners, signals, draining.
 //!
-//! Pingora's server runs the listeners. SIGTERM (and one Ctrl-C) stops accepting, lets answers in progress end, and exits as soon as
-//! there are none, or when the grace time is over.
+//! Pingora's server runs the listeners, on sockets that are ours (`listeners.rs`). SIGTERM (and one Ctrl-C) stops accepting, lets answers
+//! in progress end, and exits as soon as there are none, or when the grace time is over; a process that has handed over does the same
+//! with more patience (`drain.rs`).
 
-use std::io;
-use std::net::TcpListener;
+mod drain;
+mod listeners;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +16,17 @@ use pingora_core::listeners::ListenerConfig;
 use pingora_core::listeners::tls::TlsSettings;
 use pingora_core::protocols::l4::stream::L4BufferSettings;
 use pingora_core::server::configuration::ServerConf;
-use pingora_core::server::{RunArgs, Server, ShutdownSignal, ShutdownSignalWatch};
+use pingora_core::server::{ListenFds, RunArgs, Server, ShutdownWatch};
 use pingora_core::services::listening::Service;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::auth::{self, certificate};
 use crate::batches;
 use crate::config::{Snapshot, TlsFiles};
 use crate::gateway::Gateway;
 use crate::http::connection::App;
+pub use drain::Leave;
+use drain::Signals;
+pub use listeners::Listeners;
 
 /// Why the server could not start.
 #[derive(Debug, thiserror::Error)]
@@ -90,34 +94,71 @@ fn check_pem(path: &Path, label: &str) -> Result<(), ServerError> {
     Err(ServerError::Tls(format!("{} has no PEM block {label}", path.display())))
 }
 
-/// Finds out early, and in words, whether the address is free. Port 0 is replaced by a free port.
+/// Binds and lets go: what is bound later finds the address free, if nobody else is faster. For tests.
 pub fn reserve(config: &mut Snapshot) -> Result<(), ServerError> {
-    let listener = TcpListener::bind(config.listen).map_err(|error| ServerError::Listen {
-        address: config.listen.to_string(),
-        reason: match error.kind() {
-            io::ErrorKind::AddrInUse => {
-                "the port is in use; choose another with --listen 127.0.0.1:PORT (0: any free one)".into()
-            }
-            io::ErrorKind::PermissionDenied => "not permitted; ports below 1024 need privileges".into(),
-            _ => error.to_string(),
-        },
-    })?;
-    config.listen = listener.local_addr().unwrap_or(config.listen);
-    Ok(())
+    Listeners::bind(config, PathBuf::new(), None).map(drop)
 }
 
-/// Runs until a signal says otherwise. `stop` is called once when all answers have ended.
+/// Pingora's service on our own sockets, and word of its start.
+struct Serving {
+    inner: Service<App<Gateway>>,
+    sockets: ListenFds,
+    started: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+/// A service whose listeners could not be made is over by then.
+const STARTED: Duration = Duration::from_millis(50);
+
+#[async_trait]
+impl pingora_core::services::Service for Serving {
+    async fn start_service(&mut self, _: Option<ListenFds>, shutdown: ShutdownWatch, listeners_per_fd: usize) {
+        let started = self.started.take();
+        let serving = self.inner.start_service(Some(self.sockets.clone()), shutdown, listeners_per_fd);
+        tokio::pin!(serving);
+        tokio::select! {
+            () = &mut serving => return,
+            () = tokio::time::sleep(STARTED) => {}
+        }
+        if let Some(started) = started {
+            started();
+        }
+        serving.await;
+    }
+
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn threads(&self) -> Option<usize> {
+        self.inner.threads()
+    }
+}
+
+/// What the server tells and is told.
+pub struct Hooks {
+    /// Called when it accepts.
+    pub started: Box<dyn FnOnce() + Send + Sync>,
+    /// Ends it when its answers have.
+    pub leave: Leave,
+    /// Called once when all answers have ended.
+    pub stop: Box<dyn Fn() + Send + Sync>,
+}
+
+/// Runs until a signal says otherwise, or another process serves.
 pub fn run(
     gateway: Arc<Gateway>,
     config: &Snapshot,
-    stop: impl Fn() + Send + Sync + 'static,
+    listeners: Arc<Listeners>,
+    hooks: Hooks,
 ) -> Result<(), ServerError> {
-    let service = service(gateway.clone(), config)?;
+    let inner = service(gateway.clone(), config)?;
+    let sockets = listeners.table().map_err(|error| ServerError::Thread(error.to_string()))?;
+    let service = Serving { inner, sockets, started: Some(hooks.started) };
     auth::start(&gateway).map_err(|error| ServerError::Thread(error.to_string()))?;
     batches::start(gateway.clone()).map_err(|error| ServerError::Thread(error.to_string()))?;
     let conf = ServerConf {
         threads: config.threads,
-        // Pingora sleeps for all of it, then cuts what runs; `drain` leaves before.
+        // Pingora sleeps for all of it, then cuts what runs; we leave before.
         grace_period_seconds: Some(GRACE_SECONDS_MAX),
         graceful_shutdown_timeout_seconds: Some(1),
         ..ServerConf::default()
@@ -125,66 +166,14 @@ pub fn run(
     let mut server = Server::new_with_opt_and_conf(None, conf);
     server.bootstrap();
     server.add_service(service);
-    let log = gateway.clone();
-    let stop = Arc::new(move || {
+    let (log, stop) = (gateway.clone(), hooks.stop);
+    let stop: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
         stop();
         log.access_log.flush();
     });
     let drained = stop.clone();
-    let socket = config.unix.clone();
-    let signals = Signals { gateway, socket, drained: Arc::new(move || drained()) };
+    let signals = Signals { gateway, listeners, socket: config.unix.clone(), leave: hooks.leave, drained };
     server.run(RunArgs { shutdown_signal: Box::new(signals) });
     stop();
     Ok(())
-}
-
-/// SIGTERM and the first SIGINT drain; a second SIGINT ends at once.
-struct Signals {
-    gateway: Arc<Gateway>,
-    socket: Option<PathBuf>,
-    drained: Arc<dyn Fn() + Send + Sync>,
-}
-
-#[async_trait]
-impl ShutdownSignalWatch for Signals {
-    async fn recv(&self) -> ShutdownSignal {
-        let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-        let (Ok(mut terminate), Ok(mut interrupt)) = signals else {
-            tracing::error!("signals cannot be watched; stopping");
-            return ShutdownSignal::FastShutdown;
-        };
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        if let Some(path) = &self.socket {
-            // Whoever tries it from now on is told at once that nobody is there. It may be gone already.
-            let _ = std::fs::remove_file(path);
-        }
-        let (gateway, drained) = (self.gateway.clone(), self.drained.clone());
-        let grace = gateway.serving().config.grace;
-        let log = gateway.clone();
-        // Pingora sleeps through the whole grace time on this thread; this one leaves as soon as nothing is in flight.
-        std::thread::spawn(move || drain(&gateway, grace, drained.as_ref()));
-        tokio::spawn(async move {
-            interrupt.recv().await;
-            log.access_log.flush();
-            std::process::exit(130);
-        });
-        ShutdownSignal::GracefulTerminate
-    }
-}
-
-fn drain(gateway: &Gateway, grace: Duration, drained: &(dyn Fn() + Send + Sync)) {
-    let began = std::time::Instant::now();
-    tracing::info!(in_flight = gateway.metrics.in_flight_now(), "draining");
-    // Connections accepted a moment ago get their first request answered.
-    let settle = Duration::from_millis(200).min(grace);
-    while began.elapsed() < grace
-        && (began.elapsed() < settle || gateway.metrics.in_flight_now() > 0 || !gateway.is_saved())
-    {
-        std::thread::park_timeout(Duration::from_millis(20));
-    }
-    drained();
-    std::process::exit(0);
 }

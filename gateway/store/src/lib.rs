@@ -70,6 +70,11 @@ pub trait Store: Files + Batches + Responses + Keys + Ledger + Audit + Configs {
     /// Becomes the one process that runs what is in the store, or says that another is. Once it is, it stays it until it ends.
     async fn lead(&self) -> Result<bool, StoreError>;
 
+    /// Leads no more, so that another process can before this one has ended.
+    async fn resign(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Counts.
     fn stats(&self) -> Stats;
 }

@@ -23,10 +23,11 @@ fn main() {
     let text = if file.is_empty() { String::new() } else { std::fs::read_to_string(&file).expect("a config file") };
     let overrides = Overrides { listen: Some(listen), ..Overrides::default() };
     let mut config = config::load(Some((&file, &text)), &overrides, &|_| None).expect("a valid config");
-    server::reserve(&mut config).expect("a free port");
+    let listeners = server::Listeners::bind(&mut config, std::path::PathBuf::new(), None).expect("a free port");
     let log = AccessLog::open(&config.access_log).expect("an access log");
     let providers = provider::all(&config).expect("providers that can be used");
     let gateway = Gateway::new(config.clone(), log, vec![Arc::new(Puppet::default())], providers);
     eprintln!("http://{}", config.listen);
-    server::run(Arc::new(gateway), &config, || {}).expect("a server");
+    let hooks = server::Hooks { started: Box::new(|| {}), leave: server::Leave::default(), stop: Box::new(|| {}) };
+    server::run(Arc::new(gateway), &config, Arc::new(listeners), hooks).expect("a server");
 }

@@ -69,7 +69,7 @@ pub(super) async fn run(
         // An error: nobody is there to cancel.
         Ok(_) = cancelled.wait_for(|cancelled| *cancelled) => Ok(false),
         () = sleep_until(job.deadline) => Ok(true),
-        all = all(&job, &mut tasks) => all.map(|()| true),
+        all = all(&job, &mut tasks) => all,
     };
     // Dropping a line stops it at its upstream; what had no result by now has none.
     tasks.shutdown().await;
@@ -79,7 +79,8 @@ pub(super) async fn run(
     }
 }
 
-async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Result<(), StoreError> {
+/// `false`: another process goes on with it; what ran here has come to its end.
+async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Result<bool, StoreError> {
     let store = &job.bench.keeper().store;
     let at_once = job.bench.gateway.serving().config.batches.concurrency * WAITING_PER_SLOT;
     let (mut page, mut from, mut dry) = (VecDeque::new(), 0, false);
@@ -90,6 +91,7 @@ async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Res
             from = page.back().map_or(from, |line: &Line| line.line + 1);
         }
         while tasks.len() < at_once
+            && !job.bench.gateway.is_leaving()
             && let Some(line) = page.pop_front()
         {
             tasks.spawn(one(job.clone(), line));
@@ -98,7 +100,7 @@ async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Res
             Some(Ok(done)) => done?,
             // Panics are caught where a line is answered; one anywhere else is a bug that must not end the batch wrongly.
             Some(Err(error)) => return Err(StoreError::Broken(format!("a line's task: {error}"))),
-            None => return Ok(()),
+            None => return Ok(!job.bench.gateway.is_leaving()),
         }
     }
 }
@@ -113,6 +115,9 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
     let mut attempt = 1;
     loop {
         let slot = job.bench.slots.acquire().await.map_err(|_| StoreError::Misuse("the slots are never closed"))?;
+        if gateway.is_leaving() {
+            return Ok(());
+        }
         let running = Guard::new(&keeper.running.lines);
         let request_id = new_request_id();
         let answered = caught(answer(&job, &text, &request_id)).await;

@@ -28,7 +28,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
 use crate::clock::unix_seconds;
-use crate::gateway::Gateway;
+use crate::gateway::{Beside, Gateway};
 use crate::stored::{Keeper, background, batch_error};
 
 /// What a batch may be for.
@@ -73,10 +73,20 @@ pub fn start(gateway: Arc<Gateway>) -> std::io::Result<()> {
         return Ok(());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    std::thread::Builder::new()
-        .name("batches".into())
-        .spawn(move || runtime.block_on(async { tokio::join!(run(gateway.clone()), background::run(gateway)) }))?;
+    std::thread::Builder::new().name("batches".into()).spawn(move || runtime.block_on(work(gateway)))?;
     Ok(())
+}
+
+/// Until another process serves; then what runs comes to its end, and the other may lead.
+async fn work(gateway: Arc<Gateway>) {
+    gateway.rest(Beside::Batches, false);
+    tokio::join!(run(gateway.clone()), background::run(gateway.clone()));
+    if let Some(keeper) = gateway.keeper()
+        && let Err(error) = keeper.store.resign().await
+    {
+        tracing::warn!(%error, "the next process leads when this one has ended");
+    }
+    gateway.rest(Beside::Batches, true);
 }
 
 /// Everything that a batch needs to run.
@@ -102,7 +112,7 @@ struct Active {
     task: AbortHandle,
 }
 
-/// Never ends.
+/// Ends when another process serves.
 pub(crate) async fn run(gateway: Arc<Gateway>) {
     let bench = Bench::new(gateway);
     let keeper = bench.keeper();
@@ -120,6 +130,9 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
             Err(error) => tracing::warn!(%error, "the store's batches could not be read"),
         }
         keeper.running.batches.store(active.len() as u64, Ordering::Relaxed);
+        if bench.gateway.is_leaving() && active.is_empty() {
+            return;
+        }
         tokio::select! {
             () = keeper.wake.notified() => {}
             () = sleep(POLL) => {}
@@ -140,7 +153,7 @@ async fn turn(
 ) -> Result<bool, StoreError> {
     let keeper = bench.keeper();
     active.retain(|_, running| !running.task.is_finished());
-    if !keeper.store.lead().await? {
+    if bench.gateway.is_leaving() || !keeper.store.lead().await? {
         return Ok(false);
     }
     for open in keeper.store.open_batches(ACTIVE_MAX).await? {
@@ -192,6 +205,9 @@ async fn drive(bench: &Arc<Bench>, open: OpenBatch, mut cancelled: watch::Receiv
             }
         }
         let Some(now) = store.batch(&tenant, &batch.id).await? else { return Ok(()) };
+        if bench.gateway.is_leaving() {
+            return Ok(());
+        }
         batch = now;
     }
 }

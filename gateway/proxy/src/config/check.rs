@@ -104,6 +104,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         http: Arc::new(http(&server)),
         request_timeout,
         grace: millis(server.number("grace_ms", 0..=86_400_000)),
+        upgrade_grace: millis(server.number("upgrade_grace_ms", 0..=7 * 86_400_000)),
         commit: millis(stream.number("commit_ms", 0..=60_000)),
         heartbeat: millis(stream.number("heartbeat_ms", 100..=3_600_000)),
         log_level: log

@@ -86,6 +86,7 @@ pub const KEYS: &[Key] = &[
     key("server", "watch", "true", "Take up changes of the config file when it is written or replaced; SIGHUP does so in any case. A file with a fault changes nothing."),
     key("server", "config_writes", "false", "Write to the config file what the admin API applies. Otherwise it is in force until the file changes or the gateway restarts."),
     key("server", "grace_ms", "30000", "After SIGTERM, answers in progress may take this long."),
+    key("server", "upgrade_grace_ms", "3600000", "After an upgrade, answers that the old process began may take this long there."),
     optional("server.tls", "certificate", "\"/etc/penstock/cert.pem\"", "Certificate chain (PEM). With it the TCP listener speaks TLS 1.2 and 1.3, with ALPN for HTTP/2, and nothing else."),
     optional("server.tls", "key", "\"/etc/penstock/key.pem\"", "Private key (PEM) of the certificate."),
     optional("admin", "listen", "\"127.0.0.1:8081\"", "Address and port of the admin API; \"off\": none. Beyond loopback it needs [[admin_keys]]. Default: 127.0.0.1:8081, or a free port where that is taken (penstock admin finds it)."),

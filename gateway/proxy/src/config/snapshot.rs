@@ -39,6 +39,8 @@ pub struct Snapshot {
     pub request_timeout: Option<Duration>,
     /// How long answers in progress may take after SIGTERM.
     pub grace: Duration,
+    /// How long they may take in a process that has handed over.
+    pub upgrade_grace: Duration,
     /// How long the head of a stream waits for its first token.
     pub commit: Duration,
     /// Silence after which a comment is sent.

@@ -22,7 +22,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use penstock_govern::{Book, Calendar, Claim, Hold, Learned, Limit, Now, Unmetered};
+use penstock_govern::{Book, BookState, Calendar, Claim, Hold, Learned, Limit, Now, Unit, Unmetered};
 use penstock_proto::ErrorKind;
 
 pub(crate) use bill::Billing;
@@ -39,6 +39,7 @@ use crate::error::Failure;
 use crate::relay::models::Entry;
 use crate::serving::Serving;
 use crate::telemetry::{Gauge, Metric, Metrics};
+use crate::upgrade::Give;
 use estimate::Guess;
 use rules::Who;
 
@@ -57,6 +58,8 @@ struct State {
     calendar: Calendar,
     learned: HashMap<Arc<str>, Learned>,
     swept_ms: u64,
+    /// Another process goes on with the book: it is told what is settled here.
+    give: Option<Give>,
 }
 
 /// Counters that say nothing any more are dropped this often.
@@ -82,7 +85,7 @@ impl Governor {
     pub fn new(metrics: Arc<Metrics>) -> Self {
         let base = CLOCK_BASE.as_millis() as u64;
         let calendar = Calendar::new(base, clock::since_epoch().as_millis() as u64);
-        let state = State { book: Book::new(), calendar, learned: HashMap::new(), swept_ms: base };
+        let state = State { book: Book::new(), calendar, learned: HashMap::new(), swept_ms: base, give: None };
         Self { state: Mutex::new(state), began: Instant::now(), metrics }
     }
 
@@ -100,6 +103,37 @@ impl Governor {
 
     fn learned(&self, model: &str) -> Learned {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).learned.get(model).copied().unwrap_or_default()
+    }
+
+    /// Everything that is counted and held, for a process that goes on with it; from now on it is told what is settled here.
+    pub(crate) fn give_away(&self, give: Give) -> BookState {
+        let (mut state, now) = self.state();
+        state.give = Some(give);
+        state.book.export(now)
+    }
+
+    /// Nobody is told any more.
+    pub(crate) fn keep(&self) {
+        self.state().0.give = None;
+    }
+
+    /// Goes on with what another process gives away.
+    pub(crate) fn import(&self, book: BookState) {
+        let (mut state, now) = self.state();
+        state.book.import(book, now);
+    }
+
+    /// That process has settled one of its holds.
+    pub(crate) fn settle_adopted(&self, id: u64, amounts: &[(u16, Unit, u64)]) {
+        let (mut state, now) = self.state();
+        let of = |tag, unit| amounts.iter().find(|one| (one.0, one.1) == (tag, unit)).map_or(0, |one| one.2);
+        state.book.settle_id(id, now, of);
+    }
+
+    /// That process has ended: what it has not settled counts as it was reserved.
+    pub(crate) fn end_adopted(&self) {
+        let (mut state, now) = self.state();
+        state.book.end_adopted(now);
     }
 
     /// Gauges, for `/metrics`.

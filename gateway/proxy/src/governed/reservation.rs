@@ -177,11 +177,18 @@ impl Reservation {
         let providers = &self.billing.providers;
         let governor = self.governor.clone();
         let (mut state, now) = governor.state();
+        let (id, mut settled) = (hold.id(), Vec::new());
         state.book.settle(hold, now, |tag, unit| {
             let provider = (tag as usize).checked_sub(1).and_then(|at| providers.get(at));
             let elsewhere = provider.zip(answered).is_some_and(|(provider, answered)| **provider != *answered);
-            if elsewhere { 0 } else { of(unit) }
+            let amount = if elsewhere { 0 } else { of(unit) };
+            settled.push((tag, unit, amount));
+            amount
         });
+        if let Some(give) = &state.give {
+            // Full, or the other process is gone: there it counts as it was reserved.
+            let _ = give.try_send((id, settled));
+        }
         let fallback = answered.filter(|answered| !providers.iter().any(|provider| **provider == **answered));
         for (limit, provider) in self.by_provider.iter().flat_map(|limit| fallback.map(|provider| (limit, provider))) {
             for measure in &limit.measures {

@@ -26,6 +26,9 @@ use crate::error::Failure;
 /// First read of a head: official SDKs send 600 to 1,200 bytes.
 const HEAD_READ_BYTES: usize = 2 * 1024;
 
+/// An idle connection of a process that has handed over stays this long.
+const LINGER: Duration = Duration::from_secs(5);
+
 /// What answers requests.
 #[async_trait]
 pub trait Handler: Send + Sync + 'static {
@@ -37,6 +40,10 @@ pub trait Handler: Send + Sync + 'static {
     async fn refuse(&self, exchange: &mut Exchange, fault: HeadFault);
     /// Records a connection that never had a valid head.
     fn refused_head(&self, fault: HeadFault);
+    /// Whether another process serves: idle connections are then given a moment to be used or closed by their clients.
+    fn is_leaving(&self) -> bool {
+        false
+    }
     /// A connection came (+1) or went (-1).
     fn connections(&self, change: i64);
 }
@@ -131,7 +138,7 @@ async fn serve_http1<H: Handler>(handler: &Arc<H>, mut stream: Stream, mut shutd
     let mut first = true;
     loop {
         let limits = handler.limits();
-        match read_head(&mut stream, &mut buf, &limits, first, &mut shutdown).await {
+        match read_head(handler, &mut stream, &mut buf, &limits, first, &mut shutdown).await {
             Opening::Closed => return,
             Opening::Fault(fault) => {
                 handler.refused_head(fault);
@@ -183,7 +190,8 @@ fn rewind(stream: Stream, bytes: &[u8]) -> Option<Stream> {
 }
 
 /// Reads until the head is complete. `first`: a new connection, whose silence is bounded by the head's own deadline.
-async fn read_head(
+async fn read_head<H: Handler>(
+    handler: &Arc<H>,
     stream: &mut Stream,
     buf: &mut BytesMut,
     limits: &HttpLimits,
@@ -219,7 +227,7 @@ async fn read_head(
         buf.reserve(HEAD_READ_BYTES);
         let read = tokio::select! {
             read = timeout_at(deadline, stream.read_buf(buf)) => read,
-            () = draining(shutdown), if silent && !first => return Opening::Closed,
+            () = draining(handler, shutdown), if silent && !first => return Opening::Closed,
         };
         match read {
             Err(_) if silent => return Opening::Closed,
@@ -231,9 +239,13 @@ async fn read_head(
     }
 }
 
-/// Ends when the server is shutting down.
-async fn draining(shutdown: &mut ShutdownWatch) {
+/// Ends when the server is shutting down. When another process serves there is no hurry: a client that uses its connection at this very
+/// moment would find it closed.
+async fn draining<H: Handler>(handler: &Arc<H>, shutdown: &mut ShutdownWatch) {
     if shutdown.wait_for(|down| *down).await.is_err() {
         std::future::pending().await
+    }
+    if handler.is_leaving() {
+        tokio::time::sleep(LINGER).await;
     }
 }

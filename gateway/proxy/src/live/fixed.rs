@@ -42,7 +42,7 @@ const FIXED: &[(&str, &str)] = &[
 
 /// When a key of a table applies.
 pub fn when(table: &str, key: &str) -> When {
-    if FIXED.contains(&(table, key)) {
+    if FIXED.contains(&(table, key)) || ["admin", "admin_keys", "telemetry"].contains(&table) {
         When::Restart
     } else if table == "pools" {
         When::Workers
@@ -68,6 +68,8 @@ pub(super) fn hold(began: &Snapshot, in_force: &Arc<Snapshot>, config: &mut Snap
     hold!("server.threads", threads);
     hold!("server.watch", watch);
     hold!("server.tls", tls);
+    hold!("admin", admin);
+    hold!("telemetry", telemetry);
     hold!("log.access", access_log);
     hold!("store.path", store.path);
     hold!("store.bytes_max", store.bytes_max);

@@ -38,13 +38,16 @@ const ATTEMPTS_MAX: u32 = 5;
 /// Pause after the first; doubles.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Never ends. The gateway has a store.
+/// Ends when another process serves. The gateway has a store.
 pub(crate) async fn run(gateway: Arc<Gateway>) {
     let Some(keeper) = gateway.keeper().cloned() else { return };
     let (mut tasks, mut active) = (JoinSet::new(), HashMap::new());
     loop {
         if let Err(error) = turn(&gateway, &mut tasks, &mut active).await {
             tracing::warn!(%error, "the store's responses could not be read");
+        }
+        if gateway.is_leaving() && tasks.is_empty() {
+            return;
         }
         tokio::select! {
             () = keeper.wake_responses.notified() => {}
@@ -61,7 +64,7 @@ async fn turn(
 ) -> Result<(), StoreError> {
     let Some(keeper) = gateway.keeper() else { return Ok(()) };
     active.retain(|_, task| !task.is_finished());
-    if !keeper.store.lead().await? {
+    if gateway.is_leaving() || !keeper.store.lead().await? {
         return Ok(());
     }
     let open = keeper.store.open_responses(ACTIVE_MAX).await?;

@@ -453,6 +453,11 @@ impl Metrics {
         self.in_flight.load(Ordering::Acquire)
     }
 
+    /// Connections that are open.
+    pub fn connections_now(&self) -> i64 {
+        self.connections.load(Ordering::Acquire)
+    }
+
     /// A connection opens (+1) or closes (-1).
     pub fn connections(&self, change: i64) {
         self.connections.fetch_add(change, Ordering::AcqRel);

@@ -135,6 +135,13 @@ impl Store for Sqlite {
         Ok(leader.leads)
     }
 
+    async fn resign(&self) -> Result<(), StoreError> {
+        let Some(leader) = &self.leader else { return Ok(()) };
+        let mut leader = leader.lock().unwrap_or_else(PoisonError::into_inner);
+        leader.leads = false;
+        leader.file.unlock().map_err(|error| StoreError::Broken(error.to_string()))
+    }
+
     fn stats(&self) -> Stats {
         let (writer, reader) = (self.writer.stats(), self.reader.stats());
         let same = self.leader.is_none();

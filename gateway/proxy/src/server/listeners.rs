@@ -1,0 +1,116 @@
+//! The listening sockets: bound here rather than by Pingora, so that a fault is found early and said in words, and so that they can be
+//! handed to the next process.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use pingora_core::server::{Fds, ListenFds};
+
+use super::ServerError;
+use crate::config::Snapshot;
+use crate::upgrade::{Copies, Taken};
+
+/// See the module header.
+pub struct Listeners {
+    /// Under the names by which the next process asks for them; none any more when nothing is accepted.
+    sockets: Mutex<Vec<Socket>>,
+    /// The program that runs, as it was called: another may lie there by now.
+    program: PathBuf,
+}
+
+struct Socket {
+    /// For the next process: the address as it was typed, so that port 0 finds its socket again.
+    name: String,
+    /// For Pingora.
+    address: String,
+    socket: OwnedFd,
+}
+
+impl Listeners {
+    /// Binds the addresses of the config, or takes over the sockets that are there for them. Port 0 is replaced by what it became.
+    ///
+    /// # Errors
+    /// [`ServerError::Listen`] with what helps.
+    pub fn bind(config: &mut Snapshot, program: PathBuf, mut taken: Option<&mut Taken>) -> Result<Self, ServerError> {
+        let mut sockets = Vec::new();
+        let name = format!("tcp {}", config.listen);
+        let listener = match taken.as_mut().and_then(|taken| taken.tcp(&name)) {
+            Some(listener) => listener,
+            None => {
+                TcpListener::bind(config.listen).map_err(|error| listen_error(config.listen.to_string(), &error))?
+            }
+        };
+        config.listen = listener.local_addr().unwrap_or(config.listen);
+        let failed = |error: io::Error| listen_error(config.listen.to_string(), &error);
+        listener.set_nonblocking(true).map_err(failed)?;
+        sockets.push(Socket { name, address: config.listen.to_string(), socket: listener.into() });
+        if let Some(path) = &config.unix {
+            let address = path.display().to_string();
+            let name = format!("unix {address}");
+            let listener = match taken.as_mut().and_then(|taken| taken.unix(&name)) {
+                Some(listener) => listener,
+                None => bind_unix(path).map_err(|error| listen_error(address.clone(), &error))?,
+            };
+            listener.set_nonblocking(true).map_err(|error| listen_error(address.clone(), &error))?;
+            sockets.push(Socket { name, address, socket: listener.into() });
+        }
+        Ok(Self { sockets: Mutex::new(sockets), program })
+    }
+
+    /// The program that runs.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    fn sockets(&self) -> std::sync::MutexGuard<'_, Vec<Socket>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Descriptors for the next process, with their names.
+    pub(crate) fn copies(&self) -> io::Result<Copies> {
+        let sockets = self.sockets();
+        let copies: io::Result<Vec<_>> = sockets.iter().map(|one| one.socket.try_clone()).collect();
+        Ok((sockets.iter().map(|one| one.name.clone()).collect(), copies?))
+    }
+
+    /// Descriptors for Pingora, which closes them when it accepts no more.
+    pub(super) fn table(&self) -> io::Result<ListenFds> {
+        let mut table = Fds::new();
+        for one in self.sockets().iter() {
+            table.add(one.address.clone(), one.socket.try_clone()?.into_raw_fd());
+        }
+        Ok(ListenFds::new(table.into()))
+    }
+
+    /// Nothing is accepted any more: whoever connects shall not wait in the queue of a socket that nobody looks at.
+    pub(super) fn close(&self) {
+        self.sockets().clear();
+    }
+}
+
+fn listen_error(address: String, error: &io::Error) -> ServerError {
+    let reason = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "the port is in use; choose another with --listen 127.0.0.1:PORT (0: any free one)".into()
+        }
+        io::ErrorKind::PermissionDenied => "not permitted; ports below 1024 need privileges".into(),
+        _ => error.to_string(),
+    };
+    ServerError::Listen { address, reason }
+}
+
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let listener = UnixListener::bind(path)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
+}

@@ -1,0 +1,118 @@
+//! The process that takes over.
+
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::wire::{Ask, Offer, Tell, UpgradeError, VERSION, Wire};
+use crate::gateway::Gateway;
+
+/// The old process answers at once.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+/// What the old process has given.
+pub struct Taken {
+    wire: Wire,
+    offer: Offer,
+    sockets: Vec<Option<OwnedFd>>,
+}
+
+/// Asks the gateway of that state directory for what it has.
+///
+/// # Errors
+/// [`UpgradeError`]: there is none, or it does not give it.
+pub fn take_over(state_dir: &Path) -> Result<Taken, UpgradeError> {
+    let mut wire = super::connect(state_dir)?;
+    wire.patience(Some(ANSWER_MAX))?;
+    wire.send(&Ask::TakeOver { version: VERSION, pid: std::process::id() })?;
+    let (told, sockets) = wire.receive_with::<Tell>()?;
+    match told {
+        Tell::Offer(offer) if offer.sockets.len() == sockets.len() => {
+            Ok(Taken { wire, offer, sockets: sockets.into_iter().map(Some).collect() })
+        }
+        Tell::Failed(why) => Err(UpgradeError::Refused(why)),
+        _ => Err(UpgradeError::Version),
+    }
+}
+
+impl Taken {
+    /// Which build the running workers are.
+    pub fn workers(&self) -> &str {
+        &self.offer.workers
+    }
+
+    /// The config in force, where it is not the file's.
+    pub fn config(&self) -> Option<&str> {
+        self.offer.config.as_deref()
+    }
+
+    fn socket(&mut self, name: &str) -> Option<OwnedFd> {
+        let at = self.offer.sockets.iter().position(|have| have == name)?;
+        self.sockets.get_mut(at)?.take()
+    }
+
+    /// The listener of that name.
+    pub fn tcp(&mut self, name: &str) -> Option<TcpListener> {
+        self.socket(name).map(TcpListener::from)
+    }
+
+    /// The listener of that name.
+    pub fn unix(&mut self, name: &str) -> Option<UnixListener> {
+        self.socket(name).map(UnixListener::from)
+    }
+
+    /// This process could serve now: it gets what the old one has counted.
+    ///
+    /// # Errors
+    /// [`UpgradeError`]: the old one goes on.
+    pub fn prepared(mut self, gateway: &Arc<Gateway>) -> Result<Prepared, UpgradeError> {
+        self.wire.send(&Ask::Prepared)?;
+        match self.wire.receive()? {
+            Tell::Book(book) => {
+                if let Some(book) = *book {
+                    gateway.governor.import(book);
+                }
+                Ok(Prepared { wire: self.wire, gateway: gateway.clone() })
+            }
+            Tell::Failed(why) => Err(UpgradeError::Refused(why)),
+            _ => Err(UpgradeError::Version),
+        }
+    }
+}
+
+/// Everything is here; what is missing is a listener at work.
+pub struct Prepared {
+    wire: Wire,
+    gateway: Arc<Gateway>,
+}
+
+impl Prepared {
+    /// This process accepts: the old one need not any more. Takes in what the old one settles, until that has ended; `released` is called
+    /// when the old one has let go of what only one can have.
+    pub fn accepting(mut self, released: impl FnOnce() + Send + 'static) {
+        if let Err(error) = self.wire.send(&Ask::Accepting).and_then(|()| self.wire.patience(None)) {
+            // It is gone already; whoever connects finds us.
+            tracing::warn!(%error, "the old process did not hear that this one serves");
+        }
+        let spawned = std::thread::Builder::new().name("penstock-settle".into()).spawn(move || {
+            let mut released = Some(released);
+            loop {
+                match self.wire.receive() {
+                    Ok(Tell::Settled { id, amounts }) => self.gateway.governor.settle_adopted(id, &amounts),
+                    Ok(Tell::Done { .. }) => released.take().into_iter().for_each(|released| released()),
+                    Ok(_) => {}
+                    Err(_) => break,
+                }
+            }
+            released.take().into_iter().for_each(|released| released());
+            self.gateway.governor.end_adopted();
+            tracing::info!("the process before this one has ended");
+        });
+        if let Err(error) = spawned {
+            tracing::error!(%error, "what the old process settles is not heard: it counts as it was reserved");
+        }
+    }
+}

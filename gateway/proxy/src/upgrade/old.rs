@@ -1,0 +1,294 @@
+//! The process that hands over.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use penstock_govern::Unit;
+
+use super::READY_MAX;
+use super::wire::{Ask, Offer, Tell, UpgradeError, VERSION, Wire};
+use crate::gateway::{Beside, Gateway};
+use crate::live::Live;
+use crate::server::Listeners;
+
+/// From `Prepared` to `Accepting`.
+const ACCEPT_MAX: Duration = Duration::from_secs(60);
+/// How often it is looked whether the new process lives.
+const LOOK: Duration = Duration::from_millis(50);
+/// Settlements that wait for the new process; with more, they count as they were reserved.
+const SETTLED_MAX: usize = 65_536;
+
+/// What is needed to hand over.
+struct Old {
+    gateway: Arc<Gateway>,
+    live: Arc<Live>,
+    listeners: Arc<Listeners>,
+    workers: String,
+    /// Called once, when the new process serves.
+    leave: Box<dyn Fn() + Send + Sync>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// A hand-over goes on, or is done.
+    busy: bool,
+    /// Whoever waits for its outcome.
+    asked: Option<Sender<Tell>>,
+    /// Only this process may take over, where one was started for it.
+    child: Option<u32>,
+}
+
+/// Waits for whoever wants to take over. `workers`: the build that they are; `leave`: lets this process end when its answers have.
+///
+/// # Errors
+/// The socket cannot be made.
+pub fn listen(
+    state_dir: &Path,
+    (gateway, live): (Arc<Gateway>, Arc<Live>),
+    listeners: Arc<Listeners>,
+    workers: String,
+    leave: impl Fn() + Send + Sync + 'static,
+) -> io::Result<()> {
+    let place = super::socket(state_dir);
+    let listener = bind(&place)?;
+    let old = Old { gateway, live, listeners, workers, leave: Box::new(leave), state: Mutex::default() };
+    let old = Arc::new(old);
+    std::thread::Builder::new().name("penstock-upgrade".into()).spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(stream) = stream else { continue };
+            let served = old.clone();
+            let spawned = std::thread::Builder::new().name("penstock-upgrade".into()).spawn(move || {
+                if let Err(error) = serve(&served, stream) {
+                    tracing::warn!(%error, "upgrade");
+                }
+            });
+            if let Err(error) = spawned {
+                tracing::warn!(%error, "upgrade");
+            }
+            if lock(&old).busy && old.gateway.is_leaving() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// A socket in the place of the last one, which its gateway needs no more, or is not there any more.
+fn bind(place: &Path) -> io::Result<UnixListener> {
+    let new = place.with_extension(format!("{}", std::process::id()));
+    // Left behind by a process of the same number.
+    let _ = fs::remove_file(&new);
+    let listener = UnixListener::bind(&new)?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o600))?;
+    fs::rename(&new, place)?;
+    Ok(listener)
+}
+
+fn lock(old: &Old) -> std::sync::MutexGuard<'_, State> {
+    old.state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
+    let mut wire = Wire::new(stream)?;
+    wire.patience(Some(Duration::from_secs(10)))?;
+    match wire.receive()? {
+        Ask::Upgrade { program } => upgrade(old, wire, program),
+        Ask::TakeOver { version, .. } if version != VERSION => {
+            wire.send(&Tell::Failed("the running gateway speaks another version of the hand-over".into()))
+        }
+        Ask::TakeOver { pid, .. } => {
+            {
+                let mut state = lock(old);
+                let mine = state.child.is_none_or(|child| child == pid);
+                if state.busy || !mine {
+                    return wire.send(&Tell::Failed("the running gateway hands over to another process".into()));
+                }
+                state.busy = true;
+            }
+            let done = hand_over(old, &mut wire);
+            let told = match &done {
+                Ok(_) => Tell::Done { pid },
+                Err(error) => Tell::Failed(error.to_string()),
+            };
+            let mut state = lock(old);
+            state.busy = done.is_ok();
+            // Err: nobody waits for it.
+            state.asked.take().map(|asked| asked.send(told));
+            drop(state);
+            match done {
+                Ok(settled) => {
+                    // Err: it has ended, and this process cannot go on any more.
+                    let _ = wire.send(&Tell::Done { pid });
+                    forward(&mut wire, &settled);
+                    old.gateway.rest(Beside::Settling, true);
+                }
+                Err(error) => {
+                    old.gateway.governor.keep();
+                    old.gateway.rest(Beside::Settling, true);
+                    tracing::error!(pid, %error, "upgrade failed; this process goes on serving");
+                    // It may be gone.
+                    let _ = wire.send(&Tell::Failed(error.to_string()));
+                }
+            }
+            Ok(())
+        }
+        Ask::Prepared | Ask::Accepting => Err(UpgradeError::Version),
+    }
+}
+
+/// What was reserved here and is settled: by its number, with the amounts.
+type Settled = (u64, Vec<(u16, Unit, u64)>);
+
+fn hand_over(old: &Old, wire: &mut Wire) -> Result<Receiver<Settled>, UpgradeError> {
+    let (names, sockets) = old.listeners.copies()?;
+    let config = (!old.live.is_persisted()).then(|| old.live.current().1);
+    let offer = Offer { sockets: names, workers: old.workers.clone(), config };
+    wire.send_with(&Tell::Offer(offer), &sockets)?;
+    drop(sockets);
+    wire.patience(Some(READY_MAX))?;
+    expect(wire, |ask| matches!(ask, Ask::Prepared))?;
+    let (give, settled) = sync_channel(SETTLED_MAX);
+    let book = old.gateway.governor.give_away(give);
+    old.gateway.rest(Beside::Settling, false);
+    wire.send(&Tell::Book(Box::new(Some(book))))?;
+    wire.patience(Some(ACCEPT_MAX))?;
+    expect(wire, |ask| matches!(ask, Ask::Accepting))?;
+    tracing::info!("another process serves from now on; this one ends when its answers have");
+    old.gateway.leave();
+    (old.leave)();
+    Ok(settled)
+}
+
+fn expect(wire: &mut Wire, wanted: impl Fn(&Ask) -> bool) -> Result<(), UpgradeError> {
+    match wire.receive::<Ask>() {
+        Ok(ask) if wanted(&ask) => Ok(()),
+        Ok(_) => Err(UpgradeError::Version),
+        Err(UpgradeError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            Err(UpgradeError::Refused("the new process ended before it served".into()))
+        }
+        Err(UpgradeError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(UpgradeError::Refused("the new process was not ready in time".into()))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Until this process ends, or the other does.
+fn forward(wire: &mut Wire, settled: &Receiver<Settled>) {
+    while let Ok((id, amounts)) = settled.recv() {
+        if let Err(error) = wire.send(&Tell::Settled { id, amounts }) {
+            tracing::warn!(%error, "what is settled here is not counted there");
+            return;
+        }
+    }
+}
+
+/// Starts the next process with this one's arguments, and says what becomes of it.
+fn upgrade(old: &Old, mut wire: Wire, program: Option<PathBuf>) -> Result<(), UpgradeError> {
+    let (tell, told) = channel();
+    let refused = if std::process::id() == 1 {
+        Some("this gateway is process 1 of its container, which ends with it: replace the container")
+    } else {
+        let mut state = lock(old);
+        let refused = (state.busy || state.asked.is_some()).then_some("an upgrade goes on already");
+        if refused.is_none() {
+            state.asked = Some(tell);
+        }
+        refused
+    };
+    if let Some(why) = refused {
+        return wire.send(&Tell::Failed(why.into()));
+    }
+    let outcome = start(old, &mut wire, program, &told);
+    let mut state = lock(old);
+    (state.asked, state.child) = (None, None);
+    drop(state);
+    wire.send(&outcome)
+}
+
+fn start(old: &Old, wire: &mut Wire, program: Option<PathBuf>, told: &Receiver<Tell>) -> Tell {
+    let program = program.unwrap_or_else(|| old.listeners.program().to_owned());
+    let mut args: Vec<OsString> = std::env::args_os().skip(1).filter(|arg| arg != "--upgrade").collect();
+    args.push("--upgrade".into());
+    let child = Command::new(&program).args(args).stdin(Stdio::null()).spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return Tell::Failed(format!("{} cannot be started: {error}", program.display())),
+    };
+    lock(old).child = Some(child.id());
+    tracing::info!(pid = child.id(), program = %program.display(), "starting the process that takes over");
+    // Whoever asked may have left; the upgrade goes on.
+    let _ = wire.send(&Tell::Progress(format!("process {} starts", child.id())));
+    let outcome = watch(&mut child, told);
+    if let Tell::Failed(_) = outcome {
+        // It may have ended by itself.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    outcome
+}
+
+fn watch(child: &mut Child, told: &Receiver<Tell>) -> Tell {
+    let until = Instant::now() + READY_MAX + ACCEPT_MAX;
+    loop {
+        match told.recv_timeout(LOOK) {
+            Ok(outcome) => return outcome,
+            Err(RecvTimeoutError::Disconnected) => return Tell::Failed("nobody hands over".into()),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        match child.try_wait() {
+            Ok(Some(status)) => {
+                let why = "the new process ended before it served; its words are in the log";
+                return Tell::Failed(format!("{why} ({status})"));
+            }
+            Ok(None) if Instant::now() < until => {}
+            Ok(None) => return Tell::Failed("the new process was not ready in time".into()),
+            Err(error) => return Tell::Failed(format!("the new process: {error}")),
+        }
+    }
+}
+
+/// How an upgrade went on, and ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Started {
+    /// For people.
+    Progress(String),
+    /// That process serves.
+    Done(u32),
+}
+
+/// Asks the gateway of that state directory to hand over to a new process. `say` hears how it goes on.
+///
+/// # Errors
+/// [`UpgradeError`]: the running one goes on.
+pub fn ask(state_dir: &Path, program: Option<PathBuf>, mut say: impl FnMut(Started)) -> Result<(), UpgradeError> {
+    let mut wire = super::connect(state_dir)?;
+    wire.send(&Ask::Upgrade { program })?;
+    wire.patience(Some(READY_MAX + 2 * ACCEPT_MAX))?;
+    loop {
+        match wire.receive()? {
+            Tell::Progress(text) => say(Started::Progress(text)),
+            Tell::Done { pid } => {
+                say(Started::Done(pid));
+                return Ok(());
+            }
+            Tell::Failed(why) => return Err(UpgradeError::Refused(why)),
+            Tell::Offer(_) | Tell::Book(_) | Tell::Settled { .. } => return Err(UpgradeError::Version),
+        }
+    }
+}
+
+/// Where the governor leaves what is settled.
+pub(crate) type Give = mpsc::SyncSender<Settled>;
+
+/// Descriptors of the listeners and their names.
+pub(crate) type Copies = (Vec<String>, Vec<OwnedFd>);

@@ -1,0 +1,211 @@
+//! Messages between the two processes: a length of four bytes, then JSON; with the offer, descriptors.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use penstock_govern::{BookState, Unit};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Version of these messages.
+pub(super) const VERSION: u32 = 1;
+/// Largest message: counters of a million keys.
+const BYTES_MAX: usize = 512 << 20;
+/// Listening sockets.
+const SOCKETS_MAX: usize = 16;
+
+/// Why there was no hand-over.
+#[derive(Debug, thiserror::Error)]
+pub enum UpgradeError {
+    /// Nobody is there.
+    #[error("no gateway to take over from at {place}: {error}")]
+    Nobody {
+        /// The socket.
+        place: String,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The socket is another user's.
+    #[error("the process at the other end belongs to user {0}, not to this one")]
+    Stranger(u32),
+    /// The other end broke off.
+    #[error("the other process: {0}")]
+    Io(#[from] io::Error),
+    /// The other end said no.
+    #[error("{0}")]
+    Refused(String),
+    /// The two do not understand each other.
+    #[error("the other process speaks another version of the hand-over: stop it and start this one")]
+    Version,
+}
+
+/// From whoever wants something of the running gateway.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Ask {
+    /// Start the next process and hand over to it.
+    Upgrade { program: Option<std::path::PathBuf> },
+    /// I am the next process.
+    TakeOver { version: u32, pid: u32 },
+    /// I could serve now.
+    Prepared,
+    /// I serve.
+    Accepting,
+}
+
+/// From the running gateway.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Tell {
+    /// What there is to take over; the sockets come with it.
+    Offer(Offer),
+    /// Counters and holds of limits.
+    Book(Box<Option<BookState>>),
+    /// A hold of the book has ended with these.
+    Settled { id: u64, amounts: Vec<(u16, Unit, u64)> },
+    /// How it goes, for people.
+    Progress(String),
+    /// The process that serves now.
+    Done { pid: u32 },
+    /// It did not come to it; who serves goes on.
+    Failed(String),
+}
+
+/// See [`Tell::Offer`].
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Offer {
+    /// Names of the sockets, in their order.
+    pub(super) sockets: Vec<String>,
+    /// Which build the running workers are.
+    pub(super) workers: String,
+    /// The config in force, where it is not the file's.
+    pub(super) config: Option<String>,
+}
+
+/// A connection whose other end is the same user's.
+pub(super) struct Wire(UnixStream);
+
+impl Wire {
+    pub(super) fn new(stream: UnixStream) -> Result<Self, UpgradeError> {
+        let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(io::Error::from)?;
+        let own = rustix::process::geteuid();
+        if peer.uid != own && !peer.uid.is_root() {
+            return Err(UpgradeError::Stranger(peer.uid.as_raw()));
+        }
+        stream.set_write_timeout(Some(Duration::from_secs(30)))?;
+        Ok(Self(stream))
+    }
+
+    /// How long the next message may take; `None`: for ever.
+    pub(super) fn patience(&self, time: Option<Duration>) -> Result<(), UpgradeError> {
+        Ok(self.0.set_read_timeout(time)?)
+    }
+
+    pub(super) fn send<M: Serialize>(&mut self, message: &M) -> Result<(), UpgradeError> {
+        Ok(self.0.write_all(&frame(message)?)?)
+    }
+
+    pub(super) fn receive<M: DeserializeOwned>(&mut self) -> Result<M, UpgradeError> {
+        let mut head = [0; 4];
+        self.0.read_exact(&mut head)?;
+        self.body(head)
+    }
+
+    fn body<M: DeserializeOwned>(&mut self, head: [u8; 4]) -> Result<M, UpgradeError> {
+        let length = u32::from_le_bytes(head) as usize;
+        if length > BYTES_MAX {
+            return Err(UpgradeError::Version);
+        }
+        let mut bytes = Vec::new();
+        (&mut self.0).take(length as u64).read_to_end(&mut bytes)?;
+        if bytes.len() < length {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        serde_json::from_slice(&bytes).map_err(|_| UpgradeError::Version)
+    }
+
+    /// A message with descriptors: they go with its first bytes.
+    pub(super) fn send_with<M: Serialize>(&mut self, message: &M, sockets: &[OwnedFd]) -> Result<(), UpgradeError> {
+        let bytes = frame(message)?;
+        let descriptors: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(UpgradeError::Refused("more sockets than can be handed over".into()));
+        }
+        let sent = rustix::net::sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+        let sent = sent.map_err(io::Error::from)?;
+        Ok(self.0.write_all(&bytes[sent..])?)
+    }
+
+    /// The other end of it.
+    pub(super) fn receive_with<M: DeserializeOwned>(&mut self) -> Result<(M, Vec<OwnedFd>), UpgradeError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut head = [0; 4];
+        let read =
+            rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut head)], &mut control, RecvFlags::CMSG_CLOEXEC);
+        let read = read.map_err(io::Error::from)?.bytes;
+        let mut sockets = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                sockets.extend(descriptors);
+            }
+        }
+        if read == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        self.0.read_exact(&mut head[read..])?;
+        Ok((self.body(head)?, sockets))
+    }
+}
+
+fn frame<M: Serialize>(message: &M) -> Result<Vec<u8>, UpgradeError> {
+    let mut out = vec![0; 4];
+    serde_json::to_writer(&mut out, message).map_err(io::Error::from)?;
+    let length = out.len() - 4;
+    if length > BYTES_MAX {
+        return Err(UpgradeError::Refused("too much to be handed over".into()));
+    }
+    out[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn sockets_cross_with_their_message() {
+        let (left, right) = UnixStream::pair().expect("a pair");
+        let (mut left, mut right) = (Wire::new(left).expect("own"), Wire::new(right).expect("own"));
+        let listener = TcpListener::bind("127.0.0.1:0").expect("binds");
+        let address = listener.local_addr().expect("has one");
+        let offer = Offer { sockets: vec!["http".into()], workers: "w".into(), config: None };
+        left.send_with(&Tell::Offer(offer), &[listener.into()]).expect("sent");
+        left.send(&Tell::Progress("next".into())).expect("sent");
+        let (told, mut sockets) = right.receive_with::<Tell>().expect("received");
+        assert!(matches!(told, Tell::Offer(offer) if offer.sockets == ["http"]));
+        assert!(matches!(right.receive(), Ok(Tell::Progress(text)) if text == "next"));
+        let listener = TcpListener::from(sockets.pop().expect("one socket"));
+        let client = TcpStream::connect(address).expect("somebody listens");
+        assert_eq!(listener.accept().expect("accepts").1, client.local_addr().expect("has one"));
+    }
+
+    #[test]
+    fn nonsense_is_no_message() {
+        let (left, right) = UnixStream::pair().expect("a pair");
+        let mut right = Wire::new(right).expect("own");
+        (&left).write_all(&u32::MAX.to_le_bytes()).expect("written");
+        assert!(matches!(right.receive::<Tell>(), Err(UpgradeError::Version)));
+        (&left).write_all(&[3, 0, 0, 0, b'{', b'}', b'x']).expect("written");
+        assert!(matches!(right.receive::<Tell>(), Err(UpgradeError::Version)));
+        drop(left);
+        assert!(matches!(right.receive::<Tell>(), Err(UpgradeError::Io(_))));
+    }
+}

@@ -1,0 +1,265 @@
+"""Another process takes over: no stream is cut, no connection is refused, and nothing happens when it does not come up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from many import Many, Steady
+from test_reload import config, hang_up, many_files, models
+
+from harness import Gateway, binary, serving, text_of, user, wait_until
+
+STREAMS = 1000
+
+__all__ = ["many_files"]
+
+
+def processes(gateway: Gateway) -> list[int]:
+    """Gateways with this one's state folder, oldest first."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            if words[1:2] == [b"serve"] and str(gateway.state).encode() in words and fields[0] != "Z":
+                found.append((int(fields[19]), int(entry.name)))
+    return [pid for _, pid in sorted(found)]
+
+
+def upgrade(gateway: Gateway, *args: str, ok: bool = True) -> subprocess.CompletedProcess:
+    command = [str(binary()), "upgrade", "--state-dir", str(gateway.state), *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode == 0) == ok, f"{done.stdout}{done.stderr}\n{gateway.log()[-3000:]}"
+    return done
+
+
+def end(gateway: Gateway) -> None:
+    """Ends whatever serves now."""
+    for pid in processes(gateway):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    try:
+        wait_until(lambda: not processes(gateway), "all gateways have ended", 30)
+    finally:
+        for pid in processes(gateway):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def upgradable(folder: Path, **options):
+    with serving(folder, **options) as gateway:
+        try:
+            yield gateway
+        finally:
+            end(gateway)
+
+
+def quick(many: Many, more: str = "") -> str:
+    return config(many.url, more, server="watch = false")
+
+
+def test_upgrade_under_a_thousand_streams(tmp_path):
+    with Many() as many, upgradable(tmp_path, workers=0, config=quick(many)) as gateway:
+        many.begin(gateway.port, STREAMS)
+        old = gateway.process.pid
+        began = time.monotonic()
+        with Steady(many, gateway.port, 40) as steady:
+            upgrade(gateway)
+            seconds = time.monotonic() - began
+            wait_until(lambda: len(processes(gateway)) == 2, "old and new")
+            assert processes(gateway)[0] == old
+            # Twice in a row, while the first old one still has its streams.
+            second = processes(gateway)[1]
+            many.begin(gateway.port, 50)
+            upgrade(gateway)
+            wait_until(lambda: len(processes(gateway)) == 3, "two old ones and a new one")
+            time.sleep(1)
+        assert steady.failures() == [], steady.failures()[:3]
+        assert len(steady.results) > 40
+        assert models(gateway) == ["m"]
+        ended = [outcome for outcome in many.end() if outcome.words]
+        assert len(ended) == STREAMS + 50
+        assert all(one.complete for one in ended), [one for one in ended if not one.complete][:3]
+        print(f"first upgrade in {seconds:.1f} s; {len(steady.results)} new connections, {len(ended)} streams")
+        # The old ones end with their last streams, not after a fixed time.
+        wait_until(lambda: old not in processes(gateway) and second not in processes(gateway), "the old ones end", 20)
+        assert models(gateway) == ["m"]
+
+
+def test_connections_in_use_go_over(tmp_path):
+    """A client that keeps its connection is told to open another one, and never finds it closed under its request."""
+    with Many() as many, upgradable(tmp_path, workers=0, config=quick(many)) as gateway:
+        stop, failures, closes = threading.Event(), [], []
+
+        def use():
+            body = {"model": "m", "messages": user("hi")}
+            with httpx.Client(timeout=30) as client:
+                while not stop.is_set():
+                    try:
+                        answer = client.post(f"{gateway.url}/v1/chat/completions", json=body)
+                        if answer.status_code != 200:
+                            failures.append(answer.text)
+                        closes.append(answer.headers.get("connection") == "close")
+                    except httpx.HTTPError as error:
+                        failures.append(repr(error))
+                    time.sleep(0.002)
+
+        users = [threading.Thread(target=use) for _ in range(4)]
+        for one in users:
+            one.start()
+        try:
+            upgrade(gateway)
+            wait_until(lambda: gateway.process.poll() is not None, "the old one ends", 20)
+        finally:
+            stop.set()
+            for one in users:
+                one.join()
+        assert failures == []
+        assert closes.count(True) == 4, "each was told once"
+
+
+def test_a_new_process_that_does_not_come_up(tmp_path):
+    with Many() as many, upgradable(tmp_path, workers=0, config=quick(many)) as gateway:
+        many.begin(gateway.port, 20)
+        pid = gateway.process.pid
+
+        def still_serves(done: subprocess.CompletedProcess, *words: str):
+            for word in words:
+                assert word in done.stderr, done.stderr
+            assert processes(gateway) == [pid] and models(gateway) == ["m"]
+
+        with Steady(many, gateway.port, 40) as steady:
+            still_serves(
+                upgrade(gateway, "--program", "/nowhere/penstock", ok=False), "/nowhere/penstock cannot be started"
+            )
+            still_serves(
+                upgrade(gateway, "--program", "/bin/false", ok=False), "ended before it served", "exit status: 1"
+            )
+            # It takes over, and dies before it serves.
+            dying = tmp_path / "dying"
+            dying.write_text(f'#!/bin/sh\n{binary()} "$@" --listen 127.0.0.1:1 --admin 127.0.0.1:1\nexit 3\n')
+            dying.chmod(0o755)
+            file = gateway.folder / "penstock.toml"
+            good = file.read_text()
+            file.write_text(good + "nonsense = 1\n")
+            still_serves(upgrade(gateway, ok=False), "ended before it served")
+            assert "nonsense" in gateway.log()
+            file.write_text(good)
+            # Whoever connects and says nothing, or something else, changes nothing.
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(str(gateway.state / "upgrade.sock"))
+                stranger.sendall(b"\x07\0\0\0garbage")
+            upgrade(gateway)
+        assert steady.failures() == []
+        assert all(outcome.complete for outcome in many.end())
+        wait_until(lambda: pid not in processes(gateway), "then an upgrade is done as ever")
+
+
+def test_a_new_process_killed_in_the_middle(tmp_path):
+    """At any moment before it serves; afterwards it is the gateway, and dies as one."""
+    with Many() as many, upgradable(tmp_path, workers=0, config=quick(many)) as gateway:
+        pid = gateway.process.pid
+        for wait in (0.0, 0.02, 0.05, 0.1):
+            asked = subprocess.Popen(
+                [str(binary()), "upgrade", "--state-dir", str(gateway.state)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            new = wait_until(lambda: [one for one in processes(gateway) if one != pid], "a new process", 20, 0.001)[0]
+            time.sleep(wait)
+            os.kill(new, signal.SIGSTOP)
+            if asked.poll() is None and "another process serves" not in gateway.log():
+                os.kill(new, signal.SIGKILL)
+                asked.communicate(timeout=60)
+                assert asked.returncode == 1
+                assert processes(gateway) == [pid]
+            else:
+                os.kill(new, signal.SIGCONT)
+                asked.communicate(timeout=60)
+                break
+            assert models(gateway) == ["m"]
+        assert models(gateway) == ["m"]
+
+
+def test_workers_are_taken_over_warm(tmp_path):
+    """Streams of the old process go on at the workers that the new one uses too."""
+    text = '[server]\nwatch = false\n[[pools]]\nid = "penstock-demo"\n'
+    with upgradable(tmp_path, config=text) as gateway:
+        workers = gateway.worker_pids()
+        client, old = gateway.client(), gateway.process.pid
+        asked = {
+            "model": "penstock-demo",
+            "messages": user("Count from 1 to 30."),
+            "max_tokens": 600,
+            "extra_body": {"ignore_eos": True},
+        }
+        whole = client.chat.completions.create(**asked, seed=1).choices[0].message.content
+        stream = client.chat.completions.create(**asked, seed=1, stream=True)
+        text = text_of([next(stream), next(stream)])
+        upgrade(gateway)
+        assert gateway.worker_pids() == workers, "no worker was started or ended"
+        with gateway.client() as fresh:
+            again = fresh.chat.completions.create(**asked, seed=1).choices[0].message.content
+        assert again == whole
+        text += text_of(stream)
+        assert text == whole, "the stream of the old process is what it would have been"
+        wait_until(lambda: old not in processes(gateway), "the old one ends", 20)
+        assert gateway.worker_pids() == workers, "the workers stay with the new one"
+        assert gateway.metric("penstock_worker_starts_total") == 0
+        # They end with it.
+        end(gateway)
+        wait_until(lambda: gateway.worker_pids() == [], "the workers end", 20)
+
+
+def test_the_new_process_has_the_new_config_and_listens_on_unix_too(tmp_path):
+    place = tmp_path / "http.sock"
+    with Many() as many:
+        text = config(many.url, server=f'watch = false\nunix = "{place}"')
+        with upgradable(tmp_path, workers=0, config=text) as gateway:
+            more = '[[models]]\nname = "new"\nto = [{ provider = "talker", model = "m" }]\n'
+            (gateway.folder / "penstock.toml").write_text(
+                config(many.url, more, f'watch = false\nthreads = 3\nunix = "{place}"')
+            )
+            hang_up(gateway)
+            wait_until(lambda: gateway.metric("penstock_config_keys_pending") == 1, "threads wait for an upgrade")
+            upgrade(gateway)
+            wait_until(lambda: gateway.process.poll() is not None, "the old one ends", 20)
+            assert gateway.metric("penstock_config_keys_pending") == 0
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(place))) as client:
+                cards = client.get("http://gateway/v1/models").json()["data"]
+            assert [card["id"] for card in cards] == ["new", "m"]
+            # The admin API came over as well.
+            url = (gateway.state / "admin.url").read_text().split()[0]
+            wait_until(lambda: httpx.get(f"{url}/admin/v1/openapi.json").status_code < 500, "the admin API answers")
+
+
+def test_nobody_to_take_over_from(tmp_path):
+    gateway = Gateway(tmp_path)
+    tmp_path.mkdir(exist_ok=True)
+    done = upgrade(gateway, ok=False)
+    assert "no gateway to take over from" in done.stderr
+
+
+@pytest.mark.parametrize("sent", ["READY=1", "MAINPID="])
+def test_the_service_manager_is_told(tmp_path, sent):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, Many() as many:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        with upgradable(
+            tmp_path / "g", workers=0, config=quick(many), env={"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        ) as gateway:
+            assert sent in manager.recv(1024).decode()
+            upgrade(gateway)
+            told = manager.recv(1024).decode()
+            assert f"MAINPID={processes(gateway)[-1]}" in told
