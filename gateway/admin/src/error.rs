@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderValue, StatusCode, header};
+use penstock_store::StoreError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -104,6 +105,16 @@ impl ApiError {
     pub(crate) fn internal(log: &dyn std::fmt::Display) -> Self {
         tracing::error!(error = %log, "the admin API failed");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, Code::Internal, "Something failed here; the log says what.")
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Busy => Self::unavailable("The store is busy."),
+            StoreError::Full => Self::unavailable("The store is full."),
+            other => Self::internal(&other),
+        }
     }
 }
 

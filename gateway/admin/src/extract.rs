@@ -8,6 +8,7 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{StatusCode, header};
+use penstock_store::Listing;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -110,6 +111,13 @@ pub(crate) struct Page<T> {
 }
 
 impl<T> Page<T> {
+    /// A page that the store has cut.
+    pub(crate) fn of<S>(listing: Listing<S>, shown: impl Fn(S) -> T, id: impl Fn(&T) -> &str) -> Self {
+        let data: Vec<T> = listing.items.into_iter().map(shown).collect();
+        let next = data.last().filter(|_| listing.more).map(|last| id(last).to_owned());
+        Self { data, next }
+    }
+
     /// Cuts a page out of all items, which it puts in the order of their ids.
     pub(crate) fn cut(mut items: Vec<T>, query: &ListQuery, id: impl Fn(&T) -> &str) -> Result<Json<Self>, ApiError> {
         let limit = query.limit()?;

@@ -14,14 +14,15 @@ use axum::extract::{MatchedPath, Request, State as Shared};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use http::{HeaderName, HeaderValue, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::time::timeout;
 
+use crate::audit::{self, Act, Did};
 use crate::error::{ApiError, Code};
 use crate::keys::{Caller, credential};
 use crate::origin::{self, Stranger};
-use crate::roles::Access;
+use crate::roles::{Access, Operation};
 use crate::state::{Admin, State};
 
 /// Largest body: a config file of a large installation.
@@ -37,20 +38,29 @@ pub(crate) struct Peer(pub(crate) Option<IpAddr>);
 
 /// See the module header.
 pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: Next) -> Response {
-    let began = Instant::now();
     let (parts, body) = request.into_parts();
-    let (method, path) = (parts.method.clone(), parts.uri.path().to_owned());
-    let peer = parts.extensions.get::<Peer>().and_then(|peer| peer.0);
-    let mut response = match admitted(&admin, &parts, peer) {
+    let operation = operation(&admin, &parts);
+    let act = Act {
+        operation: operation.map(|operation| operation.id.clone()),
+        method: parts.method.clone(),
+        peer: parts.extensions.get::<Peer>().and_then(|peer| peer.0),
+        target: target(&parts),
+    };
+    let mut response = match admitted(&admin, &parts, operation, &act) {
         Ok(caller) => {
-            let key = caller.as_ref().map(|caller| caller.key.clone());
-            let response = served(parts, body, caller, next).await;
-            note(&method, &path, key.as_deref(), peer, response.status(), began);
+            let actor = caller.as_ref().map(|caller| caller.key.clone()).unwrap_or_default();
+            let mut response = served(parts, body, caller, next).await;
+            if act.changes() {
+                let did = response.extensions_mut().remove::<Did>().unwrap_or_default();
+                audit::note(&admin, &act, &actor, response.status(), did).await;
+            }
             response
         }
-        Err((refusal, caller)) => {
-            note(&method, &path, caller.as_ref().map(|caller| caller.key.as_str()), peer, refusal.status, began);
-            refusal.into_response()
+        Err(refused) => {
+            if refused.is_noted {
+                audit::note(&admin, &act, &refused.actor, refused.error.status, Did::default()).await;
+            }
+            refused.error.into_response()
         }
     };
     let headers = response.headers_mut();
@@ -60,19 +70,42 @@ pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: N
     response
 }
 
-/// Who asks, if they may; `None` on a route that is open. A refusal says who was refused, as far as that is known.
-fn admitted(admin: &State, parts: &Parts, peer: Option<IpAddr>) -> Result<Option<Caller>, (ApiError, Option<Caller>)> {
-    origin::check(parts, &admin.known).map_err(|stranger| (stranger_error(stranger), None))?;
-    let template = parts.extensions.get::<MatchedPath>();
-    let access = template.and_then(|template| admin.routes.access(template.as_str(), &parts.method));
+fn operation<'a>(admin: &'a State, parts: &Parts) -> Option<&'a Operation> {
+    admin.routes.find(parts.extensions.get::<MatchedPath>()?.as_str(), &parts.method)
+}
+
+/// The variable part of the path, as it was sent.
+fn target(parts: &Parts) -> String {
+    let Some(template) = parts.extensions.get::<MatchedPath>() else { return String::new() };
+    let mut both = template.as_str().split('/').zip(parts.uri.path().split('/'));
+    both.find(|(template, _)| template.starts_with('{')).map(|(_, part)| part.to_owned()).unwrap_or_default()
+}
+
+/// Who is not let in, and whether that is written down.
+struct Refused {
+    error: ApiError,
+    actor: String,
+    is_noted: bool,
+}
+
+impl From<ApiError> for Refused {
+    fn from(error: ApiError) -> Self {
+        Self { error, actor: String::new(), is_noted: false }
+    }
+}
+
+/// Who asks, if they may; `None` on a route that is open.
+fn admitted(admin: &State, parts: &Parts, operation: Option<&Operation>, act: &Act) -> Result<Option<Caller>, Refused> {
+    origin::check(parts, &admin.known).map_err(stranger_error)?;
+    let access = operation.map(|operation| operation.access);
     if access == Some(Access::Open) {
         return Ok(None);
     }
-    let caller = authenticated(admin, parts, peer).map_err(|refusal| (refusal, None))?;
+    let caller = authenticated(admin, parts, act.peer)?;
     match access {
         Some(Access::Role(role)) if caller.role < role => {
             let message = format!("The key {:?} is {}; this needs {role}.", caller.key, an(caller.role.name()));
-            Err((ApiError::forbidden(message), Some(caller)))
+            Err(Refused { error: ApiError::forbidden(message), actor: caller.key, is_noted: true })
         }
         // What is not in the document ends in a 404 or 405 of the router's.
         _ => Ok(Some(caller)),
@@ -91,18 +124,18 @@ fn stranger_error(stranger: Stranger) -> ApiError {
     })
 }
 
-fn authenticated(admin: &State, parts: &Parts, peer: Option<IpAddr>) -> Result<Caller, ApiError> {
+fn authenticated(admin: &State, parts: &Parts, peer: Option<IpAddr>) -> Result<Caller, Refused> {
     let message = "An admin key is needed: send it as \"Authorization: Bearer KEY\".";
     let given = credential(&parts.headers).ok_or_else(|| ApiError::unauthorized(message))?;
     let now = Instant::now();
     if !admin.throttle.admits(peer, now) {
         let message = "Too many wrong keys came from this address.";
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, Code::TooManyRequests, message);
-        return Err(ApiError { retry_after: Some(1), ..error });
+        return Err(ApiError { retry_after: Some(1), ..error }.into());
     }
-    admin.keys.find(given).ok_or_else(|| {
-        admin.throttle.wrong(peer, now);
-        ApiError::unauthorized("This is no key of the admin API.")
+    admin.keys.find(given).ok_or_else(|| Refused {
+        is_noted: admin.throttle.wrong(peer, now),
+        ..ApiError::unauthorized("This is no key of the admin API.").into()
     })
 }
 
@@ -126,16 +159,4 @@ async fn served(mut parts: Parts, body: Body, caller: Option<Caller>, next: Next
     timeout(ANSWER_TIMEOUT, answer)
         .await
         .unwrap_or_else(|_| ApiError::unavailable("There was no answer in time.").into_response())
-}
-
-/// A line in the log for what changed something or was refused.
-fn note(method: &Method, path: &str, key: Option<&str>, peer: Option<IpAddr>, status: StatusCode, began: Instant) {
-    let reads = matches!(*method, Method::GET | Method::HEAD);
-    if reads && !matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) && !status.is_server_error() {
-        return;
-    }
-    let path: String = path.chars().take(200).collect();
-    let peer = peer.map(|peer| peer.to_string());
-    let ms = began.elapsed().as_millis() as u64;
-    tracing::info!(%method, path, key, peer, status = status.as_u16(), ms, "admin");
 }

@@ -6,6 +6,7 @@
 //! Deliberately absent: anything that runs a command or a template; secrets in answers; the way of a model's request.
 #![forbid(unsafe_code)]
 
+mod audit;
 mod document;
 mod error;
 mod extract;
@@ -29,6 +30,7 @@ use axum::Router;
 use penstock_proxy::Gateway;
 use penstock_proxy::config::AdminConfig;
 use penstock_proxy::fleet::Fleet;
+use penstock_store::Store;
 
 pub use keys::{KEY_FILE, LOCAL_KEY, key_path};
 pub use state::LogFilter;
@@ -43,6 +45,8 @@ pub struct Parts {
     pub gateway: Arc<Gateway>,
     /// Its workers.
     pub fleet: Arc<Fleet>,
+    /// What it keeps.
+    pub store: Arc<dyn Store>,
     /// Its log.
     pub log: Arc<dyn LogFilter>,
 }
@@ -134,10 +138,11 @@ fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<Router
     let (router, document) = routes::all().split_for_parts();
     let document = document::complete(&document).map_err(AdminError::Routes)?;
     let routes = roles::Routes::read(&document).map_err(AdminError::Routes)?;
-    let Parts { gateway, fleet, log } = parts;
+    let Parts { gateway, fleet, store, log } = parts;
     let admin = Arc::new(state::State {
         gateway,
         fleet,
+        store,
         log,
         keys,
         known: origin::Known { hosts: config.hosts.clone(), origins: config.origins.clone() },

@@ -21,9 +21,18 @@ pub(crate) enum Access {
     Role(Role),
 }
 
-/// Every route with its access.
+/// One operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Operation {
+    /// `cancel_request`.
+    pub(crate) id: String,
+    pub(crate) method: Method,
+    pub(crate) access: Access,
+}
+
+/// Every route with its operations.
 #[derive(Debug, Default)]
-pub(crate) struct Routes(HashMap<String, Vec<(Method, Access)>>);
+pub(crate) struct Routes(HashMap<String, Vec<Operation>>);
 
 impl Routes {
     /// Reads the document.
@@ -41,17 +50,17 @@ impl Routes {
                 }
                 let access = access(&operation["security"])
                     .ok_or_else(|| format!("{method} {path} does not say who may use it"))?;
-                routes.0.entry(path.clone()).or_default().push((method, access));
+                let id = operation["operationId"].as_str().unwrap_or_default().to_owned();
+                routes.0.entry(path.clone()).or_default().push(Operation { id, method, access });
             }
         }
         Ok(routes)
     }
 
-    /// Who may send `method` to the route with that template; `None`: nobody.
-    pub(crate) fn access(&self, path: &str, method: &Method) -> Option<Access> {
+    /// What `method` does at the route with that template; `None`: nothing, for nobody.
+    pub(crate) fn find(&self, path: &str, method: &Method) -> Option<&Operation> {
         let method = if *method == Method::HEAD { &Method::GET } else { method };
-        let found = self.0.get(path)?.iter().find(|(have, _)| have == method);
-        found.map(|(_, access)| *access)
+        self.0.get(path)?.iter().find(|operation| operation.method == *method)
     }
 
     /// All of them, in order of their paths.
@@ -60,7 +69,7 @@ impl Routes {
         let mut all: Vec<_> = self
             .0
             .iter()
-            .flat_map(|(path, methods)| methods.iter().map(|(method, access)| (path.clone(), method.clone(), *access)))
+            .flat_map(|(path, all)| all.iter().map(|one| (path.clone(), one.method.clone(), one.access)))
             .collect();
         all.sort_by(|left, right| (&left.0, left.1.as_str()).cmp(&(&right.0, right.1.as_str())));
         all
@@ -88,7 +97,7 @@ mod tests {
     fn an_operation_without_a_role_is_a_fault() {
         let with = |security: Value| {
             let document = json!({ "paths": { "/x": { "get": { "security": security } } } });
-            Routes::read(&document).map(|routes| routes.access("/x", &Method::HEAD))
+            Routes::read(&document).map(|routes| routes.find("/x", &Method::HEAD).map(|operation| operation.access))
         };
         assert_eq!(with(json!([{}])), Ok(Some(Access::Open)));
         assert_eq!(with(json!([{ "admin_key": ["operator"] }])), Ok(Some(Access::Role(Role::Operator))));
@@ -108,6 +117,6 @@ mod tests {
     fn what_is_not_in_the_document_is_for_nobody() {
         let document = json!({ "paths": { "/x": { "get": { "security": [{}] } } } });
         let routes = Routes::read(&document).expect("valid");
-        assert_eq!((routes.access("/x", &Method::POST), routes.access("/y", &Method::GET)), (None, None));
+        assert_eq!((routes.find("/x", &Method::POST), routes.find("/y", &Method::GET)), (None, None));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use penstock_proxy::Gateway;
 use penstock_proxy::fleet::Fleet;
+use penstock_store::Store;
 
 use crate::keys::AdminKeys;
 use crate::origin::Known;
@@ -28,6 +29,7 @@ pub trait LogFilter: Send + Sync + 'static {
 pub(crate) struct State {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) fleet: Arc<Fleet>,
+    pub(crate) store: Arc<dyn Store>,
     pub(crate) log: Arc<dyn LogFilter>,
     pub(crate) keys: AdminKeys,
     pub(crate) known: Known,

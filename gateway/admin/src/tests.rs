@@ -14,6 +14,7 @@ use penstock_proxy::fleet::{Fleet, WorkerCommand};
 use penstock_proxy::live_requests::About;
 use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::{Gateway, provider};
+use penstock_store::{Entry, Sqlite, SqliteOptions, Store, Subject, Tokens};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -56,6 +57,7 @@ impl LogFilter for Log {
 struct Api {
     running: Running,
     gateway: Arc<Gateway>,
+    store: Arc<dyn Store>,
     address: SocketAddr,
     dir: PathBuf,
 }
@@ -89,10 +91,12 @@ impl Api {
         let access_log = AccessLog::open("off").expect("off");
         let providers = provider::all(&config).expect("providers");
         let gateway = Arc::new(Gateway::new(config.clone(), access_log, fleet.upstreams(), providers));
-        let parts = Parts { gateway: gateway.clone(), fleet, log: Arc::new(Log::default()) };
+        let options = SqliteOptions { path: ":memory:".into(), bytes_max: 0 };
+        let store: Arc<dyn Store> = Arc::new(Sqlite::open(&options).expect("a store in memory"));
+        let parts = Parts { gateway: gateway.clone(), fleet, store: store.clone(), log: Arc::new(Log::default()) };
         let running = start(parts, &config.admin, &dir, Duration::ZERO).expect("starts").expect("is on");
         let address = running.urls()[0].trim_start_matches("http://").parse().expect("an address");
-        Self { running, gateway, address, dir }
+        Self { running, gateway, store, address, dir }
     }
 
     /// Status, head and body of an answer; `fields` are whole lines.
@@ -344,4 +348,76 @@ fn a_unix_socket_serves_too() {
     assert_eq!(mode & 0o777, 0o600);
     drop(api);
     assert!(!path.exists());
+}
+
+#[test]
+fn every_change_and_every_refusal_is_in_the_audit_log() {
+    let api = Api::start();
+    let level = "/admin/v1/log-level";
+    assert_eq!(api.call("operator", "PUT", level, "{\"level\": \"debug\"}").0, 200);
+    assert_eq!(api.call("viewer", "PUT", level, "{\"level\": \"debug\"}").0, 403);
+    assert_eq!(api.call("operator", "PUT", level, "{\"level\": \"loud\"}").0, 400);
+    assert_eq!(api.call("operator", "POST", "/admin/v1/requests/77/cancel", "").0, 404);
+    assert_eq!(api.call("stranger", "GET", level, "").0, 401);
+    assert_eq!(api.call("stranger", "GET", level, "").0, 401);
+    assert_eq!(api.call("viewer", "GET", "/admin/v1/audit", "").0, 403);
+    let events = api.call("owner", "GET", "/admin/v1/audit?order=asc", "").1;
+    let seen: Vec<_> = events["data"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|event| {
+            ["actor", "action", "target", "outcome"].map(|field| event[field].as_str().unwrap_or("?").to_owned())
+        })
+        .collect();
+    let expected = [
+        ["operator", "log_level.set", "", "done"],
+        ["viewer", "log_level.set", "", "denied"],
+        ["operator", "log_level.set", "", "failed"],
+        ["operator", "request.cancel", "77", "failed"],
+        ["", "log_level.get", "", "denied"],
+        ["viewer", "audit.list", "", "denied"],
+    ];
+    assert_eq!(seen, expected.map(|event| event.map(str::to_owned)), "guesses are noted once a minute");
+    assert_eq!(events["data"][1]["detail"]["status"], 403);
+    let denied = api.call("owner", "GET", "/admin/v1/audit?outcome=denied&action=log_level.*&limit=1", "").1;
+    assert_eq!(denied["data"][0]["action"], "log_level.get", "newest first");
+    let next = denied["next"].as_str().expect("there is more");
+    let rest =
+        api.call("owner", "GET", &format!("/admin/v1/audit?outcome=denied&action=log_level.*&after={next}"), "").1;
+    assert_eq!((&rest["data"][0]["actor"], &rest["next"]), (&"viewer".into(), &Value::Null));
+}
+
+#[test]
+fn usage_is_summed_by_anything() {
+    let api = Api::start();
+    let entry = |at: u64, key: &str, model: &str| Entry {
+        request: format!("req_{at}"),
+        gateway: "g".into(),
+        at,
+        subject: Subject { key: key.into(), model: model.into(), ..Subject::default() },
+        tokens: Tokens { input: 10, output: 5, ..Tokens::default() },
+        micro_usd: 250_000,
+        status: 200,
+        ..Entry::default()
+    };
+    let entries = vec![entry(1000, "a", "big"), entry(2000, "a", "small"), entry(3000, "b", "big")];
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(api.store.settle_entries(entries)).expect("kept");
+    let all = api.get("/admin/v1/usage?from=0&until=4000");
+    assert_eq!((&all["data"][0]["requests"], &all["data"][0]["usd"]), (&3.into(), &0.75.into()));
+    let by_key = api.get("/admin/v1/usage?from=0&until=4000&group=key&limit=1");
+    assert_eq!((&by_key["data"][0]["groups"]["key"], &by_key["data"][0]["input_tokens"]), (&"a".into(), &20.into()));
+    let next = by_key["next"].as_str().expect("there is more");
+    let rest = api.get(&format!("/admin/v1/usage?from=0&until=4000&group=key&after={next}"));
+    assert_eq!(rest["data"][0]["groups"]["key"], "b");
+    assert_eq!(api.get("/admin/v1/usage?from=0&until=4000&key=b")["data"][0]["requests"], 1);
+    assert_eq!(api.get("/admin/v1/usage/requests?from=1500&until=4000&order=asc")["data"][0]["request_id"], "req_2000");
+    let (_, head, text) =
+        api.ask("GET", "/admin/v1/usage.csv?from=0&until=4000&group=key,model", &["authorization: Bearer viewer"], "");
+    assert!(head.contains("text/csv") && text.starts_with("key,model,requests,"), "{text}");
+    assert_eq!(text.lines().count(), 4);
+    for wrong in ["group=colour", "limit=0", "from=-1"] {
+        assert_eq!(api.call("viewer", "GET", &format!("/admin/v1/usage?{wrong}"), "").0, 400, "{wrong}");
+    }
 }

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 const BURST: u32 = 20;
 /// Time after which one more may be tried.
 const EACH: Duration = Duration::from_secs(1);
+/// An address that goes on guessing is noted this often.
+const NOTE_EACH: Duration = Duration::from_secs(60);
 /// Addresses that are remembered.
 const ADDRESSES_MAX: usize = 4096;
 
@@ -23,6 +25,8 @@ pub(crate) struct Throttle(Mutex<HashMap<Option<IpAddr>, Guesses>>);
 struct Guesses {
     wrong: u32,
     since: Instant,
+    /// When it was last written down.
+    noted: Option<Instant>,
 }
 
 impl Guesses {
@@ -47,8 +51,8 @@ impl Throttle {
         guesses.wrong < BURST
     }
 
-    /// A wrong key came from there.
-    pub(crate) fn wrong(&self, address: Option<IpAddr>, now: Instant) {
+    /// A wrong key came from there. Whether that is worth an entry in the audit log: guessers shall not fill it.
+    pub(crate) fn wrong(&self, address: Option<IpAddr>, now: Instant) -> bool {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= ADDRESSES_MAX && !all.contains_key(&address) {
             all.retain(|_, guesses| {
@@ -56,12 +60,17 @@ impl Throttle {
                 guesses.wrong > 0
             });
             if all.len() >= ADDRESSES_MAX {
-                return;
+                return false;
             }
         }
-        let guesses = all.entry(address).or_insert(Guesses { wrong: 0, since: now });
+        let guesses = all.entry(address).or_insert(Guesses { wrong: 0, since: now, noted: None });
         guesses.decay(now);
         guesses.wrong = (guesses.wrong + 1).min(BURST);
+        let is_due = guesses.noted.is_none_or(|noted| now.saturating_duration_since(noted) >= NOTE_EACH);
+        if is_due {
+            guesses.noted = Some(now);
+        }
+        is_due
     }
 }
 
@@ -73,11 +82,13 @@ mod tests {
     fn guessing_becomes_slow_and_is_forgiven() {
         let (throttle, now) = (Throttle::default(), Instant::now());
         let (guesser, other) = (Some(IpAddr::from([10, 0, 0, 1])), None);
+        let mut noted = 0;
         for _ in 0..BURST {
             assert!(throttle.admits(guesser, now));
-            throttle.wrong(guesser, now);
+            noted += u32::from(throttle.wrong(guesser, now));
         }
         assert!(!throttle.admits(guesser, now) && throttle.admits(other, now));
+        assert_eq!(noted, 1, "one entry for many guesses");
         assert!(throttle.admits(guesser, now + EACH), "one more");
         throttle.wrong(guesser, now + EACH);
         assert!(!throttle.admits(guesser, now + EACH));

@@ -149,17 +149,18 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let fleet = Arc::new(Fleet::start(&config, command)?);
     let store = stored::open(&config).context("the store")?;
     let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), provider::all(&config)?);
-    let gateway = gateway.with_store(store).shared();
+    let gateway = gateway.with_store(store.clone()).shared();
     provider::discover::start(gateway.serving().providers());
     let level = log.clone();
-    let parts = penstock_admin::Parts { gateway: gateway.clone(), fleet: fleet.clone(), log };
+    let level = Box::new(move |filter: &str| penstock_admin::LogFilter::set(level.as_ref(), filter));
+    let live = Live::new(gateway.clone(), fleet.clone(), source, (text, began), level);
+    let parts =
+        penstock_admin::Parts { gateway: gateway.clone(), fleet: fleet.clone(), live: live.clone(), store, log };
     let admin = Admin { parts, config: config.admin.clone(), state_dir: state_dir.clone(), running: Arc::default() };
     if taken.is_none() {
         admin.start(Duration::ZERO)?;
     }
     let shown = progress::show(fleet.clone(), &config)?;
-    let level = Box::new(move |filter: &str| penstock_admin::LogFilter::set(level.as_ref(), filter));
-    let live = Live::new(gateway.clone(), fleet.clone(), source, (text, began), level);
     let prepared = match taken {
         Some(taken) => {
             let unready = |pools: Vec<String>| anyhow::anyhow!("not ready in time: {}", pools.join(", "));

@@ -1,10 +1,12 @@
 //! All routes. Each operation says in its `security` which role it needs; one that does not keeps the API from starting.
 
+pub(crate) mod audit;
 pub(crate) mod health;
 pub(crate) mod log_level;
 pub(crate) mod models;
 pub(crate) mod providers;
 pub(crate) mod requests;
+pub(crate) mod usage;
 pub(crate) mod workers;
 
 use http::StatusCode;
@@ -19,6 +21,7 @@ use crate::state::Admin;
 /// The routes with their document.
 pub(crate) fn all() -> OpenApiRouter<Admin> {
     OpenApiRouter::with_openapi(Head::openapi())
+        .routes(routes!(audit::list))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
         .routes(routes!(health::status))
@@ -33,6 +36,9 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(requests::list))
         .routes(routes!(requests::get))
         .routes(routes!(requests::cancel))
+        .routes(routes!(usage::list))
+        .routes(routes!(usage::csv))
+        .routes(routes!(usage::entries))
         .routes(routes!(workers::list))
         .routes(routes!(workers::get))
 }

@@ -1,0 +1,90 @@
+//! What was changed, by whom, and what was refused: one event each in the store's audit log, and a line in the log.
+//!
+//! An event is noted when its change has been made or refused. Where the store does not take it, the change stands all the same: who
+//! cancels a request while the disk is full must be able to. The whole event is then in the log.
+
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::{Method, StatusCode};
+use penstock_store::{AUDIT_DETAIL_BYTES_MAX, AuditEvent, AuditId};
+use serde_json::Value;
+
+use crate::state::State;
+
+/// The store has this long to keep an event.
+const NOTE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest target: a path may hold anything.
+const TARGET_BYTES_MAX: usize = 256;
+
+/// What a route says of what it did, as an extension of its answer: what the path does not say. Never a secret.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Did {
+    /// Id of what was made.
+    pub(crate) target: Option<String>,
+    /// What was before and after.
+    pub(crate) detail: Value,
+}
+
+/// A request as the audit log sees it.
+pub(crate) struct Act {
+    /// The operation's id.
+    pub(crate) operation: Option<String>,
+    pub(crate) method: Method,
+    pub(crate) peer: Option<IpAddr>,
+    /// The variable part of the path.
+    pub(crate) target: String,
+}
+
+impl Act {
+    /// Whether it would change something.
+    pub(crate) fn changes(&self) -> bool {
+        !matches!(self.method, Method::GET | Method::HEAD)
+    }
+
+    /// `noun.verb`: `cancel_request` is `request.cancel`.
+    fn action(&self) -> String {
+        match self.operation.as_deref().map(|id| id.split_once('_').unwrap_or((id, "api"))) {
+            Some((verb, noun)) => format!("{noun}.{verb}"),
+            None => "api.request".into(),
+        }
+    }
+}
+
+/// Notes an act and what came of it.
+pub(crate) async fn note(admin: &State, act: &Act, actor: &str, status: StatusCode, did: Did) {
+    let outcome = match status.as_u16() {
+        200..=399 => "done",
+        401 | 403 | 429 => "denied",
+        _ => "failed",
+    };
+    let mut detail = did.detail;
+    if detail.is_null() {
+        detail = Value::Object(serde_json::Map::new());
+    }
+    detail["status"] = status.as_u16().into();
+    let mut detail = detail.to_string();
+    if detail.len() > AUDIT_DETAIL_BYTES_MAX {
+        detail = format!("{{\"status\":{},\"detail\":\"too long to be kept\"}}", status.as_u16());
+    }
+    let target: String = did.target.unwrap_or_else(|| act.target.clone());
+    let event = AuditEvent {
+        id: AuditId::random(),
+        at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        actor: actor.to_owned(),
+        address: act.peer.map(|peer| peer.to_string()).unwrap_or_default(),
+        action: act.action(),
+        target: target[..target.floor_char_boundary(TARGET_BYTES_MAX)].replace('\0', "\u{fffd}"),
+        outcome: outcome.to_owned(),
+        detail,
+    };
+    let AuditEvent { actor, address, action, target, outcome, detail, .. } = &event;
+    tracing::info!(actor, address, action, target, outcome, detail, "admin");
+    let kept = tokio::time::timeout(NOTE_TIMEOUT, admin.store.note(event)).await;
+    let why = match kept {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "the store is too slow".to_owned(),
+    };
+    tracing::error!(why, "the audit log did not take the event above");
+}

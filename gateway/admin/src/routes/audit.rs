@@ -1,0 +1,110 @@
+//! Who changed what, and who was refused.
+
+use axum::Json;
+use axum::extract::State;
+use penstock_store::{AuditEvent, AuditFilter, Order, Page as StorePage};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+
+use crate::error::ApiError;
+use crate::extract::{Page, Params, bounded_limit};
+use crate::state::Admin;
+
+/// Which way a list goes.
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Direction {
+    /// Oldest first.
+    Asc,
+    /// Newest first.
+    #[default]
+    Desc,
+}
+
+impl From<Direction> for Order {
+    fn from(direction: Direction) -> Self {
+        match direction {
+            Direction::Asc => Order::Ascending,
+            Direction::Desc => Order::Descending,
+        }
+    }
+}
+
+/// Which events are wanted.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Filter {
+    /// At most this many. Default: 100.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// `next` of the page before.
+    #[param(max_length = 512)]
+    after: Option<String>,
+    /// Default: newest first.
+    #[serde(default)]
+    #[param(inline)]
+    order: Direction,
+    /// Unix seconds, included.
+    #[param(minimum = 0, maximum = 9_999_999_999_i64)]
+    from: Option<u64>,
+    /// Unix seconds, not included.
+    #[param(minimum = 0, maximum = 9_999_999_999_i64)]
+    until: Option<u64>,
+    /// By that admin key.
+    #[param(max_length = 256)]
+    actor: Option<String>,
+    /// That action; a trailing * matches any ending, as in key.*
+    #[param(max_length = 256)]
+    action: Option<String>,
+    /// On that id.
+    #[param(max_length = 256)]
+    target: Option<String>,
+    /// done, denied or failed.
+    #[param(max_length = 32)]
+    outcome: Option<String>,
+}
+
+/// Somebody did something, or tried to.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Event {
+    id: String,
+    /// Unix seconds.
+    at: u64,
+    /// Id of the admin key; empty: the key was not known.
+    actor: String,
+    /// Empty: a Unix socket.
+    address: String,
+    /// As key.create.
+    action: String,
+    /// On which id.
+    target: String,
+    /// done, denied or failed.
+    outcome: String,
+    /// What was before and after, without secrets.
+    #[schema(value_type = Object)]
+    detail: Value,
+}
+
+impl From<AuditEvent> for Event {
+    fn from(event: AuditEvent) -> Self {
+        let AuditEvent { id, at, actor, address, action, target, outcome, detail } = event;
+        let detail = serde_json::from_str(&detail).ok().filter(Value::is_object);
+        let detail = detail.unwrap_or_else(|| Value::Object(serde_json::Map::new()));
+        Self { id: id.to_string(), at, actor, address, action, target, outcome, detail }
+    }
+}
+
+/// The audit log.
+#[utoipa::path(get, path = "/admin/v1/audit", tag = "audit", operation_id = "list_audit", params(Filter),
+    responses((status = 200, description = "Events.", body = Page<Event>)), security(("admin_key" = ["owner"])))]
+pub(crate) async fn list(
+    State(admin): State<Admin>,
+    Params(query): Params<Filter>,
+) -> Result<Json<Page<Event>>, ApiError> {
+    let page = StorePage { limit: bounded_limit(query.limit)? as u32, after: query.after, order: query.order.into() };
+    let Filter { from, until, actor, action, target, outcome, .. } = query;
+    let filter = AuditFilter { from, until, actor, action, target, outcome };
+    Ok(Json(Page::of(admin.store.audit(&filter, &page).await?, Event::from, |event| &event.id)))
+}

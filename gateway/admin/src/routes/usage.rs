@@ -1,0 +1,387 @@
+//! What was used and what it cost: sums by anything, and the requests behind them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::{HeaderValue, header};
+use penstock_store::{
+    Entry as StoreEntry, EntryFilter, Group as StoreGroup, Listing, Page as StorePage, USAGE_GROUPS_MAX, UsageQuery,
+    UsageRow,
+};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::audit::Direction;
+use crate::error::ApiError;
+use crate::extract::{Page, Params, bounded_limit};
+use crate::state::Admin;
+
+/// Without `from`, sums begin this long before their end.
+const USUAL_SECONDS: u64 = 30 * 86_400;
+
+/// Which entries are summed up, and by what.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Query {
+    /// By what, up to four of: key, team, user, model, provider, route, day, hour, tag; separated by commas. Without: one sum of all.
+    #[param(
+        pattern = "^((key|team|user|model|provider|route|day|hour|tag)(,(key|team|user|model|provider|route|day|hour|tag)){0,3})?$",
+        example = "model"
+    )]
+    group: Option<String>,
+    /// Rows at most. Default: 100.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// `next` of the page before.
+    #[param(max_length = 4096)]
+    after: Option<String>,
+    /// Unix seconds, included. Default: 30 days before until.
+    #[param(minimum = 0, maximum = 9_999_999_999_i64)]
+    from: Option<u64>,
+    /// Unix seconds, not included. Default: now.
+    #[param(minimum = 0, maximum = 9_999_999_999_i64)]
+    until: Option<u64>,
+    /// Of that key. Empty, here and below: of none.
+    #[param(max_length = 256)]
+    key: Option<String>,
+    /// Of that team.
+    #[param(max_length = 256)]
+    team: Option<String>,
+    /// Of that user.
+    #[param(max_length = 256)]
+    user: Option<String>,
+    /// For that model.
+    #[param(max_length = 256)]
+    model: Option<String>,
+    /// Answered by that pool or provider.
+    #[param(max_length = 256)]
+    provider: Option<String>,
+    /// On that route.
+    #[param(max_length = 256)]
+    route: Option<String>,
+    /// With that tag.
+    #[param(max_length = 256)]
+    tag: Option<String>,
+}
+
+/// From and until, with what is left out filled in.
+fn span(from: Option<u64>, until: Option<u64>) -> (u64, u64) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let until = until.unwrap_or(now + 1);
+    (from.unwrap_or_else(|| until.saturating_sub(USUAL_SECONDS)), until)
+}
+
+fn groups(text: &str) -> Result<Vec<StoreGroup>, ApiError> {
+    let mut groups = Vec::new();
+    for name in text.split(',').filter(|name| !name.is_empty()) {
+        let known: Vec<_> = StoreGroup::NAMES.iter().map(|(_, name)| *name).collect();
+        let group = StoreGroup::parse(name)
+            .ok_or_else(|| ApiError::invalid("group", format!("group: {name:?} is none of {}", known.join(", "))))?;
+        if !groups.contains(&group) {
+            groups.push(group);
+        }
+    }
+    if groups.len() > USAGE_GROUPS_MAX {
+        return Err(ApiError::invalid("group", format!("group: at most {USAGE_GROUPS_MAX}")));
+    }
+    Ok(groups)
+}
+
+fn cursor(values: &[String]) -> String {
+    URL_SAFE_NO_PAD.encode(serde_json::to_vec(values).unwrap_or_default())
+}
+
+/// `None`: it is no cursor of a page with these groups; there is nothing behind it.
+fn read_cursor(text: &str, groups: usize) -> Option<Vec<String>> {
+    let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
+    let values: Vec<String> = serde_json::from_slice(&bytes).ok()?;
+    (values.len() == groups).then_some(values)
+}
+
+/// The sums of a query.
+async fn sums(admin: &Admin, query: Query) -> Result<(Vec<StoreGroup>, Listing<UsageRow>), ApiError> {
+    let limit = bounded_limit(query.limit)? as u32;
+    let groups = groups(query.group.as_deref().unwrap_or_default())?;
+    let after = query.after.as_deref().map(|cursor| read_cursor(cursor, groups.len()));
+    if after == Some(None) {
+        return Ok((groups, Listing { items: Vec::new(), more: false }));
+    }
+    let Query { from, until, key, team, user, model, provider, route, tag, .. } = query;
+    let (from, until) = span(from, until);
+    let filter = EntryFilter { from, until, key, team, user, model, provider, route, tag };
+    let query = UsageQuery { filter, groups, after: after.flatten(), limit };
+    let listing = admin.store.usage(&query).await?;
+    Ok((query.groups, listing))
+}
+
+/// A sum.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Usage {
+    /// Values of the groups by their names; those of day and hour are the Unix second of the beginning. Empty: nobody, unknown.
+    groups: BTreeMap<&'static str, String>,
+    requests: u64,
+    /// Of these, those that failed.
+    failed: u64,
+    /// Tokens of prompts, all.
+    input_tokens: u64,
+    /// Of these, read from a cache.
+    input_cached_tokens: u64,
+    /// Of these, written to a cache that is billed.
+    input_written_tokens: u64,
+    /// Tokens of answers, all.
+    output_tokens: u64,
+    /// Of these, reasoning.
+    reasoning_tokens: u64,
+    /// Dollars.
+    usd: f64,
+}
+
+impl Usage {
+    fn new(groups: &[StoreGroup], row: UsageRow) -> Self {
+        Self {
+            groups: groups.iter().map(|group| group.name()).zip(row.values).collect(),
+            requests: row.requests,
+            failed: row.failed,
+            input_tokens: row.tokens.input,
+            input_cached_tokens: row.tokens.input_cached,
+            input_written_tokens: row.tokens.input_written,
+            output_tokens: row.tokens.output,
+            reasoning_tokens: row.tokens.reasoning,
+            usd: row.micro_usd as f64 / 1e6,
+        }
+    }
+}
+
+/// What was used and what it cost, summed up.
+#[utoipa::path(get, path = "/admin/v1/usage", tag = "usage", operation_id = "list_usage", params(Query),
+    responses((status = 200, description = "Sums, in the order of their groups.", body = Page<Usage>)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn list(
+    State(admin): State<Admin>,
+    Params(query): Params<Query>,
+) -> Result<Json<Page<Usage>>, ApiError> {
+    let (groups, Listing { items, more }) = sums(&admin, query).await?;
+    let next = items.last().filter(|_| more).map(|last| cursor(&last.values));
+    Ok(Json(Page { data: items.into_iter().map(|row| Usage::new(&groups, row)).collect(), next }))
+}
+
+/// The same as CSV, with a line of names. The header x-next is the next page's after.
+#[utoipa::path(get, path = "/admin/v1/usage.csv", tag = "usage", operation_id = "list_usage_csv", params(Query),
+    responses((status = 200, description = "Sums, in the order of their groups.", body = String, content_type = "text/csv",
+        headers(("x-next" = String, description = "Where the next page begins; absent on the last one.")))),
+    security(("admin_key" = ["viewer"])))]
+pub(crate) async fn csv(State(admin): State<Admin>, Params(query): Params<Query>) -> Result<Response, ApiError> {
+    let (groups, Listing { items, more }) = sums(&admin, query).await?;
+    let next = items.last().filter(|_| more).map(|last| cursor(&last.values));
+    let kind = HeaderValue::from_static("text/csv; charset=utf-8");
+    let mut response = ([(header::CONTENT_TYPE, kind)], table(&groups, &items)).into_response();
+    if let Some(next) = next.and_then(|next| HeaderValue::try_from(next).ok()) {
+        response.headers_mut().insert("x-next", next);
+    }
+    Ok(response)
+}
+
+/// RFC 4180. Text that a spreadsheet would take for a formula is given a quote in front: clients choose some of these names.
+fn table(groups: &[StoreGroup], rows: &[UsageRow]) -> String {
+    let mut out = String::new();
+    for group in groups {
+        let _ = write!(out, "{},", group.name());
+    }
+    out +=
+        "requests,failed,input_tokens,input_cached_tokens,input_written_tokens,output_tokens,reasoning_tokens,usd\r\n";
+    for UsageRow { values, requests, failed, tokens, micro_usd } in rows {
+        for value in values {
+            let guard = if value.starts_with(['=', '+', '-', '@', '\t', '\r']) { "'" } else { "" };
+            let _ = write!(out, "\"{guard}{}\",", value.replace('"', "\"\""));
+        }
+        let _ = write!(
+            out,
+            "{requests},{failed},{},{},{},{},{},{}.{:06}\r\n",
+            tokens.input,
+            tokens.input_cached,
+            tokens.input_written,
+            tokens.output,
+            tokens.reasoning,
+            micro_usd / 1_000_000,
+            micro_usd % 1_000_000,
+        );
+    }
+    out
+}
+
+/// Which requests are wanted.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct EntryQuery {
+    /// At most this many. Default: 100.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// `next` of the page before.
+    #[param(max_length = 512)]
+    after: Option<String>,
+    /// Default: newest first.
+    #[serde(default)]
+    #[param(inline)]
+    order: Direction,
+    /// Unix seconds, included. Default: 30 days before until.
+    #[param(minimum = 0, maximum = 9_999_999_999_i64)]
+    from: Option<u64>,
+    /// Unix seconds, not included. Default: now.
+    #[param(minimum = 0, maximum = 9_999_999_999_i64)]
+    until: Option<u64>,
+    /// Of that key. Empty, here and below: of none.
+    #[param(max_length = 256)]
+    key: Option<String>,
+    /// Of that team.
+    #[param(max_length = 256)]
+    team: Option<String>,
+    /// Of that user.
+    #[param(max_length = 256)]
+    user: Option<String>,
+    /// For that model.
+    #[param(max_length = 256)]
+    model: Option<String>,
+    /// Answered by that pool or provider.
+    #[param(max_length = 256)]
+    provider: Option<String>,
+    /// On that route.
+    #[param(max_length = 256)]
+    route: Option<String>,
+    /// With that tag.
+    #[param(max_length = 256)]
+    tag: Option<String>,
+}
+
+/// A request that has ended.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Entry {
+    request_id: String,
+    /// Unix seconds when it came.
+    at: u64,
+    key: String,
+    team: String,
+    user: String,
+    model: String,
+    provider: String,
+    route: String,
+    tags: Vec<String>,
+    input_tokens: u64,
+    input_cached_tokens: u64,
+    output_tokens: u64,
+    reasoning_tokens: u64,
+    /// Dollars.
+    usd: f64,
+    /// Dollars that were reserved before it was sent on.
+    reserved_usd: f64,
+    /// HTTP status; 0: none was sent.
+    status: u16,
+    /// Why it ended.
+    outcome: String,
+    attempts: u32,
+    /// Milliseconds to the first token; 0: there was none.
+    first_ms: u64,
+    total_ms: u64,
+    /// Its gateway died: what was reserved stands in.
+    assumed: bool,
+}
+
+impl From<StoreEntry> for Entry {
+    fn from(entry: StoreEntry) -> Self {
+        let StoreEntry {
+            request,
+            at,
+            subject,
+            held,
+            tokens,
+            micro_usd,
+            status,
+            outcome,
+            attempts,
+            first_ms,
+            total_ms,
+            assumed,
+            ..
+        } = entry;
+        Self {
+            request_id: request,
+            at,
+            key: subject.key,
+            team: subject.team,
+            user: subject.user,
+            model: subject.model,
+            provider: subject.provider,
+            route: subject.route,
+            tags: subject.tags,
+            input_tokens: tokens.input,
+            input_cached_tokens: tokens.input_cached,
+            output_tokens: tokens.output,
+            reasoning_tokens: tokens.reasoning,
+            usd: micro_usd as f64 / 1e6,
+            reserved_usd: held.micro_usd as f64 / 1e6,
+            status,
+            outcome,
+            attempts,
+            first_ms,
+            total_ms,
+            assumed,
+        }
+    }
+}
+
+/// Requests that have ended, with what each cost.
+#[utoipa::path(get, path = "/admin/v1/usage/requests", tag = "usage", operation_id = "list_usage_requests", params(EntryQuery),
+    responses((status = 200, description = "Requests.", body = Page<Entry>)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn entries(
+    State(admin): State<Admin>,
+    Params(query): Params<EntryQuery>,
+) -> Result<Json<Page<Entry>>, ApiError> {
+    let page = StorePage { limit: bounded_limit(query.limit)? as u32, after: query.after, order: query.order.into() };
+    let (from, until) = span(query.from, query.until);
+    let EntryQuery { key, team, user, model, provider, route, tag, .. } = query;
+    let filter = EntryFilter { from, until, key, team, user, model, provider, route, tag };
+    Ok(Json(Page::of(admin.store.entries(&filter, &page).await?, Entry::from, |entry| &entry.request_id)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_cannot_run_anything() {
+        let row = |value: &str| UsageRow {
+            values: vec![value.into()],
+            requests: 1,
+            micro_usd: 1_500_001,
+            ..UsageRow::default()
+        };
+        let text = table(&[StoreGroup::Key], &[row("a\"b,c"), row("=1+1"), row("-x")]);
+        let lines: Vec<_> = text.split("\r\n").collect();
+        assert!(lines[0].starts_with("key,requests,failed,"));
+        assert_eq!(lines[1], "\"a\"\"b,c\",1,0,0,0,0,0,0,1.500001");
+        assert!(lines[2].starts_with("\"'=1+1\",") && lines[3].starts_with("\"'-x\","));
+    }
+
+    #[test]
+    fn groups_are_known_and_few() {
+        assert_eq!(groups("key,model").map(|groups| groups.len()), Ok(2));
+        assert_eq!(groups("key,key").map(|groups| groups.len()), Ok(1));
+        assert_eq!(groups("").map(|groups| groups.len()), Ok(0));
+        for wrong in ["colour", "key,team,user,model,route"] {
+            assert!(groups(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_cursor_comes_back() {
+        let values = vec!["a,b".to_owned(), "\u{e9}".to_owned()];
+        assert_eq!(read_cursor(&cursor(&values), 2), Some(values.clone()));
+        assert!(read_cursor(&cursor(&values), 1).is_none() && read_cursor("!", 0).is_none());
+    }
+}
