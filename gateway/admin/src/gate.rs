@@ -16,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use penstock_proxy::config::AdminKey;
 use tokio::time::timeout;
 
 use crate::audit::{self, Act, Did};
@@ -25,12 +26,12 @@ use crate::origin::{self, Stranger};
 use crate::roles::{Access, Operation};
 use crate::state::{Admin, State};
 
-/// Largest body: a config file of a large installation.
-pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
+/// Largest body: the largest config, as JSON.
+pub(crate) const BODY_BYTES_MAX: usize = 6 << 20;
 /// A body must be complete after this long.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest time for one answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time for one answer: a config may name a large tokenizer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Address of the peer; `None`: a Unix socket.
 #[derive(Clone, Copy, Debug)]
@@ -96,12 +97,14 @@ impl From<ApiError> for Refused {
 
 /// Who asks, if they may; `None` on a route that is open.
 fn admitted(admin: &State, parts: &Parts, operation: Option<&Operation>, act: &Act) -> Result<Option<Caller>, Refused> {
-    origin::check(parts, &admin.known).map_err(stranger_error)?;
+    let serving = admin.gateway.serving();
+    let config = &serving.config.admin;
+    origin::check(parts, config).map_err(stranger_error)?;
     let access = operation.map(|operation| operation.access);
     if access == Some(Access::Open) {
         return Ok(None);
     }
-    let caller = authenticated(admin, parts, act.peer)?;
+    let caller = authenticated(admin, &config.keys, parts, act.peer)?;
     match access {
         Some(Access::Role(role)) if caller.role < role => {
             let message = format!("The key {:?} is {}; this needs {role}.", caller.key, an(caller.role.name()));
@@ -124,7 +127,7 @@ fn stranger_error(stranger: Stranger) -> ApiError {
     })
 }
 
-fn authenticated(admin: &State, parts: &Parts, peer: Option<IpAddr>) -> Result<Caller, Refused> {
+fn authenticated(admin: &State, keys: &[AdminKey], parts: &Parts, peer: Option<IpAddr>) -> Result<Caller, Refused> {
     let message = "An admin key is needed: send it as \"Authorization: Bearer KEY\".";
     let given = credential(&parts.headers).ok_or_else(|| ApiError::unauthorized(message))?;
     let now = Instant::now();
@@ -133,7 +136,7 @@ fn authenticated(admin: &State, parts: &Parts, peer: Option<IpAddr>) -> Result<C
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, Code::TooManyRequests, message);
         return Err(ApiError { retry_after: Some(1), ..error }.into());
     }
-    admin.keys.find(given).ok_or_else(|| Refused {
+    admin.keys.find(keys, given).ok_or_else(|| Refused {
         is_noted: admin.throttle.wrong(peer, now),
         ..ApiError::unauthorized("This is no key of the admin API.").into()
     })

@@ -4,6 +4,7 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -28,29 +29,41 @@ pub(crate) struct Caller {
     pub(crate) role: Role,
 }
 
-/// The keys in force, and where they came from.
+/// The key of this machine, which counts while the config has none.
 pub(crate) struct AdminKeys {
-    keys: Vec<AdminKey>,
+    state_dir: PathBuf,
+    local: OnceLock<AdminKey>,
 }
 
 impl AdminKeys {
-    /// Those of the config; without any, the one of the state directory, which is made if it is not there.
+    /// Without configured keys the one of the state directory is read, or made.
     pub(crate) fn open(configured: &[AdminKey], state_dir: &Path) -> io::Result<Self> {
-        if !configured.is_empty() {
-            return Ok(Self { keys: configured.to_vec() });
+        let keys = Self { state_dir: state_dir.to_owned(), local: OnceLock::new() };
+        if configured.is_empty() {
+            keys.local()?;
         }
-        let digest = Sha256::digest(local_key(state_dir)?).into();
-        Ok(Self { keys: vec![AdminKey { id: LOCAL_KEY.into(), digest, role: Role::Owner }] })
+        Ok(keys)
     }
 
-    /// Whose credential a request carries. Every key is compared, each in constant time.
-    pub(crate) fn find(&self, given: &[u8]) -> Option<Caller> {
+    fn local(&self) -> io::Result<&AdminKey> {
+        if let Some(key) = self.local.get() {
+            return Ok(key);
+        }
+        let digest = Sha256::digest(local_key(&self.state_dir)?).into();
+        Ok(self.local.get_or_init(|| AdminKey { id: LOCAL_KEY.into(), digest, role: Role::Owner }))
+    }
+
+    /// Whose credential a request carries, among the `configured` keys or, without any, the machine's. Every key is compared, each in
+    /// constant time.
+    pub(crate) fn find(&self, configured: &[AdminKey], given: &[u8]) -> Option<Caller> {
         if given.len() > KEY_BYTES_MAX {
             return None;
         }
+        // A reload may have taken the last configured key away, and the machine's may not be readable: then there is none.
+        let local = configured.is_empty().then(|| self.local().ok()).flatten();
         let digest: [u8; 32] = Sha256::digest(given).into();
         let mut found = None;
-        for key in &self.keys {
+        for key in configured.iter().chain(local) {
             if bool::from(key.digest.ct_eq(&digest)) {
                 found = Some(key);
             }
@@ -114,9 +127,9 @@ mod tests {
         assert_eq!(fs::metadata(&path).expect("it is there").permissions().mode() & 0o777, 0o600);
         let key = fs::read_to_string(&path).expect("text").trim().to_owned();
         let owner = Caller { key: LOCAL_KEY.into(), role: Role::Owner };
-        assert_eq!(keys.find(key.as_bytes()), Some(owner.clone()));
-        assert_eq!(AdminKeys::open(&[], &dir).expect("it is read").find(key.as_bytes()), Some(owner));
-        assert_eq!(keys.find(b"psa_wrong"), None);
+        assert_eq!(keys.find(&[], key.as_bytes()), Some(owner.clone()));
+        assert_eq!(AdminKeys::open(&[], &dir).expect("it is read").find(&[], key.as_bytes()), Some(owner));
+        assert_eq!(keys.find(&[], b"psa_wrong"), None);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("it is ours");
         assert!(AdminKeys::open(&[], &dir).is_err(), "others may read it");
         fs::remove_dir_all(&dir).expect("removed");
@@ -125,9 +138,11 @@ mod tests {
     #[test]
     fn configured_keys_stand_alone() {
         let key = AdminKey { id: "ops".into(), digest: Sha256::digest("k").into(), role: Role::Viewer };
-        let keys = AdminKeys::open(&[key], Path::new("/nonexistent")).expect("nothing is made");
-        assert_eq!(keys.find(b"k").map(|caller| caller.role), Some(Role::Viewer));
-        assert_eq!((keys.find(b""), keys.find(&[b'k'; 600])), (None, None));
+        let configured = [key];
+        let keys = AdminKeys::open(&configured, Path::new("/nonexistent")).expect("nothing is made");
+        assert_eq!(keys.find(&configured, b"k").map(|caller| caller.role), Some(Role::Viewer));
+        assert_eq!((keys.find(&configured, b""), keys.find(&configured, &[b'k'; 600])), (None, None));
+        assert_eq!(keys.find(&[], b"k"), None, "the last one is gone, and the machine's cannot be made");
     }
 
     #[test]

@@ -30,6 +30,7 @@ use axum::Router;
 use penstock_proxy::Gateway;
 use penstock_proxy::config::AdminConfig;
 use penstock_proxy::fleet::Fleet;
+use penstock_proxy::live::Live;
 use penstock_store::Store;
 
 pub use keys::{KEY_FILE, LOCAL_KEY, key_path};
@@ -45,6 +46,8 @@ pub struct Parts {
     pub gateway: Arc<Gateway>,
     /// Its workers.
     pub fleet: Arc<Fleet>,
+    /// Its config.
+    pub live: Arc<Live>,
     /// What it keeps.
     pub store: Arc<dyn Store>,
     /// Its log.
@@ -138,14 +141,14 @@ fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<Router
     let (router, document) = routes::all().split_for_parts();
     let document = document::complete(&document).map_err(AdminError::Routes)?;
     let routes = roles::Routes::read(&document).map_err(AdminError::Routes)?;
-    let Parts { gateway, fleet, store, log } = parts;
+    let Parts { gateway, fleet, live, store, log } = parts;
     let admin = Arc::new(state::State {
         gateway,
         fleet,
+        live,
         store,
         log,
         keys,
-        known: origin::Known { hosts: config.hosts.clone(), origins: config.origins.clone() },
         throttle: throttle::Throttle::default(),
         routes,
         document: document.to_string().into(),

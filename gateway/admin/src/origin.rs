@@ -9,13 +9,7 @@ use std::net::IpAddr;
 
 use http::request::Parts;
 use http::{HeaderMap, header};
-
-/// What the config accepts besides.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Known {
-    pub(crate) hosts: Vec<String>,
-    pub(crate) origins: Vec<String>,
-}
+use penstock_proxy::config::AdminConfig;
 
 /// Why a request is not listened to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +19,7 @@ pub(crate) enum Stranger {
 }
 
 /// Checks both.
-pub(crate) fn check(parts: &Parts, known: &Known) -> Result<(), Stranger> {
+pub(crate) fn check(parts: &Parts, known: &AdminConfig) -> Result<(), Stranger> {
     let host = one(&parts.headers, header::HOST).filter(|host| !host.is_empty()).ok_or(Stranger::Host)?;
     let host = host.to_ascii_lowercase();
     let is_named_alike = parts.uri.authority().is_none_or(|authority| authority.as_str().eq_ignore_ascii_case(&host));
@@ -42,7 +36,7 @@ fn one(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     value.to_str().ok()
 }
 
-fn is_ours(host: &str, known: &Known) -> bool {
+fn is_ours(host: &str, known: &AdminConfig) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').map_or("", |(address, _)| address),
         None => host.rsplit_once(':').map_or(host, |(name, _)| name),
@@ -50,7 +44,7 @@ fn is_ours(host: &str, known: &Known) -> bool {
     name == "localhost" || name.parse::<IpAddr>().is_ok() || known.hosts.iter().any(|have| have == name)
 }
 
-fn is_own_page(headers: &HeaderMap, host: &str, known: &Known) -> bool {
+fn is_own_page(headers: &HeaderMap, host: &str, known: &AdminConfig) -> bool {
     if headers.contains_key(header::ORIGIN) {
         let Some(origin) = one(headers, header::ORIGIN).map(str::to_ascii_lowercase) else { return false };
         let same = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://")) == Some(host);
@@ -64,11 +58,19 @@ fn is_own_page(headers: &HeaderMap, host: &str, known: &Known) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use penstock_proxy::config::AdminListen;
+
     use super::*;
 
     #[track_caller]
     fn check(fields: &[(&str, &str)], expected: Result<(), Stranger>) {
-        let known = Known { hosts: vec!["gw.example".into()], origins: vec!["https://console.example".into()] };
+        let known = AdminConfig {
+            listen: AdminListen::Off,
+            unix: None,
+            hosts: vec!["gw.example".into()],
+            origins: vec!["https://console.example".into()],
+            keys: Vec::new(),
+        };
         let mut request = http::Request::builder().uri("/admin/v1/status");
         for (name, value) in fields {
             request = request.header(*name, *value);

@@ -6,10 +6,10 @@ use std::time::Instant;
 use bytes::Bytes;
 use penstock_proxy::Gateway;
 use penstock_proxy::fleet::Fleet;
+use penstock_proxy::live::Live;
 use penstock_store::Store;
 
 use crate::keys::AdminKeys;
-use crate::origin::Known;
 use crate::roles::Routes;
 use crate::throttle::Throttle;
 
@@ -29,10 +29,10 @@ pub trait LogFilter: Send + Sync + 'static {
 pub(crate) struct State {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) fleet: Arc<Fleet>,
+    pub(crate) live: Arc<Live>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) log: Arc<dyn LogFilter>,
     pub(crate) keys: AdminKeys,
-    pub(crate) known: Known,
     pub(crate) throttle: Throttle,
     pub(crate) routes: Routes,
     pub(crate) document: Bytes,

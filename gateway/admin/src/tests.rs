@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use http::Method;
 use penstock_proxy::auth::Principal;
-use penstock_proxy::config::{self, AdminKey, AdminListen, Overrides, Role};
+use penstock_proxy::config::{AdminConfig, AdminListen, Overrides, Role};
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
+use penstock_proxy::live::{Live, Source};
 use penstock_proxy::live_requests::About;
 use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::{Gateway, provider};
@@ -23,11 +24,11 @@ use crate::{LogFilter, Parts, Running, document, gate, routes, start};
 
 /// Never shown by anything.
 const PROVIDER_KEY: &str = "sk-provider-secret-7f3a";
-const CONFIG: &str = "
+const BASE: &str = "
 [[providers]]
 id = \"acme\"
 base_url = \"http://127.0.0.1:9/v1\"
-key_env = \"ACME_KEY\"
+headers = { x-key = \"sk-provider-secret-7f3a\" }
 models = [\"big\", \"small\"]
 [[models]]
 name = \"chat\"
@@ -35,6 +36,15 @@ aliases = [\"default\"]
 to = [{ provider = \"acme\", model = \"big\", weight = 3 }]
 fallback = [{ provider = \"acme\", model = \"small\" }]
 ";
+
+/// With a key per role; the key's text is the role's name.
+fn config() -> String {
+    let key = |role: Role| {
+        let digest: String = Sha256::digest(role.name()).iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("[[admin_keys]]\nid = \"{role}\"\ndigest = \"{digest}\"\nrole = \"{role}\"\n")
+    };
+    BASE.to_owned() + &Role::ALL.map(key).concat()
+}
 
 #[derive(Default)]
 struct Log(Mutex<String>);
@@ -53,7 +63,7 @@ impl LogFilter for Log {
     }
 }
 
-/// An API with a key per role; the key's text is the role's name.
+/// An API over [`config`].
 struct Api {
     running: Running,
     gateway: Arc<Gateway>,
@@ -67,17 +77,15 @@ impl Api {
         Self::with(&|_| ())
     }
 
-    fn with(change: &dyn Fn(&mut config::AdminConfig)) -> Self {
+    fn with(change: &dyn Fn(&mut AdminConfig)) -> Self {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("penstock-admin-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a folder");
-        let env = |name: &str| (name == "ACME_KEY").then(|| PROVIDER_KEY.to_owned());
-        let mut config = config::load(Some(("t.toml", CONFIG)), &Overrides::default(), &env).expect("valid");
+        let source = Source::new(None, Overrides::default());
+        let mut config = source.load(&config()).expect("valid");
         config.state_dir = Some(dir.clone());
         config.admin.listen = AdminListen::At(([127, 0, 0, 1], 0).into());
-        let key = |role: Role| AdminKey { id: role.name().into(), digest: Sha256::digest(role.name()).into(), role };
-        config.admin.keys = Role::ALL.map(key).to_vec();
         change(&mut config.admin);
         let command = WorkerCommand {
             program: "/bin/false".into(),
@@ -93,7 +101,10 @@ impl Api {
         let gateway = Arc::new(Gateway::new(config.clone(), access_log, fleet.upstreams(), providers));
         let options = SqliteOptions { path: ":memory:".into(), bytes_max: 0 };
         let store: Arc<dyn Store> = Arc::new(Sqlite::open(&options).expect("a store in memory"));
-        let parts = Parts { gateway: gateway.clone(), fleet, store: store.clone(), log: Arc::new(Log::default()) };
+        let live =
+            Live::new(gateway.clone(), fleet.clone(), source, (self::config(), config.clone()), Box::new(|_| Ok(())));
+        let parts =
+            Parts { gateway: gateway.clone(), fleet, live, store: store.clone(), log: Arc::new(Log::default()) };
         let running = start(parts, &config.admin, &dir, Duration::ZERO).expect("starts").expect("is on");
         let address = running.urls()[0].trim_start_matches("http://").parse().expect("an address");
         Self { running, gateway, store, address, dir }
@@ -272,7 +283,7 @@ fn models_and_providers_are_shown_without_secrets() {
     assert_eq!((&chat["targets"][0]["id"], &chat["targets"][0]["weight"]), (&"acme/big".into(), &3.into()));
     assert_eq!((&chat["targets"][1]["weight"], &chat["targets"][1]["breaker"]), (&0.into(), &"closed".into()));
     let provider = api.get("/admin/v1/providers/acme");
-    assert_eq!((&provider["url"], &provider["keys"]), (&"http://127.0.0.1:9/v1".into(), &1.into()));
+    assert_eq!((&provider["url"], &provider["keys"]), (&"http://127.0.0.1:9/v1".into(), &0.into()));
     for (path, method, _) in table() {
         if method == Method::GET {
             let text = api.ask("GET", &concrete(&path), &["authorization: Bearer owner"], "").2;
@@ -420,4 +431,95 @@ fn usage_is_summed_by_anything() {
     for wrong in ["group=colour", "limit=0", "from=-1"] {
         assert_eq!(api.call("viewer", "GET", &format!("/admin/v1/usage?{wrong}"), "").0, 400, "{wrong}");
     }
+}
+
+/// A config text as JSON.
+fn text(text: &str, more: &str) -> String {
+    format!("{{\"text\": {}{more}}}", serde_json::to_string(text).expect("text is JSON"))
+}
+
+#[test]
+fn a_config_is_checked_applied_and_taken_back() {
+    let api = Api::start();
+    let config = api.get("/admin/v1/config");
+    assert_eq!(
+        (&config["version"], &config["text"]),
+        (&1.into(), &penstock_proxy::live::shown(&self::config()).into())
+    );
+    let renamed = self::config().replace("name = \"chat\"", "name = \"talk\"");
+    let verdict = api.call("owner", "POST", "/admin/v1/config/validate", &text(&renamed, "")).1;
+    assert_eq!((&verdict["valid"], &verdict["changes"][0]["path"]), (&true.into(), &"-models[chat]".into()));
+    let bad = api.call("owner", "POST", "/admin/v1/config/validate", &text("[server]\nlissten = 1\n", "")).1;
+    assert!(bad["valid"] == false && bad["faults"][0].as_str().is_some_and(|fault| fault.contains("lissten")), "{bad}");
+    assert_eq!(api.get("/admin/v1/config")["version"], 1, "looking changes nothing");
+    let (status, refused) = api.call("owner", "PUT", "/admin/v1/config", &text("[server]\nlissten = 1\n", ""));
+    assert_eq!((status, &refused["error"]["param"]), (400, &"text".into()));
+    assert!(refused["error"]["details"][0].as_str().is_some_and(|fault| fault.contains("lissten")), "{refused}");
+    let (status, stale) = api.call("owner", "PUT", "/admin/v1/config", &text(&renamed, ", \"expected_version\": 9"));
+    assert_eq!((status, &stale["error"]["code"]), (412, &"version_mismatch".into()));
+    assert_eq!(api.call("operator", "PUT", "/admin/v1/config", &text(&renamed, "")).0, 403);
+    let (status, applied) =
+        api.call("owner", "PUT", "/admin/v1/config", &text(&renamed, ", \"note\": \"a better name\""));
+    assert_eq!((status, &applied["persisted"]), (200, &false.into()), "{applied}");
+    assert_eq!(api.call("viewer", "GET", "/admin/v1/models/talk", "").0, 200);
+    let history = api.get("/admin/v1/config/history");
+    assert_eq!((&history["data"][0]["note"], &history["data"][0]["actor"]), (&"a better name".into(), &"owner".into()));
+    let (status, _) = api.call("owner", "POST", "/admin/v1/config/rollback", "{\"version\": 1}");
+    assert_eq!(status, 200);
+    assert_eq!(api.call("viewer", "GET", "/admin/v1/models/talk", "").0, 404);
+    assert_eq!(api.call("owner", "POST", "/admin/v1/config/rollback", "{\"version\": 99}").0, 404);
+    let audit = api.call("owner", "GET", "/admin/v1/audit?action=config.*&outcome=done", "").1;
+    assert_eq!(audit["data"][1]["action"], "config.apply");
+    assert_eq!(audit["data"][1]["detail"]["changes"][0], "-models[chat]");
+}
+
+#[test]
+fn of_many_changes_at_once_one_wins() {
+    let api = Api::start();
+    let wins = std::thread::scope(|scope| {
+        let apply = |at: usize| {
+            let own = self::config().replace("default", &format!("other-{at}"));
+            api.call("owner", "PUT", "/admin/v1/config", &text(&own, ", \"expected_version\": 1")).0
+        };
+        let all: Vec<_> = (0..8).map(|at| scope.spawn(move || apply(at))).collect();
+        let statuses: Vec<u16> = all.into_iter().map(|one| one.join().expect("no panic")).collect();
+        assert!(statuses.iter().all(|status| matches!(status, 200 | 412)), "{statuses:?}");
+        statuses.into_iter().filter(|status| *status == 200).count()
+    });
+    assert_eq!((wins, &api.get("/admin/v1/config")["version"]), (1, &2.into()));
+}
+
+#[test]
+fn secrets_in_a_config_are_hidden_and_kept() {
+    let api = Api::start();
+    let shown = api.get("/admin/v1/config")["text"].as_str().expect("text").to_owned();
+    assert!(!shown.contains(PROVIDER_KEY) && shown.contains("x-key = \"[hidden]\""), "{shown}");
+    assert!(shown.contains("id = \"owner\"\ndigest = \"[hidden]\""), "{shown}");
+    let edited = shown.replace("name = \"chat\"", "name = \"talk\"");
+    let (status, body) = api.call("owner", "PUT", "/admin/v1/config", &text(&edited, ""));
+    assert_eq!(status, 200, "{body}");
+    let providers = &api.gateway.serving().config.providers;
+    assert_eq!(providers[0].headers[0].1.expose(), PROVIDER_KEY, "what was hidden is what it was");
+    let (status, body) = api.call("owner", "PUT", "/admin/v1/config", &text(&edited.replace("acme", "other"), ""));
+    assert!(status == 400 && body.to_string().contains("providers[other].headers"), "{body}");
+    for path in ["/admin/v1/config/history/1", "/admin/v1/config/history/2", "/admin/v1/audit"] {
+        let (status, body) = api.call("owner", "GET", path, "");
+        assert!(status == 200 && !body.to_string().contains(PROVIDER_KEY), "{path}: {body}");
+    }
+}
+
+#[test]
+fn keys_of_the_config_are_those_in_force() {
+    let api = Api::start();
+    let digest: String = Sha256::digest("fresh").iter().map(|byte| format!("{byte:02x}")).collect();
+    let own = format!("{BASE}[[admin_keys]]\nid = \"fresh\"\ndigest = \"{digest}\"\nrole = \"owner\"\n");
+    assert_eq!(api.call("owner", "PUT", "/admin/v1/config", &text(&own, "")).0, 200);
+    assert_eq!(api.call("owner", "GET", "/admin/v1/whoami", "").0, 401, "it is not in the config any more");
+    assert_eq!(api.call("fresh", "GET", "/admin/v1/whoami", "").1["role"], "owner");
+    assert!(!api.call("fresh", "GET", "/admin/v1/config", "").1.to_string().contains(&digest));
+    // Without any, the machine's own key counts.
+    assert_eq!(api.call("fresh", "PUT", "/admin/v1/config", &text(BASE, "")).0, 200);
+    assert_eq!(api.call("fresh", "GET", "/admin/v1/whoami", "").0, 401);
+    let local = std::fs::read_to_string(crate::key_path(&api.dir)).expect("it was made");
+    assert_eq!(api.call(local.trim(), "GET", "/admin/v1/whoami", "").1["key"], "local");
 }

@@ -1,7 +1,7 @@
 //! Local workers: started, adopted, restarted, ended; and what is left of them when nobody cares.
 
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, local, read, read_into, wait_for};
-use penstock_proxy::pool::{FleetRuntime, Leave, LocalWorkers, Pool, PoolConfig, WorkerPhase};
+use penstock_proxy::pool::{FleetRuntime, Leave, LocalWorkers, Pool, PoolConfig, Steer, SteerError, WorkerPhase};
 use rustix::process::{Pid, Signal, test_kill_process};
 use std::time::{Duration, Instant};
 
@@ -220,4 +220,62 @@ async fn a_worker_asked_to_end_finishes_what_it_has() {
     assert_eq!((answer.tokens[0].len(), &answer.resumed, &answer.failed), (100, &vec![], &None));
     assert_eq!(worker.code().await, Some(0));
     assert_eq!(pool.status().workers[0].deaths, 0);
+}
+
+#[tokio::test]
+async fn a_held_worker_gets_nothing_new_and_finishes_what_it_has() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let pool = start(&runtime, local(BINARY, &dir, 2, &["--step-ms", "5"]), |_| {});
+    all_ready(&pool).await;
+    let mut ticket = pool.submit(job([4], 1, 200)).expect("taken");
+    let mut answer = Answer::default();
+    read_into(&mut ticket, &mut answer, 5).await;
+    let busy = || pool.status().workers.iter().find(|worker| worker.bound == 1).map(|worker| worker.name.clone());
+    let name = wait_for(busy).await.expect("it is bound");
+    pool.steer(&name, Steer::Hold).await.expect("held");
+    let of =
+        |name: &str| pool.status().workers.iter().find(|worker| *worker.name == *name).cloned().expect("it is there");
+    assert_eq!(of(&name).phase, WorkerPhase::Draining);
+    for _ in 0..4 {
+        let mut other = pool.submit(job([5], 1, 20)).expect("taken");
+        let mut seen = Answer::default();
+        read_into(&mut other, &mut seen, 5).await;
+        assert!(of(&name).bound <= 1, "nothing new");
+        read_into(&mut other, &mut seen, usize::MAX).await;
+    }
+    read_into(&mut ticket, &mut answer, usize::MAX).await;
+    assert_eq!((answer.tokens[0].len(), answer.resumed), (200, vec![]), "what it had is finished there");
+    pool.steer(&name, Steer::Release).await.expect("released");
+    all_ready(&pool).await;
+    assert_eq!(pool.steer("nobody", Steer::Hold).await, Err(SteerError::NotFound));
+    pool.shutdown(Leave::Exit, PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_restarted_worker_finishes_first_and_comes_back_as_another() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let pool = start(&runtime, local(BINARY, &dir, 1, &["--step-ms", "5"]), |_| {});
+    all_ready(&pool).await;
+    let (name, first) = (pool.status().workers[0].name.clone(), pids(&pool)[0]);
+    let mut ticket = pool.submit(job([4], 1, 100)).expect("taken");
+    let mut answer = Answer::default();
+    read_into(&mut ticket, &mut answer, 5).await;
+    pool.steer(&name, Steer::Restart { patience: PATIENCE }).await.expect("told");
+    assert_eq!(pool.steer(&name, Steer::Hold).await, Err(SteerError::Restarting));
+    let waiting = pool.submit(job([6], 1, 10)).expect("taken");
+    read_into(&mut ticket, &mut answer, usize::MAX).await;
+    assert_eq!((answer.tokens[0].len(), answer.resumed), (100, vec![]));
+    let mut waiting = waiting;
+    assert_eq!(read(&mut waiting).await.tokens[0].len(), 10, "the next life answers what came meanwhile");
+    assert!(pids(&pool)[0] != first && !is_alive(first));
+    let worker = pool.status().workers[0].clone();
+    assert_eq!((worker.deaths, worker.phase), (0, WorkerPhase::Ready), "an orderly end is no death");
+    // Without patience it is killed, and what it had goes on at its next life.
+    let mut ticket = pool.submit(job([4], 1, 100)).expect("taken");
+    let mut again = Answer::default();
+    read_into(&mut ticket, &mut again, 5).await;
+    pool.steer(&name, Steer::Restart { patience: Duration::ZERO }).await.expect("told");
+    read_into(&mut ticket, &mut again, usize::MAX).await;
+    assert_eq!(again.tokens, answer.tokens, "the same tokens");
+    pool.shutdown(Leave::Exit, PATIENCE).await;
 }

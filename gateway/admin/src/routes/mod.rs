@@ -1,6 +1,7 @@
 //! All routes. Each operation says in its `security` which role it needs; one that does not keeps the API from starting.
 
 pub(crate) mod audit;
+pub(crate) mod config;
 pub(crate) mod health;
 pub(crate) mod log_level;
 pub(crate) mod models;
@@ -22,6 +23,12 @@ use crate::state::Admin;
 pub(crate) fn all() -> OpenApiRouter<Admin> {
     OpenApiRouter::with_openapi(Head::openapi())
         .routes(routes!(audit::list))
+        .routes(routes!(config::get, config::apply))
+        .routes(routes!(config::validate))
+        .routes(routes!(config::reload))
+        .routes(routes!(config::rollback))
+        .routes(routes!(config::history))
+        .routes(routes!(config::past))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
         .routes(routes!(health::status))
@@ -41,6 +48,9 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(usage::entries))
         .routes(routes!(workers::list))
         .routes(routes!(workers::get))
+        .routes(routes!(workers::drain))
+        .routes(routes!(workers::resume))
+        .routes(routes!(workers::restart))
 }
 
 pub(crate) async fn no_such_path() -> ApiError {

@@ -1,13 +1,15 @@
 //! Our own engines.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::State;
-use penstock_proxy::pool::{WorkerPhase, WorkerStatus};
-use serde::Serialize;
+use penstock_proxy::pool::{Steer, SteerError, WorkerPhase, WorkerStatus};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::ApiError;
-use crate::extract::{Id, ListQuery, Page, Params};
+use crate::extract::{Body, Id, ListQuery, Page, Params};
 use crate::state::Admin;
 
 /// One engine.
@@ -125,4 +127,68 @@ pub(crate) async fn get(State(admin): State<Admin>, Id(name): Id) -> Result<Json
 fn found(admin: &Admin, name: &str) -> Result<Worker, ApiError> {
     let found = all(admin).into_iter().find(|worker| worker.name == name);
     found.ok_or_else(|| ApiError::not_found("There is no worker of that name."))
+}
+
+/// How a worker starts anew.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Restart {
+    /// Seconds to finish what it has; then it is killed, and that goes on elsewhere or at its next life. Default: 60.
+    #[schema(minimum = 0, maximum = 3600)]
+    patience_seconds: Option<u64>,
+}
+
+async fn steered(admin: &Admin, name: &str, steer: Steer) -> Result<Json<Worker>, ApiError> {
+    let pool = found(admin, name)?.pool;
+    let pools = admin.fleet.pools().into_iter().filter(|(id, _)| *id == pool);
+    // A pool that is being replaced is there twice, and so may be its workers.
+    for (_, pool) in pools {
+        match pool.steer(name, steer).await {
+            Ok(()) => return found(admin, name).map(Json),
+            Err(SteerError::NotFound) => {}
+            Err(error @ (SteerError::Elsewhere | SteerError::Restarting)) => {
+                return Err(ApiError::conflict(error.to_string()));
+            }
+            Err(error @ SteerError::Closed) => return Err(ApiError::unavailable(error.to_string())),
+        }
+    }
+    Err(ApiError::not_found("There is no worker of that name."))
+}
+
+/// Lets a worker finish what it has, and gives it nothing new.
+#[utoipa::path(post, path = "/admin/v1/workers/{name}/drain", tag = "workers", operation_id = "drain_worker",
+    params(("name" = String, Path, max_length = 512, description = "Its name; a slash in it is sent as %2F.")),
+    responses((status = 200, description = "The worker.", body = Worker),
+        (status = 409, description = "It is being restarted.", body = crate::error::ErrorBody)),
+    security(("admin_key" = ["operator"])))]
+pub(crate) async fn drain(State(admin): State<Admin>, Id(name): Id) -> Result<Json<Worker>, ApiError> {
+    steered(&admin, &name, Steer::Hold).await
+}
+
+/// Uses a worker again that was drained.
+#[utoipa::path(post, path = "/admin/v1/workers/{name}/resume", tag = "workers", operation_id = "resume_worker",
+    params(("name" = String, Path, max_length = 512, description = "Its name; a slash in it is sent as %2F.")),
+    responses((status = 200, description = "The worker.", body = Worker),
+        (status = 409, description = "It is being restarted.", body = crate::error::ErrorBody)),
+    security(("admin_key" = ["operator"])))]
+pub(crate) async fn resume(State(admin): State<Admin>, Id(name): Id) -> Result<Json<Worker>, ApiError> {
+    steered(&admin, &name, Steer::Release).await
+}
+
+/// Drains a local worker, ends its process and starts it again.
+#[utoipa::path(post, path = "/admin/v1/workers/{name}/restart", tag = "workers", operation_id = "restart_worker", request_body = Restart,
+    params(("name" = String, Path, max_length = 512, description = "Its name; a slash in it is sent as %2F.")),
+    responses((status = 200, description = "The worker.", body = Worker),
+        (status = 409, description = "It is being restarted, or was started elsewhere.", body = crate::error::ErrorBody)),
+    security(("admin_key" = ["operator"])))]
+pub(crate) async fn restart(
+    State(admin): State<Admin>,
+    Id(name): Id,
+    Body(how): Body<Restart>,
+) -> Result<Json<Worker>, ApiError> {
+    let seconds = how.patience_seconds.unwrap_or(60);
+    if seconds > 3600 {
+        return Err(ApiError::invalid("patience_seconds", "patience_seconds: must be from 0 to 3600"));
+    }
+    steered(&admin, &name, Steer::Restart { patience: Duration::from_secs(seconds) }).await
 }

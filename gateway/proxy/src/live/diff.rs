@@ -146,10 +146,13 @@ fn keys(table: &str, id: Option<&str>, before: &Table, after: &Table, out: &mut 
 }
 
 /// Names of variables and files are no secrets; what stands in their place is.
-fn shown(key: &str, value: &Value) -> Option<String> {
+pub(super) fn is_hidden(key: &str) -> bool {
     let names = key.ends_with("_env") || key.ends_with("_file") || key.ends_with("base_url") || key.starts_with("max_");
-    let hidden = !names && HIDDEN.iter().any(|part| key.split('_').any(|word| word == *part));
-    if hidden || matches!(value, Value::Table(_)) {
+    !names && HIDDEN.iter().any(|part| key.split('_').any(|word| word == *part))
+}
+
+fn shown(key: &str, value: &Value) -> Option<String> {
+    if is_hidden(key) || matches!(value, Value::Table(_)) {
         return None;
     }
     Some(value.to_string().chars().take(SHOWN_MAX).collect())

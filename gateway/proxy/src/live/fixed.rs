@@ -28,6 +28,8 @@ impl When {
 
 /// Keys that wait for an upgrade or a restart.
 const FIXED: &[(&str, &str)] = &[
+    ("admin", "listen"),
+    ("admin", "unix"),
     ("server", "listen"),
     ("server", "unix"),
     ("server", "state_dir"),
@@ -62,6 +64,8 @@ pub(super) fn hold(began: &Snapshot, in_force: &Arc<Snapshot>, config: &mut Snap
             config.$($field).+.clone_from(&in_force.$($field).+);
         };
     }
+    hold!("admin.listen", admin.listen);
+    hold!("admin.unix", admin.unix);
     hold!("server.listen", listen);
     hold!("server.unix", unix);
     hold!("server.state_dir", state_dir);

@@ -7,6 +7,7 @@
 //!
 //! - `fixed.rs`: what cannot change, and where a key applies when
 //! - `diff.rs`: what would be different, for people to read; never a secret
+//! - `hidden.rs`: a text as it may be shown, and back
 //! - `source.rs`: the operator's file and the command line
 //! - `history.rs`: the configs that were in force
 //! - `follow.rs`: the thread that listens to SIGHUP, watches the file, and keeps chores (health checks) in step
@@ -14,6 +15,7 @@
 mod diff;
 mod fixed;
 mod follow;
+mod hidden;
 mod history;
 mod marks;
 mod source;
@@ -25,6 +27,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use diff::{Change, Kind};
 pub use fixed::{When, when};
 pub use follow::{Follower, follow};
+pub use hidden::{MARK, shown};
 pub use history::{Entry, History};
 pub use marks::{Marks, Outcome};
 pub use source::{CONFIG_BYTES_MAX, Source};
@@ -91,6 +94,9 @@ pub enum ApplyError {
     /// The version is not kept.
     #[error("version {0} is not in the history")]
     Unknown(u64),
+    /// What is hidden in the text stands for nothing.
+    #[error("{0}: the mark for a hidden value stands for none in force: write the value itself, or where it is")]
+    Hidden(String),
     /// The file cannot be read.
     #[error("{0}")]
     Read(String),
@@ -186,8 +192,10 @@ impl Live {
     /// # Errors
     /// Everything that is wrong with it.
     pub fn validate(&self, text: &str) -> Result<Vec<Change>, ApplyError> {
+        let known = self.current().1;
+        let text = &hidden::restored(text, &known).map_err(ApplyError::Hidden)?;
         self.prepare(text)?;
-        Ok(diff::between(&self.state().text, text))
+        Ok(diff::between(&known, text))
     }
 
     fn prepare(&self, text: &str) -> Result<(Snapshot, Plan), ApplyError> {
@@ -246,6 +254,7 @@ impl Live {
         if let Some(expected) = expected.filter(|expected| *expected != state.version) {
             return Err(ApplyError::Conflict { expected, current: state.version });
         }
+        let text = &hidden::restored(text, &state.text).map_err(ApplyError::Hidden)?;
         let refused = |error: ApplyError| {
             self.history.keep(text, by, "refused");
             error
@@ -269,7 +278,7 @@ impl Live {
         }
         self.gateway.swap(config, self.fleet.upstreams(), providers);
         let changes = diff::between(&state.text, text);
-        if !changes.is_empty() || text != state.text {
+        if !changes.is_empty() || *text != state.text {
             state.version = self.history.keep(text, by, "applied");
             text.clone_into(&mut state.text);
         }

@@ -4,6 +4,8 @@
 //! A request is in one of two places: it waits in the router's queue, or it is bound to one member. When a member's session is
 //! lost, its requests go back to the queue, ahead of all others, with what they have emitted.
 
+pub(super) mod steer;
+
 use super::config::{PoolConfig, PoolConfigError};
 use super::job::PoolEvent;
 use super::member::{Doubt, Member, Session};
@@ -21,6 +23,7 @@ use penstock_router::{Choice, Fleet, Member as RouterMember, View, WorkerId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use steer::Steering;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
@@ -139,6 +142,8 @@ impl Actor {
                 _ = self.events.recv_many(&mut batch, 64) => batch.drain(..).for_each(|event| self.event(event)),
                 () = mailbox.notify.notified() => self.posts(),
                 order = self.control.recv() => match order {
+                    // Err: whoever asked has gone.
+                    Some(Control::Steer { worker, steer, done }) => _ = done.send(self.steer(&worker, steer)),
                     Some(Control::Shutdown { leave, deadline, done }) => {
                         let deadline = Instant::now() + deadline;
                         self.ending = Some(Ending { leave, deadline, done });
@@ -235,7 +240,8 @@ impl Actor {
         self.router.join(worker, told, &ready.kv);
         info!(worker = %self.members[usize::from(worker.0)].name, pid = ready.pid, device = %ready.device, "worker ready");
         self.member(worker).begin(ready, link, now);
-        self.nobody_since = None;
+        self.steer_ready(worker);
+        self.note_nobody(now);
         self.publish(now);
     }
 
@@ -265,7 +271,8 @@ impl Actor {
         let member = &mut self.members[usize::from(worker.0)];
         if member.session == Session::Suspected && member.doubt_now(&self.config, now) == Doubt::None {
             member.session = Session::Ready;
-            self.router.suspend(worker, false);
+            let is_free = member.steering == Steering::Free;
+            self.router.suspend(worker, !is_free);
         }
         for output in step.outputs {
             if let Err(why) = self.output(worker, output) {
@@ -521,6 +528,7 @@ impl Actor {
             self.members.iter_mut().for_each(|member| member.heard = now);
         }
         self.doubts(now);
+        self.steer_tick(now);
         self.note_nobody(now);
         self.deadlines(now);
         self.publish(now);
@@ -554,7 +562,9 @@ impl Actor {
     }
 
     fn note_nobody(&mut self, now: Instant) {
-        if self.members.iter().any(|member| member.link.is_some() && !member.state.draining) {
+        let serves =
+            |member: &Member| member.link.is_some() && !member.state.draining && member.steering == Steering::Free;
+        if self.members.iter().any(serves) {
             self.nobody_since = None;
         } else if self.nobody_since.is_none() {
             self.nobody_since = Some(now);

@@ -1,5 +1,6 @@
 //! One worker as the actor sees it: its session, its last word, what is bound to it, and when to doubt it.
 
+use super::actor::steer::Steering;
 use super::config::PoolConfig;
 use super::session::Link;
 use super::status::{WorkerPhase, WorkerStatus};
@@ -60,6 +61,8 @@ pub(super) struct Member {
     pub(super) deaths: u64,
     /// Why it does not suit the pool, if that is so.
     pub(super) unsuited: Option<&'static str>,
+    /// What an operator asked of it.
+    pub(super) steering: Steering,
     /// `Some` for local workers.
     pub(super) process: Option<Process>,
 }
@@ -79,6 +82,7 @@ impl Member {
             bound: HashSet::new(),
             deaths: 0,
             unsuited: None,
+            steering: Steering::Free,
             process: is_local.then(Process::default),
         }
     }
@@ -107,7 +111,7 @@ impl Member {
 
     /// Whether new requests may be bound to it.
     pub(super) fn takes_requests(&self) -> bool {
-        self.session == Session::Ready && !self.state.draining
+        self.session == Session::Ready && !self.state.draining && self.steering == Steering::Free
     }
 
     /// What its silence, or the age of its step, means.
@@ -152,7 +156,7 @@ impl Member {
             return WorkerPhase::Down { retry_in: Duration::from_secs(1), why: why.into() };
         }
         match &self.session {
-            Session::Ready if self.state.draining => WorkerPhase::Draining,
+            Session::Ready if self.state.draining || self.steering != Steering::Free => WorkerPhase::Draining,
             Session::Ready => WorkerPhase::Ready,
             Session::Suspected => WorkerPhase::Suspected,
             Session::Loading(loading) => WorkerPhase::Loading {

@@ -69,11 +69,48 @@ pub enum Leave {
     Adopt,
 }
 
+/// What an operator asks of one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steer {
+    /// It finishes what it has and gets nothing new.
+    Hold,
+    /// It is used again.
+    Release,
+    /// It finishes what it has, exits, and is started again; after `patience` it is killed, and what it has goes on elsewhere or at its
+    /// next life.
+    Restart {
+        /// Time to finish.
+        patience: Duration,
+    },
+}
+
+/// Why a worker is not steered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SteerError {
+    /// The pool has no worker of that name.
+    #[error("there is no worker of that name")]
+    NotFound,
+    /// Its process is not this gateway's.
+    #[error("the worker is started elsewhere: restart it there")]
+    Elsewhere,
+    /// It starts anew already.
+    #[error("the worker is being restarted")]
+    Restarting,
+    /// The pool has ended, or does not answer.
+    #[error("the pool does not answer")]
+    Closed,
+}
+
 /// Orders from the handle to the actor.
 pub(crate) enum Control {
+    /// Steers the worker of that name.
+    Steer { worker: String, steer: Steer, done: oneshot::Sender<Result<(), SteerError>> },
     /// Take nothing new, let open requests finish, then leave.
     Shutdown { leave: Leave, deadline: Duration, done: oneshot::Sender<()> },
 }
+
+/// The actor answers within this time, or never.
+const STEER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Exit code after a fault of the program itself (`EX_SOFTWARE`).
 const EXIT_SOFTWARE: i32 = 70;
@@ -183,6 +220,20 @@ impl Pool {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         true
+    }
+
+    /// Steers a worker by its name.
+    ///
+    /// # Errors
+    /// [`SteerError`]; nothing has been done.
+    pub async fn steer(&self, worker: &str, steer: Steer) -> Result<(), SteerError> {
+        let (done, answer) = oneshot::channel();
+        let asked = Control::Steer { worker: worker.to_owned(), steer, done };
+        let asking = async {
+            self.shared.control.send(asked).await.map_err(|_| SteerError::Closed)?;
+            answer.await.map_err(|_| SteerError::Closed)?
+        };
+        tokio::time::timeout(STEER_TIMEOUT, asking).await.unwrap_or(Err(SteerError::Closed))
     }
 
     /// Takes nothing new, lets open requests finish for at most `deadline`, then leaves the workers as told. Returns when done.

@@ -119,7 +119,8 @@ impl Supervisor {
         loop {
             match tokio::time::timeout_at(until, self.orders.recv()).await {
                 Err(_) => return true,
-                Ok(Some(Order::Kill)) => {}
+                // There is nothing to kill: somebody wants it started at once.
+                Ok(Some(Order::Kill)) => return true,
                 Ok(Some(Order::End { ended, .. })) => {
                     let _ = fs::remove_file(self.file("json"));
                     let _ = ended.send(());

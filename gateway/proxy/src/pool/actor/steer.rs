@@ -1,0 +1,106 @@
+//! What an operator asks of one worker: leave it alone, use it again, start it anew.
+//!
+//! A worker that is held finishes what it has. One that starts anew is held, told to exit when it has finished, and killed when its time
+//! is over; what it still had goes on elsewhere, or at its next life.
+
+use std::time::{Duration, Instant};
+
+use penstock_proto::frames::{DownBody, Drain};
+use penstock_router::WorkerId;
+use tracing::{info, warn};
+
+use super::super::supervisor::Order;
+use super::super::{Steer, SteerError};
+use super::{Actor, DRAIN_NOTICE};
+
+/// What was asked of a worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in super::super) enum Steering {
+    /// Nothing.
+    #[default]
+    Free,
+    /// Nothing new is bound to it.
+    Held,
+    /// The life with that epoch ends.
+    Restarting { epoch: u64, asked: Instant, until: Instant },
+}
+
+impl Actor {
+    /// Does what is asked, or says why not.
+    pub(super) fn steer(&mut self, name: &str, steer: Steer) -> Result<(), SteerError> {
+        let at = self.members.iter().position(|member| *member.name == *name).ok_or(SteerError::NotFound)?;
+        let worker = WorkerId(at as u8);
+        let is_restarting = matches!(self.members[at].steering, Steering::Restarting { .. });
+        match steer {
+            Steer::Hold | Steer::Release if is_restarting => return Err(SteerError::Restarting),
+            Steer::Hold => self.hold(worker, Steering::Held),
+            Steer::Release => self.release(worker),
+            Steer::Restart { patience } => self.restart(worker, patience)?,
+        }
+        info!(worker = %name, ?steer, "worker steered");
+        let now = Instant::now();
+        self.note_nobody(now);
+        self.publish(now);
+        Ok(())
+    }
+
+    fn hold(&mut self, worker: WorkerId, steering: Steering) {
+        self.member(worker).steering = steering;
+        self.router.suspend(worker, true);
+    }
+
+    fn release(&mut self, worker: WorkerId) {
+        self.member(worker).steering = Steering::Free;
+        if self.members[usize::from(worker.0)].takes_requests() {
+            self.router.suspend(worker, false);
+        }
+    }
+
+    fn restart(&mut self, worker: WorkerId, patience: Duration) -> Result<(), SteerError> {
+        if !self.supervisors.contains_key(&worker) {
+            return Err(SteerError::Elsewhere);
+        }
+        let (asked, member) = (Instant::now(), self.member(worker));
+        let epoch = member.ready.as_ref().map_or(0, |ready| ready.epoch);
+        if member.link.is_none() {
+            // It serves nobody: no need to wait for anything.
+            self.order(worker, Order::Kill);
+            return Ok(());
+        }
+        self.hold(worker, Steering::Restarting { epoch, asked, until: asked + patience });
+        self.send(worker, DownBody::Drain(Drain { exit: true }));
+        Ok(())
+    }
+
+    /// A life of it has begun: what was asked of the last one is done, or goes on.
+    pub(super) fn steer_ready(&mut self, worker: WorkerId) {
+        let member = self.member(worker);
+        let now = member.ready.as_ref().map_or(0, |ready| ready.epoch);
+        match member.steering {
+            Steering::Free => {}
+            Steering::Restarting { epoch, .. } if epoch != now => self.release(worker),
+            Steering::Held => self.router.suspend(worker, true),
+            Steering::Restarting { .. } => {
+                self.router.suspend(worker, true);
+                self.send(worker, DownBody::Drain(Drain { exit: true }));
+            }
+        }
+    }
+
+    /// Ends the patience with those that start anew.
+    pub(super) fn steer_tick(&mut self, now: Instant) {
+        for worker in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
+            let member = self.member(worker);
+            let Steering::Restarting { asked, until, .. } = member.steering else { continue };
+            let refuses = member.link.is_some() && !member.state.draining && now > asked + DRAIN_NOTICE;
+            if refuses {
+                warn!(worker = %member.name, "worker does not start anew: another gateway holds it, or it does not listen");
+                self.release(worker);
+            } else if now >= until {
+                warn!(worker = %member.name, requests = member.bound.len(), "worker's time to finish is over");
+                member.steering = Steering::Free;
+                self.order(worker, Order::Kill);
+            }
+        }
+    }
+}
