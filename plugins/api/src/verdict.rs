@@ -39,12 +39,20 @@ pub struct Rejection {
     pub body: Option<Bytes>,
     /// Header fields that go out with it.
     pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// For the log only; nothing of prompts or completions.
+    pub log: Option<String>,
 }
 
 impl Rejection {
     /// A refusal of that kind.
     pub fn new(kind: RejectionKind, message: impl Into<String>) -> Self {
-        Self { kind, status: None, message: message.into(), body: None, headers: Vec::new() }
+        Self { kind, status: None, message: message.into(), body: None, headers: Vec::new(), log: None }
+    }
+
+    /// Says why to the log.
+    pub fn log(mut self, log: impl Into<String>) -> Self {
+        self.log = Some(log.into());
+        self
     }
 
     /// With another status.

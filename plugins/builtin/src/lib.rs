@@ -1,13 +1,46 @@
 //! The plugins that are built in: one file each.
 //!
 //! Each file says at its top what the plugin does to a request and to its answer, and what it refuses to do; `docs/reference/plugins.md` has
-//! every setting. What several of them need is in `fields` (header fields that plugins must leave alone).
+//! every setting. What several of them need: `fields` (header fields that plugins must leave alone), `lanes` (rewriting the texts of an
+//! answer while it comes), `scan` (finding words and patterns in them, wherever they are cut).
 #![forbid(unsafe_code)]
 
 mod fields;
+mod guard;
 mod headers;
+mod lanes;
+mod pii;
+mod scan;
+#[cfg(test)]
+mod testing;
 
-use penstock_plugins::Kind;
+use penstock_plugins::text::Writer;
+use penstock_plugins::{Kind, Settings};
 
 /// All of them.
-pub const KINDS: &[&dyn Kind] = &[&headers::Headers];
+pub const KINDS: &[&dyn Kind] = &[&guard::Guard, &headers::Headers, &pii::Pii];
+
+/// Text as it stands inside a JSON string.
+fn json_inner(text: &str) -> String {
+    let quoted = serde_json::Value::from(text).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+const WRITERS: [(&str, Writer); 4] =
+    [("system", Writer::System), ("user", Writer::User), ("assistant", Writer::Assistant), ("tool", Writer::Tool)];
+
+/// `writers`: whose texts in a prompt are looked at; everybody's without value.
+fn writers(settings: &Settings<'_>) -> Vec<Writer> {
+    let names = settings.texts("writers");
+    if names.is_empty() {
+        return WRITERS.map(|(_, writer)| writer).to_vec();
+    }
+    let known = |(at, name): (usize, &String)| {
+        let found = WRITERS.iter().find(|(word, _)| word == name);
+        if found.is_none() {
+            settings.fault(&format!("writers[{at}]"), "must be one of system, user, assistant, tool");
+        }
+        found.map(|(_, writer)| *writer)
+    };
+    names.iter().enumerate().filter_map(known).collect()
+}

@@ -204,7 +204,7 @@ impl Drop for Shell {
 
 /// A plugin's refusal as the client is told it.
 pub(super) fn refused(rejection: Rejection) -> Failure {
-    let Rejection { kind, status, message, body, headers } = rejection;
+    let Rejection { kind, status, message, body, headers, log } = rejection;
     let mut failure = match kind {
         RejectionKind::Content => Failure::content(message),
         RejectionKind::Invalid => Failure::new(ErrorKind::InvalidRequest, message),
@@ -213,6 +213,9 @@ pub(super) fn refused(rejection: Rejection) -> Failure {
         RejectionKind::Unavailable => Failure::new(ErrorKind::Unavailable, message),
         RejectionKind::Internal => Failure::new(ErrorKind::Internal, message),
     };
+    if let Some(log) = log {
+        failure = failure.log(log);
+    }
     if let Some(status) = status {
         failure = failure.with_status(status);
     }

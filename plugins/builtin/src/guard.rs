@@ -1,0 +1,270 @@
+//! Looks for words and patterns in prompts and answers: refuses, masks, or notes what it finds.
+//!
+//! A prompt with something that is blocked is refused (400, `content_policy_violation`) before anybody is asked. An answer with something
+//! that is blocked ends in front of it, with the finish reason `content_filter`; of a stream the last `window` bytes are held back for that,
+//! so that nothing of it is said. Which rule it was is in the log, never the text.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use penstock_dialects::{ChatEvent, FinishReason};
+use penstock_plugins::text::{self, Form, Writer};
+use penstock_plugins::{
+    Flow, Hooks, Kind, Needs, Plugin, PluginError, Rejection, RejectionKind, RequestContext, Sees, Settings, Verdict,
+};
+
+use crate::lanes::{Lane, Lanes};
+use crate::scan::{Action, Finder, Rule, Rules, Scanner, finder};
+
+/// `guard`
+pub(crate) struct Guard;
+
+/// Longest match in an answer that is sure to be found.
+const WINDOW: u64 = 64;
+
+struct Config {
+    prompt: Arc<Rules>,
+    answer: Arc<Rules>,
+    writers: Vec<Writer>,
+    message: String,
+    stop: bool,
+}
+
+const ACTIONS: &[(&str, Action)] = &[("block", Action::Block), ("mask", Action::Mask), ("note", Action::Note)];
+
+impl Kind for Guard {
+    fn name(&self) -> &'static str {
+        "guard"
+    }
+
+    fn build(&self, settings: &Settings<'_>) -> Option<Arc<dyn Plugin>> {
+        let window = settings.number("window", 1..=65_536, WINDOW) as usize;
+        let (mut prompt, mut answer) = (Vec::new(), Vec::new());
+        let tables = settings.tables("rules");
+        if tables.is_empty() {
+            settings.fault("rules", "needs at least one rule");
+        }
+        for (at, table) in tables.iter().enumerate() {
+            let Some((rule, on_prompt, on_answer)) = rule(table, at) else { continue };
+            prompt.extend(on_prompt.then(|| rule.clone()));
+            answer.extend((on_answer && rule.action != Action::Note).then_some(rule));
+        }
+        let longest = answer.iter().filter_map(|rule| match &rule.finder {
+            Finder::Words(words, _) => Some(words.max_pattern_len()),
+            Finder::Pattern(..) => None,
+        });
+        let patterns = answer.iter().any(|rule| matches!(rule.finder, Finder::Pattern(..)));
+        // Words say themselves how long they are.
+        let window = longest.max().unwrap_or(0).max(if patterns { window } else { 1 });
+        let config = Config {
+            prompt: Arc::new(Rules { rules: prompt, window: usize::MAX / 2 }),
+            answer: Arc::new(Rules { rules: answer, window }),
+            writers: crate::writers(settings),
+            message: settings.text("message").unwrap_or_else(|| "This is against the rules of this service.".into()),
+            stop: settings.word("on_answer", &[("stop", true), ("error", false)]),
+        };
+        Some(Arc::new(Guarded(Arc::new(config))))
+    }
+}
+
+fn rule(table: &Settings<'_>, at: usize) -> Option<(Rule, bool, bool)> {
+    let name = table.text("name").unwrap_or_else(|| format!("rules[{at}]"));
+    let action = table.word("action", ACTIONS);
+    let (prompt, answer) =
+        table.word("on", &[("both", (true, true)), ("prompt", (true, false)), ("answer", (false, true))]);
+    if action == Action::Note && !prompt {
+        table.fault("action", "note is for prompts: what was in them is noted in the access log");
+    }
+    let mask = table.text("mask").unwrap_or_else(|| "[removed]".into());
+    Some((Rule { name, finder: finder(table)?, action, mask }, prompt, answer))
+}
+
+struct Guarded(Arc<Config>);
+
+impl Plugin for Guarded {
+    fn needs(&self) -> Needs {
+        if self.0.prompt.rules.is_empty() { Needs::Facts } else { Needs::Request }
+    }
+
+    fn begin(&self) -> Box<dyn Hooks> {
+        Box::new(Guarding {
+            config: self.0.clone(),
+            lanes: Lanes::default(),
+            hits: Arc::default(),
+            noted: BTreeSet::new(),
+        })
+    }
+}
+
+struct Guarding {
+    config: Arc<Config>,
+    lanes: Lanes<Scanner>,
+    hits: Arc<Mutex<Vec<usize>>>,
+    noted: BTreeSet<String>,
+}
+
+impl Guarding {
+    fn refusal(&self, rule: &str) -> Rejection {
+        Rejection::new(RejectionKind::Content, self.config.message.clone()).log(format!("rule {rule}"))
+    }
+
+    /// Changes what is to be masked in a prompt; with an error the name of the rule that blocks it.
+    fn prompt(&mut self, request: &mut RequestContext) -> Result<Result<(), String>, PluginError> {
+        let config = self.config.clone();
+        let rules = &config.prompt;
+        let (mut blocked, mut masks) = (None, false);
+        let noted = &mut self.noted;
+        text::each(request.request()?, &mut |writer, text| {
+            if !config.writers.contains(&writer) || blocked.is_some() {
+                return;
+            }
+            for found in rules.all(text) {
+                let rule = &rules.rules[found.rule];
+                noted.insert(rule.name.clone());
+                masks |= rule.action == Action::Mask;
+                if rule.action == Action::Block {
+                    blocked = Some(rule.name.clone());
+                }
+            }
+        });
+        if let Some(rule) = blocked {
+            return Ok(Err(rule));
+        }
+        if masks {
+            text::change(request.edit()?, &mut |writer, form, text| {
+                if config.writers.contains(&writer) {
+                    mask(rules, form, text);
+                }
+            });
+        }
+        Ok(Ok(()))
+    }
+}
+
+/// Says something else in place of what is masked.
+fn mask(rules: &Rules, form: Form, text: &mut String) {
+    let all = rules.all(text);
+    for found in all.iter().rev() {
+        let rule = &rules.rules[found.rule];
+        if rule.action == Action::Mask {
+            let mask = if form == Form::Json { crate::json_inner(&rule.mask) } else { rule.mask.clone() };
+            text.replace_range(found.start..found.end, &mask);
+        }
+    }
+}
+
+#[async_trait]
+impl Hooks for Guarding {
+    async fn on_request(&mut self, request: &mut RequestContext) -> Result<Verdict, PluginError> {
+        if self.config.prompt.rules.is_empty() {
+            return Ok(Verdict::Pass);
+        }
+        let checked = self.prompt(request)?;
+        for rule in &self.noted {
+            request.tags.push(("guard".into(), rule.clone()));
+        }
+        Ok(match checked {
+            Ok(()) => Verdict::Pass,
+            Err(rule) => Verdict::Reject(self.refusal(&rule)),
+        })
+    }
+
+    fn sees(&self) -> Sees {
+        if self.config.answer.rules.is_empty() { Sees::Nothing } else { Sees::Events }
+    }
+
+    fn on_event(&mut self, events: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, PluginError> {
+        let (rules, hits) = (self.config.answer.clone(), self.hits.clone());
+        let make = move |_: Lane| Scanner::new(rules.clone(), hits.clone());
+        if self.lanes.rewrite(events, end, &make) {
+            return Ok(Flow::Go);
+        }
+        if self.config.stop {
+            return Ok(Flow::Stop(FinishReason::ContentFilter));
+        }
+        let hits = self.hits.lock().unwrap_or_else(PoisonError::into_inner);
+        let rule = hits.last().map_or("", |rule| &self.config.answer.rules[*rule].name);
+        Ok(Flow::Reject(self.refusal(rule)))
+    }
+
+    fn release(&mut self, out: &mut Vec<ChatEvent>) {
+        self.lanes.release(out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_dialects::Surface;
+    use penstock_plugins::testing::{FakeHost, build, now, request};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::{Streamed, streamed};
+
+    fn asked(settings: &Value, prompt: &str) -> (Result<Verdict, PluginError>, RequestContext) {
+        let plugin = build(&Guard, settings).expect("valid");
+        let body = json!({ "model": "m", "messages": [
+            { "role": "system", "content": "be a bomb expert" }, { "role": "user", "content": prompt },
+        ] });
+        let mut context = request(Surface::Chat, &body, Arc::new(FakeHost::default()));
+        let verdict = now(plugin.begin().on_request(&mut context));
+        (verdict, context)
+    }
+
+    fn settings() -> Value {
+        json!({ "writers": ["user"], "rules": [
+            { "name": "weapons", "words": ["bomb", "gun"] },
+            { "name": "codename", "pattern": "(?i)project [a-z]+", "action": "mask", "mask": "the project" },
+            { "name": "law", "words": ["lawyer"], "action": "note", "on": "prompt" },
+        ] })
+    }
+
+    #[test]
+    fn a_prompt_is_refused_masked_or_noted() {
+        let (verdict, _) = asked(&settings(), "How do I build a BOMB?");
+        let Ok(Verdict::Reject(refused)) = verdict else { panic!("{verdict:?}") };
+        assert_eq!((refused.kind, refused.log.as_deref()), (RejectionKind::Content, Some("rule weapons")));
+        assert!(!refused.message.to_lowercase().contains("bomb"));
+        let (verdict, mut context) = asked(&settings(), "my lawyer on Project Zeus, bombastic");
+        assert!(matches!(verdict, Ok(Verdict::Pass)));
+        let mut user = String::new();
+        text::each(context.request().expect("read"), &mut |writer, text| {
+            if writer == Writer::User {
+                user.push_str(text);
+            }
+        });
+        assert_eq!(user, "my lawyer on the project, bombastic");
+        let tags = [("guard".to_owned(), "codename".to_owned()), ("guard".to_owned(), "law".to_owned())];
+        assert_eq!(context.tags, tags);
+        assert!(context.edit().is_ok());
+    }
+
+    fn answered(settings: &Value, pieces: &[&str]) -> Streamed {
+        streamed(build(&Guard, settings).expect("valid").begin(), pieces)
+    }
+
+    #[test]
+    fn an_answer_ends_in_front_of_what_is_blocked() {
+        for pieces in
+            [&["take a bo", "mb and ", "run"][..], &["take a bomb and run"], &["take a b", "o", "m", "b", " and run"]]
+        {
+            let got = answered(&settings(), pieces);
+            assert_eq!((got.text.as_str(), got.flow.as_str()), ("take a ", "Stop(ContentFilter)"), "{pieces:?}");
+        }
+        let got = answered(&settings(), &["bombastic Proj", "ect ze", "us."]);
+        assert_eq!((got.text.as_str(), got.flow.as_str()), ("bombastic the project.", "Go"));
+        let mut strict = settings();
+        strict["on_answer"] = json!("error");
+        assert!(answered(&strict, &["a bomb"]).flow.starts_with("Reject"));
+    }
+
+    #[test]
+    fn faults_are_named() {
+        let settings =
+            json!({ "writers": ["usr"], "rules": [{ "pattern": "(" }, { "words": ["a"], "pattern": "b" }, {}] });
+        let faults = build(&Guard, &settings).err().expect("faults");
+        let paths: Vec<_> = faults.iter().map(|fault| fault.path.as_str()).collect();
+        assert_eq!(paths, ["rules[0].pattern", "rules[1]", "rules[2]", "writers[0]"]);
+    }
+}

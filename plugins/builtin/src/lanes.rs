@@ -1,0 +1,195 @@
+//! Rewriting the texts of an answer while it comes: the one place that knows which events carry text, and in which order it must go out.
+//!
+//! An answer is several texts at once: per choice its words, its reasoning, its refusal, the arguments of each call. Each is a lane with a
+//! [`Rewriter`] of its own, which may hold text back. What is held goes out before the choice says something of another kind, before it
+//! finishes, and at the end of the answer, so nothing changes places. Log-probabilities and token ids say what a text was: they go with a
+//! text that nobody changed, and not before all of it does; with one that was changed they are left out.
+
+use penstock_dialects::{ChatEvent, TokenLogprob};
+
+/// Which text of a choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Its words.
+    Text,
+    /// Its reasoning.
+    Reasoning,
+    /// Its refusal.
+    Refusal,
+    /// Arguments of that call: JSON text.
+    Arguments(u32),
+}
+
+/// Changes one text piece by piece. Whatever the pieces, the outcome must be the same.
+pub(crate) trait Rewriter {
+    /// Takes a piece; appends to `out` what can be said of the text by now. With false nothing of the answer may follow.
+    fn push(&mut self, piece: &str, out: &mut String) -> bool;
+    /// The text is complete: appends what is left.
+    fn end(&mut self, out: &mut String) -> bool;
+    /// What is held back, unchanged.
+    fn held(&mut self) -> String;
+    /// Whether anything is held back.
+    fn holds(&self) -> bool;
+}
+
+struct Open<R> {
+    choice: u32,
+    lane: Lane,
+    rewriter: R,
+    /// What the text was that has not gone out completely.
+    logprobs: Vec<TokenLogprob>,
+    tokens: Vec<u32>,
+    /// What went in and out since then: equal if nobody changed it.
+    taken: String,
+    given: String,
+}
+
+/// All texts of one answer.
+pub(crate) struct Lanes<R> {
+    open: Vec<Open<R>>,
+}
+
+impl<R> Default for Lanes<R> {
+    fn default() -> Self {
+        Self { open: Vec::new() }
+    }
+}
+
+impl<R: Rewriter> Lanes<R> {
+    /// Takes events through the rewriters that `make` makes. With false the answer ends behind what is left in `events`.
+    pub(crate) fn rewrite(&mut self, events: &mut Vec<ChatEvent>, end: bool, make: &dyn Fn(Lane) -> R) -> bool {
+        let mut out = Vec::with_capacity(events.len());
+        let mut goes_on = true;
+        for event in events.drain(..) {
+            goes_on = self.event(event, &mut out, make);
+            if !goes_on {
+                break;
+            }
+        }
+        if goes_on && end {
+            goes_on = self.flush(|_, _| true, &mut out);
+        }
+        *events = out;
+        goes_on
+    }
+
+    fn event(&mut self, event: ChatEvent, out: &mut Vec<ChatEvent>, make: &dyn Fn(Lane) -> R) -> bool {
+        match event {
+            ChatEvent::Text { choice, text, logprobs, tokens } => {
+                self.piece(choice, Lane::Text, &text, (logprobs, tokens), out, make)
+            }
+            ChatEvent::Reasoning { choice, text } => {
+                self.piece(choice, Lane::Reasoning, &text, Default::default(), out, make)
+            }
+            ChatEvent::Refusal { choice, text } => {
+                self.piece(choice, Lane::Refusal, &text, Default::default(), out, make)
+            }
+            ChatEvent::ToolCallArguments { choice, call, json } => {
+                self.piece(choice, Lane::Arguments(call), &json, Default::default(), out, make)
+            }
+            ChatEvent::ToolCallStart { choice, .. }
+            | ChatEvent::Finish { choice, .. }
+            | ChatEvent::ReasoningSignature { choice, .. } => {
+                let goes_on = self.flush(|of, _| of == choice, out);
+                out.extend(goes_on.then_some(event));
+                goes_on
+            }
+            ChatEvent::Prompt { choice, text, logprobs, tokens } => {
+                let mut rewriter = make(Lane::Text);
+                let mut said = String::new();
+                let goes_on = rewriter.push(&text, &mut said) && rewriter.end(&mut said);
+                let (logprobs, tokens) = if said == text { (logprobs, tokens) } else { Default::default() };
+                out.push(ChatEvent::Prompt { choice, text: said, logprobs, tokens });
+                goes_on
+            }
+            other => {
+                out.push(other);
+                true
+            }
+        }
+    }
+
+    fn piece(
+        &mut self,
+        choice: u32,
+        lane: Lane,
+        text: &str,
+        (logprobs, tokens): (Vec<TokenLogprob>, Vec<u32>),
+        out: &mut Vec<ChatEvent>,
+        make: &dyn Fn(Lane) -> R,
+    ) -> bool {
+        if !self.flush(|of, other| of == choice && other != lane, out) {
+            return false;
+        }
+        let at = self.open.iter().position(|open| open.choice == choice && open.lane == lane);
+        let at = at.unwrap_or_else(|| {
+            let (taken, given) = (String::new(), String::new());
+            let rewriter = make(lane);
+            self.open.push(Open { choice, lane, rewriter, logprobs: Vec::new(), tokens: Vec::new(), taken, given });
+            self.open.len() - 1
+        });
+        let open = &mut self.open[at];
+        open.logprobs.extend(logprobs);
+        open.tokens.extend(tokens);
+        let mut said = String::new();
+        let goes_on = open.rewriter.push(text, &mut said);
+        open.say(text, said, out);
+        goes_on
+    }
+
+    /// Ends the texts that `which` names.
+    fn flush(&mut self, which: impl Fn(u32, Lane) -> bool, out: &mut Vec<ChatEvent>) -> bool {
+        let mut at = 0;
+        while at < self.open.len() {
+            if !which(self.open[at].choice, self.open[at].lane) {
+                at += 1;
+                continue;
+            }
+            let mut open = self.open.remove(at);
+            let mut said = String::new();
+            let goes_on = open.rewriter.end(&mut said);
+            open.say("", said, out);
+            if !goes_on {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Everything that is held back, unchanged.
+    pub(crate) fn release(&mut self, out: &mut Vec<ChatEvent>) {
+        for mut open in self.open.drain(..) {
+            let text = open.rewriter.held();
+            (open.logprobs, open.tokens) = (Vec::new(), Vec::new());
+            open.say("", text, out);
+        }
+    }
+}
+
+impl<R: Rewriter> Open<R> {
+    fn say(&mut self, taken: &str, said: String, out: &mut Vec<ChatEvent>) {
+        let tracked = !self.logprobs.is_empty() || !self.tokens.is_empty();
+        let (mut logprobs, mut tokens) = (Vec::new(), Vec::new());
+        if tracked {
+            self.taken.push_str(taken);
+            self.given.push_str(&said);
+            if !self.rewriter.holds() {
+                (logprobs, tokens) = (std::mem::take(&mut self.logprobs), std::mem::take(&mut self.tokens));
+                if std::mem::take(&mut self.taken) != std::mem::take(&mut self.given) {
+                    logprobs.clear();
+                    tokens.clear();
+                }
+            }
+        }
+        if said.is_empty() && logprobs.is_empty() && tokens.is_empty() {
+            return;
+        }
+        let choice = self.choice;
+        out.push(match self.lane {
+            Lane::Text => ChatEvent::Text { choice, text: said, logprobs, tokens },
+            Lane::Reasoning => ChatEvent::Reasoning { choice, text: said },
+            Lane::Refusal => ChatEvent::Refusal { choice, text: said },
+            Lane::Arguments(call) => ChatEvent::ToolCallArguments { choice, call, json: said },
+        });
+    }
+}

@@ -1,0 +1,420 @@
+//! Takes personal data out of prompts and puts it back into answers.
+//!
+//! What is found (mail addresses, phone numbers, cards, accounts, network addresses, social security numbers, and own patterns) is replaced by
+//! placeholders, `[EMAIL_1]`; the same value gets the same one throughout a conversation. Upstreams see only those. Where the answer uses
+//! one, the client reads the value again, also when the placeholder comes in several pieces. The table lives as long as the request, and is
+//! neither logged nor stored. With `restore = false` the client reads the placeholders too.
+//!
+//! Finding is by form (and checksum, where there is one), not by meaning: names and places are not found.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use penstock_dialects::ChatEvent;
+use penstock_plugins::text::{self, Form, Writer};
+use penstock_plugins::{Flow, Hooks, Kind, Needs, Plugin, PluginError, RequestContext, Sees, Settings, Verdict};
+use regex::Regex;
+
+use crate::lanes::{Lane, Lanes, Rewriter};
+use crate::scan::{Action, Finder, Rule, Rules};
+
+/// `pii`
+pub(crate) struct Pii;
+
+type Check = fn(&str) -> Option<usize>;
+
+/// Names, forms and checks of what is known. Of two that begin at one place the first counts.
+const KNOWN: [(&str, &str, Check); 6] = [
+    ("email", r"(?i)\b[a-z0-9][a-z0-9._%+\-]{0,63}@[a-z0-9](?:[a-z0-9\-]{0,62}\.)+[a-z]{2,24}\b", all),
+    ("iban", r"\b[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]){11,30}\b", iban),
+    ("card", r"\b[0-9](?:[ \-]?[0-9]){12,18}\b", card),
+    ("ssn", r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b", ssn),
+    ("ip", r"(?i)\b[0-9]{1,3}(?:\.[0-9]{1,3}){3}\b|[0-9a-f]{0,4}(?::{1,2}[0-9a-f]{1,4}){2,7}(?:::)?", address),
+    (
+        "phone",
+        r"(?:\+|\b00)[1-9][0-9 ().\-/]{6,18}[0-9]\b|\([0-9]{3}\) ?[0-9]{3}[ .\-]?[0-9]{4}\b|\b[0-9]{3}[ .\-][0-9]{3}[ .\-][0-9]{4}\b",
+        phone,
+    ),
+];
+
+fn all(found: &str) -> Option<usize> {
+    Some(found.len())
+}
+
+/// The longest part from the beginning that ends with a whole group and satisfies `check`.
+fn longest(found: &str, check: impl Fn(&str) -> bool) -> Option<usize> {
+    let ends = (1..=found.len()).rev().filter(|end| {
+        let next = found.as_bytes().get(*end);
+        found.as_bytes()[end - 1].is_ascii_alphanumeric() && !next.is_some_and(u8::is_ascii_alphanumeric)
+    });
+    ends.into_iter().find(|end| check(&found[..*end]))
+}
+
+fn digits(text: &str) -> impl DoubleEndedIterator<Item = u32> + '_ {
+    text.chars().filter_map(|char| char.to_digit(10))
+}
+
+/// Luhn's checksum.
+fn card(found: &str) -> Option<usize> {
+    longest(found, |text| {
+        let weighed = digits(text).rev().enumerate().map(|(at, digit)| match at % 2 {
+            1 if digit > 4 => digit * 2 - 9,
+            1 => digit * 2,
+            _ => digit,
+        });
+        let sum: u32 = weighed.sum();
+        (13..=19).contains(&digits(text).count()) && sum % 10 == 0 && digits(text).any(|digit| digit > 0)
+    })
+}
+
+/// ISO 13616: the rest modulo 97.
+fn iban(found: &str) -> Option<usize> {
+    longest(found, |text| {
+        let plain: Vec<u8> = text.bytes().filter(u8::is_ascii_alphanumeric).collect();
+        if !(15..=34).contains(&plain.len()) {
+            return false;
+        }
+        let rotated = plain[4..].iter().chain(&plain[..4]);
+        let rest = rotated.fold(0u32, |rest, byte| match byte {
+            b'0'..=b'9' => (rest * 10 + u32::from(byte - b'0')) % 97,
+            letter => (rest * 100 + u32::from(letter - b'A') + 10) % 97,
+        });
+        rest == 1
+    })
+}
+
+/// Ranges that were never issued.
+fn ssn(found: &str) -> Option<usize> {
+    let area = &found[..3];
+    let issued =
+        area != "000" && area != "666" && !area.starts_with('9') && &found[4..6] != "00" && &found[7..] != "0000";
+    issued.then_some(found.len())
+}
+
+fn address(found: &str) -> Option<usize> {
+    found.parse::<IpAddr>().ok().map(|_| found.len())
+}
+
+fn phone(found: &str) -> Option<usize> {
+    (7..=15).contains(&digits(found).count()).then_some(found.len())
+}
+
+struct Config {
+    rules: Rules,
+    writers: Vec<Writer>,
+    restore: bool,
+}
+
+impl Kind for Pii {
+    fn name(&self) -> &'static str {
+        "pii"
+    }
+
+    fn build(&self, settings: &Settings<'_>) -> Option<Arc<dyn Plugin>> {
+        let mut rules: Vec<Rule> = Vec::new();
+        for (name, pattern) in settings.text_map("patterns") {
+            let label = name.to_ascii_uppercase();
+            if label.is_empty()
+                || !label.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+            {
+                settings.fault(
+                    &format!("patterns.{name}"),
+                    "the name must be of letters, digits and _: it stands in placeholders",
+                );
+            }
+            match Finder::pattern(&pattern) {
+                Ok(finder) => rules.push(rule(&label, finder)),
+                Err(why) => settings.fault(&format!("patterns.{name}"), why),
+            }
+        }
+        rules.extend(known(settings));
+        if rules.is_empty() {
+            settings.fault("kinds", "nothing is looked for");
+        }
+        let rules = Rules { rules, window: usize::MAX / 2 };
+        let (writers, restore) = (crate::writers(settings), settings.flag("restore", true));
+        Some(Arc::new(Private(Arc::new(Config { rules, writers, restore }))))
+    }
+}
+
+fn rule(label: &str, finder: Finder) -> Rule {
+    Rule { name: label.to_owned(), finder, action: Action::Mask, mask: String::new() }
+}
+
+fn known(settings: &Settings<'_>) -> Vec<Rule> {
+    let names = settings.texts("kinds");
+    for (at, name) in names.iter().enumerate() {
+        if !KNOWN.iter().any(|(known, ..)| known == name) {
+            let known = KNOWN.map(|(known, ..)| known).join(", ");
+            settings.fault(&format!("kinds[{at}]"), format!("must be one of {known}"));
+        }
+    }
+    let asked = |name: &str| (names.is_empty() && !settings.has("kinds")) || names.iter().any(|asked| asked == name);
+    let made = KNOWN.iter().filter(|(name, ..)| asked(name)).map(|(name, pattern, check)| {
+        let pattern = Regex::new(pattern).expect("the patterns above are tested");
+        rule(&name.to_ascii_uppercase(), Finder::Pattern(pattern, *check))
+    });
+    made.collect()
+}
+
+struct Private(Arc<Config>);
+
+impl Plugin for Private {
+    fn needs(&self) -> Needs {
+        Needs::Request
+    }
+
+    fn begin(&self) -> Box<dyn Hooks> {
+        Box::new(Redacting { config: self.0.clone(), table: Arc::default(), lanes: Lanes::default() })
+    }
+}
+
+struct Redacting {
+    config: Arc<Config>,
+    /// Set once, when the prompt has been read.
+    table: Arc<Table>,
+    lanes: Lanes<Restorer>,
+}
+
+/// Placeholders and what they stand for.
+#[derive(Default)]
+struct Table {
+    pairs: Vec<(String, String)>,
+    by_value: HashMap<String, usize>,
+}
+
+impl Table {
+    /// The placeholder of a value; `taken` says which the client has used itself.
+    fn placeholder(&mut self, label: &str, value: &str, taken: &dyn Fn(&str) -> bool) -> &str {
+        let next = self.pairs.len();
+        let at = *self.by_value.entry(value.to_owned()).or_insert(next);
+        if at == next {
+            let mine =
+                self.pairs.iter().filter(|(placeholder, _)| placeholder[1..].starts_with(&format!("{label}_"))).count();
+            let names = (mine + 1..).map(|number| format!("[{label}_{number}]"));
+            let fresh = |name: &String| !taken(name) && self.pairs.iter().all(|(have, _)| have != name);
+            let name = names.into_iter().find(fresh).unwrap_or_default();
+            self.pairs.push((name, value.to_owned()));
+        }
+        &self.pairs[at].0
+    }
+}
+
+#[async_trait]
+impl Hooks for Redacting {
+    async fn on_request(&mut self, request: &mut RequestContext) -> Result<Verdict, PluginError> {
+        let config = self.config.clone();
+        let (mut any, mut brackets) = (false, String::new());
+        text::each(request.request()?, &mut |writer, text| {
+            any |= config.writers.contains(&writer) && !config.rules.all(text).is_empty();
+            if text.contains('[') {
+                brackets.push_str(text);
+            }
+        });
+        if !any {
+            return Ok(Verdict::Pass);
+        }
+        let mut table = Table::default();
+        let taken = |name: &str| brackets.contains(name);
+        text::change(request.edit()?, &mut |writer, _: Form, text| {
+            if !config.writers.contains(&writer) {
+                return;
+            }
+            let (mut out, mut from) = (String::with_capacity(text.len()), 0);
+            for found in config.rules.all(text) {
+                out.push_str(&text[from..found.start]);
+                let label = &config.rules.rules[found.rule].name;
+                out.push_str(table.placeholder(label, &text[found.start..found.end], &taken));
+                from = found.end;
+            }
+            out.push_str(&text[from..]);
+            *text = out;
+        });
+        request.tags.push(("pii".into(), table.pairs.len().to_string()));
+        self.table = Arc::new(table);
+        Ok(Verdict::Pass)
+    }
+
+    fn sees(&self) -> Sees {
+        if self.config.restore && !self.table.pairs.is_empty() { Sees::Events } else { Sees::Nothing }
+    }
+
+    fn on_event(&mut self, events: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, PluginError> {
+        let table = self.table.clone();
+        let make = move |lane| {
+            let json = matches!(lane, Lane::Arguments(_));
+            Restorer { table: table.clone(), json, held: String::new() }
+        };
+        self.lanes.rewrite(events, end, &make);
+        Ok(Flow::Go)
+    }
+
+    fn release(&mut self, out: &mut Vec<ChatEvent>) {
+        self.lanes.release(out);
+    }
+}
+
+/// Puts values back in place of placeholders.
+struct Restorer {
+    table: Arc<Table>,
+    /// What is put in must be escaped.
+    json: bool,
+    /// The beginning of what may be a placeholder.
+    held: String,
+}
+
+impl Restorer {
+    fn step(&mut self, complete: bool, out: &mut String) {
+        let text = std::mem::take(&mut self.held);
+        let mut rest = text.as_str();
+        while let Some(at) = rest.find('[') {
+            out.push_str(&rest[..at]);
+            rest = &rest[at..];
+            if let Some((name, value)) = self.table.pairs.iter().find(|(name, _)| rest.starts_with(name.as_str())) {
+                match self.json {
+                    true => out.push_str(&crate::json_inner(value)),
+                    false => out.push_str(value),
+                }
+                rest = &rest[name.len()..];
+            } else if !complete && self.table.pairs.iter().any(|(name, _)| name.starts_with(rest)) {
+                self.held = rest.to_owned();
+                return;
+            } else {
+                out.push('[');
+                rest = &rest[1..];
+            }
+        }
+        out.push_str(rest);
+    }
+}
+
+impl Rewriter for Restorer {
+    fn push(&mut self, piece: &str, out: &mut String) -> bool {
+        if self.held.is_empty() && !piece.contains('[') {
+            out.push_str(piece);
+            return true;
+        }
+        self.held.push_str(piece);
+        self.step(false, out);
+        true
+    }
+
+    fn end(&mut self, out: &mut String) -> bool {
+        self.step(true, out);
+        true
+    }
+
+    fn held(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    fn holds(&self) -> bool {
+        !self.held.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_dialects::Surface;
+    use penstock_plugins::testing::{FakeHost, build, now, request};
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::testing::streamed;
+
+    fn redacted(settings: &Value, prompt: &str) -> (String, Box<dyn Hooks>) {
+        let plugin = build(&Pii, settings).expect("valid");
+        let body = json!({ "model": "m", "messages": [{ "role": "user", "content": prompt }] });
+        let mut context = request(Surface::Chat, &body, Arc::new(FakeHost::default()));
+        let mut hooks = plugin.begin();
+        assert!(matches!(now(hooks.on_request(&mut context)), Ok(Verdict::Pass)));
+        let mut out = String::new();
+        text::each(context.request().expect("read"), &mut |_, text| out.push_str(text));
+        (out, hooks)
+    }
+
+    #[track_caller]
+    fn check(prompt: &str, expected: &str) {
+        assert_eq!(redacted(&json!({}), prompt).0, expected);
+    }
+
+    #[test]
+    fn personal_data_is_found_by_its_form() {
+        check("mail ann.lee+x@mail.example.com, please", "mail [EMAIL_1], please");
+        check("a@b.de and c@d.de and a@b.de", "[EMAIL_1] and [EMAIL_2] and [EMAIL_1]");
+        check("card 4111 1111 1111 1111 exp", "card [CARD_1] exp");
+        check("card 4111-1111-1111-1112 exp", "card 4111-1111-1111-1112 exp");
+        check("IBAN DE89 3704 0044 0532 0130 00 AND more", "IBAN [IBAN_1] AND more");
+        check("GB82WEST12345698765432.", "[IBAN_1].");
+        check("DE89370400440532013001", "DE89370400440532013001");
+        check("from 192.168.7.12 or 2001:db8::8a2e:370:7334", "from [IP_1] or [IP_2]");
+        check("version 1.2.3.400 at 12:30:45", "version 1.2.3.400 at 12:30:45");
+        check("ssn 078-05-1120, not 000-12-3456", "ssn [SSN_1], not 000-12-3456");
+        check("call +49 (30) 901820-0 or (555) 123-4567 or 555-123-4567", "call [PHONE_1] or [PHONE_2] or [PHONE_3]");
+        check("2026-11-21, 100000000, 3.14159265", "2026-11-21, 100000000, 3.14159265");
+        check("nothing here", "nothing here");
+    }
+
+    #[test]
+    fn own_patterns_come_first_and_kinds_can_be_chosen() {
+        let settings = json!({ "kinds": ["ip"], "patterns": { "staff": "\\bP[0-9]{6}\\b" } });
+        assert_eq!(redacted(&settings, "P123456 a@b.de 10.0.0.1").0, "[STAFF_1] a@b.de [IP_1]");
+        let faults =
+            build(&Pii, &json!({ "kinds": ["mail"], "patterns": { "a b": "x", "c": "(" } })).err().expect("faults");
+        let paths: Vec<_> = faults.iter().map(|fault| fault.path.as_str()).collect();
+        assert_eq!(paths, ["patterns.a b", "patterns.c", "kinds[0]"]);
+    }
+
+    #[test]
+    fn a_placeholder_of_the_clients_own_stays_its_own() {
+        let (prompt, hooks) = redacted(&json!({}), "keep [EMAIL_1], hide a@b.de");
+        assert_eq!(prompt, "keep [EMAIL_1], hide [EMAIL_2]");
+        assert_eq!(streamed(hooks, &["[EMAIL_1] [EMAIL_2]"]).text, "[EMAIL_1] a@b.de");
+    }
+
+    #[test]
+    fn answers_without_anything_to_restore_are_not_looked_at() {
+        assert_eq!(redacted(&json!({}), "hello").1.sees(), Sees::Nothing);
+        assert_eq!(redacted(&json!({ "restore": false }), "a@b.de").1.sees(), Sees::Nothing);
+        assert_eq!(redacted(&json!({}), "a@b.de").1.sees(), Sees::Events);
+    }
+
+    #[test]
+    fn values_are_escaped_in_arguments() {
+        let settings = json!({ "kinds": [], "patterns": { "q": "\"[a-z]+\"" } });
+        let (prompt, mut hooks) = redacted(&settings, "say \"hello\"");
+        assert_eq!(prompt, "say [Q_1]");
+        let arguments = |json: &str| ChatEvent::ToolCallArguments { choice: 0, call: 0, json: json.into() };
+        let mut events = vec![arguments("{\"x\":\"[Q"), arguments("_1]\"}")];
+        hooks.on_event(&mut events, true).expect("no failure");
+        let pieces = events.iter().map(|event| match event {
+            ChatEvent::ToolCallArguments { json, .. } => json.as_str(),
+            other => panic!("{other:?}"),
+        });
+        let said: String = pieces.collect();
+        assert_eq!(serde_json::from_str::<Value>(&said).expect("JSON"), json!({ "x": "\"hello\"" }));
+    }
+
+    proptest! {
+        /// What is taken out is put back, however the answer is cut; and nothing of it is left in the prompt.
+        #[test]
+        fn redacting_and_restoring_is_the_identity(
+            words in prop::collection::vec(prop_oneof![
+                Just("a@b.example".to_owned()), Just("4111111111111111".to_owned()), Just("10.1.2.3".to_owned()),
+                Just("[EMAIL_".to_owned()), Just("[".to_owned()), Just("]".to_owned()), "[a-zé ]{0,5}",
+            ], 0..12),
+            cut in 1usize..7,
+        ) {
+            let prompt = words.join(" ");
+            let (redacted, hooks) = redacted(&json!({ "kinds": ["email", "card", "ip"] }), &prompt);
+            prop_assert!(!redacted.contains("a@b.example") && !redacted.contains("4111") && !redacted.contains("10.1"));
+            let chars: Vec<char> = redacted.chars().collect();
+            let pieces: Vec<String> = chars.chunks(cut).map(|chunk| chunk.iter().collect()).collect();
+            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
+            prop_assert_eq!(streamed(hooks, &pieces).text, prompt);
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Finding words and patterns in a text that comes in pieces, so that the pieces make no difference.
+//!
+//! Where a match begins is decided when `window` bytes behind that place are known, or the text is complete; then only those bytes are looked
+//! at. So a match of up to `window` bytes is found however the text is cut, a longer one never, and the last `window` bytes of a text that
+//! still comes are held back.
+
+use std::sync::Arc;
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use penstock_plugins::Settings;
+use regex::{Regex, RegexBuilder};
+
+use crate::lanes::Rewriter;
+
+/// Largest compiled pattern, and its cache.
+const PATTERN_BYTES_MAX: usize = 4 << 20;
+/// Words of one rule.
+const WORDS_MAX: usize = 100_000;
+
+/// What a rule looks for.
+#[derive(Clone, Debug)]
+pub(crate) enum Finder {
+    /// Words; `true`: only where a word begins and ends.
+    Words(Box<AhoCorasick>, bool),
+    /// A pattern, and how much of what it found counts; `None`: nothing.
+    Pattern(Regex, fn(&str) -> Option<usize>),
+}
+
+impl Finder {
+    /// Any of these words, in any case.
+    pub(crate) fn words(words: &[String], whole: bool) -> Result<Self, String> {
+        if words.len() > WORDS_MAX {
+            return Err(format!("more than {WORDS_MAX} words"));
+        }
+        // The automaton folds ASCII only; of other letters it knows the spellings that people use.
+        let spelled = |word: &String| [word.clone(), word.to_lowercase(), word.to_uppercase()];
+        let mut all: Vec<_> = words.iter().flat_map(spelled).collect();
+        all.sort_unstable();
+        all.dedup();
+        let built =
+            AhoCorasick::builder().ascii_case_insensitive(true).match_kind(MatchKind::LeftmostLongest).build(all);
+        Ok(Finder::Words(Box::new(built.map_err(|error| error.to_string())?), whole))
+    }
+
+    /// That regular expression (crate `regex`: linear in time, no look-around).
+    pub(crate) fn pattern(text: &str) -> Result<Self, String> {
+        let built = RegexBuilder::new(text).size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX).build();
+        let pattern = built.map_err(|error| format!("is no pattern: {}", last_line(&error.to_string())))?;
+        if pattern.is_match("") {
+            return Err("matches nothing at all, so it would match everywhere".into());
+        }
+        Ok(Finder::Pattern(pattern, |found| Some(found.len())))
+    }
+
+    /// Where the first match begins at or behind `from`, whatever its length and whatever [`Finder::counts`] says of it.
+    fn find(&self, text: &str, from: usize) -> Option<(usize, usize)> {
+        match self {
+            Finder::Pattern(pattern, _) => pattern.find_at(text, from).map(|found| (found.start(), found.end())),
+            Finder::Words(words, _) => {
+                let found = words.find(aho_corasick::Input::new(text).range(from..))?;
+                Some((found.start(), found.end()))
+            }
+        }
+    }
+
+    /// Where what counts of what was found ends.
+    fn counts(&self, text: &str, start: usize, end: usize) -> Option<usize> {
+        match self {
+            Finder::Pattern(_, check) => check(&text[start..end]).map(|length| start + length),
+            Finder::Words(_, whole) => (!whole || is_word(text, start, end)).then_some(end),
+        }
+    }
+}
+
+fn last_line(text: &str) -> &str {
+    text.lines().last().unwrap_or_default().trim_start_matches("error: ")
+}
+
+fn next_char(text: &str, at: usize) -> usize {
+    text[at..].chars().next().map_or(text.len(), |char| at + char.len_utf8())
+}
+
+/// Whether no letter or digit stands on either side.
+fn is_word(text: &str, start: usize, end: usize) -> bool {
+    let inner = |char: char| char.is_alphanumeric() || char == '_';
+    !text[..start].chars().next_back().is_some_and(inner) && !text[end..].chars().next().is_some_and(inner)
+}
+
+/// What a match means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Something else is said in its place.
+    Mask,
+    /// Nothing more is said.
+    Block,
+    /// It is noted.
+    Note,
+}
+
+/// One rule.
+#[derive(Clone, Debug)]
+pub(crate) struct Rule {
+    pub(crate) name: String,
+    pub(crate) finder: Finder,
+    pub(crate) action: Action,
+    /// Said in place of what is masked.
+    pub(crate) mask: String,
+}
+
+/// Reads `words = [...]` or `pattern = "..."` of a rule.
+pub(crate) fn finder(settings: &Settings<'_>) -> Option<Finder> {
+    let (words, pattern) = (settings.texts("words"), settings.text("pattern"));
+    let whole = settings.flag("whole_words", true);
+    let made = match (words.is_empty(), pattern) {
+        (false, None) => Finder::words(&words, whole).map_err(|why| settings.fault("words", why)),
+        (true, Some(pattern)) => Finder::pattern(&pattern).map_err(|why| settings.fault("pattern", why)),
+        _ => {
+            settings.fault("", "needs either words or pattern");
+            Err(())
+        }
+    };
+    made.ok()
+}
+
+/// The rules of one text, and how far they look.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    pub(crate) rules: Vec<Rule>,
+    /// Bytes of the longest match that is found.
+    pub(crate) window: usize,
+}
+
+/// A match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// Index of the rule.
+    pub(crate) rule: usize,
+}
+
+/// What stands at a place of a text that still comes.
+enum Next {
+    Match(Found),
+    /// Nothing begins before that place; from there on it is open.
+    Open(usize),
+}
+
+impl Rules {
+    /// All matches in a text that is there as a whole, in order, without overlaps; of those that begin at one place, the first rule's.
+    pub(crate) fn all(&self, text: &str) -> Vec<Found> {
+        let (mut out, mut from, mut starts) = (Vec::new(), 0, Starts::default());
+        while let Next::Match(found) = self.next(text, from, true, &mut starts) {
+            out.push(found);
+            from = found.end;
+        }
+        out
+    }
+
+    fn next(&self, text: &str, mut from: usize, complete: bool, starts: &mut Starts) -> Next {
+        let decided = if complete { text.len() } else { floor(text, text.len().saturating_sub(self.window + 1)) };
+        loop {
+            let Some(start) = starts.next(self, text, from).filter(|start| *start < decided) else {
+                return Next::Open(decided.max(from));
+            };
+            // Only what every cut of the text would show is looked at.
+            let shown = floor(text, (start + self.window + 1).min(text.len()));
+            let whole = complete && shown == text.len();
+            if let Some(found) = self.at(&text[..shown], start, whole, starts) {
+                return Next::Match(found);
+            }
+            from = next_char(text, start);
+        }
+    }
+
+    /// The first rule that matches exactly there, not at an end that is none.
+    fn at(&self, text: &str, start: usize, whole: bool, starts: &Starts) -> Option<Found> {
+        let rules = self.rules.iter().enumerate().filter(|(rule, _)| starts.0[*rule] == Some(start));
+        rules.into_iter().find_map(|(rule, have)| {
+            let (begins, end) = have.finder.find(text, start)?;
+            let inside = whole || end < text.len();
+            let fits = begins == start && end > start && end - start <= self.window && inside;
+            let end = fits.then(|| have.finder.counts(text, start, end)).flatten()?;
+            Some(Found { start, end, rule })
+        })
+    }
+}
+
+/// Where each rule may match next in one text: each looks through the text once, however often the others match.
+#[derive(Default)]
+struct Starts(Vec<Option<usize>>);
+
+impl Starts {
+    fn next(&mut self, rules: &Rules, text: &str, from: usize) -> Option<usize> {
+        let find = |rule: &Rule| rule.finder.find(text, from).map(|(start, _)| start);
+        if self.0.is_empty() {
+            self.0 = rules.rules.iter().map(find).collect();
+        }
+        for (start, rule) in self.0.iter_mut().zip(&rules.rules) {
+            if start.is_some_and(|start| start < from) {
+                *start = find(rule);
+            }
+        }
+        self.0.iter().flatten().min().copied()
+    }
+}
+
+/// The nearest place before `at` that is no part of a character.
+fn floor(text: &str, mut at: usize) -> usize {
+    while !text.is_char_boundary(at) {
+        at -= 1;
+    }
+    at
+}
+
+/// Applies rules to one text of an answer; the names of those that matched are noted.
+pub(crate) struct Scanner {
+    rules: Arc<Rules>,
+    /// The end of what has gone out, then what is held back.
+    text: String,
+    /// Where the latter begins.
+    at: usize,
+    /// Rules that matched.
+    pub(crate) hits: Arc<std::sync::Mutex<Vec<usize>>>,
+}
+
+/// Bytes of what has gone out that are kept, for patterns that look behind (`\b`, `^`): at least one character.
+const BEHIND: usize = 8;
+
+impl Scanner {
+    pub(crate) fn new(rules: Arc<Rules>, hits: Arc<std::sync::Mutex<Vec<usize>>>) -> Self {
+        Self { rules, text: String::new(), at: 0, hits }
+    }
+
+    fn step(&mut self, complete: bool, out: &mut String) -> bool {
+        let mut starts = Starts::default();
+        loop {
+            match self.rules.next(&self.text, self.at, complete, &mut starts) {
+                Next::Open(until) => {
+                    out.push_str(&self.text[self.at..until]);
+                    self.at = until;
+                    let behind = floor(&self.text, self.at.saturating_sub(BEHIND));
+                    // In larger steps, so that a stream does not move its text with every piece.
+                    if behind > 4096 || complete {
+                        self.text.drain(..behind);
+                        self.at -= behind;
+                    }
+                    return true;
+                }
+                Next::Match(found) => {
+                    let rule = &self.rules.rules[found.rule];
+                    self.hits.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(found.rule);
+                    out.push_str(&self.text[self.at..found.start]);
+                    match rule.action {
+                        Action::Block => {
+                            self.at = self.text.len();
+                            return false;
+                        }
+                        Action::Mask => out.push_str(&rule.mask),
+                        Action::Note => out.push_str(&self.text[found.start..found.end]),
+                    }
+                    self.at = found.end;
+                }
+            }
+        }
+    }
+}
+
+impl Rewriter for Scanner {
+    fn push(&mut self, piece: &str, out: &mut String) -> bool {
+        self.text.push_str(piece);
+        self.step(false, out)
+    }
+
+    fn end(&mut self, out: &mut String) -> bool {
+        self.step(true, out)
+    }
+
+    fn held(&mut self) -> String {
+        self.text.split_off(std::mem::replace(&mut self.at, 0))
+    }
+
+    fn holds(&self) -> bool {
+        self.at < self.text.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rules(list: &[(&str, Action)], window: usize) -> Arc<Rules> {
+        let rule = |(pattern, action): &(&str, Action)| Rule {
+            name: (*pattern).into(),
+            finder: Finder::pattern(pattern).expect("a pattern"),
+            action: *action,
+            mask: "*".into(),
+        };
+        Arc::new(Rules { rules: list.iter().map(rule).collect(), window })
+    }
+
+    fn scanned(rules: &Arc<Rules>, pieces: &[&str]) -> (String, bool, Vec<usize>) {
+        let hits = Arc::default();
+        let mut scanner = Scanner::new(rules.clone(), Arc::clone(&hits));
+        let mut out = String::new();
+        let goes_on = pieces.iter().all(|piece| scanner.push(piece, &mut out)) && scanner.end(&mut out);
+        let hits = hits.lock().expect("a test").clone();
+        (out, goes_on, hits)
+    }
+
+    #[test]
+    fn a_match_is_masked_wherever_the_cut() {
+        let rules = rules(&[(r"\bsecret\b", Action::Mask)], 16);
+        for cut in 0.."a secret, secretly".len() {
+            let (left, right) = "a secret, secretly".split_at(cut);
+            assert_eq!(scanned(&rules, &[left, right]), ("a *, secretly".into(), true, vec![0]), "{cut}");
+        }
+    }
+
+    #[test]
+    fn text_goes_out_as_soon_as_it_cannot_matter() {
+        let rules = rules(&[("bomb", Action::Block)], 4);
+        let mut scanner = Scanner::new(rules, Arc::default());
+        let mut out = String::new();
+        assert!(scanner.push("0123456789", &mut out));
+        assert_eq!(out, "01234", "all but the window and the character behind it");
+        assert!(scanner.push("bo", &mut out) && !scanner.push("mbastic", &mut out));
+        assert_eq!(out, "0123456789");
+    }
+
+    #[test]
+    fn words_are_found_in_any_case_and_whole() {
+        let words = ["Größe".to_owned(), "foo bar".to_owned()];
+        let finder = Finder::words(&words, true).expect("words");
+        let rule = Rule { name: "w".into(), finder, action: Action::Mask, mask: "_".into() };
+        let rules = Arc::new(Rules { rules: vec![rule], window: 16 });
+        assert_eq!(scanned(&rules, &["die GRÖSSE, größen FOO bar"]).0, "die _, größen _");
+        assert_eq!(scanned(&rules, &["die größe, Größe"]).0, "die _, _");
+    }
+
+    #[test]
+    fn patterns_that_match_nothing_are_refused() {
+        assert!(Finder::pattern("a*").is_err() && Finder::pattern("(").is_err());
+    }
+
+    proptest! {
+        /// The pieces make no difference: not for what is said, nor for what is found.
+        #[test]
+        fn any_cut_gives_the_same_text(
+            text in "[ab é1\n]{0,40}",
+            cuts in prop::collection::vec(0usize..200, 0..12),
+            window in 1usize..12,
+            which in 0usize..6,
+        ) {
+            let patterns = ["ab+|a", r"\bb+\b", "a.*b", "(?m)^a|é$", "é1|1", r"[ab]{3}"];
+            let list = [(patterns[which], Action::Mask), ("b1", Action::Note), ("11a", Action::Block)];
+            let rules = rules(&list, window);
+            let whole = scanned(&rules, &[&text]);
+            let mut places: Vec<_> = cuts.into_iter().map(|cut| floor(&text, cut.min(text.len()))).collect();
+            places.sort_unstable();
+            let (mut pieces, mut from) = (Vec::new(), 0);
+            for place in places {
+                pieces.push(&text[from..place]);
+                from = place;
+            }
+            pieces.push(&text[from..]);
+            prop_assert_eq!(scanned(&rules, &pieces), whole);
+            let each: Vec<String> = text.chars().map(String::from).collect();
+            let each: Vec<&str> = each.iter().map(String::as_str).collect();
+            prop_assert_eq!(scanned(&rules, &each), scanned(&rules, &[&text]));
+        }
+    }
+}
