@@ -5,12 +5,17 @@
 //! answer while it comes), `scan` (finding words and patterns in them, wherever they are cut).
 #![forbid(unsafe_code)]
 
+mod body;
+mod fault;
 mod fields;
 mod guard;
 mod headers;
 mod lanes;
 mod pii;
+mod prompt;
+mod route;
 mod scan;
+mod tags;
 #[cfg(test)]
 mod testing;
 
@@ -18,7 +23,16 @@ use penstock_plugins::text::Writer;
 use penstock_plugins::{Kind, Settings};
 
 /// All of them.
-pub const KINDS: &[&dyn Kind] = &[&guard::Guard, &headers::Headers, &pii::Pii];
+pub const KINDS: &[&dyn Kind] = &[
+    &body::Body,
+    &fault::Fault,
+    &guard::Guard,
+    &headers::Headers,
+    &pii::Pii,
+    &prompt::Prompt,
+    &route::RouteByRule,
+    &tags::Tags,
+];
 
 /// Text as it stands inside a JSON string.
 fn json_inner(text: &str) -> String {

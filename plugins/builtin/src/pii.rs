@@ -65,7 +65,7 @@ fn card(found: &str) -> Option<usize> {
             _ => digit,
         });
         let sum: u32 = weighed.sum();
-        (13..=19).contains(&digits(text).count()) && sum % 10 == 0 && digits(text).any(|digit| digit > 0)
+        (13..=19).contains(&digits(text).count()) && sum.is_multiple_of(10) && digits(text).any(|digit| digit > 0)
     })
 }
 
