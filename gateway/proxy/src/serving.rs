@@ -47,7 +47,7 @@ impl Serving {
         let sources = Sources { pools: &pools, providers: &providers, before: known };
         let models = Models::build(&config, &sources, metrics, before.map(|before| &before.models));
         let identity = Identity::new(&config);
-        let plugins = Chain::new(&config, metrics, hub);
+        let plugins = Chain::new(&config, metrics, hub, before.map(|before| &before.plugins));
         let rules = Rules::new(&config.limits);
         Self { config, identity, pools, providers, models, plugins, rules }
     }

@@ -2,35 +2,45 @@
 //!
 //! Each file says at its top what the plugin does to a request and to its answer, and what it refuses to do; `docs/reference/plugins.md` has
 //! every setting. What several of them need: `fields` (header fields that plugins must leave alone), `lanes` (rewriting the texts of an
-//! answer while it comes), `scan` (finding words and patterns in them, wherever they are cut).
+//! answer while it comes), `scan` (finding words and patterns in them, wherever they are cut),
+//! `recorder` (keeping an answer to give it again).
 #![forbid(unsafe_code)]
 
 mod body;
+mod cache;
 mod fault;
 mod fields;
 mod guard;
 mod headers;
+mod http_hook;
 mod lanes;
+mod moderation;
 mod pii;
 mod prompt;
+mod recorder;
 mod route;
 mod scan;
+mod semantic_cache;
 mod tags;
 #[cfg(test)]
 mod testing;
 
 use penstock_plugins::text::Writer;
-use penstock_plugins::{Kind, Settings};
+use penstock_plugins::{AskAs, Kind, Settings};
 
 /// All of them.
 pub const KINDS: &[&dyn Kind] = &[
     &body::Body,
+    &cache::Cache,
     &fault::Fault,
     &guard::Guard,
     &headers::Headers,
+    &http_hook::HttpHook,
+    &moderation::Moderation,
     &pii::Pii,
     &prompt::Prompt,
     &route::RouteByRule,
+    &semantic_cache::SemanticCache,
     &tags::Tags,
 ];
 
@@ -57,4 +67,9 @@ fn writers(settings: &Settings<'_>) -> Vec<Writer> {
         found.map(|(_, writer)| *writer)
     };
     names.iter().enumerate().filter_map(known).collect()
+}
+
+/// `ask_as`: in whose name other models are asked.
+fn ask_as(settings: &Settings<'_>) -> AskAs {
+    settings.word("ask_as", &[("plugin", AskAs::Plugin), ("caller", AskAs::Caller)])
 }

@@ -207,6 +207,7 @@ mod tests {
 
     use super::*;
 
+    #[expect(clippy::needless_pass_by_value, reason = "reads as data")]
     fn decorated(settings: &serde_json::Value, messages: serde_json::Value) -> Result<Vec<String>, String> {
         let plugin = build(&Prompt, settings).expect("valid");
         let body = json!({ "model": "m", "messages": messages });

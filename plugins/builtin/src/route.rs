@@ -154,6 +154,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
+    #[expect(clippy::needless_pass_by_value, reason = "reads as data")]
     fn check(rule: Value, body: Value, expected: bool) {
         let mut settings = json!({ "rules": [rule] });
         settings["rules"][0]["model"] = json!("other");

@@ -29,6 +29,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::clock::unix_seconds;
 use crate::gateway::{Beside, Gateway};
+use crate::plugins::ticks;
 use crate::stored::{Keeper, background, batch_error};
 
 /// What a batch may be for.
@@ -80,7 +81,11 @@ pub fn start(gateway: Arc<Gateway>) -> std::io::Result<()> {
 /// Until another process serves; then what runs comes to its end, and the other may lead.
 async fn work(gateway: Arc<Gateway>) {
     gateway.rest(Beside::Batches, false);
-    tokio::join!(run(gateway.clone()), background::run(gateway.clone()));
+    let batches = async { tokio::join!(run(gateway.clone()), background::run(gateway.clone())) };
+    tokio::select! {
+        _ = batches => {}
+        () = ticks::run(gateway.clone()) => {}
+    }
     if let Some(keeper) = gateway.keeper()
         && let Err(error) = keeper.store.resign().await
     {

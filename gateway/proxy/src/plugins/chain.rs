@@ -17,9 +17,14 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Of that config.
-    pub(crate) fn new(config: &Snapshot, metrics: &Arc<Metrics>, hub: &Arc<Hub>) -> Self {
-        let entries = config.plugins.iter().cloned().map(Arc::new).collect();
+    /// Of that config. A plugin that was there before, and is the same, keeps what it has gathered.
+    pub(crate) fn new(config: &Snapshot, metrics: &Arc<Metrics>, hub: &Arc<Hub>, before: Option<&Self>) -> Self {
+        let mut entries: Vec<_> = config.plugins.clone();
+        for entry in &mut entries {
+            let known = before.and_then(|before| before.entries.iter().find(|known| known.is_same(entry)));
+            entry.plugin = known.map_or(entry.plugin.clone(), |known| known.plugin.clone());
+        }
+        let entries = entries.into_iter().map(Arc::new).collect();
         Self { entries, metrics: metrics.clone(), hub: hub.clone(), body_bytes_max: config.http.body_bytes_max }
     }
 

@@ -28,6 +28,8 @@ use crate::whole::answer_events;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Largest answer to an operation.
 const OPERATION_BYTES_MAX: usize = 1 << 20;
+/// A cache that is slower than this is no help.
+const CACHE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Who asks where the plugin asks in its own name.
 const PLUGINS: &str = "plugins";
 
@@ -167,12 +169,16 @@ impl Host for RequestHost {
         timeout(limit, asked).await.map_err(|_| HostError::Timeout(who.to_owned()))?
     }
 
-    async fn cache_get(&self, _key: &str) -> Result<Option<Bytes>, HostError> {
-        Err(HostError::Unavailable("there is no shared cache".into()))
+    async fn cache_get(&self, key: &str) -> Result<Option<Bytes>, HostError> {
+        let cache = self.hub.cache()?;
+        let got = timeout(CACHE_TIMEOUT, cache.get(key)).await.map_err(|_| HostError::Timeout("the cache".into()))?;
+        got.map_err(|error| HostError::Failed(format!("the cache: {error}")))
     }
 
-    async fn cache_put(&self, _key: &str, _value: Bytes, _keep: Duration) -> Result<(), HostError> {
-        Err(HostError::Unavailable("there is no shared cache".into()))
+    async fn cache_put(&self, key: &str, value: Bytes, keep: Duration) -> Result<(), HostError> {
+        let put = self.hub.cache()?.put(key, value, keep.as_secs().max(1));
+        let put = timeout(CACHE_TIMEOUT, put).await.map_err(|_| HostError::Timeout("the cache".into()))?;
+        put.map_err(|error| HostError::Failed(format!("the cache: {error}")))
     }
 
     fn sleep(&self, time: Duration) -> BoxFuture<()> {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use penstock_plugins::{BoxFuture, Endpoint, HostError};
+use penstock_store::Cache;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -23,11 +24,13 @@ pub struct Hub {
     gateway: OnceLock<Weak<Gateway>>,
     clients: Mutex<HashMap<Endpoint, Arc<Client>>>,
     work: Arc<Semaphore>,
+    cache: OnceLock<Arc<dyn Cache>>,
 }
 
 impl Default for Hub {
     fn default() -> Self {
-        Self { gateway: OnceLock::new(), clients: Mutex::default(), work: Arc::new(Semaphore::new(WORK_MAX)) }
+        let work = Arc::new(Semaphore::new(WORK_MAX));
+        Self { gateway: OnceLock::new(), clients: Mutex::default(), work, cache: OnceLock::new() }
     }
 }
 
@@ -36,6 +39,17 @@ impl Hub {
     pub(crate) fn serve(&self, gateway: &Arc<Gateway>) {
         // Said once; a second time it would be the same one.
         let _ = self.gateway.set(Arc::downgrade(gateway));
+    }
+
+    /// Names the cache that gateways with the same store share.
+    pub fn share(&self, cache: Arc<dyn Cache>) {
+        // Said once, when the process starts.
+        let _ = self.cache.set(cache);
+    }
+
+    pub(super) fn cache(&self) -> Result<&Arc<dyn Cache>, HostError> {
+        let none = || HostError::Unavailable("there is no cache that is shared: it needs Redis".into());
+        self.cache.get().ok_or_else(none)
     }
 
     pub(super) fn gateway(&self) -> Result<Arc<Gateway>, HostError> {

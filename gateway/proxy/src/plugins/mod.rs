@@ -23,6 +23,7 @@ pub(crate) mod registry;
 mod shell;
 #[cfg(test)]
 mod tests;
+pub(crate) mod ticks;
 
 pub(crate) use ask::Asked;
 pub(crate) use chain::Chain;

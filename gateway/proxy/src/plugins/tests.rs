@@ -97,7 +97,7 @@ fn entry(script: &Script, on_fail: OnFail) -> PluginConfig {
 fn chain(entries: Vec<PluginConfig>) -> Chain {
     let mut config = load(None, &Overrides::default(), &|_| None).expect("the default");
     config.plugins = entries;
-    Chain::new(&config, &Arc::default(), &Arc::new(Hub::default()))
+    Chain::new(&config, &Arc::default(), &Arc::new(Hub::default()), None)
 }
 
 async fn call(stream: bool) -> Call {
@@ -216,6 +216,25 @@ async fn who_wants_nothing_of_an_answer_costs_it_nothing() {
     assert!(asked.shell.is_none(), "the upstream's own events are used");
     let asked = chain(Vec::new()).ask(&Principal::default(), call(true).await).await.expect("passes");
     assert!(asked.shell.is_none() && asked.call.decoded_before().is_none());
+}
+
+#[test]
+fn a_plugin_that_stays_keeps_what_it_has_gathered() {
+    let log = Arc::default();
+    let (kept, changed) = (Script::new("kept", Sees::Nothing, &log), Script::new("changed", Sees::Nothing, &log));
+    let mut config = load(None, &Overrides::default(), &|_| None).expect("the default");
+    config.plugins = vec![entry(&kept, OnFail::Closed), entry(&changed, OnFail::Closed)];
+    let (metrics, hub) = (Arc::default(), Arc::new(Hub::default()));
+    let before = Chain::new(&config, &metrics, &hub, None);
+    config.plugins = vec![entry(&kept, OnFail::Open), entry(&changed, OnFail::Closed)];
+    config.plugins[1].settings = Some(serde_json::json!({ "x": 1 }));
+    let after = Chain::new(&config, &metrics, &hub, Some(&before));
+    assert!(Arc::ptr_eq(&before.entries[0].plugin, &after.entries[0].plugin));
+    assert_eq!(after.entries[0].on_fail, OnFail::Open, "but the rules around it are the new ones");
+    assert!(!Arc::ptr_eq(&before.entries[1].plugin, &after.entries[1].plugin));
+    let gone = Arc::downgrade(&before.entries[1].plugin);
+    drop(before);
+    assert_eq!(gone.strong_count(), 0, "nothing holds the old one");
 }
 
 #[tokio::test]

@@ -1,0 +1,64 @@
+//! Work of plugins that hangs on no request: each of those in force is called as often as it asked for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use penstock_plugins::Plugin;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::host::RequestHost;
+use crate::auth::Principal;
+use crate::config::PluginConfig;
+use crate::gateway::Gateway;
+use crate::phases::caught;
+
+/// Shortest period, and how often it is looked who is due.
+const LOOK: Duration = Duration::from_millis(100);
+/// How often it is looked whether another config has plugins that want to be called.
+const LOOK_IDLE: Duration = Duration::from_secs(1);
+/// Longest single call.
+const TICK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A plugin that wants to be called.
+struct Due {
+    plugin: Weak<dyn Plugin>,
+    at: Instant,
+    /// The last call; the next one waits for its end.
+    running: Option<JoinHandle<()>>,
+}
+
+/// Calls them until the future is dropped.
+pub(crate) async fn run(gateway: Arc<Gateway>) {
+    let mut due: HashMap<Arc<str>, Due> = HashMap::new();
+    loop {
+        let serving = gateway.serving();
+        let now = Instant::now();
+        due.retain(|_, due| due.plugin.strong_count() > 0);
+        for entry in &serving.plugins.entries {
+            let Some(period) = entry.plugin.tick_period() else { continue };
+            let plugin = Arc::downgrade(&entry.plugin);
+            let at = now + period.max(LOOK);
+            let next = due.entry(entry.id.clone()).or_insert_with(|| Due { plugin: plugin.clone(), at, running: None });
+            if !next.plugin.ptr_eq(&plugin) {
+                *next = Due { plugin, at, running: None };
+            }
+            if next.at <= now && next.running.as_ref().is_none_or(JoinHandle::is_finished) {
+                (next.at, next.running) = (at, Some(call(&gateway, entry)));
+            }
+        }
+        drop(serving);
+        sleep(if due.is_empty() { LOOK_IDLE } else { LOOK }).await;
+    }
+}
+
+fn call(gateway: &Gateway, entry: &PluginConfig) -> JoinHandle<()> {
+    let (plugin, id) = (entry.plugin.clone(), entry.id.clone());
+    let host = Arc::new(RequestHost::new(gateway.hub.clone(), Principal::default()));
+    tokio::spawn(async move {
+        if !matches!(timeout(TICK_TIMEOUT, caught(plugin.tick(host))).await, Ok(Ok(()))) {
+            tracing::warn!(plugin = &*id, "a plugin's work in the background failed or took too long");
+        }
+    })
+}
