@@ -3,7 +3,7 @@
 use anyhow::{Context, bail};
 use clap::Args;
 use penstock_proxy::config::{DeviceChoice, PoolConfig, Snapshot, TargetConfig};
-use penstock_proxy::fleet;
+use penstock_proxy::{auth, fleet};
 use penstock_worker::inspect::{self, Summary};
 use penstock_worker::{ModelOptions, WorkerError};
 
@@ -98,10 +98,9 @@ fn show_server(config: &Snapshot) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     println!("server");
     println!("  address         {scheme}://{}", config.listen);
-    println!(
-        "  keys            {}",
-        if config.keys.is_empty() { "none: open to whoever can connect".into() } else { config.keys.len().to_string() }
-    );
+    let (keys, issuers) = (config.keys.len(), config.auth.issuers.len());
+    let open = if auth::is_open(config) { "; without one while no key is issued" } else { "" };
+    println!("  credentials     keys of the config: {keys}; issuers of tokens: {issuers}; issued keys{open}");
     println!("machine");
     println!("  cores           {cores}");
     println!("  CPU paths       {}", inspect::cpu_paths().join(", "));

@@ -103,7 +103,7 @@ fn banner(config: &Snapshot) -> String {
         own.chain(config.providers.iter().flat_map(|one| one.models.iter().map(String::as_str))).collect();
     // Providers may be there for what they are found to have, or for routes only.
     let served = if models.is_empty() { "what its providers have".to_owned() } else { models.join(", ") };
-    let key = if config.keys.is_empty() { "" } else { " -H \"authorization: Bearer $KEY\"" };
+    let key = if penstock_proxy::auth::is_open(config) { "" } else { " -H \"authorization: Bearer $KEY\"" };
     format!(
         "\npenstock serves {} at {scheme}://{address}/v1\n\n  curl -N {scheme}://{address}/v1/chat/completions{key} -H 'content-type: application/json' \\\n    \
          -d '{{\"model\": \"{}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"Hello\"}}]}}'\n",

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use penstock_store::Store;
 use tokio::sync::watch;
 
-use crate::auth::Guard;
+use crate::auth::{Desk, Guard};
 use crate::config::Snapshot;
 use crate::governed::Governor;
 use crate::http::connection::{Handler, fault_failure};
@@ -165,6 +165,11 @@ impl Gateway {
     /// Whether all that clients have been told is kept is kept.
     pub(crate) fn is_saved(&self) -> bool {
         self.keeper.as_ref().is_none_or(|keeper| keeper.saving.is_idle())
+    }
+
+    /// Where keys are issued, if there is a store to keep them.
+    pub fn desk(&self) -> Option<Desk> {
+        self.keeper.as_ref().map(|keeper| Desk::new(keeper.store.clone(), self.serving().config.clone()))
     }
 
     /// The gateway's hold on its store, if it has one.

@@ -127,6 +127,43 @@ impl Route {
     }
 }
 
+/// One method and URL of each route, under every name that it has: what a matrix of access is made of.
+pub fn examples() -> Vec<(Method, String)> {
+    const POSTED: [&str; 13] = [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
+        "/v1/score",
+        "/score",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/tokenize",
+        "/detokenize",
+    ];
+    const GOT: [&str; 9] = [
+        "/v1/models",
+        "/v1beta/models",
+        "/v1/models/m",
+        "/v1beta/models/m",
+        "/v1/realtime",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/status",
+    ];
+    let actions = ACTIONS.iter().flat_map(|(word, _)| {
+        ["/v1beta/models/m", "/v1/models/m"].map(|model| (Method::POST, format!("{model}:{word}")))
+    });
+    let posted = POSTED.iter().chain(&FORWARDED).map(|url| (Method::POST, (*url).to_owned()));
+    let got = GOT.iter().map(|url| (Method::GET, (*url).to_owned()));
+    let stored = crate::stored::route::EXAMPLES.iter().map(|(method, url)| (method.clone(), (*url).to_owned()));
+    posted.chain(got).chain(actions).chain(stored).collect()
+}
+
 /// URLs of operations that are passed on.
 const FORWARDED: [&str; 7] = [
     "/v1/audio/speech",
@@ -316,6 +353,31 @@ mod tests {
         assert!(keys("/v1/models?key=a").is_empty());
         assert!(keys("/v1/chat/completions?key=a").is_empty());
         assert!(keys("/v1/models/m?x=/v1/models/m:countTokens&key=a").is_empty());
+    }
+
+    /// A route that is added is in neither list, and the compiler asks for it here.
+    #[test]
+    fn every_route_has_an_example() {
+        let mut seen = [0; 13];
+        for (method, url) in examples() {
+            let route = Route::parse(&method, &url).unwrap_or_else(|_| panic!("{method} {url}"));
+            seen[match route {
+                Route::Ask(_) => 0,
+                Route::Count(_) => 1,
+                Route::Models => 2,
+                Route::Model(_) => 3,
+                Route::Tokenize => 4,
+                Route::Detokenize => 5,
+                Route::Forward(_) => 6,
+                Route::Realtime => 7,
+                Route::Health => 8,
+                Route::Ready => 9,
+                Route::Metrics => 10,
+                Route::Stored(_) => 11,
+                Route::Status => 12,
+            }] += 1;
+        }
+        assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use penstock_proxy::config::{self, Overrides};
 use penstock_proxy::telemetry::AccessLog;
-use penstock_proxy::{Gateway, server};
+use penstock_proxy::{Gateway, auth, server, stored};
 use pingora_core::services::Service as _;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -38,13 +38,30 @@ pub struct Server {
 impl Server {
     /// Starts with a config text (the access log is off, the port is free).
     pub async fn start(config_text: &str) -> Self {
+        Self::run(config_text, false).await
+    }
+
+    /// The same with the store that the config names, and all that follows it. The variable `NAME` has the value `secret-NAME`.
+    pub async fn kept(config_text: &str) -> Self {
+        Self::run(config_text, true).await
+    }
+
+    async fn run(config_text: &str, kept: bool) -> Self {
         let overrides =
             Overrides { listen: Some("127.0.0.1:0".into()), access_log: Some("off".into()), ..Overrides::default() };
-        let mut config = config::load(Some(("test.toml", config_text)), &overrides, &|_| None).expect("a valid config");
+        let config = config::load(Some(("test.toml", config_text)), &overrides, &|name| Some(format!("secret-{name}")));
+        let mut config = config.expect("a valid config");
         server::reserve(&mut config).expect("a free port");
         let puppet = Arc::new(Puppet::default());
         let log = AccessLog::open(&config.access_log).expect("an access log");
-        let gateway = Arc::new(Gateway::new(config.clone(), log, vec![puppet.clone()], Vec::new()));
+        let gateway = Gateway::new(config.clone(), log, vec![puppet.clone()], Vec::new());
+        let gateway = if kept { gateway.with_store(stored::open(&config).expect("a store")) } else { gateway };
+        let gateway = Arc::new(gateway);
+        if kept {
+            let followed = gateway.clone();
+            let started = tokio::task::spawn_blocking(move || auth::start(&followed)).await;
+            started.expect("no panic").expect("a thread");
+        }
         let mut service = server::service(gateway.clone(), &config).expect("a service");
         let (shutdown, watching) = watch::channel(false);
         let task = tokio::spawn(async move { service.start_service(None, watching, 1).await });

@@ -1,7 +1,7 @@
 //! Where keys are issued: what `penstock keys` and the admin API do, with everything that is checked before it is done.
 //!
 //! The text of a key leaves here once, as [`Issued::secret`]. A key that is made from another may do no more than that one: it is
-//! checked here, and held to it again at every use.
+//! checked here, and held to it again at every use. Teams and users are in `owners`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub const GRACE_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
 /// Issues keys.
 #[derive(Clone)]
 pub struct Desk {
-    store: Arc<dyn Store>,
+    pub(super) store: Arc<dyn Store>,
     config: Arc<Snapshot>,
 }
 
@@ -69,9 +69,12 @@ pub enum DeskError {
         /// What is wrong with it.
         message: String,
     },
-    /// There is no such key.
-    #[error("there is no key {0}")]
+    /// There is none of that id.
+    #[error("there is no {0}")]
     NotFound(String),
+    /// There is one of that id.
+    #[error("there is a {0} already")]
+    Taken(String),
     /// The key was taken back.
     #[error("the key {0} is revoked")]
     Revoked(String),
@@ -83,7 +86,7 @@ pub enum DeskError {
     Store(#[from] StoreError),
 }
 
-fn invalid(field: &'static str, message: impl Into<String>) -> DeskError {
+pub(super) fn invalid(field: &'static str, message: impl Into<String>) -> DeskError {
     DeskError::Invalid { field, message: message.into() }
 }
 
@@ -221,11 +224,20 @@ impl Desk {
             return Err(invalid("expires", "lies in the past"));
         }
         let Some(team) = &key.team else { return Ok(()) };
-        let in_file = self.config.teams.iter().any(|have| have.id == *team);
-        if !in_file && self.store.owner(OwnerKind::Team, team).await?.is_none() {
+        self.check_team(team).await
+    }
+
+    /// Whether there is that team, in the config or in the store.
+    pub(super) async fn check_team(&self, team: &str) -> Result<(), DeskError> {
+        if !self.in_file(team) && self.store.owner(OwnerKind::Team, team).await?.is_none() {
             return Err(invalid("team", format!("there is no team {team:?}")));
         }
         Ok(())
+    }
+
+    /// Whether it is a team of the config.
+    pub(super) fn in_file(&self, team: &str) -> bool {
+        self.config.teams.iter().any(|have| have.id == team)
     }
 
     /// Whether a key would be within its parent, and that within its own, all the way up.
@@ -279,14 +291,14 @@ pub fn check_scope(scope: &Scope) -> Result<(), DeskError> {
     Ok(())
 }
 
-fn text(field: &'static str, text: &str) -> Result<(), DeskError> {
+pub(super) fn text(field: &'static str, text: &str) -> Result<(), DeskError> {
     if text.len() > TEXT_BYTES_MAX || text.contains(char::is_control) {
         return Err(invalid(field, format!("at most {TEXT_BYTES_MAX} bytes, without control characters")));
     }
     Ok(())
 }
 
-fn texts(field: &'static str, all: &[String]) -> Result<(), DeskError> {
+pub(super) fn texts(field: &'static str, all: &[String]) -> Result<(), DeskError> {
     if all.len() > ENTRIES_MAX {
         return Err(invalid(field, format!("at most {ENTRIES_MAX}")));
     }

@@ -12,6 +12,7 @@ use penstock_store::{Store, StoreError};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
+use super::identity::is_open;
 use super::jwt::keep;
 use super::pepper::Pepper;
 use crate::gateway::Gateway;
@@ -99,8 +100,8 @@ pub fn start(gateway: &Arc<Gateway>) -> std::io::Result<()> {
     let store = gateway.keeper().map(|keeper| keeper.store.clone());
     gateway.guard.follow.is_kept.store(store.is_some(), Ordering::Release);
     let (ready, wait) = mpsc::sync_channel(1);
+    let started = gateway;
     let gateway = Arc::downgrade(gateway);
-    let watched = gateway.clone();
     std::thread::Builder::new().name("identity".into()).spawn(move || {
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
@@ -116,10 +117,24 @@ pub fn start(gateway: &Arc<Gateway>) -> std::io::Result<()> {
             tokio::join!(directory, issuers(&gateway));
         });
     })?;
-    if wait.recv_timeout(FIRST).is_err() && watched.strong_count() > 0 {
+    if wait.recv_timeout(FIRST).is_err() {
         tracing::error!("the store does not say which keys there are; issued keys are refused until it does");
     }
+    warn(started);
     Ok(())
+}
+
+/// Says what an operator may not have meant.
+fn warn(gateway: &Gateway) {
+    let serving = gateway.serving();
+    let (config, is_local) = (&serving.config, serving.config.listen.ip().is_loopback());
+    let has_keys = !config.auth.knows_nobody(&config.keys) || !gateway.guard.directory.load().is_virgin();
+    if is_open(config) && !is_local {
+        tracing::warn!(listen = %config.listen, "whoever can connect is served: auth.anonymous is \"allow\"");
+    } else if !is_open(config) && !has_keys {
+        let help = "issue a key (penstock keys create), or say so in the config (auth.anonymous)";
+        tracing::warn!(listen = %config.listen, help, "there are no keys, so nobody is served");
+    }
 }
 
 /// Follows the directory until the gateway is gone.

@@ -94,11 +94,6 @@ impl Identity {
             }
             by_id.insert(key.id.clone(), known);
         }
-        let is_open = match config.auth.anonymous {
-            Anonymous::Allow => true,
-            Anonymous::Deny => false,
-            Anonymous::Auto => config.auth.knows_nobody(&config.keys) && config.listen.ip().is_loopback(),
-        };
         Self {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             keys,
@@ -108,7 +103,7 @@ impl Identity {
             issuers: config.auth.issuers.iter().map(Issuer::new).collect(),
             tokens: TokenCache::default(),
             config: config.auth.clone(),
-            is_open,
+            is_open: is_open(config),
         }
     }
 
@@ -146,6 +141,15 @@ impl Identity {
     /// The key of that id.
     pub(super) fn by_id(&self, id: &str) -> Option<&Arc<Known>> {
         self.by_id.get(id)
+    }
+}
+
+/// Whether a config lets in whoever comes, as long as no key was ever issued.
+pub fn is_open(config: &Snapshot) -> bool {
+    match config.auth.anonymous {
+        Anonymous::Allow => true,
+        Anonymous::Deny => false,
+        Anonymous::Auto => config.auth.knows_nobody(&config.keys) && config.listen.ip().is_loopback(),
     }
 }
 

@@ -36,6 +36,23 @@ pub enum StoredRoute {
     InputItems(String),
 }
 
+/// One of each.
+pub(crate) const EXAMPLES: [(Method, &str); 13] = [
+    (Method::POST, "/v1/files"),
+    (Method::GET, "/v1/files"),
+    (Method::GET, "/v1/files/file-1"),
+    (Method::GET, "/v1/files/file-1/content"),
+    (Method::DELETE, "/v1/files/file-1"),
+    (Method::POST, "/v1/batches"),
+    (Method::GET, "/v1/batches"),
+    (Method::GET, "/v1/batches/batch_1"),
+    (Method::POST, "/v1/batches/batch_1/cancel"),
+    (Method::GET, "/v1/responses/resp_1"),
+    (Method::DELETE, "/v1/responses/resp_1"),
+    (Method::POST, "/v1/responses/resp_1/cancel"),
+    (Method::GET, "/v1/responses/resp_1/input_items"),
+];
+
 impl StoredRoute {
     /// The route of a path below `/v1/`, if it is one of these.
     pub fn parse(method: &Method, path: &str) -> Option<Result<Self, Failure>> {
@@ -97,6 +114,30 @@ mod tests {
         let method = Method::from_bytes(method.as_bytes()).expect("a token");
         let found = StoredRoute::parse(&method, path).map(|route| route.map_err(|failure| failure.status()));
         assert_eq!(found, expected, "{method} {path}");
+    }
+
+    #[test]
+    fn every_route_has_an_example() {
+        let mut seen = [0; EXAMPLES.len()];
+        for (method, url) in EXAMPLES {
+            let route = StoredRoute::parse(&method, url).expect(url).expect(url);
+            seen[match route {
+                StoredRoute::UploadFile => 0,
+                StoredRoute::ListFiles => 1,
+                StoredRoute::File(_) => 2,
+                StoredRoute::FileContent(_) => 3,
+                StoredRoute::DeleteFile(_) => 4,
+                StoredRoute::CreateBatch => 5,
+                StoredRoute::ListBatches => 6,
+                StoredRoute::Batch(_) => 7,
+                StoredRoute::CancelBatch(_) => 8,
+                StoredRoute::Response(_) => 9,
+                StoredRoute::DeleteResponse(_) => 10,
+                StoredRoute::CancelResponse(_) => 11,
+                StoredRoute::InputItems(_) => 12,
+            }] += 1;
+        }
+        assert!(seen.iter().all(|count| *count == 1), "{seen:?}");
     }
 
     #[test]

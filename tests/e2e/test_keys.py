@@ -1,0 +1,111 @@
+"""Issued keys as an operator and a client see them: `penstock keys` beside running gateways."""
+
+import json
+import re
+import subprocess
+import time
+
+import httpx
+import openai
+import pytest
+
+from harness import Gateway, binary, serving, user, wait_until
+
+
+def keys(gateway: Gateway, *args: str, ok: bool = True) -> str:
+    """What `penstock keys` prints, on the store of a gateway."""
+    config = ["--config", str(gateway.folder / "penstock.toml")] if gateway.config else []
+    command = [str(binary()), "keys", args[0], "--state-dir", str(gateway.state), *config, *args[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode == 0) == ok, done.stderr
+    return done.stdout if ok else done.stderr
+
+
+def issue(gateway: Gateway, *args: str) -> dict:
+    return json.loads(keys(gateway, "create", "--json", *args))
+
+
+def status(gateway: Gateway, key: str | None) -> int:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.get(f"{gateway.url}/v1/models", headers=headers, timeout=10).status_code
+
+
+def test_the_life_of_a_key(tmp_path):
+    with serving(tmp_path) as gateway:
+        assert status(gateway, None) == 200, "open on loopback, without keys"
+        shown = keys(gateway, "create", "--name", "laptop").strip()
+        assert re.fullmatch(r"sk-ps-[A-Za-z0-9]{49}", shown)
+        assert status(gateway, shown) == 200, "good at once"
+        assert status(gateway, None) == 401, "and now everybody needs one"
+        assert shown not in keys(gateway, "list") and "laptop" in keys(gateway, "list")
+        listed = json.loads(keys(gateway, "list", "--json"))[0]
+        assert listed["ends_with"] == shown[-4:] and "key" not in listed
+        pepper = gateway.state / "pepper"
+        assert pepper.stat().st_mode & 0o777 == 0o600
+
+        rotated = json.loads(keys(gateway, "rotate", listed["id"], "--grace", "1h", "--json"))
+        assert status(gateway, rotated["key"]) == 200 and status(gateway, shown) == 200
+        child = issue(gateway, "--parent", listed["id"])
+        assert status(gateway, child["key"]) == 200
+
+        keys(gateway, "revoke", listed["id"])
+        revoked = time.monotonic()
+        for key in (rotated["key"], shown, child["key"]):
+            while status(gateway, key) != 401:
+                assert time.monotonic() - revoked < 1.0, "worth nothing within a second"
+        assert "revoked" in keys(gateway, "show", listed["id"])
+        assert "is revoked" in keys(gateway, "rotate", listed["id"], ok=False)
+        assert "there is no" in keys(gateway, "revoke", "key_none", ok=False)
+
+        # A restart knows the same keys.
+        fresh = issue(gateway)["key"]
+        gateway.process.kill()
+        gateway.process.wait()
+        gateway.start()
+        assert status(gateway, fresh) == 200 and status(gateway, shown) == 401
+
+
+def test_a_scope_is_said_in_the_client_s_words(tmp_path):
+    with serving(tmp_path, config='[[teams]]\nid = "small"\nmodels = ["none-*"]\n') as gateway:
+        key = issue(gateway, "--routes", "/v1/models*,/v1/chat/completions", "--dialects", "openai")["key"]
+        model = gateway.client(api_key=key).models.list().data[0].id
+        answer = gateway.client(api_key=key).chat.completions.create(model=model, messages=user("Hi."), max_tokens=2)
+        assert answer.choices[0].finish_reason
+        with pytest.raises(openai.PermissionDeniedError, match="may not use /v1/completions"):
+            gateway.client(api_key=key).completions.create(model=model, prompt="Hi.", max_tokens=2)
+        other = issue(gateway, "--models", "other-*")["key"]
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            gateway.client(api_key=other).chat.completions.create(model=model, messages=user("Hi."), max_tokens=2)
+        bound = issue(gateway, "--team", "small")["key"]
+        assert gateway.client(api_key=bound).models.list().data == []
+        elsewhere = issue(gateway, "--addresses", "192.0.2.0/24")["key"]
+        with pytest.raises(openai.PermissionDeniedError, match="from this address"):
+            gateway.client(api_key=elsewhere).models.list()
+        short = issue(gateway, "--expires", "2s")["key"]
+        wait_until(lambda: status(gateway, short) == 401, "the key ends", 10)
+        with pytest.raises(openai.AuthenticationError, match="expired"):
+            gateway.client(api_key=short).models.list()
+        for wrong in (["--team", "none"], ["--routes", "chat"], ["--dialects", "soap"], ["--expires", "2020-01-01"]):
+            assert keys(gateway, "create", *wrong, ok=False).startswith("penstock: ")
+
+
+def test_gateways_on_one_store_share_keys_and_revocations(tmp_path):
+    pepper = tmp_path / "pepper"
+    pepper.write_text("p" * 40)
+    pepper.chmod(0o600)
+    config = f'[store]\npath = "{tmp_path}/shared.db"\n[auth]\npepper_file = "{pepper}"\n'
+    with serving(tmp_path / "one", config=config) as one, serving(tmp_path / "two", config=config) as two:
+        issued = issue(one)
+        assert status(one, issued["key"]) == 200 and status(two, issued["key"]) == 200
+        keys(two, "revoke", issued["id"])
+        revoked = time.monotonic()
+        for gateway in (one, two):
+            while status(gateway, issued["key"]) != 401:
+                assert time.monotonic() - revoked < 1.0
+
+
+def test_a_gateway_that_denies_serves_nobody_without_a_key(tmp_path):
+    with serving(tmp_path, config='[auth]\nanonymous = "deny"\n') as gateway:
+        assert status(gateway, None) == 401 and status(gateway, "none") == 401
+        assert "there are no keys" in gateway.log()
+        assert status(gateway, issue(gateway)["key"]) == 200
