@@ -150,7 +150,11 @@ pub(crate) fn run(args: &KeysArgs) -> anyhow::Result<()> {
             }
             KeysCommand::Revoke(args) => {
                 let key = desk(&args.place)?.revoke(&id(&args.id)?, clock::unix_seconds()).await?;
-                if args.place.json { show(&args.place, &key) } else { Ok(println!("{} is revoked", key.id)) }
+                if args.place.json {
+                    return show(&args.place, &key);
+                }
+                println!("{} is revoked", key.id);
+                Ok(())
             }
         }
     })
@@ -196,10 +200,12 @@ async fn list(args: &ListArgs) -> anyhow::Result<()> {
         }
     }
     if args.place.json {
-        return Ok(println!("{}", Value::from(keys.iter().map(document).collect::<Vec<_>>())));
+        println!("{}", Value::from(keys.iter().map(document).collect::<Vec<_>>()));
+        return Ok(());
     }
     if keys.is_empty() {
-        return Ok(println!("no keys; penstock keys create makes one"));
+        println!("no keys; penstock keys create makes one");
+        return Ok(());
     }
     println!("{:<29} {:<20} {:<14} {:<11} {:<21} state", "id", "name", "team", "ends with", "expires");
     for key in keys {
@@ -236,7 +242,8 @@ fn issued(place: &Place, issued: &Issued) -> anyhow::Result<()> {
     if place.json {
         let mut document = document(&issued.record);
         document["key"] = issued.secret.expose().into();
-        return Ok(println!("{document}"));
+        println!("{document}");
+        return Ok(());
     }
     println!("{}", issued.secret.expose());
     eprintln!("This is the key {} ({}); it is not shown again.", issued.record.id, issued.record.name);
@@ -249,7 +256,8 @@ fn issued(place: &Place, issued: &Issued) -> anyhow::Result<()> {
 fn show(place: &Place, key: &KeyRecord) -> anyhow::Result<()> {
     let document = document(key);
     if place.json {
-        return Ok(println!("{document}"));
+        println!("{document}");
+        return Ok(());
     }
     for (name, value) in document.as_object().into_iter().flatten() {
         let text = match value {

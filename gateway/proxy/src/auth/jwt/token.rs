@@ -347,12 +347,14 @@ pub(crate) mod tests {
     }
 
     #[track_caller]
+    #[expect(clippy::needless_pass_by_value, reason = "reads as data")]
     fn header(header: &str, expected: Result<(), Flaw>) {
         let token = signed(header, &claims().to_string(), &key(Algorithm::RS256), Algorithm::RS256);
         assert_eq!(read(&token).map(drop), expected, "{header}");
     }
 
     #[track_caller]
+    #[expect(clippy::needless_pass_by_value, reason = "reads as data")]
     fn claim(name: &str, value: Value, expected: Result<(), Flaw>) {
         let mut claims = claims();
         match value {
@@ -468,8 +470,7 @@ pub(crate) mod tests {
 
     #[test]
     fn every_altered_byte_is_noticed() {
-        let token = signed(HEADER, &claims().to_string(), &key(Algorithm::ES256), Algorithm::ES256)
-            .replace(&encode(HEADER), &encode(HEADER));
+        let token = signed(HEADER, &claims().to_string(), &key(Algorithm::ES256), Algorithm::ES256);
         assert!(read(&token).is_err(), "signed with another key than it names");
         let good =
             signed(r#"{"alg":"ES256","kid":"e"}"#, &claims().to_string(), &key(Algorithm::ES256), Algorithm::ES256);
