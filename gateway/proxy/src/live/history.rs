@@ -1,16 +1,26 @@
-//! The configs that were in force: the last few in memory, all that the store keeps behind them.
+//! The configs that were in force, or were refused: the store keeps them, so that they outlive the process and are seen by all that
+//! share it; the last few are in memory too, for when the store does not answer.
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use penstock_store::{ConfigRecord, NewConfig, Store, StoreError};
+use sha2::{Digest, Sha256};
 
 use super::By;
 use crate::clock::unix_seconds;
 use crate::gateway::Gateway;
 
+/// Configs in the store.
+const STORED_MAX: u32 = 100;
 /// Configs in memory.
 const KEPT_MAX: usize = 16;
 /// Bytes of their texts.
 const BYTES_MAX: usize = 8 << 20;
+/// A store that takes longer does not keep a config from being in force.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A config that was applied or refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,9 +39,22 @@ pub struct Entry {
     pub bytes: u64,
 }
 
+impl From<ConfigRecord> for Entry {
+    fn from(record: ConfigRecord) -> Self {
+        Self {
+            version: record.number,
+            at: record.at,
+            who: record.actor,
+            note: record.note,
+            outcome: record.outcome,
+            bytes: record.bytes,
+        }
+    }
+}
+
 /// See the module header.
 pub struct History {
-    _gateway: Arc<Gateway>,
+    gateway: Arc<Gateway>,
     kept: Mutex<Kept>,
 }
 
@@ -43,38 +66,100 @@ struct Kept {
 
 impl History {
     pub(super) fn new(gateway: Arc<Gateway>) -> Self {
-        Self { _gateway: gateway, kept: Mutex::default() }
+        Self { gateway, kept: Mutex::default() }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a text and gives it a number.
+    /// Asks the store, if there is one that answers.
+    fn ask<T, F: Future<Output = Result<T, StoreError>>>(
+        &self,
+        question: impl FnOnce(Arc<dyn Store>) -> F,
+    ) -> Option<T> {
+        let store = self.gateway.keeper()?.store.clone();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+        let answered = runtime.block_on(async { tokio::time::timeout(PATIENCE, question(store)).await });
+        match answered {
+            Ok(Ok(answer)) => Some(answer),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the history of configs is in memory alone");
+                None
+            }
+            Err(_) => {
+                tracing::warn!("the store does not answer; the history of configs is in memory alone");
+                None
+            }
+        }
+    }
+
+    /// The version that a process begins with: the newest of the history, if that is the same text.
+    pub(super) fn begin(&self, text: &str) -> u64 {
+        let sha256 = digest(text);
+        let newest = self.ask(|store| async move { store.configs(None, STORED_MAX).await });
+        let newest = newest.map_or_else(Vec::new, |listing| listing.items);
+        let last = newest.first().map_or(0, |record| record.number);
+        let applied = newest.into_iter().find(|record| record.outcome == "applied");
+        self.kept().last = last;
+        match applied.filter(|record| record.sha256 == sha256) {
+            Some(same) => {
+                self.kept().push(same.into(), text);
+                self.kept().entries[0].0.version
+            }
+            None => self.keep(text, &By::new("start"), "applied"),
+        }
+    }
+
+    /// Keeps a text and gives it a number. What was refused twice in a row is kept once.
     pub(super) fn keep(&self, text: &str, by: &By, outcome: &str) -> u64 {
-        let mut kept = self.kept();
-        kept.last += 1;
-        let entry = Entry {
-            version: kept.last,
+        let again =
+            |(entry, kept): &(Entry, String)| entry.outcome == "refused" && outcome == "refused" && kept == text;
+        if let Some((entry, _)) = self.kept().entries.front().filter(|front| again(front)) {
+            return entry.version;
+        }
+        let new = NewConfig {
+            text: text.to_owned(),
+            sha256: digest(text),
             at: unix_seconds(),
-            who: by.who.clone(),
+            actor: by.who.clone(),
             note: by.note.clone(),
             outcome: outcome.to_owned(),
-            bytes: text.len() as u64,
         };
-        kept.entries.push_front((entry, text.to_owned()));
-        let too_large = |kept: &Kept| kept.entries.iter().map(|(_, text)| text.len()).sum::<usize>() > BYTES_MAX;
-        while kept.entries.len() > KEPT_MAX || kept.entries.len() > 1 && too_large(&kept) {
-            kept.entries.pop_back();
-        }
-        kept.last
+        let (at, bytes) = (new.at, text.len() as u64);
+        let stored = self.ask(|store| async move { store.save_config(new, STORED_MAX).await });
+        let mut kept = self.kept();
+        let version = stored.map_or(kept.last + 1, |record| record.number);
+        let (who, note, outcome) = (by.who.clone(), by.note.clone(), outcome.to_owned());
+        kept.last = version;
+        kept.push(Entry { version, at, who, note, outcome, bytes }, text);
+        version
     }
 
     pub(super) fn list(&self) -> Vec<Entry> {
-        self.kept().entries.iter().map(|(entry, _)| entry.clone()).collect()
+        let stored = self.ask(|store| async move { store.configs(None, STORED_MAX).await });
+        match stored {
+            Some(listing) => listing.items.into_iter().map(Entry::from).collect(),
+            None => self.kept().entries.iter().map(|(entry, _)| entry.clone()).collect(),
+        }
     }
 
     pub(super) fn text(&self, version: u64) -> Option<String> {
-        self.kept().entries.iter().find(|(entry, _)| entry.version == version).map(|(_, text)| text.clone())
+        let kept = self.kept().entries.iter().find(|(entry, _)| entry.version == version).map(|(_, text)| text.clone());
+        kept.or_else(|| Some(self.ask(|store| async move { store.config(version).await })??.1))
     }
+}
+
+impl Kept {
+    fn push(&mut self, entry: Entry, text: &str) {
+        self.entries.push_front((entry, text.to_owned()));
+        let size = |entries: &VecDeque<(Entry, String)>| entries.iter().map(|(_, text)| text.len()).sum::<usize>();
+        while self.entries.len() > KEPT_MAX || self.entries.len() > 1 && size(&self.entries) > BYTES_MAX {
+            self.entries.pop_back();
+        }
+    }
+}
+
+fn digest(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
 }

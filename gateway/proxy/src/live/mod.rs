@@ -138,7 +138,7 @@ impl Live {
         log_level: LogLevel,
     ) -> Arc<Self> {
         let history = History::new(gateway.clone());
-        let version = history.keep(&text, &By::new("start"), "applied");
+        let version = history.begin(&text);
         gateway.marks.begin(version, unix_seconds());
         let state = State { version, text, began: Arc::new(began), pending: Vec::new(), persisted: true };
         Arc::new(Self { gateway, fleet, source, log_level, history, state: Mutex::new(state) })

@@ -1,1 +1,210 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
+use penstock_store::{Sqlite, SqliteOptions, Store};
+
+use super::*;
+use crate::config::Overrides;
+use crate::fleet::WorkerCommand;
+use crate::provider;
+use crate::telemetry::AccessLog;
+
+/// A gateway before one provider that nobody asks, its config in a file.
+struct Bench {
+    live: Arc<Live>,
+    gateway: Arc<Gateway>,
+    file: PathBuf,
+    level: Arc<Mutex<String>>,
+}
+
+fn text(more: &str) -> String {
+    format!("[[providers]]\nid = \"p\"\nbase_url = \"http://127.0.0.1:1/v1\"\nmodels = [\"m\"]\n{more}")
+}
+
+fn named(name: &str) -> String {
+    text(&format!("[[models]]\nname = \"{name}\"\nto = [{{ provider = \"p\", model = \"m\" }}]\n"))
+}
+
+fn store(folder: &std::path::Path) -> Arc<dyn Store> {
+    let options = SqliteOptions { path: folder.join("store.db"), bytes_max: 0 };
+    Arc::new(Sqlite::open(&options).expect("a store"))
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("penstock-live-{name}-{}", std::process::id()));
+    // Left behind by a process of the same number.
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+impl Bench {
+    fn new(name: &str, first: &str) -> Self {
+        let folder = folder(name);
+        let store = store(&folder);
+        Self::on(folder.join("penstock.toml"), first, Some(store))
+    }
+
+    fn on(file: PathBuf, first: &str, store: Option<Arc<dyn Store>>) -> Self {
+        fs::write(&file, first).expect("written");
+        let overrides = Overrides { access_log: Some("off".into()), ..Overrides::default() };
+        let source = Source::new(Some(file.clone()), overrides);
+        let config = source.load(first).expect("valid");
+        let command = WorkerCommand {
+            program: "/bin/false".into(),
+            identity: String::new(),
+            args: |_| Vec::new(),
+            inspect: |_| Err("no model can be loaded in this test".into()),
+            demo: &[],
+        };
+        let fleet = Arc::new(Fleet::start(&config, command).expect("no pools"));
+        let log = AccessLog::open("off").expect("off");
+        let providers = provider::all(&config).expect("providers");
+        let gateway = Gateway::new(config.clone(), log, Vec::new(), providers);
+        let gateway = Arc::new(match store {
+            Some(store) => gateway.with_store(store),
+            None => gateway,
+        });
+        let level = Arc::<Mutex<String>>::default();
+        let told = level.clone();
+        let set = Box::new(move |filter: &str| {
+            filter.clone_into(&mut told.lock().expect("level"));
+            Ok(())
+        });
+        let live = Live::new(gateway.clone(), fleet, source, (first.to_owned(), config), set);
+        Self { live, gateway, file, level }
+    }
+
+    fn names(&self) -> Vec<String> {
+        let models = self.gateway.serving();
+        models.models().listed().iter().map(|entry| entry.name.to_string()).collect()
+    }
+}
+
+#[test]
+fn versions_go_forth_and_back() {
+    let bench = Bench::new("versions", &named("one"));
+    let (first, _) = bench.live.current();
+    let two = bench.live.apply(&named("two"), &By::new("ops"), Some(first)).expect("applied");
+    assert_eq!(two.changes.iter().map(Change::path).collect::<Vec<_>>(), ["-models[one]", "+models[two]"]);
+    assert_eq!((bench.names(), two.persisted), (vec!["two".to_owned(), "m".to_owned()], false));
+
+    let late = bench.live.apply(&named("three"), &By::new("ops"), Some(first));
+    assert!(
+        matches!(late, Err(ApplyError::Conflict { expected, current }) if expected == first && current == two.version)
+    );
+    let bad = bench.live.apply("nonsense = 1", &By::new("ops"), None);
+    assert!(matches!(bad, Err(ApplyError::Faults(_))));
+    let pool = bench.live.apply(&format!("{}[[pools]]\nid = \"own\"\n", named("two")), &By::new("ops"), None);
+    assert!(matches!(pool, Err(ApplyError::Pool(_))));
+    assert!(matches!(bench.live.rollback(99, &By::new("ops")), Err(ApplyError::Unknown(99))));
+    assert_eq!(bench.names()[0], "two", "nothing of these has changed anything");
+
+    let back = bench.live.rollback(first, &By::new("ops")).expect("applied");
+    assert_eq!((bench.names()[0].as_str(), back.version > two.version), ("one", true));
+    let history = bench.live.history();
+    let told: Vec<_> = history.iter().map(|entry| (entry.who.as_str(), entry.outcome.as_str())).collect();
+    let ops = |outcome| ("ops", outcome);
+    assert_eq!(told, [ops("applied"), ops("refused"), ops("refused"), ops("applied"), ("start", "applied")]);
+    assert_eq!(history[0].note, format!("back to version {first}"));
+    assert_eq!(bench.live.text_of(two.version).as_deref(), Some(named("two").as_str()));
+
+    // Another process with the same store goes on counting, and knows the same text again.
+    let store = Some(store(bench.file.parent().expect("a folder")));
+    let again = Bench::on(bench.file.clone(), &named("one"), store);
+    assert_eq!(again.live.current().0, back.version);
+    assert_eq!(again.live.history().len(), history.len());
+}
+
+#[test]
+fn what_was_in_force_is_freed_with_its_last_request() {
+    let bench = Bench::new("freed", &named("one"));
+    let request = bench.gateway.serving();
+    let watched = Arc::downgrade(&request);
+    for round in 0..50 {
+        let more = format!("idle_timeout_ms = {}\n", 1000 + round);
+        let middle = Arc::downgrade(&bench.gateway.serving());
+        bench.live.apply(&text(&more), &By::new("ops"), None).expect("applied");
+        assert_eq!(middle.upgrade().is_some(), round == 0, "only what a request holds stays");
+    }
+    let (provider, now) = (Arc::downgrade(&request.providers()[0]), bench.gateway.serving());
+    assert!(!Arc::ptr_eq(&request.providers()[0], &now.providers()[0]));
+    drop(request);
+    assert!(watched.upgrade().is_none() && provider.upgrade().is_none());
+}
+
+#[test]
+fn what_is_the_same_stays_the_same() {
+    let bench = Bench::new("same", &named("one"));
+    let before = bench.gateway.serving();
+    bench.live.apply(&named("two"), &By::new("ops"), None).expect("applied");
+    let after = bench.gateway.serving();
+    assert!(Arc::ptr_eq(&before.providers()[0], &after.providers()[0]));
+    bench.live.reload(&By::new("signal")).expect("applied");
+    assert_eq!(bench.names()[0], "one", "the file wins when it is read");
+}
+
+#[test]
+fn what_is_fixed_waits_and_the_rest_applies() {
+    let bench = Bench::new("fixed", &text(""));
+    let server = "[server]\nthreads = 7\ngrace_ms = 5\n[store]\npath = \"/elsewhere.db\"\n[log]\nlevel = \"debug\"\n";
+    let applied = bench.live.apply(&text(server), &By::new("ops"), None).expect("applied");
+    assert_eq!(applied.pending, ["server.threads", "store.path"]);
+    let config = bench.gateway.serving().config.clone();
+    assert!(config.threads != 7 && config.store.path.is_none());
+    assert_eq!((config.grace.as_millis(), bench.level.lock().expect("level").as_str()), (5, "debug"));
+    let back = bench.live.apply(&text(""), &By::new("ops"), None).expect("applied");
+    assert_eq!(back.pending, Vec::<String>::new());
+}
+
+#[test]
+fn the_file_is_written_where_that_is_allowed() {
+    let bench = Bench::new("writes", &named("one"));
+    let real = bench.file.with_file_name("real.toml");
+    fs::rename(&bench.file, &real).expect("moved");
+    std::os::unix::fs::symlink(&real, &bench.file).expect("linked");
+    fs::set_permissions(&real, fs::Permissions::from_mode(0o640)).expect("ours");
+    let allowed = |name: &str| format!("[server]\nconfig_writes = true\n{}", named(name));
+    let applied = bench.live.apply(&allowed("two"), &By::new("ops"), None).expect("applied");
+    assert!(applied.persisted && bench.live.is_persisted());
+    assert_eq!(fs::read_to_string(&real).expect("there"), allowed("two"));
+    assert_eq!(fs::metadata(&real).expect("there").permissions().mode() & 0o777, 0o640);
+    assert!(fs::symlink_metadata(&bench.file).expect("there").is_symlink(), "the link stays");
+    bench.live.reload_changed(&By::new("file"));
+    assert_eq!(bench.live.current().0, applied.version, "what was written is in force already");
+
+    let bad = bench.live.apply(&allowed("two").replace("models = [\"m\"]", "models = 3"), &By::new("ops"), None);
+    assert!(bad.is_err());
+    assert_eq!(fs::read_to_string(&real).expect("there"), allowed("two"));
+}
+
+#[test]
+fn without_a_store_the_history_is_in_memory() {
+    let file = folder("memory").join("penstock.toml");
+    let bench = Bench::on(file, &named("one"), None);
+    bench.live.apply(&named("two"), &By::new("ops"), None).expect("applied");
+    assert_eq!(bench.live.history().iter().map(|entry| entry.version).collect::<Vec<_>>(), [2, 1]);
+    bench.live.rollback(1, &By::new("ops")).expect("applied");
+    for round in 0..40 {
+        bench.live.apply(&named(&format!("n{round}")), &By::new("ops"), None).expect("applied");
+    }
+    assert_eq!(bench.live.history().len(), 16, "bounded");
+}
+
+#[test]
+fn a_file_that_is_gone_or_empty_or_too_long_changes_nothing() {
+    let bench = Bench::new("gone", &named("one"));
+    fs::write(&bench.file, "").expect("written");
+    bench.live.reload_changed(&By::new("file"));
+    fs::write(&bench.file, vec![b'#'; CONFIG_BYTES_MAX + 1]).expect("written");
+    assert!(matches!(bench.live.reload(&By::new("signal")), Err(ApplyError::Read(_))));
+    fs::remove_file(&bench.file).expect("removed");
+    bench.live.reload_changed(&By::new("file"));
+    assert!(matches!(bench.live.reload(&By::new("signal")), Err(ApplyError::Read(_))));
+    assert_eq!(bench.names()[0], "one");
+    let metrics = bench.gateway.render_metrics();
+    assert!(metrics.contains("penstock_config_last_reload_ok 0"), "{metrics}");
+    assert!(metrics.contains("penstock_config_reloads_total{outcome=\"refused\"} 2"));
+}
