@@ -44,6 +44,8 @@ class Many:
     """See above. `pace`: seconds between two words of a stream."""
 
     pace: float = 0.5
+    # Seconds before a whole answer.
+    delay: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
 
     def __enter__(self) -> Many:
@@ -90,6 +92,7 @@ class Many:
                 self.models.append(asked.get("model", head.split(b" ")[1].decode()))
                 self.served += 1
                 if not asked.get("stream"):
+                    await asyncio.sleep(self.delay)
                     choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
                     answer = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
                     data = json.dumps(
@@ -134,7 +137,7 @@ class Many:
             writer.write(head.encode() + body)
             outcome.headers = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
             outcome.status = int(outcome.headers.split(b" ")[1])
-            if not stream:
+            if not stream or outcome.status != 200:
                 length = [
                     line for line in outcome.headers.lower().split(b"\r\n") if line.startswith(b"content-length:")
                 ]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
+import ssl
+import subprocess
 import time
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 from many import Many, Steady
 from test_memory import memory
 
-from harness import Gateway, serving, user, wait_until
+from harness import Gateway, serving, text_of, user, wait_until
 
 STREAMS = 1000
 
@@ -272,3 +276,97 @@ def test_breakers_and_connections_of_what_is_unchanged_go_on(tmp_path):
         # Another address is another provider: nothing is known of it.
         reload(gateway, config(many.url, more + dead.replace(":1/", ":2/"), "watch = false"))
         assert state not in httpx.get(f"{gateway.url}/metrics", timeout=30).text
+
+
+DEMO = "penstock-demo"
+
+
+def own(more: str) -> str:
+    return f'[server]\nwatch = false\ngrace_ms = 1000\n[log]\naccess = "off"\n{more}'
+
+
+def pool(name: str, more: str = "") -> str:
+    return f'[[pools]]\nid = "{name}"\nthreads = 1\n{more}\n'
+
+
+def test_pools_come_change_and_go(tmp_path):
+    with serving(tmp_path, workers=0, config=own(pool(DEMO))) as gateway:
+        first = gateway.worker_pids()
+        asked = {
+            "messages": user("Count from 1 to 30."),
+            "max_tokens": 400,
+            "extra_body": {"ignore_eos": True},
+            "seed": 1,
+        }
+        client = gateway.client()
+        whole = client.chat.completions.create(model=DEMO, **asked).choices[0].message.content
+        stream = client.chat.completions.create(model=DEMO, **asked, stream=True)
+        text = text_of([next(stream), next(stream)])
+
+        # What is the gateway's alone changes without another worker.
+        reload(gateway, own(pool(DEMO, "queue_max = 7")))
+        assert gateway.worker_pids() == first
+
+        # Another worker takes the place of the old one when it is ready; the stream stays where it is.
+        reload(gateway, own(pool(DEMO, "sequences_max = 5") + pool("more")))
+        wait_until(lambda: gateway.log().count("changed pool answers from now on") == 2, "the new worker is ready", 60)
+        assert client.chat.completions.create(model=DEMO, **asked).choices[0].message.content == whole
+        wait_until(
+            lambda: client.chat.completions.create(model="more", **asked).choices[0].message.content == whole,
+            "the new pool answers",
+            60,
+        )
+        text += text_of(stream)
+        assert text == whole
+        wait_until(lambda: not set(first) & set(gateway.worker_pids()), "the old worker ends after its stream", 30)
+        assert len(gateway.worker_pids()) == 2
+
+        # A pool that is taken out ends its streams first.
+        stream = client.chat.completions.create(model="more", **asked, stream=True)
+        text = text_of([next(stream), next(stream)])
+        reload(gateway, own(pool(DEMO, "sequences_max = 5")))
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(model="more", **asked)
+        text += text_of(stream)
+        assert text == whole
+        wait_until(lambda: len(gateway.worker_pids()) == 1, "its worker ends", 30)
+
+
+def certificate(folder: Path, name: str) -> None:
+    """A pair of its own making, in place of the last one."""
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+        + ["-keyout", folder / "new.key", "-out", folder / "new.cert", "-subj", f"/CN={name}"],
+        check=True,
+        capture_output=True,
+    )
+    os.replace(folder / "new.key", folder / "tls.key")
+    os.replace(folder / "new.cert", folder / "tls.cert")
+
+
+def shown(port: int) -> str:
+    """The certificate that is shown to a new connection."""
+    return ssl.get_server_certificate(("127.0.0.1", port), timeout=20)
+
+
+def test_a_renewed_certificate_is_used(tmp_path):
+    certificate(tmp_path, "one")
+    tls = f'[server.tls]\ncertificate = "{tmp_path}/tls.cert"\nkey = "{tmp_path}/tls.key"\n'
+    gateway = Gateway(tmp_path, workers=0, config=config("http://127.0.0.1:1", tls, "watch = false"))
+    gateway.start(ready=False)
+    try:
+        with contextlib.suppress(OSError):
+            wait_until(lambda: gateway.log_path.exists() and "serves" in gateway.log(), "it listens", 60)
+        first = shown(gateway.port)
+        # Half of a pair, and nonsense: what is in use stays.
+        good = (tmp_path / "tls.key").read_text()
+        (tmp_path / "tls.key").write_text("nonsense")
+        hang_up(gateway)
+        wait_until(lambda: "the one in use stays" in gateway.log(), "the pair is refused")
+        assert shown(gateway.port) == first
+        (tmp_path / "tls.key").write_text(good)
+        certificate(tmp_path, "two")
+        hang_up(gateway)
+        wait_until(lambda: shown(gateway.port) != first, "the new one is shown")
+    finally:
+        gateway.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,6 @@ import time
 from pathlib import Path
 
 import httpx
-import pytest
 from many import Many, Steady
 from test_reload import config, hang_up, many_files, models
 
@@ -244,6 +244,62 @@ def test_the_new_process_has_the_new_config_and_listens_on_unix_too(tmp_path):
             wait_until(lambda: httpx.get(f"{url}/admin/v1/openapi.json").status_code < 500, "the admin API answers")
 
 
+def test_limits_go_on_counting(tmp_path):
+    """What the old process has counted and holds counts in the new one, and what it settles is settled there."""
+    limit = '[[limits]]\nid = "all"\nfor = "everyone"\nby = "all"\nrequests_per_hour = 12\nin_flight = 5\n'
+    with Many() as many, upgradable(tmp_path, workers=0, config=quick(many, limit)) as gateway:
+
+        def ask(stream: bool) -> int:
+            return many.run(many.ask(gateway.port, "m", stream)).result(60).status
+
+        many.begin(gateway.port, 3)
+        old = gateway.process.pid
+        upgrade(gateway)
+        many.begin(gateway.port, 2)
+        assert ask(True) == 429, "three are held by the old process, two by this one"
+        wait_until(lambda: many.open == 5, "all five run")
+        assert all(outcome.complete for outcome in many.end() if outcome.words)
+        wait_until(lambda: old not in processes(gateway), "the old one ends")
+        # Settled over there: five places are free again, and seven of the twelve requests are left.
+        wait_until(lambda: gateway.metric("penstock_limit_holds") == 0, "nothing is held any more")
+        assert [ask(False) for _ in range(9)] == [200] * 7 + [429] * 2
+        upgrade(gateway)
+        assert ask(False) == 429
+
+
+def test_a_batch_goes_on_in_the_new_process(tmp_path):
+    """No line is answered twice, no line is missing."""
+    lines = [
+        {
+            "custom_id": f"n{at}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": "m", "messages": user(f"line {at}")},
+        }
+        for at in range(80)
+    ]
+    with Many(delay=0.05) as many:
+        text = quick(many, "[batches]\nconcurrency = 4\n")
+        with upgradable(tmp_path, workers=0, config=text) as gateway:
+            client = gateway.client()
+            content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            file = client.files.create(file=("lines.jsonl", content), purpose="batch")
+            batch = client.batches.create(
+                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+            wait_until(lambda: many.served >= 20, "some lines are answered")
+            old = gateway.process.pid
+            upgrade(gateway)
+            wait_until(lambda: old not in processes(gateway), "the old one ends")
+            client = gateway.client()
+            wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch ends", 60)
+            done = client.batches.retrieve(batch.id)
+            assert (done.request_counts.completed, done.request_counts.failed) == (80, 0)
+            answers = [json.loads(line) for line in client.files.content(done.output_file_id).text.splitlines()]
+            assert sorted(answer["custom_id"] for answer in answers) == sorted(line["custom_id"] for line in lines)
+            assert many.served == 80, "each line was asked once"
+
+
 def test_nobody_to_take_over_from(tmp_path):
     gateway = Gateway(tmp_path)
     tmp_path.mkdir(exist_ok=True)
@@ -251,15 +307,14 @@ def test_nobody_to_take_over_from(tmp_path):
     assert "no gateway to take over from" in done.stderr
 
 
-@pytest.mark.parametrize("sent", ["READY=1", "MAINPID="])
-def test_the_service_manager_is_told(tmp_path, sent):
+def test_the_service_manager_is_told(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, Many() as many:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(60)
         with upgradable(
             tmp_path / "g", workers=0, config=quick(many), env={"NOTIFY_SOCKET": str(tmp_path / "notify")}
         ) as gateway:
-            assert sent in manager.recv(1024).decode()
+            assert manager.recv(1024).decode() == f"READY=1\nMAINPID={gateway.process.pid}"
             upgrade(gateway)
             told = manager.recv(1024).decode()
             assert f"MAINPID={processes(gateway)[-1]}" in told

@@ -55,6 +55,8 @@ pub(crate) struct Host {
     epoch: u64,
     next: AtomicU64,
     sessions: AtomicUsize,
+    /// Sessions whose gateways are done with this worker.
+    done: AtomicUsize,
 }
 
 /// Counts a session while it lives.
@@ -114,6 +116,7 @@ impl Host {
             epoch,
             next: AtomicU64::new(0),
             sessions: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
         }
     }
 
@@ -190,18 +193,23 @@ impl Host {
 
     /// Frames from the gateway to the engine.
     async fn listen<R: AsyncRead + Unpin>(&self, session: u64, reader: &mut Reader<R>) -> Result<(), SessionEnd> {
+        let mut done = None;
         loop {
             let command = match reader.next().await? {
                 Some(DownBody::Generate(generate)) => Command::Generate { session, generate: Box::new(generate) },
                 Some(DownBody::Cancel(cancel)) => Command::Cancel { session, cancel },
                 Some(DownBody::Window(window)) => Command::Window { session, window },
-                // Whoever else holds this worker needs it still.
-                Some(DownBody::Drain(_)) if self.sessions() > 1 => {
-                    info!(session, "a gateway is done with this worker, another is not");
-                    continue;
-                }
                 Some(DownBody::Drain(drain)) => {
-                    let _ = self.drains.send(drain.exit).await;
+                    if done.is_none() {
+                        self.done.fetch_add(1, Ordering::Relaxed);
+                        done = Some(Counted(&self.done));
+                    }
+                    // Whoever else holds this worker needs it still.
+                    if self.sessions() > self.done.load(Ordering::Relaxed) {
+                        info!(session, "a gateway is done with this worker, another is not");
+                    } else {
+                        let _ = self.drains.send(drain.exit).await;
+                    }
                     continue;
                 }
                 Some(DownBody::Hello(_) | DownBody::Proof(_)) => return Err(SessionEnd::Unexpected),

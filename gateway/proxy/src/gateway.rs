@@ -1,7 +1,7 @@
 //! The running gateway: what every request can see.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
@@ -19,6 +19,7 @@ use crate::live_requests::LiveRequests;
 use crate::phases;
 use crate::plugins::Hub;
 use crate::provider::{self, Provider, ProviderError};
+use crate::server::Certificate;
 use crate::serving::Serving;
 use crate::stored::Keeper;
 use crate::telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
@@ -54,6 +55,8 @@ pub struct Gateway {
     pub(crate) governor: Arc<Governor>,
     /// What the metrics say about the config.
     pub marks: Marks,
+    /// The server's certificate, where it speaks TLS.
+    pub(crate) certificate: OnceLock<Arc<Certificate>>,
     /// Another process serves: this one ends when its answers have.
     leaving: AtomicBool,
     /// What runs beside requests, and what is settled elsewhere, has come to its end.
@@ -88,6 +91,7 @@ impl Gateway {
             hub,
             governor,
             marks: Marks::default(),
+            certificate: OnceLock::new(),
             leaving: AtomicBool::new(false),
             rested: [AtomicBool::new(true), AtomicBool::new(true)],
             swaps: watch::Sender::new(0),
@@ -135,6 +139,11 @@ impl Gateway {
             keeper.wake.notify_one();
             keeper.wake_responses.notify_one();
         }
+    }
+
+    /// Reads the certificate again, if its files are others.
+    pub(crate) fn refresh_certificate(&self) {
+        self.certificate.get().iter().for_each(|certificate| certificate.refresh());
     }
 
     /// Whether another process serves.

@@ -4,10 +4,11 @@
 //! in progress end, and exits as soon as there are none, or when the grace time is over; a process that has handed over does the same
 //! with more patience (`drain.rs`).
 
+mod certificate;
 mod drain;
 mod listeners;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ use pingora_core::server::configuration::ServerConf;
 use pingora_core::server::{ListenFds, RunArgs, Server, ShutdownWatch};
 use pingora_core::services::listening::Service;
 
-use crate::auth::{self, certificate};
+pub use self::certificate::Certificate;
+use crate::auth::{self, certificate as client};
 use crate::batches;
 use crate::config::{Snapshot, TlsFiles};
 use crate::gateway::Gateway;
@@ -55,11 +57,11 @@ const BUFFERS: L4BufferSettings = L4BufferSettings { read: Some(0), write: Some(
 
 /// The service with all listeners of the config.
 pub fn service(gateway: Arc<Gateway>, config: &Snapshot) -> Result<Service<App<Gateway>>, ServerError> {
-    let mut service = Service::new("http".into(), App::new(gateway));
+    let mut service = Service::new("http".into(), App::new(gateway.clone()));
     service.threads = Some(config.threads);
     let mut listener = ListenerConfig::tcp(config.listen.to_string()).l4_buffer(BUFFERS);
     if let Some(files) = &config.tls {
-        listener = listener.tls(tls(files)?);
+        listener = listener.tls(tls(&gateway, files)?);
     }
     service.add_listener(listener);
     if let Some(path) = &config.unix {
@@ -68,30 +70,20 @@ pub fn service(gateway: Arc<Gateway>, config: &Snapshot) -> Result<Service<App<G
     Ok(service)
 }
 
-/// Checks certificate and key before Pingora, which panics on bad ones, sees them.
-fn tls(files: &TlsFiles) -> Result<TlsSettings, ServerError> {
-    check_pem(&files.cert, "CERTIFICATE")?;
-    check_pem(&files.key, "PRIVATE KEY")?;
+/// A fault of the files is found here, before Pingora, which panics on it. The certificate stays with the gateway, to be read again.
+fn tls(gateway: &Gateway, files: &TlsFiles) -> Result<TlsSettings, ServerError> {
+    let certificate = Certificate::open(files).map_err(ServerError::Tls)?;
     let said = |error: Box<pingora_core::Error>| ServerError::Tls(error.to_string());
-    let (cert, key) = (files.cert.display().to_string(), files.key.display().to_string());
-    let mut settings = TlsSettings::with_callbacks(Box::new(certificate::ReadNames)).map_err(said)?;
-    settings.set_certificate_chain_file(&cert).map_err(said)?;
-    settings.set_private_key_file(&key).map_err(said)?;
+    let mut settings = TlsSettings::with_callbacks(Box::new(client::ReadNames)).map_err(said)?;
+    settings.set_cert_resolver(certificate.clone());
     if let Some(authorities) = &files.client_ca {
-        let verifier = certificate::verifier(authorities, files.client_required).map_err(ServerError::Tls)?;
+        let verifier = client::verifier(authorities, files.client_required).map_err(ServerError::Tls)?;
         settings.set_client_cert_verifier(verifier);
     }
     settings.enable_h2();
+    // Err: a second server of one gateway, in tests, reads its own once.
+    let _ = gateway.certificate.set(certificate);
     Ok(settings)
-}
-
-fn check_pem(path: &Path, label: &str) -> Result<(), ServerError> {
-    let text =
-        std::fs::read_to_string(path).map_err(|error| ServerError::Tls(format!("{}: {error}", path.display())))?;
-    if text.contains(&format!("{label}-----")) {
-        return Ok(());
-    }
-    Err(ServerError::Tls(format!("{} has no PEM block {label}", path.display())))
 }
 
 /// Binds and lets go: what is bound later finds the address free, if nobody else is faster. For tests.

@@ -51,7 +51,7 @@ pub fn follow() -> std::io::Result<Follower> {
         runtime.block_on(async {
             // Err: the process ends before it has begun.
             if let Ok(live) = given.await {
-                tokio::join!(hang_ups(live.clone(), hups), file(live.clone()), chores(live));
+                tokio::join!(hang_ups(live.clone(), hups), file(live.clone()), certificate(live.clone()), chores(live));
             }
         });
     })?;
@@ -68,6 +68,14 @@ async fn reload(live: &Arc<Live>, how: impl FnOnce(&Live) + Send + 'static) {
 async fn hang_ups(live: Arc<Live>, mut hups: Signal) {
     while hups.recv().await.is_some() {
         reload(&live, |live| drop(live.reload(&By::new("signal")))).await;
+    }
+}
+
+/// Looks whether the certificate has been renewed.
+async fn certificate(live: Arc<Live>) {
+    loop {
+        sleep(LOOK_AGAIN).await;
+        reload(&live, |live| live.gateway.refresh_certificate()).await;
     }
 }
 

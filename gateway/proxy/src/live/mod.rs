@@ -209,6 +209,7 @@ impl Live {
     /// # Errors
     /// [`ApplyError`]: nothing has changed.
     pub fn reload(&self, by: &By) -> Result<Applied, ApplyError> {
+        self.gateway.refresh_certificate();
         let read = self.source.read().map_err(ApplyError::Read);
         let done = read.and_then(|text| self.put(&text, by, None, true));
         self.note(&done);
