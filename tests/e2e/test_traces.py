@@ -194,8 +194,8 @@ def test_nothing_secret_is_in_a_trace(world):
 
 def test_a_collector_that_is_away_delays_nobody(world, tmp_path):
     _, _, mock = world
-    config = CONFIG.format(collector="http://127.0.0.1:9", mock=mock.url).replace("[[pools]]\nid = \"own\"\n", "")
-    config = config.replace("fallback = [{ pool = \"own\" }]\n", "")
+    config = CONFIG.format(collector="http://127.0.0.1:9", mock=mock.url).replace('[[pools]]\nid = "own"\n', "")
+    config = config.replace('fallback = [{ pool = "own" }]\n', "")
     env = {"KEY_CLIENT": "pk-client-planted", "KEY_PROVIDER": mock.key, "COLLECTOR": "x-a=b"}
     with serving(tmp_path, workers=0, config=config, env=env) as gateway:
         assert ask(gateway, "chain").status_code == 200

@@ -1,0 +1,137 @@
+"""Tokens of an identity provider, from its login to an answer; certificates of clients."""
+
+import ssl
+import subprocess
+
+import httpx
+import openai
+import pytest
+
+from harness import START_SECONDS, Gateway, serving, text_of, user, wait_until
+from issuer import issuing
+
+
+def status(gateway, token: str) -> int:
+    return httpx.get(f"{gateway.url}/v1/models", headers={"authorization": f"Bearer {token}"}, timeout=30).status_code
+
+
+def test_a_service_signs_in_and_asks(tmp_path):
+    """Client credentials at the issuer, the token at the gateway, through the official SDK; then the issuer turns its key and goes away."""
+    more = 'team_claim = "groups"\nteams = { "/engineering/search" = "search" }\nteam_required = true\n'
+    with issuing(tmp_path) as issuer:
+        config = issuer.config(more) + '[[teams]]\nid = "search"\nmodels = ["penstock-*"]\n'
+        with serving(tmp_path / "g", config=config) as gateway:
+            form = {"grant_type": "client_credentials", "client_id": "search", "client_secret": "s3cret-of-search"}
+            token = httpx.post(f"{issuer.url}/protocol/openid-connect/token", data=form).json()["access_token"]
+            client = gateway.client(api_key=token)
+            stream = client.chat.completions.create(
+                model="penstock-demo", messages=user("Hello"), temperature=0, stream=True
+            )
+            assert text_of(stream) == "Hello! How can I help you today?"
+            assert status(gateway, "none") == 401, "a gateway that knows an issuer is not open"
+            for outsider in (issuer.token("eve"), issuer.token("eve", groups=["/sales"])):
+                with pytest.raises(openai.AuthenticationError, match="team"):
+                    gateway.client(api_key=outsider).models.list()
+            groups = {"groups": ["/engineering/search"]}
+            assert status(gateway, issuer.token("ada", aud="other", **groups)) == 401
+            assert status(gateway, issuer.token("ada", iss="https://evil.example", **groups)) == 401
+
+            fetches = issuer.fetches
+            issuer.turn()
+            assert status(gateway, issuer.token("ada", **groups)) == 200, "the new key is fetched when it is met"
+            assert issuer.fetches == fetches + 1
+            assert status(gateway, token) == 401, "the old key is gone, and what it signed"
+            issuer.server.shutdown()
+            issuer.server.server_close()
+            assert status(gateway, issuer.token("grace", **groups)) == 200, "its keys are good while it is away"
+
+
+def run(*words) -> None:
+    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
+
+
+def authority(folder, name: str):
+    key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
+    new = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    run(*new, "-keyout", key, "-out", certificate, "-subj", f"/CN={name}")
+    return key, certificate
+
+
+def certificate_of(folder, signer, name: str, alternative: str | None):
+    key, request, certificate = folder / f"{name}.key", folder / f"{name}.csr", folder / f"{name}.pem"
+    new = ["req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    run(*new, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
+    extensions = folder / f"{name}.ext"
+    extensions.write_text(f"subjectAltName={alternative}\n" if alternative else "basicConstraints=CA:FALSE\n")
+    signing = ["x509", "-req", "-in", request, "-CA", signer[1], "-CAkey", signer[0], "-CAcreateserial", "-days", "2"]
+    run(*signing, "-extfile", extensions, "-out", certificate)
+    return key, certificate
+
+
+@pytest.mark.parametrize("demand", ["optional", "required"])
+def test_a_certificate_is_a_key(tmp_path, demand):
+    ours, theirs = authority(tmp_path, "ours"), authority(tmp_path, "theirs")
+    server = certificate_of(tmp_path, ours, "server", "IP:127.0.0.1")
+    search = certificate_of(tmp_path, ours, "search", "URI:spiffe://example.com/search/blue")
+    plain = certificate_of(tmp_path, ours, "plain-name", None)
+    stranger = certificate_of(tmp_path, ours, "stranger", "DNS:stranger.example.com")
+    forged = certificate_of(tmp_path, theirs, "forged", "URI:spiffe://example.com/search/blue")
+    config = f"""
+[server.tls]
+certificate = "{server[1]}"
+key = "{server[0]}"
+client_ca = "{ours[1]}"
+client_auth = "{demand}"
+[[keys]]
+id = "search"
+certificate = "spiffe://example.com/search/*"
+[[keys]]
+id = "narrow"
+certificate = "plain-name"
+routes = ["/v1/files"]
+[[keys]]
+id = "plain"
+key_env = "PLAIN_KEY"
+"""
+
+    def context(pair=None):
+        made = ssl.create_default_context(cafile=ours[1])
+        if pair:
+            made.load_cert_chain(pair[1], pair[0])
+        return made
+
+    gateway = Gateway(tmp_path / "g", config=config, env={"PLAIN_KEY": "pk-plain"})
+    url = gateway.url.replace("http:", "https:")
+
+    def ask(pair, http2: bool = False, key: str | None = None) -> int:
+        headers = {"x-api-key": key} if key else {}
+        with httpx.Client(verify=context(pair), http2=http2, timeout=30) as session:
+            reply = session.get(f"{url}/v1/models", headers=headers)
+            assert reply.http_version == ("HTTP/2" if http2 else "HTTP/1.1")
+            return reply.status_code
+
+    def ready() -> bool:
+        assert gateway.process.poll() is None, gateway.log()[-4000:]
+        try:
+            return httpx.get(f"{url}/ready", verify=context(search)).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        gateway.start(ready=False)
+        wait_until(ready, "the gateway is ready", START_SECONDS, 0.05)
+        for http2 in (False, True):
+            assert ask(search, http2) == 200, "by its URI"
+            assert ask(plain, http2) == 403, "by its common name, to what it may"
+            assert ask(stranger, http2) == 401, "signed, but nobody's"
+            assert ask(stranger, http2, "pk-plain") == 200, "a key beside it"
+            with pytest.raises(httpx.TransportError):
+                ask(forged, http2)
+        if demand == "required":
+            with pytest.raises(httpx.TransportError):
+                ask(None, key="pk-plain")
+        else:
+            assert ask(None) == 401 and ask(None, key="pk-plain") == 200
+        assert '"key":"search"' in gateway.log(), "the access log says who it was"
+    finally:
+        gateway.stop()
