@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::{StatusCode, header};
 use penstock_store::Listing;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::error::{ApiError, Code};
@@ -83,7 +83,7 @@ pub(crate) struct ListQuery {
     limit: Option<u32>,
     /// `next` of the page before.
     #[param(max_length = 512)]
-    after: Option<String>,
+    pub(crate) after: Option<String>,
 }
 
 impl ListQuery {
@@ -91,6 +91,11 @@ impl ListQuery {
     pub(crate) fn limit(&self) -> Result<usize, ApiError> {
         bounded_limit(self.limit)
     }
+}
+
+/// A field that may be left out, null, or there.
+pub(crate) fn double<'de, T: Deserialize<'de>, D: Deserializer<'de>>(field: D) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(field).map(Some)
 }
 
 /// A limit within its bounds.

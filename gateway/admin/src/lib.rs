@@ -20,6 +20,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod throttle;
+mod version;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -152,6 +153,7 @@ fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<Router
         throttle: throttle::Throttle::default(),
         routes,
         document: document.to_string().into(),
+        turn: tokio::sync::Mutex::default(),
         began: Instant::now(),
         began_ms: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64,
     });

@@ -36,6 +36,8 @@ pub(crate) struct State {
     pub(crate) throttle: Throttle,
     pub(crate) routes: Routes,
     pub(crate) document: Bytes,
+    /// Held by whoever changes a key or an owner.
+    pub(crate) turn: tokio::sync::Mutex<()>,
     pub(crate) began: Instant,
     pub(crate) began_ms: u64,
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 use penstock_proxy::live::{self, Applied as Done, ApplyError, By, Change as Difference, Kind, Live};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -17,6 +17,7 @@ use crate::error::{ApiError, Code};
 use crate::extract::{Body, Id, Page};
 use crate::keys::Caller;
 use crate::state::Admin;
+use crate::version;
 
 /// Longest note.
 const NOTE_BYTES_MAX: usize = 1000;
@@ -178,7 +179,7 @@ fn refusal(error: ApplyError) -> ApiError {
 }
 
 /// Runs what may read files and start pools beside the thread that answers.
-async fn beside<T: Send + 'static>(
+pub(super) async fn beside<T: Send + 'static>(
     admin: &Admin,
     work: impl FnOnce(&Live) -> T + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -199,24 +200,7 @@ fn applied(done: Result<Done, ApplyError>) -> Result<Response, ApiError> {
     let did = Did { target: Some(version.to_string()), detail: serde_json::json!({ "changes": paths }) };
     let changes = changes.into_iter().map(Change::from).collect();
     let body = Applied { version, changes, pending, replacing, persisted };
-    Ok(([(header::ETAG, tag(version))], axum::Extension(did), Json(body)).into_response())
-}
-
-/// `If-Match`: a version in quotes.
-fn if_match(headers: &HeaderMap) -> Result<Option<u64>, ApiError> {
-    let Some(value) = headers.get(header::IF_MATCH) else { return Ok(None) };
-    let text = value.to_str().unwrap_or_default().trim();
-    if text == "*" {
-        return Ok(None);
-    }
-    let version = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).and_then(|text| text.parse().ok());
-    version
-        .map(Some)
-        .ok_or_else(|| ApiError::invalid("if-match", "If-Match: must be the ETag that was given, as \"7\""))
-}
-
-fn tag(version: u64) -> HeaderValue {
-    HeaderValue::try_from(format!("\"{version}\"")).unwrap_or(HeaderValue::from_static("\"\""))
+    Ok(([(header::ETAG, version::tag(version))], axum::Extension(did), Json(body)).into_response())
 }
 
 /// The config in force, without secrets.
@@ -230,7 +214,7 @@ pub(crate) async fn get(State(admin): State<Admin>) -> Result<Response, ApiError
         Config { version, text: live::shown(&text), path, pending: live.pending(), persisted: live.is_persisted() }
     });
     let config = config.await?;
-    Ok(([(header::ETAG, tag(config.version))], Json(config)).into_response())
+    Ok(([(header::ETAG, version::tag(config.version))], Json(config)).into_response())
 }
 
 /// Checks a text as if it were applied, and says what would be different. Nothing changes.
@@ -259,13 +243,7 @@ pub(crate) async fn apply(
     Body(new): Body<NewConfig>,
 ) -> Result<Response, ApiError> {
     let by = note(&caller, new.note)?;
-    let expected = if_match(&headers)?;
-    if let (Some(header), Some(field)) = (expected, new.expected_version)
-        && header != field
-    {
-        return Err(ApiError::invalid("expected_version", "expected_version: If-Match says another version"));
-    }
-    let expected = expected.or(new.expected_version);
+    let expected = version::expected(&headers, new.expected_version)?;
     applied(beside(&admin, move |live| live.apply(&new.text, &by, expected)).await?)
 }
 

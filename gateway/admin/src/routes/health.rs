@@ -63,30 +63,64 @@ pub(crate) struct Status {
     workers_ready: usize,
     /// What is not ready.
     unready: Vec<String>,
+    config_version: u64,
+    /// Keys of the config whose value waits for an upgrade or a restart.
+    config_pending: Vec<String>,
+    limits: usize,
+    /// Limits that do not act, or act on less than they seem to.
+    limits_ineffective: Vec<String>,
+    store: Store,
+}
+
+/// What the store counts about itself.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Store {
+    commits: u64,
+    writes: u64,
+    commit_seconds: f64,
+    /// Operations that failed.
+    errors: u64,
 }
 
 /// Version, age, listeners, what is served and what is not ready.
 #[utoipa::path(get, path = "/admin/v1/status", tag = "state", operation_id = "status",
     responses((status = 200, description = "The gateway as a whole.", body = Status)), security(("admin_key" = ["viewer"])))]
-pub(crate) async fn status(State(admin): State<Admin>) -> Json<Status> {
+pub(crate) async fn status(State(admin): State<Admin>) -> Result<Json<Status>, ApiError> {
+    let (config_version, config_pending) =
+        super::config::beside(&admin, |live| (live.current().0, live.pending())).await?;
+    let (limits, stats) = (admin.gateway.limits(), admin.store.stats());
     let serving = admin.gateway.serving();
     let config = &serving.config;
     let workers: Vec<_> = super::workers::all(&admin);
-    Json(Status {
+    Ok(Json(Status {
         version: env!("CARGO_PKG_VERSION"),
         pid: std::process::id(),
         started_ms: admin.began_ms,
         uptime_seconds: admin.began.elapsed().as_secs(),
         listen: config.listen.to_string(),
         tls: config.tls.is_some(),
-        keys_required: !config.keys.is_empty(),
+        keys_required: !admin.gateway.guard.is_open(&serving.identity),
         requests_in_flight: admin.gateway.live.list().len(),
         models: serving.models().listed().len(),
         providers: serving.providers().len(),
         workers: workers.len(),
         workers_ready: workers.iter().filter(|worker| worker.is_ready()).count(),
         unready: serving.unready(),
-    })
+        config_version,
+        config_pending,
+        limits: limits.len(),
+        limits_ineffective: limits
+            .iter()
+            .filter(|state| state.why_not.is_some())
+            .map(|state| state.limit.id.to_string())
+            .collect(),
+        store: Store {
+            commits: stats.commits,
+            writes: stats.writes,
+            commit_seconds: stats.commit_seconds,
+            errors: stats.errors,
+        },
+    }))
 }
 
 /// Who the key is.

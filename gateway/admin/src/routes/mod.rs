@@ -3,8 +3,12 @@
 pub(crate) mod audit;
 pub(crate) mod config;
 pub(crate) mod health;
+pub(crate) mod keys;
+pub(crate) mod limits;
 pub(crate) mod log_level;
 pub(crate) mod models;
+pub(crate) mod owners;
+pub(crate) mod plugins;
 pub(crate) mod providers;
 pub(crate) mod requests;
 pub(crate) mod usage;
@@ -35,9 +39,21 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(health::whoami))
         .routes(routes!(health::metrics))
         .routes(routes!(health::document))
+        .routes(routes!(keys::list, keys::create))
+        .routes(routes!(keys::get, keys::update))
+        .routes(routes!(keys::rotate))
+        .routes(routes!(keys::revoke))
+        .routes(routes!(limits::list))
+        .routes(routes!(limits::get))
+        .routes(routes!(limits::counters))
         .routes(routes!(log_level::get_level, log_level::set_level))
         .routes(routes!(models::list))
         .routes(routes!(models::get))
+        .routes(routes!(owners::list_teams, owners::create_team))
+        .routes(routes!(owners::get_team, owners::update_team, owners::delete_team))
+        .routes(routes!(owners::list_users, owners::create_user))
+        .routes(routes!(owners::get_user, owners::update_user, owners::delete_user))
+        .routes(routes!(plugins::list))
         .routes(routes!(providers::list))
         .routes(routes!(providers::get))
         .routes(routes!(requests::list))

@@ -348,7 +348,7 @@ impl Guard {
     }
 
     /// Whether whoever comes is served. Once a key has been issued, that takes a word in the config.
-    fn is_open(&self, identity: &Identity) -> bool {
+    pub fn is_open(&self, identity: &Identity) -> bool {
         let said = identity.config.anonymous == Anonymous::Allow;
         identity.is_open && (said || (self.follow.age().is_some() && self.directory.load().is_virgin()))
     }

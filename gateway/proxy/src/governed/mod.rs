@@ -30,6 +30,7 @@ pub(crate) use events::Governed;
 pub(crate) use reservation::Reservation;
 pub use rules::Rules;
 pub(crate) use status::status;
+pub use status::{CounterState, LimitState};
 pub use told::Refusal;
 
 use crate::auth::Principal;

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::Governor;
 use super::rules::{self, Who};
 use crate::auth::Principal;
+use crate::gateway::Gateway;
 use crate::serving::Serving;
 
 /// The limits, and how the principal's own counters stand.
@@ -81,4 +82,59 @@ fn ineffective(serving: &Serving, limit: &Limit) -> Option<String> {
         return Some("it counts money, and no model that it is for has a price".into());
     }
     None
+}
+
+/// A limit of the config, for operators.
+#[derive(Clone, Debug)]
+pub struct LimitState {
+    /// The limit.
+    pub limit: Arc<Limit>,
+    /// Why it does not act, or acts on less than it seems to.
+    pub why_not: Option<String>,
+}
+
+/// One counter of a limit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CounterState {
+    /// Whose: id of a key, a team, …, an address.
+    pub subject: String,
+    /// What is counted.
+    pub measure: &'static str,
+    /// How much there may be; money in dollars.
+    pub max: f64,
+    /// Used, what is reserved included.
+    pub used: f64,
+    /// Of this, reserved by requests that have not ended.
+    pub reserved: f64,
+    /// Milliseconds until all of it is over, if nothing more is used.
+    pub reset_ms: u64,
+}
+
+impl Gateway {
+    /// The limits in force.
+    pub fn limits(&self) -> Vec<LimitState> {
+        let serving = self.serving();
+        let state = |limit: &Arc<Limit>| LimitState { limit: limit.clone(), why_not: ineffective(&serving, limit) };
+        serving.rules.limits().iter().map(state).collect()
+    }
+
+    /// The counters of a limit that are in use.
+    pub fn counters(&self, limit: &Limit) -> Vec<CounterState> {
+        let mut out = Vec::new();
+        let (mut state, now) = self.governor.state();
+        for measure in &limit.measures {
+            let amount = |amount: u64| if measure.unit == Unit::NanoUsd { amount as f64 / 1e9 } else { amount as f64 };
+            state.book.standings(&limit.id, *measure, now, &mut |subject, standing| {
+                out.push(CounterState {
+                    subject: subject.to_owned(),
+                    measure: measure.name(),
+                    max: amount(measure.max),
+                    used: amount(standing.used),
+                    reserved: amount(standing.reserved),
+                    reset_ms: standing.reset_ms,
+                });
+            });
+        }
+        out
+    }
 }

@@ -44,7 +44,7 @@ const FIXED: &[(&str, &str)] = &[
 
 /// When a key of a table applies.
 pub fn when(table: &str, key: &str) -> When {
-    if FIXED.contains(&(table, key)) || ["admin", "admin_keys", "telemetry"].contains(&table) {
+    if FIXED.contains(&(table, key)) || ["telemetry"].contains(&table) {
         When::Restart
     } else if table == "pools" {
         When::Workers
@@ -72,7 +72,6 @@ pub(super) fn hold(began: &Snapshot, in_force: &Arc<Snapshot>, config: &mut Snap
     hold!("server.threads", threads);
     hold!("server.watch", watch);
     hold!("server.tls", tls);
-    hold!("admin", admin);
     hold!("telemetry", telemetry);
     hold!("log.access", access_log);
     hold!("store.path", store.path);

@@ -1,0 +1,381 @@
+//! Issued API keys: made, changed, given a new text, taken back.
+//!
+//! The text of a key is in one answer, once: that of the request that made it.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, StatusCode, header};
+use penstock_govern::Scope;
+use penstock_proxy::auth::{Desk, DeskError, Issued, NewKey as Wish};
+use penstock_proxy::clock;
+use penstock_store::{KeyChange, KeyFilter, KeyId, KeyRecord, Page as StorePage};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::{IntoParams, ToSchema};
+
+use super::audit::Direction;
+use crate::audit::Did;
+use crate::error::{ApiError, Code};
+use crate::extract::{Body, Id, Page, Params, bounded_limit, double};
+use crate::state::Admin;
+use crate::version::{self, Versioned};
+
+/// Without another word, an old text is good for this long beside the new one.
+const GRACE_SECONDS: u64 = 3600;
+
+/// What a key, team or user may do. An empty list allows everything of its kind.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Allowed {
+    /// Models: names, or prefixes that end in *.
+    #[schema(max_items = 256)]
+    models: Vec<String>,
+    /// Routes by their labels, as /v1/chat/completions, or prefixes that end in *.
+    #[schema(max_items = 256)]
+    routes: Vec<String>,
+    /// Dialects: openai, anthropic, gemini.
+    #[schema(max_items = 256)]
+    dialects: Vec<String>,
+    /// Addresses and networks that it may come from, as 10.0.0.0/8.
+    #[schema(max_items = 256)]
+    addresses: Vec<String>,
+}
+
+impl Allowed {
+    pub(crate) fn of(scope: &Scope) -> Self {
+        Self {
+            models: scope.models.clone(),
+            routes: scope.routes.clone(),
+            dialects: scope.dialects.clone(),
+            addresses: scope.addresses.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    pub(crate) fn scope(self, expires: Option<u64>) -> Result<Scope, ApiError> {
+        let mut addresses = Vec::new();
+        for text in &self.addresses {
+            let single = || text.parse::<std::net::IpAddr>().ok().map(Into::into);
+            let network = text.parse().ok().or_else(single);
+            let wrong =
+                || ApiError::invalid("addresses", format!("addresses: {text:?} is neither an address nor a network"));
+            addresses.push(network.ok_or_else(wrong)?);
+        }
+        Ok(Scope { models: self.models, routes: self.routes, dialects: self.dialects, addresses, expires })
+    }
+}
+
+/// An issued key, without its text.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Key {
+    id: String,
+    name: String,
+    state: KeyState,
+    /// Its last characters.
+    ends_with: String,
+    team: Option<String>,
+    user: Option<String>,
+    /// The key that it was made from.
+    parent: Option<String>,
+    allowed: Allowed,
+    /// Ids of the limits that it is under.
+    limits: Vec<String>,
+    tags: Vec<String>,
+    /// Unix seconds, as all times here.
+    created: u64,
+    expires: Option<u64>,
+    rotated: Option<u64>,
+    /// The text before the last rotation is good until then.
+    previous_until: Option<u64>,
+    revoked: Option<u64>,
+    /// Rises with every change.
+    version: u64,
+}
+
+/// Whether a key is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum KeyState {
+    Good,
+    Expired,
+    Revoked,
+}
+
+impl From<KeyRecord> for Key {
+    fn from(key: KeyRecord) -> Self {
+        let state = match (key.revoked, key.expires) {
+            (Some(_), _) => KeyState::Revoked,
+            (None, Some(end)) if end <= clock::unix_seconds() => KeyState::Expired,
+            (None, _) => KeyState::Good,
+        };
+        Self {
+            id: key.id.to_string(),
+            name: key.name,
+            state,
+            ends_with: key.hint,
+            team: key.team,
+            user: key.user,
+            parent: key.parent.map(|parent| parent.to_string()),
+            allowed: Allowed::of(&key.scope),
+            limits: key.limits,
+            tags: key.tags,
+            created: key.created,
+            expires: key.expires,
+            rotated: key.rotated,
+            previous_until: key.previous.map(|previous| previous.until),
+            revoked: key.revoked,
+            version: key.version,
+        }
+    }
+}
+
+impl Versioned for Key {
+    fn version(&self) -> u64 {
+        self.version
+    }
+}
+
+/// A key and, this once, its text.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct IssuedKey {
+    /// The text. It is not shown again.
+    secret: String,
+    key: Key,
+}
+
+/// A key that is wished for.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewKey {
+    /// What people call it. Default: its id.
+    #[serde(default)]
+    #[schema(max_length = 256)]
+    name: String,
+    #[schema(max_length = 256)]
+    team: Option<String>,
+    #[schema(max_length = 256)]
+    user: Option<String>,
+    /// Make it from this key: it may do no more, and falls with it.
+    #[schema(max_length = 256)]
+    parent: Option<String>,
+    #[serde(default)]
+    allowed: Allowed,
+    /// Unix seconds.
+    #[schema(minimum = 0, maximum = 9_999_999_999_i64)]
+    expires: Option<u64>,
+    /// Ids of limits of the config.
+    #[serde(default)]
+    #[schema(max_items = 256)]
+    limits: Vec<String>,
+    #[serde(default)]
+    #[schema(max_items = 256)]
+    tags: Vec<String>,
+}
+
+/// What is to be changed of a key; what is left out stays.
+#[derive(Default, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct KeyPatch {
+    #[schema(max_length = 256)]
+    name: Option<String>,
+    /// Null: none any more.
+    #[serde(deserialize_with = "double")]
+    #[schema(value_type = Option<String>, max_length = 256)]
+    team: Option<Option<String>>,
+    /// Null: none any more.
+    #[serde(deserialize_with = "double")]
+    #[schema(value_type = Option<String>, max_length = 256)]
+    user: Option<Option<String>>,
+    allowed: Option<Allowed>,
+    /// Unix seconds; null: never.
+    #[serde(deserialize_with = "double")]
+    #[schema(value_type = Option<u64>, minimum = 0, maximum = 9_999_999_999_i64)]
+    expires: Option<Option<u64>>,
+    #[schema(max_items = 256)]
+    limits: Option<Vec<String>>,
+    #[schema(max_items = 256)]
+    tags: Option<Vec<String>>,
+    /// The version that was looked at: if it is another by now, nothing happens. As the header If-Match.
+    #[schema(minimum = 0, maximum = 9_007_199_254_740_991_i64)]
+    expected_version: Option<u64>,
+}
+
+/// How a key is given a new text.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Rotate {
+    /// For how long the old text is good beside the new one. Default: an hour. 0: not at all.
+    #[schema(minimum = 0, maximum = 7_776_000)]
+    grace_seconds: Option<u64>,
+}
+
+/// Which keys are wanted.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Filter {
+    /// At most this many. Default: 100.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// `next` of the page before.
+    #[param(max_length = 512)]
+    after: Option<String>,
+    /// Default: newest first.
+    #[serde(default)]
+    #[param(inline)]
+    order: Direction,
+    /// Of that team.
+    #[param(max_length = 256)]
+    team: Option<String>,
+    /// Of that user.
+    #[param(max_length = 256)]
+    user: Option<String>,
+    /// Revoked ones, or those that are not. Default: all.
+    revoked: Option<bool>,
+}
+
+impl From<DeskError> for ApiError {
+    fn from(error: DeskError) -> Self {
+        let message = error.to_string();
+        match error {
+            DeskError::Invalid { field, .. } => Self::invalid(field, message),
+            DeskError::NotFound(_) => Self::not_found(message),
+            DeskError::Revoked(_) => Self::conflict(message),
+            DeskError::Pepper(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, Code::Unavailable, message),
+            DeskError::Store(error) => error.into(),
+        }
+    }
+}
+
+fn desk(admin: &Admin) -> Desk {
+    Desk::new(admin.store.clone(), admin.gateway.serving().config.clone())
+}
+
+fn key_id(text: &str) -> Result<KeyId, ApiError> {
+    KeyId::parse(text).ok_or_else(|| ApiError::not_found("There is no issued key of that id."))
+}
+
+/// Limits that nobody knows would not limit.
+pub(crate) fn known_limits(admin: &Admin, limits: &[String]) -> Result<(), ApiError> {
+    let known = admin.gateway.limits();
+    let unknown = limits.iter().find(|id| known.iter().all(|state| *state.limit.id != ***id));
+    unknown.map_or(Ok(()), |id| Err(ApiError::invalid("limits", format!("limits: the config has no limit {id:?}"))))
+}
+
+fn issued(status: StatusCode, Issued { secret, record }: Issued) -> Response {
+    let key = Key::from(record);
+    let did = Did {
+        target: Some(key.id.clone()),
+        detail: json!({ "name": key.name, "team": key.team, "limits": key.limits }),
+    };
+    let tag = version::tag(key.version);
+    let body = IssuedKey { secret: secret.expose().to_owned(), key };
+    (status, [(header::ETAG, tag)], axum::Extension(did), Json(body)).into_response()
+}
+
+/// Issued keys.
+#[utoipa::path(get, path = "/admin/v1/keys", tag = "keys", operation_id = "list_keys", params(Filter),
+    responses((status = 200, description = "Keys, without their texts.", body = Page<Key>)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn list(
+    State(admin): State<Admin>,
+    Params(query): Params<Filter>,
+) -> Result<Json<Page<Key>>, ApiError> {
+    let page = StorePage { limit: bounded_limit(query.limit)? as u32, after: query.after, order: query.order.into() };
+    let filter = KeyFilter { team: query.team, user: query.user, parent: None, revoked: query.revoked };
+    Ok(Json(Page::of(desk(&admin).list(&filter, &page).await?, Key::from, |key| &key.id)))
+}
+
+/// Issues a key. Its text is in this answer and nowhere else.
+#[utoipa::path(post, path = "/admin/v1/keys", tag = "keys", operation_id = "create_key", request_body = NewKey,
+    responses((status = 201, description = "The key and its text.", body = IssuedKey),
+        (status = 409, description = "The key that it is to be made from is revoked.", body = crate::error::ErrorBody)),
+    security(("admin_key" = ["owner"])))]
+pub(crate) async fn create(State(admin): State<Admin>, Body(new): Body<NewKey>) -> Result<Response, ApiError> {
+    known_limits(&admin, &new.limits)?;
+    let parent = match &new.parent {
+        Some(id) => {
+            Some(KeyId::parse(id).ok_or_else(|| ApiError::invalid("parent", "parent: no id of an issued key"))?)
+        }
+        None => None,
+    };
+    let wish = Wish {
+        name: new.name,
+        team: new.team,
+        user: new.user,
+        parent,
+        scope: new.allowed.scope(new.expires)?,
+        limits: new.limits,
+        tags: new.tags,
+    };
+    let made = desk(&admin).create(wish, clock::unix_seconds()).await.map_err(|error| match error {
+        DeskError::NotFound(_) => ApiError::invalid("parent", error.to_string()),
+        other => other.into(),
+    })?;
+    Ok(issued(StatusCode::CREATED, made))
+}
+
+/// One issued key.
+#[utoipa::path(get, path = "/admin/v1/keys/{id}", tag = "keys", operation_id = "get_key",
+    params(("id" = String, Path, max_length = 256, description = "Its id.")),
+    responses((status = 200, description = "The key, without its text.", body = Key, headers(("etag" = String, description = "Its version, for If-Match.")))),
+    security(("admin_key" = ["viewer"])))]
+pub(crate) async fn get(State(admin): State<Admin>, Id(id): Id) -> Result<Response, ApiError> {
+    Ok(version::tagged(Key::from(desk(&admin).show(&key_id(&id)?).await?)))
+}
+
+/// Changes a key. What is refused by then is refused with its next request.
+#[utoipa::path(patch, path = "/admin/v1/keys/{id}", tag = "keys", operation_id = "update_key", request_body = KeyPatch,
+    params(("id" = String, Path, max_length = 256, description = "Its id."),
+        ("if-match" = Option<String>, Header, description = "The ETag of the key that was looked at.", pattern = "^(\"[0-9]{1,15}\"|\\*)$")),
+    responses((status = 200, description = "The key.", body = Key, headers(("etag" = String, description = "Its version."))),
+        (status = 409, description = "The key that it was made from is revoked.", body = crate::error::ErrorBody),
+        (status = 412, description = "It is another version by now; nothing has changed.", body = crate::error::ErrorBody)),
+    security(("admin_key" = ["owner"])))]
+pub(crate) async fn update(
+    State(admin): State<Admin>,
+    Id(id): Id,
+    headers: HeaderMap,
+    Body(patch): Body<KeyPatch>,
+) -> Result<Response, ApiError> {
+    let (id, desk) = (key_id(&id)?, desk(&admin));
+    known_limits(&admin, patch.limits.as_deref().unwrap_or_default())?;
+    let expected = version::expected(&headers, patch.expected_version)?;
+    // One change after another, so that what is looked at here is what is changed.
+    let _turn = admin.turn.lock().await;
+    let before = desk.show(&id).await?;
+    version::check(expected, before.version)?;
+    let end = patch.expires.unwrap_or(before.expires);
+    let scope = patch.allowed.map(|allowed| allowed.scope(end)).transpose()?;
+    let KeyPatch { name, team, user, expires, limits, tags, .. } = patch;
+    let change = KeyChange { name, team, user, scope, limits, tags, expires };
+    let key = Key::from(desk.change(&id, change, clock::unix_seconds()).await?);
+    let did = Did { target: None, detail: json!({ "before": Key::from(before), "after": key }) };
+    Ok((axum::Extension(did), version::tagged(key)).into_response())
+}
+
+/// Gives a key a new text, which is in this answer and nowhere else. The old one is good for a while.
+#[utoipa::path(post, path = "/admin/v1/keys/{id}/rotate", tag = "keys", operation_id = "rotate_key", request_body = Rotate,
+    params(("id" = String, Path, max_length = 256, description = "Its id.")),
+    responses((status = 200, description = "The key and its new text.", body = IssuedKey),
+        (status = 409, description = "It is revoked.", body = crate::error::ErrorBody)),
+    security(("admin_key" = ["owner"])))]
+pub(crate) async fn rotate(
+    State(admin): State<Admin>,
+    Id(id): Id,
+    Body(how): Body<Rotate>,
+) -> Result<Response, ApiError> {
+    let grace = Duration::from_secs(how.grace_seconds.unwrap_or(GRACE_SECONDS));
+    let made = desk(&admin).rotate(&key_id(&id)?, grace, clock::unix_seconds()).await?;
+    Ok(issued(StatusCode::OK, made))
+}
+
+/// Takes a key back, and the keys that were made from it: within a second, at every gateway.
+#[utoipa::path(post, path = "/admin/v1/keys/{id}/revoke", tag = "keys", operation_id = "revoke_key",
+    params(("id" = String, Path, max_length = 256, description = "Its id.")),
+    responses((status = 200, description = "The key.", body = Key)), security(("admin_key" = ["operator"])))]
+pub(crate) async fn revoke(State(admin): State<Admin>, Id(id): Id) -> Result<Response, ApiError> {
+    let key = Key::from(desk(&admin).revoke(&key_id(&id)?, clock::unix_seconds()).await?);
+    Ok(version::tagged(key))
+}

@@ -1,0 +1,128 @@
+//! Limits, whether they act, and how their counters stand.
+
+use axum::Json;
+use axum::extract::State;
+use penstock_govern::{Limit as Rule, Unit};
+use penstock_proxy::governed::{CounterState, LimitState};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::error::ApiError;
+use crate::extract::{Id, ListQuery, Page, Params};
+use crate::state::Admin;
+
+/// A limit of the config.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Limit {
+    id: String,
+    /// Whom it is for: who names it (named), everyone, or anonymous requests.
+    applies: String,
+    /// What has a counter of its own: key, team, user, model, provider, address, all.
+    by: String,
+    /// Models that it is for; empty: all.
+    models: Vec<String>,
+    /// What it counts, and how much there may be.
+    measures: Vec<Measure>,
+    effective: bool,
+    /// Why it does not act, or acts on less than it seems to.
+    why_not: Option<String>,
+    /// What happens while the store that several gateways share does not answer: open or closed.
+    on_store_failure: String,
+}
+
+/// What a limit counts.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Measure {
+    /// As tokens_per_minute, in_flight, usd_per_month.
+    measure: &'static str,
+    /// Money in dollars.
+    max: f64,
+}
+
+/// One counter.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Counter {
+    /// Its place in the list.
+    id: String,
+    /// Whose: id of a key, team, user, model or provider, an address; * for those beyond what is counted one by one.
+    subject: String,
+    measure: &'static str,
+    /// Money in dollars.
+    max: f64,
+    /// Used, what is reserved included.
+    used: f64,
+    /// Of this, reserved by requests that have not ended.
+    reserved: f64,
+    remaining: f64,
+    /// Milliseconds until all of it is over, if nothing more is used.
+    reset_ms: u64,
+}
+
+/// The word that the config uses.
+fn word(value: &impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+impl From<LimitState> for Limit {
+    fn from(LimitState { limit, why_not }: LimitState) -> Self {
+        let Rule { id, measures, by, applies, models, on_store_failure, .. } = &*limit;
+        let measure = |measure: &penstock_govern::Measure| Measure {
+            measure: measure.name(),
+            max: if measure.unit == Unit::NanoUsd { measure.max as f64 / 1e9 } else { measure.max as f64 },
+        };
+        Self {
+            id: id.to_string(),
+            applies: word(applies),
+            by: by.name().to_owned(),
+            models: models.clone(),
+            measures: measures.iter().map(measure).collect(),
+            effective: why_not.is_none(),
+            why_not,
+            on_store_failure: word(on_store_failure),
+        }
+    }
+}
+
+impl From<CounterState> for Counter {
+    fn from(state: CounterState) -> Self {
+        let CounterState { subject, measure, max, used, reserved, reset_ms } = state;
+        let remaining = (max - used).max(0.0);
+        Self { id: format!("{subject} {measure}"), subject, measure, max, used, reserved, remaining, reset_ms }
+    }
+}
+
+/// Limits, by id.
+#[utoipa::path(get, path = "/admin/v1/limits", tag = "limits", operation_id = "list_limits", params(ListQuery),
+    responses((status = 200, description = "Limits.", body = Page<Limit>)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn list(
+    State(admin): State<Admin>,
+    Params(query): Params<ListQuery>,
+) -> Result<Json<Page<Limit>>, ApiError> {
+    Page::cut(admin.gateway.limits().into_iter().map(Limit::from).collect(), &query, |limit: &Limit| &limit.id)
+}
+
+fn found(admin: &Admin, id: &str) -> Result<LimitState, ApiError> {
+    let found = admin.gateway.limits().into_iter().find(|state| *state.limit.id == *id);
+    found.ok_or_else(|| ApiError::not_found("There is no limit of that id."))
+}
+
+/// One limit.
+#[utoipa::path(get, path = "/admin/v1/limits/{id}", tag = "limits", operation_id = "get_limit",
+    params(("id" = String, Path, max_length = 256, description = "Its id.")),
+    responses((status = 200, description = "The limit.", body = Limit)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn get(State(admin): State<Admin>, Id(id): Id) -> Result<Json<Limit>, ApiError> {
+    found(&admin, &id).map(|state| Json(state.into()))
+}
+
+/// Counters of a limit that are in use, as this gateway counts them.
+#[utoipa::path(get, path = "/admin/v1/limits/{id}/counters", tag = "limits", operation_id = "list_counters",
+    params(("id" = String, Path, max_length = 256, description = "Its id."), ListQuery),
+    responses((status = 200, description = "Counters.", body = Page<Counter>)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn counters(
+    State(admin): State<Admin>,
+    Id(id): Id,
+    Params(query): Params<ListQuery>,
+) -> Result<Json<Page<Counter>>, ApiError> {
+    let limit = found(&admin, &id)?.limit;
+    Page::cut(admin.gateway.counters(&limit).into_iter().map(Counter::from).collect(), &query, |counter| &counter.id)
+}
