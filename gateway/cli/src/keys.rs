@@ -284,7 +284,7 @@ fn document(key: &KeyRecord) -> Value {
 }
 
 /// A date, a date and time, or a time from now.
-fn moment(text: &str) -> anyhow::Result<u64> {
+pub(crate) fn moment(text: &str) -> anyhow::Result<u64> {
     match clock::parse(text) {
         Some(moment) => Ok(moment),
         None => Ok(clock::unix_seconds()
@@ -293,7 +293,7 @@ fn moment(text: &str) -> anyhow::Result<u64> {
 }
 
 /// `30s`, `15m`, `12h`, `90d`
-fn duration(text: &str) -> anyhow::Result<Duration> {
+pub(crate) fn duration(text: &str) -> anyhow::Result<Duration> {
     let unit = match text.chars().last() {
         Some('s') => 1,
         Some('m') => 60,

@@ -1,6 +1,7 @@
 //! Package `penstock`, the one binary: reads the command line, starts a process, says what went wrong and what to do about it.
 #![forbid(unsafe_code)]
 
+mod admin;
 mod chat;
 mod check;
 mod demo;
@@ -59,6 +60,8 @@ enum Command {
     Worker(Box<penstock_worker::WorkerArgs>),
     /// Issue, list, rotate and revoke API keys
     Keys(keys::KeysArgs),
+    /// Look at and steer a running gateway
+    Admin(Box<admin::AdminArgs>),
     /// Talk to a model in the terminal
     Chat(chat::ChatArgs),
     /// Hand the running gateway over to a new process, without a cut stream
@@ -76,6 +79,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve::run(&args),
         Command::Worker(args) => return penstock_worker::main(&args),
         Command::Keys(args) => keys::run(&args),
+        Command::Admin(args) => admin::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Import(args) => import::run(&args),

@@ -1,0 +1,84 @@
+//! `penstock admin`: what the admin API can do, from a terminal.
+//!
+//! Address and key are found in the state directory of the gateway on this machine; from elsewhere they are given.
+
+mod client;
+mod commands;
+mod table;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use penstock_proxy::config::{self, Overrides};
+use penstock_proxy::fleet;
+
+use client::{Client, Search};
+pub(crate) use commands::AdminCommand;
+
+const EXAMPLES: &str = "\
+Examples:
+  penstock admin status
+  penstock admin requests
+  penstock admin requests cancel 1042
+  penstock admin keys create --name search --models 'chat-*' --limits standard
+  penstock admin usage --group key,model --from 7d
+  penstock admin config diff new.toml && penstock admin config apply new.toml --note 'another provider'
+  penstock admin workers restart chat-0
+
+On the gateway's machine nothing has to be given. From elsewhere:
+  ssh -L 8081:127.0.0.1:8081 gateway.example
+  PENSTOCK_ADMIN_KEY=… penstock admin --url http://127.0.0.1:8081 status";
+
+/// `penstock admin`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct AdminArgs {
+    #[command(flatten)]
+    place: Place,
+    #[command(subcommand)]
+    command: AdminCommand,
+}
+
+/// Where the API is, and how answers are shown.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Place {
+    /// http://ADDRESS:PORT or unix:///PATH [default: the gateway of the state folder]
+    #[arg(long, global = true, env = "PENSTOCK_ADMIN_URL")]
+    url: Option<String>,
+    /// Environment variable with an admin key [default: this machine's key]
+    #[arg(long, global = true, value_name = "NAME", default_value = "PENSTOCK_ADMIN_KEY")]
+    key_env: String,
+    /// Config file of the gateway, for its state folder
+    #[arg(long, short, global = true, value_name = "FILE", env = "PENSTOCK_CONFIG")]
+    config: Option<PathBuf>,
+    /// State folder of the gateway [default: ~/.local/state/penstock]
+    #[arg(long, global = true, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+/// Does what is asked.
+pub(crate) fn run(args: &AdminArgs) -> anyhow::Result<()> {
+    let state_dir = state_dir(&args.place)?;
+    let search = Search { url: args.place.url.as_deref(), key_env: &args.place.key_env, state_dir: &state_dir };
+    let client = Client::find(&search)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
+    runtime.block_on(commands::run(&client, &args.command, args.place.json))
+}
+
+/// The state folder that the gateway uses. Its secrets are not needed to know.
+fn state_dir(place: &Place) -> anyhow::Result<PathBuf> {
+    let overrides = Overrides { state_dir: place.state_dir.clone(), ..Overrides::default() };
+    let text = match &place.config {
+        Some(path) if place.state_dir.is_none() => {
+            std::fs::read_to_string(path).with_context(|| path.display().to_string())?
+        }
+        _ => String::new(),
+    };
+    let config = config::load(Some(("config", &text)), &overrides, &|_| Some("unknown".into()))
+        .map_err(|faults| anyhow::anyhow!("the config cannot be read (--state-dir says the same):\n{faults}"))?;
+    fleet::state_dir(&config).map_err(anyhow::Error::msg)
+}

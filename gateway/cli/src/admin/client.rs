@@ -1,0 +1,271 @@
+//! The admin API's client: one request per connection, over TCP or a Unix socket.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, IF_MATCH};
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use penstock_admin::{ADDRESS_FILE, key_path};
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+
+const CONNECT: Duration = Duration::from_secs(5);
+/// The API's own deadline is shorter.
+const ANSWER: Duration = Duration::from_secs(90);
+/// A page of a thousand items.
+const BODY_BYTES_MAX: usize = 64 << 20;
+
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// Where the API is.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    Tcp(String),
+    Unix(PathBuf),
+}
+
+impl Place {
+    fn parse(url: &str) -> anyhow::Result<Self> {
+        if let Some(path) = url.strip_prefix("unix://") {
+            return Ok(Self::Unix(path.into()));
+        }
+        let Some(rest) = url.strip_prefix("http://") else {
+            bail!(
+                "{url}: the admin API is at http://ADDRESS:PORT or unix:///PATH (through ssh -L from another machine)"
+            );
+        };
+        let authority = rest.split('/').next().unwrap_or_default();
+        if authority.is_empty() {
+            bail!("{url} names no host");
+        }
+        let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        Ok(Self::Tcp(if has_port { authority.to_owned() } else { format!("{authority}:80") }))
+    }
+
+    /// Whether it is on this machine: only then is it given this machine's key.
+    fn is_local(&self) -> bool {
+        match self {
+            Self::Unix(_) => true,
+            Self::Tcp(authority) => {
+                let host = authority.rsplit_once(':').map_or(authority.as_str(), |(host, _)| host);
+                let address = host.trim_matches(['[', ']']).parse::<std::net::IpAddr>();
+                host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+            }
+        }
+    }
+}
+
+/// Where to look for the API and the key.
+pub(super) struct Search<'a> {
+    pub(super) url: Option<&'a str>,
+    /// Name of a variable.
+    pub(super) key_env: &'a str,
+    pub(super) state_dir: &'a Path,
+}
+
+/// A client with a key.
+pub(super) struct Client {
+    place: Place,
+    key: String,
+}
+
+/// An answer of 200 to 299.
+pub(super) struct Answer {
+    pub(super) body: Bytes,
+    /// Where the next page of a text begins.
+    pub(super) next: Option<String>,
+}
+
+impl Client {
+    /// Finds both.
+    pub(super) fn find(search: &Search<'_>) -> anyhow::Result<Self> {
+        let dir = search.state_dir.display();
+        let url = match search.url {
+            Some(url) => url.to_owned(),
+            None => {
+                let text = fs::read_to_string(search.state_dir.join(ADDRESS_FILE)).map_err(|_| {
+                    anyhow!("no gateway serves an admin API from {dir}: start one (penstock serve), or say where with --url or --state-dir")
+                })?;
+                text.lines().next().with_context(|| format!("{dir}/{ADDRESS_FILE} is empty"))?.to_owned()
+            }
+        };
+        let place = Place::parse(&url)?;
+        let given = std::env::var(search.key_env).ok().filter(|key| !key.trim().is_empty());
+        let key = match given {
+            Some(key) => key,
+            None if place.is_local() => fs::read_to_string(key_path(search.state_dir)).map_err(|error| {
+                let path = key_path(search.state_dir);
+                anyhow!(
+                    "no admin key: put one into the variable {}, or make {} readable ({error})",
+                    search.key_env,
+                    path.display()
+                )
+            })?,
+            None => bail!("no admin key: put one into the variable {} ({url} is not this machine)", search.key_env),
+        };
+        Ok(Self { place, key: key.trim().to_owned() })
+    }
+
+    /// Asks for something.
+    pub(super) async fn get(&self, path: &str) -> anyhow::Result<Value> {
+        self.send(Method::GET, path, None, None).await.and_then(|answer| json(&answer.body))
+    }
+
+    /// Asks for a text.
+    pub(super) async fn text(&self, path: &str) -> anyhow::Result<Answer> {
+        self.send(Method::GET, path, None, None).await
+    }
+
+    /// Changes something. `version`: only if it is still that.
+    pub(super) async fn change(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        version: Option<u64>,
+    ) -> anyhow::Result<Value> {
+        let answer = self.send(method, path, body, version).await?;
+        if answer.body.is_empty() { Ok(Value::Null) } else { json(&answer.body) }
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        version: Option<u64>,
+    ) -> anyhow::Result<Answer> {
+        let (stream, host) = self.connect().await?;
+        let bytes = body.map_or_else(Bytes::new, |body| body.to_string().into());
+        let mut request = Request::builder().method(method).uri(path).header(HOST, host);
+        request = request.header(AUTHORIZATION, format!("Bearer {}", self.key));
+        if body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        if let Some(version) = version {
+            request = request.header(IF_MATCH, format!("\"{version}\""));
+        }
+        let request =
+            request.body(Full::new(bytes)).context("the key or the path has characters that no header takes")?;
+        timeout(ANSWER, exchange(stream, request)).await.map_err(|_| anyhow!("no answer within {ANSWER:?}"))?
+    }
+
+    async fn connect(&self) -> anyhow::Result<(Box<dyn Io>, String)> {
+        let late = |_| anyhow!("no connection within {CONNECT:?}");
+        match &self.place {
+            Place::Tcp(authority) => {
+                let connected = timeout(CONNECT, TcpStream::connect(authority)).await.map_err(late)?;
+                let hint =
+                    || format!("cannot reach the admin API at {authority}: is the gateway running? (penstock serve)");
+                Ok((Box::new(connected.with_context(hint)?), authority.clone()))
+            }
+            Place::Unix(path) => {
+                let connected = timeout(CONNECT, UnixStream::connect(path)).await.map_err(late)?;
+                let hint = || format!("cannot reach the admin API at {}: is the gateway running?", path.display());
+                Ok((Box::new(connected.with_context(hint)?), "localhost".into()))
+            }
+        }
+    }
+}
+
+async fn exchange(stream: Box<dyn Io>, request: Request<Full<Bytes>>) -> anyhow::Result<Answer> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.context("no HTTP connection")?;
+    // Ends by itself, with its sender.
+    tokio::spawn(async move {
+        let _closed = connection.await;
+    });
+    let response = sender.send_request(request).await.context("the gateway closed the connection")?;
+    let status = response.status();
+    let next = response.headers().get("x-next").and_then(|next| next.to_str().ok()).map(str::to_owned);
+    let body = Limited::new(response.into_body(), BODY_BYTES_MAX).collect().await;
+    let body = body.map_err(|error| anyhow!("the answer cannot be read: {error}"))?.to_bytes();
+    if status.is_success() { Ok(Answer { body, next }) } else { Err(refusal(status.as_u16(), &body)) }
+}
+
+/// What the API said when it refused.
+fn refusal(status: u16, body: &[u8]) -> anyhow::Error {
+    let said: Value = serde_json::from_slice(body).unwrap_or_default();
+    let error = &said["error"];
+    let Some(message) = error["message"].as_str() else { return anyhow!("the admin API answered {status}") };
+    let details = error["details"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let lines: String = details.map(|detail| format!("\n  {detail}")).collect();
+    anyhow!("{message} ({status}){lines}")
+}
+
+fn json(body: &[u8]) -> anyhow::Result<Value> {
+    serde_json::from_slice(body).context("the admin API answered what is no JSON: is it one?")
+}
+
+/// A part of a path or a query, so that nothing in it means anything there.
+pub(super) fn encoded(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(byte as char);
+        } else {
+            out += &format!("%{byte:02X}");
+        }
+    }
+    out
+}
+
+/// A query of the pairs that are there.
+pub(super) fn query(pairs: &[(&str, Option<String>)]) -> String {
+    let pairs: Vec<_> =
+        pairs.iter().filter_map(|(name, value)| Some(format!("{name}={}", encoded(value.as_ref()?)))).collect();
+    if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_read() {
+        assert_eq!(Place::parse("http://127.0.0.1:8081").ok(), Some(Place::Tcp("127.0.0.1:8081".into())));
+        assert_eq!(Place::parse("http://gw/").ok(), Some(Place::Tcp("gw:80".into())));
+        assert_eq!(Place::parse("unix:///run/a.sock").ok(), Some(Place::Unix("/run/a.sock".into())));
+        assert!(
+            Place::parse("https://gw").is_err()
+                && Place::parse("127.0.0.1:1").is_err()
+                && Place::parse("http:///").is_err()
+        );
+    }
+
+    #[test]
+    fn the_machines_key_stays_on_the_machine() {
+        for (url, local) in [
+            ("http://127.0.0.1:1", true),
+            ("http://[::1]:1", true),
+            ("http://localhost:1", true),
+            ("unix:///x", true),
+            ("http://10.0.0.1:1", false),
+            ("http://127.0.0.1.evil:1", false),
+        ] {
+            assert_eq!(Place::parse(url).expect("a place").is_local(), local, "{url}");
+        }
+    }
+
+    #[test]
+    fn names_cannot_leave_their_place() {
+        assert_eq!(encoded("a/b?c=d e\u{e9}%"), "a%2Fb%3Fc%3Dd%20e%C3%A9%25");
+        assert_eq!(query(&[("a", Some("1&b=2".into())), ("c", None)]), "?a=1%26b%3D2");
+        assert_eq!(query(&[("c", None)]), "");
+    }
+
+    #[test]
+    fn a_refusal_is_told_with_its_details() {
+        let body = br#"{"error":{"code":"invalid","message":"No.","details":["a","b"]}}"#;
+        assert_eq!(refusal(400, body).to_string(), "No. (400)\n  a\n  b");
+        assert_eq!(refusal(502, b"<html>").to_string(), "the admin API answered 502");
+    }
+}

@@ -1,0 +1,862 @@
+//! The commands, one request each.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use hyper::Method;
+use penstock_proxy::clock;
+use serde_json::{Map, Value, json};
+
+use super::client::{Client, encoded, query};
+use super::table::{fields, table};
+use crate::keys::{duration, moment};
+
+/// Items of a list that is shown whole.
+const LISTED_MAX: usize = 10_000;
+/// Longest config that is read.
+const CONFIG_BYTES_MAX: u64 = 4 << 20;
+
+/// What `penstock admin` does.
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum AdminCommand {
+    /// Version, age, what is served, what is not ready
+    Status,
+    /// Which admin key is used, and its role
+    Whoami,
+    /// Names that requests can ask for
+    Models(One),
+    /// Other people's services, and how they do
+    Providers(One),
+    /// Plugins, in order
+    Plugins,
+    /// Limits, and with a name how its counters stand
+    Limits(One),
+    /// Requests in flight
+    Requests(Requests),
+    /// Our own engines
+    Workers(Workers),
+    /// Issued API keys
+    #[command(subcommand)]
+    Keys(Keys),
+    /// Teams
+    #[command(subcommand)]
+    Teams(Owners),
+    /// Users
+    #[command(subcommand)]
+    Users(Owners),
+    /// What was used and what it cost
+    Usage(Usage),
+    /// The config in force
+    #[command(subcommand)]
+    Config(Config),
+    /// Show or set what is logged, until the process ends
+    LogLevel {
+        /// error, warn, info, debug, trace, or directives in tracing's syntax
+        level: Option<String>,
+    },
+    /// Who changed what, and who was refused
+    Audit(Audit),
+    /// The metrics, as Prometheus text
+    Metrics,
+    /// The API's OpenAPI document
+    Openapi,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct One {
+    /// Show this one
+    name: Option<String>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Requests {
+    #[command(subcommand)]
+    command: Option<RequestsCommand>,
+    /// Of that API key
+    #[arg(long)]
+    key: Option<String>,
+    /// Of that team
+    #[arg(long)]
+    team: Option<String>,
+    /// For that model
+    #[arg(long)]
+    model: Option<String>,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum RequestsCommand {
+    /// End requests; their clients are told
+    Cancel {
+        /// Ids of `penstock admin requests`
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Workers {
+    #[command(subcommand)]
+    command: Option<WorkersCommand>,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum WorkersCommand {
+    /// Let it finish what it has and give it nothing new
+    Drain {
+        /// Its name
+        name: String,
+    },
+    /// Use it again
+    Resume {
+        /// Its name
+        name: String,
+    },
+    /// Let it finish, end it, start it again
+    Restart {
+        /// Its name
+        name: String,
+        /// Seconds to finish; then it is killed, and what it had goes on elsewhere
+        #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+        patience: u64,
+    },
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum Keys {
+    /// List them
+    List {
+        /// Of that team
+        #[arg(long)]
+        team: Option<String>,
+        /// Of that user
+        #[arg(long)]
+        user: Option<String>,
+        /// Revoked ones too
+        #[arg(long)]
+        all: bool,
+    },
+    /// Show everything about one but its text
+    Show {
+        /// Its id
+        id: String,
+    },
+    /// Issue one and show it, this once
+    Create(Box<NewKey>),
+    /// Give one a new text and show it, this once
+    Rotate {
+        /// Its id
+        id: String,
+        /// For how long the old text is good beside the new one, as 30m, 12h, 7d
+        #[arg(long, default_value = "1h", value_name = "TIME")]
+        grace: String,
+    },
+    /// Take it back, and the keys that were made from it
+    Revoke {
+        /// Its id
+        id: String,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NewKey {
+    /// What people call it
+    #[arg(long, default_value = "")]
+    name: String,
+    /// Its team
+    #[arg(long)]
+    team: Option<String>,
+    /// The person or service behind it
+    #[arg(long)]
+    user: Option<String>,
+    /// Make it from this key: it may do no more, and falls with it
+    #[arg(long, value_name = "KEY_ID")]
+    parent: Option<String>,
+    #[command(flatten)]
+    allowed: Allowed,
+    /// When it ends: a date, date and time, or a time from now as 12h, 90d
+    #[arg(long, value_name = "WHEN")]
+    expires: Option<String>,
+    /// Ids of [[limits]] that it is under
+    #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
+    limits: Vec<String>,
+    /// For the books
+    #[arg(long, value_delimiter = ',', value_name = "TAG")]
+    tags: Vec<String>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Allowed {
+    /// Models; a trailing * matches any ending
+    #[arg(long, value_delimiter = ',', value_name = "MODEL")]
+    models: Vec<String>,
+    /// Routes, as /v1/chat/completions
+    #[arg(long, value_delimiter = ',', value_name = "ROUTE")]
+    routes: Vec<String>,
+    /// APIs: openai, anthropic, gemini
+    #[arg(long, value_delimiter = ',', value_name = "DIALECT")]
+    dialects: Vec<String>,
+    /// Addresses and networks, as 10.0.0.0/8
+    #[arg(long, value_delimiter = ',', value_name = "NETWORK")]
+    addresses: Vec<String>,
+}
+
+impl Allowed {
+    fn json(&self) -> Value {
+        json!({ "models": self.models, "routes": self.routes, "dialects": self.dialects, "addresses": self.addresses })
+    }
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum Owners {
+    /// List them
+    List,
+    /// Show one
+    Show {
+        /// Its id
+        id: String,
+    },
+    /// Make one
+    Create(Box<NewOwner>),
+    /// Serve nothing of it
+    Block {
+        /// Its id
+        id: String,
+    },
+    /// Serve it again
+    Unblock {
+        /// Its id
+        id: String,
+    },
+    /// Remove it
+    Delete {
+        /// Its id
+        id: String,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NewOwner {
+    /// Its id
+    id: String,
+    /// What people call it
+    #[arg(long, default_value = "")]
+    name: String,
+    /// The team of a user
+    #[arg(long)]
+    team: Option<String>,
+    #[command(flatten)]
+    allowed: Allowed,
+    /// Ids of [[limits]] that it is under
+    #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
+    limits: Vec<String>,
+    /// For the books
+    #[arg(long, value_delimiter = ',', value_name = "TAG")]
+    tags: Vec<String>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Usage {
+    /// By what: key, team, user, model, provider, route, day, hour, tag; up to four
+    #[arg(long, default_value = "model")]
+    group: String,
+    /// A date, date and time, or a time ago as 12h, 30d
+    #[arg(long, default_value = "30d", value_name = "WHEN")]
+    from: String,
+    /// The same; default: now
+    #[arg(long, value_name = "WHEN")]
+    until: Option<String>,
+    /// Of that key
+    #[arg(long)]
+    key: Option<String>,
+    /// Of that team
+    #[arg(long)]
+    team: Option<String>,
+    /// Of that user
+    #[arg(long)]
+    user: Option<String>,
+    /// For that model
+    #[arg(long)]
+    model: Option<String>,
+    /// Answered by that pool or provider
+    #[arg(long)]
+    provider: Option<String>,
+    /// With that tag
+    #[arg(long)]
+    tag: Option<String>,
+    /// Print CSV
+    #[arg(long, conflicts_with = "requests")]
+    csv: bool,
+    /// The requests themselves, newest first
+    #[arg(long)]
+    requests: bool,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum Config {
+    /// Show it, without secrets
+    Show {
+        /// An earlier version
+        version: Option<u64>,
+    },
+    /// Say everything that is wrong with a file
+    Validate {
+        /// The file; - for standard input
+        file: PathBuf,
+    },
+    /// Say what a file would change
+    Diff {
+        /// The file; - for standard input
+        file: PathBuf,
+    },
+    /// Put a file in force, whole or not at all
+    Apply {
+        /// The file; - for standard input
+        file: PathBuf,
+        /// Why, for the history
+        #[arg(long, default_value = "")]
+        note: String,
+        /// Only if this version is in force
+        #[arg(long, value_name = "VERSION")]
+        expect: Option<u64>,
+    },
+    /// Read the gateway's own file again
+    Reload {
+        /// Why, for the history
+        #[arg(long, default_value = "")]
+        note: String,
+    },
+    /// Put an earlier version in force
+    Rollback {
+        /// Of the history
+        version: u64,
+        /// Why, for the history
+        #[arg(long, default_value = "")]
+        note: String,
+    },
+    /// What was in force, and what was refused
+    History,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Audit {
+    /// By that admin key
+    #[arg(long)]
+    actor: Option<String>,
+    /// That action; a trailing * matches any ending, as key.*
+    #[arg(long)]
+    action: Option<String>,
+    /// On that id
+    #[arg(long)]
+    target: Option<String>,
+    /// done, denied or failed
+    #[arg(long)]
+    outcome: Option<String>,
+    /// A date, date and time, or a time ago as 12h, 30d
+    #[arg(long, value_name = "WHEN")]
+    from: Option<String>,
+    /// At most this many, newest first
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    limit: u32,
+}
+
+const MODELS: &[(&str, &str)] = &[
+    ("name", "name"),
+    ("aliases", "aliases"),
+    ("ready", "ready"),
+    ("context", "context_tokens"),
+    ("why not", "unready"),
+];
+const PROVIDERS: &[(&str, &str)] = &[
+    ("id", "id"),
+    ("protocol", "protocol"),
+    ("in flight", "in_flight"),
+    ("keys", "keys"),
+    ("resting", "keys_resting"),
+    ("outcomes", "outcomes"),
+    ("url", "url"),
+];
+const TARGETS: &[(&str, &str)] = &[
+    ("target", "id"),
+    ("weight", "weight"),
+    ("breaker", "breaker"),
+    ("in flight", "in_flight"),
+    ("why not", "unready"),
+];
+const PLUGINS: &[(&str, &str)] = &[
+    ("id", "id"),
+    ("plugin", "name"),
+    ("routes", "routes"),
+    ("models", "models"),
+    ("keys", "keys"),
+    ("teams", "teams"),
+    ("on fail", "on_fail"),
+];
+const LIMITS: &[(&str, &str)] = &[
+    ("id", "id"),
+    ("for", "applies"),
+    ("by", "by"),
+    ("acts", "effective"),
+    ("why not", "why_not"),
+    ("models", "models"),
+    ("measures", "measures"),
+];
+const COUNTERS: &[(&str, &str)] = &[
+    ("whose", "subject"),
+    ("measure", "measure"),
+    ("used", "used"),
+    ("reserved", "reserved"),
+    ("remaining", "remaining"),
+    ("max", "max"),
+    ("over in ms", "reset_ms"),
+];
+const REQUESTS: &[(&str, &str)] = &[
+    ("id", "id"),
+    ("age ms", "age_ms"),
+    ("key", "key"),
+    ("model", "model"),
+    ("target", "target"),
+    ("tokens", "completion_tokens"),
+    ("stream", "stream"),
+    ("answering", "answering"),
+    ("client", "client"),
+    ("route", "route"),
+    ("request id", "request_id"),
+];
+const WORKERS: &[(&str, &str)] = &[
+    ("name", "name"),
+    ("phase", "phase"),
+    ("pid", "pid"),
+    ("requests", "requests"),
+    ("running", "sequences_running"),
+    ("waiting", "sequences_waiting"),
+    ("blocks free", "blocks_free"),
+    ("of", "blocks_total"),
+    ("deaths", "deaths"),
+    ("starts", "starts"),
+    ("detail", "detail"),
+];
+const KEYS: &[(&str, &str)] = &[
+    ("id", "id"),
+    ("name", "name"),
+    ("state", "state"),
+    ("ends with", "ends_with"),
+    ("team", "team"),
+    ("user", "user"),
+    ("limits", "limits"),
+    ("expires", "expires*"),
+];
+const OWNERS: &[(&str, &str)] = &[
+    ("id", "id"),
+    ("name", "name"),
+    ("team", "team"),
+    ("blocked", "blocked"),
+    ("limits", "limits"),
+    ("models", "allowed.models"),
+];
+const SUMS: &[(&str, &str)] = &[
+    ("requests", "requests"),
+    ("failed", "failed"),
+    ("input", "input_tokens"),
+    ("cached", "input_cached_tokens"),
+    ("output", "output_tokens"),
+    ("usd", "usd"),
+];
+const ENTRIES: &[(&str, &str)] = &[
+    ("at", "at*"),
+    ("request id", "request_id"),
+    ("key", "key"),
+    ("model", "model"),
+    ("provider", "provider"),
+    ("input", "input_tokens"),
+    ("output", "output_tokens"),
+    ("usd", "usd"),
+    ("status", "status"),
+    ("outcome", "outcome"),
+    ("ms", "total_ms"),
+];
+const CHANGES: &[(&str, &str)] = &[("change", "path"), ("before", "before"), ("after", "after"), ("applies", "when")];
+const HISTORY: &[(&str, &str)] = &[
+    ("version", "version"),
+    ("at", "at*"),
+    ("by", "actor"),
+    ("outcome", "outcome"),
+    ("bytes", "bytes"),
+    ("note", "note"),
+];
+const EVENTS: &[(&str, &str)] = &[
+    ("at", "at*"),
+    ("actor", "actor"),
+    ("address", "address"),
+    ("action", "action"),
+    ("target", "target"),
+    ("outcome", "outcome"),
+    ("status", "detail.status"),
+];
+
+/// How answers are shown.
+#[derive(Clone, Copy)]
+struct Show {
+    json: bool,
+}
+
+impl Show {
+    fn one(self, value: &Value) {
+        match self.json {
+            true => println!("{value:#}"),
+            false => print!("{}", fields(value)),
+        }
+    }
+
+    fn rows(self, rows: &[Value], columns: &[(&str, &str)], none: &str) {
+        match (self.json, rows) {
+            (true, _) => println!("{:#}", Value::from(rows)),
+            (false, []) => println!("{none}"),
+            (false, _) => print!("{}", table(rows, columns)),
+        }
+    }
+}
+
+/// Does a command.
+pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> anyhow::Result<()> {
+    let show = Show { json };
+    match command {
+        AdminCommand::Status => show.one(&client.get("/admin/v1/status").await?),
+        AdminCommand::Whoami => show.one(&client.get("/admin/v1/whoami").await?),
+        AdminCommand::Models(One { name: None }) => {
+            show.rows(&all(client, "/admin/v1/models", &[]).await?, MODELS, "no models");
+        }
+        AdminCommand::Models(One { name: Some(name) }) => {
+            with_targets(show, &client.get(&format!("/admin/v1/models/{}", encoded(name))).await?);
+        }
+        AdminCommand::Providers(One { name: None }) => {
+            show.rows(&all(client, "/admin/v1/providers", &[]).await?, PROVIDERS, "no providers");
+        }
+        AdminCommand::Providers(One { name: Some(id) }) => {
+            with_targets(show, &client.get(&format!("/admin/v1/providers/{}", encoded(id))).await?);
+        }
+        AdminCommand::Plugins => show.rows(&all(client, "/admin/v1/plugins", &[]).await?, PLUGINS, "no plugins"),
+        AdminCommand::Limits(One { name: None }) => {
+            show.rows(&all(client, "/admin/v1/limits", &[]).await?, LIMITS, "no limits");
+        }
+        AdminCommand::Limits(One { name: Some(id) }) => {
+            let path = format!("/admin/v1/limits/{}/counters", encoded(id));
+            show.rows(&all(client, &path, &[]).await?, COUNTERS, "no counter of it is in use");
+        }
+        AdminCommand::Requests(asked) => requests(client, asked, show).await?,
+        AdminCommand::Workers(asked) => workers(client, asked, show).await?,
+        AdminCommand::Keys(asked) => keys(client, asked, show).await?,
+        AdminCommand::Teams(asked) => owners(client, "teams", asked, show).await?,
+        AdminCommand::Users(asked) => owners(client, "users", asked, show).await?,
+        AdminCommand::Usage(asked) => usage(client, asked, show).await?,
+        AdminCommand::Config(asked) => config(client, asked, show).await?,
+        AdminCommand::LogLevel { level: None } => show.one(&client.get("/admin/v1/log-level").await?),
+        AdminCommand::LogLevel { level: Some(level) } => {
+            let body = json!({ "level": level });
+            show.one(&client.change(Method::PUT, "/admin/v1/log-level", Some(&body), None).await?);
+        }
+        AdminCommand::Audit(asked) => audit(client, asked, show).await?,
+        AdminCommand::Metrics => text(client, "/admin/v1/metrics").await?,
+        AdminCommand::Openapi => text(client, "/admin/v1/openapi.json").await?,
+    }
+    Ok(())
+}
+
+/// A list, page by page.
+async fn all(client: &Client, path: &str, filter: &[(&str, Option<String>)]) -> anyhow::Result<Vec<Value>> {
+    let (mut rows, mut after) = (Vec::new(), None);
+    loop {
+        let mut pairs = filter.to_vec();
+        pairs.push(("after", after));
+        let mut page = client.get(&format!("{path}{}", query(&pairs))).await?;
+        if let Value::Array(items) = page["data"].take() {
+            rows.extend(items);
+        }
+        after = page["next"].as_str().map(str::to_owned);
+        if after.is_none() || rows.len() >= LISTED_MAX {
+            return Ok(rows);
+        }
+    }
+}
+
+async fn text(client: &Client, path: &str) -> anyhow::Result<()> {
+    let answer = client.text(path).await?;
+    print!("{}", String::from_utf8_lossy(&answer.body));
+    Ok(())
+}
+
+fn with_targets(show: Show, value: &Value) {
+    if show.json {
+        return show.one(value);
+    }
+    let mut value = value.clone();
+    let targets = value.as_object_mut().and_then(|fields| fields.remove("targets"));
+    show.one(&value);
+    if let Some(Value::Array(targets)) = targets.filter(|targets| targets.as_array().is_some_and(|all| !all.is_empty()))
+    {
+        println!();
+        show.rows(&targets, TARGETS, "");
+    }
+}
+
+async fn requests(client: &Client, asked: &Requests, show: Show) -> anyhow::Result<()> {
+    let Some(RequestsCommand::Cancel { ids }) = &asked.command else {
+        let filter = [("key", asked.key.clone()), ("team", asked.team.clone()), ("model", asked.model.clone())];
+        show.rows(&all(client, "/admin/v1/requests", &filter).await?, REQUESTS, "no requests are in flight");
+        return Ok(());
+    };
+    for id in ids {
+        let path = format!("/admin/v1/requests/{}/cancel", encoded(id));
+        let done = client.change(Method::POST, &path, None, None).await.with_context(|| id.clone())?;
+        if show.json {
+            show.one(&done);
+        } else {
+            println!("{id} is cancelled");
+        }
+    }
+    Ok(())
+}
+
+async fn workers(client: &Client, asked: &Workers, show: Show) -> anyhow::Result<()> {
+    let (name, action, body) = match &asked.command {
+        None => {
+            show.rows(&all(client, "/admin/v1/workers", &[]).await?, WORKERS, "no workers");
+            return Ok(());
+        }
+        Some(WorkersCommand::Drain { name }) => (name, "drain", None),
+        Some(WorkersCommand::Resume { name }) => (name, "resume", None),
+        Some(WorkersCommand::Restart { name, patience }) => {
+            (name, "restart", Some(json!({ "patience_seconds": patience })))
+        }
+    };
+    let path = format!("/admin/v1/workers/{}/{action}", encoded(name));
+    let worker = client.change(Method::POST, &path, body.as_ref(), None).await?;
+    show.rows(&[worker], WORKERS, "");
+    Ok(())
+}
+
+async fn keys(client: &Client, asked: &Keys, show: Show) -> anyhow::Result<()> {
+    let one = |id: &str| format!("/admin/v1/keys/{}", encoded(id));
+    match asked {
+        Keys::List { team, user, all: revoked } => {
+            let revoked = (!revoked).then(|| "false".to_owned());
+            let filter = [("team", team.clone()), ("user", user.clone()), ("revoked", revoked)];
+            show.rows(&all(client, "/admin/v1/keys", &filter).await?, KEYS, "no keys");
+        }
+        Keys::Show { id } => show.one(&client.get(&one(id)).await?),
+        Keys::Create(new) => {
+            let expires = new.expires.as_deref().map(moment).transpose()?;
+            let body = json!({
+                "name": new.name, "team": new.team, "user": new.user, "parent": new.parent, "allowed": new.allowed.json(),
+                "expires": expires, "limits": new.limits, "tags": new.tags,
+            });
+            issued(show, &client.change(Method::POST, "/admin/v1/keys", Some(&present(body)), None).await?);
+        }
+        Keys::Rotate { id, grace } => {
+            let body = json!({ "grace_seconds": duration(grace)?.as_secs() });
+            issued(show, &client.change(Method::POST, &format!("{}/rotate", one(id)), Some(&body), None).await?);
+        }
+        Keys::Revoke { id } => {
+            let key = client.change(Method::POST, &format!("{}/revoke", one(id)), None, None).await?;
+            if show.json { show.one(&key) } else { println!("{id} is revoked") }
+        }
+    }
+    Ok(())
+}
+
+/// The one moment at which the text of a key is seen.
+fn issued(show: Show, made: &Value) {
+    if show.json {
+        return show.one(made);
+    }
+    println!("{}", made["secret"].as_str().unwrap_or_default());
+    let name = |field: &str| made["key"][field].as_str().unwrap_or_default().to_owned();
+    eprintln!("This is the key {} ({}); it is not shown again.", name("id"), name("name"));
+}
+
+/// Without what was not given.
+fn present(body: Value) -> Value {
+    let Value::Object(fields) = body else { return body };
+    fields.into_iter().filter(|(_, value)| !value.is_null()).collect::<Map<_, _>>().into()
+}
+
+async fn owners(client: &Client, kind: &str, asked: &Owners, show: Show) -> anyhow::Result<()> {
+    let path = format!("/admin/v1/{kind}");
+    let one = |id: &str| format!("{path}/{}", encoded(id));
+    match asked {
+        Owners::List => {
+            show.rows(&all(client, &path, &[]).await?, OWNERS, "none; those of the config are in the config")
+        }
+        Owners::Show { id } => show.one(&client.get(&one(id)).await?),
+        Owners::Create(new) => {
+            let body = json!({
+                "id": new.id, "name": new.name, "team": new.team, "allowed": new.allowed.json(), "limits": new.limits, "tags": new.tags,
+            });
+            show.one(&client.change(Method::POST, &path, Some(&present(body)), None).await?);
+        }
+        Owners::Block { id } | Owners::Unblock { id } => {
+            let body = json!({ "blocked": matches!(asked, Owners::Block { .. }) });
+            show.one(&client.change(Method::PATCH, &one(id), Some(&body), None).await?);
+        }
+        Owners::Delete { id } => {
+            client.change(Method::DELETE, &one(id), None, None).await?;
+            println!("{id} is removed");
+        }
+    }
+    Ok(())
+}
+
+/// A date, a date and time, or a time ago.
+fn past(text: &str) -> anyhow::Result<u64> {
+    if let Some(moment) = clock::parse(text) {
+        return Ok(moment);
+    }
+    let ago = duration(text).context("or a date as 2027-01-31, or 2027-01-31T18:00:00Z")?;
+    Ok(clock::unix_seconds().saturating_sub(ago.as_secs()))
+}
+
+async fn usage(client: &Client, asked: &Usage, show: Show) -> anyhow::Result<()> {
+    let mut filter = vec![
+        ("from", Some(past(&asked.from)?.to_string())),
+        ("until", asked.until.as_deref().map(past).transpose()?.map(|until| until.to_string())),
+        ("key", asked.key.clone()),
+        ("team", asked.team.clone()),
+        ("user", asked.user.clone()),
+        ("model", asked.model.clone()),
+        ("provider", asked.provider.clone()),
+        ("tag", asked.tag.clone()),
+    ];
+    if asked.requests {
+        show.rows(&all(client, "/admin/v1/usage/requests", &filter).await?, ENTRIES, "no requests");
+        return Ok(());
+    }
+    filter.push(("group", Some(asked.group.clone())));
+    if asked.csv {
+        return csv(client, filter).await;
+    }
+    let rows = all(client, "/admin/v1/usage", &filter).await?;
+    let groups: Vec<_> = asked.group.split(',').filter(|group| !group.is_empty()).collect();
+    let paths: Vec<_> = groups
+        .iter()
+        .map(|group| format!("groups.{group}{}", if matches!(*group, "day" | "hour") { "*" } else { "" }))
+        .collect();
+    let mut columns: Vec<(&str, &str)> = groups.iter().copied().zip(paths.iter().map(String::as_str)).collect();
+    columns.extend_from_slice(SUMS);
+    show.rows(&rows, &columns, "nothing was used in that time");
+    Ok(())
+}
+
+/// All pages, with one line of names.
+async fn csv(client: &Client, mut filter: Vec<(&str, Option<String>)>) -> anyhow::Result<()> {
+    filter.extend([("limit", Some("1000".to_owned())), ("after", None)]);
+    let mut skip = 0;
+    loop {
+        let answer = client.text(&format!("/admin/v1/usage.csv{}", query(&filter))).await?;
+        let text = String::from_utf8_lossy(&answer.body);
+        text.split_inclusive('\n').skip(skip).for_each(|line| print!("{line}"));
+        let Some(next) = answer.next else { return Ok(()) };
+        skip = 1;
+        filter.pop();
+        filter.push(("after", Some(next)));
+    }
+}
+
+fn read(file: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let input: Box<dyn Read> = match file.to_str() {
+        Some("-") => Box::new(std::io::stdin()),
+        _ => Box::new(std::fs::File::open(file).with_context(|| file.display().to_string())?),
+    };
+    input.take(CONFIG_BYTES_MAX + 1).read_to_string(&mut text).with_context(|| file.display().to_string())?;
+    if text.len() as u64 > CONFIG_BYTES_MAX {
+        bail!("{}: longer than {CONFIG_BYTES_MAX} bytes", file.display());
+    }
+    Ok(text)
+}
+
+async fn config(client: &Client, asked: &Config, show: Show) -> anyhow::Result<()> {
+    match asked {
+        Config::Show { version } => {
+            let path = version
+                .map_or_else(|| "/admin/v1/config".into(), |version| format!("/admin/v1/config/history/{version}"));
+            let config = client.get(&path).await?;
+            match show.json {
+                true => show.one(&config),
+                false => print!("{}", config["text"].as_str().unwrap_or_default()),
+            }
+        }
+        Config::Validate { file } | Config::Diff { file } => {
+            let body = json!({ "text": read(file)? });
+            let verdict = client.change(Method::POST, "/admin/v1/config/validate", Some(&body), None).await?;
+            judged(show, &verdict, matches!(asked, Config::Diff { .. }))?;
+        }
+        Config::Apply { file, note, expect } => {
+            let body = json!({ "text": read(file)?, "note": note });
+            applied(show, &client.change(Method::PUT, "/admin/v1/config", Some(&body), *expect).await?);
+        }
+        Config::Reload { note } => {
+            let body = json!({ "note": note });
+            applied(show, &client.change(Method::POST, "/admin/v1/config/reload", Some(&body), None).await?);
+        }
+        Config::Rollback { version, note } => {
+            let body = json!({ "version": version, "note": note });
+            applied(show, &client.change(Method::POST, "/admin/v1/config/rollback", Some(&body), None).await?);
+        }
+        Config::History => show.rows(&all(client, "/admin/v1/config/history", &[]).await?, HISTORY, "no history"),
+    }
+    Ok(())
+}
+
+fn judged(show: Show, verdict: &Value, changes: bool) -> anyhow::Result<()> {
+    if show.json {
+        show.one(verdict);
+    }
+    if verdict["valid"] != true {
+        let faults: Vec<_> = verdict["faults"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        bail!("the config cannot be used:\n{}", faults.join("\n"));
+    }
+    match (show.json, changes) {
+        (true, _) => {}
+        (false, true) => {
+            show.rows(verdict["changes"].as_array().map_or(&[], Vec::as_slice), CHANGES, "nothing would change")
+        }
+        (false, false) => println!("nothing is wrong"),
+    }
+    Ok(())
+}
+
+fn applied(show: Show, done: &Value) {
+    if show.json {
+        return show.one(done);
+    }
+    show.rows(done["changes"].as_array().map_or(&[], Vec::as_slice), CHANGES, "nothing has changed");
+    println!("version {} is in force", done["version"]);
+    let list = |field: &str| -> Vec<String> {
+        done[field].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let (pending, replacing) = (list("pending"), list("replacing"));
+    if !pending.is_empty() {
+        println!("these wait for an upgrade or a restart: {}", pending.join(", "));
+    }
+    if !replacing.is_empty() {
+        println!("new workers of these pools are being made ready: {}", replacing.join(", "));
+    }
+    if done["persisted"] != true {
+        println!("a restart comes up with the config file as it is: change it too (or set server.config_writes)");
+    }
+}
+
+async fn audit(client: &Client, asked: &Audit, show: Show) -> anyhow::Result<()> {
+    let filter = [
+        ("actor", asked.actor.clone()),
+        ("action", asked.action.clone()),
+        ("target", asked.target.clone()),
+        ("outcome", asked.outcome.clone()),
+        ("from", asked.from.as_deref().map(past).transpose()?.map(|from| from.to_string())),
+        ("limit", Some(asked.limit.to_string())),
+    ];
+    let page = client.get(&format!("/admin/v1/audit{}", query(&filter))).await?;
+    show.rows(page["data"].as_array().map_or(&[], Vec::as_slice), EVENTS, "nothing");
+    Ok(())
+}
