@@ -242,7 +242,7 @@ impl From<DeskError> for ApiError {
         match error {
             DeskError::Invalid { field, .. } => Self::invalid(field, message),
             DeskError::NotFound(_) => Self::not_found(message),
-            DeskError::Revoked(_) => Self::conflict(message),
+            DeskError::Revoked(_) | DeskError::Taken(_) => Self::conflict(message),
             DeskError::Pepper(_) => Self::new(StatusCode::SERVICE_UNAVAILABLE, Code::Unavailable, message),
             DeskError::Store(error) => error.into(),
         }
