@@ -1,0 +1,461 @@
+"""Plugins around real requests: every API, streamed and whole, passed on, translated and from the own pool."""
+
+import hashlib
+import hmac
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import openai
+import pytest
+
+from drivers import DRIVERS, Wish
+from harness import serving, text_of, user, wait_until
+from providers import Anthropic, Gemini, OpenAi
+from test_batches import begin, ended, results
+
+KEYS = {"alice": "pk-alice", "bob": "pk-bob"}
+SECRETS = "write to ann.lee@example.com or call +49 30 901820, card 4111 1111 1111 1111"
+REDACTED = "write to [EMAIL_1] or call [PHONE_1], card [CARD_1]"
+CONFIG = """
+[[keys]]
+id = "alice"
+key_env = "KEY_ALICE"
+
+[[keys]]
+id = "bob"
+key_env = "KEY_BOB"
+
+[[providers]]
+id = "openai"
+base_url = "{openai}/v1"
+key_env = "KEY_OPENAI"
+models = ["mock-openai", "judge", "embedder"]
+
+[[providers]]
+id = "anthropic"
+protocol = "anthropic"
+base_url = "{anthropic}/v1"
+key_env = "KEY_ANTHROPIC"
+models = ["mock-anthropic"]
+
+[[providers]]
+id = "gemini"
+protocol = "gemini"
+base_url = "{gemini}/v1beta"
+key_env = "KEY_GEMINI"
+models = ["mock-gemini"]
+"""
+MODELS = ("mock-openai", "mock-anthropic", "mock-gemini")
+
+
+class World:
+    """A gateway with plugins before one mock of every API."""
+
+    def __init__(self, folder, plugins: str, pool: bool = False):
+        self.mocks = {"openai": OpenAi(), "anthropic": Anthropic(), "gemini": Gemini()}
+        for name, mock in self.mocks.items():
+            mock.models = (f"mock-{name}", "judge", "embedder")
+        config = CONFIG.format(**{name: mock.url for name, mock in self.mocks.items()}) + plugins
+        config += '[[pools]]\nid = "penstock-demo"\n' if pool else ""
+        env = {f"KEY_{name.upper()}": mock.key for name, mock in self.mocks.items()}
+        env |= {f"KEY_{name.upper()}": key for name, key in KEYS.items()} | {"HOOK_SECRET": "hunter2"}
+        self.serving = serving(folder, config=config, env=env, workers=1 if pool else 0)
+        self.gateway = self.serving.__enter__()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.serving.__exit__(None, None, None)
+        for mock in self.mocks.values():
+            mock.close()
+
+    def seen(self) -> list:
+        return [seen for mock in self.mocks.values() for seen in mock.seen]
+
+    def post(self, body: dict, key: str = "alice", **headers) -> httpx.Response:
+        headers = {"authorization": f"Bearer {KEYS[key]}", **headers}
+        body = {"model": "mock-openai", "messages": user("Hello"), **body}
+        return httpx.post(f"{self.gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+    def say(self, driver, model: str, text: str, stream: bool, key: str = "alice"):
+        conversation = driver(self.gateway.url, KEYS[key], model)
+        conversation.say(text)
+        return conversation.ask(Wish(), stream)
+
+    def logged(self, request_id: str) -> dict:
+        """The line of the access log."""
+
+        def find():
+            lines = (line for line in self.gateway.log().splitlines() if line.startswith("{"))
+            return next((line for line in map(json.loads, lines) if line.get("request_id") == request_id), None)
+
+        return wait_until(find, "the request is logged")
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory):
+    plugins = """
+[[plugins]]
+name = "pii"
+on_fail = "closed"
+
+[[plugins]]
+name = "guard"
+[[plugins.settings.rules]]
+name = "weapons"
+words = ["bomb", "grenade"]
+"""
+    with World(tmp_path_factory.mktemp("private"), plugins, pool=True) as world:
+        yield world
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
+def test_personal_data_stays_here(private, driver, model, stream):
+    """The provider reads placeholders; the client reads what it wrote, whatever was translated and wherever it was cut."""
+    for mock in private.mocks.values():
+        mock.reset()
+    with private.mocks[model.removeprefix("mock-")].behaving(cut="odd"):
+        said = private.say(driver, model, f"Repeat: {SECRETS}", stream)
+    assert said.text == SECRETS
+    (seen,) = private.seen()
+    assert REDACTED in json.dumps(seen.body or json.loads(seen.raw), ensure_ascii=False)
+    for secret in (b"ann.lee", b"901820", b"4111"):
+        assert secret not in seen.raw
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
+def test_the_own_pool_has_the_same_plugins(private, driver, stream):
+    said = private.say(driver, "penstock-demo", f"{SECRETS}. Hello!", stream)
+    assert said.text
+    with pytest.raises(Exception, match="rules of this service"):
+        private.say(driver, "penstock-demo", "How do I build a bomb?", stream)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
+def test_an_answer_ends_before_what_is_blocked(private, driver, model, stream):
+    """The prompt passes, since the word is split there; the answer says it whole."""
+    mock = private.mocks[model.removeprefix("mock-")]
+    real = mock.answer
+    mock.answer = lambda seen: real(joined(seen))
+    try:
+        said = private.say(driver, model, "Repeat: take a gre-nade and run", stream)
+    finally:
+        mock.answer = real
+    assert said.text.strip() == "take a"
+    assert said.finish in ("content_filter", "refusal", "SAFETY", "incomplete", "PROHIBITED_CONTENT"), said.finish
+
+
+def joined(seen):
+    """The request, with the word in one piece."""
+    seen.raw = seen.raw.replace(b"gre-nade", b"grenade")
+    seen.body = None
+    return seen
+
+
+def test_a_refusal_has_the_shape_of_the_api_and_its_reason_in_the_log(private):
+    answer = private.post({"messages": user("about a bomb")})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "content_policy_violation"
+    assert answer.headers["x-penstock-error-source"] == "gateway"
+    line = private.logged(answer.headers["x-request-id"])
+    assert line["detail"] == "rule weapons"
+    answer = httpx.post(
+        f"{private.gateway.url}/v1/messages",
+        json={"model": "mock-openai", "max_tokens": 5, "messages": user("about a bomb")},
+        headers={"x-api-key": KEYS["alice"]},
+    )
+    assert (answer.status_code, answer.json()["type"]) == (400, "error")
+    assert "bomb" not in private.gateway.log()
+    assert "ann.lee" not in private.gateway.log()
+
+
+def test_batches_meet_the_same_plugins(private):
+    private.mocks["openai"].reset()
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": {"model": "mock-openai", "messages": user(text)}}
+        for name, text in [("private", f"Repeat: {SECRETS}"), ("blocked", "about a bomb")]
+    ]
+    client = private.gateway.client(api_key=KEYS["alice"])
+    batch = ended(client, begin(client, "\n".join(map(json.dumps, lines)).encode()).id)
+    (good,) = results(client, batch.output_file_id)
+    assert good["response"]["body"]["choices"][0]["message"]["content"] == SECRETS
+    (bad,) = results(client, batch.error_file_id)
+    assert bad["response"]["status_code"] == 400
+    assert REDACTED.encode() in private.mocks["openai"].last.raw
+
+
+def test_order_scope_headers_body_tags_and_routing(tmp_path):
+    plugins = """
+[[plugins]]
+name = "tags"
+settings = { set = { env = "test" }, headers = { team = "x-team" } }
+
+[[plugins]]
+name = "body"
+keys = ["alice"]
+settings = { set = { temperature = 0.25 }, default = { max_tokens = 3 } }
+
+[[plugins]]
+id = "one"
+name = "headers"
+settings = { request = { set = { "x-step" = "one" } }, response = { set = { "x-served" = "one" } } }
+
+[[plugins]]
+id = "two"
+name = "headers"
+models = ["mock-openai"]
+settings = { request = { set = { "x-step" = "two" } }, response = { set = { "x-served" = "two" } } }
+
+[[plugins]]
+name = "route_by_rule"
+routes = ["/v1/chat/*"]
+[[plugins.settings.rules]]
+words = ["claude"]
+model = "mock-anthropic"
+"""
+    with World(tmp_path, plugins) as world:
+        answer = world.post({"other": {"kept": True}}, **{"x-team": "search"})
+        seen = world.mocks["openai"].last
+        body = json.loads(seen.raw)
+        assert (body["temperature"], body["max_tokens"], body["other"]) == (0.25, 3, {"kept": True})
+        assert seen.headers["x-step"] == "two", "requests in the order of the file"
+        assert answer.headers["x-served"] == "one", "answers the other way round"
+        line = world.logged(answer.headers["x-request-id"])
+        assert line["tags"] == {"env": "test", "team": "search"}
+        world.post({}, key="bob")
+        assert "temperature" not in json.loads(world.mocks["openai"].last.raw)
+        answer = world.post({"messages": user("ask Claude"), "max_tokens": 50})
+        assert answer.json()["choices"][0]["message"]["content"]
+        assert answer.json()["model"] == "mock-openai"
+        assert json.loads(world.mocks["anthropic"].last.raw)["model"] == "mock-anthropic"
+        assert world.mocks["anthropic"].last.headers["x-step"] == "two"
+        metrics = httpx.get(f"{world.gateway.url}/metrics", headers={"authorization": "Bearer pk-alice"}).text
+        assert 'penstock_plugin_calls_total{plugin="one",hook="request",outcome="pass"} 3' in metrics
+        assert 'penstock_plugin_seconds_count{plugin="route_by_rule",hook="request"} 3' in metrics
+
+
+def test_what_was_answered_is_answered_again_for_nothing(tmp_path):
+    plugins = """
+[[plugins]]
+name = "cache"
+[[limits]]
+id = "few"
+requests_per_minute = 1000
+"""
+    with World(tmp_path, plugins) as world:
+        first = world.post({"messages": user("Count from 1 to 5")})
+        again = world.post({"messages": user("Count from 1 to 5")})
+        assert (first.headers["x-penstock-cache"], again.headers["x-penstock-cache"]) == ("miss", "hit")
+        assert first.json()["choices"] == again.json()["choices"] and first.json()["usage"] == again.json()["usage"]
+        client = world.gateway.client(api_key=KEYS["alice"])
+        options = {"model": "mock-openai", "messages": user("Count from 1 to 5"), "stream": True}
+        chunks = list(client.chat.completions.create(stream_options={"include_usage": True}, **options))
+        assert text_of(chunks) == "1, 2, 3, 4, 5"
+        assert chunks[-1].usage.completion_tokens == again.json()["usage"]["completion_tokens"]
+        assert len(world.seen()) == 1, "asked once"
+        assert world.post({"messages": user("Count from 1 to 5")}, key="bob").headers["x-penstock-cache"] == "miss"
+        fresh = world.post({"messages": user("Count from 1 to 5")}, **{"cache-control": "no-cache"})
+        assert fresh.headers["x-penstock-cache"] == "miss"
+        assert len(world.seen()) == 3
+        assert "cost_usd" not in world.logged(again.headers["x-request-id"])
+        # A stream that broke is not kept.
+        world.mocks["openai"].fail(cut_at=2)
+        with pytest.raises((openai.APIError, httpx.TransportError)):
+            list(client.chat.completions.create(**(options | {"messages": user("Count from 1 to 9")})))
+        assert world.post({"messages": user("Count from 1 to 9")}).headers["x-penstock-cache"] == "miss"
+
+
+def test_the_cache_keeps_placeholders_not_people(tmp_path):
+    plugins = '[[plugins]]\nname = "pii"\n[[plugins]]\nname = "cache"\nsettings = { share = "all" }\n'
+    with World(tmp_path, plugins) as world:
+        one = world.post({"messages": user("Repeat: mail ann@example.com")})
+        other = world.post({"messages": user("Repeat: mail bob@example.com")}, key="bob")
+        assert one.json()["choices"][0]["message"]["content"] == "mail ann@example.com"
+        assert other.json()["choices"][0]["message"]["content"] == "mail bob@example.com"
+        assert other.headers["x-penstock-cache"] == "hit"
+
+
+def test_other_models_are_asked(tmp_path):
+    plugins = """
+[[plugins]]
+name = "moderation"
+models = ["mock-anthropic"]
+settings = { model = "judge", on = "both" }
+
+[[plugins]]
+name = "semantic_cache"
+models = ["mock-openai"]
+settings = { model = "embedder", threshold = 0.999 }
+"""
+    with World(tmp_path, plugins) as world:
+        verdicts = []
+
+        def moderate(body):
+            verdicts.append(body["input"])
+            flagged = "nasty" in body["input"]
+            from providers.server import Reply
+
+            return Reply({"id": "m", "model": "judge", "results": [{"flagged": flagged, "categories": {"hate": flagged}}]})
+
+        world.mocks["openai"]._moderate = moderate
+        good = world.post({"model": "mock-anthropic", "messages": user("Repeat: kind words"), "stream": True})
+        assert good.status_code == 200 and "kind" in good.text
+        assert len(verdicts) == 2, "the prompt and the answer"
+        bad = world.post({"model": "mock-anthropic", "messages": user("nasty words")})
+        assert (bad.status_code, bad.json()["error"]["code"]) == (400, "content_policy_violation")
+        assert world.logged(bad.headers["x-request-id"])["detail"] == "judged by judge: hate"
+        world.mocks["openai"].fail(status=500)
+        failed = world.post({"model": "mock-anthropic"})
+        assert failed.status_code == 500 and "moderation" in failed.json()["error"]["message"]
+
+        asked = len(world.mocks["openai"].seen)
+        first = world.post({"messages": user("Hello there")})
+        again = world.post({"messages": user("Hello there")})
+        assert (first.headers["x-penstock-cache"], again.headers["x-penstock-cache"]) == ("miss", "hit")
+        paths = [seen.path for seen in world.mocks["openai"].seen[asked:]]
+        assert paths == ["/v1/embeddings", "/v1/chat/completions", "/v1/embeddings"]
+
+
+class Hook:
+    """A service that is asked: it answers what a test says."""
+
+    def __init__(self):
+        self.asked, self.reply, self.status = [], {"action": "pass"}, 200
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_):
+                pass
+
+            def do_POST(self):
+                raw = self.rfile.read(int(self.headers["content-length"]))
+                stamp, signature = self.headers["x-penstock-signature"].split(",")
+                signed = f"{stamp.removeprefix('t=')}.".encode() + raw
+                assert signature == "v1=" + hmac.new(b"hunter2", signed, hashlib.sha256).hexdigest()
+                hook.asked.append(json.loads(raw))
+                if hook.status == 0:
+                    hook.released.wait(30)
+                body = json.dumps(hook.reply).encode()
+                self.send_response(hook.status or 200)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        self.released = threading.Event()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/hook"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def close(self):
+        self.released.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def test_a_service_of_ones_own_decides(tmp_path):
+    hook = Hook()
+    plugins = f"""
+[[plugins]]
+id = "strict"
+name = "http_hook"
+keys = ["alice"]
+timeout_ms = 1000
+settings = {{ url = "{hook.url}", secret_env = "HOOK_SECRET", answers = "hold", show_headers = ["x-team"], timeout_ms = 800 }}
+
+[[plugins]]
+id = "lenient"
+name = "http_hook"
+keys = ["bob"]
+on_fail = "open"
+timeout_ms = 1000
+settings = {{ url = "{hook.url}", secret_env = "HOOK_SECRET", answers = "observe", timeout_ms = 800 }}
+"""
+    with World(tmp_path, plugins) as world:
+        answer = world.post({"messages": user("Count from 1 to 3"), "stream": True}, **{"x-team": "search"})
+        assert '"1,' in answer.text and answer.text.endswith("data: [DONE]\n\n")
+        request, shown = hook.asked
+        assert (request["hook"], request["key"], request["headers"]) == ("request", "alice", {"x-team": "search"})
+        assert request["body"]["messages"] == user("Count from 1 to 3")
+        assert (shown["hook"], shown["text"], shown["finish"]) == ("answer", "1, 2, 3", "stop")
+        assert KEYS["alice"] not in json.dumps(hook.asked)
+
+        hook.reply = {"action": "reject", "status": 451, "message": "Not in this country."}
+        answer = world.post({})
+        assert (answer.status_code, answer.json()["error"]["message"]) == (451, "Not in this country.")
+        hook.reply = {"action": "edit", "text": "Said otherwise."}
+        assert world.post({}).json()["choices"][0]["message"]["content"] == "Said otherwise."
+        hook.reply = {"action": "answer", "text": "From the hook."}
+        before = len(world.seen())
+        assert world.post({}).json()["choices"][0]["message"]["content"] == "From the hook."
+        assert len(world.seen()) == before
+
+        # It fails: by its answer, then by silence. Closed refuses, open goes on without it.
+        for status in (500, 0):
+            hook.status, hook.reply = status, {"action": "pass"}
+            answer = world.post({})
+            assert answer.status_code == 500 and '"strict"' in answer.json()["error"]["message"]
+            assert world.post({}, key="bob").status_code == 200
+        hook.released.set()
+        hook.status = 200
+        del hook.asked[:]
+        assert world.post({"messages": user("Count from 1 to 3")}, key="bob").status_code == 200
+        wait_until(lambda: len(hook.asked) == 2, "the observer is shown the answer")
+        assert (hook.asked[1]["outcome"], hook.asked[1]["text"]) == ("complete", "1, 2, 3")
+    hook.close()
+
+
+def test_faults_on_purpose(tmp_path):
+    plugins = """
+[[plugins]]
+name = "fault"
+keys = ["alice"]
+settings = { percent = 50, seed = 3, status = 503 }
+
+[[plugins]]
+id = "cut"
+name = "fault"
+keys = ["bob"]
+settings = { cut_after = 3 }
+"""
+    with World(tmp_path, plugins) as world:
+        statuses = [world.post({}).status_code for _ in range(40)]
+        assert set(statuses) == {200, 503} and 8 < statuses.count(503) < 32
+        client = world.gateway.client(api_key=KEYS["bob"])
+        text = []
+        with pytest.raises((openai.APIError, httpx.TransportError)):
+            for chunk in client.chat.completions.create(
+                model="mock-openai", messages=user("Count from 1 to 30"), stream=True
+            ):
+                text += [chunk.choices[0].delta.content or ""] if chunk.choices else []
+        assert "".join(text).startswith("1, 2") and "30" not in "".join(text)
+
+
+def test_prompts_are_decorated(tmp_path):
+    plugins = """
+[[plugins]]
+name = "prompt"
+[[plugins.settings.prepend]]
+content = "You are the helper of {{ key }}."
+"""
+    with World(tmp_path, plugins) as world:
+        for driver in DRIVERS.values():
+            for model in MODELS:
+                said = world.say(driver, model, "Repeat the system prompt", stream=True)
+                assert said.text == "You are the helper of alice.", (driver.name, model)
+
+
+def test_a_bad_plugin_is_a_fault_of_the_config(tmp_path):
+    plugins = '[[plugins]]\nname = "guard"\non_fail = "sometimes"\n[[plugins.settings.rules]]\npattern = "("\n'
+    with pytest.raises(AssertionError, match="the gateway ended"):
+        World(tmp_path, plugins)
+    log = (tmp_path / "serve.log").read_text()
+    assert 'plugins[0].on_fail: must be "open" or "closed"' in log
+    assert "plugins[0].settings.rules[0].pattern: is no pattern" in log
