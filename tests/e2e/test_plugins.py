@@ -15,7 +15,7 @@ from harness import serving, text_of, user, wait_until
 from providers import Anthropic, Gemini, OpenAi
 from test_batches import begin, ended, results
 
-KEYS = {"alice": "pk-alice", "bob": "pk-bob"}
+KEYS = {"alice": "pk-alice", "bob": "pk-bob", "ops": "pk-ops"}
 SECRETS = "write to ann.lee@example.com or call +49 30 901820, card 4111 1111 1111 1111"
 REDACTED = "write to [EMAIL_1] or call [PHONE_1], card [CARD_1]"
 CONFIG = """
@@ -26,6 +26,11 @@ key_env = "KEY_ALICE"
 [[keys]]
 id = "bob"
 key_env = "KEY_BOB"
+
+[[keys]]
+id = "ops"
+key_env = "KEY_OPS"
+routes = ["/metrics"]
 
 [[providers]]
 id = "openai"
@@ -222,10 +227,10 @@ words = ["claude"]
 model = "mock-anthropic"
 """
     with World(tmp_path, plugins) as world:
-        answer = world.post({"other": {"kept": True}}, **{"x-team": "search"})
+        answer = world.post({"metadata": {"kept": "yes"}}, **{"x-team": "search"})
         seen = world.mocks["openai"].last
         body = json.loads(seen.raw)
-        assert (body["temperature"], body["max_tokens"], body["other"]) == (0.25, 3, {"kept": True})
+        assert (body["temperature"], body["max_tokens"], body["metadata"]) == (0.25, 3, {"kept": "yes"})
         assert seen.headers["x-step"] == "two", "requests in the order of the file"
         assert answer.headers["x-served"] == "one", "answers the other way round"
         line = world.logged(answer.headers["x-request-id"])
@@ -237,7 +242,7 @@ model = "mock-anthropic"
         assert answer.json()["model"] == "mock-openai"
         assert json.loads(world.mocks["anthropic"].last.raw)["model"] == "mock-anthropic"
         assert world.mocks["anthropic"].last.headers["x-step"] == "two"
-        metrics = httpx.get(f"{world.gateway.url}/metrics", headers={"authorization": "Bearer pk-alice"}).text
+        metrics = httpx.get(f"{world.gateway.url}/metrics", headers={"authorization": "Bearer pk-ops"}).text
         assert 'penstock_plugin_calls_total{plugin="one",hook="request",outcome="pass"} 3' in metrics
         assert 'penstock_plugin_seconds_count{plugin="route_by_rule",hook="request"} 3' in metrics
 

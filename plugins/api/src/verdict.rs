@@ -87,7 +87,7 @@ pub enum Flow {
     Wait(BoxFuture<Result<After, PluginError>>),
     /// What is left in the events is the end: choices that have not finished do so for this reason, and the upstream is told to stop.
     Stop(FinishReason),
-    /// The answer breaks here: an error if nothing of it is out yet, an error event otherwise.
+    /// The answer breaks behind what is left in the events: an error if nothing of it is out yet, an error event otherwise.
     Reject(Rejection),
 }
 

@@ -102,9 +102,10 @@ impl Hooks for Failing {
     }
 
     fn on_event(&mut self, events: &mut Vec<ChatEvent>, _: bool) -> Result<Flow, PluginError> {
+        let left = self.config.cut_after.map(|cut| cut.saturating_sub(self.events));
         self.events += events.len() as u64;
-        if self.config.cut_after.is_some_and(|cut| self.events > cut) {
-            events.clear();
+        if let Some(left) = left.filter(|left| *left < events.len() as u64) {
+            events.truncate(left as usize);
             return Ok(Flow::Reject(Rejection::new(RejectionKind::Internal, self.config.message.clone())));
         }
         match &self.host {

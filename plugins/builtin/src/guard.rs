@@ -183,6 +183,8 @@ impl Hooks for Guarding {
         if self.config.stop {
             return Ok(Flow::Stop(FinishReason::ContentFilter));
         }
+        // One that breaks says nothing more, not even what came before.
+        events.clear();
         let hits = self.hits.lock().unwrap_or_else(PoisonError::into_inner);
         let rule = hits.last().map_or("", |rule| &self.config.answer.rules[*rule].name);
         Ok(Flow::Reject(self.refusal(rule)))

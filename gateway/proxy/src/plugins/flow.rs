@@ -198,8 +198,11 @@ impl Around {
                     end = true;
                 }
                 Flow::Reject(rejection) => {
-                    batch.clear();
                     self.shell.stages[at].outcome = "rejected";
+                    // What came before it is the client's, as far as those further out let it pass.
+                    if !matches!(self.pass(at + 1, batch, false), Ok(Passed::On(_))) {
+                        batch.clear();
+                    }
                     return Err(self.shell.rejected(refused(rejection)));
                 }
             }
