@@ -11,7 +11,7 @@ E2E_ARGS ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test format lint unit doc e2e test-clients test-wasm wasm-plugin tools
+.PHONY: help serve test format lint unit doc e2e test-clients test-stores test-wasm wasm-plugin tools
 
 TOOLS := . .ci/tools.sh
 
@@ -37,13 +37,16 @@ lint: ## Clippy without warnings
 	@$(TOOLS); need_build_tools; cargo clippy --workspace --all-targets --locked --no-deps -- -D warnings
 
 unit: ## Unit, property and simulation tests, and the house rules
-	@$(TOOLS); need_build_tools; run_unit_tests
+	@$(TOOLS); need_build_tools; need_stores; run_unit_tests
 
 doc: ## The documentation builds without warnings
 	@$(TOOLS); need_build_tools; RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 e2e: ## The real binary, driven by the official SDKs
 	@$(TOOLS); need_build_tools; need_test_tools; cargo build --locked -p penstock; run_e2e_tests $(E2E_ARGS)
+
+test-stores: ## The store's tests against real PostgreSQL and Redis servers alone (`unit` runs them too)
+	@$(TOOLS); need_build_tools; need_stores; cargo test --workspace --locked --test servers
 
 test-wasm: ## Plugins that are WebAssembly, with the feature that hosts them
 	@$(TOOLS); need_build_tools; run_wasm_tests

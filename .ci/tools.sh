@@ -53,6 +53,16 @@ need_cmake() {
 
 need_build_tools() { need_rust; need_cc; need_cmake; }
 
+# The servers that the store's tests start for themselves, each in a folder of its own.
+need_stores() {
+  have_stores || apt_install postgresql redis-server || true
+  have_stores || die "PostgreSQL and Redis are missing: install them (Debian: postgresql and redis-server)"
+}
+
+have_stores() {
+  have redis-server && { have initdb || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; }
+}
+
 # The official SDKs that the end-to-end tests drive. The stamp holds what was asked for, so that a change installs anew.
 need_test_tools() {
   in_venv "the end-to-end tests"

@@ -18,12 +18,19 @@ pub mod conformance;
 pub mod counters;
 mod error;
 mod files;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod home;
 mod ids;
 mod json;
 mod keys;
 mod ledger;
 mod page;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
 mod responses;
+mod sql;
 mod sqlite;
 
 pub use audit::{AUDIT_DETAIL_BYTES_MAX, Audit, AuditEvent, AuditFilter};
@@ -46,6 +53,10 @@ pub use ledger::{
     USAGE_GROUPS_MAX, USAGE_ROWS_MAX, UsageQuery, UsageRow,
 };
 pub use page::{Listing, Order, Page};
+#[cfg(feature = "postgres")]
+pub use postgres::{Postgres, PostgresOptions};
+#[cfg(feature = "redis")]
+pub use redis::{Redis, RedisOptions};
 pub use responses::{OpenResponse, ResponseRecord, ResponseStatus, Responses, Turn};
 pub use sqlite::{Sqlite, SqliteOptions};
 
@@ -67,7 +78,8 @@ pub struct Stats {
 /// A store of everything.
 #[async_trait]
 pub trait Store: Files + Batches + Responses + Keys + Ledger + Audit + Configs {
-    /// Becomes the one process that runs what is in the store, or says that another is. Once it is, it stays it until it ends.
+    /// Becomes the one process that runs what is in the store, or says that another is. Once it is, it stays it until it ends,
+    /// or until a server ends its connection: to be asked again before each piece of work.
     async fn lead(&self) -> Result<bool, StoreError>;
 
     /// Leads no more, so that another process can before this one has ended.

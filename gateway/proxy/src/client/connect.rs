@@ -117,6 +117,14 @@ impl Connector {
     }
 }
 
+/// TLS to a database: the same roots, another protocol.
+#[cfg(feature = "postgres")]
+pub(crate) fn database_tls(ca: Option<&Path>) -> Result<ClientConfig, String> {
+    let mut config = tls_config(ca)?;
+    config.alpn_protocols = vec![b"postgresql".to_vec()];
+    Ok(config)
+}
+
 fn tls_config(ca: Option<&Path>) -> Result<ClientConfig, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)

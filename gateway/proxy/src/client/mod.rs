@@ -24,6 +24,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use tokio::time::Instant;
 
 pub use body::Body;
+#[cfg(feature = "postgres")]
+pub(crate) use connect::database_tls;
 pub use error::{ClientError, Fault};
 pub use stream::Stream;
 pub use target::{Place, Target};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::raw::{Document, Reader};
-use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, Snapshot, StoreConfig, TlsFiles};
+use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, Snapshot, TlsFiles};
 use super::{Faults, identity, models};
 use crate::http::HttpLimits;
 use crate::prices::{EMBEDDED, Prices};
@@ -89,6 +89,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         pools.push(pool(&document.table("pools")));
     }
     apply(document, &mut pools, overrides);
+    let (store, counters) = super::store::read(document, env);
     Snapshot {
         listen,
         unix,
@@ -118,7 +119,8 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
             .or(overrides.access_log.clone())
             .unwrap_or_default(),
         telemetry: super::telemetry::telemetry(&document.table("telemetry"), env),
-        store: store(&document.table("store")),
+        store,
+        counters,
         batches: batches(&document.table("batches")),
         admin: super::admin::read(document, overrides, env),
         auth: identity::auth(document, env),
@@ -132,21 +134,6 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         cost_header: server.flag("cost_header"),
         pools,
         providers,
-    }
-}
-
-fn store(table: &Reader<'_, '_>) -> StoreConfig {
-    const TIB: u64 = 1 << 40;
-    let bytes_max = table.number("bytes_max", 0..=1024 * TIB);
-    if (1..1 << 20).contains(&bytes_max) {
-        table.fault("bytes_max", "must be 0 or at least 1048576: an empty database needs some of it");
-    }
-    StoreConfig {
-        path: table.text("path").map(PathBuf::from),
-        bytes_max,
-        file_bytes_max: table.number("file_bytes_max", 1024..=TIB),
-        key_bytes_max: table.number("key_bytes_max", 1024..=1024 * TIB),
-        response_days: table.number("response_days", 1..=3650),
     }
 }
 
@@ -366,6 +353,11 @@ mod tests {
                     ("pools", "workers"),
                     ("providers", "key_env"),
                     ("providers", "key_file"),
+                    ("store", "path"),
+                    ("store", "url_env"),
+                    ("store", "password_file"),
+                    ("counters", "url_env"),
+                    ("counters", "password_file"),
                     ("prices", "file"),
                     ("telemetry", "otlp_headers_env"),
                 ]

@@ -15,6 +15,7 @@ mod plugins;
 mod providers;
 mod raw;
 mod snapshot;
+mod store;
 mod telemetry;
 
 pub use admin::{ADMIN_LISTEN, AdminConfig, AdminKey, AdminListen, Role};
@@ -23,7 +24,9 @@ pub use models::{MirrorConfig, ModelConfig, Sticky, TargetConfig};
 pub use plugins::{OnFail, PluginConfig};
 pub(crate) use providers::keys_in;
 pub use providers::{ProviderConfig, Secret};
-pub use snapshot::{BatchesConfig, DeviceChoice, PoolConfig, Snapshot, StoreConfig, TlsFiles};
+pub use snapshot::{
+    BatchesConfig, CountersConfig, DeviceChoice, PoolConfig, PostgresConfig, Snapshot, StoreConfig, TlsFiles,
+};
 pub use telemetry::{OtlpConfig, TelemetryConfig};
 
 use std::fmt;

@@ -10,7 +10,7 @@ use penstock_govern::Limit;
 use super::ModelConfig;
 use super::admin::AdminConfig;
 use super::plugins::PluginConfig;
-use super::providers::ProviderConfig;
+use super::providers::{ProviderConfig, Secret};
 use super::telemetry::TelemetryConfig;
 use crate::auth::{AuthConfig, Key, Team};
 use crate::http::HttpLimits;
@@ -71,6 +71,8 @@ pub struct Snapshot {
     pub cost_header: bool,
     /// What is kept.
     pub store: StoreConfig,
+    /// Counters that several gateways share.
+    pub counters: CountersConfig,
     /// How batches are run.
     pub batches: BatchesConfig,
     /// Plugins, in the order of the file.
@@ -84,7 +86,9 @@ pub struct Snapshot {
 /// What is kept, and how much of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
-    /// The database; `None`: in the state directory.
+    /// PostgreSQL; `None`: SQLite.
+    pub postgres: Option<PostgresConfig>,
+    /// SQLite's database; `None`: in the state directory.
     pub path: Option<PathBuf>,
     /// Its size; 0: no limit.
     pub bytes_max: u64,
@@ -94,6 +98,33 @@ pub struct StoreConfig {
     pub key_bytes_max: u64,
     /// How long responses are kept.
     pub response_days: u64,
+}
+
+/// A PostgreSQL that several gateways share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PostgresConfig {
+    /// Where it is, with its password.
+    pub url: Secret,
+    /// Certificates to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Connections of the pool.
+    pub connections: usize,
+}
+
+/// Where several gateways count together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CountersConfig {
+    /// They do not: this one counts by itself.
+    Own,
+    /// In the store, which is PostgreSQL.
+    Store,
+    /// In Redis or Valkey.
+    Redis {
+        /// Where it is, with its password.
+        url: Secret,
+        /// Before every key.
+        prefix: String,
+    },
 }
 
 /// How batches are run.

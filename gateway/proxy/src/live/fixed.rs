@@ -38,13 +38,18 @@ const FIXED: &[(&str, &str)] = &[
     ("server.tls", "certificate"),
     ("server.tls", "key"),
     ("log", "access"),
+    ("store", "url"),
+    ("store", "url_env"),
+    ("store", "password_file"),
+    ("store", "ca_file"),
+    ("store", "connections"),
     ("store", "path"),
     ("store", "bytes_max"),
 ];
 
 /// When a key of a table applies.
 pub fn when(table: &str, key: &str) -> When {
-    if FIXED.contains(&(table, key)) || ["telemetry"].contains(&table) {
+    if FIXED.contains(&(table, key)) || ["counters", "telemetry"].contains(&table) {
         When::Restart
     } else if table == "pools" {
         When::Workers
@@ -74,8 +79,10 @@ pub(super) fn hold(began: &Snapshot, in_force: &Arc<Snapshot>, config: &mut Snap
     hold!("server.tls", tls);
     hold!("telemetry", telemetry);
     hold!("log.access", access_log);
+    hold!("store.url", store.postgres);
     hold!("store.path", store.path);
     hold!("store.bytes_max", store.bytes_max);
+    hold!("counters", counters);
     pending
 }
 

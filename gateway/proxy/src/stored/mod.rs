@@ -9,23 +9,22 @@ mod failure;
 mod files;
 mod json;
 mod keeping;
+mod open;
 mod query;
 mod responses;
 pub mod route;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use http::{HeaderValue, header};
-use penstock_store::{ResponseId, Sqlite, SqliteOptions, Store, StoreError, Tenant};
+use penstock_store::{ResponseId, Store, Tenant};
 use serde::Serialize;
 use tokio::sync::Notify;
 
 use crate::auth::Principal;
 use crate::call::Call;
-use crate::config::Snapshot;
 use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::Exchange;
@@ -38,6 +37,7 @@ use route::StoredRoute;
 pub(crate) use failure::{absent, failed};
 pub(crate) use json::{BatchFault, batch_error, error_line, result_line};
 pub(crate) use keeping::Keeping;
+pub use open::{OpenError, Shared, open, shared};
 
 /// The gateway's hold on the store.
 pub struct Keeper {
@@ -90,41 +90,6 @@ impl Keeper {
             .map(|(gauge, value)| (gauge, String::new(), value)),
         );
     }
-}
-
-/// Why the store cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// There is no place for it.
-    #[error("{0}")]
-    Place(String),
-    /// It is there and cannot be used.
-    #[error("{}: {error}", .path.display())]
-    Store {
-        /// The database.
-        path: PathBuf,
-        /// Why.
-        error: StoreError,
-    },
-}
-
-/// Opens the store that the config names.
-///
-/// # Errors
-/// [`OpenError`] with what to tell the operator.
-pub fn open(config: &Snapshot) -> Result<Arc<dyn Store>, OpenError> {
-    let path = match &config.store.path {
-        Some(path) => path.clone(),
-        None => {
-            let folder = crate::fleet::state_dir(config).map_err(OpenError::Place)?;
-            let made = std::fs::create_dir_all(&folder);
-            made.map_err(|error| OpenError::Place(format!("{}: {error}", folder.display())))?;
-            folder.join("penstock.db")
-        }
-    };
-    let options = SqliteOptions { path: path.clone(), bytes_max: config.store.bytes_max };
-    let opened = Sqlite::open(&options).map_err(|error| OpenError::Store { path, error })?;
-    Ok(Arc::new(opened))
 }
 
 /// A request for something that is kept.

@@ -187,7 +187,10 @@ async fn usage_is_summed_by_anything(store: &dyn Store) {
 async fn entries_are_listed_and_swept(store: &dyn Store) {
     let at = 5 * YEAR;
     let entries: Vec<Entry> = (0..5).map(|number| entry(&format!("listed-{number}"), at + number)).collect();
-    store.open_entries(vec![opened(&entry("listed-open", at))]).await.expect("opened");
+    store
+        .open_entries(vec![OpenEntry { gateway: "g9".into(), ..opened(&entry("listed-open", at)) }])
+        .await
+        .expect("opened");
     store.settle_entries(entries.clone()).await.expect("settled");
     let first = store.entries(&during(at), &page(3, Order::Descending, None)).await.expect("listed");
     assert_eq!(
@@ -199,7 +202,7 @@ async fn entries_are_listed_and_swept(store: &dyn Store) {
     while store.sweep_entries(at + 3).await.expect("swept") > 0 {}
     assert_eq!(store.entry("listed-2").await, Ok(None));
     assert_eq!(store.entry("listed-3").await, Ok(Some(entries[3].clone())));
-    assert_eq!(store.orphans(at + 1, None, 10).await.expect("found").len(), 1, "what is open stays");
+    assert_eq!(store.orphans(at + 1, Some("g9"), 10).await.expect("found").len(), 1, "what is open stays");
 }
 
 async fn what_cannot_be_is_refused(store: &dyn Store) {

@@ -101,6 +101,8 @@ impl Book {
             if let Some(lease) = cell.leases.get_mut(holder) {
                 lease.amount = lease.amount.saturating_sub(one.leased);
             }
+            // What is over has no end that a later lease could inherit.
+            cell.leases.retain(|_, lease| lease.amount > 0);
             cell.spent = cell.spent.saturating_add(one.spent).min(AMOUNT_MAX);
         }
         Ok(())

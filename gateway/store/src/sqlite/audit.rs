@@ -3,8 +3,9 @@
 use async_trait::async_trait;
 use rusqlite::{Connection, Row, params};
 
-use super::{Sqlite, direction, listing};
+use super::Sqlite;
 use crate::audit::check_event;
+use crate::sql::{direction, listing};
 use crate::{Audit, AuditEvent, AuditFilter, AuditId, Listing, Page, StoreError};
 
 const COLUMNS: &str = "id, at, actor, address, action, target, outcome, detail";

@@ -4,7 +4,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::{Sqlite, direction, files, listing};
+use super::{Sqlite, files};
+use crate::sql::{direction, listing};
 use crate::{
     BatchId, BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, EndedBatch, FileId, Line, LineResult,
     Listing, NewBatch, NewLine, OpenBatch, Page, StoreError, Tenant,

@@ -3,8 +3,9 @@
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::{Sqlite, listing};
+use super::Sqlite;
 use crate::configs::check_config;
+use crate::sql::listing;
 use crate::{ConfigRecord, Configs, Listing, NewConfig, StoreError};
 
 const COLUMNS: &str = "number, sha256, length(CAST(text AS BLOB)), at, actor, note, outcome";

@@ -6,7 +6,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::{Sqlite, direction, listing};
+use super::Sqlite;
+use crate::sql::{direction, listing};
 use crate::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, Files, Listing, NewFile, Page, StoreError, Tenant};
 
 const COLUMNS: &str = "id, purpose, name, bytes, created, expires";

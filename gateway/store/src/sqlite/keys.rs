@@ -6,8 +6,9 @@ use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use serde::de::DeserializeOwned;
 
-use super::{Sqlite, direction, listing};
+use super::Sqlite;
 use crate::json::to_json;
+use crate::sql::{direction, listing};
 use crate::{
     Changes, KeyChange, KeyDigest, KeyFilter, KeyId, KeyRecord, Keys, Listing, OwnerChange, OwnerKind, OwnerRecord,
     Page, PreviousDigest, Rotation, StoreError,

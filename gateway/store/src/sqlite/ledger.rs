@@ -3,10 +3,11 @@
 use async_trait::async_trait;
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_iter};
 
+use super::Sqlite;
 use super::keys::json;
-use super::{Sqlite, direction, listing};
 use crate::json::to_json;
 use crate::ledger::{check_batch, check_usage};
+use crate::sql::{direction, listing};
 use crate::{
     Entry, EntryFilter, Group, Held, Ledger, Listing, OpenEntry, Page, StoreError, Subject, Tokens, UsageQuery,
     UsageRow,

@@ -149,20 +149,5 @@ impl Store for Sqlite {
     }
 }
 
-/// Rows of a list: one more than asked for tells whether there are more.
-fn listing<T>(mut items: Vec<T>, limit: u32) -> crate::Listing<T> {
-    let more = items.len() > limit as usize;
-    items.truncate(limit as usize);
-    crate::Listing { items, more }
-}
-
-/// `ORDER BY`, and the comparison with the place of the item before the page.
-fn direction(order: crate::Order) -> (&'static str, &'static str) {
-    match order {
-        crate::Order::Ascending => ("ASC", ">"),
-        crate::Order::Descending => ("DESC", "<"),
-    }
-}
-
 #[cfg(test)]
 mod tests;

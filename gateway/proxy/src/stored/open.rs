@@ -1,0 +1,124 @@
+//! Opens what the config names: SQLite or PostgreSQL for what is kept; nothing, PostgreSQL or Redis for what is counted together.
+//!
+//! Connections to servers live on a small runtime of their own, as long as the process: the runtimes of listeners come and go.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use penstock_store::{Cache, Counters, Sqlite, SqliteOptions, Store, StoreError};
+
+use crate::config::{CountersConfig, Snapshot};
+
+/// Why the store cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is no place for it.
+    #[error("{0}")]
+    Place(String),
+    /// It is there and cannot be used.
+    #[error("{}: {error}", .path.display())]
+    Store {
+        /// The database.
+        path: PathBuf,
+        /// Why.
+        error: StoreError,
+    },
+    /// A server that is not there, or refuses us.
+    #[error("{what} cannot be used: {error}")]
+    Server {
+        /// Which.
+        what: &'static str,
+        /// Why; without passwords.
+        error: StoreError,
+    },
+}
+
+/// What several gateways share besides the store.
+#[derive(Clone)]
+pub struct Shared {
+    /// What limits count.
+    pub counters: Arc<dyn Counters>,
+    /// Bytes that plugins may reuse; `None`: PostgreSQL is no cache.
+    pub cache: Option<Arc<dyn Cache>>,
+}
+
+/// Opens the store that the config names. Not to be called on a thread of a runtime.
+///
+/// # Errors
+/// [`OpenError`] with what to tell the operator.
+pub fn open(config: &Snapshot) -> Result<Arc<dyn Store>, OpenError> {
+    #[cfg(feature = "postgres")]
+    if let Some(server) = &config.store.postgres {
+        return Ok(postgres(server, server.connections)?);
+    }
+    let path = match &config.store.path {
+        Some(path) => path.clone(),
+        None => {
+            let folder = crate::fleet::state_dir(config).map_err(OpenError::Place)?;
+            let made = std::fs::create_dir_all(&folder);
+            made.map_err(|error| OpenError::Place(format!("{}: {error}", folder.display())))?;
+            folder.join("penstock.db")
+        }
+    };
+    let options = SqliteOptions { path: path.clone(), bytes_max: config.store.bytes_max };
+    let opened = Sqlite::open(&options).map_err(|error| OpenError::Store { path, error })?;
+    Ok(Arc::new(opened))
+}
+
+/// Where several gateways count together; `None`: this one counts by itself. A Redis that is away is no error: what then happens is
+/// each limit's `on_store_failure`. Not to be called on a thread of a runtime.
+///
+/// # Errors
+/// [`OpenError`] with what to tell the operator.
+pub fn shared(config: &Snapshot) -> Result<Option<Shared>, OpenError> {
+    match (&config.counters, &config.store.postgres) {
+        // Connections of their own: a ledger that is slow holds no counter up.
+        #[cfg(feature = "postgres")]
+        (CountersConfig::Store, Some(server)) => {
+            let counters = postgres(server, server.connections.div_ceil(2))?;
+            Ok(Some(Shared { counters, cache: None }))
+        }
+        #[cfg(feature = "redis")]
+        (CountersConfig::Redis { url, prefix }, _) => {
+            let redis = redis(url.expose(), prefix)?;
+            Ok(Some(Shared { counters: redis.clone(), cache: Some(redis) }))
+        }
+        // Its own; or of a server that this build cannot reach, and then the config was refused.
+        _ => Ok(None),
+    }
+}
+
+/// The runtime of connections to servers.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+fn runtime() -> Result<&'static tokio::runtime::Runtime, OpenError> {
+    use std::sync::OnceLock;
+    use tokio::runtime::{Builder, Runtime};
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime);
+    }
+    let built = Builder::new_multi_thread().worker_threads(1).thread_name("store-net").enable_all().build();
+    let built = built.map_err(|error| OpenError::Place(format!("threads of the store: {error}")))?;
+    Ok(RUNTIME.get_or_init(|| built))
+}
+
+#[cfg(feature = "postgres")]
+fn postgres(
+    config: &crate::config::PostgresConfig,
+    connections: usize,
+) -> Result<Arc<penstock_store::Postgres>, OpenError> {
+    use penstock_store::{Postgres, PostgresOptions};
+    let tls = crate::client::database_tls(config.ca_file.as_deref()).map_err(OpenError::Place)?;
+    let options = PostgresOptions { url: config.url.expose().to_owned(), tls: Some(tls), connections };
+    let opened = runtime()?.block_on(Postgres::open(&options));
+    Ok(Arc::new(opened.map_err(|error| OpenError::Server { what: "the PostgreSQL of [store]", error })?))
+}
+
+#[cfg(feature = "redis")]
+fn redis(url: &str, prefix: &str) -> Result<Arc<penstock_store::Redis>, OpenError> {
+    use penstock_store::{Redis, RedisOptions};
+    let options = RedisOptions { url: url.to_owned(), prefix: prefix.to_owned() };
+    let _runtime = runtime()?.enter();
+    let opened = Redis::lazy(&options);
+    Ok(Arc::new(opened.map_err(|error| OpenError::Server { what: "the Redis of [counters]", error })?))
+}

@@ -1,0 +1,270 @@
+//! [`Batches`] in PostgreSQL. What changes a batch locks its row first.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio_postgres::Row;
+
+use super::Postgres;
+use super::files::{self, lock_tenant};
+use super::held::{Held, Values, cell, int, maybe, number, odd};
+use crate::json::to_json;
+use crate::sql::{direction, listing};
+use crate::{
+    BatchId, BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, EndedBatch, FileId, Line, LineResult,
+    Listing, NewBatch, NewLine, OpenBatch, Page, StoreError, Tenant,
+};
+
+const COLUMNS: &str = "id, status, endpoint, input, output, errors, completion_window, metadata, faults, output_expires_after, \
+                       created, expires, in_progress, finalizing, cancelling, ended, total, completed, failed, tenant";
+
+fn record(row: &Row) -> Result<BatchRecord, StoreError> {
+    let file = |at: usize| -> Result<Option<FileId>, StoreError> {
+        cell::<Option<&str>>(row, at)?.map(|id| FileId::parse(id).ok_or_else(odd)).transpose()
+    };
+    Ok(BatchRecord {
+        id: BatchId::parse(cell(row, 0)?).ok_or_else(odd)?,
+        status: BatchStatus::parse(cell(row, 1)?).ok_or_else(odd)?,
+        endpoint: cell(row, 2)?,
+        input: file(3)?.ok_or_else(odd)?,
+        output: file(4)?,
+        errors: file(5)?,
+        window: cell(row, 6)?,
+        metadata: cell(row, 7)?,
+        faults: cell(row, 8)?,
+        output_expires_after: maybe(row, 9)?,
+        times: BatchTimes {
+            created: number(row, 10)?,
+            expires: number(row, 11)?,
+            in_progress: maybe(row, 12)?,
+            finalizing: maybe(row, 13)?,
+            cancelling: maybe(row, 14)?,
+            ended: maybe(row, 15)?,
+        },
+        counts: Counts { total: number(row, 16)?, completed: number(row, 17)?, failed: number(row, 18)? },
+    })
+}
+
+async fn find(held: &mut Held, tenant: &Tenant, id: &BatchId, lock: &str) -> Result<Option<BatchRecord>, StoreError> {
+    let sql = format!("SELECT {COLUMNS} FROM penstock.batches WHERE id = $1 AND tenant = $2 {lock}");
+    held.one(&sql, &[&id.as_str(), &tenant.as_str()]).await?.as_ref().map(record).transpose()
+}
+
+/// Row number.
+async fn place(held: &mut Held, id: &BatchId) -> Result<i64, StoreError> {
+    let row = held.one("SELECT seq FROM penstock.batches WHERE id = $1", &[&id.as_str()]).await?;
+    cell(&row.ok_or(StoreError::Misuse("a batch that is not there"))?, 0)
+}
+
+/// The tenant's lock is held.
+async fn create(held: &mut Held, tenant: &Tenant, new: &NewBatch) -> Result<Option<BatchRecord>, StoreError> {
+    // Locked, so that the file is not deleted before it is known to be in use.
+    let input = "SELECT true FROM penstock.files WHERE id = $1 AND tenant = $2 AND sealed FOR SHARE";
+    if !held.is(input, &[&new.input.as_str(), &tenant.as_str()]).await? {
+        return Ok(None);
+    }
+    let sql = "SELECT count(*) FROM penstock.batches WHERE tenant = $1 AND is_open";
+    let open = held.one(sql, &[&tenant.as_str()]).await?.map_or(Ok(0), |row| number(&row, 0))?;
+    if open + 1 > new.tenant_open_max {
+        return Err(StoreError::Quota { used: open + 1, max: new.tenant_open_max });
+    }
+    let sql = format!(
+        "INSERT INTO penstock.batches (id, tenant, status, endpoint, input, completion_window, metadata, output_expires_after, \
+         created, expires) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) RETURNING {COLUMNS}"
+    );
+    let (id, after) = (BatchId::random(), new.output_expires_after.map(int));
+    let values: Values<'_> = &[
+        &id.as_str(),
+        &tenant.as_str(),
+        &BatchStatus::Validating.name(),
+        &new.endpoint,
+        &new.input.as_str(),
+        &new.window,
+        &new.metadata,
+        &after,
+        &int(new.created),
+        &int(new.expires),
+    ];
+    held.one(&sql, values).await?.as_ref().map(record).transpose()
+}
+
+async fn cancel(held: &mut Held, tenant: &Tenant, id: &BatchId, now: u64) -> Result<Cancelled, StoreError> {
+    let Some(batch) = find(held, tenant, id, "FOR UPDATE").await? else { return Ok(Cancelled::Absent) };
+    match batch.status {
+        BatchStatus::Cancelling | BatchStatus::Cancelled => return Ok(Cancelled::Yes(batch)),
+        BatchStatus::Validating | BatchStatus::InProgress => {}
+        _ => return Ok(Cancelled::TooLate(batch)),
+    }
+    let sql = "UPDATE penstock.batches SET status = $2, cancelling = $3 WHERE id = $1";
+    held.execute(sql, &[&id.as_str(), &BatchStatus::Cancelling.name(), &int(now)]).await?;
+    Ok(find(held, tenant, id, "").await?.map_or(Cancelled::Absent, Cancelled::Yes))
+}
+
+async fn end(held: &mut Held, id: &BatchId, end: &EndedBatch) -> Result<bool, StoreError> {
+    let sql = "SELECT seq, status, tenant FROM penstock.batches WHERE id = $1 FOR UPDATE";
+    let row = held.one(sql, &[&id.as_str()]).await?.ok_or(StoreError::Misuse("a batch that is not there"))?;
+    let seq: i64 = cell(&row, 0)?;
+    if BatchStatus::parse(cell(&row, 1)?).ok_or_else(odd)?.is_end() {
+        return Ok(false);
+    }
+    let tenant = Tenant::new(cell(&row, 2)?);
+    for file in [&end.output, &end.errors].into_iter().flatten() {
+        files::seal(held, &tenant, file).await?;
+    }
+    held.execute("DELETE FROM penstock.batch_lines WHERE batch = $1", &[&seq]).await?;
+    let sql = "UPDATE penstock.batches SET is_open = false, total = greatest(total, completed + failed), status = $2, \
+               output = $3, errors = $4, faults = $5, ended = $6 WHERE seq = $1";
+    let (output, errors) = (end.output.as_ref().map(FileId::as_str), end.errors.as_ref().map(FileId::as_str));
+    held.execute(sql, &[&seq, &end.status.name(), &output, &errors, &end.faults, &int(end.now)]).await?;
+    Ok(true)
+}
+
+/// Lines as one value: `[[line, custom id, at, bytes], …]`.
+fn lines_json(lines: &[NewLine]) -> Result<String, StoreError> {
+    // The client's name may hold NUL, which PostgreSQL has in no text: it is kept as JSON.
+    let one = |line: &NewLine| {
+        let name = to_json(&line.custom_id)?;
+        Ok(serde_json::json!({ "line": line.line, "custom_id": name, "at": line.at, "bytes": line.bytes }))
+    };
+    to_json(&lines.iter().map(one).collect::<Result<Vec<_>, StoreError>>()?)
+}
+
+#[async_trait]
+impl Batches for Postgres {
+    async fn create_batch(&self, tenant: &Tenant, new: NewBatch) -> Result<Option<BatchRecord>, StoreError> {
+        let mut held = self.held().await?;
+        held.begin().await?;
+        lock_tenant(&mut held, tenant).await?;
+        match create(&mut held, tenant, &new).await {
+            Ok(batch) => held.commit().await.map(|()| batch),
+            Err(error) => held.undo(Err(error)).await,
+        }
+    }
+
+    async fn batch(&self, tenant: &Tenant, id: &BatchId) -> Result<Option<BatchRecord>, StoreError> {
+        find(&mut self.held().await?, tenant, id, "").await
+    }
+
+    async fn batches(&self, tenant: &Tenant, page: &Page) -> Result<Listing<BatchRecord>, StoreError> {
+        let (order, beyond) = direction(page.order);
+        let sql = format!(
+            "SELECT {COLUMNS} FROM penstock.batches WHERE tenant = $1
+             AND ($2::text IS NULL OR seq {beyond} (SELECT seq FROM penstock.batches WHERE id = $2 AND tenant = $1))
+             ORDER BY seq {order} LIMIT $3"
+        );
+        let limit = i64::from(page.limit) + 1;
+        let rows = self.held().await?.query(&sql, &[&tenant.as_str(), &page.after, &limit]).await?;
+        Ok(listing(rows.iter().map(record).collect::<Result<_, _>>()?, page.limit))
+    }
+
+    async fn cancel_batch(&self, tenant: &Tenant, id: &BatchId, now: u64) -> Result<Cancelled, StoreError> {
+        let mut held = self.held().await?;
+        held.begin().await?;
+        match cancel(&mut held, tenant, id, now).await {
+            Ok(cancelled) => held.commit().await.map(|()| cancelled),
+            Err(error) => held.undo(Err(error)).await,
+        }
+    }
+
+    async fn open_batches(&self, limit: u32) -> Result<Vec<OpenBatch>, StoreError> {
+        let sql = format!("SELECT {COLUMNS} FROM penstock.batches WHERE is_open ORDER BY seq LIMIT $1");
+        let rows = self.held().await?.query(&sql, &[&i64::from(limit)]).await?;
+        let open = |row| Ok(OpenBatch { tenant: Tenant::new(cell(row, 19)?), batch: record(row)? });
+        rows.iter().map(open).collect()
+    }
+
+    async fn admit_lines(&self, id: &BatchId, lines: Vec<NewLine>) -> Result<(), StoreError> {
+        let mut held = self.held().await?;
+        let seq = place(&mut held, id).await?;
+        let sql = "INSERT INTO penstock.batch_lines (batch, line, custom_id, at, bytes)
+                   SELECT $1, new.line, new.custom_id, new.at, new.bytes
+                   FROM jsonb_to_recordset($2::text::jsonb) AS new(line bigint, custom_id text, at bigint, bytes bigint)
+                   WHERE EXISTS (SELECT 1 FROM penstock.batches WHERE seq = $1 AND status = $3)
+                   ON CONFLICT DO NOTHING";
+        held.execute(sql, &[&seq, &lines_json(&lines)?, &BatchStatus::Validating.name()]).await?;
+        Ok(())
+    }
+
+    async fn start_batch(&self, id: &BatchId, now: u64) -> Result<(), StoreError> {
+        let mut held = self.held().await?;
+        let seq = place(&mut held, id).await?;
+        let sql = "UPDATE penstock.batches SET status = $2, in_progress = $3,
+                   total = (SELECT count(*) FROM penstock.batch_lines WHERE batch = $1) WHERE seq = $1 AND status = $4";
+        let (from, to) = (BatchStatus::Validating.name(), BatchStatus::InProgress.name());
+        held.execute(sql, &[&seq, &to, &int(now), &from]).await?;
+        Ok(())
+    }
+
+    async fn waiting_lines(&self, id: &BatchId, from: u32, limit: u32) -> Result<Vec<Line>, StoreError> {
+        let mut held = self.held().await?;
+        let seq = place(&mut held, id).await?;
+        let sql = "SELECT line, custom_id, at, bytes FROM penstock.batch_lines
+                   WHERE batch = $1 AND line >= $2 AND ok IS NULL ORDER BY line LIMIT $3";
+        let rows = held.query(sql, &[&seq, &i64::from(from), &i64::from(limit)]).await?;
+        let line = |row: &Row| {
+            Ok(NewLine {
+                line: number(row, 0)? as u32,
+                custom_id: super::held::json(row, 1)?,
+                at: number(row, 2)?,
+                bytes: number(row, 3)? as u32,
+            })
+        };
+        rows.iter().map(line).collect()
+    }
+
+    async fn finish_line(&self, id: &BatchId, line: u32, result: LineResult) -> Result<bool, StoreError> {
+        let mut held = self.held().await?;
+        let seq = place(&mut held, id).await?;
+        // The line leaves the list, its result is kept and counted: one statement, all or nothing.
+        let sql = "WITH done AS (UPDATE penstock.batch_lines SET ok = $3, result = $4
+                                 WHERE batch = $1 AND line = $2 AND ok IS NULL RETURNING ok)
+                   UPDATE penstock.batches SET completed = completed + done.ok::int, failed = failed + (NOT done.ok)::int
+                   FROM done WHERE seq = $1";
+        Ok(held.execute(sql, &[&seq, &i64::from(line), &result.ok, &result.text.as_ref()]).await? > 0)
+    }
+
+    async fn finalize_batch(&self, id: &BatchId, now: u64) -> Result<(), StoreError> {
+        let mut held = self.held().await?;
+        let seq = place(&mut held, id).await?;
+        let sql = "UPDATE penstock.batches SET status = $2, finalizing = $3 WHERE seq = $1 AND status = $4";
+        let (from, to) = (BatchStatus::InProgress.name(), BatchStatus::Finalizing.name());
+        held.execute(sql, &[&seq, &to, &int(now), &from]).await?;
+        Ok(())
+    }
+
+    async fn result_bytes(&self, id: &BatchId, ok: bool) -> Result<(u64, u64), StoreError> {
+        let mut held = self.held().await?;
+        let seq = place(&mut held, id).await?;
+        let sql = "SELECT coalesce(sum(length(result)), 0)::bigint, count(*) FROM penstock.batch_lines WHERE batch = $1 AND ok = $2";
+        let row = held.one(sql, &[&seq, &ok]).await?.ok_or_else(odd)?;
+        Ok((number(&row, 0)?, number(&row, 1)?))
+    }
+
+    async fn results(
+        &self,
+        id: &BatchId,
+        ok: bool,
+        from: u32,
+        bytes_max: usize,
+    ) -> Result<Vec<(u32, Bytes)>, StoreError> {
+        let mut held = self.held().await?;
+        let seq = place(&mut held, id).await?;
+        // As many as fit, and the first whatever its size.
+        let sql = "SELECT line, result FROM (
+                     SELECT line, result, sum(length(result)) OVER (ORDER BY line) AS so_far, row_number() OVER (ORDER BY line) AS nth
+                     FROM (SELECT line, result FROM penstock.batch_lines WHERE batch = $1 AND line >= $2 AND ok = $3
+                           ORDER BY line LIMIT 1000) first
+                   ) summed WHERE nth = 1 OR so_far <= $4 ORDER BY line";
+        let rows = held.query(sql, &[&seq, &i64::from(from), &ok, &int(bytes_max as u64)]).await?;
+        let line = |row: &Row| Ok((number(row, 0)? as u32, Bytes::from(cell::<Vec<u8>>(row, 1)?)));
+        rows.iter().map(line).collect()
+    }
+
+    async fn end_batch(&self, id: &BatchId, how: EndedBatch) -> Result<bool, StoreError> {
+        let mut held = self.held().await?;
+        held.begin().await?;
+        match end(&mut held, id, &how).await {
+            Ok(ended) => held.commit().await.map(|()| ended),
+            Err(error) => held.undo(Err(error)).await,
+        }
+    }
+}

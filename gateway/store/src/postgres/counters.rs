@@ -1,0 +1,54 @@
+//! [`Counters`] in PostgreSQL: each call is one statement, a function of the database (`schema`). Rows are locked in the order of their
+//! names, so two gateways that ask for the same counters never wait for each other.
+
+use async_trait::async_trait;
+use serde_json::json;
+
+use super::Postgres;
+use super::held::{int, number};
+use crate::counters::{AMOUNT_MAX, check_asks, check_settlements};
+use crate::json::to_json;
+use crate::{Ask, Counters, Grant, Settlement, StoreError};
+
+#[async_trait]
+impl Counters for Postgres {
+    async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError> {
+        check_asks(holder, asks)?;
+        if asks.is_empty() {
+            return Ok(vec![]);
+        }
+        let ask = |ask: &Ask| {
+            let (before, part) = ask
+                .window
+                .before(now)
+                .filter(|_| ask.sliding)
+                .map_or((-1, 0), |(window, part, _)| (int(window.start), part));
+            json!({
+                "name": ask.counter, "start": int(ask.window.start), "seconds": int(ask.window.seconds),
+                "before": before, "part": part, "most": ask.max.min(AMOUNT_MAX), "want": ask.want,
+                "fewest": ask.least, "until": int(ask.until),
+            })
+        };
+        let asks = to_json(&asks.iter().map(ask).collect::<Vec<_>>())?;
+        let sql = "SELECT granted, leased, used FROM penstock.take_1($1, $2::text::jsonb, $3, $4) ORDER BY nth";
+        let rows = self.held().await?.change(sql, &[&holder, &asks, &whole, &int(now)]).await?;
+        let grant = |row| Ok(Grant { granted: number(row, 0)?, leased: number(row, 1)?, used: number(row, 2)? });
+        rows.iter().map(grant).collect()
+    }
+
+    async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
+        check_settlements(holder, settlements)?;
+        if settlements.is_empty() {
+            return Ok(());
+        }
+        let one = |one: &Settlement| {
+            json!({
+                "name": one.counter, "start": int(one.window.start), "seconds": int(one.window.seconds),
+                "leased": one.leased, "spent": one.spent,
+            })
+        };
+        let settlements = to_json(&settlements.iter().map(one).collect::<Vec<_>>())?;
+        let sql = "SELECT penstock.settle_1($1, $2::text::jsonb, $3)::text";
+        self.held().await?.change(sql, &[&holder, &settlements, &int(now)]).await.map(drop)
+    }
+}

@@ -1,0 +1,217 @@
+//! A connection of the pool while one operation uses it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use deadpool_postgres::{Object, Pool, PoolError};
+use tokio::time::timeout;
+use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{FromSql, ToSql};
+
+use super::ANSWER_TIMEOUT;
+use crate::{Stats, StoreError};
+
+/// What is given to a statement.
+pub(super) type Values<'a> = &'a [&'a (dyn ToSql + Sync)];
+
+#[derive(Default)]
+pub(super) struct Counts {
+    commits: AtomicU64,
+    writes: AtomicU64,
+    commit_micros: AtomicU64,
+    errors: AtomicU64,
+}
+
+impl Counts {
+    pub(super) fn stats(&self) -> Stats {
+        Stats {
+            commits: self.commits.load(Ordering::Relaxed),
+            writes: self.writes.load(Ordering::Relaxed),
+            commit_seconds: self.commit_micros.load(Ordering::Relaxed) as f64 / 1e6,
+            errors: self.errors.load(Ordering::Relaxed),
+        }
+    }
+
+    fn error(&self, error: StoreError) -> StoreError {
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        error
+    }
+}
+
+/// A connection. Dropped in the middle of a statement or of a transaction, it is closed: whatever was under way ends with it.
+pub(super) struct Held {
+    client: Option<Object>,
+    counts: Arc<Counts>,
+    began: Instant,
+    /// A statement is not answered yet.
+    waits: bool,
+    /// A transaction is open.
+    open: bool,
+}
+
+impl Held {
+    pub(super) async fn from_pool(pool: &Pool, counts: &Arc<Counts>) -> Result<Self, StoreError> {
+        let client = pool.get().await.map_err(|error| counts.error(unreachable(&error)))?;
+        Ok(Self { client: Some(client), counts: counts.clone(), began: Instant::now(), waits: false, open: false })
+    }
+
+    /// Runs `work` on the connection, within the deadline.
+    async fn run<T>(
+        &mut self,
+        work: impl AsyncFnOnce(&Object) -> Result<T, tokio_postgres::Error>,
+    ) -> Result<T, StoreError> {
+        let Some(client) = self.client.as_ref().filter(|_| !self.waits) else {
+            return Err(StoreError::Broken("its connection was given up".into()));
+        };
+        self.waits = true;
+        let answered = timeout(ANSWER_TIMEOUT, work(client)).await;
+        let result = match answered {
+            Ok(done) => {
+                self.waits = false;
+                done.map_err(|error| fault(&error))
+            }
+            Err(_) => Err(StoreError::Busy),
+        };
+        result.map_err(|error| self.counts.error(error))
+    }
+
+    /// Rows.
+    pub(super) async fn query(&mut self, sql: &str, values: Values<'_>) -> Result<Vec<Row>, StoreError> {
+        self.run(async |client| client.query(&client.prepare_cached(sql).await?, values).await).await
+    }
+
+    /// The first row, if there is one.
+    pub(super) async fn one(&mut self, sql: &str, values: Values<'_>) -> Result<Option<Row>, StoreError> {
+        Ok(self.query(sql, values).await?.into_iter().next())
+    }
+
+    /// Whether the first column of the first row is true.
+    pub(super) async fn is(&mut self, sql: &str, values: Values<'_>) -> Result<bool, StoreError> {
+        self.one(sql, values).await?.map_or(Ok(false), |row| cell(&row, 0))
+    }
+
+    /// A change; by itself it is a transaction. How many rows.
+    pub(super) async fn execute(&mut self, sql: &str, values: Values<'_>) -> Result<u64, StoreError> {
+        let changed = self.run(async |client| client.execute(&client.prepare_cached(sql).await?, values).await).await?;
+        self.counts.writes.fetch_add(1, Ordering::Relaxed);
+        if !self.open {
+            self.committed();
+        }
+        Ok(changed)
+    }
+
+    /// A change that answers with rows; by itself it is a transaction.
+    pub(super) async fn change(&mut self, sql: &str, values: Values<'_>) -> Result<Vec<Row>, StoreError> {
+        let rows = self.query(sql, values).await?;
+        self.counts.writes.fetch_add(1, Ordering::Relaxed);
+        if !self.open {
+            self.committed();
+        }
+        Ok(rows)
+    }
+
+    /// Statements without values, several at once.
+    pub(super) async fn batch(&mut self, sql: &str) -> Result<(), StoreError> {
+        self.run(async |client| client.batch_execute(sql).await).await
+    }
+
+    pub(super) async fn begin(&mut self) -> Result<(), StoreError> {
+        self.open = true;
+        self.batch("BEGIN").await
+    }
+
+    pub(super) async fn commit(&mut self) -> Result<(), StoreError> {
+        self.batch("COMMIT").await?;
+        self.open = false;
+        self.committed();
+        Ok(())
+    }
+
+    /// Ends the transaction without its changes, and the operation with `result`.
+    pub(super) async fn undo<T>(&mut self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        if self.batch("ROLLBACK").await.is_ok() {
+            self.open = false;
+        }
+        result
+    }
+
+    fn committed(&self) {
+        self.counts.commits.fetch_add(1, Ordering::Relaxed);
+        self.counts.commit_micros.fetch_add(self.began.elapsed().as_micros() as u64, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take_if(|_| self.waits || self.open) {
+            // Out of the pool; dropping it closes it.
+            drop(Object::take(client));
+        }
+    }
+}
+
+fn unreachable(error: &PoolError) -> StoreError {
+    match error {
+        PoolError::Timeout(_) => StoreError::Busy,
+        PoolError::Backend(error) => fault(error),
+        other => StoreError::Broken(other.to_string()),
+    }
+}
+
+/// What PostgreSQL says, in our words. Its message is in it, its details are not: they quote values.
+pub(super) fn fault(error: &tokio_postgres::Error) -> StoreError {
+    let Some(said) = error.as_db_error() else { return StoreError::Broken(chain(error)) };
+    match *said.code() {
+        SqlState::DISK_FULL => StoreError::Full,
+        SqlState::QUERY_CANCELED
+        | SqlState::TOO_MANY_CONNECTIONS
+        | SqlState::T_R_SERIALIZATION_FAILURE
+        | SqlState::T_R_DEADLOCK_DETECTED
+        | SqlState::LOCK_NOT_AVAILABLE
+        | SqlState::CANNOT_CONNECT_NOW => StoreError::Busy,
+        _ => StoreError::Broken(format!("PostgreSQL: {} ({})", said.message(), said.code().code())),
+    }
+}
+
+/// An error and what caused it.
+fn chain(error: &tokio_postgres::Error) -> String {
+    let mut text = format!("PostgreSQL: {error}");
+    let mut next = std::error::Error::source(error);
+    while let Some(error) = next {
+        text.push_str(&format!(": {error}"));
+        next = error.source();
+    }
+    text
+}
+
+/// A column.
+pub(super) fn cell<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, StoreError> {
+    row.try_get(at).map_err(|error| fault(&error))
+}
+
+/// A column that holds a number.
+pub(super) fn number(row: &Row, at: usize) -> Result<u64, StoreError> {
+    Ok(cell::<i64>(row, at)?.max(0).unsigned_abs())
+}
+
+/// A column that may hold a number.
+pub(super) fn maybe(row: &Row, at: usize) -> Result<Option<u64>, StoreError> {
+    Ok(cell::<Option<i64>>(row, at)?.map(|number| number.max(0).unsigned_abs()))
+}
+
+/// A column that holds JSON.
+pub(super) fn json<T: serde::de::DeserializeOwned>(row: &Row, at: usize) -> Result<T, StoreError> {
+    serde_json::from_str(cell(row, at)?).map_err(|_| StoreError::Broken("a row that cannot be read".into()))
+}
+
+/// A number as PostgreSQL has them; beyond its largest there is none.
+pub(super) fn int(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// A row of ours that cannot be ours.
+pub(super) fn odd() -> StoreError {
+    StoreError::Broken("a row that cannot be read".into())
+}

@@ -1,0 +1,97 @@
+//! Hears of changes of the directory as they happen: `LISTEN` on a connection of its own, made anew when it breaks.
+//!
+//! It only wakes those who wait sooner: they look by themselves often enough to do without it.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+use tokio_postgres::{AsyncMessage, Client, Connection, NoTls, Socket};
+
+use super::held::fault;
+use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, Connector};
+use crate::{StoreError, home};
+
+/// The channel that every change of the directory is told on.
+pub(super) const CHANNEL: &str = "penstock_directory";
+/// Wait before another connection, twice as long each time.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+
+/// Wakes those who wait for a change.
+pub(super) struct Listener {
+    pub(super) changed: Arc<Notify>,
+    task: AbortHandle,
+}
+
+impl Listener {
+    pub(super) fn start(connector: Connector) -> Self {
+        let changed = Arc::new(Notify::new());
+        let task = tokio::spawn(listen(connector, changed.clone())).abort_handle();
+        Self { changed, task }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn listen(connector: Connector, changed: Arc<Notify>) {
+    let mut wait = RETRY.0;
+    loop {
+        if let Ok(client) = connect_and(&connector, Some(changed.clone())).await {
+            let heard = timeout(ANSWER_TIMEOUT, client.batch_execute(&format!("LISTEN {CHANNEL}"))).await;
+            if matches!(heard, Ok(Ok(()))) {
+                wait = RETRY.0;
+                // Whatever happened while nobody listened.
+                changed.notify_waiters();
+                while !client.is_closed() {
+                    tokio::time::sleep(RETRY.0).await;
+                }
+            }
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(RETRY.1);
+    }
+}
+
+/// A connection that is not the pool's.
+pub(super) async fn connect(connector: &Connector) -> Result<Client, StoreError> {
+    connect_and(connector, None).await
+}
+
+async fn connect_and(connector: &Connector, changed: Option<Arc<Notify>>) -> Result<Client, StoreError> {
+    let connecting = async {
+        let client = match &connector.tls {
+            Some(tls) => {
+                let (client, connection) = connector.config.connect(tls.clone()).await?;
+                tokio::spawn(drive(connection, changed));
+                client
+            }
+            None => {
+                let (client, connection) = connector.config.connect(NoTls).await?;
+                tokio::spawn(drive(connection, changed));
+                client
+            }
+        };
+        Ok(client)
+    };
+    let made = home::at(&connector.home, timeout(CONNECT_TIMEOUT, connecting)).await.map_err(|_| StoreError::Busy)?;
+    made.map_err(|error: tokio_postgres::Error| fault(&error))
+}
+
+/// Ends with the connection, which ends with its client.
+async fn drive<S>(mut connection: Connection<Socket, S>, changed: Option<Arc<Notify>>)
+where
+    S: tokio_postgres::tls::TlsStream + Unpin,
+{
+    while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+        if let (AsyncMessage::Notification(_), Some(changed)) = (message, &changed) {
+            changed.notify_waiters();
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The tables, in versions that only add: a gateway of the version before goes on working while this one starts.
+
+use super::held::{Held, cell};
+use crate::StoreError;
+
+/// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
+const VERSIONS: [&str; 3] = [KEPT, GOVERNED, COUNTED];
+
+/// Files, batches, responses.
+const KEPT: &str = "
+    CREATE TABLE penstock.files (
+        seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        purpose TEXT NOT NULL,
+        name TEXT NOT NULL,
+        bytes BIGINT NOT NULL,
+        created BIGINT NOT NULL,
+        expires BIGINT,
+        sealed BOOLEAN NOT NULL DEFAULT false
+    );
+    CREATE INDEX files_of_tenant ON penstock.files (tenant, seq);
+    CREATE INDEX files_expiry ON penstock.files (expires) WHERE expires IS NOT NULL;
+    CREATE INDEX files_unsealed ON penstock.files (created) WHERE NOT sealed;
+    CREATE TABLE penstock.file_chunks (
+        file BIGINT NOT NULL REFERENCES penstock.files (seq) ON DELETE CASCADE,
+        at BIGINT NOT NULL,
+        data BYTEA NOT NULL,
+        PRIMARY KEY (file, at)
+    );
+    CREATE TABLE penstock.batches (
+        seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        status TEXT NOT NULL,
+        is_open BOOLEAN NOT NULL DEFAULT true,
+        endpoint TEXT NOT NULL,
+        input TEXT NOT NULL,
+        output TEXT,
+        errors TEXT,
+        completion_window TEXT NOT NULL,
+        metadata TEXT NOT NULL,
+        faults TEXT NOT NULL DEFAULT '',
+        output_expires_after BIGINT,
+        created BIGINT NOT NULL,
+        expires BIGINT NOT NULL,
+        in_progress BIGINT,
+        finalizing BIGINT,
+        cancelling BIGINT,
+        ended BIGINT,
+        total BIGINT NOT NULL DEFAULT 0,
+        completed BIGINT NOT NULL DEFAULT 0,
+        failed BIGINT NOT NULL DEFAULT 0
+    );
+    CREATE INDEX batches_of_tenant ON penstock.batches (tenant, seq);
+    CREATE INDEX batches_open ON penstock.batches (seq) WHERE is_open;
+    CREATE INDEX batches_input ON penstock.batches (input) WHERE is_open;
+    CREATE TABLE penstock.batch_lines (
+        batch BIGINT NOT NULL,
+        line BIGINT NOT NULL,
+        custom_id TEXT NOT NULL,
+        at BIGINT NOT NULL,
+        bytes BIGINT NOT NULL,
+        ok BOOLEAN,
+        result BYTEA,
+        PRIMARY KEY (batch, line)
+    );
+    CREATE INDEX batch_lines_waiting ON penstock.batch_lines (batch, line) WHERE ok IS NULL;
+    CREATE TABLE penstock.responses (
+        seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        tenant TEXT NOT NULL,
+        status BIGINT NOT NULL,
+        previous TEXT,
+        created BIGINT NOT NULL,
+        expires BIGINT NOT NULL,
+        body BYTEA NOT NULL,
+        input BYTEA NOT NULL,
+        output BYTEA NOT NULL,
+        request BYTEA NOT NULL
+    );
+    CREATE INDEX responses_of_tenant ON penstock.responses (tenant);
+    CREATE INDEX responses_expiry ON penstock.responses (expires);
+    CREATE INDEX responses_open ON penstock.responses (seq) WHERE status < 2;
+";
+
+/// Keys and their owners, the ledger, the audit log, configs. Text that is sorted is sorted by its bytes, whatever the database's
+/// language.
+const GOVERNED: &str = r#"
+    CREATE TABLE penstock.directory (version BIGINT NOT NULL);
+    INSERT INTO penstock.directory VALUES (0);
+    CREATE TABLE penstock.issued_keys (
+        seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        name TEXT NOT NULL,
+        digest BYTEA NOT NULL UNIQUE,
+        previous_digest BYTEA,
+        previous_until BIGINT,
+        hint TEXT NOT NULL,
+        team_id TEXT,
+        user_id TEXT,
+        parent TEXT,
+        scope TEXT NOT NULL,
+        limits TEXT NOT NULL,
+        tags TEXT NOT NULL,
+        created BIGINT NOT NULL,
+        rotated BIGINT,
+        expires BIGINT,
+        revoked BIGINT,
+        version BIGINT NOT NULL
+    );
+    CREATE INDEX issued_keys_previous ON penstock.issued_keys (previous_digest) WHERE previous_digest IS NOT NULL;
+    CREATE INDEX issued_keys_of_team ON penstock.issued_keys (team_id, seq);
+    CREATE INDEX issued_keys_of_user ON penstock.issued_keys (user_id, seq);
+    CREATE INDEX issued_keys_changed ON penstock.issued_keys (version);
+    CREATE TABLE penstock.owners (
+        kind TEXT NOT NULL,
+        id TEXT COLLATE "C" NOT NULL,
+        name TEXT NOT NULL,
+        team_id TEXT,
+        scope TEXT NOT NULL,
+        limits TEXT NOT NULL,
+        budgets TEXT NOT NULL,
+        tags TEXT NOT NULL,
+        blocked BOOLEAN NOT NULL,
+        created BIGINT NOT NULL,
+        removed BIGINT,
+        version BIGINT NOT NULL,
+        PRIMARY KEY (kind, id)
+    );
+    CREATE INDEX owners_changed ON penstock.owners (version);
+    CREATE TABLE penstock.ledger (
+        seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        request TEXT NOT NULL UNIQUE,
+        gateway TEXT NOT NULL,
+        at BIGINT NOT NULL,
+        key_id TEXT COLLATE "C" NOT NULL,
+        team_id TEXT COLLATE "C" NOT NULL,
+        user_id TEXT COLLATE "C" NOT NULL,
+        model TEXT COLLATE "C" NOT NULL,
+        provider TEXT COLLATE "C" NOT NULL,
+        route TEXT COLLATE "C" NOT NULL,
+        tags TEXT[] NOT NULL,
+        held_input BIGINT NOT NULL,
+        held_output BIGINT NOT NULL,
+        held_usd BIGINT NOT NULL,
+        input BIGINT NOT NULL DEFAULT 0,
+        input_cached BIGINT NOT NULL DEFAULT 0,
+        input_written BIGINT NOT NULL DEFAULT 0,
+        output BIGINT NOT NULL DEFAULT 0,
+        reasoning BIGINT NOT NULL DEFAULT 0,
+        micro_usd BIGINT NOT NULL DEFAULT 0,
+        status BIGINT NOT NULL DEFAULT 0,
+        outcome TEXT NOT NULL DEFAULT '',
+        attempts BIGINT NOT NULL DEFAULT 0,
+        first_ms BIGINT NOT NULL DEFAULT 0,
+        total_ms BIGINT NOT NULL DEFAULT 0,
+        state BIGINT NOT NULL
+    );
+    CREATE INDEX ledger_time ON penstock.ledger (at);
+    CREATE INDEX ledger_of_key ON penstock.ledger (key_id, at);
+    CREATE INDEX ledger_open ON penstock.ledger (at) WHERE state = 0;
+    CREATE TABLE penstock.audit (
+        seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        at BIGINT NOT NULL,
+        actor TEXT NOT NULL,
+        address TEXT NOT NULL,
+        action TEXT NOT NULL,
+        target TEXT NOT NULL,
+        outcome TEXT NOT NULL,
+        detail TEXT NOT NULL
+    );
+    CREATE INDEX audit_time ON penstock.audit (at);
+    CREATE INDEX audit_of_target ON penstock.audit (target, seq);
+    CREATE TABLE penstock.configs (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        text TEXT NOT NULL,
+        sha256 TEXT NOT NULL,
+        at BIGINT NOT NULL,
+        actor TEXT NOT NULL,
+        note TEXT NOT NULL,
+        outcome TEXT NOT NULL
+    );
+"#;
+
+/// Counters: one row each, its leases in it (`holder: {a: amount, u: until}`; there are as many as gateways). The rule is that of
+/// `counters::granted`. Now and then a call removes windows that have ended.
+const COUNTED: &str = r"
+    CREATE TABLE penstock.counters (
+        name TEXT NOT NULL,
+        start BIGINT NOT NULL,
+        seconds BIGINT NOT NULL,
+        spent BIGINT NOT NULL DEFAULT 0,
+        leases JSONB NOT NULL DEFAULT '{}',
+        ends BIGINT,
+        PRIMARY KEY (name, start, seconds)
+    );
+    CREATE INDEX counters_ended ON penstock.counters (ends) WHERE ends IS NOT NULL;
+
+    CREATE FUNCTION penstock.used_1(c_spent bigint, c_leases jsonb, c_now bigint) RETURNS numeric LANGUAGE sql IMMUTABLE AS $$
+        SELECT least(9007199254740991, c_spent + coalesce(sum((one.value->>'a')::numeric), 0))
+        FROM jsonb_each(c_leases) one WHERE (one.value->>'u')::bigint > c_now
+    $$;
+
+    CREATE FUNCTION penstock.take_1(c_holder text, c_asks jsonb, c_whole boolean, c_now bigint)
+    RETURNS TABLE (nth bigint, granted bigint, leased bigint, used bigint) LANGUAGE plpgsql AS $$
+    DECLARE
+        ask record;
+        cell record;
+        slid numeric;
+        amount numeric;
+        has numeric[] := '{}';
+        got numeric[] := '{}';
+        own numeric;
+        until bigint;
+        now_leases jsonb;
+        enough boolean := true;
+    BEGIN
+        FOR ask IN
+            SELECT e.ord, x.* FROM jsonb_array_elements(c_asks) WITH ORDINALITY e(v, ord),
+                jsonb_to_record(e.v) x(name text, start bigint, seconds bigint, before bigint, part bigint, most bigint,
+                                       want bigint, fewest bigint, until bigint)
+            ORDER BY x.name, x.start, x.seconds
+        LOOP
+            INSERT INTO penstock.counters AS c (name, start, seconds, ends)
+                VALUES (ask.name, ask.start, ask.seconds,
+                        CASE WHEN ask.seconds > 0 THEN least(ask.start::numeric + 2 * ask.seconds, 9007199254740991) END)
+                ON CONFLICT (name, start, seconds) DO UPDATE SET ends = excluded.ends
+                RETURNING c.spent, c.leases INTO cell;
+            slid := 0;
+            IF ask.before >= 0 THEN
+                SELECT ceil(penstock.used_1(c.spent, c.leases, c_now) * ask.part / ask.seconds) INTO slid
+                    FROM penstock.counters c
+                    WHERE c.name = ask.name AND c.start = ask.before AND c.seconds = ask.seconds;
+            END IF;
+            has[ask.ord] := least(9007199254740991, penstock.used_1(cell.spent, cell.leases, c_now) + coalesce(slid, 0));
+            amount := least(ask.want, greatest(ask.most - has[ask.ord], 0));
+            IF amount < ask.fewest THEN
+                amount := 0;
+                enough := false;
+            END IF;
+            got[ask.ord] := amount;
+        END LOOP;
+        FOR ask IN
+            SELECT e.ord, x.* FROM jsonb_array_elements(c_asks) WITH ORDINALITY e(v, ord),
+                jsonb_to_record(e.v) x(name text, start bigint, seconds bigint, until bigint)
+        LOOP
+            IF c_whole AND NOT enough THEN
+                got[ask.ord] := 0;
+            END IF;
+            SELECT c.leases INTO cell FROM penstock.counters c
+                WHERE c.name = ask.name AND c.start = ask.start AND c.seconds = ask.seconds;
+            own := got[ask.ord];
+            until := ask.until;
+            IF (cell.leases->c_holder->>'u')::bigint > c_now THEN
+                own := own + (cell.leases->c_holder->>'a')::numeric;
+                until := greatest(until, (cell.leases->c_holder->>'u')::bigint);
+            END IF;
+            SELECT coalesce(jsonb_object_agg(one.key, one.value), '{}') INTO now_leases FROM jsonb_each(cell.leases) one
+                WHERE (one.value->>'u')::bigint > c_now AND (one.value->>'a')::numeric > 0 AND one.key <> c_holder;
+            IF own > 0 AND until > c_now THEN
+                now_leases := now_leases || jsonb_build_object(c_holder, jsonb_build_object('a', own, 'u', until));
+            END IF;
+            IF now_leases <> cell.leases THEN
+                UPDATE penstock.counters c SET leases = now_leases
+                    WHERE c.name = ask.name AND c.start = ask.start AND c.seconds = ask.seconds;
+            END IF;
+            nth := ask.ord;
+            granted := got[ask.ord];
+            leased := own;
+            used := has[ask.ord] + got[ask.ord];
+            RETURN NEXT;
+        END LOOP;
+        IF random() < 0.01 THEN
+            DELETE FROM penstock.counters WHERE (name, start, seconds) IN (
+                SELECT c.name, c.start, c.seconds FROM penstock.counters c WHERE c.ends <= c_now LIMIT 1000 FOR UPDATE SKIP LOCKED);
+        END IF;
+    END
+    $$;
+
+    CREATE FUNCTION penstock.settle_1(c_holder text, c_settlements jsonb, c_now bigint) RETURNS void LANGUAGE plpgsql AS $$
+    DECLARE
+        one record;
+    BEGIN
+        FOR one IN
+            SELECT x.* FROM jsonb_to_recordset(c_settlements)
+                x(name text, start bigint, seconds bigint, leased bigint, spent bigint)
+            ORDER BY x.name, x.start, x.seconds
+        LOOP
+            INSERT INTO penstock.counters AS c (name, start, seconds, spent, ends)
+                VALUES (one.name, one.start, one.seconds, one.spent,
+                        CASE WHEN one.seconds > 0 THEN least(one.start::numeric + 2 * one.seconds, 9007199254740991) END)
+                ON CONFLICT (name, start, seconds) DO UPDATE SET
+                    spent = least(9007199254740991, c.spent + one.spent),
+                    leases = CASE WHEN (c.leases->c_holder->>'a')::numeric > one.leased THEN
+                        jsonb_set(c.leases, ARRAY[c_holder, 'a'],
+                                  to_jsonb((c.leases->c_holder->>'a')::numeric - one.leased))
+                        ELSE c.leases - c_holder END;
+        END LOOP;
+    END
+    $$;
+";
+
+/// Brings the database to the newest version. One that is newer is used as it is: its versions only added.
+pub(super) async fn migrate(held: &mut Held) -> Result<(), StoreError> {
+    held.begin().await?;
+    // One gateway at a time; the lock ends with the transaction.
+    held.batch("SELECT pg_advisory_xact_lock(7365998)").await?;
+    held.batch(
+        "CREATE SCHEMA IF NOT EXISTS penstock; CREATE TABLE IF NOT EXISTS penstock.version (number BIGINT NOT NULL)",
+    )
+    .await?;
+    let row = held.one("SELECT coalesce(max(number), 0) FROM penstock.version", &[]).await?;
+    let have = row.map_or(Ok(0), |row| cell::<i64>(&row, 0))?.max(0) as usize;
+    for (version, statements) in VERSIONS.iter().enumerate().skip(have) {
+        held.batch(statements).await?;
+        held.execute("INSERT INTO penstock.version VALUES ($1)", &[&(version as i64 + 1)]).await?;
+    }
+    held.commit().await
+}

@@ -1,0 +1,183 @@
+//! Redis or Valkey: counters that several gateways share, and a cache.
+//!
+//! Each call is one script, so that comparison and change are one step of the server. One connection carries all calls of the process,
+//! interleaved; it is made anew when it breaks, and until then calls fail at once. What is here may be lost with the server: counters
+//! are restored from the ledger by whoever keeps them. The server must not evict (`maxmemory-policy noeviction`, or `volatile-*` with
+//! memory to spare), and is one server, not a cluster: the counters of one call live on different slots.
+
+use std::time::Duration;
+
+use ::redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use ::redis::{Client, FromRedisValue, RedisError, Script, ServerErrorKind};
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use crate::counters::{AMOUNT_MAX, check_asks, check_settlements};
+use crate::home;
+use crate::{Ask, CACHE_KEY_BYTES_MAX, CACHE_VALUE_BYTES_MAX, Cache, Counters, Grant, Settlement, StoreError, Window};
+
+/// Longest wait for an answer. Whoever asks has a local answer to fall back to, and a request waiting.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Calls that wait for an answer.
+const WAITING_MAX: usize = 1024;
+/// Longest life of a key: ten years.
+const LIVE_MAX: u64 = 315_360_000;
+/// Clocks may differ by this much.
+const SLACK_SECONDS: u64 = 60;
+
+/// How the server is reached. Holds a password: no `Debug`.
+#[derive(Clone)]
+pub struct RedisOptions {
+    /// `redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` with TLS, `redis+unix:///path`.
+    pub url: String,
+    /// Before every key, so that several installations can share a server.
+    pub prefix: String,
+}
+
+/// Redis or Valkey.
+pub struct Redis {
+    connection: ConnectionManager,
+    home: Handle,
+    prefix: String,
+    take: Script,
+    settle: Script,
+}
+
+impl Redis {
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`StoreError::Broken`] or [`StoreError::Busy`] where it cannot be reached.
+    pub async fn open(options: &RedisOptions) -> Result<Self, StoreError> {
+        let this = Self::lazy(options)?;
+        let command = ::redis::cmd("PING");
+        this.ask(async |mut connection| command.query_async::<()>(&mut connection).await).await?;
+        Ok(this)
+    }
+
+    /// Connects with the first call. Called on a runtime, which drives the connection.
+    ///
+    /// # Errors
+    /// [`StoreError::Broken`] for a URL that cannot be read.
+    pub fn lazy(options: &RedisOptions) -> Result<Self, StoreError> {
+        // The client's TLS asks the process for its cryptography; somebody may have chosen already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        // What the parser says may quote the URL.
+        let bad = |_| StoreError::Broken("the URL of Redis cannot be read".into());
+        let client = Client::open(options.url.as_str()).map_err(bad)?;
+        let config = ConnectionManagerConfig::new()
+            .set_number_of_retries(2)
+            .set_min_delay(Duration::from_millis(50))
+            .set_max_delay(Duration::from_millis(500))
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(Some(ANSWER_TIMEOUT))
+            .set_concurrency_limit(WAITING_MAX)
+            .set_pipeline_buffer_size(WAITING_MAX);
+        Ok(Self {
+            connection: ConnectionManager::new_lazy_with_config(client, config).map_err(|error| fault(&error))?,
+            home: Handle::current(),
+            prefix: options.prefix.clone(),
+            take: Script::new(include_str!("take.lua")),
+            settle: Script::new(include_str!("settle.lua")),
+        })
+    }
+
+    fn counter(&self, name: &str, window: Window) -> String {
+        format!("{}c:{}:{}:{name}", self.prefix, window.start, window.seconds)
+    }
+
+    async fn ask<T: FromRedisValue>(
+        &self,
+        question: impl AsyncFnOnce(ConnectionManager) -> Result<T, RedisError>,
+    ) -> Result<T, StoreError> {
+        let asked = timeout(ANSWER_TIMEOUT + CONNECT_TIMEOUT, question(self.connection.clone()));
+        let answered = home::at(&self.home, asked).await;
+        answered.map_err(|_| StoreError::Busy)?.map_err(|error| fault(&error))
+    }
+}
+
+/// How long a counter is kept: its window, and the next, in which it counts if that slides.
+fn live(window: Window, now: u64) -> u64 {
+    let end = window.end().unwrap_or(now).saturating_add(window.seconds);
+    end.saturating_sub(now).saturating_add(SLACK_SECONDS).min(LIVE_MAX)
+}
+
+fn fault(error: &RedisError) -> StoreError {
+    if error.is_timeout() {
+        return StoreError::Busy;
+    }
+    match error.kind() {
+        ::redis::ErrorKind::Server(ServerErrorKind::BusyLoading | ServerErrorKind::TryAgain) => StoreError::Busy,
+        _ if error.code() == Some("OOM") => StoreError::Full,
+        _ if error.is_io_error() => StoreError::Broken(format!("Redis: {error}")),
+        // What the server says may quote what it was asked.
+        _ => StoreError::Broken(format!("Redis: {} {}", error.category(), error.code().unwrap_or_default())),
+    }
+}
+
+#[async_trait]
+impl Counters for Redis {
+    async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError> {
+        check_asks(holder, asks)?;
+        if asks.is_empty() {
+            return Ok(vec![]);
+        }
+        let mut script = self.take.prepare_invoke();
+        script.arg(holder).arg(now).arg(u8::from(whole));
+        for ask in asks {
+            let before = ask.window.before(now).filter(|_| ask.sliding);
+            let (window, part) = before.map_or((ask.window, 0), |(window, part, _)| (window, part));
+            script.key(self.counter(&ask.counter, ask.window)).key(self.counter(&ask.counter, window));
+            script.arg(ask.max.min(AMOUNT_MAX)).arg(ask.want).arg(ask.least).arg(ask.until.min(AMOUNT_MAX));
+            script.arg(ask.window.seconds).arg(part).arg(live(ask.window, now));
+        }
+        let answer: Vec<u64> = self.ask(async |mut connection| script.invoke_async(&mut connection).await).await?;
+        let grants: Vec<Grant> =
+            answer.chunks_exact(3).map(|one| Grant { granted: one[0], leased: one[1], used: one[2] }).collect();
+        if grants.len() == asks.len() { Ok(grants) } else { Err(StoreError::Broken("Redis: an odd answer".into())) }
+    }
+
+    async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
+        check_settlements(holder, settlements)?;
+        if settlements.is_empty() {
+            return Ok(());
+        }
+        let mut script = self.settle.prepare_invoke();
+        script.arg(holder);
+        for one in settlements {
+            script.key(self.counter(&one.counter, one.window));
+            script.arg(one.leased).arg(one.spent).arg(one.window.seconds).arg(live(one.window, now));
+        }
+        self.ask(async |mut connection| script.invoke_async::<()>(&mut connection).await).await
+    }
+}
+
+#[async_trait]
+impl Cache for Redis {
+    async fn get(&self, key: &str) -> Result<Option<Bytes>, StoreError> {
+        check_key(key)?;
+        let command = ::redis::cmd("GET").arg(format!("{}k:{key}", self.prefix)).take();
+        let found: Option<Vec<u8>> =
+            self.ask(async |mut connection| command.query_async(&mut connection).await).await?;
+        Ok(found.map(Bytes::from))
+    }
+
+    async fn put(&self, key: &str, value: Bytes, seconds: u64) -> Result<(), StoreError> {
+        check_key(key)?;
+        if value.len() > CACHE_VALUE_BYTES_MAX {
+            return Err(StoreError::Misuse("a value that is too long"));
+        }
+        let mut command = ::redis::cmd("SET");
+        command.arg(format!("{}k:{key}", self.prefix)).arg(value.as_ref());
+        command.arg("EX").arg(seconds.clamp(1, LIVE_MAX));
+        self.ask(async |mut connection| command.query_async::<()>(&mut connection).await).await
+    }
+}
+
+fn check_key(key: &str) -> Result<(), StoreError> {
+    if key.len() > CACHE_KEY_BYTES_MAX { Err(StoreError::Misuse("a key that is too long")) } else { Ok(()) }
+}
