@@ -159,6 +159,7 @@ impl Serving {
             entry.upstream.gauges(&mut |gauge, value| gauges.push((gauge, entry.name.to_string(), value)));
         }
         self.models.gauges(&mut |gauge, target, value| gauges.push((gauge, target.to_owned(), value)));
+        self.plugins.values(&mut |name, value| gauges.push((Gauge::PluginValue, name, value)));
         for provider in &self.providers {
             for (outcome, count) in provider.counts().each() {
                 let labels = [("provider", provider.id()), ("outcome", outcome)];

@@ -70,6 +70,11 @@ pub trait Plugin: Send + Sync {
         None
     }
 
+    /// Numbers that it counts itself, for the metrics. There are few, and their names do not come from requests.
+    fn values(&self) -> Vec<(String, f64)> {
+        Vec::new()
+    }
+
     /// Work that hangs on no request.
     async fn tick(&self, _host: Arc<dyn Host>) {}
 }

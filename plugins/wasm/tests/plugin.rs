@@ -177,6 +177,24 @@ fn timer_metrics_and_log_of_a_public_kit() {
 }
 
 #[test]
+fn metrics_of_a_plugin_are_the_gateways() {
+    let data = r#"(data (i32.const 1024) "hits") (data (i32.const 1028) "took")"#;
+    let text = format!(
+        "{data} (func (export \"proxy_on_request_headers\") (param i32 i32 i32) (result i32)
+            (drop (call $proxy_define_metric (i32.const 0) (i32.const 1024) (i32.const 4) (i32.const 16)))
+            (drop (call $proxy_increment_metric (i32.load (i32.const 16)) (i64.const 2)))
+            (drop (call $proxy_define_metric (i32.const 2) (i32.const 1028) (i32.const 4) (i32.const 16)))
+            (drop (call $proxy_record_metric (i32.load (i32.const 16)) (i64.const 5)))
+            (i32.const 0))"
+    );
+    let plugin = built(&module(&text), json!({}));
+    begun(&plugin);
+    begun(&plugin);
+    let values = [("hits", 4.0), ("took_sum", 10.0), ("took_count", 2.0)].map(|(name, value)| (name.to_owned(), value));
+    assert_eq!(plugin.values(), values);
+}
+
+#[test]
 fn a_plugin_may_refuse_its_settings() {
     let faults = build_of(&WasmKind::new(), SDK, json!({ "config": "wrong" })).err().unwrap();
     assert_eq!(faults[0].path, "file");
@@ -363,26 +381,50 @@ fn what_is_held_back_has_a_bound() {
     assert_eq!(text_of(&released), "abc");
 }
 
-#[test]
-fn an_answer_may_wait_for_a_call() {
+/// Waits with each piece for a call; `answered` is done when it is answered.
+fn waits_for_a_call(answered: &str) -> Vec<u8> {
     let text = r#"(data (i32.const 1024) "auth") (data (i32.const 1028) "!")
         (data (i32.const 1040) "\03\00\00\00\07\00\00\00\03\00\00\00\05\00\00\00\01\00\00\00\0a\00\00\00\01\00\00\00:method\00GET\00:path\00/\00:authority\00a\00")
         (func (export "proxy_on_response_body") (param i32 i32 i32) (result i32)
             (drop (call $proxy_http_call (i32.const 1024) (i32.const 4) (i32.const 1040) (i32.const 61) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 9) (i32.const 16)))
             (i32.const 1))
-        (func (export "proxy_on_http_call_response") (param i32 i32 i32 i32 i32)
-            (drop (call $proxy_set_effective_context (i32.const 2)))
-            (drop (call $proxy_set_buffer_bytes (i32.const 1) (i32.const -1) (i32.const 0) (i32.const 1028) (i32.const 1)))
-            (drop (call $proxy_continue_stream (i32.const 1))))"#;
-    let plugin = built(&module(text), json!({ "upstreams": { "auth": "http://127.0.0.1:1" } }));
+        (func (export "proxy_on_http_call_response") (param i32 i32 i32 i32 i32) ANSWERED)"#;
+    module(&text.replace("ANSWERED", answered))
+}
+
+fn waiting(answered: &str) -> (Box<dyn Hooks>, Flow) {
+    let plugin = built(&waits_for_a_call(answered), json!({ "upstreams": { "auth": "http://127.0.0.1:1" } }));
     let mut hooks = plugin.begin();
     let host = host_with(|_, _| http_answer(StatusCode::OK, "fine"));
     now(hooks.on_request(&mut chat("hi", host))).unwrap();
     let mut events = vec![raw("wait")];
-    let Ok(Flow::Wait(waiting)) = hooks.on_event(&mut events, true) else { panic!("it waits") };
+    let flow = hooks.on_event(&mut events, false).unwrap();
     assert!(events.is_empty());
-    let Ok(After::Go(events)) = now(waiting) else { panic!("it goes on") };
+    (hooks, flow)
+}
+
+const GO_ON: &str = "(drop (call $proxy_set_effective_context (i32.const 2)))
+    (drop (call $proxy_set_buffer_bytes (i32.const 1) (i32.const -1) (i32.const 0) (i32.const 1028) (i32.const 1)))
+    (drop (call $proxy_continue_stream (i32.const 1)))";
+
+#[test]
+fn an_answer_may_wait_for_a_call() {
+    let (mut hooks, Flow::Wait(work)) = waiting(GO_ON) else { panic!("it waits") };
+    let Ok(After::Go(events)) = now(work) else { panic!("it goes on") };
     assert_eq!(text_of(&events), "wait!");
+    let mut events = vec![raw("more")];
+    let Ok(Flow::Wait(work)) = hooks.on_event(&mut events, true) else { panic!("it waits") };
+    let Ok(After::Go(events)) = now(work) else { panic!("it goes on") };
+    assert_eq!(text_of(&events), "more!", "what went on is not said again");
+}
+
+#[test]
+fn what_was_waited_for_in_vain_is_let_go() {
+    let (mut hooks, Flow::Wait(work)) = waiting("unreachable") else { panic!("it waits") };
+    assert!(now(work).is_err());
+    let mut released = Vec::new();
+    hooks.release(&mut released);
+    assert_eq!(text_of(&released), "wait");
 }
 
 /// Breaks when the request has the header `x`.

@@ -28,6 +28,15 @@ impl Chain {
         Self { entries, metrics: metrics.clone(), hub: hub.clone(), body_bytes_max: config.http.body_bytes_max }
     }
 
+    /// Numbers that plugins count themselves, by plugin and name.
+    pub(crate) fn values(&self, out: &mut dyn FnMut(String, f64)) {
+        for entry in &self.entries {
+            for (name, value) in entry.plugin.values() {
+                out(format!("{}/{name}", entry.id), value);
+            }
+        }
+    }
+
     /// Those that a request meets, in order.
     pub(super) fn matching(&self, info: &RequestInfo) -> impl Iterator<Item = &Arc<PluginConfig>> {
         self.entries.iter().filter(|entry| {

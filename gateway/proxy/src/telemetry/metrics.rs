@@ -263,6 +263,8 @@ pub enum Gauge {
     ConfigPending,
     /// Reloads, by outcome.
     ConfigReloads,
+    /// Numbers that plugins count themselves.
+    PluginValue,
     /// Issued keys that are not revoked.
     IssuedKeys,
     /// Seconds since issued keys were as the store has them.
@@ -280,6 +282,7 @@ impl Gauge {
             Gauge::TargetState | Gauge::TargetInFlight => "target",
             Gauge::ConfigReloads => "outcome",
             Gauge::KeySetAge => "issuer",
+            Gauge::PluginValue => "name",
             _ => "model",
         }
     }
@@ -369,6 +372,9 @@ impl Gauge {
                 "Keys whose value in the file waits for an upgrade or a restart.",
             ),
             Gauge::ConfigReloads => ("penstock_config_reloads_total", "counter", "Reloads of the config, by outcome."),
+            Gauge::PluginValue => {
+                ("penstock_plugin_value", "gauge", "Numbers that plugins count themselves, by plugin and name.")
+            }
         }
     }
 }

@@ -48,11 +48,13 @@ pub(super) struct WasmHooks {
     head_shown: bool,
     /// Of the answer, held back by the plugin.
     held: Bytes,
+    /// What is held back goes on by itself when it has been waited for.
+    waited: bool,
 }
 
 impl WasmHooks {
     pub(super) fn new(core: Arc<Core>) -> Self {
-        Self { core, seat: None, refused: None, head_shown: false, held: Bytes::new() }
+        Self { core, seat: None, refused: None, head_shown: false, held: Bytes::new(), waited: false }
     }
 }
 
@@ -258,6 +260,9 @@ impl Hooks for WasmHooks {
         if let Some(refused) = self.refused.take() {
             return Ok(Flow::Reject(refused));
         }
+        if std::mem::take(&mut self.waited) {
+            self.held = Bytes::new();
+        }
         let bytes = raw_bytes(events);
         let Some(seat) = &mut self.seat else { return Ok(Flow::Go) };
         if bytes.is_empty() && !end {
@@ -282,17 +287,16 @@ impl Hooks for WasmHooks {
                 seat.outgoing.detach();
                 Ok(Flow::Go)
             }
-            Standing::Waits { hope } if seat.outgoing.is_empty() && !end => {
-                // More of the answer may be what it waits for.
-                let _ = hope;
+            Standing::Waits { hope } if seat.outgoing.is_empty() && !hope && end => Err(WasmError::Stuck.into()),
+            Standing::Waits { .. } => {
+                let calls = !seat.outgoing.is_empty();
                 self.held = seat.look(|stream| piece(stream).0)?;
                 events.retain(|event| !matches!(event, ChatEvent::Raw(_)));
-                Ok(Flow::Go)
-            }
-            Standing::Waits { hope } if seat.outgoing.is_empty() && !hope => Err(WasmError::Stuck.into()),
-            Standing::Waits { .. } => {
-                self.held = Bytes::new();
-                events.retain(|event| !matches!(event, ChatEvent::Raw(_)));
+                // Without a call more of the answer may be what it waits for, as long as there is more.
+                if !calls && !end {
+                    return Ok(Flow::Go);
+                }
+                self.waited = true;
                 let (pause, core) = (seat.pause(Way::Response), self.core.clone());
                 Ok(Flow::Wait(Box::pin(resumed_piece(pause, core))))
             }

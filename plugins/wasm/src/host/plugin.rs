@@ -23,9 +23,10 @@ use super::hooks::WasmHooks;
 use super::outgoing::{OF_CONNECTIONS, Outgoing, Upstreams};
 use super::pool::{Member, Pool};
 use super::program::Program;
+use super::shared::MetricKind;
 use crate::WasmError;
 
-/// Shortest period of a timer.
+/// Shortest period of a timer; the gateway may have a longer one.
 const TICK_PERIOD_MIN: Duration = Duration::from_millis(10);
 /// How often it is looked whether a plugin has set a timer since.
 const TICK_PERIOD_IDLE: Duration = Duration::from_secs(1);
@@ -117,6 +118,19 @@ impl Plugin for WasmPlugin {
             return None;
         }
         Some(if self.period.is_zero() { TICK_PERIOD_IDLE } else { self.period.max(TICK_PERIOD_MIN) })
+    }
+
+    fn values(&self) -> Vec<(String, f64)> {
+        let mut values = Vec::new();
+        for metric in self.core.pool.program().metrics() {
+            if metric.kind == MetricKind::Histogram {
+                values.push((format!("{}_sum", metric.name), metric.value as f64));
+                values.push((format!("{}_count", metric.name), metric.count as f64));
+            } else {
+                values.push((metric.name, metric.value as f64));
+            }
+        }
+        values
     }
 
     async fn tick(&self, host: Arc<dyn Host>) {

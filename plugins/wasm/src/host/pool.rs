@@ -91,7 +91,8 @@ impl Pool {
 
     fn start(&self, inner: &mut Inner, host: &Arc<dyn Host>) -> Result<Arc<Member>, WasmError> {
         let now = host.since_epoch();
-        let recent = |at: &Duration| now.saturating_sub(*at) < STARTS_WINDOW;
+        // A clock that was set back makes none of them recent for ever.
+        let recent = |at: &Duration| now.checked_sub(*at).is_some_and(|age| age < STARTS_WINDOW);
         inner.starts.retain(recent);
         if inner.starts.len() >= STARTS_MAX {
             return Err(WasmError::Crashing);
@@ -140,10 +141,11 @@ impl Member {
         done
     }
 
-    /// Whether it waits for its timer, and rang it.
+    /// Whether its timer rings now.
     pub fn due(&self, now: Duration, period: Duration) -> bool {
         let mut ticked = self.ticked.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = now.saturating_sub(*ticked) >= period;
+        // A clock that was set back has rung.
+        let due = now.checked_sub(*ticked).is_none_or(|passed| passed >= period);
         if due {
             *ticked = now;
         }
