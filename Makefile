@@ -49,7 +49,7 @@ test-stores: ## The store's tests against real PostgreSQL and Redis servers alon
 	@$(TOOLS); need_build_tools; need_stores; cargo test --workspace --locked --test servers
 
 test-wasm: ## Plugins that are WebAssembly, with the feature that hosts them
-	@$(TOOLS); need_build_tools; run_wasm_tests
+	@$(TOOLS); need_build_tools; need_test_tools; run_wasm_tests
 
 wasm-plugin: ## Builds the plugin of the WebAssembly tests from its source (npm) and notes what of
 	@npm ci --silent --no-audit --no-fund --prefix plugins/wasm/tests/sdk && npm run --silent --prefix plugins/wasm/tests/sdk build

@@ -100,11 +100,17 @@ run_unit_tests() {
   fi
 }
 
-# The feature is tested apart: its compiler for WebAssembly takes longer to build than everything that is tested with it.
+# The feature is tested apart: its compiler takes two to three minutes to build. The whole workspace is selected each time, so that
+# what both builds have in common is built once.
 run_wasm_tests() {
-  local runner=(test)
-  have cargo-nextest && runner=(nextest run)
-  cargo "${runner[@]}" -p penstock-wasm --features host --locked
+  local feature=(--workspace --features penstock/wasm --locked)
+  if have cargo-nextest; then
+    cargo nextest run "${feature[@]}" -E 'package(penstock-wasm)'
+  else
+    cargo test -p penstock-wasm --features host --locked
+  fi
+  cargo build "${feature[@]}" --bins
+  PENSTOCK_BIN=$(built debug) timeout --kill-after=10 600 "$venv/bin/python" -m pytest "$e2e/test_wasm.py"
 }
 
 # A ceiling for the whole run: a hang is a failure, not a wait.
