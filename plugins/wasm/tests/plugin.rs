@@ -563,4 +563,6 @@ fn headers_of_the_connection_stay_the_gateways() {
         .map(|(name, value)| (name.parse::<http::HeaderName>().unwrap(), HeaderValue::from_static(value)))
         .collect();
     assert_eq!(context.headers, expected);
+    // Providers are sent what the plugin has added, and nothing else of the client's.
+    assert_eq!(context.send, [("x-new".parse().unwrap(), HeaderValue::from_static("9"))]);
 }

@@ -24,7 +24,7 @@ use penstock_plugins::{
 use super::fields::Fields;
 use super::machine::Machine;
 use super::outgoing::Outgoing;
-use super::plugin::{Core, plain_fields, request_fields, request_headers};
+use super::plugin::{Core, plain_fields, request_fields, request_headers, sent};
 use super::pool::Member;
 use super::properties::Facts;
 use super::state::{LocalResponse, Map, Stream};
@@ -374,7 +374,9 @@ impl Seat {
             (headers, body)
         })?;
         if let Some(headers) = headers {
-            request.headers = request_headers(&headers, &request.headers);
+            let headers = request_headers(&headers, &request.headers);
+            sent(&request.headers, &headers, &mut request.send);
+            request.headers = headers;
         }
         if let Some(body) = body {
             request.set_body(body);

@@ -194,6 +194,15 @@ pub(super) fn request_headers(fields: &Fields, before: &HeaderMap) -> HeaderMap 
     headers
 }
 
+/// What providers are sent besides, after a plugin has made `after` of `before`: what it added or changed, less what it removed.
+pub(super) fn sent(before: &HeaderMap, after: &HeaderMap, send: &mut Vec<(HeaderName, HeaderValue)>) {
+    send.retain(|(name, _)| after.contains_key(name) || !before.contains_key(name));
+    for name in after.keys().filter(|name| !before.get_all(*name).iter().eq(after.get_all(*name))) {
+        send.retain(|(have, _)| have != name);
+        send.extend(after.get_all(name).iter().map(|value| (name.clone(), value.clone())));
+    }
+}
+
 /// Fields that can stand in a head that the gateway writes.
 pub(super) fn plain_fields(fields: &Fields) -> impl Iterator<Item = (HeaderName, HeaderValue)> + '_ {
     let own = fields.iter().filter(|(name, _)| !name.starts_with(':') && !OF_CONNECTIONS.contains(name));
