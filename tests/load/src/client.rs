@@ -27,6 +27,7 @@ struct Run {
     host: String,
     body: Bytes,
     stream: bool,
+    key: Option<String>,
     /// What an answer must be, if that is known.
     exact: Option<Vec<u8>>,
     left: Cell<usize>,
@@ -94,6 +95,7 @@ async fn drive(args: &RunArgs, requests: usize, connections: usize, ramp: Durati
         host,
         body: body(args).into(),
         stream: args.stream,
+        key: args.key.clone(),
         exact: args.exact.then(|| mock::body(args.stream, args.tokens)),
         left: Cell::new(requests),
         tally: RefCell::new(Tally::default()),
@@ -162,10 +164,11 @@ async fn ask(run: &Run, sender: &mut Option<SendRequest<Full<Bytes>>>, started: 
         Some(kept) if kept.is_ready() => kept,
         _ => connect(&run.host).await?,
     };
-    let request = Request::post("/v1/chat/completions")
-        .header("host", &run.host)
-        .header("content-type", "application/json")
-        .body(Full::new(run.body.clone()))?;
+    let mut request = Request::post("/v1/chat/completions").header("host", &run.host);
+    if let Some(key) = &run.key {
+        request = request.header("authorization", format!("Bearer {key}"));
+    }
+    let request = request.header("content-type", "application/json").body(Full::new(run.body.clone()))?;
     let mut response = kept.send_request(request).await.context("send")?;
     if response.status() != 200 {
         bail!("status {}", response.status().as_u16());

@@ -38,6 +38,9 @@ pub(crate) struct RunArgs {
     /// Model to name in requests
     #[arg(long)]
     pub(crate) model: String,
+    /// API key to send
+    #[arg(long)]
+    pub(crate) key: Option<String>,
     /// Name of this run in the report
     #[arg(long, default_value = "run")]
     pub(crate) name: String,
