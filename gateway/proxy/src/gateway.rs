@@ -186,11 +186,17 @@ impl Gateway {
         self.keeper.as_ref()
     }
 
+    /// Writes what is left of the access log and of the files of plugins.
+    pub(crate) fn flush_logs(&self) {
+        self.access_log.flush();
+        self.hub.flush();
+    }
+
     /// Prometheus text.
     pub fn render_metrics(&self) -> String {
         let mut gauges = vec![
             (Gauge::BodyBytes, String::new(), self.bodies.bytes_held() as f64),
-            (Gauge::AccessLinesLost, String::new(), self.access_log.lost() as f64),
+            (Gauge::AccessLinesLost, String::new(), (self.access_log.lost() + self.hub.lines_lost()) as f64),
             (Gauge::SpansSent, String::new(), self.tracer.counts().0 as f64),
             (Gauge::SpansLost, String::new(), self.tracer.counts().1 as f64),
         ];

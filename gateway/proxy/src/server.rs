@@ -161,7 +161,7 @@ pub fn run(
     let (log, stop) = (gateway.clone(), hooks.stop);
     let stop: Arc<dyn Fn() + Send + Sync> = Arc::new(move || {
         stop();
-        log.access_log.flush();
+        log.flush_logs();
     });
     let drained = stop.clone();
     let signals = Signals { gateway, listeners, socket: config.unix.clone(), leave: hooks.leave, drained };

@@ -127,6 +127,10 @@ pub trait Host: Send + Sync {
     /// Writes it.
     async fn cache_put(&self, key: &str, value: Bytes, keep: Duration) -> Result<(), HostError>;
 
+    /// Appends a line to a file that the config names. Waits for nothing: a file that cannot be written as fast loses lines, which are
+    /// counted.
+    fn append(&self, path: &str, line: Vec<u8>);
+
     /// Waits.
     fn sleep(&self, time: Duration) -> BoxFuture<()>;
 

@@ -51,6 +51,8 @@ pub struct FakeHost {
     pub vectors: HashMap<String, Vec<f32>>,
     /// What is cached.
     pub cache: Mutex<HashMap<String, Bytes>>,
+    /// Lines that were appended, with their files.
+    pub appended: Mutex<Vec<(String, Vec<u8>)>>,
     /// Time since 1970.
     pub now: Mutex<Duration>,
     /// Waits that were asked for; they are over at once.
@@ -105,6 +107,10 @@ impl Host for FakeHost {
     async fn cache_put(&self, key: &str, value: Bytes, _: Duration) -> Result<(), HostError> {
         locked(&self.cache).insert(key.to_owned(), value);
         Ok(())
+    }
+
+    fn append(&self, path: &str, line: Vec<u8>) {
+        locked(&self.appended).push((path.to_owned(), line));
     }
 
     fn sleep(&self, time: Duration) -> BoxFuture<()> {

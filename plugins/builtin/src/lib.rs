@@ -8,6 +8,7 @@
 
 mod body;
 mod cache;
+mod capture;
 mod fault;
 mod fields;
 mod guard;
@@ -32,6 +33,7 @@ use penstock_plugins::{AskAs, Kind, Settings};
 pub const KINDS: &[&dyn Kind] = &[
     &body::Body,
     &cache::Cache,
+    &capture::Capture,
     &fault::Fault,
     &guard::Guard,
     &headers::Headers,

@@ -151,12 +151,34 @@ fn known(settings: &Settings<'_>) -> Vec<Rule> {
             settings.fault(&format!("kinds[{at}]"), format!("must be one of {known}"));
         }
     }
-    let asked = |name: &str| (names.is_empty() && !settings.has("kinds")) || names.iter().any(|asked| asked == name);
+    made(&|name| (names.is_empty() && !settings.has("kinds")) || names.iter().any(|asked| asked == name))
+}
+
+fn made(asked: &dyn Fn(&str) -> bool) -> Vec<Rule> {
     let made = KNOWN.iter().filter(|(name, ..)| asked(name)).map(|(name, pattern, check)| {
         let pattern = Regex::new(pattern).expect("the patterns above are tested");
         rule(&name.to_ascii_uppercase(), Finder::Pattern(pattern, *check))
     });
     made.collect()
+}
+
+/// Everything that is known, for texts that are kept.
+pub(crate) fn everything() -> Rules {
+    Rules { rules: made(&|_| true), window: usize::MAX / 2 }
+}
+
+/// A text with the name of its kind in place of whatever is found.
+pub(crate) fn redacted(rules: &Rules, text: &str) -> String {
+    let (mut out, mut from) = (String::with_capacity(text.len()), 0);
+    for found in rules.all(text) {
+        out.push_str(&text[from..found.start]);
+        out.push('[');
+        out.push_str(&rules.rules[found.rule].name);
+        out.push(']');
+        from = found.end;
+    }
+    out.push_str(&text[from..]);
+    out
 }
 
 struct Private(Arc<Config>);

@@ -272,6 +272,10 @@ impl Host for Clockwork {
         self.inner.cache_put(key, value, keep).await
     }
 
+    fn append(&self, path: &str, _: Vec<u8>) {
+        panic!("no plugin here writes to {path}");
+    }
+
     fn sleep(&self, time: Duration) -> BoxFuture<()> {
         *self.now.lock().unwrap() += time;
         Box::pin(async {})

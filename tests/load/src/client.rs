@@ -270,6 +270,7 @@ mod tests {
         let mock = tokio::spawn(crate::mock::accept(listener, Duration::ZERO));
         for (stream, chunks) in [(true, 40 * 7), (false, 0)] {
             let args = RunArgs {
+                key: None,
                 url: url.clone(),
                 model: "m".into(),
                 name: "test".into(),

@@ -181,6 +181,10 @@ impl Host for RequestHost {
         put.map_err(|error| HostError::Failed(format!("the cache: {error}")))
     }
 
+    fn append(&self, path: &str, line: Vec<u8>) {
+        self.hub.append(path, &line);
+    }
+
     fn sleep(&self, time: Duration) -> BoxFuture<()> {
         Box::pin(tokio::time::sleep(time))
     }

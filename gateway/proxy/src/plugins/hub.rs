@@ -1,6 +1,8 @@
 //! What all plugins of the process share: their way to other models, to the endpoints of the config, and their work in the background.
 
 use std::collections::HashMap;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -11,6 +13,7 @@ use tokio::time::timeout;
 
 use crate::client::{Client, Target};
 use crate::gateway::Gateway;
+use crate::telemetry::AccessLog;
 
 /// Pieces of work that nobody waits for, at once.
 const WORK_MAX: usize = 256;
@@ -25,12 +28,20 @@ pub struct Hub {
     clients: Mutex<HashMap<Endpoint, Arc<Client>>>,
     work: Arc<Semaphore>,
     cache: OnceLock<Arc<dyn Cache>>,
+    /// Files that lines are appended to; `None`: one that cannot be opened, which has been said.
+    files: Mutex<HashMap<String, Option<Arc<AccessLog>>>>,
 }
 
 impl Default for Hub {
     fn default() -> Self {
         let work = Arc::new(Semaphore::new(WORK_MAX));
-        Self { gateway: OnceLock::new(), clients: Mutex::default(), work, cache: OnceLock::new() }
+        Self {
+            gateway: OnceLock::new(),
+            clients: Mutex::default(),
+            work,
+            cache: OnceLock::new(),
+            files: Mutex::default(),
+        }
     }
 }
 
@@ -69,6 +80,38 @@ impl Hub {
         }
         clients.insert(endpoint.clone(), client.clone());
         Ok(client)
+    }
+
+    /// Leaves a line for the writer of a file.
+    pub(super) fn append(&self, path: &str, line: &[u8]) {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = match files.get(path) {
+            Some(file) => file.clone(),
+            None => {
+                // What people said is for this user's eyes.
+                let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
+                let opened = opened.and_then(|file| AccessLog::to(Box::new(file)));
+                let file = opened.inspect_err(|error| tracing::error!(path, %error, "a file of a plugin")).ok();
+                files.entry(path.to_owned()).or_insert(file.map(Arc::new)).clone()
+            }
+        };
+        drop(files);
+        file.iter().for_each(|file| file.line(line));
+    }
+
+    /// Writes what is left of files.
+    pub(crate) fn flush(&self) {
+        let files: Vec<_> = {
+            let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+            files.values().flatten().cloned().collect()
+        };
+        files.iter().for_each(|file| file.flush());
+    }
+
+    /// Lines that files have lost.
+    pub(crate) fn lines_lost(&self) -> u64 {
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.values().flatten().map(|file| file.lost()).sum()
     }
 
     pub(super) fn spawn(&self, work: BoxFuture<()>) -> bool {

@@ -76,7 +76,7 @@ async fn impatience(mut terminate: Signal, mut interrupt: Signal, hurry: Arc<Ato
         tokio::select! {
             _ = terminate.recv() => hurry.store(true, Ordering::Relaxed),
             _ = interrupt.recv() => {
-                gateway.access_log.flush();
+                gateway.flush_logs();
                 std::process::exit(130);
             }
         }

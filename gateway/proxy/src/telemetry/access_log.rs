@@ -188,10 +188,11 @@ impl AccessLog {
             "-" => Box::new(io::stdout()),
             path => Box::new(OpenOptions::new().create(true).append(true).open(Path::new(path))?),
         };
-        Self::start(out)
+        Self::to(out)
     }
 
-    fn start(out: Box<dyn Write + Send>) -> io::Result<Self> {
+    /// To anything that can be written to.
+    pub(crate) fn to(out: Box<dyn Write + Send>) -> io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let shared = queue.clone();
         let thread = std::thread::Builder::new().name("access-log".into()).spawn(move || shared.write_all(out))?;
@@ -205,10 +206,17 @@ impl AccessLog {
 
     /// Leaves one line for the writer. A log that cannot be written never fails or delays a request.
     pub fn write(&self, record: &Record<'_>) {
-        let Some(writer) = &self.writer else { return };
+        if self.writer.is_none() {
+            return;
+        }
         let Ok(mut line) = serde_json::to_vec(record) else { return };
         line.push(b'\n');
-        writer.queue.push(&line);
+        self.line(&line);
+    }
+
+    /// Leaves a line of somebody else's, with its end.
+    pub fn line(&self, line: &[u8]) {
+        self.writer.iter().for_each(|writer| writer.queue.push(line));
     }
 
     /// Waits until everything so far is written, or cannot be.
@@ -347,7 +355,7 @@ mod tests {
     fn lines_gather_and_keep_their_order_and_none_is_lost_at_the_end() {
         let gate = Gate::default();
         gate.open();
-        let log = AccessLog::start(Box::new(gate.clone())).expect("a thread");
+        let log = AccessLog::to(Box::new(gate.clone())).expect("a thread");
         for number in 0..1000 {
             log.write(&record(&number.to_string()));
         }
@@ -361,7 +369,7 @@ mod tests {
     #[test]
     fn a_log_that_cannot_be_written_costs_lines_and_nothing_else() {
         let (gate, id) = (Gate::default(), "x".repeat(100_000));
-        let log = AccessLog::start(Box::new(gate.clone())).expect("a thread");
+        let log = AccessLog::to(Box::new(gate.clone())).expect("a thread");
         for _ in 0..200 {
             log.write(&record(&id));
         }
@@ -371,7 +379,7 @@ mod tests {
         gate.open();
         log.flush();
         assert_eq!((gate.text().lines().count() as u64, log.lost()), (200 - lost, lost));
-        let broken = AccessLog::start(Box::new(Gate { broken: true, ..gate })).expect("a thread");
+        let broken = AccessLog::to(Box::new(Gate { broken: true, ..gate })).expect("a thread");
         broken.write(&record("req_1"));
         broken.flush();
         assert_eq!(broken.lost(), 1);
