@@ -102,7 +102,10 @@ def wave(many: Many, gateway: Gateway, name: str, streams: int) -> int:
 
 
 def test_fifty_reloads_under_a_thousand_streams(tmp_path):
-    with Many() as many, serving(tmp_path, workers=0, config=config(many.url, server="watch = false")) as gateway:
+    with (
+        Many(pace=2.0) as many,
+        serving(tmp_path, workers=0, config=config(many.url, server="watch = false")) as gateway,
+    ):
         # The first waves pay what is paid once: the history of configs, the allocator's pages. Fifty configs that were kept would be
         # some 6 MB more each time.
         after = [wave(many, gateway, "a", STREAMS)]

@@ -16,7 +16,7 @@ import httpx
 from many import Many, Steady
 from test_reload import config, hang_up, many_files, models
 
-from harness import Gateway, binary, serving, text_of, user, wait_until
+from harness import Gateway, binary, free_port, serving, text_of, user, wait_until
 
 STREAMS = 1000
 
@@ -57,8 +57,8 @@ def end(gateway: Gateway) -> None:
 
 
 @contextlib.contextmanager
-def upgradable(folder: Path, **options):
-    with serving(folder, **options) as gateway:
+def upgradable(folder: Path, *args: str, **options):
+    with serving(folder, *args, **options) as gateway:
         try:
             yield gateway
         finally:
@@ -226,7 +226,8 @@ def test_the_new_process_has_the_new_config_and_listens_on_unix_too(tmp_path):
     place = tmp_path / "http.sock"
     with Many() as many:
         text = config(many.url, server=f'watch = false\nunix = "{place}"')
-        with upgradable(tmp_path, workers=0, config=text) as gateway:
+        admin = f"127.0.0.1:{free_port()}"
+        with upgradable(tmp_path, "--admin", admin, workers=0, config=text) as gateway:
             more = '[[models]]\nname = "new"\nto = [{ provider = "talker", model = "m" }]\n'
             (gateway.folder / "penstock.toml").write_text(
                 config(many.url, more, f'watch = false\nthreads = 3\nunix = "{place}"')
@@ -240,8 +241,13 @@ def test_the_new_process_has_the_new_config_and_listens_on_unix_too(tmp_path):
                 cards = client.get("http://gateway/v1/models").json()["data"]
             assert [card["id"] for card in cards] == ["new", "m"]
             # The admin API came over as well.
-            url = (gateway.state / "admin.url").read_text().split()[0]
-            wait_until(lambda: httpx.get(f"{url}/admin/v1/openapi.json").status_code < 500, "the admin API answers")
+            def admin_answers() -> bool:
+                with contextlib.suppress(httpx.TransportError):
+                    return httpx.get(f"http://{admin}/admin/v1/openapi.json", timeout=5).status_code < 500
+                return False
+
+            wait_until(admin_answers, "the admin API answers", 40)
+            assert (gateway.state / "admin.url").read_text().split() == [f"http://{admin}"]
 
 
 def test_limits_go_on_counting(tmp_path):

@@ -98,7 +98,8 @@ impl Prepared {
             tracing::warn!(%error, "the old process did not hear that this one serves");
         }
         let spawned = std::thread::Builder::new().name("penstock-settle".into()).spawn(move || {
-            let mut released = Some(released);
+            // Beside: it may wait for an address, and settlements must not.
+            let mut released = Some(move || drop(std::thread::spawn(released)));
             loop {
                 match self.wire.receive() {
                     Ok(Tell::Settled { id, amounts }) => self.gateway.governor.settle_adopted(id, &amounts),
