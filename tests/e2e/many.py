@@ -207,6 +207,7 @@ class Steady:
     def __init__(self, many: Many, port: int, rate: float = 40.0, model: str = "m", key: str | None = None):
         self.many, self.port, self.rate, self.model, self.key = many, port, rate, model, key
         self.results: list[Outcome] = []
+        self.count = 0
 
     def __enter__(self) -> Steady:
         self.task = self.many.run(self._run())
@@ -216,9 +217,14 @@ class Steady:
         self.stop = True
         self.task.result(90)
 
+    def asked(self) -> int:
+        """Requests so far."""
+        return self.count
+
     async def _run(self):
         self.stop, asked = False, []
         while not self.stop:
+            self.count += 1
             asked.append(asyncio.ensure_future(self.many.ask(self.port, self.model, False, self.key)))
             await asyncio.sleep(1 / self.rate)
         self.results = list(await asyncio.gather(*asked))

@@ -84,9 +84,10 @@ def test_upgrade_under_a_thousand_streams(tmp_path):
             many.begin(gateway.port, 50)
             upgrade(gateway)
             wait_until(lambda: len(processes(gateway)) == 3, "two old ones and a new one")
-            time.sleep(1)
+            seen = steady.asked()
+            wait_until(lambda: steady.asked() > seen + 20, "requests after the second upgrade", 60)
         assert steady.failures() == [], steady.failures()[:3]
-        assert len(steady.results) > 40
+        assert len(steady.results) > 20
         assert models(gateway) == ["m"]
         ended = [outcome for outcome in many.end() if outcome.words]
         assert len(ended) == STREAMS + 50
@@ -240,6 +241,7 @@ def test_the_new_process_has_the_new_config_and_listens_on_unix_too(tmp_path):
             with httpx.Client(transport=httpx.HTTPTransport(uds=str(place))) as client:
                 cards = client.get("http://gateway/v1/models").json()["data"]
             assert [card["id"] for card in cards] == ["new", "m"]
+
             # The admin API came over as well.
             def admin_answers() -> bool:
                 with contextlib.suppress(httpx.TransportError):
@@ -261,6 +263,7 @@ def test_limits_go_on_counting(tmp_path):
         many.begin(gateway.port, 3)
         old = gateway.process.pid
         upgrade(gateway)
+        wait_until(lambda: "draining" in gateway.log(), "the old one accepts no more")
         many.begin(gateway.port, 2)
         assert ask(True) == 429, "three are held by the old process, two by this one"
         wait_until(lambda: many.open == 5, "all five run")

@@ -21,6 +21,8 @@ use crate::server::Listeners;
 
 /// From `Prepared` to `Accepting`.
 const ACCEPT_MAX: Duration = Duration::from_secs(60);
+/// From the word to accept no more to the last connection that is accepted all the same.
+const ACCEPTED_LAST: Duration = Duration::from_millis(200);
 /// How often it is looked whether the new process lives.
 const LOOK: Duration = Duration::from_millis(50);
 /// Settlements that wait for the new process; with more, they count as they were reserved.
@@ -165,6 +167,8 @@ fn hand_over(old: &Old, wire: &mut Wire) -> Result<Receiver<Settled>, UpgradeErr
     tracing::info!("another process serves from now on; this one ends when its answers have");
     old.gateway.leave();
     (old.leave)();
+    // The loops that accept end a moment after they are told; only then does the other one get every connection.
+    std::thread::sleep(ACCEPTED_LAST);
     Ok(settled)
 }
 
