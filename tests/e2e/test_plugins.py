@@ -3,17 +3,19 @@
 import hashlib
 import hmac
 import json
+import signal
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import openai
 import pytest
+from test_batches import begin, ended, results
 
 from drivers import DRIVERS, Wish
 from harness import serving, text_of, user, wait_until
 from providers import Anthropic, Gemini, OpenAi
-from test_batches import begin, ended, results
+from providers.server import Reply
 
 KEYS = {"alice": "pk-alice", "bob": "pk-bob", "ops": "pk-ops"}
 SECRETS = "write to ann.lee@example.com or call +49 30 901820, card 4111 1111 1111 1111"
@@ -185,7 +187,12 @@ def test_a_refusal_has_the_shape_of_the_api_and_its_reason_in_the_log(private):
 def test_batches_meet_the_same_plugins(private):
     private.mocks["openai"].reset()
     lines = [
-        {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": {"model": "mock-openai", "messages": user(text)}}
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": "mock-openai", "messages": user(text)},
+        }
         for name, text in [("private", f"Repeat: {SECRETS}"), ("blocked", "about a bomb")]
     ]
     client = private.gateway.client(api_key=KEYS["alice"])
@@ -306,9 +313,9 @@ settings = { model = "embedder", threshold = 0.999 }
         def moderate(body):
             verdicts.append(body["input"])
             flagged = "nasty" in body["input"]
-            from providers.server import Reply
-
-            return Reply({"id": "m", "model": "judge", "results": [{"flagged": flagged, "categories": {"hate": flagged}}]})
+            return Reply(
+                {"id": "m", "model": "judge", "results": [{"flagged": flagged, "categories": {"hate": flagged}}]}
+            )
 
         world.mocks["openai"]._moderate = moderate
         good = world.post({"model": "mock-anthropic", "messages": user("Repeat: kind words"), "stream": True})
@@ -435,7 +442,8 @@ settings = { cut_after = 3 }
         assert set(statuses) == {200, 503} and 8 < statuses.count(503) < 32
         client = world.gateway.client(api_key=KEYS["bob"])
         text = []
-        with pytest.raises((openai.APIError, httpx.TransportError)):
+        # Slowly: of an answer that is there at once, nothing would be out before it breaks.
+        with world.mocks["openai"].behaving(delay=0.05), pytest.raises((openai.APIError, httpx.TransportError)):
             for chunk in client.chat.completions.create(
                 model="mock-openai", messages=user("Count from 1 to 30"), stream=True
             ):
@@ -464,3 +472,29 @@ def test_a_bad_plugin_is_a_fault_of_the_config(tmp_path):
     log = (tmp_path / "serve.log").read_text()
     assert 'plugins[0].on_fail: must be "open" or "closed"' in log
     assert "plugins[0].settings.rules[0].pattern: is no pattern" in log
+
+
+def test_a_stream_keeps_the_plugins_that_it_began_with(tmp_path):
+    with World(tmp_path, '[[plugins]]\nname = "pii"\n') as world:
+        client = world.gateway.client(api_key=KEYS["alice"])
+        words = " ".join(f"word{number}" for number in range(12))
+        with world.mocks["openai"].behaving(delay=0.15):
+            stream = client.chat.completions.create(
+                model="mock-openai", messages=user(f"Repeat: {words} ann@example.com"), stream=True
+            )
+            text = [next(stream).choices[0].delta.content or ""]
+            world.gateway.config = world.gateway.config.replace(
+                '[[plugins]]\nname = "pii"', '[[plugins]]\nname = "prompt"\nsettings.prepend = [{ content = "New." }]'
+            )
+            (tmp_path / "penstock.toml").write_text(world.gateway.config)
+            world.gateway.process.send_signal(signal.SIGHUP)
+
+            def new_plugins():
+                world.post({"model": "mock-anthropic", "messages": user("mail bob@example.com")})
+                return b"bob@example.com" in world.mocks["anthropic"].last.raw
+
+            wait_until(new_plugins, "new requests meet the new plugins")
+            assert b"New." in world.mocks["anthropic"].last.raw
+            text += [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+        assert "".join(text) == f"{words} ann@example.com"
+        assert b"ann@example.com" not in b"".join(seen.raw for seen in world.mocks["openai"].seen)

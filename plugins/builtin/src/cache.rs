@@ -14,7 +14,8 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use penstock_dialects::ChatEvent;
 use penstock_plugins::{
-    Answer, AnswerHead, Flow, Hooks, Host, Kind, Needs, Plugin, PluginError, RequestContext, Sees, Settings, Verdict,
+    Answer, AnswerHead, Flow, Hooks, Host, HostError, Kind, Needs, Plugin, PluginError, RequestContext, Sees, Settings,
+    Verdict,
 };
 use serde_json::Value;
 
@@ -247,7 +248,12 @@ impl Hooks for Caching {
                     let found = memory.get(&key, host.since_epoch(), self.config.keep);
                     found.map(|(events, age)| (events.as_ref().clone(), Some(age)))
                 }
-                None => host.cache_get(&key).await?.and_then(|bytes| Some((read(&bytes)?, None))),
+                None => match host.cache_get(&key).await {
+                    Ok(bytes) => bytes.and_then(|bytes| Some((read(&bytes)?, None))),
+                    // That there is none at all is not to go unnoticed; one that is slow or down has nothing.
+                    Err(error @ HostError::Unavailable(_)) => return Err(error.into()),
+                    Err(_) => None,
+                },
             };
             if let Some((events, age)) = found {
                 return Ok(hit(events, age));

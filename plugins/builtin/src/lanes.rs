@@ -193,3 +193,124 @@ impl<R: Rewriter> Open<R> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use penstock_dialects::FinishReason;
+
+    use super::*;
+
+    /// Holds the last character back and says `y` for `x`; `!` ends the answer.
+    #[derive(Default)]
+    struct Slow(String);
+
+    impl Rewriter for Slow {
+        fn push(&mut self, piece: &str, out: &mut String) -> bool {
+            self.0.push_str(piece);
+            let last = self.0.char_indices().next_back().map_or(0, |(at, _)| at);
+            let said: String = self.0.drain(..last).collect();
+            out.push_str(&said.replace('x', "y"));
+            !said.contains('!')
+        }
+
+        fn end(&mut self, out: &mut String) -> bool {
+            out.push_str(&std::mem::take(&mut self.0).replace('x', "y"));
+            true
+        }
+
+        fn held(&mut self) -> String {
+            std::mem::take(&mut self.0)
+        }
+
+        fn holds(&self) -> bool {
+            !self.0.is_empty()
+        }
+    }
+
+    fn text(choice: u32, text: &str, tokens: &[u32]) -> ChatEvent {
+        ChatEvent::Text { choice, text: text.into(), logprobs: Vec::new(), tokens: tokens.to_vec() }
+    }
+
+    fn finish(choice: u32) -> ChatEvent {
+        ChatEvent::Finish { choice, reason: FinishReason::Stop, stop: None }
+    }
+
+    fn call() -> ChatEvent {
+        ChatEvent::ToolCallStart { choice: 0, call: 0, id: "c".into(), name: "f".into(), signature: None }
+    }
+
+    #[track_caller]
+    fn check(batches: Vec<Vec<ChatEvent>>, expected: &[ChatEvent]) {
+        let (mut lanes, mut out) = (Lanes::default(), Vec::new());
+        let last = batches.len() - 1;
+        for (at, mut batch) in batches.into_iter().enumerate() {
+            let goes_on = lanes.rewrite(&mut batch, at == last, &|_| Slow::default());
+            out.append(&mut batch);
+            if !goes_on {
+                break;
+            }
+        }
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn nothing_changes_places() {
+        let arguments = |json: &str| ChatEvent::ToolCallArguments { choice: 0, call: 0, json: json.into() };
+        let reasoning = |text: &str| ChatEvent::Reasoning { choice: 0, text: text.into() };
+        check(
+            vec![vec![reasoning("ab"), text(0, "cd", &[]), call()], vec![arguments("{}"), finish(0)]],
+            &[
+                reasoning("a"),
+                reasoning("b"),
+                text(0, "c", &[]),
+                text(0, "d", &[]),
+                call(),
+                arguments("{"),
+                arguments("}"),
+                finish(0),
+            ],
+        );
+    }
+
+    #[test]
+    fn choices_do_not_meet() {
+        check(
+            vec![vec![text(0, "ab", &[]), text(1, "xd", &[])], vec![text(0, "c", &[]), finish(0)], vec![finish(1)]],
+            &[
+                text(0, "a", &[]),
+                text(1, "y", &[]),
+                text(0, "b", &[]),
+                text(0, "c", &[]),
+                finish(0),
+                text(1, "d", &[]),
+                finish(1),
+            ],
+        );
+    }
+
+    #[test]
+    fn token_ids_go_with_a_text_that_nobody_changed() {
+        check(
+            vec![vec![text(0, "ab", &[1]), text(0, "c", &[2]), finish(0)]],
+            &[text(0, "a", &[]), text(0, "b", &[]), text(0, "c", &[1, 2]), finish(0)],
+        );
+        check(
+            vec![vec![text(0, "ax", &[1]), text(0, "c", &[2]), finish(0)]],
+            &[text(0, "a", &[]), text(0, "y", &[]), text(0, "c", &[]), finish(0)],
+        );
+    }
+
+    #[test]
+    fn an_end_is_the_end_and_what_is_held_can_be_let_go() {
+        check(
+            vec![vec![text(0, "a!", &[]), text(0, "b", &[]), text(0, "c", &[]), finish(0)]],
+            &[text(0, "a", &[]), text(0, "!", &[])],
+        );
+        let mut lanes = Lanes::default();
+        let mut batch = vec![text(0, "ax", &[7]), text(1, "b", &[])];
+        assert!(lanes.rewrite(&mut batch, false, &|_| Slow::default()));
+        let mut out = Vec::new();
+        lanes.release(&mut out);
+        assert_eq!(out, [text(0, "x", &[]), text(1, "b", &[])]);
+    }
+}
