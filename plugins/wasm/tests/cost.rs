@@ -64,9 +64,9 @@ fn a_request_and_a_piece_cost_microseconds() {
 #[test]
 fn compiling_and_starting() {
     let bytes = include_bytes!("sdk/plugin.wasm");
-    let compiling = best(3, || drop(compile_sdk(bytes).unwrap()));
+    let compiling = best(1, || drop(compile_sdk(bytes).unwrap()));
     let program = compile_sdk(bytes).unwrap();
-    let starting = best(20, || drop(Machine::start(&program, Some(host())).unwrap()));
+    let starting = best(5, || drop(Machine::start(&program, Some(host())).unwrap()));
     let machine = Machine::start(&program, Some(host())).unwrap();
     println!(
         "module of {} bytes: compiled in {compiling:?}, started in {starting:?}, {} bytes of memory",
