@@ -127,7 +127,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
         match turn(&bench, &mut tasks, &mut active).await {
             Ok(true) if Instant::now() >= sweep_at => {
                 sweep_at = Instant::now() + SWEEP;
-                if let Err(error) = sweep(keeper).await {
+                if let Err(error) = sweep(&bench.gateway, keeper).await {
                     tracing::warn!(%error, "what has expired could not be deleted");
                 }
             }
@@ -178,8 +178,15 @@ async fn turn(
     Ok(true)
 }
 
-async fn sweep(keeper: &Keeper) -> Result<(), StoreError> {
-    let now = unix_seconds();
+async fn sweep(gateway: &Gateway, keeper: &Keeper) -> Result<(), StoreError> {
+    let (now, config) = (unix_seconds(), gateway.serving().config.clone());
+    let before = |days: u64| (days > 0).then(|| now.saturating_sub(days * 86_400));
+    if let Some(before) = before(config.store.ledger_days) {
+        while keeper.store.sweep_entries(before).await? > 0 {}
+    }
+    if let Some(before) = before(config.store.audit_days) {
+        while keeper.store.sweep_audit(before).await? > 0 {}
+    }
     while keeper.store.sweep_files(now, now.saturating_sub(UNSEALED_SECONDS)).await? > 0 {}
     while keeper.store.sweep_responses(now).await? > 0 {}
     Ok(())

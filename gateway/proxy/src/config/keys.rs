@@ -122,6 +122,8 @@ pub const KEYS: &[Key] = &[
     key("store", "file_bytes_max", "536870912", "Largest file; server.body_bytes_max bounds it too."),
     key("store", "key_bytes_max", "10737418240", "All uploaded files of one key together."),
     key("store", "response_days", "30", "Stored responses are deleted after this many days."),
+    key("store", "ledger_days", "400", "What requests used and cost is forgotten after this many days; longer than any budget's window. 0: never."),
+    key("store", "audit_days", "400", "The audit log forgets after this many days. 0: never."),
     optional("counters", "url", "\"redis://10.0.0.7:6379/0\"", "Redis or Valkey (redis://, rediss:// with TLS, redis+unix:///path), without its password; or \"store\": the PostgreSQL of [store]."),
     optional("counters", "url_env", "\"PENSTOCK_COUNTERS_URL\"", "Instead of url: environment variable that holds it; here it may have a password."),
     optional("counters", "password_file", "\"/run/secrets/redis\"", "File that holds the password of Redis."),

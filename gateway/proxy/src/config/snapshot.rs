@@ -98,6 +98,10 @@ pub struct StoreConfig {
     pub key_bytes_max: u64,
     /// How long responses are kept.
     pub response_days: u64,
+    /// How long settled entries of the ledger are kept; 0: for ever.
+    pub ledger_days: u64,
+    /// How long the audit log is kept; 0: for ever.
+    pub audit_days: u64,
 }
 
 /// A PostgreSQL that several gateways share.

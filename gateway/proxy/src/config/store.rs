@@ -44,6 +44,8 @@ fn store(document: &Document<'_>, env: Env<'_>) -> StoreConfig {
         file_bytes_max: table.number("file_bytes_max", 1024..=TIB),
         key_bytes_max: table.number("key_bytes_max", 1024..=1024 * TIB),
         response_days: table.number("response_days", 1..=3650),
+        ledger_days: table.number("ledger_days", 0..=36_500),
+        audit_days: table.number("audit_days", 0..=36_500),
     }
 }
 

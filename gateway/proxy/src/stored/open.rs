@@ -42,7 +42,7 @@ pub struct Shared {
     pub cache: Option<Arc<dyn Cache>>,
 }
 
-/// Opens the store that the config names. Not to be called on a thread of a runtime.
+/// Opens the store that the config names. Blocks, for some seconds at most where a server does not answer.
 ///
 /// # Errors
 /// [`OpenError`] with what to tell the operator.
@@ -66,7 +66,7 @@ pub fn open(config: &Snapshot) -> Result<Arc<dyn Store>, OpenError> {
 }
 
 /// Where several gateways count together; `None`: this one counts by itself. A Redis that is away is no error: what then happens is
-/// each limit's `on_store_failure`. Not to be called on a thread of a runtime.
+/// each limit's `on_store_failure`. Blocks like [`open`].
 ///
 /// # Errors
 /// [`OpenError`] with what to tell the operator.
@@ -110,7 +110,10 @@ fn postgres(
     use penstock_store::{Postgres, PostgresOptions};
     let tls = crate::client::database_tls(config.ca_file.as_deref()).map_err(OpenError::Place)?;
     let options = PostgresOptions { url: config.url.expose().to_owned(), tls: Some(tls), connections };
-    let opened = runtime()?.block_on(Postgres::open(&options));
+    let runtime = runtime()?;
+    // On a thread of its own: the caller's may be one of a runtime, which nobody may block on.
+    let opened = std::thread::scope(|scope| scope.spawn(|| runtime.block_on(Postgres::open(&options))).join());
+    let opened = opened.unwrap_or_else(|_| Err(StoreError::Broken("its thread has ended".into())));
     Ok(Arc::new(opened.map_err(|error| OpenError::Server { what: "the PostgreSQL of [store]", error })?))
 }
 
