@@ -23,6 +23,7 @@ def mocked(text: str):
         for entry in [*model["to"], *model.get("fallback", []), model.get("mirror", {})]
         if "model" in entry
     ]
+    env |= {key["key_env"]: "pk-example" for key in config.get("keys", [])}
     with contextlib.ExitStack() as stack:
         mocks = []
         for provider in config.get("providers", []):
@@ -50,7 +51,7 @@ def test_an_example_works(tmp_path, path):
     with mocked(path.read_text()) as (text, env, mocks):
         pools = "[[pools]]" in text
         with serving(tmp_path, config=text, env=env, workers=1 if pools else 0) as gateway:
-            client = gateway.client()
+            client = gateway.client(api_key="pk-example")
             names = [model.id for model in client.models.list()]
             assert names
             for name in names:

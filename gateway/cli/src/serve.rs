@@ -149,7 +149,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let fleet = Arc::new(Fleet::start(&config, command)?);
     let store = stored::open(&config).context("the store")?;
     let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), provider::all(&config)?);
-    let gateway = gateway.with_store(store.clone()).shared();
+    let gateway = gateway.with_store(store.clone()).with_ledger().context("the ledger")?.shared();
     provider::discover::start(gateway.serving().providers());
     let level = log.clone();
     let level = Box::new(move |filter: &str| penstock_admin::LogFilter::set(level.as_ref(), filter));

@@ -178,17 +178,18 @@ impl Book {
         Hold(id)
     }
 
-    /// Puts what was really used in the place of what was reserved; `spent` says it by the claim's tag and unit.
+    /// Puts what was really used in the place of what was reserved; `spent` says it by the claim's tag and unit. `None`: nobody knows, it
+    /// counts as it was reserved.
     #[expect(clippy::needless_pass_by_value, reason = "a hold ends here")]
-    pub fn settle(&mut self, hold: Hold, now: Now, spent: impl FnMut(u16, Unit) -> u64) {
+    pub fn settle(&mut self, hold: Hold, now: Now, spent: impl FnMut(u16, Unit) -> Option<u64>) {
         self.settle_id(hold.0, now, spent);
     }
 
     /// The same for a hold of another process, or by its number; whether it was open.
-    pub fn settle_id(&mut self, id: u64, now: Now, mut spent: impl FnMut(u16, Unit) -> u64) -> bool {
+    pub fn settle_id(&mut self, id: u64, now: Now, mut spent: impl FnMut(u16, Unit) -> Option<u64>) -> bool {
         let Some(taken) = self.open.remove(&id) else { return false };
         for one in taken {
-            let to = if one.unit == Unit::InFlight { 0 } else { spent(one.tag, one.unit) };
+            let to = if one.unit == Unit::InFlight { 0 } else { spent(one.tag, one.unit).unwrap_or(one.amount) };
             let Some(Some(cell)) = self.cells.get_mut(one.cell as usize) else { continue };
             cell.holds -= 1;
             let found = cell.gauges.iter_mut().find(|gauge| (gauge.unit, gauge.span) == (one.unit, one.span));
@@ -396,10 +397,7 @@ impl Book {
     /// The process whose holds were taken over has ended: what it has not settled counts as it was reserved.
     pub fn end_adopted(&mut self, now: Now) {
         for id in std::mem::take(&mut self.adopted) {
-            let Some(taken) = self.open.get(&id) else { continue };
-            let amounts: HashMap<(u16, Unit), u64> =
-                taken.iter().map(|one| ((one.tag, one.unit), one.amount)).collect();
-            self.settle_id(id, now, |tag, unit| amounts.get(&(tag, unit)).copied().unwrap_or(0));
+            self.settle_id(id, now, |_, _| None);
         }
     }
 }

@@ -56,7 +56,7 @@ impl Admitted {
     pub(crate) async fn open(self, origin: Origin) -> Result<Box<dyn Events>, Failure> {
         let Self { call, entry, mut shell, answer, reservation } = self;
         if let Some(answer) = answer {
-            reservation.into_iter().for_each(Reservation::refused);
+            reservation.into_iter().for_each(Reservation::free);
             return Shell::around_answer(shell, &call, answer);
         }
         let Some(shell) = &mut shell else { return opened(&entry, call, origin, reservation).await };
@@ -77,7 +77,7 @@ async fn opened(
     match (opened, reservation) {
         (Ok(events), Some(reservation)) => Ok(Box::new(Governed::new(events, reservation))),
         (Err(failure), Some(reservation)) => {
-            reservation.refused();
+            reservation.refused(&failure);
             Err(failure)
         }
         (opened, None) => opened,

@@ -4,7 +4,7 @@
 //! kept for the next attempt. Everything here is dropped when the answer has begun.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -14,6 +14,7 @@ use penstock_dialects::{ApiError, Bounds, Decoded, Dialect, Request, Surface, an
 use tokio::sync::OnceCell;
 
 use crate::error::Failure;
+use crate::generate::Plan;
 use crate::http::{Body, BodyLease};
 
 /// Bodies above this are read off the I/O threads: about a millisecond of one core.
@@ -107,6 +108,8 @@ pub struct Call {
     /// Bounds of the output that limits put in: where the client names none, and at most.
     bounds: (Option<u32>, Option<u32>),
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
+    /// What a pool made of it when it was measured.
+    plan: Mutex<Option<(String, Box<Plan>)>>,
     /// The body's share of the memory budget.
     _lease: BodyLease,
 }
@@ -143,6 +146,7 @@ impl Call {
             answer_id: None,
             bounds: (None, None),
             decoded,
+            plan: Mutex::new(None),
             _lease: body.lease,
         })
     }
@@ -233,6 +237,17 @@ impl Call {
         self.output_bound()
             .filter(|_| makes_text(self.ask.surface))
             .filter(|bound| Some(*bound) != self.peek.max_tokens)
+    }
+
+    /// Keeps what the pool of that id has made of the call.
+    pub(crate) fn keep_plan(&self, pool: &str, plan: Plan) {
+        *self.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some((pool.to_owned(), Box::new(plan)));
+    }
+
+    /// What that pool has made of it, once.
+    pub(crate) fn take_plan(&self, pool: &str) -> Option<Plan> {
+        let mut kept = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.take_if(|(have, _)| have == pool).map(|(_, plan)| *plan)
     }
 
     /// As [`Call::decoded`], where that has been asked for and has succeeded.

@@ -75,7 +75,8 @@ pub(crate) async fn serve(
         model_at: Some(at),
         trace: trail.trace.clone(),
     };
-    let held = governed::admit_opaque(&gateway.governor, serving, principal, &entry, exchange.client())?;
+    let held =
+        governed::admit_opaque(&gateway.governor, serving, principal, &entry, exchange.client(), trail.route).await?;
     let answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
     drop(lease);
     let sent = send(exchange, answered).await;
@@ -167,7 +168,8 @@ pub(crate) async fn realtime(
     trail.live.iter().for_each(|live| live.asks(&entry.name, true));
     let headers = std::mem::take(&mut exchange.head.headers);
     let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None, trace: trail.trace.clone() };
-    let _held = governed::admit_opaque(&gateway.governor, serving, principal, &entry, exchange.client())?;
+    let _held =
+        governed::admit_opaque(&gateway.governor, serving, principal, &entry, exchange.client(), trail.route).await?;
     let mut answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
     let Some((stream, early)) = answered.response.upgraded.take() else {
         return send(exchange, answered).await;

@@ -52,7 +52,7 @@ pub struct Gateway {
     /// What plugins share.
     pub hub: Arc<Hub>,
     /// Counters of the limits.
-    pub(crate) governor: Arc<Governor>,
+    pub governor: Arc<Governor>,
     /// What the metrics say about the config.
     pub marks: Marks,
     /// The server's certificate, where it speaks TLS.
@@ -102,6 +102,17 @@ impl Gateway {
     /// The same, with a store.
     pub fn with_store(self, store: Arc<dyn Store>) -> Self {
         Self { keeper: Some(Arc::new(Keeper::new(store))), ..self }
+    }
+
+    /// The same, with a ledger in its store: what was used before this process counts.
+    ///
+    /// # Errors
+    /// The system has no thread for it.
+    pub fn with_ledger(self) -> std::io::Result<Self> {
+        if let Some(keeper) = &self.keeper {
+            self.governor.keep_ledger(&keeper.store, self.serving().rules.limits())?;
+        }
+        Ok(self)
     }
 
     /// The same, from where plugins can ask its models.
@@ -173,7 +184,7 @@ impl Gateway {
 
     /// Whether all that clients have been told is kept is kept.
     pub(crate) fn is_saved(&self) -> bool {
-        self.keeper.as_ref().is_none_or(|keeper| keeper.saving.is_idle())
+        self.governor.is_saved() && self.keeper.as_ref().is_none_or(|keeper| keeper.saving.is_idle())
     }
 
     /// Where keys are issued, if there is a store to keep them.

@@ -42,7 +42,7 @@ pub async fn run(
             () = timer.as_mut(), if answer.is_stream() => {
                 // The timer is moved only when it fires: a busy stream never touches it.
                 if Instant::now() >= due {
-                    signal_life(exchange, answer.content_type(), answer.sign_of_life()).await?;
+                    signal_life(exchange, answer.content_type(), answer.sign_of_life(), events.headers()).await?;
                     due = Instant::now() + heartbeat;
                 }
                 timer.as_mut().reset(due);
@@ -142,8 +142,13 @@ fn note(trail: &Trail, events: &dyn Events) {
     }
 }
 
-async fn signal_life(exchange: &mut Exchange, kind: HeaderValue, sign: Bytes) -> Result<(), End> {
-    begin(exchange, kind, &[]).await?;
+async fn signal_life(
+    exchange: &mut Exchange,
+    kind: HeaderValue,
+    sign: Bytes,
+    headers: &[(HeaderName, HeaderValue)],
+) -> Result<(), End> {
+    begin(exchange, kind, headers).await?;
     Ok(exchange.write(sign, false).await?)
 }
 

@@ -60,6 +60,12 @@ pub trait Upstream: Send + Sync + 'static {
         Ok(None)
     }
 
+    /// Tokens that a call needs, where they can be counted before it is answered; `None`: they can only be guessed. What was made on the
+    /// way (a prompt's tokens) is kept in the call.
+    async fn measure(&self, _call: &Call) -> Result<Option<Measured>, Failure> {
+        Ok(None)
+    }
+
     /// Passes on an operation that no dialect here reads, if a provider is behind it.
     async fn forward(&self, _forward: Arc<Forward>) -> Result<Forwarded, Failure> {
         let message = "This model is not served by a provider that could do this.";
@@ -74,6 +80,15 @@ pub trait Upstream: Send + Sync + 'static {
 
     /// Gauges of the engine behind it, for `/metrics`.
     fn gauges(&self, out: &mut dyn FnMut(crate::telemetry::Gauge, f64));
+}
+
+/// Tokens of a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Measured {
+    /// Of its prompts.
+    pub prompt_tokens: u64,
+    /// Of its answers, at most.
+    pub completion_tokens_max: u64,
 }
 
 /// The events of one answer.

@@ -23,9 +23,9 @@ use crate::clock::unix_seconds;
 use crate::error::Failure;
 use crate::pool::{Pool, PoolError, WorkerPhase};
 use crate::telemetry::Gauge;
-use crate::upstream::{Card, Events, Origin, Upstream};
+use crate::upstream::{Card, Events, Measured, Origin, Upstream};
 use events::{PoolEvents, Source};
-use plan::Plan;
+pub(crate) use plan::Plan;
 
 /// Text above this is tokenized on the blocking pool: about 2 ms of one core.
 const INLINE_TEXT_BYTES_MAX: usize = 8 * 1024;
@@ -68,6 +68,20 @@ impl PoolUpstream {
         task.await.map_err(|error| Failure::internal(format!("tokenizing: {error}")))?
     }
 
+    /// What is asked of the workers.
+    async fn plan(&self, call: &Call) -> Result<Plan, Failure> {
+        let Some(model) = self.pool.model() else {
+            let why = self.unready().unwrap_or_default();
+            let failure = Failure::new(ErrorKind::Unavailable, format!("The model is not ready yet ({why})."));
+            return Err(failure.retry_after(Duration::from_secs(1)));
+        };
+        let decoded = call.decoded().await?;
+        unbuilt::check(&decoded.request)?;
+        openai::check_token_ids(&decoded.request, model.vocab_size)?;
+        let bytes = text_bytes(&decoded.request);
+        self.off_io(bytes, move |text| Plan::new(&decoded.request, text, model.context_tokens)).await
+    }
+
     fn context_tokens(&self) -> u32 {
         self.pool.model().map_or(0, |model| model.context_tokens)
     }
@@ -99,21 +113,22 @@ impl Upstream for PoolUpstream {
     }
 
     async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
-        let Some(model) = self.pool.model() else {
-            let why = self.unready().unwrap_or_default();
-            let failure = Failure::new(ErrorKind::Unavailable, format!("The model is not ready yet ({why})."));
-            return Err(failure.retry_after(Duration::from_secs(1)));
+        let mut plan = match call.take_plan(&self.id) {
+            Some(plan) => plan,
+            None => self.plan(&call).await?,
         };
-        let decoded = call.decoded().await?;
-        unbuilt::check(&decoded.request)?;
-        openai::check_token_ids(&decoded.request, model.vocab_size)?;
-        let bytes = text_bytes(&decoded.request);
-        let mut plan = self.off_io(bytes, move |text| Plan::new(&decoded.request, text, model.context_tokens)).await?;
         if call.background {
             plan.step_back();
         }
         let source = Source { pool: self.pool.clone(), model: self.id.clone(), origin };
         Ok(Box::new(PoolEvents::start(plan, source, self.text.clone())?))
+    }
+
+    async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure> {
+        let plan = self.plan(call).await?;
+        let measured = plan.measured();
+        call.keep_plan(&self.id, plan);
+        Ok(Some(measured))
     }
 
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {

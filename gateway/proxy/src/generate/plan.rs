@@ -13,7 +13,7 @@ use penstock_text::{ChoiceOptions, TextModel};
 use crate::answer::ANSWER_BYTES_MAX;
 use crate::error::Failure;
 use crate::pool::Job;
-use crate::upstream::Origin;
+use crate::upstream::{Measured, Origin};
 
 use crate::clock::unix_seconds;
 
@@ -27,7 +27,7 @@ const PRIORITY_MIN: i32 = 0;
 const PRIORITY_BACKGROUND: i32 = 1000;
 
 /// What is asked of the workers, and how what they say is turned into text.
-pub(super) struct Plan {
+pub(crate) struct Plan {
     /// One job each.
     pub(super) prompts: Vec<PlannedPrompt>,
     /// Choices per prompt.
@@ -183,6 +183,13 @@ impl Plan {
             cache_salt: complete.cache_salt.clone(),
             priority: complete.priority,
         })
+    }
+
+    /// Its tokens.
+    pub(super) fn measured(&self) -> Measured {
+        let prompt_tokens = self.prompts.iter().map(|prompt| prompt.tokens.len() as u64).sum();
+        let most = self.prompts.iter().map(|prompt| u64::from(prompt.max_tokens)).sum::<u64>();
+        Measured { prompt_tokens, completion_tokens_max: most * u64::from(self.choices) }
     }
 
     /// Lets all requests that somebody waits for go first.

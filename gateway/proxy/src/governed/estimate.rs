@@ -6,6 +6,7 @@ use penstock_govern::{Learned, Reserve, Unit};
 use super::bill;
 use crate::call::{Call, Variant};
 use crate::relay::models::Entry;
+use crate::upstream::Measured;
 
 /// What OpenAI's completions make without a bound.
 const COMPLETION_TOKENS: u64 = 16;
@@ -33,7 +34,7 @@ struct Parts {
 }
 
 impl Guess {
-    pub(super) fn of(call: &Call, entry: &Entry, learned: &Learned) -> Self {
+    pub(super) fn of(call: &Call, entry: &Entry, learned: &Learned, measured: Option<Measured>) -> Self {
         let body_bytes = call.body.len() as u64;
         let choices = u64::from(call.peek.choices.max(1)) * u64::from(call.peek.prompts.max(1));
         let bound = call.output_bound();
@@ -44,25 +45,40 @@ impl Guess {
             (Surface::Completions, None) => COMPLETION_TOKENS,
             (_, None) => learned.output_tokens(),
         };
-        let output = each.saturating_mul(choices);
-        let counted: Option<u64> = None;
+        let likely = each.saturating_mul(choices);
+        let (likely, most) = match measured {
+            Some(measured) => (likely.min(measured.completion_tokens_max), measured.completion_tokens_max),
+            None => (likely, likely),
+        };
+        let counted = measured.map(|measured| measured.prompt_tokens);
         let billing = &entry.billing;
-        let price = |input: u64, attempts: u64| {
+        let price = |input: u64, output: u64, attempts: u64| {
             let price = billing.dearest.as_ref();
             price.map_or(0, |price| {
                 let extra = bill::nano_at_most(price, input, 0).saturating_mul(attempts.saturating_sub(1));
                 bill::nano_at_most(price, input, output).saturating_add(extra)
             })
         };
-        let parts = |input: u64, attempts: u64| Parts { input, output, nano_usd: price(input, attempts) };
+        let parts =
+            |input: u64, output: u64, attempts: u64| Parts { input, output, nano_usd: price(input, output, attempts) };
         Self {
             body_bytes,
-            likely: parts(counted.unwrap_or_else(|| learned.prompt_tokens(body_bytes)), 1 + u64::from(billing.hedged)),
-            most: parts(counted.unwrap_or(body_bytes), billing.attempts_max),
+            likely: parts(
+                counted.unwrap_or_else(|| learned.prompt_tokens(body_bytes)),
+                likely,
+                1 + u64::from(billing.hedged),
+            ),
+            most: parts(counted.unwrap_or(body_bytes), most, billing.attempts_max),
             counted: counted.is_some(),
             bounded: bound.is_some(),
             choices,
         }
+    }
+
+    /// Of a call whose use no limit counts.
+    pub(super) fn unguessed(call: &Call) -> Self {
+        let choices = u64::from(call.peek.choices.max(1)) * u64::from(call.peek.prompts.max(1));
+        Self { body_bytes: call.body.len() as u64, choices, ..Self::default() }
     }
 
     /// How much of a unit is reserved.

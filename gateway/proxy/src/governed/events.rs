@@ -18,13 +18,15 @@ pub(crate) struct Governed {
     reservation: Reservation,
     end: End,
     emitted: Emitted,
-    headers: Option<Vec<(HeaderName, HeaderValue)>>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    is_begun: bool,
 }
 
 impl Governed {
     /// Those events, paid for with that.
     pub(crate) fn new(events: Box<dyn Events>, reservation: Reservation) -> Self {
-        Self { events, reservation, end: End::Gone, emitted: Emitted::default(), headers: None }
+        let headers = told::merged(events.headers(), reservation.fields());
+        Self { events, reservation, end: End::Gone, emitted: Emitted::default(), headers, is_begun: false }
     }
 }
 
@@ -34,14 +36,22 @@ impl Events for Governed {
         let polled = self.events.poll_events(context, out);
         out[before..].iter().for_each(|event| self.emitted.add(event));
         match &polled {
-            Poll::Ready(Ok(false)) => self.end = End::Complete,
-            Poll::Ready(Err(_)) => self.end = End::Failed,
-            Poll::Ready(Ok(true)) => {}
+            Poll::Ready(Ok(more)) => {
+                self.reservation.begun();
+                if !more {
+                    self.reservation.completed();
+                    self.end = End::Complete;
+                }
+            }
+            Poll::Ready(Err(failure)) => {
+                self.reservation.failed(failure);
+                self.end = End::Failed;
+            }
             Poll::Pending => return polled,
         }
         // The upstream's are known from its first event on.
-        if self.headers.is_none() {
-            self.headers = Some(told::merged(self.events.headers(), self.reservation.fields()));
+        if !std::mem::replace(&mut self.is_begun, true) {
+            self.headers = told::merged(self.events.headers(), self.reservation.fields());
         }
         polled
     }
@@ -69,7 +79,7 @@ impl Events for Governed {
     }
 
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {
-        self.headers.as_deref().unwrap_or_else(|| self.events.headers())
+        &self.headers
     }
 }
 

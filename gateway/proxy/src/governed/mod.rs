@@ -12,18 +12,25 @@ mod bill;
 mod emitted;
 mod estimate;
 mod events;
+mod journal;
 mod reservation;
+mod restore;
 mod rules;
+mod shared;
 mod status;
 mod told;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use penstock_govern::{Book, BookState, Calendar, Claim, Hold, Learned, Limit, Now, Unit, Unmetered};
+use penstock_govern::{
+    Book, BookState, Calendar, Claim, Denied, Hold, Learned, Limit, Measure, Now, OnStoreFailure, Standing, Unit,
+    Unmetered,
+};
 use penstock_proto::ErrorKind;
+use penstock_store::{Counters, Held, OpenEntry, Store, Subject};
 
 pub(crate) use bill::Billing;
 pub(crate) use events::Governed;
@@ -37,12 +44,15 @@ use crate::auth::Principal;
 use crate::call::Call;
 use crate::clock;
 use crate::error::Failure;
+use crate::http::exchange::new_request_id;
 use crate::relay::models::Entry;
 use crate::serving::Serving;
 use crate::telemetry::{Gauge, Metric, Metrics};
 use crate::upgrade::Give;
 use estimate::Guess;
+use journal::Journal;
 use rules::Who;
+use shared::{Refused, Shared};
 
 /// The clock of the windows begins here, so that what another process counted before this one began has a place before it.
 const CLOCK_BASE: Duration = Duration::from_secs(10 * 86_400);
@@ -52,6 +62,10 @@ pub struct Governor {
     state: Mutex<State>,
     began: Instant,
     metrics: Arc<Metrics>,
+    /// The ledger, where there is one.
+    journal: OnceLock<Journal>,
+    /// Counters that other gateways count in too.
+    shared: OnceLock<Arc<Shared>>,
 }
 
 struct State {
@@ -63,6 +77,8 @@ struct State {
     give: Option<Give>,
 }
 
+/// Longest time for reading the ledger at start.
+const RESTORE_MAX: Duration = Duration::from_secs(30);
 /// Counters that say nothing any more are dropped this often.
 const SWEEP_MS: u64 = 60_000;
 
@@ -87,7 +103,78 @@ impl Governor {
         let base = CLOCK_BASE.as_millis() as u64;
         let calendar = Calendar::new(base, clock::since_epoch().as_millis() as u64);
         let state = State { book: Book::new(), calendar, learned: HashMap::new(), swept_ms: base, give: None };
-        Self { state: Mutex::new(state), began: Instant::now(), metrics }
+        Self {
+            state: Mutex::new(state),
+            began: Instant::now(),
+            metrics,
+            journal: OnceLock::new(),
+            shared: OnceLock::new(),
+        }
+    }
+
+    /// Keeps a ledger in `store`, and goes on with what it says of the current day and month: once, before requests are served.
+    ///
+    /// # Errors
+    /// The system has no thread for it. A store that does not answer is no error: the counters begin anew, and the log says so.
+    pub fn keep_ledger(&self, store: &Arc<dyn Store>, limits: &[Arc<Limit>]) -> std::io::Result<()> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(std::io::Error::other)?;
+        let gateway: Arc<str> = format!("{:016x}", u64::from_le_bytes(random)).into();
+        let (name, now) = (gateway.to_string(), clock::unix_seconds());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let restored = async {
+            let orphans = restore::settle_orphans(store.as_ref(), now, &name).await?;
+            if orphans > 0 {
+                tracing::warn!(
+                    orphans,
+                    "requests that a process before this one left open count as they were reserved"
+                );
+            }
+            restore::restore(self, store.as_ref(), limits).await
+        };
+        let restored = runtime.block_on(async { tokio::time::timeout(RESTORE_MAX, restored).await });
+        match restored {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "the ledger could not be read: limits begin anew"),
+            Err(_) => tracing::error!("the ledger was not read in time: limits begin anew"),
+        }
+        let journal = Journal::start(store.clone(), gateway)?;
+        let _ = self.journal.set(journal);
+        Ok(())
+    }
+
+    /// Counts together with other gateways: once, before requests are served.
+    ///
+    /// # Errors
+    /// The system has no thread for it.
+    pub fn share(&self, counters: Arc<dyn Counters>) -> std::io::Result<()> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(std::io::Error::other)?;
+        let shared = Arc::new(Shared::new(counters, format!("{:016x}", u64::from_le_bytes(random))));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let reports = shared.clone();
+        let report = move || runtime.block_on(async move { reports.report().await });
+        std::thread::Builder::new().name("counters".into()).spawn(report)?;
+        let _ = self.shared.set(shared);
+        Ok(())
+    }
+
+    /// Where the limits are counted, as `/status` says it.
+    pub(crate) fn counted_by(&self) -> &'static str {
+        match self.shared.get().map(|shared| shared.is_up()) {
+            None => "this gateway",
+            Some(true) => "all gateways together",
+            Some(false) => "this gateway: the shared counters are away",
+        }
+    }
+
+    fn journal(&self) -> Option<&Journal> {
+        self.journal.get()
+    }
+
+    /// Whether everything that has ended is in the ledger.
+    pub(crate) fn is_saved(&self) -> bool {
+        self.journal().is_none_or(Journal::is_idle)
     }
 
     /// The state and the time, for a few look-ups.
@@ -118,16 +205,19 @@ impl Governor {
         self.state().0.give = None;
     }
 
-    /// Goes on with what another process gives away.
+    /// Goes on with what another process gives away, in the place of what the ledger said: it knows better.
     pub(crate) fn import(&self, book: BookState) {
         let (mut state, now) = self.state();
+        if state.book.open() == 0 {
+            state.book = Book::new();
+        }
         state.book.import(book, now);
     }
 
     /// That process has settled one of its holds.
     pub(crate) fn settle_adopted(&self, id: u64, amounts: &[(u16, Unit, u64)]) {
         let (mut state, now) = self.state();
-        let of = |tag, unit| amounts.iter().find(|one| (one.0, one.1) == (tag, unit)).map_or(0, |one| one.2);
+        let of = |tag, unit| amounts.iter().find(|one| (one.0, one.1) == (tag, unit)).map(|one| one.2);
         state.book.settle_id(id, now, of);
     }
 
@@ -141,6 +231,10 @@ impl Governor {
     pub(crate) fn gauges(&self, out: &mut Vec<(Gauge, String, f64)>) {
         let (state, _) = self.state();
         out.push((Gauge::LimitCounters, String::new(), state.book.len() as f64));
+        if let Some((waiting, lost)) = self.journal().map(Journal::counts) {
+            out.push((Gauge::LedgerWaiting, String::new(), waiting as f64));
+            out.push((Gauge::LedgerLost, String::new(), lost as f64));
+        }
         out.push((Gauge::LimitHolds, String::new(), state.book.open() as f64));
     }
 }
@@ -158,52 +252,129 @@ pub(crate) async fn admit(
     free: bool,
 ) -> Result<Option<Reservation>, Failure> {
     let limits = serving.rules.of(principal, &entry.name)?;
-    if limits.is_empty() {
+    let noted = is_noted(governor, principal, &limits);
+    if limits.is_empty() && !noted {
         return Ok(None);
     }
+    check_store(governor, &limits)?;
     call.bound_output(bounds(&limits));
     let guess = match !free && limits.iter().any(|limit| limit.needs_tokens()) {
         true => {
             check_metered(&limits, entry)?;
-            Guess::of(call, entry, &governor.learned(&entry.name))
+            let measured = if entry.billing.own { entry.upstream.measure(call).await? } else { None };
+            Guess::of(call, entry, &governor.learned(&entry.name), measured)
         }
-        false => Guess::default(),
+        false => Guess::unguessed(call),
     };
     let from = call.client;
-    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from };
+    let is_under = |key: &str, limit: &str| serving.identity.is_under(key, limit);
+    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from, is_under: &is_under };
     let reservation = Reservation::new(governor.clone(), call, entry, guess);
-    reserve(governor, &limits, &who, reservation).map(Some)
+    let mut held = reserve(governor, &limits, &who, reservation).await?;
+    if noted {
+        held.note(opened(governor, &limits, &who, ledger_id(call), call.ask.label(), &call.tags));
+    }
+    Ok(Some(held))
 }
 
 /// The same for what is passed on without being understood: its requests are counted, its tokens cannot be.
 ///
 /// # Errors
 /// As [`admit`].
-pub(crate) fn admit_opaque(
+pub(crate) async fn admit_opaque(
     governor: &Arc<Governor>,
     serving: &Serving,
     principal: &Principal,
     entry: &Entry,
     from: Option<IpAddr>,
+    route: &str,
 ) -> Result<Option<Reservation>, Failure> {
     let limits = serving.rules.of(principal, &entry.name)?;
-    if limits.is_empty() {
+    let noted = is_noted(governor, principal, &limits);
+    if limits.is_empty() && !noted {
         return Ok(None);
     }
+    check_store(governor, &limits)?;
     let strict = limits.iter().find(|limit| limit.needs_tokens() && limit.unmetered == Unmetered::Refuse);
     if let Some(limit) = strict {
         return Err(unmetered(limit, "what this operation uses cannot be counted"));
     }
-    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from };
-    reserve(governor, &limits, &who, Reservation::opaque(governor.clone(), entry)).map(Some)
+    let is_under = |key: &str, limit: &str| serving.identity.is_under(key, limit);
+    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from, is_under: &is_under };
+    let mut held = reserve(governor, &limits, &who, Reservation::opaque(governor.clone(), entry)).await?;
+    if noted {
+        held.note(opened(governor, &limits, &who, new_request_id(), route, &[]));
+    }
+    Ok(Some(held))
 }
 
-fn reserve(
+/// Whether the ledger says something of a request: it has an owner, or a limit.
+fn is_noted(governor: &Governor, principal: &Principal, limits: &[&Arc<Limit>]) -> bool {
+    let owned = principal.key.is_some() || principal.user.is_some();
+    governor.journal().is_some() && (owned || !limits.is_empty())
+}
+
+/// A limit may want to be written down.
+fn check_store(governor: &Governor, limits: &[&Arc<Limit>]) -> Result<(), Failure> {
+    if governor.journal().is_none_or(|journal| !journal.is_failing()) {
+        return Ok(());
+    }
+    let strict = limits.iter().find(|limit| limit.on_store_failure == OnStoreFailure::Closed);
+    let Some(limit) = strict else { return Ok(()) };
+    Err(uncounted(&limit.id))
+}
+
+fn uncounted(limit: &str) -> Failure {
+    let message = format!("The limit {limit:?} cannot be counted at the moment. Try again shortly.");
+    Failure::new(ErrorKind::Unavailable, message).retry_after(Duration::from_secs(5)).log("the store is failing")
+}
+
+/// The request's id, made unique where its client chose it: a ledger counts every id once.
+fn ledger_id(call: &Call) -> String {
+    match call.headers.contains_key("x-request-id") {
+        true => format!("{}.{}", call.request_id, new_request_id()),
+        false => call.request_id.clone(),
+    }
+}
+
+fn opened(
+    governor: &Governor,
+    limits: &[&Arc<Limit>],
+    who: &Who<'_>,
+    request: String,
+    route: &str,
+    tags: &[(String, String)],
+) -> OpenEntry {
+    let principal = who.principal;
+    let text = |text: &Option<String>| text.clone().unwrap_or_default();
+    let own = tags.iter().map(|(name, value)| format!("{name}:{value}"));
+    OpenEntry {
+        request,
+        gateway: governor.journal().map(|journal| journal.gateway.to_string()).unwrap_or_default(),
+        at: clock::unix_seconds(),
+        subject: Subject {
+            key: text(&principal.key),
+            team: text(&principal.team),
+            user: text(&principal.user),
+            model: who.model.to_owned(),
+            provider: who.providers.first().map(|provider| provider.to_string()).unwrap_or_default(),
+            route: route.to_owned(),
+            // Limits first: only so many are kept.
+            tags: limits.iter().map(|limit| restore::tag(&limit.id)).chain(own).collect(),
+        },
+        held: Held::default(),
+    }
+}
+
+async fn reserve(
     governor: &Governor,
     limits: &[&Arc<Limit>],
     who: &Who<'_>,
     mut reservation: Reservation,
 ) -> Result<Reservation, Failure> {
+    if limits.is_empty() {
+        return Ok(reservation);
+    }
     let subjects = rules::subjects(limits, who);
     let mut claims = Vec::with_capacity(subjects.len() * 2);
     for (limit, subject) in &subjects {
@@ -218,13 +389,11 @@ fn reserve(
             });
         }
     }
-    let (mut state, now) = governor.state();
-    let held: Result<Hold, _> = state.book.reserve(&claims, now);
-    let standings = told::standings(&mut state.book, &claims, now);
-    drop(state);
+    let (held, standings, now) = governor.hold(&claims);
     match held {
         Ok(hold) => {
             reservation.hold(hold, told::fields(reservation.dialect, &standings, now));
+            reservation = together(governor, limits, &claims, reservation).await?;
             limits.iter().for_each(|limit| governor.count(limit, "allowed"));
             Ok(reservation)
         }
@@ -233,6 +402,47 @@ fn reserve(
             governor.metrics.count(Metric::LimitDecisions, &[("limit", claim.limit), ("decision", "denied")]);
             let by = limits.iter().find(|limit| limit.id == *claim.limit).map_or("key", |limit| limit.by.name());
             Err(told::denied(claim, &denied, by, told::fields(reservation.dialect, &standings, now)))
+        }
+    }
+}
+
+impl Governor {
+    /// Asks the book, and how it stands then.
+    fn hold(&self, claims: &[Claim<'_>]) -> (Result<Hold, Denied>, Vec<(Measure, Standing)>, Now) {
+        let (mut state, now) = self.state();
+        let held = state.book.reserve(claims, now);
+        let standings = told::standings(&mut state.book, claims, now);
+        (held, standings, now)
+    }
+}
+
+/// Takes the same of the counters that all gateways share.
+async fn together(
+    governor: &Governor,
+    limits: &[&Arc<Limit>],
+    claims: &[Claim<'_>],
+    mut reservation: Reservation,
+) -> Result<Reservation, Failure> {
+    let Some(shared) = governor.shared.get() else { return Ok(reservation) };
+    let limit_of = |claim: &Claim<'_>| limits.iter().find(|limit| limit.id == *claim.limit);
+    let policy = |at: usize| limit_of(&claims[at]).map_or(OnStoreFailure::Open, |limit| limit.on_store_failure);
+    let refused = match shared.take(claims, policy).await {
+        Ok(portions) => {
+            reservation.share(shared.clone(), portions);
+            return Ok(reservation);
+        }
+        Err(refused) => refused,
+    };
+    let fields = reservation.fields().to_vec();
+    reservation.undo();
+    match refused {
+        Refused::Away { claim } => Err(uncounted(claims[claim].limit)),
+        Refused::Full { claim, used } => {
+            let claim = &claims[claim];
+            governor.metrics.count(Metric::LimitDecisions, &[("limit", claim.limit), ("decision", "denied")]);
+            let by = limit_of(claim).map_or("key", |limit| limit.by.name());
+            let wait_ms = shared::wait_ms(claim.measure.span);
+            Err(told::denied(claim, &Denied { claim: 0, used, wait_ms }, by, fields))
         }
     }
 }

@@ -64,12 +64,19 @@ pub(super) struct Who<'a> {
     pub(super) model: &'a str,
     pub(super) providers: &'a [Arc<str>],
     pub(super) from: Option<IpAddr>,
+    /// Whether the key of that id is under that limit.
+    pub(super) is_under: &'a (dyn Fn(&str, &str) -> bool + Sync),
 }
 
 /// Whose counters a request is counted in, limit by limit.
 pub(super) fn subjects<'a>(limits: &[&'a Arc<Limit>], who: &Who<'a>) -> Vec<(&'a Arc<Limit>, Cow<'a, str>)> {
     let mut out = Vec::with_capacity(limits.len());
     for &limit in limits {
+        if limit.by == By::Key {
+            // What a key spends is also its parents', where they are under the limit themselves.
+            let parents = who.principal.parents.iter().filter(|parent| (who.is_under)(parent, &limit.id));
+            out.extend(parents.map(|parent| (limit, Cow::Borrowed(parent.as_str()))));
+        }
         match limit.by {
             By::Provider if !who.providers.is_empty() => {
                 out.extend(who.providers.iter().map(|provider| (limit, Cow::Borrowed(&**provider))));

@@ -40,7 +40,7 @@ fn one(
             };
             let mut out = json!({ "measure": measure.name(), "max": shown(measure.max) });
             if yours {
-                let who = Who { principal, model: "", providers: &[], from };
+                let who = Who { principal, model: "", providers: &[], from, is_under: &|_, _| false };
                 let subjects = rules::subjects(&[limit], &who);
                 let (mut state, now) = governor.state();
                 let standing = state.book.standing(&limit.id, &subjects[0].1, *measure, now);
@@ -61,7 +61,7 @@ fn one(
         "yours": yours,
         "effective": why.is_none(),
         "why_not": why,
-        "counted_by": "this gateway",
+        "counted_by": governor.counted_by(),
         "on_store_failure": limit.on_store_failure,
         "max_tokens_default": limit.max_tokens_default,
         "max_tokens_max": limit.max_tokens_max,

@@ -254,7 +254,7 @@ mod tests {
             text,
             ["x-ratelimit-limit-requests: 4", "x-ratelimit-remaining-requests: 3", "x-ratelimit-reset-requests: 1m1s"]
         );
-        book.settle(hold, now, |_, _| 1);
+        book.settle(hold, now, |_, _| Some(1));
         let told = fields(Dialect::Anthropic, &standings(&mut book, &claims, now), now);
         assert_eq!(told[2].0, "anthropic-ratelimit-requests-reset");
         assert_eq!(told[2].1, "1970-01-01T00:01:01Z");

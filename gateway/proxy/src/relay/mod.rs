@@ -37,7 +37,7 @@ use crate::error::Failure;
 use crate::forward::Forward;
 use crate::provider::Forwarded;
 use crate::telemetry::Gauge;
-use crate::upstream::{Card, Events, Origin, Upstream};
+use crate::upstream::{Card, Events, Measured, Origin, Upstream};
 use core::Core;
 
 /// One `[[models]]` entry at work.
@@ -86,6 +86,14 @@ impl Upstream for Relay {
             }
         }
         failure.map_or(Ok(None), Err)
+    }
+
+    async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure> {
+        // Whoever is asked first of several pools measures for all of them. What it refuses, another may take.
+        match self.0.targets.first() {
+            Some(target) => Ok(target.upstream.measure(call).await.unwrap_or_default()),
+            None => Ok(None),
+        }
     }
 
     async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure> {

@@ -273,6 +273,10 @@ pub enum Gauge {
     KeySetAge,
     /// Tokens found good that are remembered.
     TokensCached,
+    /// Entries that wait for the ledger.
+    LedgerWaiting,
+    /// Entries that were lost.
+    LedgerLost,
 }
 
 impl Gauge {
@@ -342,6 +346,8 @@ impl Gauge {
             }
             Gauge::BatchesRunning => ("penstock_batches_running", "gauge", "Batches being run here."),
             Gauge::LimitCounters => ("penstock_limit_counters", "gauge", "Counters that limits keep."),
+            Gauge::LedgerWaiting => ("penstock_ledger_waiting", "gauge", "Entries that wait for the ledger."),
+            Gauge::LedgerLost => ("penstock_ledger_lost_total", "counter", "Entries that the ledger could not take."),
             Gauge::LimitHolds => ("penstock_limit_holds", "gauge", "Requests that hold reservations."),
             Gauge::IssuedKeys => ("penstock_auth_issued_keys", "gauge", "Issued keys that are not revoked."),
             Gauge::DirectoryAge => (

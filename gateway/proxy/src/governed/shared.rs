@@ -1,0 +1,494 @@
+//! Counters that several gateways share: this gateway's portion of each, taken in advance.
+//!
+//! A gateway leases portions of a counter from the shared store and serves most requests from its portion, without asking. Only who
+//! finds the portion too small asks, for at most [`WAIT_MAX`]; a store that does not answer in time is left alone for [`DOWN_FOR`], and
+//! the limit's `on_store_failure` decides: open, the gateway's own counters are all there is; closed, the request is refused. What was
+//! used is told behind the requests, by one task, some times a second; what a portion has left goes back when nobody has used it
+//! for a while. The gateway's own book always counts too, so one gateway alone never lets in more than the limit.
+//!
+//! ```text
+//! store:  used = spent + leases                     here:  leased = held by requests + left
+//! take:   leases += portion                         request: left → held      settle: held → spent (told later)
+//! ```
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use penstock_govern::{Claim, OnStoreFailure, Span, Unit, began};
+use penstock_store::{Ask, Counters, Settlement, StoreError, Window};
+use tokio::time::{sleep, timeout};
+
+use crate::clock;
+
+/// Longest wait of a request for the store.
+const WAIT_MAX: Duration = Duration::from_millis(100);
+/// A store that has failed is left alone for this long.
+const DOWN_FOR: Duration = Duration::from_secs(1);
+/// Between two reports.
+const REPORT: Duration = Duration::from_millis(200);
+/// Longest wait for a report.
+const REPORT_MAX: Duration = Duration::from_secs(2);
+/// Reports at once.
+const REPORTS: usize = 64;
+/// A portion that nobody has used for this long goes back.
+const IDLE: Duration = Duration::from_secs(2);
+/// Parts of a limit that are leased at once.
+const PORTIONS: u64 = 100;
+/// A lease of what is in flight lapses after this many seconds without a sign of life of its gateway.
+const IN_FLIGHT_SECONDS: u64 = 15;
+/// Times that a request asks: others may take what was leased for it.
+const TRIES: u32 = 3;
+
+/// The shared counters, and this gateway's portions.
+pub(super) struct Shared {
+    counters: Arc<dyn Counters>,
+    /// This life of this gateway.
+    holder: String,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    cells: HashMap<Key, Cell>,
+    down_until: Option<Instant>,
+}
+
+/// A counter's name and stretch of time.
+type Key = (String, Window);
+
+#[derive(Debug, Default)]
+struct Cell {
+    leased: u64,
+    held: u64,
+    /// To be told: parts of the lease that are over, and what was spent.
+    over: u64,
+    spent: u64,
+    /// Unix seconds.
+    lapses: u64,
+    used_at: Option<Instant>,
+    renewed_at: Option<Instant>,
+}
+
+/// What a request has of the shared counters.
+#[derive(Debug)]
+pub(super) struct Portion {
+    key: Key,
+    unit: Unit,
+    tag: u16,
+    /// 0: the store did not answer, and the limit is open.
+    held: u64,
+    amount: u64,
+}
+
+/// Why a request does not get what it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// That claim does not fit; so much is used by all together.
+    Full { claim: usize, used: u64 },
+    /// The store does not answer, and that claim's limit is closed.
+    Away { claim: usize },
+}
+
+struct Want {
+    key: Key,
+    sliding: bool,
+    max: u64,
+    amount: u64,
+    lapses: u64,
+}
+
+impl Shared {
+    pub(super) fn new(counters: Arc<dyn Counters>, holder: String) -> Self {
+        Self { counters, holder, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what is claimed, all or nothing. `policy` says for each claim what happens while the store is away.
+    pub(super) async fn take(
+        &self,
+        claims: &[Claim<'_>],
+        policy: impl Fn(usize) -> OnStoreFailure,
+    ) -> Result<Vec<Portion>, Refused> {
+        let wants: Vec<Want> = claims.iter().map(want).collect();
+        for _ in 0..TRIES {
+            let asks = match self.from_portions(&wants) {
+                None => return Ok(portions(claims, wants, true)),
+                Some(asks) => asks,
+            };
+            match self.ask(&wants, &asks).await {
+                Ok(None) => {}
+                Ok(Some((at, used))) => return Err(Refused::Full { claim: asks[at], used }),
+                Err(()) => {
+                    let closed = (0..claims.len()).find(|at| policy(*at) == OnStoreFailure::Closed);
+                    return match closed {
+                        Some(claim) => Err(Refused::Away { claim }),
+                        None => Ok(portions(claims, wants, false)),
+                    };
+                }
+            }
+        }
+        Err(Refused::Full { claim: 0, used: claims[0].measure.max })
+    }
+
+    /// Holds everything in this gateway's portions; else says which wants need more, and holds nothing.
+    fn from_portions(&self, wants: &[Want]) -> Option<Vec<usize>> {
+        let (mut state, now) = (self.state(), clock::unix_seconds());
+        let lacking = |state: &State, want: &Want| {
+            state.cells.get(&want.key).is_none_or(|cell| cell.left(now) < want.amount) && want.amount > 0
+        };
+        let asks: Vec<usize> = (0..wants.len()).filter(|at| lacking(&state, &wants[*at])).collect();
+        if !asks.is_empty() {
+            return Some(asks);
+        }
+        for want in wants {
+            let cell = state.cells.entry(want.key.clone()).or_default();
+            cell.held += want.amount;
+            cell.used_at = Some(Instant::now());
+        }
+        None
+    }
+
+    /// Asks the store for more; `Some`: that ask does not fit. An error: it does not answer.
+    async fn ask(&self, wants: &[Want], which: &[usize]) -> Result<Option<(usize, u64)>, ()> {
+        if self.state().down_until.is_some_and(|until| Instant::now() < until) {
+            return Err(());
+        }
+        let now = clock::unix_seconds();
+        let asks: Vec<Ask> = {
+            let state = self.state();
+            let lacks = |want: &Want| {
+                let left = state.cells.get(&want.key).map_or(0, |cell| cell.left(now));
+                want.amount.saturating_sub(left).max(1)
+            };
+            let ask = |at: &usize| {
+                let want = &wants[*at];
+                let least = lacks(want);
+                Ask {
+                    counter: want.key.0.clone(),
+                    window: want.key.1,
+                    sliding: want.sliding,
+                    max: want.max,
+                    want: least.max(want.max / PORTIONS),
+                    least,
+                    until: want.lapses,
+                }
+            };
+            which.iter().map(ask).collect()
+        };
+        match timeout(WAIT_MAX, self.counters.take(&self.holder, &asks, true, now)).await {
+            Ok(Ok(grants)) => {
+                let full = asks.iter().zip(&grants).position(|(ask, grant)| grant.granted < ask.least);
+                self.up();
+                let mut state = self.state();
+                for (ask, grant) in asks.iter().zip(&grants) {
+                    let cell = state.cells.entry((ask.counter.clone(), ask.window)).or_default();
+                    cell.leased += grant.granted;
+                    cell.lapses = cell.lapses.max(ask.until);
+                    cell.renewed_at = Some(Instant::now());
+                }
+                Ok(full.map(|at| (at, grants[at].used)))
+            }
+            Ok(Err(error)) => self.down(&error.to_string()),
+            Err(_) => self.down("no answer in time"),
+        }
+    }
+
+    fn down<T>(&self, why: &str) -> Result<T, ()> {
+        let mut state = self.state();
+        let was_up = state.down_until.is_none();
+        state.down_until = Some(Instant::now() + DOWN_FOR);
+        drop(state);
+        if was_up {
+            tracing::error!(why, "the shared counters are away: limits that are open count by themselves");
+        }
+        Err(())
+    }
+
+    fn up(&self) {
+        if self.state().down_until.take().is_some() {
+            tracing::info!("the shared counters are back");
+        }
+    }
+
+    /// Whether the store answers.
+    pub(super) fn is_up(&self) -> bool {
+        self.state().down_until.is_none()
+    }
+
+    /// What was held has ended; `spent` as in the book.
+    pub(super) fn settle(&self, portions: Vec<Portion>, mut spent: impl FnMut(u16, Unit) -> Option<u64>) {
+        let mut state = self.state();
+        for portion in portions {
+            let Portion { key, unit, tag, held, amount } = portion;
+            let cell = state.cells.entry(key).or_default();
+            cell.held = cell.held.saturating_sub(held);
+            if unit == Unit::InFlight {
+                // A place is free for the next one here.
+                continue;
+            }
+            let spent = spent(tag, unit).unwrap_or(amount);
+            // What was not used stays in the portion.
+            let over = spent.min(held).min(cell.leased);
+            cell.leased -= over;
+            cell.over += over;
+            cell.spent += spent;
+        }
+    }
+
+    /// Tells the store what was used, renews leases, gives back what is idle. Never ends.
+    pub(super) async fn report(&self) {
+        loop {
+            sleep(REPORT).await;
+            self.report_once(Instant::now()).await;
+        }
+    }
+
+    async fn report_once(&self, at: Instant) {
+        let now = clock::unix_seconds();
+        let settlements = self.due(at, now);
+        for chunk in settlements.chunks(REPORTS) {
+            let told = timeout(REPORT_MAX, self.counters.settle(&self.holder, chunk, now)).await;
+            if let Err(why) = flat(told) {
+                // It may have been done all the same: then what was used counts twice, never less than once.
+                self.untold(chunk);
+                let _ = self.down::<()>(&why);
+                return;
+            }
+        }
+        let renewals = self.renewals(at, now);
+        for chunk in renewals.chunks(REPORTS) {
+            let told = timeout(REPORT_MAX, self.counters.take(&self.holder, chunk, false, now)).await;
+            if let Err(why) = flat(told) {
+                let _ = self.down::<()>(&why);
+                return;
+            }
+        }
+        if !(settlements.is_empty() && renewals.is_empty()) {
+            self.up();
+        }
+    }
+
+    /// What is to be told, taken out of the cells; cells that are over are forgotten.
+    fn due(&self, at: Instant, now: u64) -> Vec<Settlement> {
+        let mut out = Vec::new();
+        self.state().cells.retain(|(counter, window), cell| {
+            let idle = cell.used_at.is_none_or(|used| at.saturating_duration_since(used) >= IDLE);
+            let ended = cell.lapses <= now;
+            let back = if idle || ended { cell.leased.saturating_sub(cell.held) } else { 0 };
+            cell.leased -= back;
+            let (leased, spent) = (std::mem::take(&mut cell.over) + back, std::mem::take(&mut cell.spent));
+            if leased + spent > 0 {
+                out.push(Settlement { counter: counter.clone(), window: *window, leased, spent });
+            }
+            cell.held > 0 || cell.leased > 0 || !(idle || ended)
+        });
+        out
+    }
+
+    fn untold(&self, settlements: &[Settlement]) {
+        let mut state = self.state();
+        for one in settlements {
+            let cell = state.cells.entry((one.counter.clone(), one.window)).or_default();
+            cell.over += one.leased;
+            cell.spent += one.spent;
+        }
+    }
+
+    /// Leases of what is in flight: their gateway lives.
+    fn renewals(&self, at: Instant, now: u64) -> Vec<Ask> {
+        let due = Duration::from_secs(IN_FLIGHT_SECONDS / 3);
+        let mut out = Vec::new();
+        for ((counter, window), cell) in &mut self.state().cells {
+            let old = cell.renewed_at.is_none_or(|renewed| at.saturating_duration_since(renewed) >= due);
+            if window.seconds > 0 || cell.leased == 0 || !old {
+                continue;
+            }
+            cell.renewed_at = Some(at);
+            cell.lapses = now + IN_FLIGHT_SECONDS;
+            let (counter, until) = (counter.clone(), cell.lapses);
+            out.push(Ask { counter, window: *window, sliding: false, max: u64::MAX >> 12, want: 0, least: 0, until });
+        }
+        out
+    }
+}
+
+/// About how long until a span lets more in.
+pub(super) fn wait_ms(span: Span) -> Option<u64> {
+    let window = window(span, clock::unix_seconds()).0;
+    let end = window.end()? * 1000;
+    Some(end.saturating_sub(clock::since_epoch().as_millis() as u64))
+}
+
+fn flat<T>(told: Result<Result<T, StoreError>, tokio::time::error::Elapsed>) -> Result<T, String> {
+    told.map_err(|_| "no answer in time".to_owned())?.map_err(|error| error.to_string())
+}
+
+impl Cell {
+    /// What the portion has left.
+    fn left(&self, now: u64) -> u64 {
+        if self.lapses <= now { 0 } else { self.leased.saturating_sub(self.held) }
+    }
+}
+
+fn portions(claims: &[Claim<'_>], wants: Vec<Want>, is_held: bool) -> Vec<Portion> {
+    let portion = |(claim, want): (&Claim<'_>, Want)| Portion {
+        key: want.key,
+        unit: claim.measure.unit,
+        tag: claim.tag,
+        held: if is_held { want.amount } else { 0 },
+        amount: want.amount,
+    };
+    claims.iter().zip(wants).map(portion).collect()
+}
+
+/// The stretch of time that is counted together, and whether the one before counts in part.
+fn window(span: Span, now: u64) -> (Window, bool) {
+    match span {
+        Span::Now => (Window { start: 0, seconds: 0 }, false),
+        Span::Second => (Window::at(now, 1), true),
+        Span::Minute => (Window::at(now, 60), true),
+        Span::Hour => (Window::at(now, 3600), true),
+        Span::Day => (Window::at(now, 86_400), false),
+        Span::Month => {
+            let start = began(now * 1000).1 / 1000;
+            // Into the next month, and back to its beginning.
+            let end = began((start + 32 * 86_400) * 1000).1 / 1000;
+            (Window { start, seconds: end - start }, false)
+        }
+    }
+}
+
+fn want(claim: &Claim<'_>) -> Want {
+    let now = clock::unix_seconds();
+    let (window, sliding) = window(claim.measure.span, now);
+    let lapses = window.end().unwrap_or(now + IN_FLIGHT_SECONDS);
+    let counter = format!("{}/{}/{}", claim.limit, claim.subject, claim.measure.name());
+    Want { key: (counter, window), sliding, max: claim.measure.max, amount: claim.amount, lapses }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    use async_trait::async_trait;
+    use penstock_govern::Measure;
+    use penstock_store::{Grant, MemoryCounters};
+
+    use super::*;
+
+    /// A store that can be cut off, and counts round trips.
+    #[derive(Default)]
+    struct Store {
+        inner: MemoryCounters,
+        away: AtomicBool,
+        trips: AtomicU64,
+    }
+
+    #[async_trait]
+    impl Counters for Store {
+        async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError> {
+            self.trips.fetch_add(1, Ordering::Relaxed);
+            if self.away.load(Ordering::Relaxed) {
+                return std::future::pending().await;
+            }
+            self.inner.take(holder, asks, whole, now).await
+        }
+
+        async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
+            if self.away.load(Ordering::Relaxed) {
+                return std::future::pending().await;
+            }
+            self.inner.settle(holder, settlements, now).await
+        }
+    }
+
+    fn measure(unit: Unit, span: Span, max: u64) -> Measure {
+        Measure { unit, span, max }
+    }
+
+    async fn try_take(shared: &Shared, measure: Measure, amount: u64) -> Result<Vec<Portion>, Refused> {
+        let limit: Arc<str> = "l".into();
+        shared.take(&[Claim { limit: &limit, subject: "k", measure, amount, tag: 0 }], |_| OnStoreFailure::Open).await
+    }
+
+    #[tokio::test]
+    async fn two_gateways_let_in_no_more_than_one_would() {
+        let store = Arc::new(Store::default());
+        let gateways = ["a", "b"].map(|name| Shared::new(store.clone(), name.into()));
+        let month = measure(Unit::NanoUsd, Span::Month, 10_000);
+        let (mut spent, mut open) = (0, [Vec::new(), Vec::new()]);
+        for turn in 0..2000u64 {
+            let at = (turn % 3 % 2) as usize;
+            if let Ok(portions) = try_take(&gateways[at], month, 17).await {
+                open[at].push(portions);
+            }
+            if turn % 5 == 0
+                && let Some(portions) = open[at].pop()
+            {
+                gateways[at].settle(portions, |_, _| Some(9));
+                spent += 9;
+            }
+            if turn % 50 == 0 {
+                gateways[0].report_once(Instant::now()).await;
+                gateways[1].report_once(Instant::now()).await;
+            }
+            let held = open.iter().map(|open| open.len() as u64 * 17).sum::<u64>();
+            assert!(spent + held <= 10_000, "{spent} {held}");
+        }
+        let held = open.iter().map(|open| open.len() as u64 * 17).sum::<u64>();
+        assert!(spent + held > 9_500, "what one leaves the other gets: {spent} {held}");
+        assert!(store.trips.load(Ordering::Relaxed) < 1700, "full counters are asked, others seldom");
+    }
+
+    #[tokio::test]
+    async fn most_requests_ask_nobody() {
+        let store = Arc::new(Store::default());
+        let gateway = Shared::new(store.clone(), "a".into());
+        for _ in 0..1000 {
+            let portions = try_take(&gateway, measure(Unit::Requests, Span::Month, 100_000), 1).await.expect("room");
+            gateway.settle(portions, |_, _| Some(1));
+        }
+        assert_eq!(store.trips.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test]
+    async fn places_in_flight_come_back() {
+        let store = Arc::new(Store::default());
+        let gateways = ["a", "b"].map(|name| Shared::new(store.clone(), name.into()));
+        let places = measure(Unit::InFlight, Span::Now, 2);
+        let first = try_take(&gateways[0], places, 1).await.expect("room");
+        let second = try_take(&gateways[1], places, 1).await.expect("room");
+        assert!(matches!(try_take(&gateways[0], places, 1).await, Err(Refused::Full { claim: 0, used: 2 })));
+        gateways[1].settle(second, |_, _| Some(1));
+        assert!(try_take(&gateways[0], places, 1).await.is_err(), "it is still the other's place");
+        gateways[1].report_once(Instant::now() + IDLE * 2).await;
+        let again = try_take(&gateways[0], places, 1).await.expect("given back");
+        gateways[0].settle(again, |_, _| Some(1));
+        gateways[0].settle(first, |_, _| Some(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_is_away_delays_one_request_and_decides_by_the_limit() {
+        let store = Arc::new(Store::default());
+        let gateway = Shared::new(store.clone(), "a".into());
+        store.away.store(true, Ordering::Relaxed);
+        let day = measure(Unit::Tokens, Span::Day, 1000);
+        let portions = try_take(&gateway, day, 10).await.expect("open");
+        assert!(!gateway.is_up());
+        try_take(&gateway, day, 10).await.expect("open");
+        assert_eq!(store.trips.load(Ordering::Relaxed), 1, "it is left alone");
+        let limit: Arc<str> = "l".into();
+        let claim = Claim { limit: &limit, subject: "k", measure: day, amount: 1, tag: 0 };
+        let closed = gateway.take(&[claim], |_| OnStoreFailure::Closed).await;
+        assert_eq!(closed.expect_err("closed"), Refused::Away { claim: 0 });
+        gateway.settle(portions, |_, _| Some(7));
+        store.away.store(false, Ordering::Relaxed);
+        gateway.report_once(Instant::now()).await;
+        let other = Shared::new(store, "b".into());
+        assert!(matches!(try_take(&other, day, 994).await, Err(Refused::Full { used: 7, .. })), "told when it is back");
+    }
+}

@@ -1,0 +1,320 @@
+"""Limits and budgets, held against what a provider really bills."""
+
+import asyncio
+import json
+import random
+import signal
+
+import httpx
+import pytest
+
+from harness import serving, wait_until
+from swarm import OUTPUT_USD, PROMPT_USD, Swarm, ask
+
+KEY, OTHER, OPS = "pk-limited", "pk-other", "pk-ops"
+CONFIG = """
+[[keys]]
+id = "limited"
+key_env = "KEY_LIMITED"
+limits = ["it"]
+
+[[keys]]
+id = "other"
+key_env = "KEY_OTHER"
+
+[[keys]]
+id = "ops"
+key_env = "KEY_OPS"
+routes = ["/metrics"]
+
+[[limits]]
+id = "it"
+{limit}
+
+[[providers]]
+id = "openai"
+base_url = "{url}/v1"
+key_env = "KEY_UP"
+
+[[providers]]
+id = "anthropic"
+protocol = "anthropic"
+base_url = "{url}/v1"
+key_env = "KEY_UP"
+
+[[providers]]
+id = "gemini"
+protocol = "gemini"
+base_url = "{url}/v1beta"
+key_env = "KEY_UP"
+"""
+MODELS = {
+    "chat": '[{ provider = "openai", model = "m" }]',
+    "claude": '[{ provider = "anthropic", model = "m" }]',
+    "gem": '[{ provider = "gemini", model = "m" }]',
+    "embed": '[{ provider = "openai", model = "m" }]',
+    "two": '[{ provider = "openai", model = "m" }, { provider = "anthropic", model = "m" }]',
+    "hedged": '[{ provider = "openai", model = "m" }, { provider = "gemini", model = "m" }]',
+}
+
+
+def config(swarm: Swarm, limit: str, more: str = "") -> str:
+    text = CONFIG.format(url=swarm.url, limit=limit)
+    price = (
+        f"{{ input = {PROMPT_USD}, cached_input = {PROMPT_USD}, cache_write = {PROMPT_USD}, output = {OUTPUT_USD} }}"
+    )
+    for name, to in MODELS.items():
+        text += f'\n[[models]]\nname = "{name}"\nto = {to}\nprice = {price}\n'
+        text += {"hedged": "hedge_after_ms = 30\n"}.get(name, "retries = 1\n")
+    return text + more
+
+
+def limited(folder, swarm: Swarm, limit: str, more: str = "", **options):
+    env = {"KEY_LIMITED": KEY, "KEY_OTHER": OTHER, "KEY_OPS": OPS, "KEY_UP": "sk-up"}
+    return serving(folder, config=config(swarm, limit, more), env=env, workers=0, **options)
+
+
+@pytest.fixture
+def swarm():
+    swarm = Swarm()
+    yield swarm
+    swarm.close()
+
+
+def body_of(model: str, words: str, stream: bool, max_tokens: int | None = None) -> tuple[str, dict]:
+    """A request on a surface, by the model's name: `chat`, `responses:chat`, `completions`..."""
+    surface, _, name = model.rpartition(":")
+    bound = {} if max_tokens is None else {"max_tokens": max_tokens}
+    messages = [{"role": "user", "content": words}]
+    match surface:
+        case "" | "chat":
+            return "/v1/chat/completions", {"model": name, "messages": messages, "stream": stream} | bound
+        case "messages":
+            bound = {"max_tokens": max_tokens or 4096}
+            return "/v1/messages", {"model": name, "messages": messages, "stream": stream} | bound
+        case "responses":
+            bound = {} if max_tokens is None else {"max_output_tokens": max_tokens}
+            return "/v1/responses", {"model": name, "input": words, "stream": stream, "store": False} | bound
+        case "generate":
+            method = "streamGenerateContent?alt=sse" if stream else "generateContent"
+            config = {} if max_tokens is None else {"generationConfig": {"maxOutputTokens": max_tokens}}
+            content = [{"role": "user", "parts": [{"text": words}]}]
+            return f"/v1beta/models/{name}:{method}", {"contents": content} | config
+        case "embeddings":
+            return "/v1/embeddings", {"model": name, "input": words}
+    raise AssertionError(surface)
+
+
+SURFACES = [
+    "chat:chat",
+    "chat:claude",
+    "chat:gem",
+    "chat:two",
+    "chat:hedged",
+    "messages:claude",
+    "messages:chat",
+    "responses:chat",
+    "responses:gem",
+    "generate:gem",
+    "generate:claude",
+    "embeddings:embed",
+]
+
+
+async def swarm_of(gateway, count: int, seed: int, leave: bool = True, hows=("full", "mute", "break", "fail", "slow")):
+    """So many requests at once, each on another surface and with another fate."""
+    chance = random.Random(seed)
+
+    async def one():
+        surface, how = chance.choice(SURFACES), chance.choice(hows)
+        words = f"Hello <{how}> <tokens={chance.randint(1, 60)}> " + "word " * chance.randint(0, 60)
+        path, body = body_of(surface, words, chance.random() < 0.7, chance.choice([None, 10, 1000]))
+        leave_after = chance.randint(0, 2500) if leave and chance.random() < 0.2 else None
+        return await ask(gateway.port, path, body, KEY, leave_after)
+
+    return await asyncio.gather(*(one() for _ in range(count)))
+
+
+def status(gateway, key: str = KEY) -> dict:
+    answer = httpx.get(f"{gateway.url}/status", headers={"authorization": f"Bearer {key}"}, timeout=20)
+    return {limit["id"]: limit for limit in answer.raise_for_status().json()["limits"]}
+
+
+def measure(gateway, name: str, limit: str = "it") -> dict:
+    return next(one for one in status(gateway)[limit]["measures"] if one["measure"] == name)
+
+
+def metric(gateway, name: str) -> float:
+    """A metric, over all its labels that the name leaves open."""
+    answer = httpx.get(f"{gateway.url}/metrics", headers={"authorization": f"Bearer {OPS}"}, timeout=20)
+    lines = answer.raise_for_status().text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+
+def settled(gateway, name: str, limit: str = "it") -> float:
+    """What a measure counts when nothing is in flight any more."""
+    wait_until(lambda: measure(gateway, name, limit)["reserved"] == 0, "everything settled", 60)
+    return measure(gateway, name, limit)["used"]
+
+
+def test_a_budget_holds_under_a_thousand_streams(tmp_path, swarm):
+    budget = 0.4
+    limit = f'usd_per_day = {budget}\nreserve = "most"\nmax_tokens_default = 40\nmax_tokens_max = 40'
+    with limited(tmp_path, swarm, limit) as gateway:
+        answers = asyncio.run(swarm_of(gateway, 1000, 1))
+        assert swarm.usd <= budget
+        assert sum(answer.status == 200 for answer in answers) > 100, "many are served"
+        refused = [answer for answer in answers if answer.status == 429]
+        assert refused, "the thousand do not fit at once"
+        for number in range(2, 40):
+            answers = asyncio.run(swarm_of(gateway, 200, number))
+            assert swarm.usd <= budget, "no more is billed than the budget"
+            if all(answer.status in (0, 429) for answer in answers):
+                break
+        used = settled(gateway, "usd_per_day")
+        assert swarm.usd <= used + 1e-6 and used <= budget + 1e-9, (swarm.usd, used)
+        assert used > budget * 0.9, "what was not used was given back"
+        assert metric(gateway, "penstock_panics_total") == 0 and metric(gateway, "penstock_limit_holds") == 0
+
+
+def test_guesses_exceed_a_budget_by_no_more_than_they_were_wrong(tmp_path, swarm):
+    with limited(tmp_path, swarm, "usd_per_day = 0.2") as gateway:
+        for number in range(6):
+            asyncio.run(swarm_of(gateway, 200, number, leave=False, hows=("full", "mute")))
+        used = settled(gateway, "usd_per_day")
+        exceeded = metric(gateway, 'penstock_limit_exceeded_total{unit="usd"}')
+        assert used <= 0.2 + exceeded + 1e-9
+        assert swarm.usd <= used * 1.1, "without usage of the provider, what is counted here is close"
+
+
+def test_refusals_name_the_rule_and_when(tmp_path, swarm):
+    with limited(tmp_path, swarm, "requests_per_minute = 2\nusd_per_month = 1.0") as gateway:
+        path, body = body_of("chat:chat", "hi", False)
+        first = asyncio.run(ask(gateway.port, path, body, KEY))
+        assert (first.status, first.headers["x-ratelimit-limit-requests"]) == (200, "2")
+        assert first.headers["x-ratelimit-remaining-requests"] == "1"
+        assert first.headers["x-ratelimit-reset-requests"].startswith("1m")
+        path, stream = body_of("messages:claude", "hi", True)
+        second = asyncio.run(ask(gateway.port, path, stream, KEY))
+        assert second.headers["anthropic-ratelimit-requests-remaining"] == "0"
+        assert second.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
+        for surface, told in [
+            ("chat:chat", lambda body: body["error"]["code"] == "rate_limit_exceeded"),
+            ("messages:claude", lambda body: body["error"]["type"] == "rate_limit_error"),
+            ("generate:gem", lambda body: body["error"]["status"] == "RESOURCE_EXHAUSTED"),
+        ]:
+            path, body = body_of(surface, "hi", False)
+            refused = asyncio.run(ask(gateway.port, path, body, KEY))
+            said = json.loads(refused.body)
+            assert refused.status == 429 and told(said), said
+            assert "requests_per_minute" in said["error"]["message"] and '"it"' in said["error"]["message"]
+            assert refused.headers["x-penstock-error-source"] == "gateway"
+            assert 0 < int(refused.headers["retry-after"]) <= 61
+            assert int(refused.headers["retry-after-ms"]) <= 61000
+        line = next(json.loads(line) for line in gateway.log().splitlines() if '"limit":' in line)
+        assert line["limit"] == "it: requests_per_minute" and line["status"] == 429
+        assert asyncio.run(ask(gateway.port, *body_of("chat:chat", "hi", False), OTHER)).status == 200, "others go on"
+
+
+def test_a_budget_that_is_used_up_is_no_rate(tmp_path, swarm):
+    with limited(tmp_path, swarm, "usd_per_month = 0.000001") as gateway:
+        refused = asyncio.run(ask(gateway.port, *body_of("chat:chat", "hi", False), KEY))
+        assert refused.status == 429 and refused.headers["x-should-retry"] == "false"
+        limit = "tokens_per_minute = 1000"
+    with limited(tmp_path / "b", swarm, limit) as gateway:
+        refused = asyncio.run(ask(gateway.port, *body_of("chat:chat", "hi", False, 5000), KEY))
+        error = json.loads(refused.body)["error"]
+        assert (refused.status, error["type"]) == (429, "tokens") and "never fit" in error["message"]
+        assert "retry-after" not in refused.headers and not swarm.seen.bodies
+
+
+@pytest.mark.parametrize("surface", ["chat:chat", "messages:claude", "generate:gem", "responses:chat", "chat:claude"])
+def test_output_is_bounded_on_every_way(tmp_path, swarm, surface):
+    with limited(tmp_path, swarm, "max_tokens_default = 7\nmax_tokens_max = 9") as gateway:
+        for asked, expected in [(None, 9 if surface.startswith("messages") else 7), (5, 5), (50, 9)]:
+            answer = asyncio.run(ask(gateway.port, *body_of(surface, "<tokens=100>", False, asked), KEY))
+            assert answer.status == 200, answer
+            seen = swarm.seen.bodies[-1]
+            bound = (
+                seen.get("max_tokens")
+                or seen.get("max_completion_tokens")
+                or seen.get("generationConfig", {}).get("maxOutputTokens")
+            )
+            assert bound == expected, seen
+
+
+def test_so_many_at_once(tmp_path, swarm):
+    with limited(tmp_path, swarm, "in_flight = 5") as gateway:
+
+        async def crowd():
+            path, body = body_of("chat:chat", "<slow> <tokens=20>", True)
+            return await asyncio.gather(*(ask(gateway.port, path, body, KEY) for _ in range(50)))
+
+        answers = asyncio.run(crowd())
+        assert swarm.seen.most <= 5
+        assert [sum(answer.status == code for answer in answers) for code in (200, 429)] == [5, 45]
+        assert settled(gateway, "in_flight") == 0
+
+
+def test_what_was_spent_survives_the_gateway(tmp_path, swarm):
+    limit = 'usd_per_day = 1.0\ntokens_per_month = 1000000\nreserve = "most"\nmax_tokens_default = 40'
+    with limited(tmp_path, swarm, limit) as gateway:
+        answers = [asyncio.run(ask(gateway.port, *body_of("chat:chat", "<tokens=30>", True), KEY)) for _ in range(5)]
+        assert all(answer.status == 200 for answer in answers)
+        used = settled(gateway, "usd_per_day")
+        assert used == pytest.approx(swarm.usd, abs=1e-6)
+        wait_until(lambda: metric(gateway, "penstock_ledger_waiting") == 0, "the ledger is written")
+
+        async def cut():
+            path, body = body_of("chat:chat", "<slow> <tokens=40>", True)
+            streams = [asyncio.create_task(ask(gateway.port, path, body, KEY)) for _ in range(3)]
+            while swarm.seen.now < 3 or metric(gateway, "penstock_ledger_waiting") > 0:
+                await asyncio.sleep(0.01)
+            gateway.process.send_signal(signal.SIGKILL)
+            await asyncio.gather(*streams)
+
+        held = []
+        asyncio.run(cut())
+        gateway.process.wait()
+        gateway.start()
+        after = measure(gateway, "usd_per_day")["used"]
+        assert after >= swarm.usd - 1e-6, "what the provider bills for the three that were cut is counted"
+        assert after <= used + 3 * 0.002, held
+        again = measure(gateway, "tokens_per_month")["used"]
+        gateway.stop()
+        gateway.start()
+        assert measure(gateway, "usd_per_day")["used"] == pytest.approx(after), "and once only"
+        assert measure(gateway, "tokens_per_month")["used"] == again
+
+
+def test_batches_are_counted_where_live_requests_are(tmp_path, swarm):
+    with limited(tmp_path, swarm, "requests_per_hour = 4\ntokens_per_day = 100000") as gateway:
+        client = gateway.client(api_key=KEY)
+        lines = [
+            {
+                "custom_id": str(number),
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": body_of("chat:chat", "hi", False)[1],
+            }
+            for number in range(6)
+        ]
+        text = "\n".join(json.dumps(line) for line in lines).encode()
+        file = client.files.create(file=("in.jsonl", text), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        done = wait_until(lambda: (b := client.batches.retrieve(batch.id)).status == "completed" and b, "the batch", 60)
+        assert (done.request_counts.completed, done.request_counts.failed) == (4, 2)
+        errors = client.files.content(done.error_file_id).text
+        assert "requests_per_hour" in errors
+        assert settled(gateway, "tokens_per_day") == sum(bill.prompt + bill.output for bill in swarm.seen.bills)
+
+
+def test_status_says_what_is_in_effect(tmp_path, swarm):
+    more = '\n[[limits]]\nid = "idle"\nrequests_per_day = 5\n'
+    with limited(tmp_path, swarm, "requests_per_day = 5", more) as gateway:
+        assert asyncio.run(ask(gateway.port, *body_of("chat:chat", "hi", False), KEY)).status == 200
+        limits = status(gateway)
+        assert limits["it"]["effective"] and limits["it"]["yours"] and limits["it"]["measures"][0]["used"] == 1
+        assert not limits["idle"]["effective"] and "names it" in limits["idle"]["why_not"]
+        assert not status(gateway, OTHER)["it"]["yours"]
+        assert httpx.get(f"{gateway.url}/status").status_code == 401
