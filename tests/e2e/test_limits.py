@@ -178,13 +178,13 @@ def test_a_budget_holds_under_a_thousand_streams(tmp_path, swarm):
 
 
 def test_guesses_exceed_a_budget_by_no_more_than_they_were_wrong(tmp_path, swarm):
-    with limited(tmp_path, swarm, "usd_per_day = 0.2") as gateway:
+    with limited(tmp_path, swarm, "usd_per_day = 0.05") as gateway:
         for number in range(6):
             asyncio.run(swarm_of(gateway, 200, number, leave=False, hows=("full", "mute")))
         used = settled(gateway, "usd_per_day")
         exceeded = metric(gateway, 'penstock_limit_exceeded_total{unit="usd"}')
-        assert used <= 0.2 + exceeded + 1e-9
-        assert swarm.usd <= used * 1.1, "without usage of the provider, what is counted here is close"
+        assert used <= 0.05 + exceeded + 1e-9
+        assert swarm.usd <= used * 1.3, "what is counted here without the provider is close; losers of hedges bill more"
 
 
 def test_refusals_name_the_rule_and_when(tmp_path, swarm):
@@ -211,7 +211,8 @@ def test_refusals_name_the_rule_and_when(tmp_path, swarm):
             assert refused.headers["x-penstock-error-source"] == "gateway"
             assert 0 < int(refused.headers["retry-after"]) <= 61
             assert int(refused.headers["retry-after-ms"]) <= 61000
-        line = next(json.loads(line) for line in gateway.log().splitlines() if '"limit":' in line)
+        lines = wait_until(lambda: [line for line in gateway.log().splitlines() if '"limit":' in line], "a line", 5)
+        line = json.loads(lines[0])
         assert line["limit"] == "it: requests_per_minute" and line["status"] == 429
         assert asyncio.run(ask(gateway.port, *body_of("chat:chat", "hi", False), OTHER)).status == 200, "others go on"
 
@@ -273,13 +274,12 @@ def test_what_was_spent_survives_the_gateway(tmp_path, swarm):
             gateway.process.send_signal(signal.SIGKILL)
             await asyncio.gather(*streams)
 
-        held = []
         asyncio.run(cut())
         gateway.process.wait()
         gateway.start()
         after = measure(gateway, "usd_per_day")["used"]
         assert after >= swarm.usd - 1e-6, "what the provider bills for the three that were cut is counted"
-        assert after <= used + 3 * 0.002, held
+        assert after <= used + 3 * 0.002
         again = measure(gateway, "tokens_per_month")["used"]
         gateway.stop()
         gateway.start()
