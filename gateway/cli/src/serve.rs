@@ -150,6 +150,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let store = stored::open(&config).context("the store")?;
     let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), provider::all(&config)?);
     let gateway = gateway.with_store(store.clone()).with_ledger().context("the ledger")?.shared();
+    if let Some(shared) = stored::shared(&config).context("the shared counters")? {
+        gateway.governor.share(shared.counters).context("the shared counters")?;
+    }
     provider::discover::start(gateway.serving().providers());
     let level = log.clone();
     let level = Box::new(move |filter: &str| penstock_admin::LogFilter::set(level.as_ref(), filter));

@@ -110,7 +110,9 @@ impl Gateway {
     /// The system has no thread for it.
     pub fn with_ledger(self) -> std::io::Result<Self> {
         if let Some(keeper) = &self.keeper {
-            self.governor.keep_ledger(&keeper.store, self.serving().rules.limits())?;
+            let serving = self.serving();
+            let is_shared = serving.config.store.postgres.is_some();
+            self.governor.keep_ledger(&keeper.store, serving.rules.limits(), is_shared)?;
         }
         Ok(self)
     }

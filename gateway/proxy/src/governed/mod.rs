@@ -77,6 +77,8 @@ struct State {
     give: Option<Give>,
 }
 
+/// Entries of a shared store that are open for longer than this are nobody's any more.
+const SHARED_ORPHAN_SECONDS: u64 = 3600;
 /// Longest time for reading the ledger at start.
 const RESTORE_MAX: Duration = Duration::from_secs(30);
 /// Counters that say nothing any more are dropped this often.
@@ -116,15 +118,20 @@ impl Governor {
     ///
     /// # Errors
     /// The system has no thread for it. A store that does not answer is no error: the counters begin anew, and the log says so.
-    pub fn keep_ledger(&self, store: &Arc<dyn Store>, limits: &[Arc<Limit>]) -> std::io::Result<()> {
+    pub fn keep_ledger(&self, store: &Arc<dyn Store>, limits: &[Arc<Limit>], is_shared: bool) -> std::io::Result<()> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(std::io::Error::other)?;
         let gateway: Arc<str> = format!("{:016x}", u64::from_le_bytes(random)).into();
-        // Whatever is open was opened before this process began, also by a clock that was ahead.
-        let (name, now) = (gateway.to_string(), clock::unix_seconds() + 86_400);
+        let name = gateway.to_string();
+        // In a store of one's own whatever is open was opened before this process began, also by a clock that was ahead. In one that is
+        // shared it may be another gateway's that lives.
+        let before = match is_shared {
+            true => clock::unix_seconds().saturating_sub(SHARED_ORPHAN_SECONDS),
+            false => clock::unix_seconds() + 86_400,
+        };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let restored = async {
-            let orphans = restore::settle_orphans(store.as_ref(), now, &name).await?;
+            let orphans = restore::settle_orphans(store.as_ref(), before, &name).await?;
             if orphans > 0 {
                 tracing::warn!(
                     orphans,
