@@ -57,12 +57,12 @@ const BUFFERS: L4BufferSettings = L4BufferSettings { read: Some(0), write: Some(
 
 /// The service with all listeners of the config.
 pub fn service(gateway: Arc<Gateway>, config: &Snapshot) -> Result<Service<App<Gateway>>, ServerError> {
-    let mut service = Service::new("http".into(), App::new(gateway.clone()));
-    service.threads = Some(config.threads);
     let mut listener = ListenerConfig::tcp(config.listen.to_string()).l4_buffer(BUFFERS);
     if let Some(files) = &config.tls {
         listener = listener.tls(tls(&gateway, files)?);
     }
+    let mut service = Service::new("http".into(), App::new(gateway));
+    service.threads = Some(config.threads);
     service.add_listener(listener);
     if let Some(path) = &config.unix {
         service.add_listener(ListenerConfig::uds(path.display().to_string()).l4_buffer(BUFFERS));
