@@ -7,9 +7,11 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use http::HeaderMap;
 use penstock_dialects::{Dialect, Surface};
 use penstock_proto::ErrorKind;
 
+use super::certificate::Certificate;
 use super::credential::{self, Given};
 use super::directory::{Denied, Directory};
 use super::follow::Follow;
@@ -101,22 +103,49 @@ impl Guard {
             return Ok(NOBODY.clone());
         }
         let now = clock::unix_seconds();
-        let principal = match credential::given(&head.target, &head.headers) {
-            Given::One(given) if is_token(&given) && !identity.issuers.is_empty() => {
-                self.token(identity, &given, address, now).await?
-            }
-            Given::One(given) => self.key(identity, &given, address, now).await?,
-            Given::None => self.uncredentialed(identity, exchange)?,
-            Given::Unusable if self.is_open(identity) => NOBODY.clone(),
-            Given::Unusable => {
-                return Err(self.refused("unusable", "Send exactly one API key, as \"Authorization: Bearer KEY\"."));
-            }
-        };
+        let certificate = || if identity.has_certificates() { exchange.certificate() } else { None };
+        let given = credential::given(&head.target, &head.headers);
+        let principal = self.known(identity, given, certificate, address, now).await?;
         let dialect = exchange.dialect;
         let asked = Use { route: route.label(), class, dialect, address, is_live: true, now };
         exchange.set_client(address);
         principal.check(&asked).inspect_err(|_| self.count("scope"))?;
         Ok(principal)
+    }
+
+    /// Whom the credential of a request names, whatever it asks for; without a connection there is no certificate. What a request may
+    /// do is not checked: nothing is served with this.
+    ///
+    /// # Errors
+    /// As a request without a good credential.
+    pub async fn identify(
+        &self,
+        identity: &Identity,
+        target: &str,
+        headers: &HeaderMap,
+    ) -> Result<Arc<Principal>, Failure> {
+        self.known(identity, credential::given(target, headers), || None, None, clock::unix_seconds()).await
+    }
+
+    async fn known(
+        &self,
+        identity: &Identity,
+        given: Given,
+        certificate: impl FnOnce() -> Option<Certificate>,
+        address: Option<IpAddr>,
+        now: u64,
+    ) -> Result<Arc<Principal>, Failure> {
+        match given {
+            Given::One(given) if is_token(&given) && !identity.issuers.is_empty() => {
+                self.token(identity, &given, address, now).await
+            }
+            Given::One(given) => self.key(identity, &given, address, now).await,
+            Given::None => self.uncredentialed(identity, certificate()),
+            Given::Unusable if self.is_open(identity) => Ok(NOBODY.clone()),
+            Given::Unusable => {
+                Err(self.refused("unusable", "Send exactly one API key, as \"Authorization: Bearer KEY\"."))
+            }
+        }
     }
 
     /// Who a tenant is whose request is answered later, without a connection (a batch's line, a response in the background). What it
@@ -233,8 +262,7 @@ impl Guard {
     }
 
     /// Who comes without a credential in the request: whom its certificate names, or nobody, where that is enough.
-    fn uncredentialed(&self, identity: &Identity, exchange: &Exchange) -> Result<Arc<Principal>, Failure> {
-        let certificate = identity.has_certificates().then(|| exchange.certificate()).flatten();
+    fn uncredentialed(&self, identity: &Identity, certificate: Option<Certificate>) -> Result<Arc<Principal>, Failure> {
         if let Some(known) = certificate.as_ref().and_then(|certificate| identity.by_certificate(&certificate.0)) {
             return Ok(known.principal.clone());
         }
