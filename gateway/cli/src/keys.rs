@@ -138,20 +138,28 @@ struct RotateArgs {
 
 /// Does one of them.
 pub(crate) fn run(args: &KeysArgs) -> anyhow::Result<()> {
+    let place = match &args.command {
+        KeysCommand::Create(args) => &args.place,
+        KeysCommand::List(args) => &args.place,
+        KeysCommand::Show(args) | KeysCommand::Revoke(args) => &args.place,
+        KeysCommand::Rotate(args) => &args.one.place,
+    };
+    // A store has threads of its own, and is not opened on one of a runtime.
+    let desk = desk(place)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         match &args.command {
-            KeysCommand::Create(args) => create(args).await,
-            KeysCommand::List(args) => list(args).await,
-            KeysCommand::Show(args) => show(&args.place, &desk(&args.place)?.show(&id(&args.id)?).await?),
+            KeysCommand::Create(args) => create(&desk, args).await,
+            KeysCommand::List(args) => list(&desk, args).await,
+            KeysCommand::Show(args) => show(place, &desk.show(&id(&args.id)?).await?),
             KeysCommand::Rotate(args) => {
-                let (place, grace) = (&args.one.place, duration(&args.grace)?);
-                issued(place, &desk(place)?.rotate(&id(&args.one.id)?, grace, clock::unix_seconds()).await?)
+                let grace = duration(&args.grace)?;
+                issued(place, &desk.rotate(&id(&args.one.id)?, grace, clock::unix_seconds()).await?)
             }
             KeysCommand::Revoke(args) => {
-                let key = desk(&args.place)?.revoke(&id(&args.id)?, clock::unix_seconds()).await?;
-                if args.place.json {
-                    return show(&args.place, &key);
+                let key = desk.revoke(&id(&args.id)?, clock::unix_seconds()).await?;
+                if place.json {
+                    return show(place, &key);
                 }
                 println!("{} is revoked", key.id);
                 Ok(())
@@ -160,7 +168,7 @@ pub(crate) fn run(args: &KeysArgs) -> anyhow::Result<()> {
     })
 }
 
-async fn create(args: &CreateArgs) -> anyhow::Result<()> {
+async fn create(desk: &Desk, args: &CreateArgs) -> anyhow::Result<()> {
     let mut wish = NewKey {
         name: args.name.clone(),
         team: args.team.clone(),
@@ -173,11 +181,9 @@ async fn create(args: &CreateArgs) -> anyhow::Result<()> {
     wish.scope.models.clone_from(&args.models);
     wish.scope.routes.clone_from(&args.routes);
     wish.scope.dialects.clone_from(&args.dialects);
-    for text in &args.addresses {
-        wish.scope.addresses.push(network(text)?);
-    }
+    wish.scope.addresses = args.addresses.iter().map(|text| network(text)).collect::<anyhow::Result<_>>()?;
     wish.scope.expires = args.expires.as_deref().map(moment).transpose()?;
-    issued(&args.place, &desk(&args.place)?.create(wish, clock::unix_seconds()).await?)
+    issued(&args.place, &desk.create(wish, clock::unix_seconds()).await?)
 }
 
 fn network(text: &str) -> anyhow::Result<ipnet::IpNet> {
@@ -185,8 +191,7 @@ fn network(text: &str) -> anyhow::Result<ipnet::IpNet> {
     text.parse().ok().or_else(address).with_context(|| format!("{text:?} is neither an address nor a network"))
 }
 
-async fn list(args: &ListArgs) -> anyhow::Result<()> {
-    let desk = desk(&args.place)?;
+async fn list(desk: &Desk, args: &ListArgs) -> anyhow::Result<()> {
     let revoked = if args.all { None } else { Some(false) };
     let filter = KeyFilter { team: args.team.clone(), user: args.user.clone(), parent: None, revoked };
     let mut keys: Vec<KeyRecord> = Vec::new();

@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 
 use super::identity::is_open;
 use super::jwt::keep;
-use super::pepper::Pepper;
+use super::pepper::{Pepper, PepperSource};
 use crate::gateway::Gateway;
 
 /// Longest question for a change.
@@ -129,6 +129,10 @@ fn warn(gateway: &Gateway) {
     let serving = gateway.serving();
     let (config, is_local) = (&serving.config, serving.config.listen.ip().is_loopback());
     let has_keys = !config.auth.knows_nobody(&config.keys) || !gateway.guard.directory.load().is_virgin();
+    if config.store.postgres.is_some() && config.auth.pepper == PepperSource::State {
+        let help = "give all of them one auth.pepper_file or auth.pepper_env";
+        tracing::warn!(help, "keys that this gateway issues are good at no other gateway on the store");
+    }
     if is_open(config) && !is_local {
         tracing::warn!(listen = %config.listen, "whoever can connect is served: auth.anonymous is \"allow\"");
     } else if !is_open(config) && !has_keys {

@@ -30,6 +30,8 @@ impl When {
 const FIXED: &[(&str, &str)] = &[
     ("admin", "listen"),
     ("admin", "unix"),
+    ("auth", "pepper_file"),
+    ("auth", "pepper_env"),
     ("server", "listen"),
     ("server", "unix"),
     ("server", "state_dir"),
@@ -37,6 +39,8 @@ const FIXED: &[(&str, &str)] = &[
     ("server", "watch"),
     ("server.tls", "certificate"),
     ("server.tls", "key"),
+    ("server.tls", "client_ca"),
+    ("server.tls", "client_auth"),
     ("log", "access"),
     ("store", "url"),
     ("store", "url_env"),
@@ -71,6 +75,7 @@ pub(super) fn hold(began: &Snapshot, in_force: &Arc<Snapshot>, config: &mut Snap
     }
     hold!("admin.listen", admin.listen);
     hold!("admin.unix", admin.unix);
+    hold!("auth.pepper", auth.pepper);
     hold!("server.listen", listen);
     hold!("server.unix", unix);
     hold!("server.state_dir", state_dir);
