@@ -43,7 +43,7 @@ doc: ## The documentation builds without warnings
 	@$(TOOLS); need_build_tools; RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 e2e: ## The real binary, driven by the official SDKs
-	@$(TOOLS); need_build_tools; need_test_tools; cargo build --locked -p penstock; run_e2e_tests $(E2E_ARGS)
+	@$(TOOLS); need_build_tools; need_test_tools; need_stores; cargo build --locked -p penstock; run_e2e_tests $(E2E_ARGS)
 
 test-stores: ## The store's tests against real PostgreSQL and Redis servers alone (`unit` runs them too)
 	@$(TOOLS); need_build_tools; need_stores; cargo test --workspace --locked --test servers

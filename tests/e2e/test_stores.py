@@ -1,0 +1,113 @@
+"""Two gateways on one PostgreSQL and one Redis: they share keys and limits, and live on while a server is away."""
+
+import contextlib
+import time
+
+import httpx
+import pytest
+from test_keys import issue, keys
+
+from harness import Gateway, wait_until
+from servers import PASSWORD, Postgres, Redis
+
+KEY, OPS = "pk-shared", "pk-ops"
+CONFIG = """
+[store]
+url_env = "STORE_URL"
+
+[counters]
+url_env = "COUNTERS_URL"
+
+[auth]
+pepper_env = "PEPPER"
+
+[[keys]]
+id = "shared"
+key_env = "KEY_SHARED"
+limits = ["ten"]
+
+[[keys]]
+id = "ops"
+key_env = "KEY_OPS"
+routes = ["/metrics", "/status"]
+
+[[limits]]
+id = "ten"
+requests_per_hour = 10
+on_store_failure = "{failure}"
+"""
+
+
+@pytest.fixture
+def servers():
+    with contextlib.ExitStack() as stack:
+        postgres = Postgres()
+        stack.callback(postgres.close)
+        redis = Redis()
+        stack.callback(redis.close)
+        yield postgres, redis
+
+
+@pytest.fixture
+def pair(servers, tmp_path, request):
+    """Two gateways with one config."""
+    postgres, redis = servers
+    env = {"STORE_URL": postgres.url, "COUNTERS_URL": redis.url, "PEPPER": "p" * 64}
+    env |= {"KEY_SHARED": KEY, "KEY_OPS": OPS}
+    config = CONFIG.format(failure=getattr(request, "param", "open"))
+    with contextlib.ExitStack() as stack:
+        gateways = [Gateway(tmp_path / name, "--admin", "off", config=config, env=env) for name in ("one", "two")]
+        for gateway in gateways:
+            gateway.start(ready=False)
+            stack.callback(gateway.stop)
+        for gateway in gateways:
+            wait_until(gateway._is_ready, "both ready", 90)
+        yield gateways
+
+
+def chat(gateway: Gateway, key: str = KEY) -> int:
+    body = {"model": "penstock-demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=30).status_code
+
+
+def models(gateway: Gateway, key: str) -> int:
+    return httpx.get(f"{gateway.url}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=10).status_code
+
+
+def test_two_gateways_share_limits_and_keys(pair, monkeypatch):
+    one, two = pair
+    answers = [chat(gateway) for _ in range(8) for gateway in pair]
+    assert answers.count(200) == 10 and answers.count(429) == 6, answers
+
+    for name, value in one.env.items():
+        monkeypatch.setenv(name, value)
+    issued = issue(one, "--name", "laptop")
+    wait_until(lambda: models(two, issued["key"]) == 200, "the key of one is good at two", 3)
+    assert models(one, issued["key"]) == 200
+    keys(two, "revoke", issued["id"])
+    began = time.monotonic()
+    wait_until(lambda: models(one, issued["key"]) == 401, "revoked everywhere", 3)
+    assert time.monotonic() - began < 1.5
+    for gateway in pair:
+        assert PASSWORD not in gateway.log()
+
+
+@pytest.mark.parametrize("pair", ["closed"], indirect=True)
+def test_requests_live_on_without_the_store_and_say_so_without_closed_counters(pair, servers):
+    postgres, redis = servers
+    one, _ = pair
+    assert chat(one) == 200
+    postgres.hang()
+    began = time.monotonic()
+    assert [chat(one) for _ in range(3)] == [200] * 3, "no request waits on the store"
+    assert time.monotonic() - began < 10
+    postgres.go_on()
+    postgres.kill()
+    assert chat(one) == 200
+    redis.kill()
+    wait_until(lambda: chat(one) in (429, 503), "closed: refused while the counters are away", 20)
+    redis.start()
+    postgres.start()
+    wait_until(lambda: chat(one) == 200, "served again", 30)
+    assert one.process.poll() is None and PASSWORD not in one.log()
