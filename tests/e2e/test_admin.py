@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 import threading
 import time
 
@@ -23,9 +25,9 @@ requests_per_minute = 1000
 """
 
 
-def admin(gateway: Gateway, *args: str, check: bool = True) -> str:
-    """`penstock admin` as a person on the gateway's machine runs it."""
-    command = [str(binary()), "admin", "--state-dir", str(gateway.state), *args]
+def admin(gateway: Gateway, *args: str, check: bool = True, state: str = "") -> str:
+    """`penstock admin` as a person on the gateway's machine runs it: what it prints, or without `check` what it complains of."""
+    command = [str(binary()), "admin", "--state-dir", state or str(gateway.state), *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert not check or done.returncode == 0, done.stderr
     return done.stdout if check else done.stderr
@@ -53,7 +55,13 @@ def long_stream(gateway: Gateway, seen: list[str], begun: threading.Event) -> th
     """A stream that would go on for minutes, read on a thread."""
 
     def read() -> None:
-        body = {"model": gateway.model(), "stream": True, "max_tokens": 100_000, "ignore_eos": True, "messages": user("x")}
+        body = {
+            "model": gateway.model(),
+            "stream": True,
+            "max_tokens": 100_000,
+            "ignore_eos": True,
+            "messages": user("x"),
+        }
         try:
             with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=60) as answer:
                 for line in answer.iter_lines():
@@ -74,7 +82,7 @@ def test_it_is_found_without_being_told(served):
     assert "penstock-demo" in admin(served, "models")
     assert "local" in admin(served, "whoami") and "owner" in admin(served, "whoami")
     assert (served.state / "admin.key").stat().st_mode & 0o777 == 0o600
-    assert "no gateway serves an admin API" in admin(served, "--state-dir", "/nonexistent", "status", check=False)
+    assert "no gateway serves an admin API" in admin(served, "status", state="/nonexistent", check=False)
 
 
 def test_nothing_is_open_but_health(served):
@@ -85,7 +93,9 @@ def test_nothing_is_open_but_health(served):
             assert httpx.get(f"{api.url}{path}").status_code == 401, path
     # The data port knows nothing of it, nor of its key.
     assert httpx.get(f"{served.url}/admin/v1/status").status_code == 404
-    rebound = httpx.get(f"{api.url}/admin/v1/status", headers={"host": "evil.example", "authorization": f"Bearer {api.key}"})
+    rebound = httpx.get(
+        f"{api.url}/admin/v1/status", headers={"host": "evil.example", "authorization": f"Bearer {api.key}"}
+    )
     assert rebound.status_code == 403
 
 
@@ -119,11 +129,14 @@ def test_a_cancelled_stream_frees_its_place_within_a_moment(served):
         assert time.monotonic() - began < 2
     took = time.monotonic() - began
     reader.join(10)
-    assert took < 0.1 or took < 1.0 and "debug" in str(binary()), f"{took * 1000:.0f} ms"
+    # A release build on a quiet machine takes a few milliseconds.
+    assert took < 1.0, f"{took * 1000:.0f} ms"
 
 
 def test_keys_are_issued_used_and_revoked(served):
-    secret = admin(served, "keys", "create", "--name", "search", "--limits", "standard", "--models", "penstock-*").strip()
+    secret = admin(
+        served, "keys", "create", "--name", "search", "--limits", "standard", "--models", "penstock-*"
+    ).strip()
     ask = lambda key: served.client(api_key=key).models.list().data  # noqa: E731
     wait_until(lambda: _answers(ask, secret), "the key is good", 5)
     (key,) = json.loads(admin(served, "keys", "list", "--json"))
@@ -187,7 +200,9 @@ def test_answers_are_what_the_document_says(tmp_path):
 def run_schemathesis(gateway: Gateway) -> None:
     """Every operation, with what its schema allows and what it does not. It changes whatever it can."""
     api = Api(gateway)
-    runner = os.path.join(os.path.dirname(os.sys.executable), "schemathesis")
+    places = [os.path.dirname(sys.executable), os.environ.get("PATH", "")]
+    runner = shutil.which("schemathesis", path=os.pathsep.join(places))
+    assert runner, "schemathesis is not installed: see requirements.txt"
     command = [
         runner,
         "run",
@@ -203,6 +218,8 @@ def run_schemathesis(gateway: Gateway) -> None:
         "--exclude-checks=positive_data_acceptance",
         "--no-color",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | {"PYTHONWARNINGS": "ignore"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=900, env=os.environ | {"PYTHONWARNINGS": "ignore"}
+    )
     assert done.returncode == 0, done.stdout[-12000:] + done.stderr[-2000:]
     assert " panicked" not in gateway.log()
