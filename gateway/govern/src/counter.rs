@@ -108,7 +108,7 @@ impl Counter {
             Counter::Sliding { slices, sum, .. } => {
                 if let Ok(at) = slices.binary_search_by_key(&mark, |(index, _)| *index) {
                     let have = &mut slices[at].1;
-                    *sum = *sum - *have;
+                    *sum -= *have;
                     *have = have.saturating_sub(from) + to;
                     *sum += *have;
                     return;

@@ -56,7 +56,7 @@ pub struct Failure {
     /// For the log only; never prompts or keys.
     pub log: Option<Box<str>>,
     /// Status, type and code, where the kind alone does not say them.
-    pub shape: Option<ErrorShape>,
+    pub shape: Option<Box<ErrorShape>>,
     /// Methods that the URL takes, for a method that it does not (RFC 9110, section 10.2.1).
     pub allow: Option<Methods>,
     /// What an upstream answered, if the failure is its own.
@@ -124,7 +124,7 @@ impl Failure {
 
     /// Uses the status of an HTTP rule.
     pub fn with_status(mut self, status: u16) -> Self {
-        self.shape = Some(ErrorShape { status, ..shape(self.kind) });
+        self.shape = Some(Box::new(ErrorShape { status, ..shape(self.kind) }));
         self
     }
 
@@ -142,7 +142,7 @@ impl Failure {
     /// What is asked, or answered, breaks a rule of content.
     pub fn content(message: impl Into<Box<str>>) -> Self {
         let (kind, shape) = provider_shape(FaultClass::ContentPolicy);
-        Self { shape: Some(shape), ..Self::new(kind, message) }
+        Self { shape: Some(Box::new(shape)), ..Self::new(kind, message) }
     }
 
     /// What a provider said, or what its answer lacks, as the client is told it.
@@ -151,12 +151,12 @@ impl Failure {
         let upstream = Some(Box::new(UpstreamAnswer::new(fault.class)));
         let log = fault.code.map(|code| format!("{:?} ({code})", fault.class));
         let log = Some(log.unwrap_or_else(|| format!("{:?}", fault.class)).into());
-        Self { shape: Some(shape), upstream, log, ..Self::new(kind, fault.message) }
+        Self { shape: Some(Box::new(shape)), upstream, log, ..Self::new(kind, fault.message) }
     }
 
     /// Status, type and code.
     pub fn shape(&self) -> ErrorShape {
-        self.shape.unwrap_or_else(|| shape(self.kind))
+        self.shape.as_deref().copied().unwrap_or_else(|| shape(self.kind))
     }
 
     /// The HTTP status.
@@ -246,7 +246,7 @@ impl From<ApiError> for Failure {
             ApiErrorKind::ContextLength => ErrorKind::ContextLength,
             ApiErrorKind::Unsupported | ApiErrorKind::UnsupportedValue => ErrorKind::Unsupported,
         };
-        let shape = Some(errors::error_shape(error.kind));
+        let shape = Some(Box::new(errors::error_shape(error.kind)));
         Self { param: error.param.map(Into::into), shape, ..Self::new(kind, error.message) }
     }
 }

@@ -115,7 +115,7 @@ impl Shared {
     ) -> Result<Vec<Portion>, Refused> {
         let wants: Vec<Want> = claims.iter().map(want).collect();
         for _ in 0..TRIES {
-            let asks = match self.from_portions(&wants) {
+            let asks = match self.hold_all(&wants) {
                 None => return Ok(portions(claims, wants, true)),
                 Some(asks) => asks,
             };
@@ -135,7 +135,7 @@ impl Shared {
     }
 
     /// Holds everything in this gateway's portions; else says which wants need more, and holds nothing.
-    fn from_portions(&self, wants: &[Want]) -> Option<Vec<usize>> {
+    fn hold_all(&self, wants: &[Want]) -> Option<Vec<usize>> {
         let (mut state, now) = (self.state(), clock::unix_seconds());
         let lacking = |state: &State, want: &Want| {
             state.cells.get(&want.key).is_none_or(|cell| cell.left(now) < want.amount) && want.amount > 0

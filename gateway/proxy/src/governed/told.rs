@@ -152,7 +152,7 @@ pub(super) fn denied(
     }
     let refusal = Refusal { rule: format!("{limit}: {rule}"), retry: soon, fields };
     let failure = Failure::new(ErrorKind::RateLimited, message).log(format!("limit {limit}: {rule}"));
-    let failure = Failure { shape: Some(shape(measure, never)), refusal: Some(Box::new(refusal)), ..failure };
+    let failure = Failure { shape: Some(Box::new(shape(measure, never))), refusal: Some(Box::new(refusal)), ..failure };
     match wait.filter(|_| soon) {
         Some(wait) => failure.retry_after(wait),
         None => failure,

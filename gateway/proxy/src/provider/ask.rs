@@ -219,7 +219,7 @@ impl Provider {
             // A body that is not the dialect's JSON, or that says our key, is not passed on.
             if same_dialect && !ours && body.first() == Some(&b'{') && !self.keys.are_in(&body) {
                 upstream.body = Some(body.into());
-                failure.shape = Some(penstock_dialects::ErrorShape { status, ..shape });
+                failure.shape = Some(Box::new(penstock_dialects::ErrorShape { status, ..shape }));
             }
         }
         failure

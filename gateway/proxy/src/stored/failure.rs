@@ -23,12 +23,12 @@ pub(crate) fn failed(error: StoreError) -> Failure {
         StoreError::Full => {
             let message =
                 "The gateway's storage is full. Nothing was changed; delete files, or ask the operator for space.";
-            Failure { shape: Some(FULL), ..Failure::new(ErrorKind::Internal, message).log(error.to_string()) }
+            Failure { shape: Some(Box::new(FULL)), ..Failure::new(ErrorKind::Internal, message).log(error.to_string()) }
         }
         StoreError::Quota { used, max } => {
             let message =
                 format!("This key may keep no more: {used} would be kept, {max} may be. Delete what is not needed.");
-            Failure { shape: Some(QUOTA), ..Failure::new(ErrorKind::Forbidden, message) }
+            Failure { shape: Some(Box::new(QUOTA)), ..Failure::new(ErrorKind::Forbidden, message) }
         }
         StoreError::Busy => {
             let failure = Failure::new(ErrorKind::Overloaded, "The gateway's storage is busy.").log(error.to_string());
@@ -42,5 +42,5 @@ pub(crate) fn failed(error: StoreError) -> Failure {
 pub(crate) fn absent(what: &str, id: &str) -> Failure {
     let shown: String = id.chars().take(80).collect();
     let message = format!("No such {what} object: {shown}");
-    Failure { shape: Some(ABSENT), ..Failure::new(ErrorKind::NotFound, message).param("id") }
+    Failure { shape: Some(Box::new(ABSENT)), ..Failure::new(ErrorKind::NotFound, message).param("id") }
 }

@@ -118,7 +118,7 @@ fn no_previous(id: &str) -> Failure {
     let shown: String = id.chars().take(80).collect();
     let message = format!("Previous response with id '{shown}' not found.");
     let failure = Failure::new(ErrorKind::NotFound, message).param("previous_response_id");
-    Failure { shape: Some(NO_PREVIOUS), ..failure }
+    Failure { shape: Some(Box::new(NO_PREVIOUS)), ..failure }
 }
 
 /// The turns before a request, oldest first.
