@@ -152,6 +152,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let gateway = gateway.with_store(store.clone()).with_ledger().context("the ledger")?.shared();
     if let Some(shared) = stored::shared(&config).context("the shared counters")? {
         gateway.governor.share(shared.counters).context("the shared counters")?;
+        if let Some(cache) = shared.cache {
+            gateway.hub.share(cache);
+        }
     }
     provider::discover::start(gateway.serving().providers());
     let level = log.clone();
