@@ -85,6 +85,8 @@ pub struct Call {
     pub body: Bytes,
     /// The request's id.
     pub request_id: String,
+    /// The client chose it: it may have been used before.
+    pub id_is_clients: bool,
     /// Header fields of the client that an upstream of the same dialect may be given.
     pub headers: HeaderMap,
     /// Where it came from; `None`: a Unix socket, or nobody who is connected.
@@ -134,6 +136,8 @@ impl Call {
             peek,
             body: body.bytes,
             request_id,
+            // Asked before a plugin could change them.
+            id_is_clients: headers.contains_key("x-request-id"),
             headers,
             client: None,
             background: false,

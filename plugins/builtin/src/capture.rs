@@ -220,13 +220,13 @@ mod tests {
     }
 
     /// The line that a request leaves.
-    fn line(settings: &Value, prompt: &str, events: Vec<ChatEvent>) -> Value {
+    fn line(settings: &Value, prompt: &str, events: &[ChatEvent]) -> Value {
         let host = Arc::new(FakeHost::default());
         let body = json!({ "model": "m", "messages": [{ "role": "user", "content": prompt }] });
         let mut context = request(Surface::Chat, &body, host.clone());
         let mut hooks = build(&Capture, settings).expect("valid").begin();
         assert!(now(hooks.on_request(&mut context)).is_ok());
-        let mut seen = events.clone();
+        let mut seen = events.to_vec();
         hooks.on_event(&mut seen, true).expect("it only looks");
         assert_eq!(seen, events);
         let facts = EndFacts {
@@ -247,23 +247,23 @@ mod tests {
     fn what_is_kept_has_no_personal_data_unless_asked_for() {
         // The address comes in two pieces.
         let events = || vec![say(0, "Write to ann@exa"), say(0, "mple.com"), say(1, "no")];
-        let kept = line(&json!({ "path": "/log/c" }), "I am bob@example.com", events());
+        let kept = line(&json!({ "path": "/log/c" }), "I am bob@example.com", &events());
         assert_eq!(kept["prompt"], json!([{ "by": "user", "text": "I am [EMAIL]" }]));
         assert_eq!(kept["answer"], json!([{ "text": "Write to [EMAIL]" }, { "text": "no" }]));
         assert_eq!((kept["outcome"].as_str(), kept["request_id"].as_str()), (Some("complete"), Some("req_test")));
-        let plain = line(&json!({ "path": "/log/c", "redact": false }), "I am bob@example.com", events());
+        let plain = line(&json!({ "path": "/log/c", "redact": false }), "I am bob@example.com", &events());
         assert!(plain.to_string().contains("bob@example.com") && plain.to_string().contains("ann@example.com"));
     }
 
     #[test]
     fn texts_have_a_bound_and_parts_can_be_left_out() {
         let settings = json!({ "path": "/log/c", "text_bytes_max": 4, "redact": false });
-        let kept = line(&settings, "aääz", vec![say(0, "12"), say(0, "3456")]);
+        let kept = line(&settings, "aääz", &[say(0, "12"), say(0, "3456")]);
         assert_eq!(
             (kept["prompt"][0]["text"].as_str(), kept["answer"][0]["text"].as_str()),
             (Some("aä"), Some("1234"))
         );
-        let kept = line(&json!({ "path": "/log/c", "prompt": false }), "secret", vec![say(0, "x")]);
+        let kept = line(&json!({ "path": "/log/c", "prompt": false }), "secret", &[say(0, "x")]);
         assert!(kept.get("prompt").is_none() && !kept.to_string().contains("secret"));
         assert!(build(&Capture, &json!({})).is_err(), "a path is needed");
     }

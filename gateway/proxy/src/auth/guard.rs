@@ -140,7 +140,7 @@ impl Guard {
                 self.token(identity, &given, address, now).await
             }
             Given::One(given) => self.key(identity, &given, address, now).await,
-            Given::None => self.uncredentialed(identity, certificate()),
+            Given::None => self.uncredentialed(identity, certificate().as_ref()),
             Given::Unusable if self.is_open(identity) => Ok(NOBODY.clone()),
             Given::Unusable => {
                 Err(self.refused("unusable", "Send exactly one API key, as \"Authorization: Bearer KEY\"."))
@@ -262,8 +262,12 @@ impl Guard {
     }
 
     /// Who comes without a credential in the request: whom its certificate names, or nobody, where that is enough.
-    fn uncredentialed(&self, identity: &Identity, certificate: Option<Certificate>) -> Result<Arc<Principal>, Failure> {
-        if let Some(known) = certificate.as_ref().and_then(|certificate| identity.by_certificate(&certificate.0)) {
+    fn uncredentialed(
+        &self,
+        identity: &Identity,
+        certificate: Option<&Certificate>,
+    ) -> Result<Arc<Principal>, Failure> {
+        if let Some(known) = certificate.and_then(|certificate| identity.by_certificate(&certificate.0)) {
             return Ok(known.principal.clone());
         }
         if self.is_open(identity) {

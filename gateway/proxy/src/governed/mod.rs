@@ -339,7 +339,7 @@ fn uncounted(limit: &str) -> Failure {
 
 /// The request's id, made unique where its client chose it: a ledger counts every id once.
 fn ledger_id(call: &Call) -> String {
-    match call.headers.contains_key("x-request-id") {
+    match call.id_is_clients {
         true => format!("{}.{}", call.request_id, new_request_id()),
         false => call.request_id.clone(),
     }

@@ -40,7 +40,7 @@ impl Script {
         Self { sees, request: |_| Ok(Verdict::Pass), event: |_, _| Ok(Flow::Go), never: false, log: log.clone(), name }
     }
 
-    fn note(&self, what: String) {
+    fn note(&self, what: &str) {
         self.log.lock().expect("a test").push(format!("{} {what}", self.name));
     }
 }
@@ -58,7 +58,7 @@ impl Plugin for Script {
 #[async_trait]
 impl Hooks for Script {
     async fn on_request(&mut self, request: &mut RequestContext) -> Result<Verdict, PluginError> {
-        self.note("request".into());
+        self.note("request");
         if self.never {
             std::future::pending::<()>().await;
         }
@@ -70,12 +70,12 @@ impl Hooks for Script {
     }
 
     fn on_event(&mut self, events: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, PluginError> {
-        self.note(format!("event {}{}", said(events), if end { " end" } else { "" }));
+        self.note(&format!("event {}{}", said(events), if end { " end" } else { "" }));
         (self.event)(events, end)
     }
 
     fn on_end(&mut self, facts: &EndFacts) {
-        self.note(format!("end {}", facts.outcome.name()));
+        self.note(&format!("end {}", facts.outcome.name()));
     }
 }
 

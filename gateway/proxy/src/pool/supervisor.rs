@@ -115,19 +115,15 @@ impl Supervisor {
 
     /// Waits before the next start; false when there shall be none.
     async fn rest(&mut self, pause: Duration) -> bool {
-        let until = tokio::time::Instant::now() + pause;
-        loop {
-            match tokio::time::timeout_at(until, self.orders.recv()).await {
-                Err(_) => return true,
-                // There is nothing to kill: somebody wants it started at once.
-                Ok(Some(Order::Kill)) => return true,
-                Ok(Some(Order::End { ended, .. })) => {
-                    let _ = fs::remove_file(self.file("json"));
-                    let _ = ended.send(());
-                    return false;
-                }
-                Ok(None) => return false,
+        match timeout(pause, self.orders.recv()).await {
+            // There is nothing to kill: somebody wants it started at once.
+            Err(_) | Ok(Some(Order::Kill)) => true,
+            Ok(Some(Order::End { ended, .. })) => {
+                let _ = fs::remove_file(self.file("json"));
+                let _ = ended.send(());
+                false
             }
+            Ok(None) => false,
         }
     }
 
