@@ -8,6 +8,7 @@
 LISTEN ?= 127.0.0.1:8080
 ARGS ?=
 E2E_ARGS ?=
+EXAMPLES ?= 100
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -54,6 +55,9 @@ test-wasm: ## Plugins that are WebAssembly, with the feature that hosts them
 wasm-plugin: ## Builds the plugin of the WebAssembly tests from its source (npm) and notes what of
 	@npm ci --silent --no-audit --no-fund --prefix plugins/wasm/tests/sdk && npm run --silent --prefix plugins/wasm/tests/sdk build
 	@cd plugins/wasm/tests/sdk && sha256sum assembly/index.ts package-lock.json plugin.wasm > SHA256SUMS
+
+test-admin: ## The admin API against its own document, deeper: EXAMPLES=100
+	@$(TOOLS); need_build_tools; need_test_tools; cargo build --locked -p penstock; PENSTOCK_ADMIN_EXAMPLES="$(EXAMPLES)" run_e2e_tests -k test_admin $(E2E_ARGS)
 
 test-clients: ## LangChain, LlamaIndex, LiteLLM, pydantic-ai and others against the real binary; not part of `make test`
 	@$(TOOLS); need_build_tools; need_client_tools; cargo build --locked -p penstock; run_client_tests $(E2E_ARGS)

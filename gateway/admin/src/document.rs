@@ -56,6 +56,10 @@ pub(crate) fn complete(routes: &utoipa::openapi::OpenApi) -> Result<Value, Strin
                 });
             }
         }
+        // Said by the reader of the head, without a body.
+        for (status, why) in [("414", "The URL is too long."), ("431", "The head is too large.")] {
+            operation["responses"][status] = json!({ "description": why });
+        }
     }
     Ok(document)
 }

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::extract::{MatchedPath, Request, State as Shared};
+use axum::extract::{MatchedPath, Query, Request, State as Shared};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::request::Parts;
@@ -49,6 +49,9 @@ pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: N
     };
     let mut response = match admitted(&admin, &parts, operation, &act) {
         Ok(caller) => {
+            if let Some(error) = operation.and_then(|operation| beyond(operation, &parts)) {
+                return error.into_response();
+            }
             let actor = caller.as_ref().map(|caller| caller.key.clone()).unwrap_or_default();
             let mut response = served(parts, body, caller, next).await;
             if act.changes() {
@@ -73,6 +76,12 @@ pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: N
 
 fn operation<'a>(admin: &'a State, parts: &Parts) -> Option<&'a Operation> {
     admin.routes.find(parts.extensions.get::<MatchedPath>()?.as_str(), &parts.method)
+}
+
+/// Whether a parameter is beyond its bounds.
+fn beyond(operation: &Operation, parts: &Parts) -> Option<ApiError> {
+    let Query(query) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri).ok()?;
+    operation.beyond(&query).map(|(name, why)| ApiError::invalid(name, why))
 }
 
 /// The variable part of the path, as it was sent.

@@ -28,6 +28,29 @@ pub(crate) struct Operation {
     pub(crate) id: String,
     pub(crate) method: Method,
     pub(crate) access: Access,
+    /// Bounds of its parameters in the query.
+    bounds: Vec<Bound>,
+}
+
+/// What a parameter of the query may be, as far as its type does not say it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Bound {
+    name: String,
+    length_max: Option<u64>,
+    max: Option<u64>,
+}
+
+impl Operation {
+    /// The first parameter of a query that is beyond what the document says, and what it says.
+    pub(crate) fn beyond(&self, query: &[(String, String)]) -> Option<(&str, String)> {
+        query.iter().find_map(|(name, value)| {
+            let bound = self.bounds.iter().find(|bound| bound.name == *name)?;
+            let too_long = bound.length_max.filter(|max| value.chars().count() as u64 > *max);
+            let too_large = bound.max.filter(|max| value.parse::<u64>().is_ok_and(|number| number > *max));
+            let long = too_long.map(|max| format!("{name}: at most {max} characters"));
+            long.or_else(|| too_large.map(|max| format!("{name}: at most {max}"))).map(|why| (bound.name.as_str(), why))
+        })
+    }
 }
 
 /// Every route with its operations.
@@ -51,7 +74,8 @@ impl Routes {
                 let access = access(&operation["security"])
                     .ok_or_else(|| format!("{method} {path} does not say who may use it"))?;
                 let id = operation["operationId"].as_str().unwrap_or_default().to_owned();
-                routes.0.entry(path.clone()).or_default().push(Operation { id, method, access });
+                let bounds = bounds(&operation["parameters"]);
+                routes.0.entry(path.clone()).or_default().push(Operation { id, method, access, bounds });
             }
         }
         Ok(routes)
@@ -74,6 +98,16 @@ impl Routes {
         all.sort_by(|left, right| (&left.0, left.1.as_str()).cmp(&(&right.0, right.1.as_str())));
         all
     }
+}
+
+fn bounds(parameters: &Value) -> Vec<Bound> {
+    let queried = parameters.as_array().into_iter().flatten().filter(|parameter| parameter["in"] == "query");
+    let bound = |parameter: &Value| Bound {
+        name: parameter["name"].as_str().unwrap_or_default().to_owned(),
+        length_max: parameter["schema"]["maxLength"].as_u64(),
+        max: parameter["schema"]["maximum"].as_u64(),
+    };
+    queried.map(bound).collect()
 }
 
 /// `[{}]` is open, `[{"admin_key": ["ROLE"]}]` asks for a role, all else says nothing.

@@ -315,7 +315,8 @@ fn models_and_providers_are_shown_without_secrets() {
         (&first["next"], api.get("/admin/v1/models?limit=2&after=chat")["data"][0]["name"].clone()),
         (&"chat".into(), "small".into())
     );
-    for wrong in ["limit=0", "limit=x", "limit=1001", "nonsense=1"] {
+    let long = format!("after={}", "x".repeat(513));
+    for wrong in ["limit=0", "limit=x", "limit=1001", "nonsense=1", &long] {
         assert_eq!(api.call("viewer", "GET", &format!("/admin/v1/models?{wrong}"), "").0, 400, "{wrong}");
     }
 }
