@@ -93,14 +93,14 @@ fn target(parts: &Parts) -> String {
 
 /// Who is not let in, and whether that is written down.
 struct Refused {
-    error: ApiError,
+    error: Box<ApiError>,
     actor: String,
     is_noted: bool,
 }
 
 impl From<ApiError> for Refused {
     fn from(error: ApiError) -> Self {
-        Self { error, actor: String::new(), is_noted: false }
+        Self { error: Box::new(error), actor: String::new(), is_noted: false }
     }
 }
 
@@ -117,7 +117,7 @@ fn admitted(admin: &State, parts: &Parts, operation: Option<&Operation>, act: &A
     match access {
         Some(Access::Role(role)) if caller.role < role => {
             let message = format!("The key {:?} is {}; this needs {role}.", caller.key, an(caller.role.name()));
-            Err(Refused { error: ApiError::forbidden(message), actor: caller.key, is_noted: true })
+            Err(Refused { error: Box::new(ApiError::forbidden(message)), actor: caller.key, is_noted: true })
         }
         // What is not in the document ends in a 404 or 405 of the router's.
         _ => Ok(Some(caller)),
