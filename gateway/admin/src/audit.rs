@@ -4,9 +4,10 @@
 //! cancels a request while the disk is full must be able to. The whole event is then in the log.
 
 use std::net::IpAddr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use http::{Method, StatusCode};
+use penstock_proxy::clock;
 use penstock_store::{AUDIT_DETAIL_BYTES_MAX, AuditEvent, AuditId};
 use serde_json::Value;
 
@@ -70,7 +71,7 @@ pub(crate) async fn note(admin: &State, act: &Act, actor: &str, status: StatusCo
     let target: String = did.target.unwrap_or_else(|| act.target.clone());
     let event = AuditEvent {
         id: AuditId::random(),
-        at: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        at: clock::unix_seconds(),
         actor: actor.to_owned(),
         address: act.peer.map(|peer| peer.to_string()).unwrap_or_default(),
         action: act.action(),

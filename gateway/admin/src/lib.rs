@@ -25,13 +25,13 @@ mod version;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use axum::Router;
-use penstock_proxy::Gateway;
 use penstock_proxy::config::AdminConfig;
 use penstock_proxy::fleet::Fleet;
 use penstock_proxy::live::Live;
+use penstock_proxy::{Gateway, clock};
 use penstock_store::Store;
 
 pub use keys::{KEY_FILE, LOCAL_KEY, key_path};
@@ -155,7 +155,7 @@ fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<Router
         document: document.to_string().into(),
         turn: tokio::sync::Mutex::default(),
         began: Instant::now(),
-        began_ms: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64,
+        began_ms: clock::since_epoch().as_millis() as u64,
     });
     Ok(router
         .fallback(routes::no_such_path)

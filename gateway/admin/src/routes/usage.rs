@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -10,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderValue, header};
+use penstock_proxy::clock;
 use penstock_store::{
     Entry as StoreEntry, EntryFilter, Group as StoreGroup, Listing, Page as StorePage, USAGE_GROUPS_MAX, UsageQuery,
     UsageRow,
@@ -73,7 +73,7 @@ pub(crate) struct Query {
 
 /// From and until, with what is left out filled in.
 fn span(from: Option<u64>, until: Option<u64>) -> (u64, u64) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let now = clock::unix_seconds();
     let until = until.unwrap_or(now + 1);
     (from.unwrap_or_else(|| until.saturating_sub(USUAL_SECONDS)), until)
 }
