@@ -65,7 +65,7 @@ name = "headers"
 settings = { request = { set = { "x-team" = "bench" } } }
 [[plugins]]
 name = "tags"
-settings = { headers = ["x-team"] }
+settings = { set = { env = "bench" } }
 CONF
 }
 
@@ -74,7 +74,10 @@ watched() {
   cat << CONF
 [[plugins]]
 name = "guard"
-settings = { answer = { words = ["forbidden phrase"] } }
+[[plugins.settings.rules]]
+name = "words"
+words = ["forbidden phrase"]
+action = "mask"
 CONF
 }
 

@@ -24,6 +24,8 @@ def mocked(text: str):
         if "model" in entry
     ]
     env |= {key["key_env"]: "pk-example" for key in config.get("keys", [])}
+    settings = [item for entry in config.get("plugins", []) for item in entry.get("settings", {}).items()]
+    env |= {value: "pk-example" for name, value in settings if name.endswith("_env")}
     with contextlib.ExitStack() as stack:
         mocks = []
         for provider in config.get("providers", []):

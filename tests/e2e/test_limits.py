@@ -219,6 +219,17 @@ def test_refusals_name_the_rule_and_when(tmp_path, swarm):
         assert asyncio.run(ask(gateway.port, *body_of("chat:chat", "hi", False), OTHER)).status == 200, "others go on"
 
 
+def test_a_sudden_rise_is_slowed_down(tmp_path, swarm):
+    with limited(tmp_path, swarm, "surge_times = 3\nsurge_above = 4\nrequests_per_month = 1000") as gateway:
+        path, body = body_of("chat:chat", "hi", False)
+        answers = [asyncio.run(ask(gateway.port, path, body, KEY)) for _ in range(6)]
+        assert [answer.status for answer in answers] == [200] * 4 + [429] * 2
+        assert "requests_per_minute" in json.loads(answers[-1].body)["error"]["message"]
+        assert 0 < int(answers[-1].headers["retry-after"]) <= 61
+        assert asyncio.run(ask(gateway.port, path, body, OTHER)).status == 200, "others go on"
+        assert status(gateway)["it"]["surge"] == {"times": 3, "above": 4}
+
+
 def test_a_budget_that_is_used_up_is_no_rate(tmp_path, swarm):
     with limited(tmp_path, swarm, "usd_per_month = 0.000001") as gateway:
         refused = asyncio.run(ask(gateway.port, *body_of("chat:chat", "hi", False), KEY))

@@ -1,4 +1,4 @@
-"""Another config comes into force while a thousand streams run: none is cut, nobody is refused, nothing is kept."""
+"""Another config, and other plugins, come into force while a thousand streams run: none is cut, nobody is refused, nothing is kept."""
 
 from __future__ import annotations
 
@@ -72,9 +72,23 @@ def reload(gateway: Gateway, text: str, outcome: str = "applied") -> None:
     wait_until(lambda: reloads(gateway, outcome) > before, f"the reload is {outcome}", 30)
 
 
-def talk(gateway: Gateway, model: str) -> int:
+def talk(gateway: Gateway, model: str) -> httpx.Response:
     body = {"model": model, "messages": user("hi")}
-    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=60).status_code
+    return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def plugins(name: str) -> str:
+    """One that sees heads and one that sees every event of every stream; both know the name."""
+    return f"""[[plugins]]
+name = "headers"
+settings = {{ response = {{ set = {{ "x-wave" = "{name}" }} }} }}
+[[plugins]]
+name = "guard"
+[[plugins.settings.rules]]
+name = "words"
+words = ["never said in {name}"]
+action = "mask"
+"""
 
 
 def wave(many: Many, gateway: Gateway, name: str, streams: int) -> int:
@@ -83,14 +97,16 @@ def wave(many: Many, gateway: Gateway, name: str, streams: int) -> int:
     began = time.monotonic()
     with Steady(many, gateway.port, 40) as steady:
         for at in range(50):
-            # Models, limits, providers: everything is another each time.
+            # Models, limits, providers, plugins: everything is another each time.
             names = (f"{name}{at}-{number}" for number in range(60))
             more = "".join(
                 f'[[models]]\nname = "{one}"\nto = [{{ provider = "talker", model = "m" }}]\n' for one in names
             )
+            more += plugins(f"{name}{at}")
             provider = f"idle_timeout_ms = {60000 + at}\nin_flight_max = {5000 + at}"
             reload(gateway, config(many.url, more, f"watch = false\nbody_bytes_max = {1 << 20 | at}", provider))
-            assert talk(gateway, f"{name}{at}-7") == 200
+            answer = talk(gateway, f"{name}{at}-7")
+            assert answer.status_code == 200 and answer.headers["x-wave"] == f"{name}{at}", answer.headers
     seconds = time.monotonic() - began
     assert steady.failures() == [], steady.failures()[:3]
     assert models(gateway)[0] == f"{name}49-0" and len(models(gateway)) == 61
@@ -270,7 +286,7 @@ def test_breakers_and_connections_of_what_is_unchanged_go_on(tmp_path):
         state = 'penstock_target_state{target="dead/d"} 3'
 
         def is_open() -> bool:
-            assert talk(gateway, "pair") == 200
+            assert talk(gateway, "pair").status_code == 200
             return state in httpx.get(f"{gateway.url}/metrics", timeout=30).text
 
         wait_until(is_open, "the breaker of the dead provider opens")

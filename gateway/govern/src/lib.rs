@@ -17,6 +17,6 @@ mod time;
 
 pub use book::{Book, BookState, Claim, Denied, Hold, Standing};
 pub use estimate::Learned;
-pub use limit::{By, For, Limit, Measure, NAMES, NANO, OnStoreFailure, Reserve, Span, Unit, Unmetered, usd};
+pub use limit::{By, For, Limit, Measure, NAMES, NANO, OnStoreFailure, Reserve, Span, Surge, Unit, Unmetered, usd};
 pub use scope::Scope;
 pub use time::{Calendar, Now, began, civil};

@@ -227,6 +227,25 @@ pub struct Limit {
     pub max_tokens_default: Option<u32>,
     /// Bound that larger ones are lowered to.
     pub max_tokens_max: Option<u32>,
+    /// How sudden a rise may be.
+    pub surge: Option<Surge>,
+}
+
+/// How many requests a minute may bring to somebody who usually brings fewer: whoever has got hold of a key asks all at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Surge {
+    /// So many times the mean minute of the last hour.
+    pub times: u64,
+    /// So many are always let in.
+    pub above: u64,
+}
+
+impl Surge {
+    /// Requests that the last minute may have had, by those of the last hour and of the last minute. The minute itself is not usual.
+    pub fn max(&self, hour: u64, minute: u64) -> u64 {
+        let usual = hour.saturating_sub(minute).saturating_mul(self.times) / 59;
+        usual.max(self.above)
+    }
 }
 
 impl Limit {
@@ -253,6 +272,15 @@ mod tests {
     #[test]
     fn dollars_have_no_zeros_at_the_end() {
         assert_eq!([usd(0), usd(NANO), usd(1_500_000_000), usd(7)], ["0", "1", "1.5", "0.000000007"]);
+    }
+
+    #[test]
+    fn a_rise_is_measured_by_what_was_usual_before_it() {
+        let surge = Surge { times: 10, above: 60 };
+        assert_eq!((surge.max(0, 0), surge.max(60, 60)), (60, 60), "somebody new has no usual minute");
+        assert_eq!(surge.max(59 * 20, 0), 200, "ten times twenty a minute");
+        assert_eq!(surge.max(59 * 20 + 500, 500), 200, "the rise itself raises nothing");
+        assert_eq!(Surge { times: u64::MAX, above: 0 }.max(u64::MAX, 0), u64::MAX / 59);
     }
 
     #[test]

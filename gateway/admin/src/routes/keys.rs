@@ -259,9 +259,7 @@ fn key_id(text: &str) -> Result<KeyId, ApiError> {
 
 /// Limits that nobody knows would not limit.
 pub(crate) fn known_limits(admin: &Admin, limits: &[String]) -> Result<(), ApiError> {
-    let known = admin.gateway.limits();
-    let unknown = limits.iter().find(|id| known.iter().all(|state| *state.limit.id != ***id));
-    unknown.map_or(Ok(()), |id| Err(ApiError::invalid("limits", format!("limits: the config has no limit {id:?}"))))
+    Ok(desk(admin).check_limits(limits)?)
 }
 
 fn issued(status: StatusCode, Issued { secret, record }: Issued) -> Response {

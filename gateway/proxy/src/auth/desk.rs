@@ -219,12 +219,22 @@ impl Desk {
         }
         check_scope(&key.scope)?;
         texts("limits", &key.limits)?;
+        self.check_limits(&key.limits)?;
         texts("tags", &key.tags)?;
         if key.scope.expires.is_some_and(|end| end <= now) {
             return Err(invalid("expires", "lies in the past"));
         }
         let Some(team) = &key.team else { return Ok(()) };
         self.check_team(team).await
+    }
+
+    /// Whether the config has those limits: one that nobody knows would let nobody in.
+    ///
+    /// # Errors
+    /// The first that it does not have.
+    pub fn check_limits(&self, limits: &[String]) -> Result<(), DeskError> {
+        let unknown = limits.iter().find(|id| self.config.limits.iter().all(|have| *have.id != ***id));
+        unknown.map_or(Ok(()), |id| Err(invalid("limits", format!("the config has no limit {id:?}"))))
     }
 
     /// Whether there is that team, in the config or in the store.

@@ -68,6 +68,7 @@ impl Desk {
         text("name", &owner.name)?;
         check_scope(&owner.scope)?;
         texts("limits", &owner.limits)?;
+        self.check_limits(&owner.limits)?;
         texts("budgets", &owner.budgets)?;
         texts("tags", &owner.tags)?;
         match (&owner.team, owner.kind) {

@@ -184,6 +184,8 @@ pub const KEYS: &[Key] = &[
     optional("limits", "usd_per_day", "20.0", "Dollars in a day (UTC)."),
     optional("limits", "usd_per_month", "50.0", "Dollars in a month of the calendar (UTC)."),
     optional("limits", "in_flight", "64", "Requests at once."),
+    optional("limits", "surge_times", "10", "Slow down sudden rises: in any minute, at most so many times the requests of the mean minute of the last hour. Counted by each gateway for itself."),
+    key("limits", "surge_above", "60", "Requests in a minute that are no sudden rise, whatever is usual."),
     optional("limits", "max_tokens_default", "4096", "Output tokens for requests that name no bound: they are sent on with this one."),
     optional("limits", "max_tokens_max", "16384", "Larger bounds are lowered to this one."),
     key("limits", "reserve", "\"likely\"", "How much is reserved for what is not known before the answer: likely (what 98 of 100 requests to the model have needed), most (a token for every byte and every attempt that may bill: together with max_tokens_default and max_tokens_max, texts never exceed the limit)."),

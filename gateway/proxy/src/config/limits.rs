@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use penstock_govern::{By, For, Limit, Measure, NAMES, NANO, OnStoreFailure, Reserve, Span, Unit, Unmetered};
+use penstock_govern::{By, For, Limit, Measure, NAMES, NANO, OnStoreFailure, Reserve, Span, Surge, Unit, Unmetered};
 
 use super::Snapshot;
 use super::raw::{Document, Reader};
@@ -38,7 +38,8 @@ fn limit(table: &Reader<'_, '_>) -> Option<Limit> {
     if max_tokens_default.zip(max_tokens_max).is_some_and(|(default, max)| default > max) {
         table.fault("max_tokens_default", "must be at most max_tokens_max");
     }
-    if measures.is_empty() && max_tokens_default.is_none() && max_tokens_max.is_none() {
+    let surge = surge(table);
+    if measures.is_empty() && max_tokens_default.is_none() && max_tokens_max.is_none() && surge.is_none() {
         table.fault("id", "this limit limits nothing: give it a measure, as requests_per_minute");
     }
     Some(Limit {
@@ -54,9 +55,16 @@ fn limit(table: &Reader<'_, '_>) -> Option<Limit> {
         ),
         max_tokens_default,
         max_tokens_max,
+        surge,
         measures,
         id: id?.into(),
     })
+}
+
+fn surge(table: &Reader<'_, '_>) -> Option<Surge> {
+    let above = table.number("surge_above", 1..=AMOUNT_MAX);
+    let times = table.has("surge_times").then(|| table.number_or("surge_times", 2..=10_000, 2))?;
+    Some(Surge { times, above })
 }
 
 fn measure(table: &Reader<'_, '_>, unit: Unit, span: Span, name: &'static str) -> Option<Measure> {

@@ -18,6 +18,7 @@ mod restore;
 mod rules;
 mod shared;
 mod status;
+mod surge;
 mod told;
 
 use std::collections::HashMap;
@@ -397,11 +398,16 @@ async fn reserve(
             });
         }
     }
+    let shared = claims.len();
+    for (limit, subject) in &subjects {
+        let tag = reservation.tag(limit, subject);
+        surge::add(governor, limit, subject, &mut claims, tag);
+    }
     let (held, standings, now) = governor.hold(&claims);
     match held {
         Ok(hold) => {
             reservation.hold(hold, told::fields(reservation.dialect, &standings, now));
-            reservation = together(governor, limits, &claims, reservation).await?;
+            reservation = together(governor, limits, &claims[..shared], reservation).await?;
             limits.iter().for_each(|limit| governor.count(limit, "allowed"));
             Ok(reservation)
         }
@@ -415,6 +421,12 @@ async fn reserve(
 }
 
 impl Governor {
+    /// How a counter stands.
+    fn standing(&self, limit: &str, subject: &str, measure: Measure) -> Standing {
+        let (mut state, now) = self.state();
+        state.book.standing(limit, subject, measure, now)
+    }
+
     /// Asks the book, and how it stands then.
     fn hold(&self, claims: &[Claim<'_>]) -> (Result<Hold, Denied>, Vec<(Measure, Standing)>, Now) {
         let (mut state, now) = self.state();

@@ -65,6 +65,7 @@ fn one(
         "on_store_failure": limit.on_store_failure,
         "max_tokens_default": limit.max_tokens_default,
         "max_tokens_max": limit.max_tokens_max,
+        "surge": limit.surge,
     })
 }
 
