@@ -39,7 +39,7 @@ start_penstock() {
   local folder=$work/$1 listen=$2
   rm -rf "$folder" && mkdir -p "$folder"
   { printf '[log]\naccess = "off"\n'; cat; } > "$folder/penstock.toml"
-  "$target/release/penstock" serve --listen "127.0.0.1:$listen" --config "$folder/penstock.toml" --state-dir "$folder" \
+  "$target/release/penstock" serve --listen "127.0.0.1:$listen" --config "$folder/penstock.toml" --state-dir "$folder/state" \
     > "$folder/serve.log" 2>&1 &
   penstock_pid=$!
   pids+=($penstock_pid)

@@ -35,7 +35,7 @@ async fn all_ready(pool: &Pool) {
 #[tokio::test]
 async fn workers_are_started_on_their_own_and_told_to_end() {
     let (dir, runtime) = (Dir::new(), runtime());
-    let pool = start(&runtime, local(BINARY, &dir, 2, &["--load-ms", "200"]), |_| {});
+    let pool = start(&runtime, local(BINARY, &dir, 2, &["--load-ms", "1500"]), |_| {});
     let loading = || {
         let status = pool.status();
         status.workers.iter().find_map(|worker| match &worker.phase {
