@@ -132,6 +132,6 @@ key_env = "PLAIN_KEY"
                 ask(None, key="pk-plain")
         else:
             assert ask(None) == 401 and ask(None, key="pk-plain") == 200
-        assert '"key":"search"' in gateway.log(), "the access log says who it was"
+        wait_until(lambda: '"key":"search"' in gateway.log(), "the access log says who it was")
     finally:
         gateway.stop()

@@ -21,6 +21,7 @@ otlp_headers_env = "COLLECTOR"
 [[keys]]
 id = "client"
 key_env = "KEY_CLIENT"
+routes = ["/v1/*", "/metrics"]
 
 [[pools]]
 id = "own"

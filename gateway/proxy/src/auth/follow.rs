@@ -42,10 +42,12 @@ pub(super) struct Follow {
     is_kept: AtomicBool,
     /// Last time that it was as the store has it, in milliseconds since `began`, plus one; 0: never.
     current_ms: AtomicU64,
-    /// Last time that a request asked for it.
+    /// When a request may next have it asked.
     demanded_ms: AtomicU64,
     wake: Notify,
-    /// Answers of the store.
+    /// Questions that were begun.
+    asked: AtomicU64,
+    /// The last of them that the store has answered.
     answers: watch::Sender<u64>,
 }
 
@@ -57,6 +59,7 @@ impl Default for Follow {
             current_ms: AtomicU64::new(0),
             demanded_ms: AtomicU64::new(0),
             wake: Notify::new(),
+            asked: AtomicU64::new(0),
             answers: watch::Sender::new(0),
         }
     }
@@ -74,21 +77,34 @@ impl Follow {
 
     /// Has the store asked at once, for a key that may be a moment old, and waits for its answer; not more often than is reasonable.
     pub(super) async fn renewed(&self) {
-        let now = self.began.elapsed().as_millis() as u64 + DEMAND_MS;
-        let last = self.demanded_ms.load(Ordering::Acquire);
-        let is_due = self.is_kept.load(Ordering::Acquire) && now.saturating_sub(last) >= DEMAND_MS;
-        if !is_due || self.demanded_ms.compare_exchange(last, now, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        if !self.is_kept.load(Ordering::Acquire) {
             return;
         }
         let mut answers = self.answers.subscribe();
-        self.wake.notify_one();
+        // One that is under way may have been put before the key was made.
+        let next = self.asked.load(Ordering::Acquire) + 1;
+        let answered = async {
+            let due = self.demanded_ms.load(Ordering::Acquire);
+            sleep(Duration::from_millis(due).saturating_sub(self.began.elapsed())).await;
+            let now = self.began.elapsed().as_millis() as u64;
+            let mine = self.demanded_ms.compare_exchange(due, now + DEMAND_MS, Ordering::AcqRel, Ordering::Acquire);
+            if mine.is_ok() {
+                self.wake.notify_one();
+            }
+            answers.wait_for(|answered| *answered >= next).await.is_ok()
+        };
         // Later is as good as never: the key is not known then.
-        let _ = timeout(DEMAND_WAIT, answers.changed()).await;
+        let _ = timeout(DEMAND_WAIT, answered).await;
     }
 
-    fn note_answer(&self) {
+    /// The number of a question that is about to be put.
+    fn ask(&self) -> u64 {
+        self.asked.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    fn note_answer(&self, question: u64) {
         self.current_ms.store(self.began.elapsed().as_millis() as u64 + 1, Ordering::Release);
-        self.answers.send_modify(|count| *count += 1);
+        self.answers.send_replace(question);
     }
 }
 
@@ -145,10 +161,11 @@ fn warn(gateway: &Gateway) {
 async fn directory(gateway: &Weak<Gateway>, store: &dyn Store, ready: &mpsc::SyncSender<()>) {
     let mut failing = false;
     while let Some(held) = gateway.upgrade() {
+        let question = held.guard.follow.ask();
         let answered = timeout(ANSWER, read(&held, store)).await.unwrap_or(Err(StoreError::Busy));
         match answered {
             Ok(()) => {
-                held.guard.follow.note_answer();
+                held.guard.follow.note_answer(question);
                 // The starter may have stopped waiting.
                 let _ = ready.try_send(());
                 if std::mem::take(&mut failing) {
