@@ -1,6 +1,6 @@
 //! The admin API: state and control of a gateway, on a listener of its own, with keys of its own.
 //!
-//! Read [`routes`] for what there is, `gate` for what every request goes through first. Who may use a route stands in the OpenAPI
+//! Read `routes` for what there is, `gate` for what every request goes through first. Who may use a route stands in the OpenAPI
 //! document that the routes make, and is enforced from there (`roles`).
 //!
 //! Deliberately absent: anything that runs a command or a template; secrets in answers; the way of a model's request.

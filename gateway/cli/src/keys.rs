@@ -71,7 +71,7 @@ struct CreateArgs {
     /// What people call it
     #[arg(long, default_value = "")]
     name: String,
-    /// Its team: one of [[teams]], or made by the admin API
+    /// Its team: one of `[[teams]]`, or made by the admin API
     #[arg(long)]
     team: Option<String>,
     /// The person or service behind it
@@ -95,7 +95,7 @@ struct CreateArgs {
     /// When it ends: a date, date and time, or a time from now as 12h, 90d
     #[arg(long, value_name = "WHEN")]
     expires: Option<String>,
-    /// Ids of [[limits]] that it is under
+    /// Ids of `[[limits]]` that it is under
     #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
     limits: Vec<String>,
     /// For the books

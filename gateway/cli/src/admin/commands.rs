@@ -178,7 +178,7 @@ pub(crate) struct NewKey {
     /// When it ends: a date, date and time, or a time from now as 12h, 90d
     #[arg(long, value_name = "WHEN")]
     expires: Option<String>,
-    /// Ids of [[limits]] that it is under
+    /// Ids of `[[limits]]` that it is under
     #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
     limits: Vec<String>,
     /// For the books
@@ -248,7 +248,7 @@ pub(crate) struct NewOwner {
     team: Option<String>,
     #[command(flatten)]
     allowed: Allowed,
-    /// Ids of [[limits]] that it is under
+    /// Ids of `[[limits]]` that it is under
     #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
     limits: Vec<String>,
     /// For the books

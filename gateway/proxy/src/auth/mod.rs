@@ -1,6 +1,6 @@
 //! Who asks, and whether it may: the one door of the data listener.
 //!
-//! A route can only be served with a [`Principal`], and only [`Guard::admit`] makes one from a request. In order: the credential is
+//! A route can only be served with a [`Principal`], and only `Guard::admit` makes one from a request. In order: the credential is
 //! found (exactly one: `credential`), what it stands for is found in memory (issued keys: `directory`; tokens: `jwt`; keys of the config
 //! and certificates: `identity`), and that is held against the route, dialect, address and time of this request at one place
 //! (`principal`). Whatever is not known is refused; an address that guesses is slowed down (`throttle`).

@@ -1,12 +1,12 @@
 //! Limits and money on the way of a request: reserved before it is sent on, settled when it has ended, however it ends.
 //!
-//! [`admit`] finds the limits that a call is under ([`Rules`]), guesses what it will use ([`estimate`]), and asks the book for all of it at
-//! once. What it gets is a [`Reservation`], which settles itself when it is dropped: it travels with the call until the answer's events
-//! carry it ([`events`]), so there is no way for a request to end that does not pass there. Where no limit applies nothing of this
+//! `admit` finds the limits that a call is under ([`Rules`]), guesses what it will use (`estimate`), and asks the book for all of it at
+//! once. What it gets is a `Reservation`, which settles itself when it is dropped: it travels with the call until the answer's events
+//! carry it (`events`), so there is no way for a request to end that does not pass there. Where no limit applies nothing of this
 //! happens, and nothing is paid for it.
 //!
-//! The arithmetic is `penstock_govern`'s; here is what surrounds it: who is counted as what ([`rules`]), prices ([`bill`]), what clients
-//! are told ([`told`]).
+//! The arithmetic is `penstock_govern`'s; here is what surrounds it: who is counted as what (`rules`), prices (`bill`), what clients
+//! are told (`told`).
 
 mod bill;
 mod emitted;
