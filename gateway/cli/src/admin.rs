@@ -2,7 +2,9 @@
 //!
 //! Address and key are found in the state directory of the gateway on this machine; from elsewhere they are given.
 
+mod arguments;
 mod client;
+mod columns;
 mod commands;
 mod table;
 
@@ -13,8 +15,8 @@ use clap::Args;
 use penstock_proxy::config::{self, Overrides};
 use penstock_proxy::fleet;
 
+pub(crate) use arguments::AdminCommand;
 use client::{Client, Search};
-pub(crate) use commands::AdminCommand;
 
 const EXAMPLES: &str = "\
 Examples:

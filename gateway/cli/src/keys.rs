@@ -68,39 +68,60 @@ struct Place {
 struct CreateArgs {
     #[command(flatten)]
     place: Place,
+    #[command(flatten)]
+    wish: Wish,
+}
+
+/// A key that is wished for, here and in `penstock admin keys create`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Wish {
     /// What people call it
     #[arg(long, default_value = "")]
-    name: String,
+    pub(crate) name: String,
     /// Its team: one of `[[teams]]`, or made by the admin API
     #[arg(long)]
-    team: Option<String>,
+    pub(crate) team: Option<String>,
     /// The person or service behind it
     #[arg(long)]
-    user: Option<String>,
+    pub(crate) user: Option<String>,
     /// Make it from this key: it may do no more, and falls with it
     #[arg(long, value_name = "KEY_ID")]
-    parent: Option<String>,
-    /// Models that it may use; a trailing * matches any ending
-    #[arg(long, value_delimiter = ',', value_name = "MODEL")]
-    models: Vec<String>,
-    /// Routes that it may use, as /v1/chat/completions
-    #[arg(long, value_delimiter = ',', value_name = "ROUTE")]
-    routes: Vec<String>,
-    /// APIs that it may use: openai, anthropic, gemini
-    #[arg(long, value_delimiter = ',', value_name = "DIALECT")]
-    dialects: Vec<String>,
-    /// Addresses and networks that it may come from, as 10.0.0.0/8
-    #[arg(long, value_delimiter = ',', value_name = "NETWORK")]
-    addresses: Vec<String>,
+    pub(crate) parent: Option<String>,
+    #[command(flatten)]
+    pub(crate) allowed: Allowed,
     /// When it ends: a date, date and time, or a time from now as 12h, 90d
     #[arg(long, value_name = "WHEN")]
-    expires: Option<String>,
+    pub(crate) expires: Option<String>,
     /// Ids of `[[limits]]` that it is under
     #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
-    limits: Vec<String>,
+    pub(crate) limits: Vec<String>,
     /// For the books
     #[arg(long, value_delimiter = ',', value_name = "TAG")]
-    tags: Vec<String>,
+    pub(crate) tags: Vec<String>,
+}
+
+/// What it may do; nothing said: everything.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Allowed {
+    /// Models that it may use; a trailing * matches any ending
+    #[arg(long, value_delimiter = ',', value_name = "MODEL")]
+    pub(crate) models: Vec<String>,
+    /// Routes that it may use, as /v1/chat/completions
+    #[arg(long, value_delimiter = ',', value_name = "ROUTE")]
+    pub(crate) routes: Vec<String>,
+    /// APIs that it may use: openai, anthropic, gemini
+    #[arg(long, value_delimiter = ',', value_name = "DIALECT")]
+    pub(crate) dialects: Vec<String>,
+    /// Addresses and networks that it may come from, as 10.0.0.0/8
+    #[arg(long, value_delimiter = ',', value_name = "NETWORK")]
+    pub(crate) addresses: Vec<String>,
+}
+
+impl Allowed {
+    /// As the admin API takes it.
+    pub(crate) fn json(&self) -> Value {
+        json!({ "models": self.models, "routes": self.routes, "dialects": self.dialects, "addresses": self.addresses })
+    }
 }
 
 #[derive(Args, Clone, Debug)]
@@ -170,19 +191,20 @@ pub(crate) fn run(args: &KeysArgs) -> anyhow::Result<()> {
 
 async fn create(desk: &Desk, args: &CreateArgs) -> anyhow::Result<()> {
     let mut wish = NewKey {
-        name: args.name.clone(),
-        team: args.team.clone(),
-        user: args.user.clone(),
-        parent: args.parent.as_deref().map(id).transpose()?,
-        limits: args.limits.clone(),
-        tags: args.tags.clone(),
+        name: args.wish.name.clone(),
+        team: args.wish.team.clone(),
+        user: args.wish.user.clone(),
+        parent: args.wish.parent.as_deref().map(id).transpose()?,
+        limits: args.wish.limits.clone(),
+        tags: args.wish.tags.clone(),
         ..NewKey::default()
     };
-    wish.scope.models.clone_from(&args.models);
-    wish.scope.routes.clone_from(&args.routes);
-    wish.scope.dialects.clone_from(&args.dialects);
-    wish.scope.addresses = args.addresses.iter().map(|text| network(text)).collect::<anyhow::Result<_>>()?;
-    wish.scope.expires = args.expires.as_deref().map(moment).transpose()?;
+    wish.scope.models.clone_from(&args.wish.allowed.models);
+    wish.scope.routes.clone_from(&args.wish.allowed.routes);
+    wish.scope.dialects.clone_from(&args.wish.allowed.dialects);
+    wish.scope.addresses =
+        args.wish.allowed.addresses.iter().map(|text| network(text)).collect::<anyhow::Result<_>>()?;
+    wish.scope.expires = args.wish.expires.as_deref().map(moment).transpose()?;
     issued(&args.place, &desk.create(wish, clock::unix_seconds()).await?)
 }
 

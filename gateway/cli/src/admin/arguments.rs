@@ -1,0 +1,301 @@
+//! What can be typed behind `penstock admin`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::keys::{Allowed, Wish};
+
+/// What `penstock admin` does.
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum AdminCommand {
+    /// Version, age, what is served, what is not ready
+    Status,
+    /// Which admin key is used, and its role
+    Whoami,
+    /// Names that requests can ask for
+    Models(One),
+    /// Other people's services, and how they do
+    Providers(One),
+    /// Plugins, in order
+    Plugins,
+    /// Limits, and with a name how its counters stand
+    Limits(One),
+    /// Requests in flight
+    Requests(Requests),
+    /// Our own engines
+    Workers(Workers),
+    /// Issued API keys
+    #[command(subcommand)]
+    Keys(Keys),
+    /// Teams
+    #[command(subcommand)]
+    Teams(Owners),
+    /// Users
+    #[command(subcommand)]
+    Users(Owners),
+    /// What was used and what it cost
+    Usage(Usage),
+    /// The config in force
+    #[command(subcommand)]
+    Config(Config),
+    /// Show or set what is logged, until the process ends
+    LogLevel {
+        /// error, warn, info, debug, trace, or directives in tracing's syntax
+        level: Option<String>,
+    },
+    /// Who changed what, and who was refused
+    Audit(Audit),
+    /// The metrics, as Prometheus text
+    Metrics,
+    /// The API's OpenAPI document
+    Openapi,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct One {
+    /// Show this one
+    pub(super) name: Option<String>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Requests {
+    #[command(subcommand)]
+    pub(super) command: Option<RequestsCommand>,
+    /// Of that API key
+    #[arg(long)]
+    pub(super) key: Option<String>,
+    /// Of that team
+    #[arg(long)]
+    pub(super) team: Option<String>,
+    /// For that model
+    #[arg(long)]
+    pub(super) model: Option<String>,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum RequestsCommand {
+    /// End requests; their clients are told
+    Cancel {
+        /// Ids of `penstock admin requests`
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Workers {
+    #[command(subcommand)]
+    pub(super) command: Option<WorkersCommand>,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum WorkersCommand {
+    /// Let it finish what it has and give it nothing new
+    Drain {
+        /// Its name
+        name: String,
+    },
+    /// Use it again
+    Resume {
+        /// Its name
+        name: String,
+    },
+    /// Let it finish, end it, start it again
+    Restart {
+        /// Its name
+        name: String,
+        /// Seconds to finish; then it is killed, and what it had goes on elsewhere
+        #[arg(long, default_value_t = 60, value_name = "SECONDS")]
+        patience: u64,
+    },
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum Keys {
+    /// List them
+    List {
+        /// Of that team
+        #[arg(long)]
+        team: Option<String>,
+        /// Of that user
+        #[arg(long)]
+        user: Option<String>,
+        /// Revoked ones too
+        #[arg(long)]
+        all: bool,
+    },
+    /// Show everything about one but its text
+    Show {
+        /// Its id
+        id: String,
+    },
+    /// Issue one and show it, this once
+    Create(Box<Wish>),
+    /// Give one a new text and show it, this once
+    Rotate {
+        /// Its id
+        id: String,
+        /// For how long the old text is good beside the new one, as 30m, 12h, 7d
+        #[arg(long, default_value = "1h", value_name = "TIME")]
+        grace: String,
+    },
+    /// Take it back, and the keys that were made from it
+    Revoke {
+        /// Its id
+        id: String,
+    },
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum Owners {
+    /// List them
+    List,
+    /// Show one
+    Show {
+        /// Its id
+        id: String,
+    },
+    /// Make one
+    Create(Box<NewOwner>),
+    /// Serve nothing of it
+    Block {
+        /// Its id
+        id: String,
+    },
+    /// Serve it again
+    Unblock {
+        /// Its id
+        id: String,
+    },
+    /// Remove it
+    Delete {
+        /// Its id
+        id: String,
+    },
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NewOwner {
+    /// Its id
+    pub(super) id: String,
+    /// What people call it
+    #[arg(long, default_value = "")]
+    pub(super) name: String,
+    /// The team of a user
+    #[arg(long)]
+    pub(super) team: Option<String>,
+    #[command(flatten)]
+    pub(super) allowed: Allowed,
+    /// Ids of `[[limits]]` that it is under
+    #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
+    pub(super) limits: Vec<String>,
+    /// For the books
+    #[arg(long, value_delimiter = ',', value_name = "TAG")]
+    pub(super) tags: Vec<String>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Usage {
+    /// By what: key, team, user, model, provider, route, day, hour, tag; up to four
+    #[arg(long, default_value = "model")]
+    pub(super) group: String,
+    /// A date, date and time, or a time ago as 12h, 30d
+    #[arg(long, default_value = "30d", value_name = "WHEN")]
+    pub(super) from: String,
+    /// The same; default: now
+    #[arg(long, value_name = "WHEN")]
+    pub(super) until: Option<String>,
+    /// Of that key
+    #[arg(long)]
+    pub(super) key: Option<String>,
+    /// Of that team
+    #[arg(long)]
+    pub(super) team: Option<String>,
+    /// Of that user
+    #[arg(long)]
+    pub(super) user: Option<String>,
+    /// For that model
+    #[arg(long)]
+    pub(super) model: Option<String>,
+    /// Answered by that pool or provider
+    #[arg(long)]
+    pub(super) provider: Option<String>,
+    /// With that tag
+    #[arg(long)]
+    pub(super) tag: Option<String>,
+    /// Print CSV
+    #[arg(long, conflicts_with = "requests")]
+    pub(super) csv: bool,
+    /// The requests themselves, newest first
+    #[arg(long)]
+    pub(super) requests: bool,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum Config {
+    /// Show it, without secrets
+    Show {
+        /// An earlier version
+        version: Option<u64>,
+    },
+    /// Say everything that is wrong with a file
+    Validate {
+        /// The file; - for standard input
+        file: PathBuf,
+    },
+    /// Say what a file would change
+    Diff {
+        /// The file; - for standard input
+        file: PathBuf,
+    },
+    /// Put a file in force, whole or not at all
+    Apply {
+        /// The file; - for standard input
+        file: PathBuf,
+        /// Why, for the history
+        #[arg(long, default_value = "")]
+        note: String,
+        /// Only if this version is in force
+        #[arg(long, value_name = "VERSION")]
+        expect: Option<u64>,
+    },
+    /// Read the gateway's own file again
+    Reload {
+        /// Why, for the history
+        #[arg(long, default_value = "")]
+        note: String,
+    },
+    /// Put an earlier version in force
+    Rollback {
+        /// Of the history
+        version: u64,
+        /// Why, for the history
+        #[arg(long, default_value = "")]
+        note: String,
+    },
+    /// What was in force, and what was refused
+    History,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Audit {
+    /// By that admin key
+    #[arg(long)]
+    pub(super) actor: Option<String>,
+    /// That action; a trailing * matches any ending, as key.*
+    #[arg(long)]
+    pub(super) action: Option<String>,
+    /// On that id
+    #[arg(long)]
+    pub(super) target: Option<String>,
+    /// done, denied or failed
+    #[arg(long)]
+    pub(super) outcome: Option<String>,
+    /// A date, date and time, or a time ago as 12h, 30d
+    #[arg(long, value_name = "WHEN")]
+    pub(super) from: Option<String>,
+    /// At most this many, newest first
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(super) limit: u32,
+}
