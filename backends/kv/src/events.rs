@@ -19,7 +19,11 @@ impl EventLog {
     pub fn stored(&mut self, parent: Option<BlockHash>, hash: BlockHash) {
         match self.events.last_mut() {
             Some(event) if parent.is_some() && self.tip == parent => event.stored.push(hash.to_bytes().to_vec()),
-            _ => self.events.push(KvEvent { stored: vec![hash.to_bytes().to_vec()], ..Default::default() }),
+            _ => self.events.push(KvEvent {
+                stored: vec![hash.to_bytes().to_vec()],
+                parent: parent.map(|parent| parent.to_bytes().to_vec()).unwrap_or_default(),
+                ..Default::default()
+            }),
         }
         self.tip = Some(hash);
     }

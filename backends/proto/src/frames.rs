@@ -485,7 +485,28 @@ pub struct KvEvent {
     /// Blocks that are gone.
     #[prost(bytes = "vec", repeated, tag = "2")]
     pub removed: Vec<Vec<u8>>,
-    /// Everything is gone (before `stored` is applied).
+    /// Everything in this tier is gone (before `stored` is applied).
     #[prost(bool, tag = "3")]
     pub cleared: bool,
+    /// Where the blocks are. A block may be in several tiers at once; each says so for itself.
+    #[prost(enumeration = "Tier", tag = "4")]
+    pub tier: i32,
+    /// The block before the first of `stored`, 16 bytes; empty when there is none or it is not known. Only helps the router to
+    /// keep one chain together.
+    #[prost(bytes = "vec", tag = "5")]
+    pub parent: Vec<u8>,
+}
+
+/// Places that hold blocks, nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
+#[repr(i32)]
+pub enum Tier {
+    /// Memory of the device that computes; the default.
+    Device = 0,
+    /// Memory of the host, for a device with its own.
+    Host = 1,
+    /// Files on a local disk.
+    Disk = 2,
+    /// A store that other workers may read too.
+    Remote = 3,
 }

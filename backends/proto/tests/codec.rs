@@ -52,7 +52,13 @@ fn step() -> impl Strategy<Value = Up> {
                     })
                     .collect(),
                 state: Some(EngineState { running: 3, queue_seconds: 0.25, ..Default::default() }),
-                kv: vec![KvEvent { stored: vec![vec![9; 16]], removed: vec![], cleared: false }],
+                kv: vec![KvEvent {
+                    stored: vec![vec![9; 16]],
+                    removed: vec![],
+                    cleared: false,
+                    tier: 2,
+                    parent: vec![7; 16],
+                }],
                 accepted: 5,
             })),
         })

@@ -97,8 +97,8 @@ impl Worker {
         let surplus = self.cache.len().saturating_sub(BLOCKS);
         let removed: Vec<BlockHash> = self.cache.drain(..surplus).collect();
         let bytes = |hashes: Vec<BlockHash>| hashes.into_iter().map(|hash| hash.to_bytes().to_vec()).collect();
-        self.events.push(KvEvent { stored: bytes(stored), removed: Vec::new(), cleared: false });
-        self.events.push(KvEvent { stored: Vec::new(), removed: bytes(removed), cleared: false });
+        self.events.push(KvEvent { stored: bytes(stored), ..Default::default() });
+        self.events.push(KvEvent { removed: bytes(removed), ..Default::default() });
         (firsts, ends)
     }
 
