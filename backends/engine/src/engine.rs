@@ -7,10 +7,10 @@ use crate::request::{Limits, Refusal, Request};
 use crate::sampler::{BadLogits, Sampler};
 use crate::scheduler::{Order, Plan, Run, Scheduler, Sizes};
 use crate::sequence::Sequence;
-use crate::stats::Stats;
+use crate::stats::{Stats, attended};
 use penstock_kernels::{KernelError, Span, StepBatch};
 use penstock_proto::frames::{
-    Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Step, Token, TokenLogprobs, Window,
+    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Step, Token, TokenLogprobs, Window,
 };
 use penstock_proto::{BLOCK_TOKENS, ErrorKind};
 use std::sync::Arc;
@@ -230,13 +230,14 @@ impl Engine {
         let began = clock.now();
         let plan = self.scheduler.schedule(self.stats.prefill_rows_max());
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
-        let prefill: usize = plan.runs.iter().map(|run| run.rows).filter(|rows| *rows > 1).sum();
+        let mut batch = self.batch(&plan);
         if rows > 0 {
             match self.run(&plan) {
                 Ok(drawn) => self.publish(&plan, drawn),
                 Err(error) => self.fail(&plan, &error),
             }
-            self.stats.measured(rows, prefill, clock.now().saturating_sub(began).as_secs_f64());
+            batch.seconds = clock.now().saturating_sub(began).as_secs_f64();
+            self.stats.measured(rows, batch.prefill_tokens as usize, batch.seconds);
         }
         self.steps += 1;
         Step {
@@ -244,8 +245,25 @@ impl Engine {
             outputs: self.take_outputs(),
             state: Some(self.state()),
             kv: self.scheduler.pool.take_events(),
+            batch: (rows > 0).then_some(batch),
             ..Default::default()
         }
+    }
+
+    /// What a plan computes; its time is not known yet.
+    fn batch(&self, plan: &Plan) -> Batch {
+        let mut batch = Batch::default();
+        for run in &plan.runs {
+            let context = self.scheduler.sequences[&run.order].computed + run.rows;
+            if run.rows > 1 {
+                batch.prefill_tokens += run.rows as u32;
+                batch.prefill_context += attended(run.rows, context);
+            } else {
+                batch.decodes += 1;
+                batch.decode_context += context as u64;
+            }
+        }
+        batch
     }
 
     /// What the frame of this step carries: everything, unless long lists of prompt log-probabilities end at once; the

@@ -124,6 +124,8 @@ impl Scheduler {
         let group = Group { attempt, members: Vec::new() };
         self.groups.entry(id).or_insert(group).members.push(order);
         self.sequences.insert(order, sequence);
+        let cached = self.lookup(order).pages.len();
+        self.sequence(order).cached_hint = cached * BLOCK_TOKENS;
     }
 
     /// Ends a sequence and frees what it holds.

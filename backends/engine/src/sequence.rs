@@ -40,6 +40,8 @@ pub(crate) struct Sequence {
     pub(crate) window: Option<u64>,
     /// Prompt tokens read from the cache at the first start.
     pub(crate) cached_tokens: Option<u32>,
+    /// Tokens that the cache had when it came.
+    pub(crate) cached_hint: usize,
     /// The first output was sent.
     pub(crate) told: bool,
     /// Log-probabilities of the prompt as far as known, if asked of this choice.
@@ -62,6 +64,7 @@ impl Sequence {
             output_hashes: Vec::new(),
             window: (window > 0).then_some(u64::from(window)),
             cached_tokens: None,
+            cached_hint: 0,
             told: false,
             prompt_logprobs: reports.then(|| vec![unknown]),
             request,

@@ -50,7 +50,11 @@ impl Stats {
 
     /// The state after a step.
     pub(crate) fn state(&self, scheduler: &Scheduler, draining: bool) -> EngineState {
-        let pending: u64 = scheduler.sequences.values().map(prefill_pending).sum();
+        let (pending, pending_context) = scheduler
+            .sequences
+            .values()
+            .map(prefill_pending)
+            .fold((0, 0.0), |(tokens, context), more| (tokens + more.0, context + more.1));
         let rate = self.prefill_tokens_per_second();
         let waiting = scheduler.waiting();
         EngineState {
@@ -70,15 +74,33 @@ impl Stats {
             draining,
             prefill_tokens_per_second: rate,
             stalled: stalled(scheduler),
+            prefill_context_pending: pending_context,
+            context_tokens: context_tokens(scheduler),
             ..Default::default()
         }
     }
 }
 
-/// Prompt tokens (and tokens to recompute) that a sequence still has to compute; decode's one token is not among them.
-fn prefill_pending(sequence: &Sequence) -> u64 {
+/// Prompt tokens (and tokens to recompute) that a sequence still has to compute, and the sum of what each attends to; decode's one
+/// token is not among them. What the cache had when it came does not count.
+fn prefill_pending(sequence: &Sequence) -> (u64, f64) {
     let waits = sequence.status == Status::Waiting;
-    if waits || sequence.wanted() > 1 { sequence.wanted() as u64 } else { 0 }
+    if !waits && sequence.wanted() == 1 {
+        return (0, 0.0);
+    }
+    let computed = if waits { sequence.cached_hint.min(sequence.len() - 1) } else { sequence.computed };
+    let rows = sequence.len() - computed;
+    (rows as u64, attended(rows, sequence.len()))
+}
+
+/// Sum over the last `rows` of `context` tokens of what each attends to.
+pub(crate) fn attended(rows: usize, context: usize) -> f64 {
+    rows as f64 * (context as f64 - (rows as f64 - 1.0) / 2.0)
+}
+
+fn context_tokens(scheduler: &Scheduler) -> u64 {
+    let runs = |sequence: &&Sequence| sequence.status == Status::Running && !sequence.stalled();
+    scheduler.sequences.values().filter(runs).map(|sequence| sequence.len() as u64).sum()
 }
 
 fn stalled(scheduler: &Scheduler) -> u32 {

@@ -330,6 +330,29 @@ pub struct Step {
     /// [`Generate`] frames of this session that the engine had taken when `state` was made; the credits in `state` count them.
     #[prost(uint64, tag = "5")]
     pub accepted: u64,
+    /// What was computed and how long that took; `None` in a heartbeat.
+    #[prost(message, optional, tag = "6")]
+    pub batch: Option<Batch>,
+}
+
+/// The batch of one step and the time it took: what the gateway fits a worker's speeds from.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Batch {
+    /// Rows of prefill.
+    #[prost(uint32, tag = "1")]
+    pub prefill_tokens: u32,
+    /// Sum over the rows of prefill of the tokens that each attends to.
+    #[prost(double, tag = "2")]
+    pub prefill_context: f64,
+    /// Rows of decode.
+    #[prost(uint32, tag = "3")]
+    pub decodes: u32,
+    /// Sum over the rows of decode of the tokens that each attends to.
+    #[prost(uint64, tag = "4")]
+    pub decode_context: u64,
+    /// Seconds of the step.
+    #[prost(double, tag = "5")]
+    pub seconds: f64,
 }
 
 /// What one choice got in one step.
@@ -474,6 +497,12 @@ pub struct EngineState {
     /// Of `running`, those that wait for their reader: they take no slot from others.
     #[prost(uint32, tag = "17")]
     pub stalled: u32,
+    /// Sum over `prefill_tokens_pending` of the tokens that each will attend to.
+    #[prost(double, tag = "18")]
+    pub prefill_context_pending: f64,
+    /// Tokens of the running sequences, stalled ones left out: what a step attends to once all of them decode.
+    #[prost(uint64, tag = "19")]
+    pub context_tokens: u64,
 }
 
 /// A change of the prefix cache.

@@ -60,6 +60,7 @@ fn step() -> impl Strategy<Value = Up> {
                     parent: vec![7; 16],
                 }],
                 accepted: 5,
+                batch: Some(Batch { prefill_tokens: 9, prefill_context: 0.5, ..Default::default() }),
             })),
         })
 }

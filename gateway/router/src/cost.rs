@@ -33,40 +33,6 @@ impl Default for Weights {
     }
 }
 
-/// Speed that is assumed before a worker has measured its own, in prompt tokens per second.
-const PREFILL_TOKENS_PER_SECOND_UNKNOWN: f64 = 1000.0;
-
-/// Speeds of one worker, followed as it reports them.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Fit {
-    prefill_tokens_per_second: f64,
-    step_seconds: f64,
-}
-
-impl Fit {
-    /// Takes in one report. Steps are smoothed over about eight reports; prefill speed is smoothed by the worker.
-    pub fn observe(&mut self, state: &EngineState) {
-        if state.prefill_tokens_per_second.is_finite() && state.prefill_tokens_per_second > 0.0 {
-            self.prefill_tokens_per_second = state.prefill_tokens_per_second;
-        }
-        if state.step_seconds.is_finite() && state.step_seconds > 0.0 {
-            let first = self.step_seconds == 0.0;
-            self.step_seconds += (state.step_seconds - self.step_seconds) * if first { 1.0 } else { 0.125 };
-        }
-    }
-
-    /// Seconds to compute `tokens` prompt tokens.
-    pub fn prefill_seconds(&self, tokens: usize) -> f64 {
-        let speed = self.prefill_tokens_per_second;
-        tokens as f64 / if speed > 0.0 { speed } else { PREFILL_TOKENS_PER_SECOND_UNKNOWN }
-    }
-
-    /// Seconds of one step.
-    pub fn step_seconds(&self) -> f64 {
-        self.step_seconds
-    }
-}
-
 /// What is asked about one worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
@@ -107,17 +73,6 @@ pub fn fill(state: &EngineState) -> f64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn a_fit_starts_with_the_first_report_and_ignores_nonsense() {
-        let mut fit = Fit::default();
-        assert_eq!(fit.prefill_seconds(500), 0.5);
-        fit.observe(&EngineState { prefill_tokens_per_second: 250.0, step_seconds: 0.08, ..Default::default() });
-        fit.observe(&EngineState { prefill_tokens_per_second: f64::NAN, step_seconds: -1.0, ..Default::default() });
-        assert_eq!((fit.prefill_seconds(500), fit.step_seconds()), (2.0, 0.08));
-        fit.observe(&EngineState { step_seconds: 0.16, ..Default::default() });
-        assert!((fit.step_seconds() - 0.09).abs() < 1e-12);
-    }
 
     #[test]
     fn fill_counts_what_cannot_be_evicted() {

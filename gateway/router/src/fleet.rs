@@ -1,10 +1,11 @@
 //! All workers of a pool and all requests that wait for one: what workers say goes in, bindings come out.
 
-use crate::cost::{Fit, Terms, Weights, fill};
+use crate::cost::{Terms, Weights, fill};
+use crate::fit::Fit;
 use crate::index::KvIndex;
 use crate::queue::{Queue, View, Waiting};
 use crate::{WORKERS_MAX, WorkerId};
-use penstock_proto::frames::{EngineState, KvEvent};
+use penstock_proto::frames::{Batch, EngineState, KvEvent};
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -38,7 +39,7 @@ impl Default for Limits {
 }
 
 /// A worker as it announces itself.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Member {
     /// What its results are exact within.
     pub numerics_id: Arc<str>,
@@ -48,6 +49,8 @@ pub struct Member {
     pub sequences_max: u32,
     /// State at this moment.
     pub state: EngineState,
+    /// Device and path; workers of an equal one are taken to be as fast until their own steps tell.
+    pub device: Arc<str>,
 }
 
 /// The router's answer.
@@ -119,8 +122,22 @@ impl WorkerView {
 
     fn queue_seconds(&self) -> f64 {
         let state = &self.member.state;
-        let told = if state.queue_seconds.is_finite() { state.queue_seconds.max(0.0) } else { 0.0 };
+        // A worker that does not say what its tokens attend to has told the seconds.
+        let told = if state.prefill_context_pending > 0.0 {
+            self.fit.work_seconds(state.prefill_tokens_pending as f64, state.prefill_context_pending)
+        } else {
+            state.queue_seconds
+        };
+        let told = if told.is_finite() { told.max(0.0) } else { 0.0 };
         told + self.unseen.values().map(|(_, seconds)| seconds).sum::<f64>()
+    }
+}
+
+impl WorkerView {
+    /// Seconds of a step once all that runs decodes.
+    fn step_seconds(&self) -> f64 {
+        let state = &self.member.state;
+        self.fit.step_seconds(f64::from(state.running), state.context_tokens as f64)
     }
 }
 
@@ -161,8 +178,9 @@ impl Fleet {
         self.leave(worker);
         self.index.join(worker, member.blocks_total as usize);
         kv.iter().for_each(|event| self.index.apply(worker, event));
-        let mut fit = Fit::default();
-        fit.observe(&member.state);
+        let equals = self.workers.values().filter(|view| view.member.device == member.device);
+        let mut fit = Fit::like(equals.map(|view| &view.fit)).unwrap_or_default();
+        fit.observe_state(&member.state);
         self.workers.insert(worker, WorkerView { member, fit, unseen: BTreeMap::new(), sent: 0, suspended: false });
     }
 
@@ -186,10 +204,22 @@ impl Fleet {
         let Some(view) = self.workers.get_mut(&worker) else { return };
         view.unseen.retain(|number, _| *number > accepted);
         if let Some(state) = state {
-            view.fit.observe(state);
+            view.fit.observe_state(state);
             view.member.state = state.clone();
         }
         kv.iter().for_each(|event| self.index.apply(worker, event));
+    }
+
+    /// Takes in what a step of a worker computed and how long it took.
+    pub fn observe(&mut self, worker: WorkerId, batch: &Batch) {
+        if let Some(view) = self.workers.get_mut(&worker) {
+            view.fit.observe(batch);
+        }
+    }
+
+    /// How fast a worker is as far as it is known.
+    pub fn fit(&self, worker: WorkerId) -> Option<&Fit> {
+        self.workers.get(&worker).map(|view| &view.fit)
     }
 
     /// Lets a request wait for a worker.
@@ -269,7 +299,7 @@ impl Fleet {
         let ahead = self.queue.tokens() / workers;
         self.workers
             .values()
-            .map(|view| view.queue_seconds() + view.fit.prefill_seconds(ahead + tokens) + view.fit.step_seconds())
+            .map(|view| view.queue_seconds() + view.fit.prefill_seconds(ahead + tokens, 0) + view.step_seconds())
             .min_by(f64::total_cmp)
             .map_or(Duration::MAX, seconds)
     }
@@ -372,9 +402,9 @@ impl Market<'_> {
             let blocks = hits.as_ref().map_or(0, |(_, found)| found[usize::from(worker.0)]) as usize;
             // The last token is always computed: its logits are wanted.
             let cached = (blocks * BLOCK_TOKENS).min(tokens.saturating_sub(1));
-            let own = view.fit.prefill_seconds(tokens - cached);
+            let own = view.fit.prefill_seconds(tokens - cached, cached);
             let queue = view.queue_seconds();
-            let step = view.fit.step_seconds();
+            let step = view.step_seconds();
             let state = &view.member.state;
             let terms =
                 Terms { queue, own, load: self.load, decoding: f64::from(state.running), step, fill: fill(state) };

@@ -5,6 +5,7 @@
 //!
 //! - [`index`]: which worker holds which prefix (told by the workers), and which blocks are promised to which worker
 //! - [`cost`]: the price of a placement in seconds
+//! - [`fit`]: how fast each worker is, learned from its steps
 //! - [`queue`]: who is next
 //! - [`fleet`]: all of it together: [`Fleet::enqueue`], [`Fleet::next`], and what the workers say
 //!
@@ -13,14 +14,18 @@
 #![forbid(unsafe_code)]
 
 pub mod cost;
+pub mod fit;
 pub mod fleet;
 pub mod index;
 pub mod queue;
+mod random;
 
 pub use cost::Weights;
+pub use fit::Fit;
 pub use fleet::{Choice, Fleet, Limits, Member, Reject};
 pub use index::KvIndex;
 pub use queue::View;
+pub use random::Random;
 
 /// A worker of one pool; small numbers, reused after a worker left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

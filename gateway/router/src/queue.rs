@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the router knows about a request.
-#[derive(Clone, Debug)]
+/// What the router knows about a request. What is left out is as for a request of nobody in particular.
+#[derive(Clone, Debug, Default)]
 pub struct View {
     /// The tokens a worker has to hold before it can emit: the prompt, and for a resumed request what was emitted.
     pub tokens: Arc<[u32]>,
@@ -23,6 +23,14 @@ pub struct View {
     pub numerics_id: Option<Arc<str>>,
     /// Resumed: goes before all others, and is never refused.
     pub resumed: bool,
+    /// Whose it is: waiting requests of several tenants share the workers fairly.
+    pub tenant: Arc<str>,
+    /// The tenant's share against others'; 0 counts as 1.
+    pub weight: u32,
+    /// What keeps the requests of one conversation together under a policy that does so.
+    pub session: Option<u64>,
+    /// When it is no use any more: it is refused when it still waits then.
+    pub deadline: Option<Duration>,
 }
 
 /// A request that waits.
@@ -112,8 +120,8 @@ mod tests {
             salt: Arc::from(&b""[..]),
             priority,
             sequences: 1,
-            numerics_id: None,
             resumed,
+            ..View::default()
         }
     }
 

@@ -21,18 +21,17 @@ fn state(credits: u32) -> EngineState {
 }
 
 fn member(numerics: &str, credits: u32) -> Member {
-    Member { numerics_id: numerics.into(), blocks_total: 1000, sequences_max: 64, state: state(credits) }
+    Member {
+        numerics_id: numerics.into(),
+        blocks_total: 1000,
+        sequences_max: 64,
+        state: state(credits),
+        ..Member::default()
+    }
 }
 
 fn view(tokens: u32) -> View {
-    View {
-        tokens: (0..tokens).collect(),
-        salt: Arc::from(&b"s"[..]),
-        priority: 0,
-        sequences: 1,
-        numerics_id: None,
-        resumed: false,
-    }
+    View { tokens: (0..tokens).collect(), salt: Arc::from(&b"s"[..]), sequences: 1, ..View::default() }
 }
 
 fn resumed(numerics: &str) -> View {
@@ -229,5 +228,6 @@ fn what_is_suspended_or_gone_gets_nothing() {
     assert_eq!(bindings(&mut fleet, 0), []);
     fleet.suspend(A, false);
     assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);
-    assert_eq!(fleet.predicted_ttft(0), Duration::from_millis(42), "32 promised tokens and a step");
+    let ttft = fleet.predicted_ttft(0);
+    assert_eq!(ttft.as_millis(), 42, "32 promised tokens and a step: {ttft:?}");
 }

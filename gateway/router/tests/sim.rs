@@ -139,7 +139,7 @@ impl World {
     fn view(&self, request: u64, resumed: bool) -> View {
         let tokens = Arc::clone(&self.tokens[&request]);
         let numerics_id = resumed.then(|| Arc::from("n"));
-        View { tokens, salt: Arc::from(&b""[..]), priority: 0, sequences: 1, numerics_id, resumed }
+        View { tokens, sequences: 1, numerics_id, resumed, ..View::default() }
     }
 
     fn join(&mut self, id: u8) {
@@ -149,6 +149,7 @@ impl World {
             blocks_total: BLOCKS as u32,
             sequences_max: SLOTS,
             state: worker.state(),
+            ..Member::default()
         };
         self.fleet.join(WorkerId(id), member, &[]);
         self.workers.insert(id, worker);

@@ -163,7 +163,8 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
         logit_bias: vec![penstock_proto::frames::LogitBias { token: 0, bias: -100.0 }],
         ..Default::default()
     };
-    Job { prompt: prompt.into(), choices, sampling, salt: Arc::from(&b"t"[..]), priority: 0, deadline: None }
+    let (salt, tenant) = (Arc::from(&b"t"[..]), Arc::default());
+    Job { prompt: prompt.into(), choices, sampling, salt, priority: 0, deadline: None, tenant, weight: 1 }
 }
 
 /// All that came of a request.

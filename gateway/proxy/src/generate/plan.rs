@@ -210,6 +210,8 @@ impl Plan {
             salt: salt(&origin.tenant, model, self.cache_salt.as_deref()).into(),
             priority: self.priority.max(PRIORITY_MIN),
             deadline: origin.deadline,
+            tenant: origin.tenant.as_str().into(),
+            weight: 1,
         }
     }
 }

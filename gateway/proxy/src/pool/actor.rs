@@ -236,6 +236,7 @@ impl Actor {
             blocks_total: ready.blocks_total,
             sequences_max: ready.sequences_max,
             state,
+            device: ready.device.as_str().into(),
         };
         self.router.join(worker, told, &ready.kv);
         info!(worker = %self.members[usize::from(worker.0)].name, pid = ready.pid, device = %ready.device, "worker ready");
@@ -268,6 +269,7 @@ impl Actor {
         member.heard = now;
         member.say(step.state.as_ref());
         self.router.update(worker, step.state.as_ref(), &step.kv, step.accepted);
+        step.batch.iter().for_each(|batch| self.router.observe(worker, batch));
         let member = &mut self.members[usize::from(worker.0)];
         if member.session == Session::Suspected && member.doubt_now(&self.config, now) == Doubt::None {
             member.session = Session::Ready;
@@ -424,6 +426,10 @@ impl Actor {
             sequences: truth.open(),
             numerics_id: truth.numerics_id.clone(),
             resumed: live.interrupted,
+            tenant: Arc::clone(&truth.job.tenant),
+            weight: truth.job.weight,
+            session: None,
+            deadline: truth.job.deadline.map(|deadline| deadline.saturating_duration_since(self.began)),
         };
         let now = self.began.elapsed();
         if let Err(reject) = self.router.enqueue(request, view, now) {

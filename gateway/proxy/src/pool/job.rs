@@ -27,6 +27,10 @@ pub struct Job {
     pub priority: i32,
     /// When the request fails with [`ErrorKind::DeadlineExceeded`] if it has not ended; `None`: never.
     pub deadline: Option<Instant>,
+    /// Whose it is: waiting requests of several tenants share the workers fairly.
+    pub tenant: Arc<str>,
+    /// The tenant's share against others'; 0 counts as 1.
+    pub weight: u32,
 }
 
 impl Job {

@@ -223,6 +223,8 @@ mod tests {
             salt: Arc::from(&b""[..]),
             priority: 0,
             deadline: None,
+            tenant: Arc::default(),
+            weight: 1,
         }
     }
 
