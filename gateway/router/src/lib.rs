@@ -23,7 +23,7 @@ mod random;
 pub use cost::Weights;
 pub use fit::Fit;
 pub use fleet::{Choice, Fleet, Limits, Member, Reject};
-pub use index::KvIndex;
+pub use index::{Hits, KvIndex};
 pub use queue::View;
 pub use random::Random;
 

@@ -1,12 +1,12 @@
-//! Which worker holds which prefix: block hash → set of workers, in two layers.
+//! The index as simple as it can be, one map entry per block: what [`penstock_router::KvIndex`] is checked and measured against.
 //!
 //! *Resident* is what workers said they hold. *In flight* is what they were asked to compute and have not said yet, so two
 //! requests with one long prefix that arrive together go to one worker. Hashes are chained, so a block's presence is only
 //! counted behind its parent's: a look-up walks from the first block and keeps the workers that held all of them.
 
-use crate::{WORKERS_MAX, WorkerId};
 use penstock_proto::BlockHash;
 use penstock_proto::frames::KvEvent;
+use penstock_router::{WORKERS_MAX, WorkerId};
 use std::collections::HashMap;
 
 /// A set of workers.
@@ -18,20 +18,20 @@ fn bit(worker: WorkerId) -> Bits {
 
 /// The view of all workers' prefix caches; see the module header.
 #[derive(Default)]
-pub struct KvIndex {
+pub(crate) struct FlatIndex {
     resident: HashMap<BlockHash, Bits>,
     in_flight: HashMap<BlockHash, Vec<(WorkerId, u32)>>,
     blocks: Vec<usize>,
     blocks_max: Vec<usize>,
 }
 
-impl KvIndex {
+impl FlatIndex {
     /// Starts the view of a worker, empty; it may announce `blocks_max` blocks, more are ignored (a worker that lies about
     /// its size must not fill the gateway's memory).
     ///
     /// # Panics
     /// If the id is not below [`WORKERS_MAX`].
-    pub fn join(&mut self, worker: WorkerId, blocks_max: usize) {
+    pub(crate) fn join(&mut self, worker: WorkerId, blocks_max: usize) {
         assert!(usize::from(worker.0) < WORKERS_MAX, "worker id {} of at most {WORKERS_MAX}", worker.0);
         self.clear(worker);
         let index = usize::from(worker.0);
@@ -43,7 +43,7 @@ impl KvIndex {
     }
 
     /// Forgets a worker, promised blocks included. Cost: one pass over the index.
-    pub fn leave(&mut self, worker: WorkerId) {
+    pub(crate) fn leave(&mut self, worker: WorkerId) {
         self.clear(worker);
         self.in_flight.retain(|_, holders| {
             holders.retain(|(holder, _)| *holder != worker);
@@ -52,7 +52,7 @@ impl KvIndex {
     }
 
     /// Takes in one change of a worker's cache. Hashes of the wrong length are skipped.
-    pub fn apply(&mut self, worker: WorkerId, event: &KvEvent) {
+    pub(crate) fn apply(&mut self, worker: WorkerId, event: &KvEvent) {
         if event.cleared {
             self.clear(worker);
         }
@@ -65,7 +65,7 @@ impl KvIndex {
     }
 
     /// Notes blocks that `worker` was asked to compute.
-    pub fn promise(&mut self, worker: WorkerId, hashes: &[BlockHash]) {
+    pub(crate) fn promise(&mut self, worker: WorkerId, hashes: &[BlockHash]) {
         for hash in hashes {
             let holders = self.in_flight.entry(*hash).or_default();
             match holders.iter_mut().find(|(holder, _)| *holder == worker) {
@@ -76,7 +76,7 @@ impl KvIndex {
     }
 
     /// Takes a promise back: the blocks are resident now, or the request ended. A promise of a worker that left is gone already.
-    pub fn release(&mut self, worker: WorkerId, hashes: &[BlockHash]) {
+    pub(crate) fn release(&mut self, worker: WorkerId, hashes: &[BlockHash]) {
         for hash in hashes {
             let Some(holders) = self.in_flight.get_mut(hash) else { continue };
             if let Some(at) = holders.iter().position(|(holder, _)| *holder == worker) {
@@ -93,9 +93,9 @@ impl KvIndex {
 
     /// Leading blocks of `hashes` that each worker holds or was promised: `hits[worker]`, for the workers of `among`.
     /// Cost: two look-ups per block until no worker is left.
-    pub fn hits(&self, hashes: &[BlockHash], among: impl Iterator<Item = WorkerId>) -> [u32; WORKERS_MAX] {
+    pub(crate) fn hits(&self, hashes: &[BlockHash], among: impl IntoIterator<Item = WorkerId>) -> [u32; WORKERS_MAX] {
         let mut hits = [0; WORKERS_MAX];
-        let mut left: Bits = among.fold(0, |set, worker| set | bit(worker));
+        let mut left: Bits = among.into_iter().fold(0, |set, worker| set | bit(worker));
         for (depth, hash) in (1..).zip(hashes) {
             left &= self.holders(*hash);
             if left == 0 {
@@ -111,7 +111,7 @@ impl KvIndex {
     }
 
     /// Blocks known to be resident somewhere, and blocks promised.
-    pub fn sizes(&self) -> (usize, usize) {
+    pub(crate) fn sizes(&self) -> (usize, usize) {
         (self.resident.len(), self.in_flight.len())
     }
 
@@ -153,105 +153,6 @@ impl KvIndex {
                 *set != 0
             });
             self.blocks[index] = 0;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::HashSet;
-
-    const A: WorkerId = WorkerId(0);
-    const B: WorkerId = WorkerId(127);
-
-    fn hashes(range: std::ops::Range<u128>) -> Vec<BlockHash> {
-        range.map(BlockHash).collect()
-    }
-
-    fn stored(range: std::ops::Range<u128>) -> KvEvent {
-        KvEvent { stored: range.map(|h| BlockHash(h).to_bytes().to_vec()).collect(), ..Default::default() }
-    }
-
-    fn index() -> KvIndex {
-        let mut index = KvIndex::default();
-        index.join(A, 1000);
-        index.join(B, 1000);
-        index
-    }
-
-    #[test]
-    fn a_hit_is_the_unbroken_beginning() {
-        let mut index = index();
-        index.apply(A, &stored(0..4));
-        index.apply(B, &stored(0..2));
-        index.apply(B, &stored(3..9));
-        let hits = index.hits(&hashes(0..10), [A, B].into_iter());
-        assert_eq!((hits[0], hits[127]), (4, 2));
-        assert_eq!(index.hits(&hashes(0..10), [B].into_iter())[0], 0, "only among those asked for");
-    }
-
-    #[test]
-    fn promised_blocks_count_until_released() {
-        let mut index = index();
-        index.promise(A, &hashes(0..3));
-        index.promise(A, &hashes(0..5));
-        assert_eq!(index.hits(&hashes(0..10), [A].into_iter())[0], 5);
-        index.release(A, &hashes(0..5));
-        assert_eq!(index.hits(&hashes(0..10), [A].into_iter())[0], 3);
-        index.release(A, &hashes(0..3));
-        assert_eq!(index.sizes(), (0, 0));
-    }
-
-    #[test]
-    fn a_worker_that_left_or_was_cleared_holds_nothing() {
-        let mut index = index();
-        index.apply(A, &stored(0..4));
-        index.promise(A, &hashes(4..6));
-        index.apply(B, &stored(0..1));
-        index.leave(A);
-        let hits = index.hits(&hashes(0..10), [A, B].into_iter());
-        assert_eq!((hits[0], hits[127]), (0, 1));
-        index.apply(B, &KvEvent { cleared: true, ..stored(7..8) });
-        assert_eq!(index.hits(&hashes(7..8), [B].into_iter())[127], 1, "cleared comes before stored");
-        assert_eq!(index.sizes(), (1, 0));
-    }
-
-    #[test]
-    fn a_worker_cannot_announce_more_than_it_has() {
-        let mut index = KvIndex::default();
-        index.join(A, 10);
-        index.apply(A, &stored(0..1000));
-        assert_eq!(index.sizes().0, 10);
-        index.apply(B, &stored(0..5));
-        assert_eq!(index.sizes().0, 10, "one that never joined is not heard");
-    }
-
-    proptest! {
-        /// Against a set of (worker, hash) pairs.
-        #[test]
-        fn the_index_is_a_set(ops in prop::collection::vec((0..3_u8, 0..20_u128, 0..4_u8), 0..200)) {
-            let mut index = KvIndex::default();
-            (0..3).for_each(|w| index.join(WorkerId(w), 1000));
-            let mut model = HashSet::new();
-            for (worker, hash, op) in ops {
-                let (id, bytes) = (WorkerId(worker), BlockHash(hash).to_bytes().to_vec());
-                match op {
-                    0 | 1 => { index.apply(id, &KvEvent { stored: vec![bytes], ..Default::default() }); model.insert((worker, hash)); }
-                    2 => { index.apply(id, &KvEvent { removed: vec![bytes], ..Default::default() }); model.remove(&(worker, hash)); }
-                    _ if hash == 0 => { index.apply(id, &KvEvent { cleared: true, ..Default::default() }); model.retain(|(w, _)| *w != worker); }
-                    _ => {}
-                }
-            }
-            for hash in 0..20 {
-                let hits = index.hits(&[BlockHash(hash)], (0..3).map(WorkerId));
-                for worker in 0..3 {
-                    prop_assert_eq!(hits[usize::from(worker)] == 1, model.contains(&(worker, hash)));
-                }
-            }
-            let distinct: HashSet<u128> = model.iter().map(|(_, hash)| *hash).collect();
-            prop_assert_eq!(index.sizes().0, distinct.len());
         }
     }
 }
