@@ -281,6 +281,15 @@ pub trait Device: Send {
     /// `x·Wᵀ` of the sampled rows, read back to the host: `[sampled, vocab]` f32, valid until the next call on the device.
     fn logits(&mut self, x: Buffer, weight: Weight) -> Result<&[f32], KernelError>;
 
-    /// One page of one layer in the canonical order `[K|V][kv_head][token][dim]`, as f32 (tests, transfer).
+    /// One page of one layer in the canonical order `[K|V][kv_head][token][dim]`, as f32 (tests).
     fn page(&self, layer: usize, page: u32) -> Vec<f32>;
+
+    /// Bytes of one page of one layer in wire order: `[K|V][kv_head][token][dim]` in the cache's own element type, little-endian.
+    fn page_bytes(&self) -> usize;
+
+    /// Copies one page of one layer out, in wire order. `out`: [`Device::page_bytes`] bytes.
+    fn read_page(&self, layer: usize, page: u32, out: &mut [u8]);
+
+    /// Takes one page of one layer in, in wire order; the inverse of [`Device::read_page`], bit for bit.
+    fn write_page(&mut self, layer: usize, page: u32, bytes: &[u8]);
 }

@@ -3,7 +3,7 @@
 //! The model answers at once with the same logits for each row, so all that is timed is scheduling, sampling (greedy, 64
 //! tokens of vocabulary) and publishing. Medians of 301 steps on one core.
 
-use penstock_engine::{Engine, EngineConfig, Forward, Geometry};
+use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
 use penstock_kernels::{KernelError, StepBatch};
 use penstock_proto::frames::{ChoiceStart, Generate, Sampling};
 use std::time::{Duration, Instant};
@@ -21,12 +21,24 @@ impl Forward for Instantly {
             rows_max: 4096,
             sampled_max: 512,
             numerics: String::new(),
+            layers: 0,
+            page_bytes: 0,
         }
     }
 
-    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<&[f32], KernelError> {
+    fn forward(&mut self, batch: &StepBatch<'_>, _: AfterLayer<'_>) -> Result<&[f32], KernelError> {
         Ok(&self.0[..batch.sampled.len() * VOCAB])
     }
+
+    fn pages(&self) -> &dyn Pages {
+        self
+    }
+
+    fn write_page(&mut self, _: usize, _: u32, _: &[u8]) {}
+}
+
+impl Pages for Instantly {
+    fn read_page(&self, _: usize, _: u32, _: &mut [u8]) {}
 }
 
 /// Median of a step in which `running` sequences of `context` tokens decode and `waiting` more wait.

@@ -10,9 +10,10 @@ use crate::sequence::Sequence;
 use crate::stats::{Stats, attended};
 use penstock_kernels::{KernelError, Span, StepBatch};
 use penstock_proto::frames::{
-    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Step, Token, TokenLogprobs, Window,
+    Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Token, TokenLogprobs,
+    Window,
 };
-use penstock_proto::{BLOCK_TOKENS, ErrorKind};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,9 @@ impl<F: Fn() -> Duration> Clock for F {
 /// One model on one device, and everything that runs on it.
 pub struct Engine {
     forward: Box<dyn Forward>,
+    /// Of one layer.
+    page_bytes: usize,
+    block_bytes: usize,
     limits: Limits,
     waiting_max: usize,
     scheduler: Scheduler,
@@ -41,8 +45,22 @@ pub struct Engine {
     steps: u64,
     faults: u64,
     draining: bool,
+    role: Role,
     tokens: Vec<u32>,
     sampled: Vec<usize>,
+}
+
+/// What became of a block that was brought in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Imported {
+    /// It can be read now.
+    Stored,
+    /// It was there already.
+    Known,
+    /// Every page is in use.
+    NoRoom,
+    /// Not as many bytes as a block has, or this engine keeps none.
+    Refused,
 }
 
 /// What one sampled row said.
@@ -61,7 +79,9 @@ type Sampled = (Order, Result<Drawn, BadLogits>);
 impl Engine {
     /// An engine over a loaded model. Sizes of `config` above the model's own are lowered.
     pub fn new(forward: Box<dyn Forward>, config: &EngineConfig) -> Self {
-        let Geometry { vocab_size, context_tokens, pages, rows_max, sampled_max, numerics } = forward.geometry();
+        let geometry = forward.geometry();
+        let block_bytes = geometry.block_bytes();
+        let Geometry { vocab_size, context_tokens, pages, rows_max, sampled_max, numerics, page_bytes, .. } = geometry;
         let batch_tokens = config.batch_tokens.clamp(1, rows_max.max(1));
         let sizes = Sizes {
             // A slot for each row of decode: a running prefill then always finds a row left.
@@ -81,6 +101,8 @@ impl Engine {
         };
         Self {
             forward,
+            page_bytes,
+            block_bytes,
             limits,
             waiting_max: config.waiting_max.max(config.choices_max),
             scheduler: Scheduler::new(pages, sizes),
@@ -90,6 +112,7 @@ impl Engine {
             steps: 0,
             faults: 0,
             draining: false,
+            role: Role::Mixed,
             tokens: Vec::new(),
             sampled: Vec::new(),
         }
@@ -185,6 +208,11 @@ impl Engine {
         self.draining = true;
     }
 
+    /// What kind of work the router sends it. Only told on: the engine does all of it in any role.
+    pub fn set_role(&mut self, role: Role) {
+        self.role = role;
+    }
+
     /// Whether a step would do or tell something. Stalled sequences are not work until their window opens.
     pub fn has_work(&self) -> bool {
         !self.outbox.is_empty() || self.scheduler.sequences.values().any(|sequence| !sequence.stalled())
@@ -197,7 +225,7 @@ impl Engine {
 
     /// Load and capacity now.
     pub fn state(&self) -> EngineState {
-        self.stats.state(&self.scheduler, self.draining)
+        EngineState { role: self.role as i32, ..self.stats.state(&self.scheduler, self.draining) }
     }
 
     /// Everything the prefix cache holds, for a gateway that starts anew.
@@ -223,6 +251,39 @@ impl Engine {
     /// Tokens of a sequence at most: the model's context, or the pool if that is smaller.
     pub fn context_tokens(&self) -> usize {
         self.limits.context_tokens
+    }
+
+    /// Bytes of one block in wire order; see [`Geometry::block_bytes`]. 0: blocks cannot be moved.
+    pub fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    /// Copies a block out, `[layer][page]` in wire order, to the end of `out`. False: it cannot be read now.
+    pub fn export(&self, hash: BlockHash, out: &mut Vec<u8>) -> bool {
+        let Some(page) = self.scheduler.pool.find(hash).filter(|_| self.block_bytes > 0) else { return false };
+        let begin = out.len();
+        out.resize(begin + self.block_bytes, 0);
+        let layers = out[begin..].chunks_exact_mut(self.page_bytes);
+        layers.enumerate().for_each(|(layer, bytes)| self.forward.pages().read_page(layer, page.0, bytes));
+        true
+    }
+
+    /// Takes a block in that was computed elsewhere in the same numerics; from then on it is idle in the prefix cache. `parent`: the
+    /// name of the block before it. The caller has checked that the bytes are what the hash names.
+    pub fn import(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: &[u8]) -> Imported {
+        if bytes.len() != self.block_bytes || bytes.is_empty() || !self.scheduler.sizes.prefix_cache {
+            return Imported::Refused;
+        }
+        let pool = &mut self.scheduler.pool;
+        if pool.find(hash).is_some() {
+            return Imported::Known;
+        }
+        let Some(page) = pool.allocate() else { return Imported::NoRoom };
+        let layers = bytes.chunks_exact(self.page_bytes);
+        layers.enumerate().for_each(|(layer, bytes)| self.forward.write_page(layer, page.0, bytes));
+        let page = pool.seal(page, parent, hash);
+        pool.release(page);
+        Imported::Stored
     }
 
     /// Computes one step and says everything that happened since the last.
@@ -298,7 +359,7 @@ impl Engine {
                 asked.push((run.order, context - 1 - back));
             }
         }
-        let logits = forward.forward(&StepBatch { tokens, spans: &spans, sampled })?;
+        let logits = forward.forward(&StepBatch { tokens, spans: &spans, sampled }, None)?;
         let rows = logits.chunks_exact(limits.vocab_size).zip(asked);
         Ok(rows
             .map(|(row, (order, at))| (order, draw(sampler, row, order, &scheduler.sequences[&order], at)))

@@ -7,6 +7,7 @@ mod common;
 use common::weights::Golden;
 use common::{Sequence, cpu, cpu_paths, devices, load_with, logits_of, step};
 use penstock_engine::models::Model;
+use penstock_engine::{Forward, Geometry, Pages};
 use penstock_kernels::PAGE_TOKENS;
 use penstock_kernels::cpu::CpuDevice;
 
@@ -94,6 +95,29 @@ fn cached_pages_of_another_sequence() {
             let logits = step(model, &mut [(&mut second, rest)]);
             assert_bits(&logits, &whole[computed..], computed, &format!("{shared} cached pages"));
         }
+    });
+}
+
+#[test]
+fn pages_that_were_carried_over() {
+    each(|model, tokens, whole| {
+        let mut first = Sequence::new(tokens, 7);
+        step(model, &mut [(&mut first, tokens.len())]);
+        // All full pages go out as bytes and come back as other pages: what is computed on them has the same bits.
+        let shared = (tokens.len() - 1) / PAGE_TOKENS;
+        let mut second = Sequence::new(tokens, 200);
+        let Geometry { layers, page_bytes, .. } = model.geometry();
+        for (from, to) in first.pages.iter().zip(&second.pages).take(shared) {
+            for layer in 0..layers {
+                let mut bytes = vec![0; page_bytes];
+                model.read_page(layer, *from, &mut bytes);
+                model.write_page(layer, *to, &bytes);
+            }
+        }
+        second.computed = shared * PAGE_TOKENS;
+        let rest = tokens.len() - second.computed;
+        let logits = step(model, &mut [(&mut second, rest)]);
+        assert_bits(&logits, &whole[tokens.len() - rest..], tokens.len() - rest, "carried pages");
     });
 }
 

@@ -111,7 +111,7 @@ fn bad_batches_are_errors() {
     let run = |model: &mut Model, tokens: &[u32], context, block_table: &[u32], sampled: &[usize]| {
         let spans = [Span { rows: 0..tokens.len(), context, block_table }];
         let batch = StepBatch { tokens, spans: &spans, sampled };
-        model.forward(&batch).map(<[f32]>::len)
+        model.forward(&batch, None).map(<[f32]>::len)
     };
     assert_eq!(run(&mut model, &[1, 2, 3], 3, &[0], &[2]).expect("runs"), 203);
     assert_eq!(run(&mut model, &[1, 2, 3], 3, &[0], &[]).expect("a chunk without samples"), 0);

@@ -6,7 +6,7 @@ mod common;
 use common::{MakeDevice, devices, load, repository};
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::Model;
-use penstock_engine::{Engine, EngineConfig, Forward, Geometry};
+use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
 use penstock_kernels::{KernelError, StepBatch};
 use penstock_proto::frames::{ChoiceStart, Generate, Sampling, Token, TokenLogprobs};
 use serde::Deserialize;
@@ -47,10 +47,24 @@ impl Forward for Lent {
         Geometry { pages: self.pages, ..self.model.lock().expect("one engine at a time").geometry() }
     }
 
-    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<&[f32], KernelError> {
+    fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError> {
         self.logits.clear();
-        self.logits.extend_from_slice(self.model.lock().expect("one engine at a time").forward(batch)?);
+        self.logits.extend_from_slice(self.model.lock().expect("one engine at a time").forward(batch, after_layer)?);
         Ok(&self.logits)
+    }
+
+    fn pages(&self) -> &dyn Pages {
+        self
+    }
+
+    fn write_page(&mut self, layer: usize, page: u32, bytes: &[u8]) {
+        self.model.lock().expect("one engine at a time").write_page(layer, page, bytes);
+    }
+}
+
+impl Pages for Lent {
+    fn read_page(&self, layer: usize, page: u32, out: &mut [u8]) {
+        self.model.lock().expect("one engine at a time").read_page(layer, page, out);
     }
 }
 

@@ -124,6 +124,11 @@ impl BlockPool {
         found
     }
 
+    /// The page of one block, if it can be read now; it is not taken.
+    pub fn find(&self, hash: BlockHash) -> Option<PageId> {
+        self.index.get(&hash).copied()
+    }
+
     /// One more sequence reads these pages (from [`Self::lookup`], nothing in between).
     ///
     /// # Panics

@@ -8,7 +8,7 @@ use prost::{Message, Oneof};
 #[derive(Clone, PartialEq, Message)]
 pub struct Down {
     /// What the gateway says.
-    #[prost(oneof = "DownBody", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "DownBody", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub body: Option<DownBody>,
 }
 
@@ -34,6 +34,12 @@ pub enum DownBody {
     /// Proof of the gateway's key, answering the worker's challenge.
     #[prost(message, tag = "6")]
     Proof(Proof),
+    /// Change what kind of work it does.
+    #[prost(message, tag = "7")]
+    SetRole(SetRole),
+    /// Fetch blocks from another worker into the prefix cache.
+    #[prost(message, tag = "8")]
+    Pull(Pull),
 }
 
 /// Worker to gateway.
@@ -43,7 +49,7 @@ pub struct Up {
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
     /// What the worker says.
-    #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6")]
+    #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6, 7")]
     pub body: Option<UpBody>,
 }
 
@@ -65,6 +71,9 @@ pub enum UpBody {
     /// The worker cannot serve and says why; the session ends.
     #[prost(message, tag = "6")]
     Refused(Refused),
+    /// Answer to [`Pull`].
+    #[prost(message, tag = "7")]
+    Pulled(Pulled),
 }
 
 /// Opens a session.
@@ -162,6 +171,69 @@ pub struct Ready {
     /// BLAKE3 over the names, shapes and bytes sizes of the weights and over config.json.
     #[prost(bytes = "vec", tag = "15")]
     pub model_hash: Vec<u8>,
+    /// Where other workers of the pool reach it for KV; empty: nowhere, its blocks cannot be moved.
+    #[prost(string, tag = "16")]
+    pub transfer: String,
+    /// Bytes of one block in wire order; both ends of a transfer need the same.
+    #[prost(uint64, tag = "17")]
+    pub block_bytes: u64,
+}
+
+/// What kind of work a worker does. A weight in the router's choice, not a kind of process: any worker can do all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum Role {
+    /// Prefill and decode.
+    Mixed = 0,
+    /// Prefill for others.
+    Prefill = 1,
+    /// Decode; short prefills too.
+    Decode = 2,
+}
+
+/// Takes effect for what is bound from then on; what runs goes on.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct SetRole {
+    /// The role.
+    #[prost(enumeration = "Role", tag = "1")]
+    pub role: i32,
+}
+
+/// Fetch blocks from another worker into the prefix cache, the ones that are missing here.
+#[derive(Clone, PartialEq, Message)]
+pub struct Pull {
+    /// Chosen by the gateway; comes back in [`Pulled`].
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// The other's [`Ready::transfer`].
+    #[prost(string, tag = "2")]
+    pub from: String,
+    /// A chain of block hashes from the first block on, 16 bytes each.
+    #[prost(bytes = "vec", repeated, tag = "3")]
+    pub hashes: Vec<Vec<u8>>,
+    /// Seconds after which it is given up.
+    #[prost(double, tag = "4")]
+    pub deadline_seconds: f64,
+}
+
+/// What became of a [`Pull`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Pulled {
+    /// Its id.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// Leading blocks of the chain that can be read here now.
+    #[prost(uint32, tag = "2")]
+    pub blocks: u32,
+    /// Bytes that were moved.
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+    /// How long it took.
+    #[prost(double, tag = "4")]
+    pub seconds: f64,
+    /// Why it stopped early; empty: it did not.
+    #[prost(string, tag = "5")]
+    pub why: String,
 }
 
 /// Why a worker ends the session.
@@ -202,9 +274,13 @@ pub struct Generate {
     /// Tokens a choice may emit before the gateway has to send [`Window`]; 0 means no limit.
     #[prost(uint32, tag = "8")]
     pub window: u32,
-    /// Where the prefill is done for prefill/decode separation; empty: here.
+    /// [`Ready::transfer`] of the worker that does the prefill, for prefill/decode separation; empty: here.
     #[prost(string, tag = "9")]
     pub prefill_at: String,
+    /// [`Ready::transfer`] of a worker that holds more of the prefix: what is missing here is fetched from it before the prefill begins,
+    /// and computed if that fails. Empty: nowhere.
+    #[prost(string, tag = "10")]
+    pub pull_from: String,
 }
 
 /// One choice of a request, and what it has emitted already.
@@ -503,6 +579,64 @@ pub struct EngineState {
     /// Tokens of the running sequences, stalled ones left out: what a step attends to once all of them decode.
     #[prost(uint64, tag = "19")]
     pub context_tokens: u64,
+    /// What kind of work it does.
+    #[prost(enumeration = "Role", tag = "20")]
+    pub role: i32,
+    /// Tiers below the device, fastest first.
+    #[prost(message, repeated, tag = "21")]
+    pub tiers: Vec<TierState>,
+    /// KV that came from and went to other workers.
+    #[prost(message, optional, tag = "22")]
+    pub transfers: Option<TransferState>,
+}
+
+/// One tier of one worker.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct TierState {
+    /// Which.
+    #[prost(enumeration = "Tier", tag = "1")]
+    pub tier: i32,
+    /// Blocks it may hold.
+    #[prost(uint64, tag = "2")]
+    pub blocks_total: u64,
+    /// Blocks it holds.
+    #[prost(uint64, tag = "3")]
+    pub blocks_used: u64,
+    /// Seconds to bring one block to the device, as measured; 0 until known.
+    #[prost(double, tag = "4")]
+    pub load_seconds_per_block: f64,
+    /// Blocks loaded since the epoch began.
+    #[prost(uint64, tag = "5")]
+    pub loaded: u64,
+    /// Blocks stored since the epoch began.
+    #[prost(uint64, tag = "6")]
+    pub stored: u64,
+    /// Blocks that were not what their name says, since the epoch began. None of them was used.
+    #[prost(uint64, tag = "7")]
+    pub corrupt: u64,
+}
+
+/// KV moved between workers, sums since the epoch began.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct TransferState {
+    /// Bytes received.
+    #[prost(uint64, tag = "1")]
+    pub bytes_in: u64,
+    /// Bytes sent.
+    #[prost(uint64, tag = "2")]
+    pub bytes_out: u64,
+    /// Seconds from the first to the last byte of what was received, summed over transfers.
+    #[prost(double, tag = "3")]
+    pub seconds: f64,
+    /// Of these, seconds in which the sender still computed.
+    #[prost(double, tag = "4")]
+    pub hidden_seconds: f64,
+    /// Transfers that ended as they should.
+    #[prost(uint64, tag = "5")]
+    pub completed: u64,
+    /// Transfers that did not; what was missing was computed.
+    #[prost(uint64, tag = "6")]
+    pub failed: u64,
 }
 
 /// A change of the prefix cache.

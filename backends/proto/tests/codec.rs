@@ -22,6 +22,7 @@ fn generate() -> impl Strategy<Value = Down> {
                 priority: -4,
                 window: 64,
                 prefill_at: String::new(),
+                pull_from: String::new(),
             })),
         })
 }

@@ -7,7 +7,7 @@ use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::session::Phase;
 use crate::{Ended, chain};
 use penstock_engine::Engine;
-use penstock_proto::frames::{Cancel, Generate, Output, Ready, Step, UpBody, Window};
+use penstock_proto::frames::{Cancel, Generate, Output, Pull, Pulled, Ready, Role, Step, UpBody, Window};
 use penstock_proto::{BLOCK_TOKENS, PROTOCOL_VERSION};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,6 +32,10 @@ pub(crate) enum Command {
     Cancel { session: u64, cancel: Cancel },
     /// Allow more tokens.
     Window { session: u64, window: Window },
+    /// Change what kind of work it tells the router to send.
+    SetRole { role: Role },
+    /// Fetch blocks from another worker.
+    Pull { session: u64, pull: Pull },
     /// Take nothing new; end the thread when nothing is open.
     Drain { exit: bool },
 }
@@ -214,12 +218,34 @@ impl Desk {
                     self.engine.window(&window);
                 }
             }
+            Command::SetRole { role } => {
+                info!(?role, "role");
+                self.engine.set_role(role);
+                self.tell_state();
+            }
+            Command::Pull { session, pull } => {
+                let why = "this worker fetches no blocks".to_owned();
+                self.answer(session, UpBody::Pulled(Pulled { id: pull.id, why, ..Default::default() }));
+            }
             Command::Drain { exit } => {
                 self.exit |= exit;
                 self.engine.drain();
-                // An idle engine makes no step that would tell it.
-                self.tell(&Step { number: self.steps, state: Some(self.engine.state()), ..Default::default() });
+                self.tell_state();
             }
+        }
+    }
+
+    /// An idle engine makes no step that would tell what has changed.
+    fn tell_state(&mut self) {
+        self.tell(&Step { number: self.steps, state: Some(self.engine.state()), ..Default::default() });
+    }
+
+    /// A frame for one session.
+    fn answer(&mut self, session: u64, body: UpBody) {
+        let full = self.sessions.get(&session).is_some_and(|view| view.frames.try_send(body).is_err());
+        if full {
+            warn!(session, "a gateway does not read its frames: the session is dropped");
+            self.detach(session);
         }
     }
 
@@ -242,6 +268,8 @@ impl Desk {
             kv: self.engine.snapshot(),
             state: Some(state),
             model_hash: info.model_hash,
+            block_bytes: self.engine.block_bytes() as u64,
+            transfer: String::new(),
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {
             self.sessions.insert(session, SessionView { frames, accepted: 0 });

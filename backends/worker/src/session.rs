@@ -199,6 +199,8 @@ impl Host {
                 Some(DownBody::Generate(generate)) => Command::Generate { session, generate: Box::new(generate) },
                 Some(DownBody::Cancel(cancel)) => Command::Cancel { session, cancel },
                 Some(DownBody::Window(window)) => Command::Window { session, window },
+                Some(DownBody::SetRole(set)) => Command::SetRole { role: set.role() },
+                Some(DownBody::Pull(pull)) => Command::Pull { session, pull },
                 Some(DownBody::Drain(drain)) => {
                     if done.is_none() {
                         self.done.fetch_add(1, Ordering::Relaxed);

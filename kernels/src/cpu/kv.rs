@@ -81,6 +81,50 @@ impl KvCache {
         }
         out
     }
+
+    /// Bytes of one page of one layer in wire order.
+    pub(super) fn page_bytes(&self) -> usize {
+        2 * self.spec.kv_heads * PAGE_TOKENS * self.spec.head_dim * 2
+    }
+
+    /// Copies a page out in wire order, `[K|V][kv_head][token][dim]` of bf16.
+    pub(super) fn read_page(&self, layer: usize, page: usize, out: &mut [u8]) {
+        assert_eq!(out.len(), self.page_bytes(), "bytes of a page");
+        let (dim, heads) = (self.spec.head_dim, self.spec.kv_heads);
+        let rows = out.chunks_exact_mut(2 * dim);
+        for (at, row) in rows.enumerate() {
+            let (slot, head, part) = (at % PAGE_TOKENS, at / PAGE_TOKENS % heads, at / (PAGE_TOKENS * heads));
+            let (row, _) = row.as_chunks_mut::<2>();
+            if part == 0 {
+                let blocks = self.keys(layer, page, head);
+                row.iter_mut().enumerate().for_each(|(d, to)| *to = blocks[key_at(slot, d)].to_le_bytes());
+            } else {
+                let blocks = self.values(layer, page, head);
+                row.iter_mut().enumerate().for_each(|(d, to)| *to = blocks[value_at(slot, d)].to_le_bytes());
+            }
+        }
+    }
+
+    /// Takes a page in, in wire order; columns beyond the head's width become zero, as those that the device writes.
+    pub(super) fn write_page(&mut self, layer: usize, page: usize, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.page_bytes(), "bytes of a page");
+        let (dim, heads, part_len) = (self.spec.head_dim, self.spec.kv_heads, self.dim_blocks * BLOCK);
+        let start = self.start(layer, page, 0);
+        let all = &mut self.values[start..][..heads * 2 * part_len];
+        if !dim.is_multiple_of(32) {
+            all.fill(0);
+        }
+        for (at, row) in bytes.chunks_exact(2 * dim).enumerate() {
+            let (slot, head, part) = (at % PAGE_TOKENS, at / PAGE_TOKENS % heads, at / (PAGE_TOKENS * heads));
+            let blocks = &mut all[(2 * head + part) * part_len..][..part_len];
+            let (row, _) = row.as_chunks::<2>();
+            if part == 0 {
+                row.iter().enumerate().for_each(|(d, from)| blocks[key_at(slot, d)] = u16::from_le_bytes(*from));
+            } else {
+                row.iter().enumerate().for_each(|(d, from)| blocks[value_at(slot, d)] = u16::from_le_bytes(*from));
+            }
+        }
+    }
 }
 
 /// Writes single tokens; threads write different (token, head) pairs.
@@ -181,5 +225,22 @@ mod tests {
         unsafe { kv.writer().value(Place { layer: 1, page: 1, slot: 9 }, 2, &[0x3f80; 64], true) };
         let page = kv.page(1, 1);
         assert!(page[3840 + 2 * 1280 + 10 * 40..].iter().all(|v| *v == 0.0));
+    }
+
+    #[test]
+    fn a_page_moves_bit_for_bit() {
+        for head_dim in [40, 64, 128] {
+            let spec = KvSpec { layers: 2, kv_heads: 2, head_dim, pages: 3 };
+            let mut kv = KvCache::new(&mut Arena::default(), spec).unwrap();
+            let bytes: Vec<u8> = (0..kv.page_bytes()).map(|i| (i * 131 % 251) as u8).collect();
+            kv.write_page(1, 2, &bytes);
+            let mut back = vec![0; bytes.len()];
+            kv.read_page(1, 2, &mut back);
+            assert!(back == bytes, "head_dim {head_dim}");
+            // What the kernels read of it is what they would have written: the same page by its f32 face.
+            let first = u16::from_le_bytes([bytes[0], bytes[1]]);
+            assert_eq!(kv.page(1, 2)[0].to_bits(), from_bf16(first).to_bits());
+            assert!(kv.page(1, 1).iter().chain(&kv.page(0, 2)).all(|value| *value == 0.0), "neighbours are untouched");
+        }
     }
 }

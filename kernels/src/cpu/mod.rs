@@ -340,4 +340,16 @@ impl Device for CpuDevice {
     fn page(&self, layer: usize, page: u32) -> Vec<f32> {
         self.kv.as_ref().expect("kv() is called before page()").page(layer, page as usize)
     }
+
+    fn page_bytes(&self) -> usize {
+        self.kv.as_ref().expect("kv() is called before page_bytes()").page_bytes()
+    }
+
+    fn read_page(&self, layer: usize, page: u32, out: &mut [u8]) {
+        self.kv.as_ref().expect("kv() is called before read_page()").read_page(layer, page as usize, out);
+    }
+
+    fn write_page(&mut self, layer: usize, page: u32, bytes: &[u8]) {
+        self.kv.as_mut().expect("kv() is called before write_page()").write_page(layer, page as usize, bytes);
+    }
 }

@@ -188,4 +188,26 @@ impl Device for ReferenceDevice {
         let kv = self.kv.as_ref().expect("kv() is called before page()");
         kv.values[kv.at(layer, page as usize, 0, 0, 0)..][..kv.page_size()].to_vec()
     }
+
+    fn page_bytes(&self) -> usize {
+        self.kv.as_ref().expect("kv() is called before page_bytes()").page_size() * size_of::<f32>()
+    }
+
+    fn read_page(&self, layer: usize, page: u32, out: &mut [u8]) {
+        let kv = self.kv.as_ref().expect("kv() is called before read_page()");
+        let values = &kv.values[kv.at(layer, page as usize, 0, 0, 0)..][..kv.page_size()];
+        let (out, _) = out.as_chunks_mut::<4>();
+        out.iter_mut().zip(values).for_each(|(to, value)| *to = value.to_le_bytes());
+    }
+
+    fn write_page(&mut self, layer: usize, page: u32, bytes: &[u8]) {
+        let kv = self.kv.as_mut().expect("kv() is called before write_page()");
+        let (start, size) = (kv.at(layer, page as usize, 0, 0, 0), kv.page_size());
+        assert_eq!(bytes.len(), size * size_of::<f32>(), "bytes of a page");
+        let (bytes, _) = bytes.as_chunks::<4>();
+        kv.values[start..start + size]
+            .iter_mut()
+            .zip(bytes)
+            .for_each(|(value, from)| *value = f32::from_le_bytes(*from));
+    }
 }

@@ -1,7 +1,7 @@
 //! A device that remembers what was written where, and whose logits are a hash of the prefix it reads back.
 
 use crate::random::mix;
-use penstock_engine::{Forward, Geometry};
+use penstock_engine::{AfterLayer, Forward, Geometry, Pages};
 use penstock_kernels::{KernelError, PAGE_TOKENS, StepBatch};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -103,20 +103,45 @@ impl FakeForward {
 
 impl Forward for FakeForward {
     fn geometry(&self) -> Geometry {
-        self.geometry.clone()
+        Geometry { layers: 1, page_bytes: PAGE_BYTES, ..self.geometry.clone() }
     }
 
-    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<&[f32], KernelError> {
+    fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError> {
         assert!(batch.tokens.len() <= self.geometry.rows_max && batch.sampled.len() <= self.geometry.sampled_max);
         self.meter.0[0].fetch_add(batch.tokens.len() as u64, Ordering::Relaxed);
         let step = self.meter.0[1].fetch_add(1, Ordering::Relaxed) + 1;
         Self::check(batch);
         self.compute(batch);
+        if let Some(tell) = after_layer {
+            tell(0, self);
+        }
         if step.is_multiple_of(self.fail_every) && self.faults_left > 0 {
             self.faults_left -= 1;
             return Err(KernelError::Memory { what: "the simulated device", bytes: 1 });
         }
         Ok(&self.logits)
+    }
+
+    fn pages(&self) -> &dyn Pages {
+        self
+    }
+
+    fn write_page(&mut self, layer: usize, page: u32, bytes: &[u8]) {
+        assert_eq!((layer, bytes.len()), (0, PAGE_BYTES), "the fake has one layer");
+        let (slots, _) = bytes.as_chunks::<SLOT_BYTES>();
+        for (slot, bytes) in self.pages[page as usize].iter_mut().zip(slots) {
+            *slot = Slot::from_bytes(bytes);
+        }
+    }
+}
+
+impl Pages for FakeForward {
+    fn read_page(&self, layer: usize, page: u32, out: &mut [u8]) {
+        assert_eq!((layer, out.len()), (0, PAGE_BYTES), "the fake has one layer");
+        let (out, _) = out.as_chunks_mut::<SLOT_BYTES>();
+        for (slot, out) in self.pages[page as usize].iter().zip(out) {
+            *out = slot.map_or([0; SLOT_BYTES], Slot::to_bytes);
+        }
     }
 }
 
@@ -125,6 +150,25 @@ impl Forward for FakeForward {
 struct Slot {
     state: u64,
     poisoned: bool,
+}
+
+/// State, and whether there is one and it is poisoned.
+const SLOT_BYTES: usize = 9;
+
+/// Bytes of a page of the fake in its wire order.
+pub const PAGE_BYTES: usize = PAGE_TOKENS * SLOT_BYTES;
+
+impl Slot {
+    fn to_bytes(self) -> [u8; SLOT_BYTES] {
+        let mut bytes = [1 + u8::from(self.poisoned); SLOT_BYTES];
+        bytes[..8].copy_from_slice(&self.state.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8; SLOT_BYTES]) -> Option<Self> {
+        let [state @ .., mark] = *bytes;
+        (mark > 0).then(|| Slot { state: u64::from_le_bytes(state), poisoned: mark == 2 })
+    }
 }
 
 /// Everything a sequence has read so far.

@@ -94,6 +94,7 @@ impl World {
             rows_max: r.between(1, 128),
             sampled_max: r.between(1, 12),
             numerics: "fake".to_owned(),
+            ..Geometry::default()
         };
         let config = EngineConfig {
             sequences_max: r.between(1, 10),
@@ -176,6 +177,7 @@ impl World {
             priority: if r.one_in(4) { r.between(0, 2) as i32 - 1 } else { 0 },
             window,
             prefill_at: String::new(),
+            pull_from: String::new(),
         }
     }
 

@@ -1,8 +1,8 @@
 //! What a gateway relies on, one promise per test, on the fake device.
 
-use penstock_engine::{Engine, EngineConfig, Geometry};
+use penstock_engine::{Engine, EngineConfig, Geometry, Imported};
 use penstock_proto::frames::{Cancel, ChoiceStart, FinishReason, Generate, Output, Sampling, Step, Window};
-use penstock_proto::{BlockHasher, ErrorKind};
+use penstock_proto::{BlockHash, BlockHasher, ErrorKind};
 use penstock_sim::fake::POISON;
 use penstock_sim::{FakeForward, Meter};
 use std::collections::BTreeMap;
@@ -15,6 +15,8 @@ const GEOMETRY: fn() -> Geometry = || Geometry {
     rows_max: 256,
     sampled_max: 64,
     numerics: "fake".to_owned(),
+    layers: 0,
+    page_bytes: 0,
 };
 
 fn engine_of(geometry: Geometry, config: &EngineConfig) -> (Engine, Meter) {
@@ -99,6 +101,31 @@ fn a_resumed_request_goes_on_where_it_stopped() {
             assert_eq!(whole(resumed), undisturbed[cut..], "cut at {cut}");
         }
     }
+}
+
+#[test]
+fn blocks_that_were_computed_elsewhere_are_read_like_own_ones() {
+    let (mut here, (mut there, computed)) = (engine().0, engine());
+    let request = || generate(1, prompt(1, 100), 20);
+    here.submit(request());
+    let want = run(&mut here).0;
+    let hashes = BlockHasher::for_request(b"", "fake").chain(&prompt(1, 100));
+    let mut parent = None;
+    for hash in hashes {
+        let mut bytes = Vec::new();
+        assert!(here.export(hash, &mut bytes) && bytes.len() == here.block_bytes());
+        assert_eq!(there.import(parent, hash, &bytes[1..]), Imported::Refused);
+        assert_eq!(there.import(parent, hash, &bytes), Imported::Stored);
+        assert_eq!(there.import(parent, hash, &bytes), Imported::Known);
+        parent = Some(hash);
+    }
+    let told = step(&mut there).kv;
+    assert_eq!(told.iter().map(|event| event.stored.len()).sum::<usize>(), 3, "the router is told of them");
+    there.submit(request());
+    let (said, outputs) = run(&mut there);
+    assert_eq!((said, outputs[0].cached_tokens), (want, Some(96)));
+    assert_eq!(computed.rows(), 100 - 96 + 19);
+    assert!(!there.export(BlockHash(7), &mut Vec::new()));
 }
 
 #[test]

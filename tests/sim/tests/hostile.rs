@@ -53,7 +53,7 @@ prop_compose! {
         prefill_at in prop_oneof![20 => Just(""), 1 => Just("elsewhere")],
     ) -> Generate {
         let prefill_at = prefill_at.to_owned();
-        Generate { request, attempt, prompt, choices, sampling, salt, priority, window, prefill_at }
+        Generate { request, attempt, prompt, choices, sampling, salt, priority, window, prefill_at, ..Default::default() }
     }
 }
 
@@ -63,6 +63,7 @@ proptest! {
     fn no_frame_breaks_the_engine(frames in vec((generate(), 0..4_usize, any::<u32>()), 1..8)) {
         let geometry = Geometry {
             vocab_size: 40, context_tokens: 160, pages: 9, rows_max: 64, sampled_max: 5, numerics: String::new(),
+            ..Geometry::default()
         };
         let config = EngineConfig { choices_max: 4, waiting_max: 6, ..EngineConfig::default() };
         let mut engine = Engine::new(Box::new(FakeForward::new(geometry, 0)), &config);

@@ -10,6 +10,7 @@ use penstock_kernels::{
 };
 
 use crate::checkpoint::{Checkpoint, ModelConfig, Needed};
+use crate::forward::{AfterLayer, Pages};
 
 pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 pub(crate) const HEAD: &str = "lm_head.weight";
@@ -193,6 +194,7 @@ impl Decoder {
         &self,
         device: &'d mut dyn Device,
         batch: &StepBatch<'_>,
+        mut after_layer: AfterLayer<'_>,
     ) -> Result<&'d [f32], KernelError> {
         let Buffers { residual, normed, queries, attended, activated, last, last_normed } = self.buffers;
         device.begin(batch)?;
@@ -206,10 +208,22 @@ impl Decoder {
             device.rmsnorm(normed, residual, layer.mlp_norm, self.eps);
             device.gate_up_silu(activated, normed, layer.gate_up);
             device.linear_add(residual, activated, layer.down);
+            if let Some(tell) = &mut after_layer {
+                tell(index, &PagesOf(device));
+            }
         }
         device.select(last, residual);
         device.rmsnorm(last_normed, last, self.norm, self.eps);
         device.logits(last_normed, self.head)
+    }
+}
+
+/// A device as the reader of its pages.
+pub(super) struct PagesOf<'a>(pub(super) &'a dyn Device);
+
+impl Pages for PagesOf<'_> {
+    fn read_page(&self, layer: usize, page: u32, out: &mut [u8]) {
+        self.0.read_page(layer, page, out);
     }
 }
 

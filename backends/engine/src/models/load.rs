@@ -7,7 +7,7 @@ use penstock_kernels::{Device, KernelError, PAGE_TOKENS, StepBatch};
 use super::decoder::{Decoder, Loader, Refused};
 use super::rope;
 use crate::checkpoint::{Checkpoint, ModelConfig, RopeScaling};
-use crate::forward::{Forward, Geometry};
+use crate::forward::{AfterLayer, Forward, Geometry, Pages};
 
 /// How much of the machine a model may use.
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +120,8 @@ impl Model {
             rows_max: limits.rows_max,
             sampled_max: limits.sampled_max,
             numerics: numerics(checkpoint, &*device, served),
+            layers: config.num_hidden_layers,
+            page_bytes: device.page_bytes(),
         };
         Ok(Self { device, decoder, geometry })
     }
@@ -146,8 +148,22 @@ impl Forward for Model {
         self.geometry.clone()
     }
 
-    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<&[f32], KernelError> {
-        self.decoder.forward(&mut *self.device, batch)
+    fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError> {
+        self.decoder.forward(&mut *self.device, batch, after_layer)
+    }
+
+    fn pages(&self) -> &dyn Pages {
+        self
+    }
+
+    fn write_page(&mut self, layer: usize, page: u32, bytes: &[u8]) {
+        self.device.write_page(layer, page, bytes);
+    }
+}
+
+impl Pages for Model {
+    fn read_page(&self, layer: usize, page: u32, out: &mut [u8]) {
+        self.device.read_page(layer, page, out);
     }
 }
 

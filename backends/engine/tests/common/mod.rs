@@ -67,7 +67,7 @@ pub fn step(model: &mut Model, work: &mut [(&mut Sequence, usize)]) -> Vec<Vec<f
     let sampled: Vec<usize> = (0..tokens.len()).collect();
     let batch = StepBatch { tokens: &tokens, spans: &spans, sampled: &sampled };
     let Geometry { vocab_size, .. } = model.geometry();
-    let logits = model.forward(&batch).expect("a valid batch");
+    let logits = model.forward(&batch, None).expect("a valid batch");
     let logits = logits.chunks_exact(vocab_size).map(<[f32]>::to_vec).collect();
     for (sequence, take) in work.iter_mut() {
         sequence.computed += *take;

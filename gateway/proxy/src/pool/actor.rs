@@ -206,6 +206,10 @@ impl Actor {
                     self.step(worker, step, now);
                 }
             }
+            Event::Pulled { worker, session, pulled } => {
+                let name = &self.member(worker).name;
+                tracing::debug!(worker = %name, session, id = pulled.id, blocks = pulled.blocks, why = pulled.why, "blocks pulled");
+            }
             Event::Lost { worker, session, loss, why } => self.lost(worker, session, loss, &why),
             Event::Process { worker, update } => self.process(worker, update, now),
         }

@@ -5,7 +5,7 @@
 
 use super::supervisor::Update;
 use bytes::BytesMut;
-use penstock_proto::frames::{Down, DownBody, Hello, Loading, Proof, Ready, Step, Up, UpBody};
+use penstock_proto::frames::{Down, DownBody, Hello, Loading, Proof, Pulled, Ready, Step, Up, UpBody};
 use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Side};
 use penstock_proto::{Address, PROTOCOL_VERSION, codec};
 use penstock_router::WorkerId;
@@ -48,6 +48,8 @@ pub(super) enum Event {
     Ready { worker: WorkerId, ready: Box<Ready>, link: Link },
     /// A step or a heartbeat.
     Step { worker: WorkerId, session: u64, step: Step },
+    /// What became of a fetch of blocks that was asked for.
+    Pulled { worker: WorkerId, session: u64, pulled: Pulled },
     /// The session is over.
     Lost { worker: WorkerId, session: u64, loss: Loss, why: String },
     /// The process of a local worker came or went.
@@ -192,6 +194,7 @@ impl Keeper {
                 }
                 UpBody::Ready(ready) => Event::Ready { worker, ready: Box::new(ready), link: link.clone() },
                 UpBody::Step(step) => Event::Step { worker, session, step },
+                UpBody::Pulled(pulled) => Event::Pulled { worker, session, pulled },
                 UpBody::Refused(refused) => return Ended::new(Loss::Refused, refused.message),
                 UpBody::Challenge(_) => return Ended::new(Loss::GivenUp, "a challenge in the middle of the session"),
             };

@@ -112,6 +112,7 @@ impl Truth {
             priority: self.job.priority,
             window,
             prefill_at: String::new(),
+            pull_from: String::new(),
         };
         for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
             choice.allowed = choice.allowed.max(choice.emitted.len() as u32 + window);

@@ -1,7 +1,7 @@
 //! A real worker process over the fake model of `tests/sim`, for tests that kill it.
 #![forbid(unsafe_code)]
 
-use penstock_engine::{Engine, EngineConfig, Forward, Geometry};
+use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
 use penstock_kernels::{KernelError, StepBatch};
 use penstock_proto::frames::Loading;
 use penstock_proto::handshake::PoolKey;
@@ -91,11 +91,19 @@ impl Forward for Slow {
         self.inner.geometry()
     }
 
-    fn forward(&mut self, batch: &StepBatch<'_>) -> Result<&[f32], KernelError> {
+    fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError> {
         assert!(!self.death_token.is_some_and(|token| batch.tokens.contains(&token)), "the death token was read");
         self.steps += 1;
         pause(if self.steps == self.hang_at { Duration::MAX } else { self.step });
-        self.inner.forward(batch)
+        self.inner.forward(batch, after_layer)
+    }
+
+    fn pages(&self) -> &dyn Pages {
+        self.inner.pages()
+    }
+
+    fn write_page(&mut self, layer: usize, page: u32, bytes: &[u8]) {
+        self.inner.write_page(layer, page, bytes);
     }
 }
 
@@ -134,6 +142,7 @@ fn main() -> ExitCode {
             rows_max: 512,
             sampled_max: 64,
             numerics: numerics.clone(),
+            ..Geometry::default()
         };
         let inner = FakeForward::new(geometry, 0);
         let config = EngineConfig { sequences_max: sequences, ..EngineConfig::default() };
