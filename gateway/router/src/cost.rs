@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! cost_w = queue_w + own_w·(1 + β(1 + a·load)) + γ·own_w·decoding_w + δ·step_w + pressure(kv_w)
-//! own_w  = prefill(tokens not cached on w)
+//! own_w  = prefill(tokens not cached on w) + load(blocks of w's lower tiers, where that is cheaper than computing them)
 //! ```
-//! `queue_w`: prefill seconds ahead of it on the worker. β·own: what this request costs those that come later. γ·own·decoding:
-//! what its prefill costs the sequences that decode there. δ·step: how slow its own decode will be there. pressure: what its
-//! blocks evict. The weights are those that did best in simulation over development traces.
+//! `queue_w`: prefill seconds ahead of it on the worker. β·own: what this request costs those that come later; a: more so when all
+//! queues are long. γ·own·decoding: what its prefill costs the sequences that decode there. δ·step: how slow its own decode will be
+//! there. pressure: what its blocks evict. The weights are those that did best in simulation over development traces.
 
 use penstock_proto::frames::EngineState;
 
@@ -15,8 +15,10 @@ use penstock_proto::frames::EngineState;
 pub struct Weights {
     /// β: how much a second of own work costs the queue behind it.
     pub own: f64,
-    /// a: how much more it costs when all queues are long; useful past saturation (0.3).
+    /// a: how much more it costs for each second of queue above [`Weights::congestion_from`].
     pub congestion: f64,
+    /// Mean queue of the fleet, in seconds, from which it counts as congested.
+    pub congestion_from: f64,
     /// γ: harm of a second of prefill to each decoding sequence.
     pub decoding: f64,
     /// δ: steps that the request will probably take.
@@ -25,47 +27,91 @@ pub struct Weights {
     pub pressure: f64,
     /// Fill of the KV cache (blocks that are neither free nor evictable) from which pressure counts.
     pub pressure_from: f64,
+    /// Seconds to pull one block from another worker; `None`: workers do not.
+    pub pull_block: Option<f64>,
 }
 
 impl Default for Weights {
     fn default() -> Self {
-        Self { own: 2.0, congestion: 0.0, decoding: 0.05, step: 20.0, pressure: 40.0, pressure_from: 0.9 }
+        Self {
+            own: 2.0,
+            congestion: 0.3,
+            congestion_from: 1.0,
+            decoding: 0.05,
+            step: 20.0,
+            pressure: 40.0,
+            pressure_from: 0.9,
+            pull_block: None,
+        }
     }
 }
 
-/// What is asked about one worker.
-#[derive(Clone, Copy, Debug)]
+/// What is asked about one worker; all but counts in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Terms {
-    /// Prefill seconds ahead on the worker, promised ones included.
+    /// Prefill ahead on the worker: waiting, running, and promised to requests that go before.
     pub queue: f64,
-    /// Prefill seconds of the request itself there.
+    /// Prefill of the request itself there, loads included.
     pub own: f64,
-    /// Mean of `queue` over the fleet.
+    /// Mean of the queues of the fleet, those that wait in the gateway included.
     pub load: f64,
     /// Sequences in prefill or decode there.
     pub decoding: f64,
-    /// Seconds of one step there.
+    /// One step there once the request has joined.
     pub step: f64,
-    /// Share of KV blocks in use, 0 to 1.
+    /// Share of KV blocks in use once it has joined, 0 to 1 and more.
     pub fill: f64,
 }
 
-impl Weights {
-    /// The cost in seconds; monotone in every term.
-    pub fn cost(&self, terms: &Terms) -> f64 {
-        terms.queue
-            + terms.own * (1.0 + self.own * (1.0 + self.congestion * terms.load))
-            + self.decoding * terms.own * terms.decoding
-            + self.step * terms.step
-            + self.pressure * (terms.fill - self.pressure_from).max(0.0)
+/// The cost by its reasons, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Parts {
+    /// Waiting there.
+    pub queue: f64,
+    /// Own prefill.
+    pub own: f64,
+    /// What that costs those that come later.
+    pub later: f64,
+    /// What it costs those that decode there.
+    pub harm: f64,
+    /// Own decode.
+    pub decode: f64,
+    /// What its blocks evict.
+    pub pressure: f64,
+}
+
+impl Parts {
+    /// The cost.
+    pub fn sum(&self) -> f64 {
+        self.queue + self.own + self.later + self.harm + self.decode + self.pressure
     }
 }
 
-/// Share of the blocks that running sequences hold, 0 to 1.
-pub fn fill(state: &EngineState) -> f64 {
+impl Weights {
+    /// The cost in seconds, by its parts; monotone in every term.
+    pub fn price(&self, terms: &Terms) -> Parts {
+        let congestion = 1.0 + self.congestion * (terms.load - self.congestion_from).max(0.0);
+        Parts {
+            queue: terms.queue,
+            own: terms.own,
+            later: terms.own * self.own * congestion,
+            harm: self.decoding * terms.own * terms.decoding,
+            decode: self.step * terms.step,
+            pressure: self.pressure * (terms.fill - self.pressure_from).max(0.0),
+        }
+    }
+
+    /// Their sum.
+    pub fn cost(&self, terms: &Terms) -> f64 {
+        self.price(terms).sum()
+    }
+}
+
+/// Share of the blocks that are in use, 0 to 1, once `more` are taken.
+pub fn fill(state: &EngineState, more: u32) -> f64 {
     match state.blocks_total {
         0 => 0.0,
-        total => 1.0 - f64::from(state.blocks_free.min(total)) / f64::from(total),
+        total => (f64::from(total.saturating_sub(state.blocks_free)) + f64::from(more)) / f64::from(total),
     }
 }
 
@@ -77,17 +123,18 @@ mod tests {
     #[test]
     fn fill_counts_what_cannot_be_evicted() {
         let state = EngineState { blocks_total: 100, blocks_free: 25, blocks_cached: 20, ..Default::default() };
-        assert_eq!(fill(&state), 0.75);
-        assert_eq!(fill(&EngineState::default()), 0.0);
+        assert_eq!(fill(&state, 0), 0.75);
+        assert_eq!(fill(&state, 50), 1.25);
+        assert_eq!(fill(&EngineState::default(), 7), 0.0);
     }
 
     proptest! {
         #[test]
         fn more_of_anything_never_costs_less(
-            base in prop::array::uniform6(0.0..1.0_f64), more in 0.0..1.0_f64, which in 0..6_usize
+            base in prop::array::uniform6(0.0..3.0_f64), more in 0.0..3.0_f64, which in 0..6_usize
         ) {
             let terms = |t: [f64; 6]| Terms { queue: t[0], own: t[1], load: t[2], decoding: t[3], step: t[4], fill: t[5] };
-            let weights = Weights { congestion: 0.3, ..Weights::default() };
+            let weights = Weights::default();
             let mut raised = base;
             raised[which] += more;
             prop_assert!(weights.cost(&terms(raised)) >= weights.cost(&terms(base)) - 1e-9);

@@ -6,29 +6,39 @@
 //! - [`index`]: which worker holds which prefix (told by the workers), and which blocks are promised to which worker
 //! - [`cost`]: the price of a placement in seconds
 //! - [`fit`]: how fast each worker is, learned from its steps
-//! - [`queue`]: who is next
+//! - `queue.rs`: who is next, fairly among tenants
+//! - `place.rs`, [`policy`]: where one request would go; [`explain`]: and why
 //! - [`fleet`]: all of it together: [`Fleet::enqueue`], [`Fleet::next`], and what the workers say
 //!
-//! Pure: time comes in as an argument, nothing is awaited, nothing is drawn at random. Deliberately absent: sockets, text,
+//! Pure: time comes in as an argument, nothing is awaited, what is left to chance is drawn from a seed. Deliberately absent: sockets, text,
 //! clocks, and any knowledge of what a token means.
 #![forbid(unsafe_code)]
 
 pub mod cost;
+pub mod explain;
 pub mod fit;
 pub mod fleet;
 pub mod index;
-pub mod queue;
+mod place;
+pub mod policy;
+mod queue;
 mod random;
+mod slo;
+mod worker;
 
 pub use cost::Weights;
+pub use explain::{Candidate, Explanation};
 pub use fit::Fit;
-pub use fleet::{Choice, Fleet, Limits, Member, Reject};
+pub use fleet::{Choice, Fleet, Limits, Refusal, Reject};
 pub use index::{Hits, KvIndex};
+pub use policy::Policy;
 pub use queue::View;
 pub use random::Random;
+pub use slo::Slo;
+pub use worker::Member;
 
 /// A worker of one pool; small numbers, reused after a worker left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub u8);
 
 /// Workers of one pool at most: the width of the bitset in [`index`].

@@ -1,12 +1,34 @@
-//! Who is next: requests that wait for a worker, ordered by priority, then by arrival; resumed ones first.
+//! Who is next: requests that wait for a worker, fairly among tenants.
 //!
-//! Bounded: `Queue::push` refuses above its limit. A resumed request is never refused: it was admitted once, and its client
-//! has read half an answer.
+//! ```text
+//! resumed ones → lower priority numbers → tenants that were served least → what is due first
+//! ```
+//! Served is counted in engine seconds after cache credit, by weight (virtual token counters, Sheng et al. 2024, in seconds): prefill
+//! when a request is bound, decode as tokens come. Tenants whose counters are within one *bound* of each other are equals, and among
+//! equals what is due first goes first, so a request with little to compute may overtake others, by that much and no further. A tenant
+//! that comes back from silence starts one bound ahead of those that waited, whatever it was served before.
+//!
+//! *Due* is arrival plus the objective of its first token, where the pool has one, else plus its own prefill, two seconds at most.
+//! What cannot make its objective any more lets those pass that can, until it has waited for long.
+//!
+//! Bounded: when `limit` new requests wait, the last one of the tenant with most of them is put out. A resumed request is never
+//! refused: it was admitted once, and its client has read half an answer.
 
+use crate::WorkerId;
+use crate::explain::Found;
+use crate::slo::Slo;
 use penstock_proto::{BlockHash, BlockHasher};
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Own prefill that counts for the due time without an objective.
+const DUE_MAX: f64 = 2.0;
+/// A request that is late by this many objectives goes before those that are not late at all: it is not starved.
+const STARVED_AFTER: u32 = 4;
+/// Tenants without a waiting request whose counters are remembered.
+const IDLE_TENANTS_MAX: usize = 4096;
 
 /// What the router knows about a request. What is left out is as for a request of nobody in particular.
 #[derive(Clone, Debug, Default)]
@@ -27,10 +49,24 @@ pub struct View {
     pub tenant: Arc<str>,
     /// The tenant's share against others'; 0 counts as 1.
     pub weight: u32,
-    /// What keeps the requests of one conversation together under a policy that does so.
+    /// What keeps the requests of one conversation together under [`crate::Policy::Session`].
     pub session: Option<u64>,
     /// When it is no use any more: it is refused when it still waits then.
     pub deadline: Option<Duration>,
+}
+
+impl View {
+    fn share(&self) -> f64 {
+        f64::from(self.weight.max(1))
+    }
+}
+
+/// What a request waits for, when a busy worker is worth it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    pub(crate) since: Duration,
+    /// Seconds that the wait was to take.
+    pub(crate) promised: f64,
 }
 
 /// A request that waits.
@@ -38,10 +74,23 @@ pub(crate) struct Waiting {
     pub(crate) request: u64,
     pub(crate) view: View,
     pub(crate) since: Duration,
+    /// Seconds of prefill where that is least; as far as known when it came.
+    pub(crate) estimate: f64,
+    pub(crate) held: Option<Held>,
+    /// What each worker has of its prompt, as of a moment ago.
+    pub(crate) found: Vec<(WorkerId, Found)>,
+    pub(crate) found_at: Duration,
+    place: Place,
     hashes: Vec<(Arc<str>, Arc<[BlockHash]>)>,
 }
 
 impl Waiting {
+    pub(crate) fn new(request: u64, view: View, since: Duration) -> Self {
+        let place = Place { lane: Lane { new: !view.resumed, priority: view.priority }, due: since, arrival: 0 };
+        let (found, found_at) = (Vec::new(), Duration::ZERO);
+        Self { request, view, since, estimate: 0.0, held: None, found, found_at, place, hashes: Vec::new() }
+    }
+
     /// Block hashes as a worker of these numerics would compute them; computed once per numerics.
     pub(crate) fn hashes(&mut self, numerics_id: &Arc<str>) -> Arc<[BlockHash]> {
         if let Some((_, hashes)) = self.hashes.iter().find(|(id, _)| id == numerics_id) {
@@ -54,49 +103,250 @@ impl Waiting {
     }
 }
 
-/// Orders: resumed before new, then priority, then arrival.
+/// Resumed before new, then priority.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct Lane {
     new: bool,
     priority: i32,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    lane: Lane,
+    due: Duration,
     arrival: u64,
 }
 
+/// What one tenant has waiting in one lane: (due, arrival) → request.
+type Line = BTreeMap<(Duration, u64), u64>;
+
+/// What a tenant was served, and what of it waits.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    /// Engine seconds by weight.
+    served: f64,
+    share: f64,
+    waiting: usize,
+    /// Seconds of prefill that wait.
+    seconds: f64,
+}
+
 /// The queue; see the module header.
-#[derive(Default)]
 pub(crate) struct Queue {
-    waiting: BTreeMap<Key, Waiting>,
-    keys: HashMap<u64, Key>,
+    waiting: HashMap<u64, Waiting>,
+    lanes: BTreeMap<Lane, HashMap<Arc<str>, Line>>,
+    accounts: HashMap<Arc<str>, Account>,
+    deadlines: BTreeSet<(Duration, u64)>,
     arrivals: u64,
-    tokens: usize,
+    new: usize,
+    seconds: f64,
+    /// Counter of the tenant that was bound last: where newcomers start when nobody waits.
+    level: f64,
+    /// Engine seconds by which tenants may differ and be equals.
+    bound: f64,
+    slo: Option<Slo>,
+}
+
+/// One tenant's next request, while an order is made. Greatest first in the heap: everything is reversed.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Head {
+    key: Reverse<(i64, u8, Duration, u64)>,
+    tenant: usize,
 }
 
 impl Queue {
-    /// Adds a request, or says that `limit` new ones wait already.
-    pub(crate) fn push(&mut self, request: u64, view: View, now: Duration, limit: usize) -> bool {
-        if !view.resumed && self.waiting.len() >= limit {
-            return false;
+    pub(crate) fn new(bound: f64, slo: Option<Slo>) -> Self {
+        Self {
+            waiting: HashMap::new(),
+            lanes: BTreeMap::new(),
+            accounts: HashMap::new(),
+            deadlines: BTreeSet::new(),
+            arrivals: 0,
+            new: 0,
+            seconds: 0.0,
+            level: 0.0,
+            bound: bound.max(1e-3),
+            slo,
         }
+    }
+
+    /// Adds a request. `Err` with the one that is put out for it, or with itself, when `limit` new ones wait already.
+    pub(crate) fn push(&mut self, mut waiting: Waiting, limit: usize) -> Result<(), u64> {
+        let request = waiting.request;
         self.remove(request);
+        let out = if !waiting.view.resumed && self.new >= limit { Some(self.last_of_most(&waiting)) } else { None };
+        if out == Some(request) {
+            return Err(request);
+        }
+        out.map(|out| self.remove(out));
         self.arrivals += 1;
-        let key = Key { new: !view.resumed, priority: view.priority, arrival: self.arrivals };
-        self.tokens += view.tokens.len();
-        self.keys.insert(request, key);
-        self.waiting.insert(key, Waiting { request, view, since: now, hashes: Vec::new() });
-        true
+        let allowed = match &self.slo {
+            Some(slo) => slo.ttft(waiting.view.tokens.len()),
+            None => Duration::from_secs_f64(waiting.estimate.clamp(0.0, DUE_MAX)),
+        };
+        waiting.place.due = waiting.since.saturating_add(allowed);
+        waiting.place.arrival = self.arrivals;
+        self.enter(&waiting);
+        self.waiting.insert(request, waiting);
+        out.map_or(Ok(()), Err)
+    }
+
+    fn enter(&mut self, waiting: &Waiting) {
+        let Waiting { request, view, place, .. } = waiting;
+        let newcomer = self.lowest().unwrap_or(self.level) - self.bound;
+        let beginner = Account { served: newcomer, ..Account::default() };
+        let account = self.accounts.entry(Arc::clone(&view.tenant)).or_insert(beginner);
+        if account.waiting == 0 {
+            account.served = account.served.max(newcomer);
+        }
+        account.share = view.share();
+        account.waiting += 1;
+        account.seconds += waiting.estimate;
+        self.new += usize::from(!view.resumed);
+        self.seconds += waiting.estimate;
+        let line = self.lanes.entry(place.lane).or_default().entry(Arc::clone(&view.tenant)).or_default();
+        line.insert((place.due, place.arrival), *request);
+        self.deadlines.extend(view.deadline.map(|deadline| (deadline, *request)));
+        self.forget_idle();
     }
 
     /// Takes a request out; `None` when it does not wait.
     pub(crate) fn remove(&mut self, request: u64) -> Option<Waiting> {
-        let key = self.keys.remove(&request)?;
-        let waiting = self.waiting.remove(&key)?;
-        self.tokens -= waiting.view.tokens.len();
+        let waiting = self.waiting.remove(&request)?;
+        let Waiting { view, place, .. } = &waiting;
+        if let Some(lane) = self.lanes.get_mut(&place.lane) {
+            if let Some(line) = lane.get_mut(&view.tenant) {
+                line.remove(&(place.due, place.arrival));
+                if line.is_empty() {
+                    lane.remove(&view.tenant);
+                }
+            }
+            if lane.is_empty() {
+                self.lanes.remove(&place.lane);
+            }
+        }
+        if let Some(account) = self.accounts.get_mut(&view.tenant) {
+            account.waiting -= 1;
+            account.seconds = (account.seconds - waiting.estimate).max(0.0);
+        }
+        view.deadline.map(|deadline| self.deadlines.remove(&(deadline, request)));
+        self.new -= usize::from(!view.resumed);
+        self.seconds = (self.seconds - waiting.estimate).max(0.0);
         Some(waiting)
     }
 
-    /// Those that wait, next first.
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Waiting> {
-        self.waiting.values_mut()
+    /// Counts engine seconds that a tenant was served.
+    pub(crate) fn serve(&mut self, tenant: &Arc<str>, weight: u32, seconds: f64) {
+        let account = self.accounts.entry(Arc::clone(tenant)).or_default();
+        account.served += seconds / f64::from(weight.max(1));
+        self.level = account.served;
+    }
+
+    /// The first `count` that wait, next first, as if each was served what it is estimated to take.
+    pub(crate) fn order(&self, now: Duration, count: usize) -> Vec<u64> {
+        let mut order = Vec::with_capacity(count.min(self.waiting.len()));
+        for lane in self.lanes.values() {
+            if order.len() >= count {
+                break;
+            }
+            self.order_lane(lane, now, count, &mut order);
+        }
+        order
+    }
+
+    fn order_lane(&self, lane: &HashMap<Arc<str>, Line>, now: Duration, count: usize, order: &mut Vec<u64>) {
+        // Late ones, and those in time, of each tenant; with what the tenant was served.
+        let mut tenants: Vec<_> = lane
+            .iter()
+            .map(|(tenant, line)| {
+                let account = self.accounts.get(tenant).copied().unwrap_or_default();
+                let split = self.slo.map_or(Duration::ZERO, |_| now);
+                let late = line.range(..(split, 0)).peekable();
+                (late, line.range((split, 0)..).peekable(), account.served, account.share.max(1.0))
+            })
+            .collect();
+        let mut heap = BinaryHeap::with_capacity(tenants.len());
+        for (at, (late, in_time, served, _)) in tenants.iter_mut().enumerate() {
+            let heads = (late.peek().map(|(key, id)| (**key, **id)), in_time.peek().map(|(key, id)| (**key, **id)));
+            heap.extend(self.head(at, heads, *served, now));
+        }
+        while let Some(Head { key: Reverse((_, class, ..)), tenant: at }) = heap.pop() {
+            let (late, in_time, served, share) = &mut tenants[at];
+            let Some((_, request)) = (if class == IN_TIME { in_time.next() } else { late.next() }) else { continue };
+            order.push(*request);
+            if order.len() >= count {
+                return;
+            }
+            *served += self.waiting.get(request).map_or(0.0, |waiting| waiting.estimate) / *share;
+            let heads = (late.peek().map(|(key, id)| (**key, **id)), in_time.peek().map(|(key, id)| (**key, **id)));
+            heap.extend(self.head(at, heads, *served, now));
+        }
+    }
+
+    /// The next of a tenant, of the first that is late and the first that is in time.
+    fn head(&self, tenant: usize, heads: (Next, Next), served: f64, now: Duration) -> Option<Head> {
+        let bucket = (served / self.bound).floor() as i64;
+        let late = heads.0.map(|((due, arrival), request)| {
+            let starved = self
+                .waiting
+                .get(&request)
+                .is_some_and(|waiting| now.saturating_sub(due) > due.saturating_sub(waiting.since) * STARVED_AFTER);
+            (bucket, if starved { STARVED } else { LATE }, due, arrival)
+        });
+        let in_time = heads.1.map(|((due, arrival), _)| (bucket, IN_TIME, due, arrival));
+        let key = late.into_iter().chain(in_time).min()?;
+        Some(Head { key: Reverse(key), tenant })
+    }
+
+    /// The request to put out when `waiting` finds no room: the last of the tenant with most, by weight, if that is not its own.
+    fn last_of_most(&self, waiting: &Waiting) -> u64 {
+        let own = self.accounts.get(&waiting.view.tenant).copied().unwrap_or_default();
+        let load = |account: &Account| account.waiting as f64 / account.share.max(1.0);
+        let most = self.accounts.iter().max_by(|a, b| load(a.1).total_cmp(&load(b.1)).then_with(|| b.0.cmp(a.0)));
+        let own_load = (own.waiting as f64 + 1.0) / waiting.view.share();
+        let Some((tenant, account)) = most else { return waiting.request };
+        if own_load >= load(account) {
+            return waiting.request;
+        }
+        let lines = self.lanes.iter().rev().filter(|(lane, _)| lane.new);
+        let last = lines.filter_map(|(_, lane)| lane.get(tenant)?.last_key_value()).next();
+        last.map_or(waiting.request, |(_, request)| *request)
+    }
+
+    /// The counter of the tenant that was served least of those that wait.
+    fn lowest(&self) -> Option<f64> {
+        let waiting = self.lanes.values().flat_map(HashMap::keys);
+        waiting.filter_map(|tenant| self.accounts.get(tenant)).map(|account| account.served).min_by(f64::total_cmp)
+    }
+
+    /// Forgets idle tenants when there are many: they come back as newcomers.
+    fn forget_idle(&mut self) {
+        if self.accounts.len() > 2 * IDLE_TENANTS_MAX + self.waiting.len() {
+            let level = self.level;
+            let mut ahead: Vec<f64> =
+                self.accounts.values().filter(|account| account.waiting == 0).map(|account| account.served).collect();
+            ahead.sort_by(f64::total_cmp);
+            let least = ahead.get(ahead.len().saturating_sub(IDLE_TENANTS_MAX)).copied().unwrap_or(level);
+            self.accounts.retain(|_, account| account.waiting > 0 || account.served > least);
+        }
+    }
+
+    /// A request whose deadline has passed.
+    pub(crate) fn expired(&self, now: Duration) -> Option<u64> {
+        self.deadlines.first().filter(|(deadline, _)| *deadline <= now).map(|(_, request)| *request)
+    }
+
+    /// Seconds of prefill that go before a new request of this tenant, at most.
+    pub(crate) fn ahead(&self, tenant: &str, weight: u32) -> f64 {
+        let active = self.accounts.iter().filter(|(other, account)| account.waiting > 0 && &***other != tenant);
+        let others: f64 = active.map(|(_, account)| account.share).sum();
+        let own = self.accounts.get(tenant).map_or(0.0, |account| account.seconds);
+        let share = f64::from(weight.max(1));
+        (own * (others + share) / share).min(self.seconds)
+    }
+
+    pub(crate) fn get_mut(&mut self, request: u64) -> Option<&mut Waiting> {
+        self.waiting.get_mut(&request)
     }
 
     /// How many wait.
@@ -104,55 +354,170 @@ impl Queue {
         self.waiting.len()
     }
 
-    /// Prompt tokens that wait.
-    pub(crate) fn tokens(&self) -> usize {
-        self.tokens
+    /// Seconds of prefill that wait.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
+    /// Tenants that wait: name, requests, engine seconds served by weight.
+    pub(crate) fn tenants(&self) -> impl Iterator<Item = (&Arc<str>, usize, f64)> {
+        let waiting = self.accounts.iter().filter(|(_, account)| account.waiting > 0);
+        waiting.map(|(tenant, account)| (tenant, account.waiting, account.served))
     }
 }
+
+type Next = Option<((Duration, u64), u64)>;
+
+/// Order within a bucket.
+const STARVED: u8 = 0;
+const IN_TIME: u8 = 1;
+const LATE: u8 = 2;
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
-    fn view(priority: i32, resumed: bool) -> View {
-        View {
-            tokens: vec![1; 10].into(),
-            salt: Arc::from(&b""[..]),
-            priority,
-            sequences: 1,
-            resumed,
-            ..View::default()
-        }
+    fn waiting(request: u64, tenant: &str, priority: i32, resumed: bool, estimate: f64, since: u64) -> Waiting {
+        let tokens = vec![1; 10].into();
+        let view = View { tokens, priority, sequences: 1, resumed, tenant: tenant.into(), ..View::default() };
+        Waiting { estimate, ..Waiting::new(request, view, Duration::from_secs(since)) }
+    }
+
+    fn queue() -> Queue {
+        Queue::new(1.0, None)
+    }
+
+    fn order(queue: &Queue) -> Vec<u64> {
+        queue.order(Duration::from_secs(100), 1000)
     }
 
     #[test]
     fn order_is_resumed_then_priority_then_arrival() {
-        let mut queue = Queue::default();
+        let mut queue = queue();
         for (request, priority, resumed) in [(1, 0, false), (2, -5, false), (3, 0, false), (4, 9, true), (5, 0, true)] {
-            assert!(queue.push(request, view(priority, resumed), Duration::ZERO, 10));
+            assert_eq!(queue.push(waiting(request, "", priority, resumed, 0.0, 0), 10), Ok(()));
         }
-        assert_eq!(queue.iter_mut().map(|w| w.request).collect::<Vec<_>>(), [5, 4, 2, 1, 3]);
+        assert_eq!(order(&queue), [5, 4, 2, 1, 3]);
         assert_eq!(queue.remove(2).map(|w| w.request), Some(2));
         assert!(queue.remove(2).is_none());
-        assert_eq!((queue.len(), queue.tokens()), (4, 40));
+        assert_eq!(queue.len(), 4);
     }
 
     #[test]
-    fn a_full_queue_refuses_new_requests_only() {
-        let mut queue = Queue::default();
-        assert!(queue.push(1, view(0, false), Duration::ZERO, 1));
-        assert!(!queue.push(2, view(-9, false), Duration::ZERO, 1));
-        assert!(queue.push(3, view(0, true), Duration::ZERO, 1));
+    fn a_full_queue_puts_out_the_last_of_who_has_most() {
+        let mut queue = queue();
+        assert_eq!(queue.push(waiting(1, "a", 0, false, 0.0, 0), 2), Ok(()));
+        assert_eq!(queue.push(waiting(2, "a", 0, false, 0.0, 0), 2), Ok(()));
+        assert_eq!(queue.push(waiting(3, "a", -9, false, 0.0, 0), 2), Err(3), "its own is the last");
+        assert_eq!(queue.push(waiting(4, "b", 0, false, 0.0, 0), 2), Err(2), "the other tenant has more");
+        assert_eq!(queue.push(waiting(5, "b", 0, false, 0.0, 0), 2), Err(5), "now both have one");
+        assert_eq!(queue.push(waiting(6, "b", 0, true, 0.0, 0), 2), Ok(()), "a resumed one is never refused");
+        assert_eq!(order(&queue).len(), 3);
+    }
+
+    #[test]
+    fn a_flood_does_not_stand_in_the_way() {
+        let mut queue = queue();
+        for request in 0..50 {
+            assert_eq!(queue.push(waiting(request, "flood", 0, false, 1.0, 0), 100), Ok(()));
+        }
+        for request in 50..53 {
+            assert_eq!(queue.push(waiting(request, "other", 0, false, 1.0, 9), 100), Ok(()));
+        }
+        let order = order(&queue);
+        assert_eq!(order[0], 50, "a newcomer is a bound ahead: {order:?}");
+        assert!(order[..8].contains(&52), "then they take turns: {order:?}");
+    }
+
+    #[test]
+    fn what_is_served_counts_by_weight() {
+        let mut queue = queue();
+        let name: [Arc<str>; 2] = ["light".into(), "heavy".into()];
+        for request in 0..30 {
+            let mut one = waiting(request, &name[(request % 2) as usize], 0, false, 1.0, 0);
+            one.view.weight = 1 + (request % 2) as u32 * 2;
+            assert_eq!(queue.push(one, 100), Ok(()));
+        }
+        let heavy = order(&queue)[..12].iter().filter(|request| *request % 2 == 1).count();
+        assert!((8..=10).contains(&heavy), "three of four: {heavy}");
+    }
+
+    #[test]
+    fn little_work_overtakes_among_equals_only() {
+        let mut queue = queue();
+        assert_eq!(queue.push(waiting(1, "a", 0, false, 9.0, 10), 9), Ok(()));
+        assert_eq!(queue.push(waiting(2, "a", 0, false, 0.1, 11), 9), Ok(()));
+        assert_eq!(queue.push(waiting(3, "a", 0, false, 0.1, 13), 9), Ok(()));
+        assert_eq!(order(&queue), [2, 1, 3], "by two seconds at most");
+        queue.serve(&"a".into(), 1, 5.0);
+        assert_eq!(queue.push(waiting(4, "b", 0, false, 9.0, 13), 9), Ok(()));
+        assert_eq!(order(&queue)[0], 4, "a tenant that was served less goes first");
+    }
+
+    #[test]
+    fn who_can_still_make_it_goes_first_and_nobody_starves() {
+        let slo = Slo { ttft: Duration::from_secs(1), ttft_per_1k: Duration::ZERO, ..Slo::default() };
+        let mut queue = Queue::new(1e9, Some(slo));
+        for (request, since) in [(1, 90), (2, 97), (3, 98), (4, 99)] {
+            assert_eq!(queue.push(waiting(request, "a", 0, false, 0.1, since), 9), Ok(()));
+        }
+        let at = |seconds: f64| queue.order(Duration::from_secs_f64(seconds), 9);
+        assert_eq!(at(98.5), [1, 3, 4, 2], "1 has starved, 3 and 4 are in time, 2 is late");
+        assert_eq!(at(99.5), [1, 4, 2, 3]);
+    }
+
+    #[test]
+    fn deadlines_and_what_is_ahead() {
+        let mut queue = queue();
+        let mut one = waiting(1, "a", 0, false, 4.0, 0);
+        one.view.deadline = Some(Duration::from_secs(5));
+        assert_eq!(queue.push(one, 9), Ok(()));
+        assert_eq!((queue.ahead("a", 1), queue.ahead("b", 1)), (4.0, 0.0));
+        assert_eq!(queue.expired(Duration::from_secs(4)), None);
+        assert_eq!(queue.expired(Duration::from_secs(5)), Some(1));
+        queue.remove(1);
+        assert_eq!(queue.expired(Duration::from_secs(5)), None);
+        assert_eq!(queue.seconds(), 0.0);
     }
 
     #[test]
     fn hashes_follow_the_numerics() {
-        let mut queue = Queue::default();
-        queue.push(1, View { tokens: (0..70).collect(), ..view(0, false) }, Duration::ZERO, 1);
-        let waiting = queue.iter_mut().next().expect("pushed");
+        let view = View { tokens: (0..70).collect(), ..View::default() };
+        let mut waiting = Waiting::new(1, view, Duration::ZERO);
         let (a, b): (Arc<str>, Arc<str>) = ("cpu".into(), "cuda".into());
         assert_eq!(waiting.hashes(&a).len(), 2);
         assert_ne!(waiting.hashes(&a), waiting.hashes(&b));
         assert_eq!(*waiting.hashes(&a), BlockHasher::for_request(b"", "cpu").chain(&(0..70).collect::<Vec<_>>())[..]);
+    }
+
+    proptest! {
+        /// Whatever comes and goes, the order has everybody once, and the sums are those of who waits.
+        #[test]
+        fn the_order_is_complete(
+            ops in prop::collection::vec((0..40_u64, 0..4_u8, -1..2_i32, any::<bool>(), 0.0..3.0_f64, 0..3_u8), 0..120),
+            slo in any::<bool>(),
+        ) {
+            let mut queue = Queue::new(1.0, slo.then(Slo::default));
+            let mut here = BTreeSet::new();
+            for (at, (request, tenant, priority, resumed, estimate, op)) in (0..).zip(ops) {
+                if op == 0 {
+                    prop_assert_eq!(queue.remove(request).is_some(), here.remove(&request));
+                    continue;
+                }
+                here.remove(&request);
+                match queue.push(waiting(request, &tenant.to_string(), priority, resumed, estimate, at), 20) {
+                    Ok(()) => { here.insert(request); }
+                    Err(out) if out == request => {}
+                    Err(out) => { prop_assert!(here.remove(&out)); here.insert(request); }
+                }
+                queue.serve(&tenant.to_string().into(), 1, estimate);
+            }
+            let order: BTreeSet<u64> = queue.order(Duration::from_secs(60), 1000).into_iter().collect();
+            prop_assert_eq!(&order, &here);
+            prop_assert_eq!(queue.len(), here.len());
+            here.iter().for_each(|request| drop(queue.remove(*request)));
+            prop_assert!(queue.seconds() < 1e-6 && queue.lanes.is_empty() && queue.deadlines.is_empty());
+        }
     }
 }

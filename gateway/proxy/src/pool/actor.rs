@@ -19,7 +19,7 @@ use arc_swap::ArcSwap;
 use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{Cancel, DownBody, Drain, Output, Ready, Step};
 use penstock_proto::{BLOCK_TOKENS, ErrorKind};
-use penstock_router::{Choice, Fleet, Member as RouterMember, View, WorkerId};
+use penstock_router::{Choice, Fleet, Member as RouterMember, Refusal, Reject, View, WorkerId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -104,7 +104,7 @@ impl Actor {
         let mut id = [0; 8];
         getrandom::fill(&mut id).map_err(|error| PoolConfigError::Random(error.to_string()))?;
         let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let router = Fleet::new(config.weights, config.limits);
+        let router = Fleet::new(config.weights, config.limits).seeded(u64::from_le_bytes(id));
         let actor = Self {
             config,
             mailbox,
@@ -241,6 +241,7 @@ impl Actor {
             sequences_max: ready.sequences_max,
             state,
             device: ready.device.as_str().into(),
+            load_block: [None; 3],
         };
         self.router.join(worker, told, &ready.kv);
         info!(worker = %self.members[usize::from(worker.0)].name, pid = ready.pid, device = %ready.device, "worker ready");
@@ -303,8 +304,10 @@ impl Actor {
             Accepted::Deliver(output) => {
                 self.counts.tokens += output.tokens.len() as u64;
                 self.counts.cached_tokens_told += u64::from(output.cached_tokens.unwrap_or(0));
+                let tokens = output.tokens.len() as u64;
                 live.slot.push(PoolEvent::Output(output));
                 self.router.settle(request);
+                self.router.emitted(request, tokens);
             }
             Accepted::Elsewhere => {
                 tracing::debug!(request, choice, "worker passes the request on");
@@ -437,13 +440,33 @@ impl Actor {
         };
         let now = self.began.elapsed();
         if let Err(reject) = self.router.enqueue(request, view, now) {
-            self.fail(request, ErrorKind::Overloaded, "too many requests are waiting", Some(reject.retry_after));
+            self.refuse(request, reject);
         }
+    }
+
+    /// Tells a client that its request is not served.
+    fn refuse(&mut self, request: u64, reject: Reject) {
+        let (kind, message, retry_after) = match reject.refusal {
+            Refusal::Full => (ErrorKind::Overloaded, "too many requests are waiting", Some(reject.retry_after)),
+            Refusal::Late => {
+                (ErrorKind::Overloaded, "an answer would come too late: too much is waiting", Some(reject.retry_after))
+            }
+            Refusal::Deadline => (ErrorKind::DeadlineExceeded, "the request took too long", None),
+        };
+        self.fail(request, kind, message, retry_after);
     }
 
     /// Binds what can be bound.
     fn dispatch(&mut self) {
-        while let Choice::Bind { request, worker, cached_tokens, exact, .. } = self.router.next(self.began.elapsed()) {
+        loop {
+            let (request, worker, cached_tokens, exact) = match self.router.next(self.began.elapsed()) {
+                Choice::Bind { request, worker, cached_tokens, exact, .. } => (request, worker, cached_tokens, exact),
+                Choice::Refuse { request, reject } => {
+                    self.refuse(request, reject);
+                    continue;
+                }
+                Choice::Hold => return,
+            };
             let Some(live) = self.requests.get_mut(&request) else { continue };
             let (generate, windows) = live.truth.generate(request);
             let frame = DownBody::Generate(generate);

@@ -1,0 +1,283 @@
+//! Where one request would go: every worker that suits, priced.
+//!
+//! A worker without credits is a candidate too: its price has the wait in it, and when it is the cheapest the request waits for it. The
+//! wait is bounded: what it takes longer than predicted is charged, and after [`HOLD_MAX`] only workers that are free count.
+
+use crate::cost::{Terms, Weights, fill};
+use crate::explain::{Candidate, Found};
+use crate::index::{Hits, KvIndex};
+use crate::policy::{Asked, Policy};
+use crate::queue::{Held, View, Waiting};
+use crate::random::Random;
+use crate::worker::WorkerView;
+use crate::{WORKERS_MAX, WorkerId};
+use penstock_proto::BLOCK_TOKENS;
+use penstock_proto::frames::Tier;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a request of many sequences waits for credits for all of them, and keeps those behind it waiting. Then it takes
+/// what there is, and the worker queues the rest.
+const TOGETHER_WAIT: Duration = Duration::from_millis(500);
+/// How long a request waits for a busy worker while others are free.
+const HOLD_MAX: Duration = Duration::from_secs(10);
+/// What a wait may take longer than predicted before it is charged: the time of a step or two.
+const HOLD_SLACK: f64 = 0.1;
+/// Charge per second that a wait takes longer than predicted.
+const OVERDUE: f64 = 2.0;
+/// How long what was found of a waiting request may be believed while it is only compared, not bound.
+const FOUND_TTL: Duration = Duration::from_millis(50);
+
+/// Borrows of the fleet's parts while its queue is gone through, and what holds for one round of choosing.
+pub(crate) struct Market<'a> {
+    pub(crate) workers: &'a BTreeMap<WorkerId, WorkerView>,
+    pub(crate) index: &'a KvIndex,
+    pub(crate) weights: &'a Weights,
+    pub(crate) policy: Policy,
+    pub(crate) exact_wait: Duration,
+    /// Mean queue of the fleet in seconds, those that wait in the gateway included.
+    pub(crate) load: f64,
+    /// Tokens of an answer, as they usually are.
+    pub(crate) output_tokens: f64,
+    pub(crate) turn: u64,
+    pub(crate) now: Duration,
+    /// Prefill seconds of requests before this one in the queue that wait for a busy worker.
+    pub(crate) ahead: [f64; WORKERS_MAX],
+}
+
+/// A priced choice.
+pub(crate) struct Placement {
+    pub(crate) candidates: Vec<Candidate>,
+    pub(crate) chosen: usize,
+    /// In its own numerics.
+    pub(crate) exact: bool,
+}
+
+impl Placement {
+    pub(crate) fn choice(&self) -> &Candidate {
+        &self.candidates[self.chosen]
+    }
+}
+
+/// Where one request goes.
+pub(crate) enum Verdict {
+    Place(Placement),
+    /// It waits, for a worker of its own numerics, for room at one, or for a busy one; those behind it need not.
+    LetPass,
+    /// It gathers credits; those behind it wait too, or it would starve. Not for longer than [`TOGETHER_WAIT`].
+    WaitForCredits,
+}
+
+impl Market<'_> {
+    /// What is to be done with a request whose turn it is.
+    pub(crate) fn place(&mut self, waiting: &mut Waiting, random: &mut Random) -> Verdict {
+        let wanted = waiting.view.numerics_id.clone();
+        let is_home = |view: &WorkerView| wanted.as_ref().is_none_or(|id| *id == view.member.numerics_id);
+        let waited = self.now.saturating_sub(waiting.since);
+        let has_home = self.workers.values().any(is_home);
+        let exact = has_home && (waited < self.exact_wait || self.any_free(&waiting.view, &is_home));
+        let suits = |view: &WorkerView| !exact || is_home(view);
+        let Some(mut placement) = self.choose(waiting, &suits, false, random) else { return Verdict::LetPass };
+        if placement.choice().free {
+            // What was found may be of a moment ago: look again before it is final.
+            match self.choose(waiting, &suits, true, random) {
+                Some(fresh) => placement = fresh,
+                None => return Verdict::LetPass,
+            }
+        }
+        placement.exact = wanted.is_none() || exact;
+        let choice = placement.choice();
+        if choice.free {
+            return Verdict::Place(placement);
+        }
+        let gathers = waiting.view.sequences > 1 && waited < TOGETHER_WAIT;
+        if gathers && self.workers[&choice.worker].credits() > 0 {
+            return Verdict::WaitForCredits;
+        }
+        self.ahead[usize::from(choice.worker.0)] += choice.parts.own;
+        let promised = choice.parts.queue;
+        waiting.held.get_or_insert(Held { since: self.now, promised });
+        Verdict::LetPass
+    }
+
+    fn any_free(&self, view: &View, suits: &dyn Fn(&WorkerView) -> bool) -> bool {
+        self.workers.values().any(|worker| suits(worker) && worker.starts(view.sequences))
+    }
+
+    /// Prices the workers that suit and lets the policy choose; `None` when there are none.
+    pub(crate) fn choose(
+        &self,
+        waiting: &mut Waiting,
+        suits: &dyn Fn(&WorkerView) -> bool,
+        fresh: bool,
+        random: &mut Random,
+    ) -> Option<Placement> {
+        let mut candidates = self.candidates(waiting, suits, fresh);
+        let held_too_long = waiting.held.is_some_and(|held| self.now.saturating_sub(held.since) > HOLD_MAX);
+        if held_too_long && candidates.iter().any(|candidate| candidate.free) {
+            candidates.retain(|candidate| candidate.free);
+        }
+        if candidates.is_empty() {
+            return None;
+        }
+        let session = waiting.view.session.unwrap_or(waiting.request);
+        let chosen = self.policy.choose(&Asked { session, turn: self.turn }, &candidates, random);
+        Some(Placement { candidates, chosen, exact: true })
+    }
+
+    /// Seconds of prefill at the worker where that is least.
+    pub(crate) fn least_own(&self, waiting: &mut Waiting) -> f64 {
+        self.find(waiting, true);
+        let found = waiting.found.iter().map(|(worker, found)| {
+            let (own, ..) = self.own(&self.workers[worker], *worker, &waiting.view, *found, &waiting.found);
+            own
+        });
+        found.min_by(f64::total_cmp).unwrap_or(0.0)
+    }
+
+    fn candidates(&self, waiting: &mut Waiting, suits: &dyn Fn(&WorkerView) -> bool, fresh: bool) -> Vec<Candidate> {
+        self.find(waiting, fresh);
+        let view = &waiting.view;
+        let is_late = view.sequences > 1 && self.now.saturating_sub(waiting.since) >= TOGETHER_WAIT;
+        let takes_part = is_late && !self.any_free(view, &suits);
+        let overdue = waiting.held.map_or(0.0, |held| {
+            let took = self.now.saturating_sub(held.since).as_secs_f64();
+            OVERDUE * (took - 1.5 * held.promised - HOLD_SLACK).max(0.0)
+        });
+        let mut candidates = Vec::with_capacity(waiting.found.len());
+        for (id, found) in &waiting.found {
+            let Some(worker) = self.workers.get(id).filter(|worker| suits(worker)) else { continue };
+            let free = worker.starts(view.sequences) || takes_part && worker.starts_one(view.sequences);
+            let mut candidate = self.price(worker, *id, view, *found, &waiting.found, free);
+            candidate.overdue = if free { 0.0 } else { overdue };
+            candidates.push(candidate);
+        }
+        candidates
+    }
+
+    /// The price of a request at one worker.
+    fn price(
+        &self,
+        worker: &WorkerView,
+        id: WorkerId,
+        view: &View,
+        found: Found,
+        all: &[(WorkerId, Found)],
+        free: bool,
+    ) -> Candidate {
+        let tokens = view.tokens.len();
+        let (own, loaded, pull_from) = self.own(worker, id, view, found, all);
+        let found = Found { loaded, ..found };
+        let mut queue = worker.queue_seconds() + self.ahead[usize::from(id.0)];
+        if !free {
+            // Short of places rather than of time: somebody has to end first.
+            queue = queue.max(worker.place_seconds(self.output_tokens));
+        }
+        let have = (found.device + found.promised) as usize;
+        let blocks = (tokens + self.output_tokens as usize).saturating_sub(have).div_ceil(BLOCK_TOKENS) as u32;
+        let step = worker.step_seconds(view.sequences.max(1), tokens);
+        let terms = Terms {
+            queue,
+            own,
+            load: self.load,
+            decoding: f64::from(worker.sequences()),
+            step,
+            fill: fill(&worker.member.state, worker.promised_blocks().saturating_add(blocks)),
+        };
+        Candidate {
+            worker: id,
+            free,
+            sequences: worker.sequences(),
+            found,
+            pull_from,
+            parts: self.weights.price(&terms),
+            overdue: 0.0,
+            ttft: queue + own + step,
+            tpot: worker.tpot(step),
+        }
+    }
+
+    /// Seconds until the worker has the prompt, from where that is quickest: computed, loaded from its tiers, pulled from another. And
+    /// how many tokens of it are loaded or pulled, and from whom.
+    fn own(
+        &self,
+        worker: &WorkerView,
+        id: WorkerId,
+        view: &View,
+        found: Found,
+        all: &[(WorkerId, Found)],
+    ) -> (f64, u32, Option<WorkerId>) {
+        let tokens = view.tokens.len();
+        let have = found.device + found.promised;
+        let mut best = (worker.prefill_seconds(tokens, have as usize), 0, None);
+        let (mut reached, mut seconds) = (have, 0.0);
+        for (tier, more) in [found.host, found.disk, found.remote].into_iter().enumerate() {
+            let Some(load) = worker.load_seconds(tier, more).filter(|_| more > 0) else {
+                // What lies behind a hole cannot be used.
+                if more > 0 {
+                    break;
+                }
+                continue;
+            };
+            (reached, seconds) = (reached + more, seconds + load);
+            let all = seconds + worker.prefill_seconds(tokens, reached as usize);
+            if all < best.0 {
+                best = (all, reached - have, None);
+            }
+        }
+        if let Some(block) = self.weights.pull_block {
+            let others = all.iter().filter(|(other, _)| *other != id);
+            if let Some((other, theirs)) = others.max_by_key(|(_, found)| found.device).filter(|o| o.1.device > have) {
+                let more = theirs.device - have;
+                let pull = block * f64::from(more) / BLOCK_TOKENS as f64;
+                let all = pull + worker.prefill_seconds(tokens, theirs.device as usize);
+                if all < best.0 {
+                    best = (all, more, Some(*other));
+                }
+            }
+        }
+        best
+    }
+
+    /// Notes what every worker that takes requests has of the prompt.
+    fn find(&self, waiting: &mut Waiting, fresh: bool) {
+        let is_recent = self.now.saturating_sub(waiting.found_at) < FOUND_TTL && !waiting.found.is_empty();
+        if is_recent && !fresh {
+            return;
+        }
+        let mut hits: Option<(Arc<str>, Hits)> = None;
+        let mut all = std::mem::take(&mut waiting.found);
+        all.clear();
+        for (id, worker) in self.workers.iter().filter(|(_, worker)| worker.takes_requests()) {
+            let numerics_id = &worker.member.numerics_id;
+            if hits.as_ref().is_none_or(|(known, _)| known != numerics_id) {
+                let hashes = waiting.hashes(numerics_id);
+                let found = self.index.hits_by_tier(&hashes, self.workers.keys().copied());
+                hits = Some((Arc::clone(numerics_id), found));
+            }
+            let found =
+                hits.as_ref().map_or_else(Found::default, |(_, hits)| found(hits, *id, waiting.view.tokens.len()));
+            all.push((*id, found));
+        }
+        waiting.found = all;
+        waiting.found_at = self.now;
+    }
+}
+
+/// Blocks to tokens. The last token is always computed: its logits are wanted.
+fn found(hits: &Hits, worker: WorkerId, tokens: usize) -> Found {
+    let most = tokens.saturating_sub(1) as u32;
+    let up_to = |blocks: u32| blocks.saturating_mul(BLOCK_TOKENS as u32).min(most);
+    let device = up_to(hits.on_device(worker));
+    let ready = up_to(hits.ready(worker));
+    let [host, disk, remote] = [Tier::Host, Tier::Disk, Tier::Remote].map(|tier| up_to(hits.within(worker, tier)));
+    Found {
+        device,
+        promised: ready.saturating_sub(device),
+        host: host.saturating_sub(ready),
+        disk: disk.saturating_sub(host),
+        remote: remote.saturating_sub(disk),
+        loaded: 0,
+    }
+}

@@ -1,0 +1,178 @@
+//! One worker as the router sees it: what it said last, what was sent since, how fast it is.
+
+use crate::fit::Fit;
+use penstock_proto::BLOCK_TOKENS;
+use penstock_proto::frames::{Batch, EngineState};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Sequences that may wait at a worker that was sent more than it granted; a worker refuses above that.
+const WAITING_AT_WORKER_MAX: u32 = 256;
+/// Most of a worker's time that prefill is believed to take.
+const BUSY_MAX: f64 = 0.95;
+
+/// A worker as it announces itself.
+#[derive(Clone, Debug, Default)]
+pub struct Member {
+    /// What its results are exact within.
+    pub numerics_id: Arc<str>,
+    /// KV blocks in all.
+    pub blocks_total: u32,
+    /// Sequences that it runs at once.
+    pub sequences_max: u32,
+    /// State at this moment.
+    pub state: EngineState,
+    /// Device and path; workers of an equal one are taken to be as fast until their own steps tell.
+    pub device: Arc<str>,
+    /// Seconds to load one block from its host memory, its disk, and a store that it shares; `None`: it has none.
+    pub load_block: [Option<f64>; 3],
+}
+
+/// What was sent and is not yet counted in the worker's state.
+#[derive(Clone, Copy)]
+pub(crate) struct Sent {
+    pub(crate) sequences: u32,
+    /// Seconds of prefill.
+    pub(crate) seconds: f64,
+    pub(crate) tokens: usize,
+    /// Blocks that it will take.
+    pub(crate) blocks: u32,
+}
+
+pub(crate) struct WorkerView {
+    pub(crate) member: Member,
+    pub(crate) fit: Fit,
+    /// By the number of the frame, oldest first.
+    unseen: BTreeMap<u64, Sent>,
+    pub(crate) sent: u64,
+    pub(crate) suspended: bool,
+    /// Share of its time that prefill takes, smoothed.
+    busy: f64,
+}
+
+impl WorkerView {
+    pub(crate) fn new(member: Member, mut fit: Fit) -> Self {
+        fit.observe_state(&member.state);
+        Self { member, fit, unseen: BTreeMap::new(), sent: 0, suspended: false, busy: 0.0 }
+    }
+
+    /// Takes in a state that counts the first `accepted` frames.
+    pub(crate) fn hear(&mut self, state: Option<&EngineState>, accepted: u64) {
+        self.unseen.retain(|number, _| *number > accepted);
+        if let Some(state) = state {
+            self.fit.observe_state(state);
+            self.member.state = state.clone();
+        }
+    }
+
+    pub(crate) fn observe(&mut self, batch: &Batch) {
+        self.fit.observe(batch);
+        if batch.seconds > 0.0 {
+            let prefill = self.fit.work_seconds(f64::from(batch.prefill_tokens), batch.prefill_context);
+            self.busy += ((prefill / batch.seconds).clamp(0.0, 1.0) - self.busy) / 64.0;
+        }
+    }
+
+    /// Notes what is sent; the number of its frame.
+    pub(crate) fn send(&mut self, sent: Sent) -> u64 {
+        self.sent += 1;
+        self.unseen.insert(self.sent, sent);
+        self.sent
+    }
+
+    /// The last frame was not sent after all.
+    pub(crate) fn unsend(&mut self, number: u64) {
+        if self.sent == number {
+            self.unseen.remove(&number);
+            self.sent -= 1;
+        }
+    }
+
+    pub(crate) fn takes_requests(&self) -> bool {
+        !self.suspended && !self.member.state.draining
+    }
+
+    pub(crate) fn credits(&self) -> u32 {
+        if self.takes_requests() { self.member.state.credits.saturating_sub(self.promised()) } else { 0 }
+    }
+
+    /// Sequences sent that its state does not count yet.
+    fn promised(&self) -> u32 {
+        self.unseen.values().map(|sent| sent.sequences).sum()
+    }
+
+    /// Blocks that they will take.
+    pub(crate) fn promised_blocks(&self) -> u32 {
+        self.unseen.values().map(|sent| sent.blocks).sum()
+    }
+
+    /// Sequences that it has or will have.
+    pub(crate) fn sequences(&self) -> u32 {
+        let state = &self.member.state;
+        state.running.saturating_add(state.waiting).saturating_add(self.promised())
+    }
+
+    /// Whether all sequences of a request would start, or as many as ever do: it may need more than a worker grants at once.
+    pub(crate) fn starts(&self, sequences: u32) -> bool {
+        self.credits() >= sequences.min(self.most_credits()).max(1)
+    }
+
+    /// Whether one of them would start and the others may wait at the worker.
+    pub(crate) fn starts_one(&self, sequences: u32) -> bool {
+        let waiting = self.member.state.waiting.saturating_add(self.promised());
+        self.credits() >= 1 && waiting.saturating_add(sequences) <= WAITING_AT_WORKER_MAX
+    }
+
+    /// Credits that it would have if nothing ran on it: what it grants now and what holds a slot. Stalled sequences hold none.
+    fn most_credits(&self) -> u32 {
+        let state = &self.member.state;
+        let busy = state.running.saturating_sub(state.stalled).saturating_add(state.waiting);
+        state.credits.saturating_add(busy).min(self.member.sequences_max).max(1)
+    }
+
+    /// Seconds of prefill ahead of a new request.
+    pub(crate) fn queue_seconds(&self) -> f64 {
+        let state = &self.member.state;
+        // A worker that does not say what its tokens attend to has told the seconds.
+        let told = if state.prefill_context_pending > 0.0 {
+            self.fit.work_seconds(state.prefill_tokens_pending as f64, state.prefill_context_pending)
+        } else {
+            state.queue_seconds
+        };
+        let told = if told.is_finite() { told.max(0.0) } else { 0.0 };
+        told + self.unseen.values().map(|sent| sent.seconds).sum::<f64>()
+    }
+
+    /// Seconds of a step once all that runs decodes, with so many sequences and tokens more.
+    pub(crate) fn step_seconds(&self, more: u32, tokens: usize) -> f64 {
+        let state = &self.member.state;
+        let promised: usize = self.unseen.values().map(|sent| sent.tokens).sum();
+        let decoding = f64::from(state.running.saturating_add(self.promised()).saturating_add(more));
+        self.fit.step_seconds(decoding, (state.context_tokens as usize + promised + tokens) as f64)
+    }
+
+    /// Seconds between tokens when its steps take `step` and prefill takes its usual share of them.
+    pub(crate) fn tpot(&self, step: f64) -> f64 {
+        step / (1.0 - self.busy.min(BUSY_MAX))
+    }
+
+    /// Seconds until one of its sequences ends and leaves its place, if answers have so many tokens.
+    pub(crate) fn place_seconds(&self, output_tokens: f64) -> f64 {
+        output_tokens * self.tpot(self.step_seconds(0, 0)) / f64::from(self.member.state.running.max(1))
+    }
+
+    /// Engine seconds that one token of a sequence takes of a step.
+    pub(crate) fn token_seconds(&self) -> f64 {
+        self.step_seconds(0, 0) / f64::from(self.member.state.running.max(1))
+    }
+
+    /// Seconds of prefill of a prompt of which `cached` tokens are there.
+    pub(crate) fn prefill_seconds(&self, tokens: usize, cached: usize) -> f64 {
+        self.fit.prefill_seconds(tokens.saturating_sub(cached), cached)
+    }
+
+    /// Seconds to load so many tokens from tier 0 (host) to 2 (remote); `None`: it cannot.
+    pub(crate) fn load_seconds(&self, tier: usize, tokens: u32) -> Option<f64> {
+        self.member.load_block[tier].map(|block| block * f64::from(tokens) / BLOCK_TOKENS as f64)
+    }
+}
