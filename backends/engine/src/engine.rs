@@ -9,6 +9,7 @@ use crate::scheduler::{Order, Plan, Run, Scheduler, Sizes};
 use crate::sequence::Sequence;
 use crate::stats::{Stats, attended};
 use penstock_kernels::{KernelError, Span, StepBatch};
+use penstock_kv::Evicted;
 use penstock_proto::frames::{
     Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Token, TokenLogprobs,
     Window,
@@ -29,8 +30,18 @@ impl<F: Fn() -> Duration> Clock for F {
     }
 }
 
+/// Takes blocks that leave the device, while their bytes are still there.
+pub trait Offload: Send {
+    /// Whether it wants this block. Asked before the bytes are read.
+    fn wants(&mut self, parent: Option<BlockHash>, hash: BlockHash) -> bool;
+
+    /// The block, in wire order.
+    fn take(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: Vec<u8>);
+}
+
 /// One model on one device, and everything that runs on it.
 pub struct Engine {
+    offload: Option<Box<dyn Offload>>,
     forward: Box<dyn Forward>,
     /// Of one layer.
     page_bytes: usize,
@@ -100,6 +111,7 @@ impl Engine {
             numerics,
         };
         Self {
+            offload: None,
             forward,
             page_bytes,
             block_bytes,
@@ -258,14 +270,55 @@ impl Engine {
         self.block_bytes
     }
 
+    /// From now on blocks that are evicted go through `offload`. Without effect where blocks cannot be moved.
+    pub fn set_offload(&mut self, offload: Box<dyn Offload>) {
+        if self.block_bytes > 0 && self.scheduler.sizes.prefix_cache {
+            self.scheduler.pool.keep_evicted();
+            self.offload = Some(offload);
+        }
+    }
+
+    /// Blocks that the device holds, each with the name of the one before it, in order of sealing.
+    pub fn blocks(&self) -> Vec<(Option<BlockHash>, BlockHash)> {
+        self.scheduler.pool.sealed()
+    }
+
+    /// Whether a block can be read on the device now.
+    pub fn holds(&self, hash: BlockHash) -> bool {
+        self.scheduler.pool.find(hash).is_some()
+    }
+
+    /// Seconds to compute one block of prefill at the measured speed; 0 until measured.
+    pub fn block_seconds(&self) -> f64 {
+        let rate = self.stats.prefill_tokens_per_second();
+        if rate > 0.0 { BLOCK_TOKENS as f64 / rate } else { 0.0 }
+    }
+
     /// Copies a block out, `[layer][page]` in wire order, to the end of `out`. False: it cannot be read now.
     pub fn export(&self, hash: BlockHash, out: &mut Vec<u8>) -> bool {
         let Some(page) = self.scheduler.pool.find(hash).filter(|_| self.block_bytes > 0) else { return false };
+        self.copy_out(page.0, out);
+        true
+    }
+
+    fn copy_out(&self, page: u32, out: &mut Vec<u8>) {
         let begin = out.len();
         out.resize(begin + self.block_bytes, 0);
         let layers = out[begin..].chunks_exact_mut(self.page_bytes);
-        layers.enumerate().for_each(|(layer, bytes)| self.forward.pages().read_page(layer, page.0, bytes));
-        true
+        layers.enumerate().for_each(|(layer, bytes)| self.forward.pages().read_page(layer, page, bytes));
+    }
+
+    /// Hands on what was evicted since the last call: before anything is written to pages.
+    fn offload_evicted(&mut self) {
+        let Some(mut offload) = self.offload.take() else { return };
+        for Evicted { parent, hash, page } in self.scheduler.pool.take_evicted() {
+            if offload.wants(parent, hash) {
+                let mut bytes = Vec::new();
+                self.copy_out(page.0, &mut bytes);
+                offload.take(parent, hash, bytes);
+            }
+        }
+        self.offload = Some(offload);
     }
 
     /// Takes a block in that was computed elsewhere in the same numerics; from then on it is idle in the prefix cache. `parent`: the
@@ -279,8 +332,10 @@ impl Engine {
             return Imported::Known;
         }
         let Some(page) = pool.allocate() else { return Imported::NoRoom };
+        self.offload_evicted();
         let layers = bytes.chunks_exact(self.page_bytes);
         layers.enumerate().for_each(|(layer, bytes)| self.forward.write_page(layer, page.0, bytes));
+        let pool = &mut self.scheduler.pool;
         let page = pool.seal(page, parent, hash);
         pool.release(page);
         Imported::Stored
@@ -290,6 +345,7 @@ impl Engine {
     pub fn step(&mut self, clock: &dyn Clock) -> Step {
         let began = clock.now();
         let plan = self.scheduler.schedule(self.stats.prefill_rows_max());
+        self.offload_evicted();
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();
         let mut batch = self.batch(&plan);
         if rows > 0 {

@@ -29,6 +29,6 @@ mod sequence;
 mod stats;
 
 pub use config::EngineConfig;
-pub use engine::{Clock, Engine, Imported};
+pub use engine::{Clock, Engine, Imported, Offload};
 pub use forward::{AfterLayer, Forward, Geometry, Pages};
 pub use request::Params;

@@ -4,17 +4,33 @@
 //! order of the list is the order of the changes.
 
 use penstock_proto::BlockHash;
-use penstock_proto::frames::KvEvent;
+use penstock_proto::frames::{KvEvent, Tier};
 
 /// Changes since they were last taken.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct EventLog {
+    tier: Tier,
     events: Vec<KvEvent>,
     /// Last stored hash, while the last event is a chain.
     tip: Option<BlockHash>,
 }
 
+impl Default for EventLog {
+    fn default() -> Self {
+        Self::of(Tier::Device)
+    }
+}
+
 impl EventLog {
+    /// A log of what changes in `tier`.
+    pub fn of(tier: Tier) -> Self {
+        Self { tier, events: Vec::new(), tip: None }
+    }
+
+    fn event(&self) -> KvEvent {
+        KvEvent { tier: self.tier as i32, ..Default::default() }
+    }
+
     /// A block can be read from now on. `parent`: the block before it, `None` for a first block.
     pub fn stored(&mut self, parent: Option<BlockHash>, hash: BlockHash) {
         match self.events.last_mut() {
@@ -22,7 +38,7 @@ impl EventLog {
             _ => self.events.push(KvEvent {
                 stored: vec![hash.to_bytes().to_vec()],
                 parent: parent.map(|parent| parent.to_bytes().to_vec()).unwrap_or_default(),
-                ..Default::default()
+                ..self.event()
             }),
         }
         self.tip = Some(hash);
@@ -32,7 +48,7 @@ impl EventLog {
     pub fn removed(&mut self, hash: BlockHash) {
         match self.events.last_mut() {
             Some(event) if self.tip.is_none() && !event.cleared => event.removed.push(hash.to_bytes().to_vec()),
-            _ => self.events.push(KvEvent { removed: vec![hash.to_bytes().to_vec()], ..Default::default() }),
+            _ => self.events.push(KvEvent { removed: vec![hash.to_bytes().to_vec()], ..self.event() }),
         }
         self.tip = None;
     }
@@ -40,7 +56,7 @@ impl EventLog {
     /// Everything is gone; what was not told yet need not be.
     pub fn cleared(&mut self) {
         self.events.clear();
-        self.events.push(KvEvent { cleared: true, ..Default::default() });
+        self.events.push(KvEvent { cleared: true, ..self.event() });
         self.tip = None;
     }
 

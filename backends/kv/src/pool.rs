@@ -38,6 +38,17 @@ pub struct Counters {
     pub evicted: u64,
 }
 
+/// A block that left the device. Its bytes are still in the page until the page's new owner writes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evicted {
+    /// Name of the block before it.
+    pub parent: Option<BlockHash>,
+    /// Its name.
+    pub hash: BlockHash,
+    /// Where its bytes are.
+    pub page: PageId,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     block: Block,
@@ -58,6 +69,8 @@ pub struct BlockPool {
     idle: EvictionQueue,
     events: EventLog,
     counters: Counters,
+    /// What left the device since it was last asked; `None`: nobody asks.
+    evicted: Option<Vec<Evicted>>,
 }
 
 impl BlockPool {
@@ -83,7 +96,18 @@ impl BlockPool {
             idle: EvictionQueue::new(pages, (pages as f64 * share) as usize),
             events: EventLog::default(),
             counters: Counters::default(),
+            evicted: None,
         }
+    }
+
+    /// From now on remembers what it evicts, for [`Self::take_evicted`].
+    pub fn keep_evicted(&mut self) {
+        self.evicted.get_or_insert_default();
+    }
+
+    /// Blocks evicted since the last call, in order. To be asked before anything is written to a page that was allocated since.
+    pub fn take_evicted(&mut self) -> Vec<Evicted> {
+        self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Pages in all.
@@ -193,9 +217,11 @@ impl BlockPool {
 
     /// Forgets every idle block (weights changed, operator asked). Blocks in use stay and are told again.
     pub fn clear(&mut self) {
+        let evicted = self.evicted.take();
         while let Some(page) = self.evict() {
             self.free.push(page);
         }
+        self.evicted = evicted;
         self.events.cleared();
         for (parent, hash) in self.sealed() {
             self.events.stored(parent, hash);
@@ -217,8 +243,8 @@ impl BlockPool {
         log.take()
     }
 
-    /// Sealed blocks with their parents, in order of sealing.
-    fn sealed(&self) -> Vec<(Option<BlockHash>, BlockHash)> {
+    /// Every block that can be read now, with the name of the one before it, in order of sealing.
+    pub fn sealed(&self) -> Vec<(Option<BlockHash>, BlockHash)> {
         let mut pages: Vec<PageId> = self.index.values().copied().collect();
         pages.sort_unstable_by_key(|page| self.slots[page.index()].serial);
         let name = |page: PageId| match self.slots[page.index()] {
@@ -233,6 +259,10 @@ impl BlockPool {
         if let Effect::Retract(hash) = self.slots[page.index()].block.evict() {
             self.index.remove(&hash);
             self.events.removed(hash);
+            let parent = self.slots[page.index()].parent;
+            if let Some(evicted) = &mut self.evicted {
+                evicted.push(Evicted { parent, hash, page });
+            }
         }
         self.counters.evicted += 1;
         Some(page)

@@ -1,11 +1,12 @@
 //! What a gateway relies on, one promise per test, on the fake device.
 
-use penstock_engine::{Engine, EngineConfig, Geometry, Imported};
+use penstock_engine::{Engine, EngineConfig, Geometry, Imported, Offload};
 use penstock_proto::frames::{Cancel, ChoiceStart, FinishReason, Generate, Output, Sampling, Step, Window};
 use penstock_proto::{BlockHash, BlockHasher, ErrorKind};
 use penstock_sim::fake::POISON;
 use penstock_sim::{FakeForward, Meter};
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const GEOMETRY: fn() -> Geometry = || Geometry {
@@ -126,6 +127,44 @@ fn blocks_that_were_computed_elsewhere_are_read_like_own_ones() {
     assert_eq!((said, outputs[0].cached_tokens), (want, Some(96)));
     assert_eq!(computed.rows(), 100 - 96 + 19);
     assert!(!there.export(BlockHash(7), &mut Vec::new()));
+}
+
+/// Keeps what it is given.
+#[derive(Clone, Default)]
+struct Shelf(Arc<Mutex<Vec<(Option<BlockHash>, BlockHash, Vec<u8>)>>>);
+
+impl Offload for Shelf {
+    fn wants(&mut self, _: Option<BlockHash>, hash: BlockHash) -> bool {
+        self.0.lock().expect("one thread").iter().all(|(_, known, _)| *known != hash)
+    }
+
+    fn take(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: Vec<u8>) {
+        self.0.lock().expect("one thread").push((parent, hash, bytes));
+    }
+}
+
+#[test]
+fn evicted_blocks_are_handed_over_before_their_pages_are_written() {
+    let small = Geometry { pages: 6, ..GEOMETRY() };
+    let (mut engine, _) = engine_of(small, &EngineConfig::default());
+    let shelf = Shelf::default();
+    engine.set_offload(Box::new(shelf.clone()));
+    let said: Vec<Said> = (0..4)
+        .map(|n| {
+            engine.submit(generate(1, prompt(n, 100), 20));
+            run(&mut engine).0
+        })
+        .collect();
+    let blocks = shelf.0.lock().expect("one thread").clone();
+    assert!(blocks.len() >= 8, "three blocks of each but the last: {}", blocks.len());
+    let (mut there, computed) = self::engine();
+    for (parent, hash, bytes) in blocks {
+        assert_eq!(there.import(parent, hash, &bytes), Imported::Stored);
+    }
+    there.submit(generate(1, prompt(0, 100), 20));
+    let (again, outputs) = run(&mut there);
+    assert_eq!((&again, outputs[0].cached_tokens), (&said[0], Some(96)));
+    assert_eq!(computed.rows(), 100 - 96 + 19);
 }
 
 #[test]
