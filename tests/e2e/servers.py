@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from harness import wait_until
+from harness import free_port, wait_until
 
 PASSWORD = "Zw7-store-password"
 
@@ -69,9 +69,9 @@ class Server:
 
 
 class Postgres(Server):
-    """PostgreSQL, on a Unix socket, with a password."""
+    """PostgreSQL with a password: on a Unix socket; with `tls`, the files of a key and its certificate, on loopback too."""
 
-    def __init__(self):
+    def __init__(self, tls: tuple[Path, Path] | None = None):
         super().__init__("pg")
         # It does not run as root.
         self.how = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
@@ -84,27 +84,43 @@ class Postgres(Server):
         made += ["--pwfile", str(secret), "-D", str(self.folder / "data")]
         subprocess.run(made, check=True, capture_output=True, **self.how)
         host = str(self.folder).replace("/", "%2f")
+        self.tls = []
+        if tls:
+            port, (key, certificate) = free_port(), [shutil.copy(path, self.folder) for path in tls]
+            os.chmod(key, 0o600)
+            if self.how:
+                shutil.chown(key, "postgres", "postgres")
+            self.tls = ["ssl=on", f"ssl_key_file={key}", f"ssl_cert_file={certificate}", f"port={port}"]
+            host = f"127.0.0.1:{port}"
         self.url = f"postgres://penstock:{PASSWORD}@{host}/postgres"
         self.start()
 
     def start(self) -> None:
-        settings = ["listen_addresses=", f"unix_socket_directories={self.folder}", "fsync=off", "shared_buffers=16MB"]
+        settings = [f"unix_socket_directories={self.folder}", "fsync=off", "shared_buffers=16MB", *self.tls]
+        settings.append(f"listen_addresses={'127.0.0.1' if self.tls else ''}")
         command = [find("postgres"), "-D", str(self.folder / "data")]
         command += [word for setting in settings for word in ("-c", setting)]
-        self.run(command, [find("pg_isready"), "-q", "-h", str(self.folder)], "PostgreSQL", **self.how)
+        port = self.tls[-1].split("=")[1] if self.tls else "5432"
+        self.run(command, [find("pg_isready"), "-q", "-h", str(self.folder), "-p", port], "PostgreSQL", **self.how)
 
 
 class Redis(Server):
-    """Redis, on a Unix socket, with a password."""
+    """Redis with a password: on a Unix socket; with `tls`, the files of a key and its certificate, on loopback too."""
 
-    def __init__(self):
+    def __init__(self, tls: tuple[Path, Path] | None = None):
         super().__init__("redis")
         self.socket = self.folder / "socket"
         self.url = f"redis+unix://{self.socket}?pass={PASSWORD}"
+        self.tls = ""
+        if tls:
+            port = free_port()
+            self.tls = f"bind 127.0.0.1\ntls-port {port}\ntls-key-file {tls[0]}\ntls-cert-file {tls[1]}\n"
+            self.tls += f"tls-ca-cert-file {tls[1]}\ntls-auth-clients no\n"
+            self.url = f"rediss://:{PASSWORD}@127.0.0.1:{port}"
         self.start()
 
     def start(self) -> None:
-        settings = f'port 0\nunixsocket {self.socket}\nsave ""\nappendonly no\nrequirepass {PASSWORD}\n'
+        settings = f'port 0\nunixsocket {self.socket}\nsave ""\nappendonly no\nrequirepass {PASSWORD}\n{self.tls}'
         (self.folder / "redis.conf").write_text(settings)
         ping = [find("redis-cli"), "-s", str(self.socket), "-a", PASSWORD, "--no-auth-warning", "ping"]
         self.run([find("redis-server"), str(self.folder / "redis.conf")], ping, "Redis")

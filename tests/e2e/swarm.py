@@ -275,7 +275,10 @@ class Answer:
 
 async def ask(port: int, path: str, body: dict, key: str = "", leave_after: int | None = None) -> Answer:
     """One request on a connection of its own; `leave_after` so many bytes of the answer, if at all."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionError:
+        return Answer(0, {}, b"")
     data = json.dumps(body).encode()
     auth = f"authorization: Bearer {key}\r\n" if key else ""
     writer.write(

@@ -257,6 +257,39 @@ def test_output_is_bounded_on_every_way(tmp_path, swarm, surface):
             assert bound == expected, seen
 
 
+def test_what_is_reserved_covers_what_is_added_to_a_prompt(tmp_path, swarm):
+    """By a plugin, and by the conversation that goes before it."""
+    added = "word " * 600
+    more = f"""
+[[plugins]]
+name = "prompt"
+models = ["gem"]
+settings = {{ prepend = [{{ role = "system", content = "{added}" }}] }}
+"""
+    limit = 'tokens_per_day = 1000000\nreserve = "most"\nmax_tokens_default = 10'
+    with limited(tmp_path, swarm, limit, more) as gateway:
+
+        def reserved(path: str, body: dict) -> int:
+            before = len(gateway.log().splitlines())
+            answer = asyncio.run(ask(gateway.port, path, body, KEY))
+            assert answer.status == 200, answer
+            reserved.last = json.loads(answer.body)
+
+            def line():
+                lines = [line for line in gateway.log().splitlines()[before:] if '"reserved_tokens"' in line]
+                return lines and json.loads(lines[0])
+
+            return wait_until(line, "its line in the log")["reserved_tokens"]
+
+        assert reserved(*body_of("chat:chat", "hi", False)) < 200
+        assert reserved(*body_of("chat:gem", "hi", False)) > len(added)
+        path, body = body_of("responses:claude", added, False)
+        assert reserved(path, body | {"store": True}) > len(added)
+        again = {"model": "claude", "input": "and?", "previous_response_id": reserved.last["id"], "store": False}
+        assert reserved(path, again) > len(added)
+        assert settled(gateway, "tokens_per_day") == sum(bill.prompt + bill.output for bill in swarm.seen.bills)
+
+
 def test_so_many_at_once(tmp_path, swarm):
     with limited(tmp_path, swarm, "in_flight = 5") as gateway:
 

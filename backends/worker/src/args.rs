@@ -113,6 +113,8 @@ fn read_key(path: &Path) -> Result<PoolKey, String> {
 pub fn main(args: &WorkerArgs) -> ExitCode {
     let filter = EnvFilter::try_from_env("PENSTOCK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Where the log cannot be written, what it says about that would panic in whoever logs.
+    let log = log.log_internal_errors(false);
     // Err: the caller has a log already.
     let _ = if std::io::stderr().is_terminal() { log.try_init() } else { log.json().try_init() };
     match args.config().map(|config| run(config, build(args.options()))) {

@@ -1,6 +1,6 @@
 //! What a person sees while the workers load, and when they are ready.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -54,7 +54,7 @@ fn watch(fleet: &Fleet, config: &Snapshot, banner: &str, over: &AtomicBool) {
         if statuses.iter().all(|(_, status)| status.is_ready()) {
             bar.finish_and_clear();
             if !config.log_level.contains("error") {
-                eprintln!("{banner}");
+                say(&banner);
             }
             return;
         }
@@ -62,7 +62,7 @@ fn watch(fleet: &Fleet, config: &Snapshot, banner: &str, over: &AtomicBool) {
         if let Some((id, status)) = waiting {
             draw(&bar, id, status);
             if let Some(why) = down(status).filter(|why| *why != said_down) {
-                bar.suspend(|| eprintln!("penstock: pool {id}: {why}; trying again"));
+                bar.suspend(|| say(&format!("penstock: pool {id}: {why}; trying again")));
                 said_down = why;
             }
         }
@@ -110,4 +110,9 @@ fn banner(config: &Snapshot) -> String {
         served,
         models.first().unwrap_or(&"MODEL"),
     )
+}
+
+/// A line on standard error; one that cannot be written is nobody's loss.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -10,12 +10,42 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use penstock_dialects::gemini::{self, Framing};
 use penstock_dialects::peek::Peek;
-use penstock_dialects::{ApiError, Bounds, Decoded, Dialect, Request, Surface, anthropic, openai, peek};
+use penstock_dialects::{ApiError, Bounds, Decoded, Dialect, Prompt, Request, Surface, anthropic, openai, peek};
 use tokio::sync::OnceCell;
 
 use crate::error::Failure;
 use crate::generate::Plan;
 use crate::http::{Body, BodyLease};
+
+/// What the frame of a message takes: its role and its beginning and end, as JSON counts them.
+const MESSAGE_BYTES: usize = 32;
+
+/// Bytes of all texts of a request.
+fn text_bytes(request: &Request) -> u64 {
+    let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let bytes: usize = match request {
+        Request::Chat(chat) => {
+            let messages = chat.messages.iter().map(|message| {
+                let calls =
+                    message.tool_calls.iter().map(|call| call.name.len() + call.arguments.len() + MESSAGE_BYTES);
+                let own = [&message.content, &message.name, &message.reasoning].into_iter().map(of);
+                MESSAGE_BYTES + own.sum::<usize>() + calls.sum::<usize>()
+            });
+            messages.sum::<usize>() + chat.tools.iter().map(|tool| tool.json.len()).sum::<usize>()
+        }
+        Request::Complete(complete) => complete
+            .prompts
+            .iter()
+            .map(|prompt| match prompt {
+                Prompt::Text(text) => text.len(),
+                Prompt::Tokens(tokens) => tokens.len(),
+            })
+            .sum(),
+        // Nothing is put in front of what they ask.
+        Request::Embed(_) | Request::Rerank(_) => 0,
+    };
+    bytes as u64
+}
 
 /// Bodies above this are read off the I/O threads: about a millisecond of one core.
 const INLINE_BODY_BYTES_MAX: usize = 256 * 1024;
@@ -179,6 +209,16 @@ impl Call {
             }
         });
         Ok(made.await.clone()?)
+    }
+
+    /// Bytes that the prompt has, at least as many as it can have tokens of text: the body's, and where what is asked is more than the
+    /// body says (a plugin added to it, an earlier conversation goes before it), those of what is asked.
+    pub(crate) fn prompt_bytes(&self) -> u64 {
+        let body = self.body.len() as u64;
+        match self.decoded.get() {
+            Some(Ok(decoded)) if self.own => body.max(text_bytes(&decoded.request)),
+            _ => body,
+        }
     }
 
     /// Replaces what the body means, and names the answer: for whoever adds to a request what is kept here.

@@ -7,6 +7,8 @@
 //!     settle without open ───────────────────────┘
 //! ```
 //!
+//! Gateways say now and then that they live; what one that has fallen silent left open is found by the others ([`Ledger::left`]).
+//!
 //! The id of the request is the key, so a batch of entries can be sent again after any failure. An assumed entry gives way to the real
 //! one if that comes after all; nothing else is ever changed.
 
@@ -231,6 +233,16 @@ pub trait Ledger: Send + Sync + 'static {
     /// Requests opened before `before` that were never settled, oldest first; of one gateway's life, or of all.
     async fn orphans(&self, before: u64, gateway: Option<&str>, limit: u32) -> Result<Vec<OpenEntry>, StoreError>;
 
+    /// A gateway's life says that it goes on.
+    ///
+    /// # Errors
+    /// [`StoreError::Misuse`] for a name that cannot be.
+    async fn alive(&self, gateway: &str, now: u64) -> Result<(), StoreError>;
+
+    /// Requests that were never settled, of lives that once said that they go on and have been silent since before `before`; and those
+    /// opened before `ancient` by lives that never said anything. Oldest first.
+    async fn left(&self, before: u64, ancient: u64, limit: u32) -> Result<Vec<OpenEntry>, StoreError>;
+
     /// A settled entry.
     async fn entry(&self, request: &str) -> Result<Option<Entry>, StoreError>;
 
@@ -293,6 +305,9 @@ pub(crate) fn check_usage(query: &UsageQuery) -> Result<(), StoreError> {
     }
     Ok(())
 }
+
+/// Lives that have been silent for a day left nothing that [`Ledger::left`] has not shown.
+pub(crate) const SILENT_SECONDS_MAX: u64 = 86_400;
 
 /// Refuses batches that are too large, and ids that cannot be.
 pub(crate) fn check_batch<'a>(ids: impl ExactSizeIterator<Item = &'a String>) -> Result<(), StoreError> {

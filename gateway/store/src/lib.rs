@@ -73,6 +73,8 @@ pub struct Stats {
     pub commit_seconds: f64,
     /// Operations that failed.
     pub errors: u64,
+    /// The last operation failed: the server is away, or the disk is full.
+    pub down: bool,
 }
 
 /// A store of everything.

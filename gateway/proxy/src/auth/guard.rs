@@ -20,7 +20,7 @@ use super::jwt::cache::Found;
 use super::jwt::is_token;
 use super::jwt::issuer::Issuer;
 use super::jwt::ring::Ring;
-use super::jwt::token::{Claims, Flaw, Unverified};
+use super::jwt::token::{Claims, Flaw, LEEWAY_SECONDS, Unverified};
 use super::key::Digest;
 use super::pepper::Pepper;
 use super::principal::{Principal, Use};
@@ -333,7 +333,8 @@ impl Guard {
         let until = claims.check(&issuer.config.audiences, now)?;
         let directory = self.directory.load();
         let principal = Arc::new(person(&directory, identity, issuer, &claims)?);
-        Ok(Found { principal, until, issuer: at, keys: held.number, owners: directory.owners_version })
+        let since = now.saturating_sub(LEEWAY_SECONDS);
+        Ok(Found { principal, since, until, issuer: at, keys: held.number, owners: directory.owners_version })
     }
 
     /// Remembers who a token's user is, for what it leaves to be done.

@@ -82,7 +82,7 @@ pub(super) async fn run(
 /// `false`: another process goes on with it; what ran here has come to its end.
 async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Result<bool, StoreError> {
     let store = &job.bench.keeper().store;
-    let at_once = job.bench.gateway.serving().config.batches.concurrency * WAITING_PER_SLOT;
+    let at_once = || job.bench.gateway.serving().config.batches.concurrency * WAITING_PER_SLOT;
     let (mut page, mut from, mut dry) = (VecDeque::new(), 0, false);
     loop {
         if page.is_empty() && !dry {
@@ -90,7 +90,7 @@ async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Res
             dry = page.is_empty();
             from = page.back().map_or(from, |line: &Line| line.line + 1);
         }
-        while tasks.len() < at_once
+        while tasks.len() < at_once()
             && !job.bench.gateway.is_leaving()
             && let Some(line) = page.pop_front()
         {
@@ -114,7 +114,7 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
     let text = text.ok_or(StoreError::Misuse("a batch whose input file is gone"))?;
     let mut attempt = 1;
     loop {
-        let slot = job.bench.slots.acquire().await.map_err(|_| StoreError::Misuse("the slots are never closed"))?;
+        let slot = job.bench.slots.take().await?;
         if gateway.is_leaving() {
             return Ok(());
         }

@@ -13,6 +13,7 @@
 mod finish;
 pub(crate) mod input;
 mod lines;
+mod slots;
 #[cfg(test)]
 mod tests;
 
@@ -23,7 +24,7 @@ use std::time::Duration;
 
 use penstock_dialects::Surface;
 use penstock_store::{BatchId, BatchStatus, EndedBatch, OpenBatch, StoreError};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
@@ -31,6 +32,7 @@ use crate::clock::unix_seconds;
 use crate::gateway::{Beside, Gateway};
 use crate::plugins::ticks;
 use crate::stored::{Keeper, background, batch_error};
+use slots::Slots;
 
 /// What a batch may be for.
 pub(crate) const ENDPOINTS: [(&str, Surface); 4] = [
@@ -97,13 +99,18 @@ async fn work(gateway: Arc<Gateway>) {
 /// Everything that a batch needs to run.
 pub(crate) struct Bench {
     gateway: Arc<Gateway>,
-    slots: Semaphore,
+    slots: Slots,
 }
 
 impl Bench {
     fn new(gateway: Arc<Gateway>) -> Arc<Self> {
-        let slots = Semaphore::new(gateway.serving().config.batches.concurrency);
+        let slots = Slots::new(gateway.serving().config.batches.concurrency);
         Arc::new(Self { gateway, slots })
+    }
+
+    /// As many slots as the config in force says.
+    fn resize(&self) {
+        self.slots.resize(self.gateway.serving().config.batches.concurrency);
     }
 
     fn keeper(&self) -> &Keeper {
@@ -122,6 +129,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
     let bench = Bench::new(gateway);
     let keeper = bench.keeper();
     let (mut tasks, mut active) = (JoinSet::new(), HashMap::new());
+    let mut swaps = bench.gateway.swaps();
     let mut sweep_at = Instant::now();
     loop {
         match turn(&bench, &mut tasks, &mut active).await {
@@ -140,6 +148,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
         }
         tokio::select! {
             () = keeper.wake.notified() => {}
+            Ok(()) = swaps.changed() => bench.resize(),
             () = sleep(POLL) => {}
             Some(ended) = tasks.join_next(), if !tasks.is_empty() => {
                 if let Err(error) = ended && error.is_panic() {

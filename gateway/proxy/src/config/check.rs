@@ -358,6 +358,7 @@ mod tests {
                     ("store", "password_file"),
                     ("counters", "url_env"),
                     ("counters", "password_file"),
+                    ("counters", "ca_file"),
                     ("prices", "file"),
                     ("telemetry", "otlp_headers_env"),
                 ]

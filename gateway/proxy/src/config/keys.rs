@@ -127,6 +127,7 @@ pub const KEYS: &[Key] = &[
     optional("counters", "url", "\"redis://10.0.0.7:6379/0\"", "Redis or Valkey (redis://, rediss:// with TLS, redis+unix:///path), without its password; or \"store\": the PostgreSQL of [store]."),
     optional("counters", "url_env", "\"PENSTOCK_COUNTERS_URL\"", "Instead of url: environment variable that holds it; here it may have a password."),
     optional("counters", "password_file", "\"/run/secrets/redis\"", "File that holds the password of Redis."),
+    optional("counters", "ca_file", "\"/etc/ssl/cache-ca.pem\"", "Certificates that the Redis's is checked against (rediss://), instead of the system's."),
     key("counters", "prefix", "\"penstock:\"", "Before every key in Redis, so that several installations can share a server."),
     key("batches", "concurrency", "8", "Requests of batches that are answered at once; live requests go first in our own pools."),
     key("batches", "lines_max", "50000", "Requests of one batch."),

@@ -128,6 +128,8 @@ pub enum CountersConfig {
         url: Secret,
         /// Before every key.
         prefix: String,
+        /// Certificates that the server's is checked against, instead of the system's.
+        ca_file: Option<PathBuf>,
     },
 }
 

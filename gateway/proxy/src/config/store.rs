@@ -53,8 +53,9 @@ fn store(document: &Document<'_>, env: Env<'_>) -> StoreConfig {
 fn counters(document: &Document<'_>, env: Env<'_>, postgres: bool) -> CountersConfig {
     let table = &document.table("counters");
     let prefix = table.text("prefix").unwrap_or_default();
+    let ca_file = table.text("ca_file").map(PathBuf::from);
     if table.text("url").as_deref() == Some("store") {
-        for name in ["url_env", "password_file"].into_iter().filter(|name| table.text(name).is_some()) {
+        for name in ["url_env", "password_file", "ca_file"].into_iter().filter(|name| table.text(name).is_some()) {
             table.fault(name, "is for a Redis, and url is \"store\"");
         }
         if !postgres {
@@ -67,7 +68,12 @@ fn counters(document: &Document<'_>, env: Env<'_>, postgres: bool) -> CountersCo
             table.fault("url", "this build has no Redis: build with the feature redis");
             CountersConfig::Own
         }
-        Some(url) => CountersConfig::Redis { url, prefix },
+        Some(url) => {
+            if ca_file.is_some() && !url.expose().starts_with("rediss://") {
+                table.fault("ca_file", "is for TLS: the URL must begin with rediss://");
+            }
+            CountersConfig::Redis { url, prefix, ca_file }
+        }
         None => CountersConfig::Own,
     }
 }
@@ -175,7 +181,7 @@ mod tests {
         let config = read("[store]\nurl_env = \"PG\"\n[counters]\nurl_env = \"RD\"\n").expect("valid");
         let postgres = config.store.postgres.as_ref().expect("PostgreSQL");
         assert_eq!((postgres.url.expose(), postgres.connections), ("postgres://a:s3cret@db/x", 8));
-        assert!(matches!(&config.counters, CountersConfig::Redis { url, prefix }
+        assert!(matches!(&config.counters, CountersConfig::Redis { url, prefix, ca_file: None }
             if url.expose() == "redis://:s3cret@cache:6379" && prefix == "penstock:"));
         assert!(!format!("{config:?}").contains("s3cret"));
         let config = read("[store]\nurl = \"postgres://a@db/x\"\n[counters]\nurl = \"store\"\n").expect("valid");
@@ -208,6 +214,7 @@ mod tests {
             ("[store]\npassword_file = \"/nowhere\"\n", "there is none"),
             ("[counters]\nurl = \"store\"\n", "[store] has no url"),
             ("[counters]\nurl = \"redis://:s3cret@cache\"\n", "has a password in it"),
+            ("[counters]\nurl = \"redis://cache\"\nca_file = \"x.pem\"\n", "is for TLS"),
             ("[counters]\nurl = \"memcache://cache\"\n", "must begin with redis://"),
         ] {
             let faults = read(text).expect_err(text);

@@ -14,7 +14,7 @@ const COMPLETION_TOKENS: u64 = 16;
 /// What a call will use: likely, and at most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Guess {
-    /// Size of the body that it was guessed from.
+    /// Size of the prompt that it was guessed from.
     pub(super) body_bytes: u64,
     likely: Parts,
     most: Parts,
@@ -35,7 +35,7 @@ struct Parts {
 
 impl Guess {
     pub(super) fn of(call: &Call, entry: &Entry, learned: &Learned, measured: Option<Measured>) -> Self {
-        let body_bytes = call.body.len() as u64;
+        let body_bytes = call.prompt_bytes();
         let choices = u64::from(call.peek.choices.max(1)) * u64::from(call.peek.prompts.max(1));
         let bound = call.output_bound();
         let each = match (call.ask.surface, bound) {
@@ -78,7 +78,7 @@ impl Guess {
     /// Of a call whose use no limit counts.
     pub(super) fn unguessed(call: &Call) -> Self {
         let choices = u64::from(call.peek.choices.max(1)) * u64::from(call.peek.prompts.max(1));
-        Self { body_bytes: call.body.len() as u64, choices, ..Self::default() }
+        Self { body_bytes: call.prompt_bytes(), choices, ..Self::default() }
     }
 
     /// How much of a unit is reserved.

@@ -6,13 +6,14 @@
 //! have them all the same), and limits with `on_store_failure = "closed"` refuse requests while entries wait for too long.
 //!
 //! A crash loses what began within the last `GATHER` before it. What was open then is settled at the next start by what was
-//! reserved for it ([`restore`](super::restore)): spent is what nobody can prove unspent.
+//! reserved for it ([`orphans`](super::orphans)): spent is what nobody can prove unspent.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::orphans::Watch;
 use penstock_store::{Entry, LEDGER_BATCH_MAX, OpenEntry, Store, StoreError};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -51,15 +52,22 @@ struct Pending {
 }
 
 impl Journal {
-    /// Starts the thread that writes to `store`.
+    /// Starts the thread that writes to `store`, and keeps `watch`.
     ///
     /// # Errors
     /// The system has no thread for it.
-    pub(super) fn start(store: Arc<dyn Store>, gateway: Arc<str>) -> std::io::Result<Self> {
+    pub(super) fn start(store: Arc<dyn Store>, gateway: Arc<str>, watch: Option<Watch>) -> std::io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let shared = queue.clone();
-        std::thread::Builder::new().name("ledger".into()).spawn(move || runtime.block_on(shared.write(store)))?;
+        std::thread::Builder::new().name("ledger".into()).spawn(move || {
+            runtime.block_on(async {
+                match watch {
+                    Some(watch) => drop(tokio::join!(shared.write(store), watch.keep())),
+                    None => shared.write(store).await,
+                }
+            });
+        })?;
         Ok(Self { queue, gateway })
     }
 

@@ -13,6 +13,7 @@ mod emitted;
 mod estimate;
 mod events;
 mod journal;
+mod orphans;
 mod reservation;
 mod restore;
 mod rules;
@@ -23,6 +24,7 @@ mod told;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -52,6 +54,7 @@ use crate::telemetry::{Gauge, Metric, Metrics};
 use crate::upgrade::Give;
 use estimate::Guess;
 use journal::Journal;
+use orphans::Watch;
 use rules::Who;
 use shared::{Refused, Shared};
 
@@ -67,6 +70,8 @@ pub struct Governor {
     journal: OnceLock<Journal>,
     /// Counters that other gateways count in too.
     shared: OnceLock<Arc<Shared>>,
+    /// Entries that a dead process had left open.
+    assumed: Arc<AtomicU64>,
 }
 
 struct State {
@@ -78,8 +83,6 @@ struct State {
     give: Option<Give>,
 }
 
-/// Entries of a shared store that are open for longer than this are nobody's any more.
-const SHARED_ORPHAN_SECONDS: u64 = 3600;
 /// Longest time for reading the ledger at start.
 const RESTORE_MAX: Duration = Duration::from_secs(30);
 /// Counters that say nothing any more are dropped this often.
@@ -112,6 +115,7 @@ impl Governor {
             metrics,
             journal: OnceLock::new(),
             shared: OnceLock::new(),
+            assumed: Arc::default(),
         }
     }
 
@@ -124,21 +128,16 @@ impl Governor {
         getrandom::fill(&mut random).map_err(std::io::Error::other)?;
         let gateway: Arc<str> = format!("{:016x}", u64::from_le_bytes(random)).into();
         let name = gateway.to_string();
-        // In a store of one's own whatever is open was opened before this process began, also by a clock that was ahead. In one that is
-        // shared it may be another gateway's that lives.
-        let before = match is_shared {
-            true => clock::unix_seconds().saturating_sub(SHARED_ORPHAN_SECONDS),
-            false => clock::unix_seconds() + 86_400,
-        };
+        let now = clock::unix_seconds();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let restored = async {
-            let orphans = restore::settle_orphans(store.as_ref(), before, &name).await?;
-            if orphans > 0 {
-                tracing::warn!(
-                    orphans,
-                    "requests that a process before this one left open count as they were reserved"
-                );
-            }
+            let orphans = match is_shared {
+                // It may be another gateway's that lives.
+                true => orphans::settle_left(store.as_ref(), now, &name).await?,
+                // Whatever is open was opened before this process began, also by a clock that was ahead.
+                false => orphans::settle(store.as_ref(), now + 86_400, &name).await?,
+            };
+            self.assumed.fetch_add(orphans, Ordering::Relaxed);
             restore::restore(self, store.as_ref(), limits).await
         };
         let restored = runtime.block_on(async { tokio::time::timeout(RESTORE_MAX, restored).await });
@@ -147,7 +146,8 @@ impl Governor {
             Ok(Err(error)) => tracing::error!(%error, "the ledger could not be read: limits begin anew"),
             Err(_) => tracing::error!("the ledger was not read in time: limits begin anew"),
         }
-        let journal = Journal::start(store.clone(), gateway)?;
+        let watch = is_shared.then(|| Watch::new(store.clone(), gateway.clone(), self.assumed.clone()));
+        let journal = Journal::start(store.clone(), gateway, watch)?;
         let _ = self.journal.set(journal);
         Ok(())
     }
@@ -243,8 +243,12 @@ impl Governor {
         if let Some((waiting, lost)) = self.journal().map(Journal::counts) {
             out.push((Gauge::LedgerWaiting, String::new(), waiting as f64));
             out.push((Gauge::LedgerLost, String::new(), lost as f64));
+            out.push((Gauge::LedgerAssumed, String::new(), self.assumed.load(Ordering::Relaxed) as f64));
         }
         out.push((Gauge::LimitHolds, String::new(), state.book.open() as f64));
+        if let Some(shared) = self.shared.get() {
+            out.push((Gauge::StoreUp, "counters".to_owned(), f64::from(u8::from(shared.is_up()))));
+        }
     }
 }
 

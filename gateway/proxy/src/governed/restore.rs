@@ -1,47 +1,23 @@
 //! What days and months have used before this process: read from the ledger at start.
 //!
-//! First what a process before this one left open is settled by what was reserved for it. Then the usage of the current day and month
+//! What a process before this one left open has been settled before ([`orphans`](super::orphans)). The usage of the current day and month
 //! is summed up, limit by limit: entries carry the limits that they were counted in as tags. Windows of hours and less begin anew,
 //! and so do counters by address, which the ledger does not know.
 
 use std::sync::Arc;
 
 use penstock_govern::{By, Claim, Limit, Measure, Span, Unit, began};
-use penstock_store::{Entry, EntryFilter, Group, OpenEntry, Store, StoreError, Tokens, UsageQuery, UsageRow};
+use penstock_store::{EntryFilter, Group, Store, StoreError, UsageQuery, UsageRow};
 
 use super::Governor;
 use crate::clock;
 
 /// Rows read at once.
 const PAGE: u32 = 1000;
-/// Entries settled at once.
-const ORPHANS: u32 = 500;
 
 /// The tag of entries that a limit counts.
 pub(super) fn tag(limit: &str) -> String {
     format!("limit:{limit}")
-}
-
-/// Settles what was left open, by what was reserved. How many.
-pub(super) async fn settle_orphans(store: &dyn Store, before: u64, own: &str) -> Result<u64, StoreError> {
-    let mut count = 0;
-    loop {
-        let orphans = store.orphans(before, None, ORPHANS).await?;
-        let orphans: Vec<_> = orphans.into_iter().filter(|orphan| orphan.gateway != own).collect();
-        if orphans.is_empty() {
-            return Ok(count);
-        }
-        count += orphans.len() as u64;
-        store.settle_entries(orphans.into_iter().map(assumed).collect()).await?;
-    }
-}
-
-fn assumed(open: OpenEntry) -> Entry {
-    let OpenEntry { request, gateway, at, subject, held } = open;
-    let tokens = Tokens { input: held.input, output: held.output, ..Tokens::default() };
-    let outcome = "assumed".to_owned();
-    let micro_usd = held.micro_usd;
-    Entry { request, gateway, at, subject, held, tokens, micro_usd, outcome, assumed: true, ..Entry::default() }
 }
 
 /// Counts what the ledger has of the current day and month.

@@ -77,6 +77,7 @@ impl Keeper {
     /// For `/metrics`.
     pub(crate) fn gauges(&self, out: &mut Vec<(Gauge, String, f64)>) {
         let stats = self.store.stats();
+        out.push((Gauge::StoreUp, "store".to_owned(), f64::from(u8::from(!stats.down))));
         out.extend(
             [
                 (Gauge::StoreCommits, stats.commits as f64),

@@ -2,7 +2,7 @@
 //!
 //! Connections to servers live on a small runtime of their own, as long as the process: the runtimes of listeners come and go.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use penstock_store::{Cache, Counters, Sqlite, SqliteOptions, Store, StoreError};
@@ -79,8 +79,8 @@ pub fn shared(config: &Snapshot) -> Result<Option<Shared>, OpenError> {
             Ok(Some(Shared { counters, cache: None }))
         }
         #[cfg(feature = "redis")]
-        (CountersConfig::Redis { url, prefix }, _) => {
-            let redis = redis(url.expose(), prefix)?;
+        (CountersConfig::Redis { url, prefix, ca_file }, _) => {
+            let redis = redis(url.expose(), prefix, ca_file.as_deref())?;
             Ok(Some(Shared { counters: redis.clone(), cache: Some(redis) }))
         }
         // Its own; or of a server that this build cannot reach, and then the config was refused.
@@ -118,9 +118,13 @@ fn postgres(
 }
 
 #[cfg(feature = "redis")]
-fn redis(url: &str, prefix: &str) -> Result<Arc<penstock_store::Redis>, OpenError> {
+fn redis(url: &str, prefix: &str, ca: Option<&Path>) -> Result<Arc<penstock_store::Redis>, OpenError> {
     use penstock_store::{Redis, RedisOptions};
-    let options = RedisOptions { url: url.to_owned(), prefix: prefix.to_owned() };
+    // Read here as every other file of certificates is, so that a bad one is said in the same words.
+    crate::client::database_tls(ca).map_err(OpenError::Place)?;
+    let read =
+        |path: &Path| std::fs::read(path).map_err(|error| OpenError::Place(format!("{}: {error}", path.display())));
+    let options = RedisOptions { url: url.to_owned(), prefix: prefix.to_owned(), ca: ca.map(read).transpose()? };
     let _runtime = runtime()?.enter();
     let opened = Redis::lazy(&options);
     Ok(Arc::new(opened.map_err(|error| OpenError::Server { what: "the Redis of [counters]", error })?))

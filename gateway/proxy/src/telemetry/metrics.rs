@@ -277,6 +277,10 @@ pub enum Gauge {
     LedgerWaiting,
     /// Entries that were lost.
     LedgerLost,
+    /// Entries of others that were settled as they were reserved.
+    LedgerAssumed,
+    /// Whether a store answers.
+    StoreUp,
 }
 
 impl Gauge {
@@ -287,6 +291,7 @@ impl Gauge {
             Gauge::ConfigReloads => "outcome",
             Gauge::KeySetAge => "issuer",
             Gauge::PluginValue => "name",
+            Gauge::StoreUp => "store",
             _ => "model",
         }
     }
@@ -348,6 +353,16 @@ impl Gauge {
             Gauge::LimitCounters => ("penstock_limit_counters", "gauge", "Counters that limits keep."),
             Gauge::LedgerWaiting => ("penstock_ledger_waiting", "gauge", "Entries that wait for the ledger."),
             Gauge::LedgerLost => ("penstock_ledger_lost_total", "counter", "Entries that the ledger could not take."),
+            Gauge::LedgerAssumed => (
+                "penstock_ledger_assumed_total",
+                "counter",
+                "Entries that a dead process left open, settled as they were reserved.",
+            ),
+            Gauge::StoreUp => (
+                "penstock_store_up",
+                "gauge",
+                "1 when the last operation of the store, or of the shared counters, succeeded.",
+            ),
             Gauge::LimitHolds => ("penstock_limit_holds", "gauge", "Requests that hold reservations."),
             Gauge::IssuedKeys => ("penstock_auth_issued_keys", "gauge", "Issued keys that are not revoked."),
             Gauge::DirectoryAge => (

@@ -12,6 +12,7 @@ pub(super) async fn all(store: &dyn Store) {
     usage_is_summed_by_anything(store).await;
     entries_are_listed_and_swept(store).await;
     what_cannot_be_is_refused(store).await;
+    what_the_silent_left_is_found(store).await;
 }
 
 /// Tests live in years of their own, so that they can share a store.
@@ -110,6 +111,34 @@ async fn what_nobody_ended_is_an_orphan(store: &dyn Store) {
     assert_eq!(store.settle_entries(vec![assumed]).await, Ok(vec![false]), "and stays");
     assert_eq!(store.entry("orphan-0").await, Ok(Some(entries[0].clone())));
     assert_eq!((sum(store, during(at)).await.requests, sum(store, during(at)).await.micro_usd), (2, 240));
+}
+
+/// Gateways that have fallen silent are found by the others; those that speak, and those that never spoke, are not.
+async fn what_the_silent_left_is_found(store: &dyn Store) {
+    let at = 7 * YEAR;
+    let mut open: Vec<OpenEntry> =
+        (0..4).map(|number| opened(&entry(&format!("left-{number}"), at + number))).collect();
+    for (entry, gateway) in open.iter_mut().zip(["dead", "lives", "never", "dead"]) {
+        entry.gateway = gateway.into();
+    }
+    store.open_entries(open.clone()).await.expect("opened");
+    assert_eq!(store.left(at + 1000, 0, 10).await, Ok(vec![]), "nobody has said anything");
+    for (gateway, now) in [("dead", at), ("lives", at), ("lives", at + 100), ("lives", at + 50)] {
+        store.alive(gateway, now).await.expect("noted");
+    }
+    assert_eq!(store.left(at, 0, 10).await, Ok(vec![]));
+    assert_eq!(store.left(at + 60, 0, 10).await, Ok(vec![open[0].clone(), open[3].clone()]));
+    assert_eq!(store.left(at + 60, 0, 1).await, Ok(vec![open[0].clone()]));
+    assert_eq!(store.left(at + 101, 0, 10).await.expect("found").len(), 3, "a clock that went back does not count");
+    let never = store.left(at + 60, at + 3, 100).await.expect("found");
+    let never: Vec<_> = never.into_iter().filter(|one| one.at >= at).collect();
+    assert_eq!(never, [open[0].clone(), open[2].clone(), open[3].clone()], "too old for anybody but the living");
+    let truth = Entry { gateway: "dead".into(), ..entry("left-0", at) };
+    assert_eq!(store.settle_entries(vec![truth]).await, Ok(vec![true]));
+    assert_eq!(store.left(at + 60, 0, 10).await, Ok(vec![open[3].clone()]));
+    store.alive("lives", at + 200_000).await.expect("noted");
+    assert_eq!(store.left(at + 60, 0, 10).await, Ok(vec![]), "after a day nobody asks any more");
+    assert!(matches!(store.alive("", at).await, Err(StoreError::Misuse(_))));
 }
 
 /// Days on which the usage below was.

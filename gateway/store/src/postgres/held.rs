@@ -1,7 +1,7 @@
 //! A connection of the pool while one operation uses it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use deadpool_postgres::{Object, Pool, PoolError};
@@ -22,6 +22,7 @@ pub(super) struct Counts {
     writes: AtomicU64,
     commit_micros: AtomicU64,
     errors: AtomicU64,
+    down: AtomicBool,
 }
 
 impl Counts {
@@ -31,11 +32,15 @@ impl Counts {
             writes: self.writes.load(Ordering::Relaxed),
             commit_seconds: self.commit_micros.load(Ordering::Relaxed) as f64 / 1e6,
             errors: self.errors.load(Ordering::Relaxed),
+            down: self.down.load(Ordering::Relaxed),
         }
     }
 
     fn error(&self, error: StoreError) -> StoreError {
         self.errors.fetch_add(1, Ordering::Relaxed);
+        if matches!(error, StoreError::Broken(_) | StoreError::Busy | StoreError::Full) {
+            self.down.store(true, Ordering::Relaxed);
+        }
         error
     }
 }
@@ -74,6 +79,9 @@ impl Held {
             }
             Err(_) => Err(StoreError::Busy),
         };
+        if result.is_ok() {
+            self.counts.down.store(false, Ordering::Relaxed);
+        }
         result.map_err(|error| self.counts.error(error))
     }
 

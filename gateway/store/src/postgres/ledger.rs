@@ -10,7 +10,7 @@ use tokio_postgres::types::ToSql;
 use super::Postgres;
 use super::held::{cell, int, number};
 use crate::json::to_json;
-use crate::ledger::{check_batch, check_usage};
+use crate::ledger::{SILENT_SECONDS_MAX, check_batch, check_usage};
 use crate::sql::{direction, listing};
 use crate::{
     Entry, EntryFilter, Group, Held, Ledger, Listing, OpenEntry, Page, StoreError, Subject, Tokens, UsageQuery,
@@ -237,6 +237,30 @@ impl Ledger for Postgres {
              ORDER BY at, seq LIMIT $3"
         );
         let rows = self.held().await?.query(&sql, &[&int(before), &gateway, &i64::from(limit)]).await?;
+        rows.iter().map(open_entry).collect()
+    }
+
+    async fn alive(&self, gateway: &str, now: u64) -> Result<(), StoreError> {
+        let gateway = gateway.to_owned();
+        check_batch([&gateway].into_iter())?;
+        let mut held = self.held().await?;
+        // Another gateway may be deleting the same.
+        let sql = "WITH silent AS (
+                     DELETE FROM penstock.lives WHERE gateway IN (
+                       SELECT gateway FROM penstock.lives WHERE seen < $3 AND gateway <> $1 FOR UPDATE SKIP LOCKED))
+                   INSERT INTO penstock.lives AS old (gateway, seen) VALUES ($1, $2)
+                   ON CONFLICT (gateway) DO UPDATE SET seen = greatest(old.seen, excluded.seen)";
+        held.execute(sql, &[&gateway, &int(now), &int(now.saturating_sub(SILENT_SECONDS_MAX))]).await?;
+        Ok(())
+    }
+
+    async fn left(&self, before: u64, ancient: u64, limit: u32) -> Result<Vec<OpenEntry>, StoreError> {
+        let sql = format!(
+            "SELECT {OPEN_COLUMNS} FROM penstock.ledger
+             WHERE state = {OPEN} AND gateway NOT IN (SELECT gateway FROM penstock.lives WHERE seen >= $1)
+             AND (at < $2 OR gateway IN (SELECT gateway FROM penstock.lives)) ORDER BY at, seq LIMIT $3"
+        );
+        let rows = self.held().await?.query(&sql, &[&int(before), &int(ancient), &i64::from(limit)]).await?;
         rows.iter().map(open_entry).collect()
     }
 

@@ -4,7 +4,7 @@ use super::held::{Held, cell};
 use crate::StoreError;
 
 /// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
-const VERSIONS: [&str; 3] = [KEPT, GOVERNED, COUNTED];
+const VERSIONS: [&str; 4] = [KEPT, GOVERNED, COUNTED, LIVES];
 
 /// Files, batches, responses.
 const KEPT: &str = "
@@ -300,6 +300,14 @@ const COUNTED: &str = r"
         END LOOP;
     END
     $$;
+";
+
+/// Which lives of gateways go on.
+const LIVES: &str = "
+    CREATE TABLE penstock.lives (
+        gateway TEXT PRIMARY KEY,
+        seen BIGINT NOT NULL
+    );
 ";
 
 /// Brings the database to the newest version. One that is newer is used as it is: its versions only added.

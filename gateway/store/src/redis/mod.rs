@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use ::redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use ::redis::{Client, FromRedisValue, RedisError, Script, ServerErrorKind};
+use ::redis::{Client, FromRedisValue, RedisError, Script, ServerErrorKind, TlsCertificates};
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -36,6 +36,8 @@ pub struct RedisOptions {
     pub url: String,
     /// Before every key, so that several installations can share a server.
     pub prefix: String,
+    /// Certificates (PEM) that the server's is checked against, instead of the system's; for `rediss://`.
+    pub ca: Option<Vec<u8>>,
 }
 
 /// Redis or Valkey.
@@ -68,7 +70,14 @@ impl Redis {
         let _ = rustls::crypto::ring::default_provider().install_default();
         // What the parser says may quote the URL.
         let bad = |_| StoreError::Broken("the URL of Redis cannot be read".into());
-        let client = Client::open(options.url.as_str()).map_err(bad)?;
+        let client = match &options.ca {
+            None => Client::open(options.url.as_str()),
+            Some(ca) => {
+                let certificates = TlsCertificates { client_tls: None, root_cert: Some(ca.clone()) };
+                Client::build_with_tls(options.url.as_str(), certificates)
+            }
+        };
+        let client = client.map_err(bad)?;
         let config = ConnectionManagerConfig::new()
             .set_number_of_retries(2)
             .set_min_delay(Duration::from_millis(50))

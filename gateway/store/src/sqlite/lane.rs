@@ -4,7 +4,7 @@
 //! answers: the cost of making changes durable is shared by all that came in the meantime. The other lane reads, with two
 //! connections, and never waits for the writer (WAL). A database in memory has one connection, so there both are the same lane.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,7 @@ struct LaneCounts {
     writes: AtomicU64,
     commit_micros: AtomicU64,
     errors: AtomicU64,
+    down: AtomicBool,
 }
 
 impl Lane {
@@ -91,9 +92,11 @@ impl Lane {
         entered.map_err(|_| StoreError::Broken("its thread has ended".into()))?;
         let answered = timeout(ANSWER_TIMEOUT, answer).await.map_err(|_| StoreError::Busy);
         let result = answered.and_then(|done| done.unwrap_or(Err(StoreError::Broken("its thread has ended".into()))));
-        if matches!(result, Err(StoreError::Full | StoreError::Busy | StoreError::Broken(_))) {
+        let failed = matches!(result, Err(StoreError::Full | StoreError::Busy | StoreError::Broken(_)));
+        if failed {
             self.counts.errors.fetch_add(1, Ordering::Relaxed);
         }
+        self.counts.down.store(failed, Ordering::Relaxed);
         result
     }
 
@@ -104,6 +107,7 @@ impl Lane {
             writes: self.counts.writes.load(Ordering::Relaxed),
             commit_seconds: self.counts.commit_micros.load(Ordering::Relaxed) as f64 / 1e6,
             errors: self.counts.errors.load(Ordering::Relaxed),
+            down: self.counts.down.load(Ordering::Relaxed),
         }
     }
 }

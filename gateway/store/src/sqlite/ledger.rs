@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Row, ToSql, params, params_from_it
 use super::Sqlite;
 use super::keys::json;
 use crate::json::to_json;
-use crate::ledger::{check_batch, check_usage};
+use crate::ledger::{SILENT_SECONDS_MAX, check_batch, check_usage};
 use crate::sql::{direction, listing};
 use crate::{
     Entry, EntryFilter, Group, Held, Ledger, Listing, OpenEntry, Page, StoreError, Subject, Tokens, UsageQuery,
@@ -265,6 +265,34 @@ impl Ledger for Sqlite {
             );
             let mut statement = connection.prepare(&sql)?;
             let rows = statement.query_map(params![before, gateway, limit], open_entry)?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        };
+        self.reader.run(find).await
+    }
+
+    async fn alive(&self, gateway: &str, now: u64) -> Result<(), StoreError> {
+        let gateway = gateway.to_owned();
+        check_batch([&gateway].into_iter())?;
+        let note = move |connection: &Connection| {
+            let sql = "INSERT INTO lives (gateway, seen) VALUES (?1, ?2)
+                       ON CONFLICT (gateway) DO UPDATE SET seen = max(seen, excluded.seen)";
+            connection.execute(sql, params![gateway, now])?;
+            let silent = now.saturating_sub(SILENT_SECONDS_MAX);
+            connection.execute("DELETE FROM lives WHERE seen < ?1", [silent])?;
+            Ok(())
+        };
+        self.writer.run(note).await
+    }
+
+    async fn left(&self, before: u64, ancient: u64, limit: u32) -> Result<Vec<OpenEntry>, StoreError> {
+        let find = move |connection: &Connection| {
+            let sql = format!(
+                "SELECT {OPEN_COLUMNS} FROM ledger
+                 WHERE state = {OPEN} AND gateway NOT IN (SELECT gateway FROM lives WHERE seen >= ?1)
+                 AND (at < ?2 OR gateway IN (SELECT gateway FROM lives)) ORDER BY at, seq LIMIT ?3"
+            );
+            let mut statement = connection.prepare(&sql)?;
+            let rows = statement.query_map(params![before, ancient, limit], open_entry)?;
             Ok(rows.collect::<Result<_, _>>()?)
         };
         self.reader.run(find).await

@@ -145,7 +145,8 @@ impl Store for Sqlite {
     fn stats(&self) -> Stats {
         let (writer, reader) = (self.writer.stats(), self.reader.stats());
         let same = self.leader.is_none();
-        Stats { errors: if same { writer.errors } else { writer.errors + reader.errors }, ..writer }
+        let errors = if same { writer.errors } else { writer.errors + reader.errors };
+        Stats { errors, down: writer.down || reader.down, ..writer }
     }
 }
 

@@ -5,7 +5,7 @@ use rusqlite::Connection;
 use crate::StoreError;
 
 /// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
-const VERSIONS: [&str; 2] = [KEPT, GOVERNED];
+const VERSIONS: [&str; 3] = [KEPT, GOVERNED, LIVES];
 
 /// Files, batches, responses.
 const KEPT: &str = "
@@ -180,6 +180,14 @@ const GOVERNED: &str = "
         note TEXT NOT NULL,
         outcome TEXT NOT NULL
     );
+";
+
+/// Which lives of gateways go on.
+const LIVES: &str = "
+    CREATE TABLE lives (
+        gateway TEXT PRIMARY KEY,
+        seen INTEGER NOT NULL
+    ) WITHOUT ROWID;
 ";
 
 /// Brings the database to the newest version. One that is newer is used as it is: its versions only added.

@@ -99,11 +99,12 @@ async fn a_full_store_says_so_and_goes_on() {
     let kept = put(&store, &tenant, 1 << 20).await.expect("fits");
     let full = put(&store, &tenant, 8 << 20).await;
     assert_eq!(full, Err(StoreError::Full));
-    assert!(store.stats().errors > 0);
+    assert!(store.stats().errors > 0 && store.stats().down);
     // What was there is whole; what was begun is swept, and its place is used again.
     assert_eq!(store.read(&tenant, &kept, 0..1 << 20).await.expect("read").expect("there").len(), 1 << 20);
     while store.sweep_files(1, 2).await.expect("swept") > 0 {}
     put(&store, &tenant, 1 << 20).await.expect("fits again");
+    assert!(!store.stats().down);
     let check = store
         .writer
         .run(|connection| Ok(connection.query_row("PRAGMA integrity_check", [], |row| row.get::<_, String>(0))?));

@@ -252,7 +252,7 @@ impl RedisServer {
     pub(crate) fn options(&self, prefix: &str) -> RedisOptions {
         let password: String = PASSWORD.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let url = format!("redis+unix://{}?pass={password}", self.folder.0.join("socket").display());
-        RedisOptions { url, prefix: prefix.to_owned() }
+        RedisOptions { url, prefix: prefix.to_owned(), ca: None }
     }
 
     /// A gateway's connection.

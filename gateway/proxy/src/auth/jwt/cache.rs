@@ -18,6 +18,8 @@ const TOKENS_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     pub(crate) principal: Arc<Principal>,
+    /// Unix seconds at which it was found good, less what clocks may differ by: before them it may not have been good yet.
+    pub(crate) since: u64,
     /// Unix seconds from which on it is worth nothing.
     pub(crate) until: u64,
     /// Which issuer of the config.
@@ -39,10 +41,10 @@ impl Default for TokenCache {
 }
 
 impl TokenCache {
-    /// What is remembered of a token that is still good at `now`.
+    /// What is remembered of a token that is good at `now`.
     pub(crate) fn get(&self, token: &Digest, now: u64) -> Option<Found> {
         let shard = self.shard(token).lock().unwrap_or_else(PoisonError::into_inner);
-        shard.get(token).filter(|found| now < found.until).cloned()
+        shard.get(token).filter(|found| (found.since..found.until).contains(&now)).cloned()
     }
 
     /// Remembers a token.
@@ -77,20 +79,21 @@ mod tests {
     use super::*;
 
     fn found(until: u64) -> Found {
-        Found { principal: Arc::default(), until, issuer: 0, keys: 0, owners: 0 }
+        Found { principal: Arc::default(), since: 10, until, issuer: 0, keys: 0, owners: 0 }
     }
 
     #[test]
     fn entries_end_with_the_token_and_memory_is_bounded() {
         let cache = TokenCache::default();
-        cache.put(Digest::of(b"a"), found(100), 0);
+        cache.put(Digest::of(b"a"), found(100), 10);
+        assert!(cache.get(&Digest::of(b"a"), 9).is_none(), "the clock went back");
         assert!(cache.get(&Digest::of(b"a"), 99).is_some());
         assert!(cache.get(&Digest::of(b"a"), 100).is_none());
-        assert!(cache.get(&Digest::of(b"b"), 0).is_none());
+        assert!(cache.get(&Digest::of(b"b"), 10).is_none());
         for number in 0..40_000_u32 {
             cache.put(Digest::of(&number.to_be_bytes()), found(100), 0);
         }
         assert!(cache.len() <= SHARDS * TOKENS_MAX);
-        assert!(cache.get(&Digest::of(&39_999_u32.to_be_bytes()), 0).is_some());
+        assert!(cache.get(&Digest::of(&39_999_u32.to_be_bytes()), 10).is_some());
     }
 }

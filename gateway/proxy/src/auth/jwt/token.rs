@@ -13,7 +13,7 @@ use super::algorithm;
 use super::jwks::KeySet;
 
 /// Clocks differ by up to this.
-pub(super) const LEEWAY_SECONDS: u64 = 60;
+pub(crate) const LEEWAY_SECONDS: u64 = 60;
 /// Longest text of a claim that names somebody.
 const NAME_BYTES_MAX: usize = 256;
 

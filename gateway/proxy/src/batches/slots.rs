@@ -1,0 +1,99 @@
+//! How many lines are answered at once: as many as the config in force says, also while they run.
+//!
+//! Fewer than before: what runs comes to its end, and its slots are not given out again.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use penstock_store::StoreError;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// Slots for lines.
+pub(super) struct Slots {
+    semaphore: Semaphore,
+    count: Mutex<Count>,
+}
+
+struct Count {
+    /// That there are, given out or not.
+    have: usize,
+    /// That there should be.
+    want: usize,
+}
+
+impl Slots {
+    pub(super) fn new(count: usize) -> Self {
+        Self { semaphore: Semaphore::new(count), count: Mutex::new(Count { have: count, want: count }) }
+    }
+
+    /// From now on there are `want`.
+    pub(super) fn resize(&self, want: usize) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        count.want = want;
+        if want > count.have {
+            self.semaphore.add_permits(want - count.have);
+            count.have = want;
+        } else {
+            // Those that are given out go when somebody takes them next.
+            count.have -= self.semaphore.forget_permits(count.have - want);
+        }
+    }
+
+    /// Waits for one. Cancel-safe.
+    ///
+    /// # Errors
+    /// None: the slots are never closed.
+    pub(super) async fn take(&self) -> Result<SemaphorePermit<'_>, StoreError> {
+        loop {
+            let slot = self.semaphore.acquire().await.map_err(|_| StoreError::Misuse("slots that were closed"))?;
+            let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+            if count.have <= count.want {
+                return Ok(slot);
+            }
+            count.have -= 1;
+            slot.forget();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::task::yield_now;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn as_many_run_as_the_last_config_says() {
+        let slots = Arc::new(Slots::new(4));
+        let running = Arc::new(AtomicUsize::new(0));
+        let (release, held) = tokio::sync::watch::channel(0usize);
+        let tasks: Vec<_> = (0..100)
+            .map(|at| {
+                let (slots, running, mut held) = (slots.clone(), running.clone(), held.clone());
+                tokio::spawn(async move {
+                    let _slot = slots.take().await.expect("never closed");
+                    running.fetch_add(1, Ordering::SeqCst);
+                    held.wait_for(|released| *released > at).await.expect("the test goes on");
+                    running.fetch_sub(1, Ordering::SeqCst);
+                })
+            })
+            .collect();
+        for (want, released) in [(4, 0), (9, 0), (2, 20), (0, 60), (1, 60), (5, 60), (5, 97)] {
+            slots.resize(want);
+            release.send_replace(released);
+            for _ in 0..2000 {
+                yield_now().await;
+            }
+            // In the order in which they came: those up to `released` have run, and then as many wait in their slots as there are.
+            let expected = if released == 60 && want == 0 { 0 } else { want.min(100 - released) };
+            assert_eq!(running.load(Ordering::SeqCst), expected, "{want} {released}");
+        }
+        release.send_replace(100);
+        for task in tasks {
+            task.await.expect("done");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Entries of the ledger that nobody will end: their gateway was killed, or its machine is gone.
+//!
+//! They are settled by what was reserved for them: spent is what nobody can prove unspent. In a store of its own a gateway does that when
+//! it starts. In one that gateways share each says every [`BEAT`] that it lives, and the others settle what one leaves that has been
+//! silent for [`SILENT`]; one that was only cut off from the store settles its entries itself when it is back, and the truth
+//! takes the place of what was assumed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use penstock_store::{Entry, OpenEntry, Store, StoreError, Tokens};
+use tokio::time::{sleep, timeout};
+
+use crate::clock;
+
+/// Between two signs of life.
+const BEAT: Duration = Duration::from_secs(5);
+/// A gateway that has said nothing for this long is dead.
+const SILENT: Duration = Duration::from_secs(30);
+/// Entries of a shared store that are open for longer than this, by gateways that say nothing of themselves, are nobody's any more.
+const SHARED_ORPHAN_SECONDS: u64 = 3600;
+/// Entries settled at once.
+const ORPHANS: u32 = 500;
+/// Longest wait for the store.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+/// Settles what was left open before `before` in a store of its own, but for what is this process's `own`. How many.
+pub(super) async fn settle(store: &dyn Store, before: u64, own: &str) -> Result<u64, StoreError> {
+    let mut count = 0;
+    loop {
+        let found = store.orphans(before, None, ORPHANS).await?;
+        let orphans: Vec<_> = found.into_iter().filter(|orphan| orphan.gateway != own).collect();
+        if orphans.is_empty() {
+            return Ok(count);
+        }
+        count += assume(store, orphans).await?;
+    }
+}
+
+async fn assume(store: &dyn Store, orphans: Vec<OpenEntry>) -> Result<u64, StoreError> {
+    let entries: Vec<_> = orphans.into_iter().map(assumed).collect();
+    let counted = store.settle_entries(entries).await?.into_iter().filter(|counted| *counted).count() as u64;
+    if counted > 0 {
+        tracing::warn!(orphans = counted, "requests that a dead process left open count as they were reserved");
+    }
+    Ok(counted)
+}
+
+fn assumed(open: OpenEntry) -> Entry {
+    let OpenEntry { request, gateway, at, subject, held } = open;
+    let tokens = Tokens { input: held.input, output: held.output, ..Tokens::default() };
+    let outcome = "assumed".to_owned();
+    let micro_usd = held.micro_usd;
+    Entry { request, gateway, at, subject, held, tokens, micro_usd, outcome, assumed: true, ..Entry::default() }
+}
+
+/// Gateways of one store look after each other.
+pub(super) struct Watch {
+    store: Arc<dyn Store>,
+    gateway: Arc<str>,
+    /// Entries that were assumed.
+    count: Arc<AtomicU64>,
+}
+
+impl Watch {
+    pub(super) fn new(store: Arc<dyn Store>, gateway: Arc<str>, count: Arc<AtomicU64>) -> Self {
+        Self { store, gateway, count }
+    }
+
+    /// Never ends.
+    pub(super) async fn keep(&self) {
+        // While the store was away nobody could speak: the others have as long again as they would have had.
+        let mut quiet = Instant::now();
+        loop {
+            let turn = timeout(ANSWER_MAX, self.turn(clock::unix_seconds(), quiet.elapsed() >= SILENT)).await;
+            match turn.unwrap_or(Err(StoreError::Busy)) {
+                Ok(count) => drop(self.count.fetch_add(count, Ordering::Relaxed)),
+                Err(error) => {
+                    quiet = Instant::now();
+                    tracing::debug!(%error, "no sign of life could be given");
+                }
+            }
+            sleep(BEAT).await;
+        }
+    }
+
+    /// Says that this gateway lives; with `settles`, settles what dead ones have left. How many.
+    async fn turn(&self, now: u64, settles: bool) -> Result<u64, StoreError> {
+        self.store.alive(&self.gateway, now).await?;
+        if !settles {
+            return Ok(0);
+        }
+        settle_left(self.store.as_ref(), now, &self.gateway).await
+    }
+}
+
+/// Settles what dead gateways have left in a store that they share. How many.
+pub(super) async fn settle_left(store: &dyn Store, now: u64, own: &str) -> Result<u64, StoreError> {
+    let (silent, ancient) = (now.saturating_sub(SILENT.as_secs()), now.saturating_sub(SHARED_ORPHAN_SECONDS));
+    let mut count = 0;
+    loop {
+        let left = store.left(silent, ancient, ORPHANS).await?;
+        let orphans: Vec<_> = left.into_iter().filter(|orphan| orphan.gateway != own).collect();
+        if orphans.is_empty() {
+            return Ok(count);
+        }
+        count += assume(store, orphans).await?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_store::{EntryFilter, Held, Sqlite, SqliteOptions, Subject, UsageQuery};
+
+    use super::*;
+
+    fn open(request: &str, gateway: &str, at: u64) -> OpenEntry {
+        let held = Held { input: 10, output: 20, micro_usd: 50 };
+        OpenEntry { request: request.into(), gateway: gateway.into(), at, subject: Subject::default(), held }
+    }
+
+    async fn spent(store: &dyn Store) -> u64 {
+        let filter = EntryFilter { until: u64::MAX >> 1, ..EntryFilter::default() };
+        let query = UsageQuery { filter, limit: 1, ..UsageQuery::default() };
+        store.usage(&query).await.expect("summed").items.first().map_or(0, |row| row.micro_usd)
+    }
+
+    #[tokio::test]
+    async fn what_the_dead_left_is_settled_once_and_what_the_living_have_is_left_alone() {
+        let store: Arc<dyn Store> =
+            Arc::new(Sqlite::open(&SqliteOptions { path: ":memory:".into(), bytes_max: 0 }).expect("a database"));
+        let watch = |name: &str| Watch::new(store.clone(), name.into(), Arc::default());
+        let (one, two, three) = (watch("one"), watch("two"), watch("three"));
+        let at = 1_800_000_000;
+        for gateway in [&one, &two, &three] {
+            assert_eq!(gateway.turn(at, true).await, Ok(0));
+        }
+        let entries = vec![open("a", "one", at), open("b", "two", at), open("c", "three", at), open("d", "old", at)];
+        store.open_entries(entries).await.expect("opened");
+        let dead = at + SILENT.as_secs() + 1;
+        // Two has not spoken for as long as one, and speaks first.
+        assert_eq!(two.turn(dead, false).await, Ok(0), "the store was away a moment ago");
+        assert_eq!(three.turn(dead, true).await, Ok(1), "what one left, and nothing of the others");
+        assert_eq!(two.turn(dead, true).await, Ok(0), "once");
+        assert_eq!(spent(store.as_ref()).await, 50);
+        // One was only cut off: what it knows counts in the place of what was assumed.
+        let truth = Entry { request: "a".into(), gateway: "one".into(), at, micro_usd: 7, ..Entry::default() };
+        assert_eq!(store.settle_entries(vec![truth]).await, Ok(vec![true]));
+        assert_eq!(spent(store.as_ref()).await, 7);
+        // A gateway of a version that says nothing is given an hour; a request of one that lives may take longer.
+        let late = at + SHARED_ORPHAN_SECONDS + 1;
+        assert_eq!(three.turn(late, false).await, Ok(0));
+        assert_eq!(two.turn(late, true).await, Ok(1));
+        assert_eq!(store.entry("d").await.expect("read").map(|entry| entry.assumed), Some(true));
+        assert_eq!(two.turn(late + SILENT.as_secs() + 1, true).await, Ok(1), "three is silent by now");
+        let left = store.orphans(late, None, 10).await.expect("found");
+        assert_eq!(left.iter().map(|one| one.request.as_str()).collect::<Vec<_>>(), ["b"]);
+    }
+}

@@ -1,0 +1,211 @@
+"""One budget, two gateways, real stores: what the provider bills never exceeds it, whoever dies in the middle.
+
+The size of the crowd: $PENSTOCK_STREAMS (CI takes 200; `make test-shared` takes 1,000).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+from test_limits import KEY, OPS, OTHER, SURFACES, body_of, config, metric, settled
+
+from harness import Gateway, wait_until
+from servers import PASSWORD, Postgres, Redis, find
+from swarm import Swarm, ask
+
+STREAMS = int(os.environ.get("PENSTOCK_STREAMS", "200"))
+# About half of the crowd fits at once; the rest is refused, and comes in later waves.
+BUDGET = 0.0008 * STREAMS
+LIMIT = f'usd_per_day = {BUDGET}\nreserve = "most"\nmax_tokens_default = 40\nmax_tokens_max = 40'
+STORES = '\n[store]\nurl_env = "STORE_URL"\n[counters]\n{counters}\n[[teams]]\nid = "crowd"\nlimits = ["places"]\n'
+PLACES = '\n[[limits]]\nid = "places"\nin_flight = 4\nby = "team"\n'
+WHERE = {"redis": 'url_env = "COUNTERS_URL"', "postgres": 'url = "store"'}
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with contextlib.ExitStack() as stack:
+        postgres = Postgres()
+        stack.callback(postgres.close)
+        redis = Redis()
+        stack.callback(redis.close)
+        yield postgres, redis
+
+
+@pytest.fixture
+def swarm():
+    swarm = Swarm()
+    yield swarm
+    swarm.close()
+
+
+@contextlib.contextmanager
+def pair(folder, servers, swarm: Swarm, where: str, limit: str = LIMIT):
+    """Two gateways with one config, on a database of their own."""
+    postgres, redis = servers
+    name = f"t{folder.name.replace('-', '_').lower()}"
+    sql(postgres, f'CREATE DATABASE "{name}"', "postgres")
+    counters = WHERE[where] + (f'\nprefix = "{name}:"' if where == "redis" else "")
+    text = config(swarm, limit, STORES.format(counters=counters) + PLACES)
+    text = text.replace('id = "other"\n', 'id = "other"\nteam = "crowd"\n')
+    env = {"KEY_LIMITED": KEY, "KEY_OTHER": OTHER, "KEY_OPS": OPS, "KEY_UP": "sk-up"}
+    env |= {"STORE_URL": postgres.url.rsplit("/", 1)[0] + f"/{name}", "COUNTERS_URL": redis.url}
+    with contextlib.ExitStack() as stack:
+        gateways = [
+            Gateway(folder / name, "--admin", "off", workers=0, config=text, env=env) for name in ("one", "two")
+        ]
+        for gateway in gateways:
+            gateway.start(ready=False)
+            stack.callback(gateway.stop)
+        for gateway in gateways:
+            wait_until(gateway._is_ready, "both ready", 90)
+        gateways[0].database = name
+        yield gateways
+
+
+def sql(postgres: Postgres, text: str, database: str) -> list[list[str]]:
+    command = [find("psql"), "-h", str(postgres.folder), "-U", "penstock", "-d", database, "-AtX", "-c", text]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=os.environ | {"PGPASSWORD": PASSWORD}
+    )
+    return [line.split("|") for line in done.stdout.splitlines()]
+
+
+def ledger(postgres: Postgres, gateway: Gateway) -> dict[str, tuple[int, float]]:
+    """Entries and dollars, by state: 0 open, 1 settled, 2 assumed."""
+    rows = sql(postgres, "SELECT state, count(*), sum(micro_usd) FROM penstock.ledger GROUP BY state", gateway.database)
+    return {state: (int(count), float(usd or 0) / 1e6) for state, count, usd in rows}
+
+
+def kill(gateway: Gateway) -> None:
+    gateway.process.send_signal(signal.SIGKILL)
+    gateway.process.wait()
+
+
+async def crowd(gateways, swarm: Swarm, count: int, seed: int, until=None, **how):
+    """So many requests at once, shared out among the gateways, each on another surface and with another fate. `until`: called all
+    the time until it returns true."""
+    chance = random.Random(seed)
+    hows = how.get("hows", ("full", "mute", "break", "fail", "slow"))
+    surfaces = how.get("surfaces", SURFACES)
+
+    async def one(at: int):
+        fate = chance.choice(hows)
+        words = f"Hello <{fate}> <tokens={chance.randint(1, 60)}> " + "word " * chance.randint(0, 60)
+        path, body = body_of(chance.choice(surfaces), words, chance.random() < 0.7, chance.choice([None, 10, 1000]))
+        leave = how.get("leave", True) and chance.random() < 0.2
+        leave_after = chance.randint(0, 2500) if leave else None
+        return await ask(gateways[at % len(gateways)].port, path, body, KEY, leave_after)
+
+    asked = asyncio.gather(*(one(at) for at in range(count)))
+    while until and not asked.done() and not until():
+        await asyncio.sleep(0.01)
+    return await asked
+
+
+@pytest.mark.parametrize("where", ["redis", "postgres"])
+def test_a_budget_of_two_gateways_holds_while_one_is_killed(tmp_path, servers, swarm, where):
+    with pair(tmp_path, servers, swarm, where) as (one, two):
+        gateways = (one, two)
+
+        def die() -> bool:
+            if swarm.seen.now < STREAMS // 20 or len(swarm.seen.bills) < STREAMS // 8:
+                return False
+            kill(one)
+            return True
+
+        answers = asyncio.run(crowd(gateways, swarm, STREAMS, 1, die))
+        assert one.process.poll() is not None, "it was killed while streams ran"
+        assert swarm.usd <= BUDGET
+        assert any(answer.status == 0 for answer in answers[::2]), "requests of the dead one were cut off"
+        one.start()
+        served = 0
+        for number in range(2, 40):
+            settled(one, "usd_per_day"), settled(two, "usd_per_day")
+            answers = asyncio.run(crowd(gateways, swarm, STREAMS // 2, number))
+            served += sum(answer.status == 200 for answer in answers)
+            assert swarm.usd <= BUDGET, "no more is billed than the budget"
+            # Portions that one holds and does not use go back after 2 s.
+            if all(answer.status in (0, 429) for answer in answers):
+                break
+        assert served > 0, "the other, and the new one, went on"
+        assert swarm.usd > BUDGET * 0.25, f"{swarm.usd} of {BUDGET}: what was not used was given back"
+        for gateway in gateways:
+            assert metric(gateway, "penstock_panics_total") == 0 and metric(gateway, "penstock_limit_holds") == 0
+            wait_until(lambda gateway=gateway: metric(gateway, "penstock_ledger_waiting") == 0, "the ledger is written")
+        print(f"{where}: {STREAMS} streams, billed {swarm.usd:.6f} of {BUDGET:.6f}, {len(swarm.seen.bills)} asked")
+
+
+def test_what_two_gateways_spend_is_in_the_ledger_once(tmp_path, servers, swarm):
+    postgres, _ = servers
+    surfaces = [surface for surface in SURFACES if "hedged" not in surface and "two" not in surface]
+    how = {"hows": ("full",), "leave": False, "surfaces": surfaces}
+    limit = 'usd_per_day = 100.0\nreserve = "most"\nmax_tokens_default = 40\nmax_tokens_max = 40'
+    count = STREAMS // 4
+    with pair(tmp_path, servers, swarm, "redis", limit) as (one, two):
+        # The store hangs in the middle, dies, and comes back: what waits is written again, and counts once.
+        hung = []
+
+        def hang() -> bool:
+            if not hung and len(swarm.seen.bills) > count // 2:
+                postgres.hang()
+                hung.append(time.monotonic())
+            return bool(hung)
+
+        answers = asyncio.run(crowd((one, two), swarm, count, 1, hang, **how))
+        assert all(answer.status == 200 for answer in answers), "no request waits for the store"
+        assert hung
+        postgres.go_on()
+        postgres.kill()
+        answers = asyncio.run(crowd((one, two), swarm, count, 2, **how))
+        assert all(answer.status == 200 for answer in answers)
+        postgres.start()
+
+        def written() -> bool:
+            return all(metric(gateway, "penstock_ledger_waiting") == 0 for gateway in (one, two))
+
+        wait_until(written, "what waited is written", 60)
+        assert all(metric(gateway, "penstock_ledger_lost_total") == 0 for gateway in (one, two))
+        # Now one dies with streams open: what it has settled stays, and what was open is settled by what was held.
+        before = ledger(postgres, one)
+        assert before["1"][0] == 2 * count and set(before) == {"1"}
+        assert before["1"][1] == pytest.approx(swarm.usd, abs=2e-6 * before["1"][0])
+
+        async def cut():
+            path, body = body_of("chat:chat", "<slow> <tokens=40>", True)
+            streams = [asyncio.create_task(ask(one.port, path, body, KEY)) for _ in range(5)]
+            while swarm.seen.now < 5 or ledger(postgres, one).get("0", (0,))[0] < 5:
+                await asyncio.sleep(0.05)
+            kill(one)
+            await asyncio.gather(*streams)
+
+        asyncio.run(cut())
+        wait_until(lambda: ledger(postgres, one).get("2", (0,))[0] == 5, "the other settles what the dead one left", 90)
+        after = ledger(postgres, one)
+        assert after["1"] == before["1"] and "0" not in after
+        assert swarm.usd <= after["1"][1] + after["2"][1] <= swarm.usd + 5 * 0.004
+
+
+def test_places_of_a_dead_gateway_come_back(tmp_path, servers, swarm):
+    with pair(tmp_path, servers, swarm, "redis") as (one, two):
+        path, slow = body_of("chat:chat", "<slow> <tokens=1000>", True)
+        _, quick = body_of("chat:chat", "hi", False)
+
+        async def die_with_all_places():
+            streams = [asyncio.create_task(ask(one.port, path, slow, OTHER)) for _ in range(4)]
+            while swarm.seen.now < 4:
+                await asyncio.sleep(0.01)
+            assert (await ask(two.port, path, quick, OTHER)).status == 429, "one has all places"
+            kill(one)
+            await asyncio.gather(*streams)
+
+        asyncio.run(die_with_all_places())
+        assert asyncio.run(ask(two.port, path, quick, OTHER)).status == 429
+        wait_until(lambda: asyncio.run(ask(two.port, path, quick, OTHER)).status == 200, "places come back", 25, 0.5)
