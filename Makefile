@@ -12,7 +12,7 @@ EXAMPLES ?= 100
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test format lint unit doc e2e test-clients test-stores test-wasm wasm-plugin tools
+.PHONY: help serve test format lint unit doc e2e test-clients test-stores test-shared test-wasm wasm-plugin tools
 
 TOOLS := . .ci/tools.sh
 
@@ -48,6 +48,9 @@ e2e: ## The real binary, driven by the official SDKs
 
 test-stores: ## The store's tests against real PostgreSQL and Redis servers alone (`unit` runs them too)
 	@$(TOOLS); need_build_tools; need_stores; cargo test --workspace --locked --test servers
+
+test-shared: ## One budget of two gateways on real PostgreSQL and Redis, with 1,000 streams (`e2e` takes 200)
+	@$(TOOLS); need_build_tools; need_test_tools; need_stores; cargo build --locked -p penstock; PENSTOCK_STREAMS=1000 run_e2e_tests -k test_shared_budget $(E2E_ARGS)
 
 test-wasm: ## Plugins that are WebAssembly, with the feature that hosts them
 	@$(TOOLS); need_build_tools; need_test_tools; run_wasm_tests
