@@ -205,7 +205,7 @@ async fn ask(run: &Run, sender: &mut Option<SendRequest<Full<Bytes>>>, started: 
     Ok(Answer { chunks: checker.chunks, bytes: checker.bytes, first: first.unwrap_or_else(|| started.elapsed()) })
 }
 
-async fn connect(host: &str) -> anyhow::Result<SendRequest<Full<Bytes>>> {
+pub(crate) async fn connect(host: &str) -> anyhow::Result<SendRequest<Full<Bytes>>> {
     let stream = TcpStream::connect(host).await.context("connect")?;
     stream.set_nodelay(true)?;
     let (sender, connection) = handshake(TokioIo::new(stream)).await.context("handshake")?;

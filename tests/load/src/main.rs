@@ -3,6 +3,7 @@
 //! ```text
 //! penstock-load run --url http://127.0.0.1:8080 --model M --pid GATEWAY --connections 64 --stream   one JSON line
 //! penstock-load mock --listen 127.0.0.1:9100                                                        an upstream
+//! penstock-load replay --url http://127.0.0.1:8080 --trace T.jsonl --speed 5 --tokens-each 8                 a trace, in modelled time
 //! ```
 //!
 //! CPU time is that of the process named by `--pid` alone (user and system, all threads), divided by what it did. That survives a
@@ -13,6 +14,7 @@
 mod client;
 mod mock;
 mod process;
+mod replay;
 mod report;
 
 use std::net::SocketAddr;
@@ -27,6 +29,8 @@ enum Command {
     Run(RunArgs),
     /// Serves /v1/chat/completions with as many chunks as max_tokens asks for
     Mock(MockArgs),
+    /// Sends the requests of a trace when they are due, to a fleet of modelled workers; prints one JSON line
+    Replay(replay::ReplayArgs),
 }
 
 /// What to send.
@@ -97,6 +101,10 @@ fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match Command::parse() {
         Command::Mock(args) => runtime.block_on(mock::serve(args.listen, Duration::from_millis(args.gap_ms))),
+        Command::Replay(args) => {
+            println!("{}", runtime.block_on(replay::run(args))?);
+            Ok(())
+        }
         Command::Run(args) => {
             println!("{}", runtime.block_on(client::run(&args))?);
             Ok(())

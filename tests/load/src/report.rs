@@ -79,7 +79,7 @@ fn mib(bytes: u64) -> f64 {
     round(bytes as f64 / f64::from(1 << 20))
 }
 
-fn round(value: f64) -> f64 {
+pub(crate) fn round(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 
