@@ -41,6 +41,7 @@ pub(super) enum Loss {
 }
 
 /// What sessions tell the actor.
+#[expect(clippy::large_enum_variant, reason = "nearly all of them are steps; a box would cost more than it saves")]
 pub(super) enum Event {
     /// Connected; the worker is loading.
     Loading { worker: WorkerId, loading: Loading },

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use penstock_store::{Cache, Counters, Sqlite, SqliteOptions, Store, StoreError};
 
-use crate::config::{CountersConfig, Snapshot};
+#[cfg(any(feature = "postgres", feature = "redis"))]
+use crate::config::CountersConfig;
+use crate::config::Snapshot;
 
 /// Why the store cannot be opened.
 #[derive(Debug, thiserror::Error)]

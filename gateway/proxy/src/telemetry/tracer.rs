@@ -1,6 +1,7 @@
 //! Which requests are traced, and where their spans go.
 
 use std::sync::Arc;
+#[cfg(feature = "otel")]
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
