@@ -8,6 +8,7 @@
 //! - [`fit`]: how fast each worker is, learned from its steps
 //! - `queue.rs`: who is next, fairly among tenants
 //! - `place.rs`, [`policy`]: where one request would go; [`explain`]: and why
+//! - [`roles`]: which workers prefill for others, following the load
 //! - [`fleet`]: all of it together: [`Fleet::enqueue`], [`Fleet::next`], and what the workers say
 //!
 //! Pure: time comes in as an argument, nothing is awaited, what is left to chance is drawn from a seed. Deliberately absent: sockets, text,
@@ -23,6 +24,7 @@ mod place;
 pub mod policy;
 mod queue;
 mod random;
+pub mod roles;
 mod slo;
 mod worker;
 
