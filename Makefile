@@ -12,7 +12,7 @@ EXAMPLES ?= 100
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test format lint unit doc e2e test-clients test-stores test-shared test-wasm wasm-plugin tools
+.PHONY: help serve test format lint unit doc e2e test-clients test-stores test-shared test-faults test-wasm wasm-plugin tools
 
 TOOLS := . .ci/tools.sh
 
@@ -51,6 +51,9 @@ test-stores: ## The store's tests against real PostgreSQL and Redis servers alon
 
 test-shared: ## One budget of two gateways on real PostgreSQL and Redis, with 1,000 streams (`e2e` takes 200)
 	@$(TOOLS); need_build_tools; need_test_tools; need_stores; cargo build --locked -p penstock; PENSTOCK_STREAMS=1000 run_e2e_tests -k test_shared_budget $(E2E_ARGS)
+
+test-faults: ## Every cell of the fault matrix and a storm of a hundred faults (`unit` runs a choice of them)
+	@$(TOOLS); need_build_tools; PENSTOCK_FAULTS=full cargo test --workspace --locked --test matrix --test storm -- --nocapture
 
 test-wasm: ## Plugins that are WebAssembly, with the feature that hosts them
 	@$(TOOLS); need_build_tools; need_test_tools; run_wasm_tests

@@ -1,6 +1,9 @@
 //! What the fleet tests share: worker processes that end with the test, pools over them, and streams read to their end.
 #![forbid(unsafe_code)]
 
+pub mod matrix;
+pub mod relay;
+
 use penstock_proto::frames::{FinishReason, Sampling};
 use penstock_proxy::pool::{FleetRuntime, Job, LocalWorkers, Pool, PoolConfig, PoolEvent, Ticket};
 use rustix::process::{Pid, Signal, kill_process};
@@ -168,10 +171,13 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
 }
 
 /// All that came of a request.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
     /// Tokens per choice.
     pub tokens: Vec<Vec<u32>>,
+    /// The log-probabilities that came with them, and those of the prompt, if they were asked for; written out, so that they compare
+    /// bit by bit.
+    pub logprobs: Vec<String>,
     /// Choices that finished with a reason of their own.
     pub finished: usize,
     /// Continuations, and whether each was exact.
@@ -194,6 +200,13 @@ impl Answer {
                 }
                 assert_eq!(output.at as usize, self.tokens[choice].len(), "choice {choice}: exactly once, in order");
                 self.tokens[choice].extend(output.tokens.iter().map(|token| token.id));
+                if !output.prompt_logprobs.is_empty() || output.tokens.iter().any(|token| token.logprobs.is_some()) {
+                    self.logprobs.resize(self.tokens.len().max(self.logprobs.len()), String::new());
+                    let tokens = output.tokens.iter().filter_map(|token| token.logprobs.as_ref());
+                    for told in output.prompt_logprobs.iter().chain(tokens) {
+                        self.logprobs[choice] += &format!("{told:?}");
+                    }
+                }
                 if let Some(finish) = output.finish {
                     assert_ne!(finish.reason, FinishReason::Failed as i32, "{}", finish.message);
                     self.finished += 1;

@@ -7,11 +7,12 @@ use penstock_proto::frames::Loading;
 use penstock_proto::handshake::PoolKey;
 use penstock_sim::FakeForward;
 use penstock_worker::{Build, ReadyInfo, WorkerConfig, WorkerError};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str = "fleet-worker --listen ADDRESS [--cores LIST] [--key-file FILE] [--step-ms N] [--load-ms N] [--orphan-ms N] \
-                     [--numerics ID] [--sequences N] [--death-token ID] [--hang-at STEP] [--model NAME] [--fail-load]";
+                     [--numerics ID] [--sequences N] [--death-token ID] [--hang-at STEP] [--model NAME] [--fail-load] [--gate CONTEXT:DIR]";
 
 struct Options {
     worker: WorkerConfig,
@@ -23,6 +24,7 @@ struct Options {
     death_token: Option<u32>,
     hang_at: u64,
     fail_load: bool,
+    gate: Option<Gate>,
 }
 
 fn options() -> Result<Options, String> {
@@ -36,6 +38,7 @@ fn options() -> Result<Options, String> {
         death_token: None,
         hang_at: u64::MAX,
         fail_load: false,
+        gate: None,
     };
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
@@ -70,6 +73,7 @@ fn options() -> Result<Options, String> {
             "--model" => options.model = value,
             "--sequences" => options.sequences = number()? as usize,
             "--hang-at" => options.hang_at = number()?,
+            "--gate" => options.gate = Some(Gate::new(&value).ok_or(USAGE)?),
             "--death-token" => options.death_token = Some(number()? as u32),
             _ => return Err(USAGE.into()),
         }
@@ -84,6 +88,35 @@ struct Slow {
     death_token: Option<u32>,
     steps: u64,
     hang_at: u64,
+    gate: Option<Gate>,
+}
+
+/// A place in a sequence at which the device waits to be told that it may go on: a fault that is made meanwhile falls exactly there.
+struct Gate {
+    /// Tokens of a sequence after the step that waits.
+    context: usize,
+    /// The device says `reached-PID` in here and waits for `open`.
+    dir: PathBuf,
+}
+
+impl Gate {
+    fn new(text: &str) -> Option<Self> {
+        let (context, dir) = text.split_once(':')?;
+        Some(Self { context: context.parse().ok()?, dir: dir.into() })
+    }
+
+    fn pass(&self, batch: &StepBatch<'_>) {
+        let open = self.dir.join("open");
+        if open.exists() || batch.spans.iter().all(|span| span.context != self.context) {
+            return;
+        }
+        let said = std::fs::write(self.dir.join(format!("reached-{}", std::process::id())), b"");
+        assert!(said.is_ok(), "{}: {said:?}", self.dir.display());
+        // A test that is over has removed its directory.
+        while !open.exists() && self.dir.exists() {
+            pause(Duration::from_millis(1));
+        }
+    }
 }
 
 impl Forward for Slow {
@@ -94,6 +127,7 @@ impl Forward for Slow {
     fn forward(&mut self, batch: &StepBatch<'_>, after_layer: AfterLayer<'_>) -> Result<&[f32], KernelError> {
         assert!(!self.death_token.is_some_and(|token| batch.tokens.contains(&token)), "the death token was read");
         self.steps += 1;
+        self.gate.iter().for_each(|gate| gate.pass(batch));
         pause(if self.steps == self.hang_at { Duration::MAX } else { self.step });
         self.inner.forward(batch, after_layer)
     }
@@ -126,7 +160,7 @@ fn main() -> ExitCode {
         }
     };
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    let Options { worker, step, load, numerics, model, sequences, death_token, hang_at, fail_load } = options;
+    let Options { worker, step, load, numerics, model, sequences, death_token, hang_at, fail_load, gate } = options;
     let build: Build = Box::new(move |progress| {
         for part in 0..10 {
             progress(Loading { stage: "packing weights".into(), bytes_done: part, bytes_total: 10 });
@@ -146,7 +180,7 @@ fn main() -> ExitCode {
         };
         let inner = FakeForward::new(geometry, 0);
         let config = EngineConfig { sequences_max: sequences, ..EngineConfig::default() };
-        let engine = Engine::new(Box::new(Slow { inner, step, death_token, steps: 0, hang_at }), &config);
+        let engine = Engine::new(Box::new(Slow { inner, step, death_token, steps: 0, hang_at, gate }), &config);
         let info = ReadyInfo {
             tokenizer_hash: b"tokenizer".to_vec(),
             model_hash: model.as_bytes().to_vec(),

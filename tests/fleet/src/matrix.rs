@@ -1,0 +1,332 @@
+//! The fault matrix: what happens to a worker × where in the life of a request × what kind of request. One cell is one request whose
+//! worker meets its fault at exactly that token; its answer must be that of an undisturbed run, and nothing may be left behind.
+//!
+//! Where is exact because the fake device waits at a gate (`fleet-worker --gate`): the fault is made while it waits.
+
+use crate::relay::Relay;
+use crate::{Answer, Dir, Worker, job, wait_for};
+use penstock_proxy::pool::{FleetRuntime, Job, Pool, PoolConfig, PoolEvent, Steer, Ticket, WorkerPhase};
+use rustix::process::Signal;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Tokens of every prompt, and of the one that is ahead of it in a queue.
+const PROMPT: usize = 100;
+const AHEAD: usize = 50;
+
+/// Tokens of every answer.
+const OUTPUT: usize = 64;
+
+/// Tokens after which a reader has seen enough of a choice ([`Kind::Stopped`]).
+const ENOUGH: usize = 20;
+
+/// What happens to the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// `kill -9`.
+    Kill,
+    /// `SIGSTOP`: it neither speaks nor dies; it wakes when all is over.
+    Stop,
+    /// The network carries nothing and tells nobody; when all is over, what was held arrives.
+    Cut,
+    /// The connection is closed in the middle of a frame; the worker lives.
+    Break,
+}
+
+/// Where the request is when it happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Point {
+    /// At the worker, behind another.
+    Queued,
+    /// In prefill.
+    Computing,
+    /// It has its first token.
+    First,
+    /// In the middle of its answer.
+    Middle,
+    /// Its last token is being computed.
+    Last,
+}
+
+/// What kind of request it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Temperature 0.
+    Greedy,
+    /// Drawn, with a seed and penalties.
+    Sampled,
+    /// Two choices.
+    Two,
+    /// Two choices, of which the reader stops one (a stop string matched).
+    Stopped,
+    /// Only some tokens are allowed, and an end token is held back, as for a tool call.
+    Guided,
+    /// With log-probabilities of prompt and output.
+    Logprobs,
+}
+
+/// All of each.
+pub const FAULTS: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Cut, Fault::Break];
+/// All of each.
+pub const POINTS: [Point; 5] = [Point::Queued, Point::Computing, Point::First, Point::Middle, Point::Last];
+/// All of each.
+pub const KINDS: [Kind; 6] = [Kind::Greedy, Kind::Sampled, Kind::Two, Kind::Stopped, Kind::Guided, Kind::Logprobs];
+
+/// One cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cell {
+    /// What happens.
+    pub fault: Fault,
+    /// Where.
+    pub point: Point,
+    /// To what.
+    pub kind: Kind,
+}
+
+impl Cell {
+    fn pairs(self) -> [(Option<Fault>, Option<Point>, Option<Kind>); 3] {
+        let (fault, point, kind) = (Some(self.fault), Some(self.point), Some(self.kind));
+        [(fault, point, None), (fault, None, kind), (None, point, kind)]
+    }
+}
+
+/// Every cell.
+pub fn all() -> Vec<Cell> {
+    let cell = |fault, point| move |kind| Cell { fault, point, kind };
+    let row = |fault| POINTS.into_iter().flat_map(move |point| KINDS.into_iter().map(cell(fault, point)));
+    FAULTS.into_iter().flat_map(row).collect()
+}
+
+/// Cells in which every two of (fault, point, kind) meet; always the same ones.
+pub fn pairwise() -> Vec<Cell> {
+    let all = all();
+    let mut missing: Vec<_> = all.iter().flat_map(|cell| cell.pairs()).collect();
+    let mut chosen = Vec::new();
+    while !missing.is_empty() {
+        let news = |cell: &&Cell| cell.pairs().iter().filter(|pair| missing.contains(pair)).count();
+        // The last of equals, so that it is not always the first fault.
+        let best = *all.iter().max_by_key(news).expect("there are cells");
+        missing.retain(|pair| !best.pairs().contains(pair));
+        chosen.push(best);
+    }
+    chosen
+}
+
+/// What a kind asks for.
+pub fn request(kind: Kind) -> Job {
+    let prompt: Vec<u32> = (0..PROMPT as u32).map(|i| 1 + i * 7 % 250).collect();
+    let choices = if matches!(kind, Kind::Two | Kind::Stopped) { 2 } else { 1 };
+    let mut job = job(prompt, choices, OUTPUT as u32);
+    match kind {
+        Kind::Greedy => job.sampling.temperature = 0.0,
+        Kind::Sampled => job.sampling.frequency_penalty = 0.5,
+        Kind::Two | Kind::Stopped => {}
+        Kind::Guided => {
+            job.sampling.allowed_tokens = (1..250).step_by(3).collect();
+            job.sampling.stop_tokens = vec![4, 7];
+            job.sampling.min_tokens = OUTPUT as u32;
+        }
+        Kind::Logprobs => (job.sampling.logprobs, job.sampling.prompt_logprobs) = (4, 2),
+    }
+    job
+}
+
+/// Reads an answer as its kind is read.
+///
+/// # Panics
+/// If it has no end within [`crate::PATIENCE`].
+pub async fn read_as(kind: Kind, ticket: &mut Ticket, resumed: &mut Option<Instant>) -> Answer {
+    let mut answer = Answer::default();
+    let mut stopped = kind != Kind::Stopped;
+    loop {
+        let event = tokio::time::timeout(crate::PATIENCE, ticket.next()).await.expect("an event in time");
+        let Some(event) = event else { break };
+        if matches!(event, PoolEvent::Output(_)) && !answer.resumed.is_empty() {
+            resumed.get_or_insert_with(Instant::now);
+        }
+        answer.add(event);
+        if !stopped && answer.tokens.get(1).is_some_and(|tokens| tokens.len() >= ENOUGH) {
+            ticket.cancel_choice(1);
+            stopped = true;
+        }
+    }
+    if kind == Kind::Stopped {
+        // What came after it was enough is nobody's.
+        answer.tokens[1].truncate(ENOUGH);
+    }
+    answer
+}
+
+/// What became of a cell.
+pub struct Outcome {
+    /// The answer.
+    pub answer: Answer,
+    /// From the fault to the first token after it; `None` when the request had no need to go on elsewhere.
+    pub gap: Option<Duration>,
+}
+
+/// A pool of two workers, one of which will meet its fault.
+struct Scene {
+    dir: Dir,
+    pool: Pool,
+    victim: Worker,
+    other: Worker,
+    relay: Relay,
+}
+
+impl Scene {
+    async fn new(binary: &str, runtime: &FleetRuntime, gate: usize) -> Self {
+        let dir = Dir::new();
+        let gates = format!("{gate}:{}", dir.path().display());
+        let victim = Worker::start(binary, &dir, "a", &["--step-ms", "2", "--gate", &gates]);
+        let other = Worker::start(binary, &dir, "b", &["--step-ms", "2"]);
+        let relay = Relay::start(&dir, "a", &victim.socket);
+        let mut config = PoolConfig::new("matrix");
+        let address = |path: &std::path::Path| format!("unix://{}", path.display()).parse().expect("an address");
+        config.connect = vec![address(relay.socket()), address(&other.socket)];
+        let pool = Pool::start(runtime, config).expect("the pool starts");
+        let scene = Self { dir, pool, victim, other, relay };
+        scene.ready(2).await;
+        scene
+    }
+
+    async fn ready(&self, count: usize) {
+        let is_ready = || {
+            let status = self.pool.status();
+            let ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready).count();
+            (ready >= count).then_some(())
+        };
+        assert!(wait_for(is_ready).await.is_some(), "{:?}", self.pool.status());
+    }
+
+    fn other_name(&self) -> String {
+        self.pool.status().workers[1].name.clone()
+    }
+
+    fn reached(&self) -> PathBuf {
+        self.dir.file(&format!("reached-{}", self.victim.pid()))
+    }
+
+    async fn wait_for_gate(&self) {
+        let reached = self.reached();
+        assert!(wait_for(|| reached.exists().then_some(())).await.is_some(), "the gate is reached");
+    }
+
+    fn open_gate(&self) {
+        std::fs::write(self.dir.file("open"), b"").expect("the gate opens");
+    }
+
+    /// The fault, while the device waits at the gate; then the gate opens, for those who live.
+    fn strike(&self, fault: Fault) {
+        match fault {
+            Fault::Kill => self.victim.signal(Signal::KILL),
+            Fault::Stop => self.victim.signal(Signal::STOP),
+            Fault::Cut => self.relay.hold(),
+            Fault::Break => self.relay.cut_next(),
+        }
+        self.open_gate();
+    }
+
+    /// What can be mended is mended; then nothing may be left of the request anywhere.
+    async fn settle(&self, fault: Fault, fds: [usize; 2]) {
+        match fault {
+            Fault::Kill | Fault::Break => {}
+            Fault::Stop => self.victim.signal(Signal::CONT),
+            Fault::Cut => self.relay.mend(),
+        }
+        let alive = if fault == Fault::Kill { 1 } else { 2 };
+        self.ready(alive).await;
+        let is_clean = || {
+            let status = self.pool.status();
+            let of_pool =
+                status.open + status.waiting + status.workers.iter().map(|worker| worker.bound).sum::<usize>();
+            let ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready);
+            let is_idle = |state: &penstock_proto::frames::EngineState| {
+                state.running + state.waiting == 0 && state.blocks_free == state.blocks_total
+            };
+            (of_pool == 0 && ready.clone().count() == alive && ready.clone().all(|worker| is_idle(&worker.state)))
+                .then_some(())
+        };
+        assert!(wait_for(is_clean).await.is_some(), "left behind: {:?}", self.pool.status());
+        let now = || [&self.victim, &self.other].map(|worker| descriptors(worker.pid()));
+        let fewer = |now: [usize; 2]| (fault == Fault::Kill || now[0] <= fds[0]) && now[1] <= fds[1];
+        assert!(wait_for(|| fewer(now()).then_some(())).await.is_some(), "descriptors: {fds:?}, now {:?}", now());
+    }
+}
+
+/// Open descriptors of a process.
+pub fn descriptors(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
+}
+
+/// Runs one cell.
+///
+/// # Panics
+/// If anything of the fault is left behind.
+pub async fn run(binary: &str, runtime: &FleetRuntime, cell: Cell) -> Outcome {
+    let gate = match cell.point {
+        Point::Queued => AHEAD,
+        Point::Computing => PROMPT,
+        Point::First => PROMPT + 1,
+        Point::Middle => PROMPT + OUTPUT / 2,
+        Point::Last => PROMPT + OUTPUT - 1,
+    };
+    let scene = Scene::new(binary, runtime, gate).await;
+    let fds = [&scene.victim, &scene.other].map(|worker| descriptors(worker.pid()));
+    // Held, so that the request comes to the other one.
+    let other = scene.other_name();
+    scene.pool.steer(&other, Steer::Hold).await.expect("held");
+    let mut ahead = None;
+    if cell.point == Point::Queued {
+        ahead = Some(scene.pool.submit(job(vec![9; AHEAD], 1, 8)).expect("taken"));
+        scene.wait_for_gate().await;
+    }
+    let mut ticket = scene.pool.submit(request(cell.kind)).expect("taken");
+    let bound = 1 + usize::from(ahead.is_some());
+    assert!(wait_for(|| (scene.pool.status().workers[0].bound == bound).then_some(())).await.is_some(), "bound");
+    let mut resumed = None;
+    let reading = read_as(cell.kind, &mut ticket, &mut resumed);
+    let striking = async {
+        scene.wait_for_gate().await;
+        scene.pool.steer(&other, Steer::Release).await.expect("released");
+        scene.strike(cell.fault);
+        Instant::now()
+    };
+    let (answer, struck) = tokio::join!(reading, striking);
+    drop(ticket);
+    if let Some(mut ahead) = ahead {
+        assert_eq!(crate::read(&mut ahead).await.failed, None, "and the one before it");
+    }
+    scene.settle(cell.fault, fds).await;
+    let gap = resumed.map(|at| at.saturating_duration_since(struck));
+    Outcome { answer, gap }
+}
+
+/// The answer of a run that nobody disturbs.
+///
+/// # Panics
+/// If there is none.
+pub async fn undisturbed(binary: &str, runtime: &FleetRuntime, kind: Kind) -> Answer {
+    let dir = Dir::new();
+    let worker = Worker::start(binary, &dir, "u", &[]);
+    let pool = crate::pool(runtime, &[&worker], |_| {});
+    assert!(pool.ready(crate::PATIENCE).await);
+    let answer = read_as(kind, &mut pool.submit(request(kind)).expect("taken"), &mut None).await;
+    assert_eq!((&answer.failed, answer.tokens[0].len()), (&None, OUTPUT));
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_two_meet_in_few_cells() {
+        let (all, chosen) = (all(), pairwise());
+        assert_eq!(all.len(), FAULTS.len() * POINTS.len() * KINDS.len());
+        let meets = |pair| chosen.iter().any(|cell| cell.pairs().contains(&pair));
+        assert!(all.iter().flat_map(|cell| cell.pairs()).all(meets));
+        assert!(chosen.len() <= 40, "{}", chosen.len());
+        assert_eq!(chosen, pairwise(), "always the same");
+    }
+}
