@@ -57,6 +57,7 @@ impl Stats {
             .fold((0, 0.0), |(tokens, context), more| (tokens + more.0, context + more.1));
         let rate = self.prefill_tokens_per_second();
         let waiting = scheduler.waiting();
+        let (credits, rows_free) = if draining { (0, 0) } else { room(scheduler, self.prefill_rows_max()) };
         EngineState {
             waiting: waiting as u32,
             running: (scheduler.sequences.len() - waiting) as u32,
@@ -66,7 +67,8 @@ impl Stats {
             blocks_total: scheduler.pool.total() as u32,
             blocks_free: scheduler.pool.available() as u32,
             blocks_cached: scheduler.pool.cached() as u32,
-            credits: if draining { 0 } else { credits(scheduler, self.prefill_rows_max()) },
+            credits,
+            prefill_rows_free: rows_free,
             prompt_tokens: scheduler.looked_up.0,
             cached_tokens: scheduler.looked_up.1,
             output_tokens: self.output_tokens,
@@ -108,9 +110,9 @@ fn stalled(scheduler: &Scheduler) -> u32 {
     scheduler.sequences.values().filter(stalled).count() as u32
 }
 
-/// Sequences that would start at the step after the next, if they came now: free slots, and budget and pages that the ones
-/// known leave. A request granted now arrives while the next step runs, so there is no gap.
-fn credits(scheduler: &Scheduler, prefill_rows_max: usize) -> u32 {
+/// Sequences that would start at the step after the next, if they came now, and rows that they would find: free slots, and budget and
+/// pages that the ones known leave. A request granted now arrives while the next step runs, so there is no gap.
+fn room(scheduler: &Scheduler, prefill_rows_max: usize) -> (u32, u32) {
     let sizes = &scheduler.sizes;
     let (mut decodes, mut prefills, mut rows, mut pages_wanted) = (0, 0, 0, 0);
     for sequence in scheduler.sequences.values().filter(|sequence| !sequence.stalled()) {
@@ -129,5 +131,5 @@ fn credits(scheduler: &Scheduler, prefill_rows_max: usize) -> u32 {
     let rows_free = budget.saturating_mul(2).saturating_sub(rows).min(budget);
     let slots = sizes.sequences_max.saturating_sub(decodes + prefills);
     let pages_free = scheduler.pool.available().saturating_sub(pages_wanted);
-    slots.min(rows_free).min(pages_free) as u32
+    (slots.min(rows_free).min(pages_free) as u32, rows_free as u32)
 }

@@ -588,6 +588,9 @@ pub struct EngineState {
     /// KV that came from and went to other workers.
     #[prost(message, optional, tag = "22")]
     pub transfers: Option<TransferState>,
+    /// Rows of prefill that the step after the next has left; 0 where it is not said.
+    #[prost(uint32, tag = "23")]
+    pub prefill_rows_free: u32,
 }
 
 /// One tier of one worker.

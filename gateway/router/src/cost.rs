@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cost_w = queue_w + own_w·(1 + β(1 + a·load)) + γ·own_w·decoding_w + δ·step_w + pressure(kv_w)
-//! own_w  = prefill(tokens not cached on w) + load(blocks of w's lower tiers, where that is cheaper than computing them)
+//! own_w  = prefill(tokens not cached on w) + load(blocks of w's lower tiers) or pull(blocks of another worker), where that is cheaper
 //! ```
 //! `queue_w`: prefill seconds ahead of it on the worker. β·own: what this request costs those that come later; a: more so when all
 //! queues are long. γ·own·decoding: what its prefill costs the sequences that decode there. δ·step: how slow its own decode will be
@@ -27,8 +27,6 @@ pub struct Weights {
     pub pressure: f64,
     /// Fill of the KV cache (blocks that are neither free nor evictable) from which pressure counts.
     pub pressure_from: f64,
-    /// Seconds to pull one block from another worker; `None`: workers do not.
-    pub pull_block: Option<f64>,
 }
 
 impl Default for Weights {
@@ -41,7 +39,6 @@ impl Default for Weights {
             step: 20.0,
             pressure: 40.0,
             pressure_from: 0.9,
-            pull_block: None,
         }
     }
 }

@@ -41,7 +41,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { queue_max: 4096, ttft_max: None, exact_wait: Duration::from_secs(2), slo: None, fair_bound: 1.0 }
+        Self { queue_max: 4096, ttft_max: None, exact_wait: Duration::from_secs(2), slo: None, fair_bound: 0.5 }
     }
 }
 
@@ -60,6 +60,10 @@ pub enum Choice {
         ttft: Duration,
         /// False when a resumed request goes on in other numerics.
         exact: bool,
+        /// Whether it goes behind those that do not, at the worker: its tenant asks for more than its share.
+        gives_way: bool,
+        /// Who has more of the prompt, where fetching that is quicker than computing it.
+        pull_from: Option<WorkerId>,
     },
     /// It has left the queue without a worker.
     Refuse {
@@ -378,19 +382,21 @@ impl Fleet {
 
     fn bind(&mut self, request: u64, placement: Placement, now: Duration) -> Choice {
         let Placement { candidates, chosen, exact } = placement;
-        let Candidate { worker, found, parts, ttft, .. } = candidates[chosen];
+        let Candidate { worker, found, parts, ttft, pull_from, .. } = candidates[chosen];
         let mut waiting = self.queue.remove(request).expect("it was just found in the queue");
         let view = self.site.workers.get_mut(&worker).expect("it was just chosen among the workers");
         let (tokens, cached_tokens) = (waiting.view.tokens.len(), found.device + found.promised);
-        let blocks = tokens.saturating_sub(cached_tokens as usize).div_ceil(BLOCK_TOKENS) as u32;
+        let rows = tokens.saturating_sub(cached_tokens as usize);
+        let blocks = rows.div_ceil(BLOCK_TOKENS) as u32;
         let sequences = waiting.view.sequences.max(1);
-        let sent = view.send(Sent { sequences, seconds: parts.own, tokens, blocks });
+        let sent = view.send(Sent { sequences, seconds: parts.own, tokens, rows, blocks });
         let hashes = waiting.hashes(&view.member.numerics_id);
         self.remove(request);
         self.site.index.promise(worker, &hashes);
         let View { tenant, weight, .. } = &waiting.view;
         self.queue.serve(tenant, *weight, parts.own);
         let (tenant, weight) = (Arc::clone(tenant), *weight);
+        let gives_way = self.queue.gives_way(&tenant, now);
         self.bound.insert(request, Bound { worker, sent, tenant, weight, emitted: 0, hashes: Some(hashes) });
         self.site.turn = self.site.turn.wrapping_add(1);
         let explanation = self.explanation(&waiting, candidates, Some(chosen), now);
@@ -398,7 +404,7 @@ impl Fleet {
             self.decisions.pop_front();
         }
         self.decisions.push_back(explanation);
-        Choice::Bind { request, worker, cached_tokens, ttft: seconds(ttft), exact }
+        Choice::Bind { request, worker, cached_tokens, ttft: seconds(ttft), exact, gives_way, pull_from }
     }
 
     fn explanation(

@@ -212,7 +212,8 @@ impl Market<'_> {
         let have = found.device + found.promised;
         let mut best = (worker.prefill_seconds(tokens, have as usize), 0, None);
         let (mut reached, mut seconds) = (have, 0.0);
-        for (tier, more) in [found.host, found.disk, found.remote].into_iter().enumerate() {
+        let below = [(Tier::Host, found.host), (Tier::Disk, found.disk), (Tier::Remote, found.remote)];
+        for (tier, more) in below {
             let Some(load) = worker.load_seconds(tier, more).filter(|_| more > 0) else {
                 // What lies behind a hole cannot be used.
                 if more > 0 {
@@ -226,15 +227,13 @@ impl Market<'_> {
                 best = (all, reached - have, None);
             }
         }
-        if let Some(block) = self.weights.pull_block {
-            let others = all.iter().filter(|(other, _)| *other != id);
-            if let Some((other, theirs)) = others.max_by_key(|(_, found)| found.device).filter(|o| o.1.device > have) {
-                let more = theirs.device - have;
-                let pull = block * f64::from(more) / BLOCK_TOKENS as f64;
-                let all = pull + worker.prefill_seconds(tokens, theirs.device as usize);
-                if all < best.0 {
-                    best = (all, more, Some(*other));
-                }
+        let others = all.iter().filter(|(other, found)| *other != id && found.device > have);
+        if let Some((other, theirs)) = others.max_by_key(|(_, found)| found.device) {
+            let more = theirs.device - have;
+            let pull = self.workers.get(other).and_then(|other| worker.pull_seconds(other, more));
+            let all = pull.map(|pull| pull + worker.prefill_seconds(tokens, theirs.device as usize));
+            if let Some(all) = all.filter(|all| *all < best.0) {
+                best = (all, more, Some(*other));
             }
         }
         best

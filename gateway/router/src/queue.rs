@@ -27,6 +27,8 @@ use std::time::Duration;
 const DUE_MAX: f64 = 2.0;
 /// A request that is late by this many objectives goes before those that are not late at all: it is not starved.
 const STARVED_AFTER: u32 = 4;
+/// How long after it was last served a tenant counts as being there.
+const PRESENT: Duration = Duration::from_secs(30);
 /// Tenants without a waiting request whose counters are remembered.
 const IDLE_TENANTS_MAX: usize = 4096;
 
@@ -129,6 +131,15 @@ struct Account {
     waiting: usize,
     /// Seconds of prefill that wait.
     seconds: f64,
+    /// When it was last served.
+    last: Option<Duration>,
+}
+
+impl Account {
+    /// Seconds of prefill that wait, by weight.
+    fn backlog(&self) -> f64 {
+        self.seconds / self.share.max(1.0)
+    }
 }
 
 /// The queue; see the module header.
@@ -240,6 +251,18 @@ impl Queue {
         let account = self.accounts.entry(Arc::clone(tenant)).or_default();
         account.served += seconds / f64::from(weight.max(1));
         self.level = account.served;
+    }
+
+    /// A request of a tenant was bound: whether it gives way, at its worker, to those of others. It does when its tenant has more than
+    /// twice as much waiting, by weight, as another that is there now and then: it asks for more than its share.
+    pub(crate) fn gives_way(&mut self, tenant: &Arc<str>, now: Duration) -> bool {
+        let account = self.accounts.entry(Arc::clone(tenant)).or_default();
+        account.last = Some(now);
+        let own = account.backlog();
+        let is_there =
+            |other: &Account| other.waiting > 0 || other.last.is_some_and(|last| now.saturating_sub(last) < PRESENT);
+        let mut others = self.accounts.iter().filter(|(other, account)| *other != tenant && is_there(account));
+        own > 0.0 && others.any(|(_, other)| 2.0 * other.backlog() < own)
     }
 
     /// The first `count` that wait, next first, as if each was served what it is estimated to take.

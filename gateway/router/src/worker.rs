@@ -2,12 +2,17 @@
 
 use crate::fit::Fit;
 use penstock_proto::BLOCK_TOKENS;
-use penstock_proto::frames::{Batch, EngineState};
+use penstock_proto::frames::{Batch, EngineState, Tier};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Sequences that may wait at a worker that was sent more than it granted; a worker refuses above that.
 const WAITING_AT_WORKER_MAX: u32 = 256;
+/// Bytes per second that a transfer is believed to move before any was measured, and what each takes besides.
+const PULL_BYTES_PER_SECOND: f64 = 1e9;
+const PULL_LATENCY: f64 = 3e-3;
+/// Bytes from which the measured rate is believed.
+const PULLED_BYTES_MIN: u64 = 1 << 20;
 /// Most of a worker's time that prefill is believed to take.
 const BUSY_MAX: f64 = 0.95;
 
@@ -24,8 +29,8 @@ pub struct Member {
     pub state: EngineState,
     /// Device and path; workers of an equal one are taken to be as fast until their own steps tell.
     pub device: Arc<str>,
-    /// Seconds to load one block from its host memory, its disk, and a store that it shares; `None`: it has none.
-    pub load_block: [Option<f64>; 3],
+    /// Bytes of one block; 0: its blocks cannot be moved to or from other workers.
+    pub block_bytes: u64,
 }
 
 /// What was sent and is not yet counted in the worker's state.
@@ -35,6 +40,8 @@ pub(crate) struct Sent {
     /// Seconds of prefill.
     pub(crate) seconds: f64,
     pub(crate) tokens: usize,
+    /// Of these, not cached.
+    pub(crate) rows: usize,
     /// Blocks that it will take.
     pub(crate) blocks: u32,
 }
@@ -112,15 +119,27 @@ impl WorkerView {
         state.running.saturating_add(state.waiting).saturating_add(self.promised())
     }
 
+    /// Whether its next steps have rows left for prefill, beside what was sent already: what is sent beyond that waits there, where
+    /// nobody can overtake it.
+    fn has_rows(&self) -> bool {
+        let state = &self.member.state;
+        let sent: u64 = self.unseen.values().map(|sent| sent.rows as u64).sum();
+        match state.prefill_rows_free {
+            // Not said: then credits alone count.
+            0 => true,
+            free => sent < u64::from(free),
+        }
+    }
+
     /// Whether all sequences of a request would start, or as many as ever do: it may need more than a worker grants at once.
     pub(crate) fn starts(&self, sequences: u32) -> bool {
-        self.credits() >= sequences.min(self.most_credits()).max(1)
+        self.credits() >= sequences.min(self.most_credits()).max(1) && self.has_rows()
     }
 
     /// Whether one of them would start and the others may wait at the worker.
     pub(crate) fn starts_one(&self, sequences: u32) -> bool {
         let waiting = self.member.state.waiting.saturating_add(self.promised());
-        self.credits() >= 1 && waiting.saturating_add(sequences) <= WAITING_AT_WORKER_MAX
+        self.credits() >= 1 && self.has_rows() && waiting.saturating_add(sequences) <= WAITING_AT_WORKER_MAX
     }
 
     /// Credits that it would have if nothing ran on it: what it grants now and what holds a slot. Stalled sequences hold none.
@@ -161,9 +180,13 @@ impl WorkerView {
         output_tokens * self.tpot(self.step_seconds(0, 0)) / f64::from(self.member.state.running.max(1))
     }
 
-    /// Engine seconds that one token of a sequence takes of a step.
+    /// Engine seconds that one token of a sequence takes of a step. What a step takes anyhow is shared as if the worker were half full at
+    /// least: who runs on an empty one takes nothing from anybody.
     pub(crate) fn token_seconds(&self) -> f64 {
-        self.step_seconds(0, 0) / f64::from(self.member.state.running.max(1))
+        let running = f64::from(self.member.state.running.max(1));
+        let base = self.fit.step_seconds(0.0, 0.0);
+        let half = f64::from(self.member.sequences_max) / 2.0;
+        (self.step_seconds(0, 0) - base).max(0.0) / running + base / running.max(half)
     }
 
     /// Seconds of prefill of a prompt of which `cached` tokens are there.
@@ -171,8 +194,20 @@ impl WorkerView {
         self.fit.prefill_seconds(tokens.saturating_sub(cached), cached)
     }
 
-    /// Seconds to load so many tokens from tier 0 (host) to 2 (remote); `None`: it cannot.
-    pub(crate) fn load_seconds(&self, tier: usize, tokens: u32) -> Option<f64> {
-        self.member.load_block[tier].map(|block| block * f64::from(tokens) / BLOCK_TOKENS as f64)
+    /// Seconds to load so many tokens from a tier below the device; `None`: it cannot, or has not said how fast.
+    pub(crate) fn load_seconds(&self, tier: Tier, tokens: u32) -> Option<f64> {
+        let state = self.member.state.tiers.iter().find(|state| state.tier == tier as i32)?;
+        let block = state.load_seconds_per_block;
+        (block.is_finite() && block > 0.0).then(|| block * f64::from(tokens) / BLOCK_TOKENS as f64)
+    }
+
+    /// Seconds to pull so many tokens from another worker, by what its transfers took so far; `None`: they cannot be moved.
+    pub(crate) fn pull_seconds(&self, from: &Self, tokens: u32) -> Option<f64> {
+        let bytes = self.member.block_bytes;
+        let fits = bytes > 0 && from.member.block_bytes == bytes && from.member.numerics_id == self.member.numerics_id;
+        let measured = self.member.state.transfers.filter(|t| t.bytes_in >= PULLED_BYTES_MIN && t.seconds > 0.0);
+        let rate = measured.map_or(PULL_BYTES_PER_SECOND, |t| t.bytes_in as f64 / t.seconds);
+        let blocks = f64::from(tokens) / BLOCK_TOKENS as f64;
+        (fits && rate.is_finite() && rate > 0.0).then(|| PULL_LATENCY + blocks * bytes as f64 / rate)
     }
 }

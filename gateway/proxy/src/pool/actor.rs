@@ -241,7 +241,7 @@ impl Actor {
             sequences_max: ready.sequences_max,
             state,
             device: ready.device.as_str().into(),
-            load_block: [None; 3],
+            block_bytes: if ready.transfer.is_empty() { 0 } else { ready.block_bytes },
         };
         self.router.join(worker, told, &ready.kv);
         info!(worker = %self.members[usize::from(worker.0)].name, pid = ready.pid, device = %ready.device, "worker ready");
@@ -459,8 +459,10 @@ impl Actor {
     /// Binds what can be bound.
     fn dispatch(&mut self) {
         loop {
-            let (request, worker, cached_tokens, exact) = match self.router.next(self.began.elapsed()) {
-                Choice::Bind { request, worker, cached_tokens, exact, .. } => (request, worker, cached_tokens, exact),
+            let (request, worker, cached_tokens, exact, gives_way, from) = match self.router.next(self.began.elapsed()) {
+                Choice::Bind { request, worker, cached_tokens, exact, gives_way, pull_from, .. } => {
+                    (request, worker, cached_tokens, exact, gives_way, pull_from)
+                }
                 Choice::Refuse { request, reject } => {
                     self.refuse(request, reject);
                     continue;
@@ -468,7 +470,10 @@ impl Actor {
                 Choice::Hold => return,
             };
             let Some(live) = self.requests.get_mut(&request) else { continue };
-            let (generate, windows) = live.truth.generate(request);
+            let (mut generate, windows) = live.truth.generate(request);
+            let from = from.and_then(|from| self.members[usize::from(from.0)].ready.as_ref());
+            generate.priority = generate.priority.saturating_mul(2).saturating_add(i32::from(gives_way));
+            generate.pull_from = from.map_or_else(String::new, |ready| ready.transfer.clone());
             let frame = DownBody::Generate(generate);
             if frame.encoded_len() > FRAME_BYTES_MAX {
                 self.router.unsent(request);

@@ -171,7 +171,9 @@ mod tests {
 
     #[test]
     fn only_the_cost_waits_for_a_busy_worker() {
-        let all = [candidate(0, 1.0, 1, false), candidate(1, 2.0, 9, true)];
+        let mut all = [candidate(0, 1.0, 1, false), candidate(1, 2.0, 9, true)];
+        assert_eq!(choose(Policy::CacheAware, &all, 0, 0), 1, "not for a shorter queue alone");
+        all[1].parts.own = 0.5;
         assert_eq!(choose(Policy::CacheAware, &all, 0, 0), 0);
         for policy in [Policy::LeastLoad, Policy::PowerOfTwo, Policy::RoundRobin] {
             assert_eq!(choose(policy, &all, 0, 0), 1, "{policy}");
