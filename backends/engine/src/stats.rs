@@ -78,6 +78,7 @@ impl Stats {
             stalled: stalled(scheduler),
             prefill_context_pending: pending_context,
             context_tokens: context_tokens(scheduler),
+            blocks_wanted: blocks_wanted(scheduler),
             ..Default::default()
         }
     }
@@ -100,6 +101,16 @@ pub(crate) fn attended(rows: usize, context: usize) -> f64 {
     rows as f64 * (context as f64 - (rows as f64 - 1.0) / 2.0)
 }
 
+/// Pages that a waiting sequence takes when it starts, beside those that were cached when it came.
+fn pages_wanted(sequence: &Sequence) -> usize {
+    sequence.len().div_ceil(BLOCK_TOKENS) - (sequence.cached_hint / BLOCK_TOKENS).min(sequence.len() / BLOCK_TOKENS)
+}
+
+fn blocks_wanted(scheduler: &Scheduler) -> u32 {
+    let waiting = scheduler.sequences.values().filter(|s| s.status == Status::Waiting && !s.stalled());
+    waiting.map(pages_wanted).sum::<usize>() as u32
+}
+
 fn context_tokens(scheduler: &Scheduler) -> u64 {
     let runs = |sequence: &&Sequence| sequence.status == Status::Running && !sequence.stalled();
     scheduler.sequences.values().filter(runs).map(|sequence| sequence.len() as u64).sum()
@@ -114,13 +125,13 @@ fn stalled(scheduler: &Scheduler) -> u32 {
 /// pages that the ones known leave. A request granted now arrives while the next step runs, so there is no gap.
 fn room(scheduler: &Scheduler, prefill_rows_max: usize) -> (u32, u32) {
     let sizes = &scheduler.sizes;
-    let (mut decodes, mut prefills, mut rows, mut pages_wanted) = (0, 0, 0, 0);
+    let (mut decodes, mut prefills, mut rows, mut pages) = (0, 0, 0, 0);
     for sequence in scheduler.sequences.values().filter(|sequence| !sequence.stalled()) {
         let waits = sequence.status == Status::Waiting;
         // A running sequence has its pages and may begin one more block.
-        pages_wanted += if waits { sequence.len().div_ceil(BLOCK_TOKENS) } else { 1 };
+        pages += if waits { pages_wanted(sequence) } else { 1 };
         if waits || sequence.wanted() > 1 {
-            (prefills, rows) = (prefills + 1, rows + sequence.wanted());
+            (prefills, rows) = (prefills + 1, rows + prefill_pending(sequence).0 as usize);
         } else {
             decodes += 1;
         }
@@ -130,6 +141,6 @@ fn room(scheduler: &Scheduler, prefill_rows_max: usize) -> (u32, u32) {
     // The next step takes one budget away; what is left of the one after can start something.
     let rows_free = budget.saturating_mul(2).saturating_sub(rows).min(budget);
     let slots = sizes.sequences_max.saturating_sub(decodes + prefills);
-    let pages_free = scheduler.pool.available().saturating_sub(pages_wanted);
+    let pages_free = scheduler.pool.available().saturating_sub(pages);
     (slots.min(rows_free).min(pages_free) as u32, rows_free as u32)
 }

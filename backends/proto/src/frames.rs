@@ -591,6 +591,9 @@ pub struct EngineState {
     /// Rows of prefill that the step after the next has left; 0 where it is not said.
     #[prost(uint32, tag = "23")]
     pub prefill_rows_free: u32,
+    /// Blocks that the waiting sequences will take, beside those that are cached: they are spoken for, though still free.
+    #[prost(uint32, tag = "24")]
+    pub blocks_wanted: u32,
 }
 
 /// One tier of one worker.

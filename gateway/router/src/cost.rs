@@ -104,11 +104,14 @@ impl Weights {
     }
 }
 
-/// Share of the blocks that are in use, 0 to 1, once `more` are taken.
+/// Share of the blocks that are in use or spoken for once `more` are taken; above 1, somebody waits for memory.
 pub fn fill(state: &EngineState, more: u32) -> f64 {
     match state.blocks_total {
         0 => 0.0,
-        total => (f64::from(total.saturating_sub(state.blocks_free)) + f64::from(more)) / f64::from(total),
+        total => {
+            let used = f64::from(total.saturating_sub(state.blocks_free)) + f64::from(state.blocks_wanted);
+            (used + f64::from(more)) / f64::from(total)
+        }
     }
 }
 

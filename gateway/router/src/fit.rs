@@ -30,7 +30,7 @@ const JUDGED_AFTER: u32 = 32;
 /// Errors above this many usual ones count less.
 const OUTLIER: f64 = 2.5;
 /// Steps with data before others may take this worker for their prior.
-const TELLING: u32 = 64;
+const TELLING: u32 = 8;
 /// Seconds per prompt token that are assumed of a worker that nothing is known of.
 const UNKNOWN: f64 = 1e-3;
 /// Coefficients in units of a: a dense transformer, 12 ms, 71 µs, 1.35 ns, 40 µs, 16 ns.
@@ -106,8 +106,19 @@ impl Fit {
         (count > 0.0).then(|| Self { chunk: chunk / count, ..Self::with_prior(prior, PEERS_ERROR) })
     }
 
-    fn is_telling(&self) -> bool {
+    /// Whether others may take this worker for their prior.
+    pub fn is_telling(&self) -> bool {
         self.with_prefill.steps >= TELLING
+    }
+
+    /// A worker that has not told much itself is taken to be as fast as its equals: else it would be taken for slow because nobody
+    /// sends it anything, and be sent nothing because it is taken for slow.
+    pub fn take_after(&mut self, equals: &Fit) {
+        if !self.is_telling() {
+            (self.prior, self.prior_error) = (equals.prior, equals.prior_error);
+            self.chunk = self.chunk.max(equals.chunk);
+            self.solve();
+        }
     }
 
     /// Takes in a worker's own summary; used as long as no steps with prefill were seen.
@@ -117,7 +128,8 @@ impl Fit {
             self.prior = SHAPE.map(|unit| unit / told);
             let step = state.step_seconds;
             if self.decode_only.steps == 0 && (1e-7..1e5).contains(&step) {
-                self.prior[0] = step;
+                // The step may have had prefill in it.
+                self.prior[0] = self.prior[0].min(step);
             }
             self.solve();
         }
@@ -339,6 +351,37 @@ mod tests {
         (0..2000).for_each(|_| fit.observe(&step(&mut random, &ENGINE, 0.1)));
         let newcomer = Fit::like([&fit, &Fit::default()].into_iter()).expect("one tells");
         close(&newcomer, &ENGINE, 0.06);
+    }
+
+    #[test]
+    fn one_that_nobody_uses_is_not_taken_for_slow() {
+        let (mut random, mut used, mut idle) = (Random::new(9), Fit::default(), Fit::default());
+        (0..200).for_each(|_| used.observe(&step(&mut random, &ENGINE, 0.1)));
+        idle.take_after(&Fit::like([&used].into_iter()).expect("one tells"));
+        close(&idle, &ENGINE, 0.15);
+        let before = used.coefficients();
+        used.take_after(&Fit::default());
+        assert_eq!(used.coefficients(), before, "who knows himself does not ask");
+    }
+
+    /// The first thing that a worker ever says may be about a step of a second.
+    #[test]
+    fn a_first_step_with_prefill_does_not_pass_for_one_without() {
+        let (mut random, mut fit) = (Random::new(4), Fit::default());
+        let state = EngineState { prefill_tokens_per_second: 9000.0, step_seconds: 1.1, ..Default::default() };
+        fit.observe_state(&state);
+        // Mostly decodes of few sequences, as in front of agents.
+        for at in 0..3000 {
+            let mut batch = step(&mut random, &ENGINE, 0.0);
+            batch.decodes = 1 + batch.decodes / 8;
+            batch.decode_context = u64::from(batch.decodes) * 80_000;
+            if at % 20 != 0 {
+                (batch.prefill_tokens, batch.prefill_context) = (0, 0.0);
+            }
+            batch.seconds = seconds(&ENGINE, &batch) * (1.0 + 0.1 * random.normal()).max(0.3);
+            fit.observe(&batch);
+        }
+        close(&fit, &ENGINE, 0.15);
     }
 
     #[test]

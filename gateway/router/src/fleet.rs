@@ -136,6 +136,7 @@ impl Site {
             turn: self.turn,
             now,
             ahead: [0.0; WORKERS_MAX],
+            blocks_ahead: [0; WORKERS_MAX],
         }
     }
 }
@@ -219,9 +220,23 @@ impl Fleet {
 
     /// Takes in what a step of a worker computed and how long it took.
     pub fn observe(&mut self, worker: WorkerId, batch: &Batch) {
-        if let Some(view) = self.site.workers.get_mut(&worker) {
-            view.observe(batch);
+        let Some(view) = self.site.workers.get_mut(&worker) else { return };
+        view.observe(batch);
+        if batch.prefill_tokens > 0 && view.fit.is_telling() {
+            let device = Arc::clone(&view.member.device);
+            self.teach(&device);
         }
+    }
+
+    /// Lets workers that nobody has used yet be taken for their equals.
+    fn teach(&mut self, device: &str) {
+        let equals = |view: &&WorkerView| *view.member.device == *device;
+        if self.site.workers.values().filter(equals).all(|view| view.fit.is_telling()) {
+            return;
+        }
+        let Some(known) = Fit::like(self.site.workers.values().filter(equals).map(|view| &view.fit)) else { return };
+        let all = self.site.workers.values_mut();
+        all.filter(|view| *view.member.device == *device).for_each(|view| view.fit.take_after(&known));
     }
 
     /// How fast a worker is as far as it is known.

@@ -44,6 +44,8 @@ pub(crate) struct Market<'a> {
     pub(crate) now: Duration,
     /// Prefill seconds of requests before this one in the queue that wait for a busy worker.
     pub(crate) ahead: [f64; WORKERS_MAX],
+    /// Blocks that they will take.
+    pub(crate) blocks_ahead: [u32; WORKERS_MAX],
 }
 
 /// A priced choice.
@@ -95,7 +97,9 @@ impl Market<'_> {
         if gathers && self.workers[&choice.worker].credits() > 0 {
             return Verdict::WaitForCredits;
         }
-        self.ahead[usize::from(choice.worker.0)] += choice.parts.own;
+        let (at, have) = (usize::from(choice.worker.0), choice.found.device + choice.found.promised);
+        self.ahead[at] += choice.parts.own;
+        self.blocks_ahead[at] = self.blocks_ahead[at].saturating_add(self.blocks(&waiting.view, have));
         let promised = choice.parts.queue;
         waiting.held.get_or_insert(Held { since: self.now, promised });
         Verdict::LetPass
@@ -174,8 +178,8 @@ impl Market<'_> {
             // Short of places rather than of time: somebody has to end first.
             queue = queue.max(worker.place_seconds(self.output_tokens));
         }
-        let have = (found.device + found.promised) as usize;
-        let blocks = (tokens + self.output_tokens as usize).saturating_sub(have).div_ceil(BLOCK_TOKENS) as u32;
+        let before = worker.promised_blocks().saturating_add(self.blocks_ahead[usize::from(id.0)]);
+        let blocks = self.blocks(view, found.device + found.promised);
         let step = worker.step_seconds(view.sequences.max(1), tokens);
         let terms = Terms {
             queue,
@@ -183,7 +187,7 @@ impl Market<'_> {
             load: self.load,
             decoding: f64::from(worker.sequences()),
             step,
-            fill: fill(&worker.member.state, worker.promised_blocks().saturating_add(blocks)),
+            fill: fill(&worker.member.state, before.saturating_add(blocks)),
         };
         Candidate {
             worker: id,
@@ -196,6 +200,12 @@ impl Market<'_> {
             ttft: queue + own + step,
             tpot: worker.tpot(step),
         }
+    }
+
+    /// Blocks that a request takes beside those that hold `have` of its tokens.
+    fn blocks(&self, view: &View, have: u32) -> u32 {
+        let tokens = view.tokens.len() + self.output_tokens as usize;
+        tokens.saturating_sub(have as usize).div_ceil(BLOCK_TOKENS) as u32
     }
 
     /// Seconds until the worker has the prompt, from where that is quickest: computed, loaded from its tiers, pulled from another. And
