@@ -10,6 +10,7 @@ mod keys;
 mod log;
 mod progress;
 mod serve;
+mod simulate;
 mod upgrade;
 
 use std::process::ExitCode;
@@ -70,6 +71,8 @@ enum Command {
     Import(import::ImportArgs),
     /// Say what would be served, or everything that is wrong, without serving
     Check(Box<check::CheckArgs>),
+    /// Replay traffic through the router in front of modelled engines, and say how it would do
+    Simulate(Box<penstock_sim::fleet::command::SimulateArgs>),
 }
 
 fn main() -> ExitCode {
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Import(args) => import::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

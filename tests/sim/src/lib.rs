@@ -1,4 +1,4 @@
-//! Seeded simulations of the engine without a model.
+//! Seeded simulations: the engine without a model, and the fleet without engines ([`fleet`]).
 //!
 //! [`FakeForward`] stands for the device: it keeps what was written to each slot of each page and computes logits from a hash
 //! of the *whole prefix as read through the block table*. A wrong page, a lost write, a stale block or a wrong position changes
@@ -10,6 +10,7 @@
 
 pub mod client;
 pub mod fake;
+pub mod fleet;
 pub mod random;
 pub mod world;
 

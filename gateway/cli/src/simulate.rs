@@ -1,0 +1,20 @@
+//! `penstock simulate`: opens files, packed or not, for the fleet simulator.
+
+use penstock_sim::fleet::command::{SimulateArgs, simulate};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+
+/// What gzip begins with.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// Runs the simulations that were asked for.
+pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
+    Ok(simulate(args, &open, &mut io::stdout().lock())?)
+}
+
+fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
+    let mut file = BufReader::new(File::open(path)?);
+    let is_packed = file.fill_buf()?.starts_with(&GZIP);
+    Ok(if is_packed { Box::new(BufReader::new(flate2::bufread::MultiGzDecoder::new(file))) } else { Box::new(file) })
+}

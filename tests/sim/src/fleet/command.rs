@@ -1,0 +1,387 @@
+//! `penstock simulate`: its arguments and its tables.
+
+use super::ablation::{Part, ablations};
+use super::audit::{Audit, WEIGHTS, alternatives, record};
+use super::engine::Sizes;
+use super::placement::Policy;
+use super::report::Report;
+use super::run::{Kill, Setup, run, run_with_outcomes};
+use super::search::highest_rate;
+use super::trace::{Shape, Trace, synthetic};
+use clap::Args;
+use std::io::{BufRead, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  penstock simulate                                                   a small trace that is made up
+  penstock simulate --trace hour.jsonl.gz --rate 1,1.5,2              how the fleet does at these rates
+  penstock simulate --trace hour.jsonl.gz --find 0.9                  the highest rate with 90 % of the requests in SLO
+  penstock simulate --trace hour.jsonl.gz --policies round_robin,cache_aware
+  penstock simulate --trace hour.jsonl.gz --rate 1.5 --ablate         what each part of the router is worth
+  penstock simulate --trace hour.jsonl.gz --kill 3@600s --slow 2:0.5  an engine dies, another is slow
+  penstock simulate --trace hour.jsonl.gz --record decisions.jsonl
+  penstock simulate --replay decisions.jsonl                          what other weights would have made of it
+
+A trace has one request a line, as Mooncake publishes them:
+  {\"timestamp\": 5000, \"input_length\": 1100, \"output_length\": 40, \"hash_ids\": [7, 8]}";
+
+/// Arguments of `penstock simulate`.
+#[derive(Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct SimulateArgs {
+    /// Requests to replay (JSON lines, also gzipped); without it some are made up
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Leave out the first requests of the trace
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    skip: usize,
+    /// Replay at most so many requests
+    #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
+    limit: usize,
+    /// How much faster than recorded requests come
+    #[arg(long, value_name = "FACTOR", value_delimiter = ',', default_values_t = [1.0])]
+    rate: Vec<f64>,
+    /// Look for the highest rate with this share of the requests in SLO
+    #[arg(long, value_name = "SHARE", conflicts_with = "rate")]
+    find: Option<f64>,
+    /// Where the search begins to bisect
+    #[arg(long, value_name = "FACTOR", default_value_t = 4.0)]
+    rate_max: f64,
+    /// Runs of a search
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    steps: usize,
+    /// Who chooses engines: cache_aware is the router of this gateway; round_robin, least_load, power_of_two, session; rules of
+    /// other routers: longest_match, block_cost, least_ttft; with perfect knowledge: oracle; with one cache for all: bound
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values_t = [Policy::Router(penstock_router::Policy::CacheAware)])]
+    policies: Vec<Policy>,
+    /// Run without each part of the router in turn
+    #[arg(long, conflicts_with_all = ["policies", "replay"])]
+    ablate: bool,
+    /// Run without parts of the router: promises, fit, credits
+    #[arg(long, value_name = "PARTS", value_delimiter = ',')]
+    without: Vec<Part>,
+    /// A weight of the router's cost: own, congestion, decoding, step, pressure
+    #[arg(long = "weight", value_name = "NAME=VALUE", value_parser = weight)]
+    weights: Vec<(usize, f64)>,
+    /// Engines
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
+    engines: u16,
+    /// Tokens that an engine's KV cache holds
+    #[arg(long, value_name = "TOKENS", default_value_t = 1e6)]
+    kv_tokens: f64,
+    /// Tokens of a tier in host memory beside it
+    #[arg(long, value_name = "TOKENS", default_value_t = 0.0)]
+    host_tokens: f64,
+    /// Share of the cache that blocks which were read again may hold against others
+    #[arg(long, value_name = "SHARE", default_value_t = Sizes::default().active_share)]
+    active_share: f64,
+    /// Tokens of a step
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
+    batch_tokens: usize,
+    /// Sequences of an engine at once
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    sequences: usize,
+    /// Standard deviation of the factor on the time of a step
+    #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
+    noise: f64,
+    /// An engine dies then; with +SECONDS, another takes its place so much later (60)
+    #[arg(long = "kill", value_name = "ENGINE@SECONDS", value_parser = kill)]
+    kills: Vec<Kill>,
+    /// An engine has this share of the others' speed
+    #[arg(long = "slow", value_name = "ENGINE:SHARE", value_parser = slow)]
+    slow: Vec<(usize, f64)>,
+    /// Another tenant sends so many times the trace's requests
+    #[arg(long, value_name = "FACTOR")]
+    flood: Option<f64>,
+    /// Seconds to the first token of an empty prompt that are good
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
+    slo_ttft: f64,
+    /// More of them per thousand tokens of the prompt
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.15)]
+    slo_ttft_per_thousand: f64,
+    /// Mean seconds between tokens that are good
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.1)]
+    slo_tpot: f64,
+    /// Refuse requests whose first token is predicted so many times later than its objective; 0: none
+    #[arg(long, value_name = "TIMES", default_value_t = 0.0)]
+    refuse_above: f64,
+    /// Seeds of noise and ties; several give several rows
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1])]
+    seeds: Vec<u64>,
+    /// Write the decisions of the first run there
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// Replay recorded decisions and say what other weights would have made of them
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["trace", "policies", "find"])]
+    replay: Option<PathBuf>,
+    /// Reports as JSON, one a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Why a simulation cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulateError {
+    /// The trace.
+    #[error("cannot read {path}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// What is in the trace.
+    #[error("{path}")]
+    Trace {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: super::trace::TraceError,
+    },
+    /// An argument.
+    #[error("{0}")]
+    Argument(&'static str),
+    /// The output.
+    #[error("cannot write")]
+    Write(#[from] std::io::Error),
+}
+
+/// Opens a file for reading lines, unpacked.
+pub type Open<'a> = &'a dyn Fn(&Path) -> std::io::Result<Box<dyn BufRead>>;
+
+/// Runs what was asked for and writes its tables.
+///
+/// # Errors
+/// [`SimulateError`].
+pub fn simulate(args: &SimulateArgs, open: Open<'_>, out: &mut dyn Write) -> Result<(), SimulateError> {
+    let trace = load(args, open)?;
+    let setup = setup(args)?;
+    let jobs = jobs(args, &trace, &setup);
+    if !args.json {
+        describe(&trace, args, out)?;
+    }
+    if let Some(path) = &args.record {
+        let (_, first) = jobs.first().ok_or(SimulateError::Argument("nothing to run"))?;
+        let (_, outcomes) = run_with_outcomes(&trace, first);
+        record(&trace, &outcomes, &first.slo, std::io::BufWriter::new(std::fs::File::create(path)?))?;
+    }
+    let rows = all(&jobs, |(name, setup)| {
+        let found = match args.find {
+            Some(goal) => highest_rate(&trace, setup, goal, args.rate_max, args.steps),
+            None => Some(run(&trace, setup)),
+        };
+        (name.clone(), found)
+    });
+    if args.json {
+        for (name, report) in rows.into_iter().filter_map(|(name, report)| Some((name, report?))) {
+            serde_json::to_writer(&mut *out, &Report { name, ..report }).map_err(std::io::Error::from)?;
+            writeln!(out)?;
+        }
+        return Ok(());
+    }
+    write_table(&rows, out)?;
+    if args.replay.is_some() {
+        write_regret(rows, out)?;
+    }
+    Ok(())
+}
+
+fn load(args: &SimulateArgs, open: Open<'_>) -> Result<Trace, SimulateError> {
+    let Some(path) = args.replay.as_ref().or(args.trace.as_ref()) else {
+        let requests = synthetic(&Shape { requests: args.limit.min(400), ..Shape::default() });
+        return with_flood(Trace::new(requests), args, Path::new("the trace"));
+    };
+    let lines = open(path).map_err(|source| SimulateError::Read { path: path.clone(), source })?;
+    with_flood(Trace::read(lines, args.skip, args.limit), args, path)
+}
+
+/// Adds a tenant that sends far more than the others.
+fn with_flood(
+    trace: Result<Trace, super::trace::TraceError>,
+    args: &SimulateArgs,
+    path: &Path,
+) -> Result<Trace, SimulateError> {
+    let fault = |source| SimulateError::Trace { path: path.into(), source };
+    let trace = trace.map_err(fault)?;
+    let Some(factor) = args.flood.filter(|factor| *factor > 0.0) else { return Ok(trace) };
+    let count = (trace.requests.len() as f64 * factor) as usize;
+    let tenant = trace.requests.iter().map(|request| request.tenant).max().unwrap_or(0) + 1;
+    let per_second = count as f64 / trace.seconds().max(1.0);
+    let flood = Shape { requests: count, per_second, sessions: 64, tenant, seed: 7, ..Shape::default() };
+    let mut requests = trace.requests;
+    requests.extend(synthetic(&flood));
+    requests.sort_by(|a, b| a.arrival.total_cmp(&b.arrival));
+    Trace::new(requests).map_err(fault)
+}
+
+fn setup(args: &SimulateArgs) -> Result<Setup, SimulateError> {
+    let positive = [args.kv_tokens, args.slo_tpot, args.rate_max].into_iter().chain(args.rate.iter().copied());
+    if positive.into_iter().any(|value| !(value > 0.0 && value < 1e9)) {
+        return Err(SimulateError::Argument("rates, --kv-tokens, --slo-tpot and --rate-max are positive"));
+    }
+    let sizes = [args.host_tokens, args.noise, args.refuse_above, args.slo_ttft, args.slo_ttft_per_thousand];
+    if sizes.iter().any(|value| !(*value >= 0.0 && *value < 1e9)) || args.batch_tokens == 0 || args.sequences == 0 {
+        return Err(SimulateError::Argument("sizes and times are not negative, and a step has tokens and sequences"));
+    }
+    let mut setup = Setup { engines: usize::from(args.engines), noise: args.noise, ..Setup::default() };
+    setup.sizes.kv_tokens = args.kv_tokens as usize;
+    setup.sizes.host_tokens = args.host_tokens as usize;
+    setup.sizes.active_share = args.active_share.clamp(0.0, 1.0);
+    setup.sizes.batch_tokens = args.batch_tokens;
+    setup.sizes.sequences_max = args.sequences;
+    setup.slo.ttft = args.slo_ttft;
+    setup.slo.ttft_per_thousand = args.slo_ttft_per_thousand;
+    setup.slo.tpot = args.slo_tpot;
+    setup.limits.slo = Some(penstock_router::Slo {
+        ttft: Duration::from_secs_f64(args.slo_ttft),
+        ttft_per_1k: Duration::from_secs_f64(args.slo_ttft_per_thousand),
+        tpot: Duration::from_secs_f64(args.slo_tpot),
+        refuse_above: args.refuse_above,
+    });
+    setup.kills.clone_from(&args.kills);
+    setup.slow.clone_from(&args.slow);
+    for part in &args.without {
+        part.take_from(&mut setup.parts);
+    }
+    for (at, value) in &args.weights {
+        *WEIGHTS[*at].1(&mut setup.weights) = *value;
+    }
+    let known = |engine: usize| engine < setup.engines;
+    if !args.kills.iter().all(|kill| known(kill.engine)) || !args.slow.iter().all(|(engine, _)| known(*engine)) {
+        return Err(SimulateError::Argument("--kill and --slow name engines from 0"));
+    }
+    Ok(setup)
+}
+
+/// What is to be run: each with the name of its row.
+fn jobs(args: &SimulateArgs, trace: &Trace, setup: &Setup) -> Vec<(String, Setup)> {
+    let mut jobs = Vec::new();
+    let rates = if args.find.is_some() { &[1.0][..] } else { &args.rate };
+    for seed in &args.seeds {
+        for rate in rates {
+            let base = Setup { seed: *seed, rate: *rate, ..setup.clone() };
+            if args.replay.is_some() {
+                jobs.extend(alternatives(trace, &base));
+            } else if args.ablate {
+                jobs.extend(ablations(&base));
+            } else {
+                let of = |policy: &Policy| (policy.to_string(), Setup { policy: *policy, ..base.clone() });
+                jobs.extend(args.policies.iter().map(of));
+            }
+        }
+    }
+    jobs
+}
+
+/// Does all jobs, as many at once as there are processors; results in order.
+fn all<J: Sync, R: Send>(jobs: &[J], job: impl Fn(&J) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
+    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let work = || {
+            let mut done = Vec::new();
+            while let Some((at, found)) = {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                jobs.get(at).map(|found| (at, found))
+            } {
+                done.push((at, job(found)));
+            }
+            done
+        };
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("a run does not panic")).collect()
+    });
+    results.sort_by_key(|(at, _)| *at);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+fn describe(trace: &Trace, args: &SimulateArgs, out: &mut dyn Write) -> std::io::Result<()> {
+    let count = trace.requests.len() as f64;
+    let mean = |of: fn(&super::trace::Request) -> usize| trace.requests.iter().map(of).sum::<usize>() as f64 / count;
+    writeln!(
+        out,
+        "{} requests in {:.0} s, {:.0} tokens in and {:.0} out on average, {:.1} % of the prompts known to a cache of any size; {} engines\n",
+        trace.requests.len(),
+        trace.seconds(),
+        mean(|request| request.input),
+        mean(|request| request.output),
+        trace.ideal_hit_rate() * 100.0,
+        args.engines,
+    )
+}
+
+fn write_table(rows: &[(String, Option<Report>)], out: &mut dyn Write) -> std::io::Result<()> {
+    writeln!(out, "{}", Report::HEAD)?;
+    for (name, report) in rows {
+        match report {
+            Some(report) => writeln!(out, "{}", report.row(name))?,
+            None => writeln!(out, "| {name} | none found |")?,
+        }
+    }
+    for (name, report) in rows.iter().filter_map(|(name, report)| Some((name, report.as_ref()?))) {
+        for note in report.notes() {
+            writeln!(out, "\n{name} at {}: {note}", report.rate)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_regret(rows: Vec<(String, Option<Report>)>, out: &mut dyn Write) -> std::io::Result<()> {
+    let audit = Audit::of(rows.into_iter().filter_map(|(name, report)| Some((name, report?))).collect());
+    let Some((name, best)) = audit.rows.get(audit.best) else { return Ok(()) };
+    writeln!(
+        out,
+        "\nregret: {:.1} points in SLO; best: {name} ({:.1} % in SLO, mean TTFT {:.2} s)",
+        audit.regret() * 100.0,
+        best.in_slo * 100.0,
+        best.ttft_mean
+    )
+}
+
+fn weight(text: &str) -> Result<(usize, f64), String> {
+    let (name, value) = text.split_once('=').ok_or("NAME=VALUE, for example own=2")?;
+    let at = WEIGHTS.iter().position(|(known, _)| *known == name);
+    let at =
+        at.ok_or_else(|| format!("no weight {name:?}; there are {}", WEIGHTS.map(|(known, _)| known).join(", ")))?;
+    let value: f64 = value.parse().map_err(|_| format!("{value:?} is not a number"))?;
+    if (0.0..1e6).contains(&value) { Ok((at, value)) } else { Err("a weight is not negative".into()) }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let number = text.trim_end_matches('s');
+    let value: f64 = number.parse().map_err(|_| format!("{text:?} is not a time in seconds"))?;
+    if (0.0..1e9).contains(&value) { Ok(value) } else { Err(format!("{text:?} is not a time to come")) }
+}
+
+fn kill(text: &str) -> Result<Kill, String> {
+    let (engine, when) = text.split_once('@').ok_or("ENGINE@SECONDS, for example 3@600s")?;
+    let engine = engine.parse().map_err(|_| format!("{engine:?} is not an engine's number"))?;
+    let (at, away) = when.split_once('+').unwrap_or((when, "60"));
+    Ok(Kill { engine, at: seconds(at)?, away: seconds(away)? })
+}
+
+fn slow(text: &str) -> Result<(usize, f64), String> {
+    let (engine, share) = text.split_once(':').ok_or("ENGINE:SHARE, for example 2:0.5")?;
+    let engine = engine.parse().map_err(|_| format!("{engine:?} is not an engine's number"))?;
+    let share: f64 = share.parse().map_err(|_| format!("{share:?} is not a share"))?;
+    if (0.01..=100.0).contains(&share) { Ok((engine, share)) } else { Err("a share is from 0.01 to 100".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_read_or_named() {
+        assert_eq!(kill("3@600s"), Ok(Kill { engine: 3, at: 600.0, away: 60.0 }));
+        assert_eq!(kill("0@5+2s"), Ok(Kill { engine: 0, at: 5.0, away: 2.0 }));
+        assert!(kill("3").is_err() && kill("x@1").is_err() && kill("1@-4").is_err());
+        assert_eq!(slow("2:0.5"), Ok((2, 0.5)));
+        assert!(slow("2:0").is_err());
+        assert_eq!(weight("step=20"), Ok((3, 20.0)));
+        assert!(weight("beta=2").unwrap_err().contains("own, congestion"));
+    }
+}

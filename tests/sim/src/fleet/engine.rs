@@ -1,0 +1,520 @@
+//! A modelled engine: continuous batching over a real [`BlockPool`], with times from a formula.
+//!
+//! Requests start in order of arrival, when pages for prompt and answer are there (so nothing is preempted). A step serves
+//! all decodes, then prefills in order, within one token budget. Blocks can be read by others once computed. The host tier
+//! takes what the device evicts and gives it back at [`Speed::host`] seconds a token.
+
+use super::ask::Ask;
+use super::meter::{Meter, StepWork};
+use penstock_kv::{BlockPool, PageId};
+use penstock_proto::frames::{Batch, EngineState, KvEvent, Tier, TierState};
+use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use std::collections::VecDeque;
+
+/// How long things take, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// A step, whatever it does.
+    pub base: f64,
+    /// A prompt token.
+    pub prefill: f64,
+    /// A prompt token per token before it.
+    pub attention: f64,
+    /// A sequence that decodes.
+    pub sequence: f64,
+    /// A token of its context.
+    pub context: f64,
+    /// A token read from the host tier.
+    pub host: f64,
+}
+
+impl Default for Speed {
+    /// A dense model of 70 billion parameters on a node of eight GPUs.
+    fn default() -> Self {
+        Self {
+            base: 0.012,
+            prefill: 1.0 / 14_000.0,
+            attention: 1.35e-9,
+            sequence: 40e-6,
+            context: 16e-9,
+            host: 1.0 / 150_000.0,
+        }
+    }
+}
+
+impl Speed {
+    /// To compute `tokens` behind `context` others.
+    pub fn prefill_seconds(&self, tokens: usize, context: usize) -> f64 {
+        let n = tokens as f64;
+        n * self.prefill + self.attention * n * (context as f64 + n / 2.0)
+    }
+
+    /// To do one step.
+    pub fn step_seconds(&self, work: &StepWork) -> f64 {
+        self.base
+            + self.prefill * work.prefill as f64
+            + self.attention * work.attention
+            + self.sequence * work.decodes as f64
+            + self.context * work.context as f64
+            + self.host * work.loaded as f64
+    }
+}
+
+/// What an engine has room for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sizes {
+    /// KV tokens on the device.
+    pub kv_tokens: usize,
+    /// KV tokens in the host tier; 0 is none.
+    pub host_tokens: usize,
+    /// Tokens of a step.
+    pub batch_tokens: usize,
+    /// Sequences at once.
+    pub sequences_max: usize,
+    /// Share of the pages that reused idle blocks may hold against others.
+    pub active_share: f64,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self { kv_tokens: 1_000_000, host_tokens: 0, batch_tokens: 8192, sequences_max: 256, active_share: 0.75 }
+    }
+}
+
+struct Sequence {
+    ask: Ask,
+    table: Vec<PageId>,
+    sealed: usize,
+    /// Prompt tokens computed or read.
+    computed: usize,
+    produced: usize,
+    cached: usize,
+    /// Tokens that its first step reads from the host tier.
+    loads: usize,
+    chunk: usize,
+}
+
+impl Sequence {
+    fn decodes(&self) -> bool {
+        self.computed >= self.ask.input
+    }
+}
+
+/// A request that has not started.
+struct Waiting {
+    ask: Ask,
+    /// Prompt tokens that were cached when it came.
+    hint: usize,
+    /// Pages that it wanted besides then.
+    pages: usize,
+}
+
+/// A token that a step gave, or the end of a request that cannot be served.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Emitted {
+    /// Index in the trace.
+    pub request: usize,
+    /// The life of it that speaks.
+    pub attempt: u32,
+    /// Set with the first token of a life: prompt tokens that were cached.
+    pub cached: Option<usize>,
+    /// It is over.
+    pub last: bool,
+    /// It fits in no engine of this size.
+    pub refused: bool,
+}
+
+/// Sums over an engine's life.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sums {
+    /// Seconds of steps.
+    pub busy: f64,
+    /// Prompt tokens computed.
+    pub prefilled: u64,
+    /// Prompt tokens of started sequences.
+    pub looked_up: u64,
+    /// Of these, read from a cache.
+    pub hits: u64,
+    /// Of these, read from the host tier.
+    pub host_hits: u64,
+    /// Tokens emitted.
+    pub emitted: u64,
+    /// Steps.
+    pub steps: u64,
+}
+
+/// See the module header.
+pub struct Engine {
+    speed: Speed,
+    sizes: Sizes,
+    pool: BlockPool,
+    host: Option<BlockPool>,
+    waiting: VecDeque<Waiting>,
+    /// The first that waits found no room, and nobody has ended since.
+    blocked: bool,
+    running: Vec<Sequence>,
+    work: StepWork,
+    refused: Vec<Emitted>,
+    events: Vec<KvEvent>,
+    meter: Meter,
+    accepted: u64,
+    /// Sums.
+    pub sums: Sums,
+}
+
+impl Engine {
+    /// An engine with an empty cache.
+    pub fn new(speed: Speed, sizes: Sizes) -> Self {
+        let pages = sizes.kv_tokens / BLOCK_TOKENS;
+        let host = (sizes.host_tokens >= BLOCK_TOKENS).then(|| BlockPool::new(sizes.host_tokens / BLOCK_TOKENS));
+        Self {
+            speed,
+            sizes,
+            pool: BlockPool::with_active_share(pages, sizes.active_share),
+            host,
+            waiting: VecDeque::new(),
+            blocked: false,
+            running: Vec::new(),
+            work: StepWork::default(),
+            refused: Vec::new(),
+            events: Vec::new(),
+            meter: Meter::default(),
+            accepted: 0,
+            sums: Sums::default(),
+        }
+    }
+
+    /// A request arrives.
+    pub fn take(&mut self, ask: Ask) {
+        self.accepted += 1;
+        let (device, host) = self.cached_blocks(&ask.hashes);
+        let hint = ask.given.unwrap_or(((device + host) * BLOCK_TOKENS).min(ask.input - 1));
+        self.waiting.push_back(Waiting { pages: blocks(&ask) - device.min(blocks(&ask)), ask, hint });
+    }
+
+    /// Requests taken since the engine began.
+    pub fn accepted(&self) -> u64 {
+        self.accepted
+    }
+
+    /// Decides the next step; its seconds without noise, or `None` when there is nothing to do.
+    pub fn plan(&mut self) -> Option<f64> {
+        self.start_waiting();
+        if self.running.is_empty() {
+            return None;
+        }
+        let mut work = StepWork::default();
+        for sequence in &self.running {
+            if sequence.decodes() {
+                work.decodes += 1;
+                work.context += sequence.ask.input + sequence.produced;
+            }
+        }
+        let mut budget = self.sizes.batch_tokens.saturating_sub(work.decodes);
+        for sequence in &mut self.running {
+            sequence.chunk = 0;
+            if !sequence.decodes() && budget > 0 {
+                let rows = (sequence.ask.input - sequence.computed).min(budget);
+                sequence.chunk = rows;
+                budget -= rows;
+                work.prefill += rows;
+                work.attention += attended(rows, sequence.computed);
+                work.loaded += std::mem::take(&mut sequence.loads);
+            }
+        }
+        self.work = work;
+        Some(self.speed.step_seconds(&work))
+    }
+
+    /// The planned step took `seconds`: what it gave.
+    pub fn finish(&mut self, seconds: f64) -> Vec<Emitted> {
+        let mut emitted = std::mem::take(&mut self.refused);
+        self.meter.observe(&self.work, seconds);
+        self.sums.busy += seconds;
+        self.sums.steps += 1;
+        self.sums.prefilled += self.work.prefill as u64;
+        let Self { running, pool, blocked, .. } = self;
+        for sequence in running.iter_mut() {
+            let was_prefill = !sequence.decodes();
+            sequence.computed += sequence.chunk;
+            seal(pool, sequence);
+            if !sequence.decodes() {
+                continue;
+            }
+            sequence.produced += 1;
+            emitted.push(Emitted {
+                request: sequence.ask.request,
+                attempt: sequence.ask.attempt,
+                cached: was_prefill.then_some(sequence.cached),
+                last: sequence.produced >= sequence.ask.output,
+                refused: false,
+            });
+        }
+        running.retain_mut(|sequence| {
+            let ended = sequence.decodes() && sequence.produced >= sequence.ask.output;
+            if ended {
+                sequence.table.iter().rev().for_each(|page| pool.release(*page));
+                *blocked = false;
+            }
+            !ended
+        });
+        self.sums.emitted += emitted.len() as u64;
+        self.collect_events();
+        emitted
+    }
+
+    /// Requests that fit in no engine of this size, where no step tells of them.
+    pub fn take_refused(&mut self) -> Vec<Emitted> {
+        std::mem::take(&mut self.refused)
+    }
+
+    /// Changes of the cache since they were last taken.
+    pub fn take_events(&mut self) -> Vec<KvEvent> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// The state as a worker reports it.
+    pub fn state(&self) -> EngineState {
+        let (mut rows, mut prefills, mut decodes, mut pages_wanted, mut context) = (0, 0, 0, 0, 0);
+        let mut pending_context = 0.0;
+        for sequence in &self.running {
+            context += sequence.ask.input + sequence.produced;
+            if sequence.decodes() {
+                decodes += 1;
+            } else {
+                prefills += 1;
+                let left = sequence.ask.input - sequence.computed;
+                rows += left;
+                pending_context += attended(left, sequence.computed);
+            }
+        }
+        for Waiting { ask, hint, pages } in &self.waiting {
+            rows += ask.input - hint;
+            pending_context += attended(ask.input - hint, *hint);
+            pages_wanted += pages;
+        }
+        let rate = self.meter.prefill_tokens_per_second();
+        let slots = self.sizes.sequences_max.saturating_sub(decodes + prefills + self.waiting.len());
+        let budget = self.sizes.batch_tokens.saturating_sub(decodes);
+        let rows_free = (2 * budget).saturating_sub(rows).min(budget);
+        let pages_free = self.pool.available().saturating_sub(pages_wanted);
+        EngineState {
+            waiting: self.waiting.len() as u32,
+            running: self.running.len() as u32,
+            prefill_tokens_pending: rows as u64,
+            queue_seconds: if rate > 0.0 { rows as f64 / rate } else { 0.0 },
+            step_seconds: self.meter.step_seconds(),
+            blocks_total: self.pool.total() as u32,
+            blocks_free: self.pool.available() as u32,
+            blocks_cached: self.pool.cached() as u32,
+            credits: slots.min(rows_free).min(pages_free) as u32,
+            prompt_tokens: self.sums.looked_up,
+            cached_tokens: self.sums.hits,
+            output_tokens: self.sums.emitted,
+            prefill_tokens_per_second: rate,
+            prefill_context_pending: pending_context,
+            context_tokens: context as u64,
+            blocks_wanted: pages_wanted as u32,
+            prefill_rows_free: rows_free as u32,
+            tiers: self.host.iter().map(|host| self.tier(host)).collect(),
+            ..Default::default()
+        }
+    }
+
+    fn tier(&self, host: &BlockPool) -> TierState {
+        TierState {
+            tier: Tier::Host as i32,
+            blocks_total: host.total() as u64,
+            blocks_used: host.cached() as u64,
+            load_seconds_per_block: self.speed.host * BLOCK_TOKENS as f64,
+            ..Default::default()
+        }
+    }
+
+    /// What the last step computed, and how long that took.
+    pub fn batch(&self) -> Batch {
+        let StepWork { prefill, attention, decodes, context, .. } = self.work;
+        Batch {
+            prefill_tokens: prefill as u32,
+            prefill_context: attention,
+            decodes: decodes as u32,
+            decode_context: context as u64,
+            seconds: self.meter.step_seconds(),
+        }
+    }
+
+    /// Sequences that it runs at once.
+    pub fn sequences_max(&self) -> usize {
+        self.sizes.sequences_max
+    }
+
+    /// Leading blocks that the device has, and those that the host tier adds.
+    pub fn cached_blocks(&self, hashes: &[BlockHash]) -> (usize, usize) {
+        let Some(host) = &self.host else {
+            return (self.pool.lookup(hashes.iter().copied()).pages.len(), 0);
+        };
+        let (mut at, mut device) = (0, 0);
+        while at < hashes.len() {
+            let here = self.pool.lookup(hashes[at..].iter().copied()).pages.len();
+            let there = host.lookup(hashes[at + here..].iter().copied()).pages.len();
+            if here + there == 0 {
+                break;
+            }
+            // Blocks of the host's run that the device has too are read there.
+            let both = hashes[at + here..at + here + there].iter();
+            device += here + both.filter(|hash| !self.pool.lookup([**hash]).pages.is_empty()).count();
+            at += here + there;
+        }
+        (device, at - device)
+    }
+
+    fn start_waiting(&mut self) {
+        while self.running.len() < self.sizes.sequences_max && !self.blocked {
+            let Some(Waiting { ask, .. }) = self.waiting.front() else { break };
+            let total = blocks(ask);
+            if total > self.pool.total() {
+                let Waiting { ask, .. } = self.waiting.pop_front().expect("looked at");
+                let (request, attempt) = (ask.request, ask.attempt);
+                self.refused.push(Emitted { request, attempt, cached: None, last: true, refused: true });
+                continue;
+            }
+            let found = self.pool.lookup(ask.hashes.iter().copied());
+            if total - found.pages.len() > self.pool.available() - found.idle {
+                self.blocked = true;
+                break;
+            }
+            let Waiting { ask, .. } = self.waiting.pop_front().expect("looked at");
+            self.start(ask, total);
+        }
+    }
+
+    fn start(&mut self, ask: Ask, total: usize) {
+        let mut table = self.pool.lookup(ask.hashes.iter().copied()).pages;
+        self.pool.share(&table);
+        let mut loads = 0;
+        while let Some(hash) = ask.hashes.get(table.len()).copied().filter(|hash| self.is_known(*hash)) {
+            let here = self.pool.lookup([hash]).pages;
+            if let Some(page) = here.first() {
+                self.pool.share(&here);
+                table.push(*page);
+                continue;
+            }
+            self.touch_host(hash);
+            let Some(page) = self.allocate() else { break };
+            let parent = table.len().checked_sub(1).map(|at| ask.hashes[at]);
+            table.push(self.pool.seal(page, parent, hash));
+            loads += BLOCK_TOKENS;
+        }
+        let hit = table.len();
+        while table.len() < total {
+            table.push(self.allocate().expect("room was made"));
+        }
+        let cached = ask.given.unwrap_or((hit * BLOCK_TOKENS).min(ask.input - 1));
+        self.sums.looked_up += ask.input as u64;
+        self.sums.hits += cached as u64;
+        self.sums.host_hits += loads as u64;
+        self.running.push(Sequence { ask, table, sealed: hit, computed: cached, produced: 0, cached, loads, chunk: 0 });
+    }
+
+    fn is_known(&self, hash: BlockHash) -> bool {
+        self.host
+            .as_ref()
+            .is_some_and(|host| !host.lookup([hash]).pages.is_empty() || !self.pool.lookup([hash]).pages.is_empty())
+    }
+
+    fn allocate(&mut self) -> Option<PageId> {
+        let page = self.pool.allocate();
+        if self.host.is_some() {
+            self.collect_events();
+        }
+        page
+    }
+
+    fn touch_host(&mut self, hash: BlockHash) {
+        if let Some(host) = &mut self.host {
+            let pages = host.lookup([hash]).pages;
+            host.share(&pages);
+            pages.iter().for_each(|page| host.release(*page));
+        }
+    }
+
+    /// Passes the pool's changes on, and what it evicted to the host tier.
+    fn collect_events(&mut self) {
+        let events = self.pool.take_events();
+        let mut told = Vec::new();
+        if let Some(host) = &mut self.host {
+            let removed = events.iter().flat_map(|event| &event.removed);
+            for hash in removed.filter_map(|bytes| BlockHash::from_bytes(bytes)) {
+                if host.lookup([hash]).pages.is_empty()
+                    && let Some(page) = host.allocate()
+                {
+                    let page = host.seal(page, None, hash);
+                    host.release(page);
+                }
+            }
+            told = host.take_events();
+            told.iter_mut().for_each(|event| event.tier = Tier::Host as i32);
+        }
+        self.events.extend(events);
+        self.events.extend(told);
+    }
+
+    // ---- the truth, for rules that are given it ----
+
+    /// True seconds of prefill ahead.
+    pub fn pending_seconds(&self) -> f64 {
+        let running = self.running.iter().filter(|sequence| !sequence.decodes());
+        let started: f64 = running
+            .map(|sequence| self.speed.prefill_seconds(sequence.ask.input - sequence.computed, sequence.computed))
+            .sum();
+        let waiting = self.waiting.iter().map(|Waiting { ask, .. }| {
+            let (device, host) = self.cached_blocks(&ask.hashes);
+            let hit = ask.given.unwrap_or(((device + host) * BLOCK_TOKENS).min(ask.input - 1));
+            self.speed.prefill_seconds(ask.input - hit, hit)
+        });
+        started + waiting.sum::<f64>()
+    }
+
+    /// True seconds of a step that only decodes.
+    pub fn decode_seconds(&self) -> f64 {
+        let tokens: usize = self.running.iter().map(|sequence| sequence.ask.input + sequence.produced).sum();
+        self.speed.base + self.speed.sequence * self.running.len() as f64 + self.speed.context * tokens as f64
+    }
+
+    /// Sequences that decode, and those that wait.
+    pub fn loads(&self) -> (usize, usize) {
+        (self.running.iter().filter(|sequence| sequence.decodes()).count(), self.waiting.len())
+    }
+
+    /// Share of the pages that are held or asked for, with `more` blocks on top.
+    pub fn fill(&self, more: usize) -> f64 {
+        let held = self.pool.total() - self.pool.available();
+        let asked: usize = self.waiting.iter().map(|waiting| (waiting.ask.input + 256) / BLOCK_TOKENS).sum();
+        (held + asked + more) as f64 / self.pool.total() as f64
+    }
+
+    /// Its formula.
+    pub fn speed(&self) -> &Speed {
+        &self.speed
+    }
+}
+
+fn blocks(ask: &Ask) -> usize {
+    (ask.input + ask.output).div_ceil(BLOCK_TOKENS)
+}
+
+/// Sum over `rows` tokens behind `computed` others of what each attends to.
+fn attended(rows: usize, computed: usize) -> f64 {
+    rows as f64 * (computed as f64 + (rows as f64 + 1.0) / 2.0)
+}
+
+/// Names the blocks of the prompt that are complete.
+fn seal(pool: &mut BlockPool, sequence: &mut Sequence) {
+    let hashes = &sequence.ask.hashes;
+    while sequence.sealed < hashes.len() && (sequence.sealed + 1) * BLOCK_TOKENS <= sequence.computed {
+        let at = sequence.sealed;
+        let parent = at.checked_sub(1).map(|at| hashes[at]);
+        sequence.table[at] = pool.seal(sequence.table[at], parent, hashes[at]);
+        sequence.sealed += 1;
+    }
+}

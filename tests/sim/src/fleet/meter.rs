@@ -1,0 +1,50 @@
+//! How a modelled worker comes to know its own speed: from its steps alone, as a real one does.
+
+/// Weight of the past at each measured step.
+const FADE: f64 = 0.9;
+/// Rows below which a step says nothing about prefill speed.
+const PREFILL_ROWS_MIN: usize = 16;
+
+/// Measured speeds of one engine.
+#[derive(Clone, Debug, Default)]
+pub struct Meter {
+    rows: f64,
+    seconds: f64,
+    step: f64,
+}
+
+/// What one step did.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepWork {
+    /// Prompt tokens computed.
+    pub prefill: usize,
+    /// Sum over them of the tokens before each.
+    pub attention: f64,
+    /// Sequences that decoded.
+    pub decodes: usize,
+    /// Sum of their lengths.
+    pub context: usize,
+    /// Tokens read from the host tier.
+    pub loaded: usize,
+}
+
+impl Meter {
+    /// Takes in a step.
+    pub fn observe(&mut self, work: &StepWork, seconds: f64) {
+        self.step = seconds;
+        if work.prefill >= PREFILL_ROWS_MIN && work.prefill >= work.decodes && seconds > 0.0 {
+            self.rows = self.rows * FADE + (work.prefill + work.decodes) as f64;
+            self.seconds = self.seconds * FADE + seconds;
+        }
+    }
+
+    /// Prompt tokens per second; 0 until measured.
+    pub fn prefill_tokens_per_second(&self) -> f64 {
+        if self.seconds > 0.0 { self.rows / self.seconds } else { 0.0 }
+    }
+
+    /// Seconds of the last step.
+    pub fn step_seconds(&self) -> f64 {
+        self.step
+    }
+}

@@ -1,0 +1,227 @@
+//! Who decides: the real router over what workers report, or a peer's rule over the truth.
+
+use super::ablation::Parts;
+use super::ask::Ask;
+use super::engine::Engine;
+use super::peer::{Peer, Rule};
+use super::run::Setup;
+use super::trace::{NUMERICS_ID, Trace};
+use penstock_proto::frames::{Batch, EngineState, KvEvent};
+use penstock_router::{Choice, Fleet, Member, View, WorkerId};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A way to choose engines.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Policy {
+    /// The router of the product, with one of its rules.
+    Router(penstock_router::Policy),
+    /// A rule that binds at once.
+    Peer(Rule),
+}
+
+/// Rules of others, and those that nobody could have.
+const PEERS: [(&str, Rule); 6] = [
+    ("longest_match", Rule::LongestMatch),
+    ("block_cost", Rule::BlockCost),
+    ("least_ttft", Rule::LeastTtft),
+    ("oracle", Rule::Oracle),
+    ("bound", Rule::Bound),
+    ("recorded", Rule::Recorded),
+];
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Router(policy) => policy.fmt(f),
+            Self::Peer(rule) => f.write_str(PEERS.iter().find(|(_, peer)| peer == rule).map_or("", |(name, _)| name)),
+        }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some((_, rule)) = PEERS.iter().find(|(name, _)| *name == text) {
+            return Ok(Self::Peer(*rule));
+        }
+        text.parse()
+            .map(Self::Router)
+            .map_err(|unknown| format!("{unknown}, nor one of {}", PEERS.map(|(name, _)| name).join(", ")))
+    }
+}
+
+/// A binding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// Index in the trace.
+    pub request: usize,
+    /// The engine.
+    pub engine: usize,
+    /// Prompt tokens believed to be cached there.
+    pub cached: usize,
+}
+
+/// What is to be done now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Next {
+    /// Send it.
+    Bind(Bound),
+    /// Tell its client.
+    Refuse(usize),
+    /// Nothing.
+    Hold,
+}
+
+/// What an engine says after a step.
+pub struct Frame {
+    /// Its state.
+    pub state: EngineState,
+    /// Changes of its cache.
+    pub kv: Vec<KvEvent>,
+    /// Requests taken.
+    pub accepted: u64,
+    /// What was computed; `None` without a step.
+    pub batch: Option<Batch>,
+}
+
+/// Whoever decides; see the module header.
+pub enum Placement {
+    /// The real router, with some of its parts.
+    Router(Box<Fleet>, Parts),
+    /// A peer's rule.
+    Peer(Peer),
+}
+
+impl Placement {
+    /// Nobody has joined yet.
+    pub fn new(setup: &Setup) -> Self {
+        match setup.policy {
+            Policy::Router(policy) => {
+                let fleet = Fleet::new(setup.weights, setup.limits).with_policy(policy).seeded(setup.seed);
+                Self::Router(Box::new(fleet), setup.parts)
+            }
+            Policy::Peer(rule) => Self::Peer(Peer::new(rule, setup.engines, setup.seed)),
+        }
+    }
+
+    /// An engine begins, with an empty cache.
+    pub fn join(&mut self, engine: usize, truth: &Engine) {
+        match self {
+            Self::Router(fleet, parts) => {
+                let state = granted(truth.state(), *parts);
+                let member = Member {
+                    numerics_id: NUMERICS_ID.into(),
+                    blocks_total: state.blocks_total,
+                    sequences_max: truth.sequences_max() as u32,
+                    state,
+                    device: NUMERICS_ID.into(),
+                    ..Member::default()
+                };
+                fleet.join(id(engine), member, &[]);
+            }
+            Self::Peer(peer) => peer.join(engine),
+        }
+    }
+
+    /// An engine is lost.
+    pub fn leave(&mut self, engine: usize) {
+        match self {
+            Self::Router(fleet, _) => fleet.leave(id(engine)),
+            Self::Peer(peer) => peer.leave(engine),
+        }
+    }
+
+    /// An engine speaks.
+    pub fn frame(&mut self, engine: usize, frame: &Frame) {
+        if let Self::Router(fleet, parts) = self {
+            let state = granted(frame.state.clone(), *parts);
+            fleet.update(id(engine), Some(&state), &frame.kv, frame.accepted);
+            frame.batch.iter().filter(|_| parts.fit).for_each(|batch| fleet.observe(id(engine), batch));
+        }
+    }
+
+    /// A request wants to be placed. False: it is refused for good.
+    pub fn enqueue(&mut self, trace: &Trace, ask: &Ask, now: Duration) -> bool {
+        match self {
+            Self::Router(fleet, _) => {
+                let mut tokens = trace.tokens(ask.request);
+                tokens.resize(ask.input, 0);
+                let view = View {
+                    tokens: tokens.into(),
+                    sequences: 1,
+                    numerics_id: ask.resumed.then(|| NUMERICS_ID.into()),
+                    resumed: ask.resumed,
+                    tenant: Arc::from(ask.tenant.to_string()),
+                    session: Some(ask.session),
+                    ..View::default()
+                };
+                fleet.remove(ask.request as u64);
+                fleet.enqueue(ask.request as u64, view, now).is_ok()
+            }
+            Self::Peer(peer) => {
+                peer.enqueue(ask.clone());
+                true
+            }
+        }
+    }
+
+    /// The next thing to do.
+    pub fn next(&mut self, engines: &[Engine], now: Duration) -> Next {
+        match self {
+            Self::Router(fleet, parts) => match fleet.next(now) {
+                Choice::Bind { request, worker, cached_tokens, .. } => {
+                    if !parts.promises {
+                        fleet.settle(request);
+                    }
+                    let engine = usize::from(worker.0);
+                    Next::Bind(Bound { request: request as usize, engine, cached: cached_tokens as usize })
+                }
+                Choice::Refuse { request, .. } => Next::Refuse(request as usize),
+                Choice::Hold => Next::Hold,
+            },
+            Self::Peer(peer) => peer.next(engines).map_or(Next::Hold, Next::Bind),
+        }
+    }
+
+    /// The first token of a request came back.
+    pub fn first(&mut self, request: usize) {
+        match self {
+            Self::Router(fleet, _) => fleet.settle(request as u64),
+            Self::Peer(peer) => peer.first(request),
+        }
+    }
+
+    /// A token of a request came back.
+    pub fn emitted(&mut self, request: usize) {
+        if let Self::Router(fleet, _) = self {
+            fleet.emitted(request as u64, 1);
+        }
+    }
+
+    /// A request is over.
+    pub fn end(&mut self, request: usize) {
+        match self {
+            Self::Router(fleet, _) => fleet.remove(request as u64),
+            Self::Peer(peer) => peer.end(request),
+        }
+    }
+}
+
+fn id(engine: usize) -> WorkerId {
+    WorkerId(engine as u8)
+}
+
+/// What a worker grants, or would if it always did.
+fn granted(mut state: EngineState, parts: Parts) -> EngineState {
+    if !parts.credits {
+        state.credits = u32::MAX / 2;
+    }
+    if !parts.fit {
+        state.prefill_context_pending = 0.0;
+    }
+    state
+}

@@ -1,0 +1,266 @@
+//! What a run came to: one row of a table.
+
+use super::ask::Outcome;
+use super::engine::Sums;
+use super::run::Setup;
+use super::trace::{Request, Trace};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// What counts as good.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slo {
+    /// Seconds to the first token of an empty prompt.
+    pub ttft: f64,
+    /// More of them per thousand prompt tokens.
+    pub ttft_per_thousand: f64,
+    /// Mean seconds between tokens.
+    pub tpot: f64,
+}
+
+impl Default for Slo {
+    fn default() -> Self {
+        Self { ttft: 1.0, ttft_per_thousand: 0.15, tpot: 0.1 }
+    }
+}
+
+impl Slo {
+    /// Whether a request got what it should.
+    pub fn met(&self, request: &Request, outcome: &Outcome) -> bool {
+        let Some(first) = outcome.first.filter(|_| outcome.done) else { return false };
+        let in_time = first - outcome.arrival <= self.ttft + self.ttft_per_thousand * request.input as f64 / 1000.0;
+        in_time && tpot(request, outcome).is_none_or(|tpot| tpot <= self.tpot)
+    }
+}
+
+/// Mean seconds between the tokens of a request that has more than one.
+fn tpot(request: &Request, outcome: &Outcome) -> Option<f64> {
+    let first = outcome.first.filter(|_| request.output > 1)?;
+    Some(if outcome.done { (outcome.latest - first) / (request.output - 1) as f64 } else { f64::INFINITY })
+}
+
+/// Bins of a millisecond for gaps between tokens.
+const BINS: usize = 20_000;
+
+/// What is counted while a run goes on.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    gaps: Vec<u64>,
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self { gaps: vec![0; BINS + 1] }
+    }
+}
+
+impl Ledger {
+    /// Two tokens of a request came with this time between them.
+    pub fn gap(&mut self, seconds: f64) {
+        self.gaps[((seconds * 1e3) as usize).min(BINS)] += 1;
+    }
+
+    fn quantile(&self, share: f64) -> f64 {
+        let total: u64 = self.gaps.iter().sum();
+        let mut seen = 0;
+        let bin = self.gaps.iter().position(|count| {
+            seen += count;
+            seen as f64 >= share * total as f64
+        });
+        bin.unwrap_or(0) as f64 / 1e3
+    }
+}
+
+/// What came of one tenant's requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TenantReport {
+    /// Requests.
+    pub requests: usize,
+    /// Share of them in SLO.
+    pub in_slo: f64,
+    /// Seconds to the first token.
+    pub ttft_p50: f64,
+    /// The same, 99 of 100.
+    pub ttft_p99: f64,
+}
+
+/// A row; seconds, and shares of 1.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Report {
+    /// Of its row.
+    pub name: String,
+    /// Policy.
+    pub policy: String,
+    /// Rate.
+    pub rate: f64,
+    /// Requests of the trace.
+    pub requests: usize,
+    /// Requests that got all their tokens.
+    pub finished: usize,
+    /// Requests refused.
+    pub rejected: usize,
+    /// Lost engines, over all requests.
+    pub resumes: u64,
+    /// Longest silence of a stream whose engine was lost.
+    pub gap_max: f64,
+    /// Share of prompt tokens read from a cache.
+    pub hit: f64,
+    /// Share of prompt tokens read from the host tier.
+    pub host_hit: f64,
+    /// Share of prompt tokens that the router believed cached where it sent them.
+    pub believed: f64,
+    /// Time to the first token.
+    pub ttft: [f64; 3],
+    /// Its mean.
+    pub ttft_mean: f64,
+    /// Mean time between tokens of a request, p50 and p99.
+    pub tpot: [f64; 2],
+    /// Time between tokens, p50 and p99.
+    pub itl: [f64; 2],
+    /// Share of requests in SLO.
+    pub in_slo: f64,
+    /// Requests in SLO per second.
+    pub goodput: f64,
+    /// Prefill of the busiest engine over the mean.
+    pub imbalance: f64,
+    /// Share of the time that engines worked.
+    pub busy: f64,
+    /// Jain's index over tenants' shares in SLO: 1 is equal.
+    pub fairness: f64,
+    /// By tenant, where there are several.
+    pub tenants: BTreeMap<u32, TenantReport>,
+}
+
+impl Report {
+    /// Sums a run up.
+    pub fn of(trace: &Trace, setup: &Setup, outcomes: &[Outcome], sums: &[Sums], ledger: &Ledger, end: f64) -> Self {
+        let rows: Vec<Row> =
+            outcomes.iter().enumerate().map(|(at, outcome)| Row::of(trace, setup, at, outcome)).collect();
+        let total = |of: fn(&Sums) -> u64| sums.iter().map(of).sum::<u64>() as f64;
+        let looked_up = total(|sums| sums.looked_up).max(1.0);
+        let prefilled: Vec<f64> = sums.iter().map(|sums| sums.prefilled as f64).collect();
+        let mean = prefilled.iter().sum::<f64>() / prefilled.len() as f64;
+        let good = rows.iter().filter(|row| row.good).count();
+        let believed: usize = outcomes.iter().map(|outcome| outcome.believed).sum();
+        let prompts: usize = trace.requests.iter().map(|request| request.input).sum();
+        let tenants = by_tenant(&rows);
+        Self {
+            name: String::new(),
+            policy: setup.policy.to_string(),
+            rate: setup.rate,
+            requests: rows.len(),
+            finished: outcomes.iter().filter(|outcome| outcome.done).count(),
+            rejected: outcomes.iter().filter(|outcome| outcome.rejected).count(),
+            resumes: outcomes.iter().map(|outcome| u64::from(outcome.resumes)).sum(),
+            gap_max: outcomes.iter().map(|outcome| outcome.gap).fold(0.0, f64::max),
+            hit: total(|sums| sums.hits) / looked_up,
+            host_hit: total(|sums| sums.host_hits) / looked_up,
+            believed: believed as f64 / prompts.max(1) as f64,
+            ttft: [0.5, 0.9, 0.99].map(|share| quantile(rows.iter().map(|row| row.ttft), share)),
+            ttft_mean: rows.iter().map(|row| row.ttft).sum::<f64>() / rows.len().max(1) as f64,
+            tpot: [0.5, 0.99].map(|share| quantile(rows.iter().filter_map(|row| row.tpot), share)),
+            itl: [0.5, 0.99].map(|share| ledger.quantile(share)),
+            in_slo: good as f64 / rows.len().max(1) as f64,
+            goodput: good as f64 / (trace.seconds() / setup.rate).max(1e-9),
+            imbalance: prefilled.iter().copied().fold(0.0, f64::max) / mean.max(1.0),
+            busy: sums.iter().map(|sums| sums.busy).sum::<f64>() / sums.len() as f64 / end.max(1e-9),
+            fairness: jain(tenants.values().map(|tenant| tenant.in_slo)),
+            tenants: if tenants.len() > 1 { tenants } else { BTreeMap::new() },
+        }
+    }
+
+    /// Heads of the columns of [`Self::row`].
+    pub const HEAD: &'static str = "| policy | rate | hit % | host % | TTFT p50 s | p90 | p99 | TPOT p50 ms | p99 | ITL p50 ms | p99 | \
+         in SLO % | goodput /s | max/mean | busy % |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
+
+    /// As a row of a table.
+    pub fn row(&self, name: &str) -> String {
+        format!(
+            "| {} | {} | {:.1} | {:.1} | {:.2} | {:.2} | {:.2} | {:.1} | {:.1} | {:.0} | {:.0} | {:.1} | {:.2} | {:.2} | {:.0} |",
+            name,
+            (self.rate * 1000.0).round() / 1000.0,
+            self.hit * 100.0,
+            self.host_hit * 100.0,
+            self.ttft[0],
+            self.ttft[1],
+            self.ttft[2],
+            self.tpot[0] * 1e3,
+            self.tpot[1] * 1e3,
+            self.itl[0] * 1e3,
+            self.itl[1] * 1e3,
+            self.in_slo * 100.0,
+            self.goodput,
+            self.imbalance,
+            self.busy * 100.0
+        )
+    }
+}
+
+impl Report {
+    /// What a table has no room for: deaths, refusals, tenants.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.resumes > 0 {
+            notes.push(format!(
+                "{} streams lost their engine, {} of {} finished, longest silence {:.2} s",
+                self.resumes, self.finished, self.requests, self.gap_max
+            ));
+        }
+        if self.rejected > 0 {
+            notes.push(format!("{} requests refused", self.rejected));
+        }
+        for (tenant, report) in &self.tenants {
+            notes.push(format!(
+                "tenant {tenant}: {} requests, {:.1} % in SLO, TTFT p50 {:.2} s, p99 {:.2} s",
+                report.requests,
+                report.in_slo * 100.0,
+                report.ttft_p50,
+                report.ttft_p99
+            ));
+        }
+        notes
+    }
+}
+
+struct Row {
+    tenant: u32,
+    ttft: f64,
+    tpot: Option<f64>,
+    good: bool,
+}
+
+impl Row {
+    fn of(trace: &Trace, setup: &Setup, at: usize, outcome: &Outcome) -> Self {
+        let request = &trace.requests[at];
+        let ttft = outcome.first.map_or(f64::INFINITY, |first| first - outcome.arrival);
+        let (tpot, good) = (tpot(request, outcome), setup.slo.met(request, outcome));
+        Self { tenant: request.tenant, ttft, tpot, good }
+    }
+}
+
+fn by_tenant(rows: &[Row]) -> BTreeMap<u32, TenantReport> {
+    let mut tenants: BTreeMap<u32, Vec<&Row>> = BTreeMap::new();
+    rows.iter().for_each(|row| tenants.entry(row.tenant).or_default().push(row));
+    let report = |rows: Vec<&Row>| TenantReport {
+        requests: rows.len(),
+        in_slo: rows.iter().filter(|row| row.good).count() as f64 / rows.len() as f64,
+        ttft_p50: quantile(rows.iter().map(|row| row.ttft), 0.5),
+        ttft_p99: quantile(rows.iter().map(|row| row.ttft), 0.99),
+    };
+    tenants.into_iter().map(|(tenant, rows)| (tenant, report(rows))).collect()
+}
+
+fn jain(shares: impl Iterator<Item = f64>) -> f64 {
+    let (mut sum, mut squares, mut count) = (0.0, 0.0, 0.0);
+    shares.for_each(|share| (sum, squares, count) = (sum + share, squares + share * share, count + 1.0));
+    if squares > 0.0 { sum * sum / (count * squares) } else { 1.0 }
+}
+
+fn quantile(values: impl Iterator<Item = f64>, share: f64) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    if values.is_empty() {
+        return 0.0;
+    }
+    values.sort_by(f64::total_cmp);
+    values[((values.len() - 1) as f64 * share) as usize]
+}

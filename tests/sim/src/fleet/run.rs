@@ -1,0 +1,446 @@
+//! One run: arrivals, bindings, steps, frames, deaths, in order of time.
+
+use super::ablation::Parts;
+use super::ask::{Ask, Outcome};
+use super::engine::{Emitted, Engine, Sizes, Speed, Sums};
+use super::placement::{Bound, Frame, Next, Placement, Policy};
+use super::report::{Ledger, Report, Slo};
+use super::trace::Trace;
+use crate::random::Random;
+use penstock_proto::frames::{Batch, EngineState};
+use penstock_router::{Limits, Weights};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::time::Duration;
+
+/// An engine dies, and a new one begins in its place, with an empty cache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Kill {
+    /// Which.
+    pub engine: usize,
+    /// When, in seconds of the run.
+    pub at: f64,
+    /// Until another is there, in seconds.
+    pub away: f64,
+}
+
+/// Everything that a run depends on, beside its trace.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Who decides.
+    pub policy: Policy,
+    /// Engines.
+    pub engines: usize,
+    /// Their formula.
+    pub speed: Speed,
+    /// Their room.
+    pub sizes: Sizes,
+    /// Engines of another speed: (which, its speed as a share of the others').
+    pub slow: Vec<(usize, f64)>,
+    /// Deaths.
+    pub kills: Vec<Kill>,
+    /// How much faster than recorded requests come.
+    pub rate: f64,
+    /// Standard deviation of the factor on the seconds of a step.
+    pub noise: f64,
+    /// Seconds of a frame between gateway and worker, one way.
+    pub wire: f64,
+    /// Of everything that is random.
+    pub seed: u64,
+    /// Of the router.
+    pub weights: Weights,
+    /// Of the router.
+    pub limits: Limits,
+    /// Of the router.
+    pub parts: Parts,
+    /// What counts as good.
+    pub slo: Slo,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            policy: Policy::Router(penstock_router::Policy::CacheAware),
+            engines: 8,
+            speed: Speed::default(),
+            sizes: Sizes::default(),
+            slow: Vec::new(),
+            kills: Vec::new(),
+            rate: 1.0,
+            noise: 0.1,
+            wire: 0.000_2,
+            seed: 1,
+            weights: Weights::default(),
+            limits: Limits { queue_max: usize::MAX, slo: Some(penstock_router::Slo::default()), ..Limits::default() },
+            parts: Parts::default(),
+            slo: Slo::default(),
+        }
+    }
+}
+
+/// Replays `trace` and says what came of it. The same arguments give the same report.
+///
+/// # Panics
+/// If there are no engines, or more than a pool may have.
+pub fn run(trace: &Trace, setup: &Setup) -> Report {
+    World::new(trace, setup).run().0
+}
+
+/// The same with what came of every request.
+///
+/// # Panics
+/// As [`run`].
+pub fn run_with_outcomes(trace: &Trace, setup: &Setup) -> (Report, Vec<Outcome>) {
+    World::new(trace, setup).run()
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A request comes.
+    Arrive(usize),
+    /// What the gateway sent to an engine arrives there.
+    Deliver { engine: usize, life: u32 },
+    /// An engine's step ends.
+    StepEnd { engine: usize, life: u32 },
+    /// What an engine said arrives at the gateway.
+    Frame { engine: usize, life: u32 },
+    /// A death.
+    Kill(usize),
+    /// The gateway sees that the session is gone.
+    Lost { engine: usize },
+    /// A new engine in place of a dead one.
+    Restart { engine: usize },
+}
+
+/// An engine, its wires, its life.
+struct Seat {
+    life: u32,
+    alive: bool,
+    stepping: Option<f64>,
+    down: VecDeque<Ask>,
+    up: VecDeque<(Frame, Vec<Emitted>)>,
+    /// What the gateway has bound to it and not heard the end of.
+    bound: Vec<usize>,
+    random: Random,
+}
+
+struct World<'a> {
+    trace: &'a Trace,
+    setup: &'a Setup,
+    placement: Placement,
+    engines: Vec<Engine>,
+    seats: Vec<Seat>,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    serial: u64,
+    now: u64,
+    asks: Vec<Option<Ask>>,
+    outcomes: Vec<Outcome>,
+    ledger: Ledger,
+    past: Vec<Sums>,
+}
+
+impl<'a> World<'a> {
+    fn new(trace: &'a Trace, setup: &'a Setup) -> Self {
+        assert!(setup.engines > 0 && setup.engines <= penstock_router::WORKERS_MAX, "engines");
+        let placement = Placement::new(setup);
+        let engines = (0..setup.engines).map(|at| engine(setup, at)).collect();
+        let seat = |at: usize| Seat {
+            life: 0,
+            alive: true,
+            stepping: None,
+            down: VecDeque::new(),
+            up: VecDeque::new(),
+            bound: Vec::new(),
+            random: Random::new(setup.seed ^ (at as u64 + 1) << 32),
+        };
+        let mut world = Self {
+            trace,
+            setup,
+            placement,
+            engines,
+            seats: (0..setup.engines).map(seat).collect(),
+            events: BinaryHeap::new(),
+            serial: 0,
+            now: 0,
+            asks: vec![None; trace.requests.len()],
+            outcomes: vec![Outcome::default(); trace.requests.len()],
+            ledger: Ledger::default(),
+            past: vec![Sums::default(); setup.engines],
+        };
+        for (at, request) in trace.requests.iter().enumerate() {
+            world.at(request.arrival / setup.rate, Event::Arrive(at));
+        }
+        for (at, kill) in setup.kills.iter().enumerate().filter(|(_, kill)| kill.engine < setup.engines) {
+            world.at(kill.at, Event::Kill(at));
+        }
+        (0..setup.engines).for_each(|at| world.placement.join(at, &world.engines[at]));
+        world
+    }
+
+    fn at(&mut self, seconds: f64, event: Event) {
+        self.serial += 1;
+        self.events.push(Reverse(((seconds * 1e9) as u64, self.serial, event)));
+    }
+
+    fn after(&mut self, seconds: f64, event: Event) {
+        self.serial += 1;
+        self.events.push(Reverse((self.now + (seconds * 1e9) as u64, self.serial, event)));
+    }
+
+    fn seconds(&self) -> f64 {
+        self.now as f64 / 1e9
+    }
+
+    fn run(mut self) -> (Report, Vec<Outcome>) {
+        while let Some(Reverse((at, _, event))) = self.events.pop() {
+            self.now = at;
+            self.event(event);
+        }
+        for (engine, past) in self.engines.iter().zip(&mut self.past) {
+            add(past, &engine.sums);
+        }
+        let report = Report::of(self.trace, self.setup, &self.outcomes, &self.past, &self.ledger, self.seconds());
+        (report, self.outcomes)
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Arrive(request) => self.arrive(request),
+            Event::Deliver { engine, life } => {
+                if self.seats[engine].life == life {
+                    if let Some(ask) = self.seats[engine].down.pop_front() {
+                        self.engines[engine].take(ask);
+                    }
+                    self.step(engine);
+                }
+            }
+            Event::StepEnd { engine, life } => {
+                if self.seats[engine].life == life {
+                    self.step_end(engine);
+                }
+            }
+            Event::Frame { engine, life } => {
+                if self.seats[engine].life == life {
+                    self.frame(engine);
+                }
+            }
+            Event::Kill(at) => self.kill(self.setup.kills[at]),
+            Event::Lost { engine } => self.lost(engine),
+            Event::Restart { engine } => {
+                self.seats[engine].alive = true;
+                self.placement.join(engine, &self.engines[engine]);
+                self.dispatch();
+            }
+        }
+    }
+
+    fn arrive(&mut self, at: usize) {
+        let request = &self.trace.requests[at];
+        self.outcomes[at].arrival = self.seconds();
+        let ask = Ask {
+            request: at,
+            attempt: 0,
+            input: request.input,
+            output: request.output,
+            hashes: self.trace.hashes(at),
+            session: request.session,
+            tenant: request.tenant,
+            resumed: false,
+            given: None,
+            recorded: request.engine,
+        };
+        self.enqueue(ask);
+        self.dispatch();
+    }
+
+    fn enqueue(&mut self, ask: Ask) {
+        let request = ask.request;
+        if self.placement.enqueue(self.trace, &ask, Duration::from_nanos(self.now)) {
+            self.asks[request] = Some(ask);
+        } else {
+            self.outcomes[request].rejected = true;
+        }
+    }
+
+    /// Binds what can be bound now.
+    fn dispatch(&mut self) {
+        loop {
+            let bound = match self.placement.next(&self.engines, Duration::from_nanos(self.now)) {
+                Next::Bind(bound) => bound,
+                Next::Refuse(request) => {
+                    self.outcomes[request].rejected = true;
+                    self.asks[request] = None;
+                    continue;
+                }
+                Next::Hold => break,
+            };
+            let Bound { request, engine, cached } = bound;
+            let now = self.seconds();
+            let outcome = &mut self.outcomes[request];
+            (outcome.engine, outcome.bound, outcome.believed) = (engine, now, cached);
+            let ask = self.asks[request].clone().expect("it waited");
+            let seat = &mut self.seats[engine];
+            seat.bound.push(request);
+            if let Placement::Peer(peer) = &mut self.placement {
+                // The next choice is to see this one: a rule is told the truth at once.
+                let given = peer.given(&ask);
+                self.engines[engine].take(Ask { given, ..ask });
+                let life = seat.life;
+                self.after(0.0, Event::Deliver { engine, life });
+            } else if seat.alive {
+                seat.down.push_back(ask);
+                let life = seat.life;
+                self.after(self.setup.wire, Event::Deliver { engine, life });
+            }
+        }
+    }
+
+    /// Begins a step if none is going on.
+    fn step(&mut self, engine: usize) {
+        if self.seats[engine].stepping.is_some() {
+            return;
+        }
+        if let Some(seconds) = self.engines[engine].plan() {
+            let seat = &mut self.seats[engine];
+            let seconds = seconds * factor(&mut seat.random, self.setup.noise);
+            seat.stepping = Some(seconds);
+            let life = seat.life;
+            self.after(seconds, Event::StepEnd { engine, life });
+        } else {
+            let refused = self.engines[engine].take_refused();
+            if !refused.is_empty() {
+                self.say(engine, refused, None);
+            }
+        }
+    }
+
+    fn step_end(&mut self, engine: usize) {
+        let seconds = self.seats[engine].stepping.take().expect("a step ends once");
+        let emitted = self.engines[engine].finish(seconds);
+        let batch = self.engines[engine].batch();
+        self.say(engine, emitted, Some(batch));
+        self.step(engine);
+    }
+
+    /// An engine sends a frame.
+    fn say(&mut self, engine: usize, emitted: Vec<Emitted>, batch: Option<Batch>) {
+        let truth = &mut self.engines[engine];
+        // A rule reads the truth and no frames.
+        let is_read = matches!(self.placement, Placement::Router(..));
+        let state = if is_read { truth.state() } else { EngineState::default() };
+        let frame = Frame { state, kv: truth.take_events(), accepted: truth.accepted(), batch };
+        let seat = &mut self.seats[engine];
+        seat.up.push_back((frame, emitted));
+        let life = seat.life;
+        self.after(self.setup.wire, Event::Frame { engine, life });
+    }
+
+    fn frame(&mut self, engine: usize) {
+        let (frame, emitted) = self.seats[engine].up.pop_front().expect("what was sent");
+        self.placement.frame(engine, &frame);
+        for emitted in emitted {
+            self.token(engine, &emitted);
+        }
+        self.dispatch();
+    }
+
+    fn token(&mut self, engine: usize, emitted: &Emitted) {
+        let request = emitted.request;
+        let now = self.seconds();
+        let is_current = self.asks[request].as_ref().is_some_and(|ask| ask.attempt == emitted.attempt);
+        if !is_current {
+            return;
+        }
+        let outcome = &mut self.outcomes[request];
+        if emitted.refused {
+            outcome.rejected = true;
+        } else {
+            outcome.tokens += 1;
+            if outcome.tokens > 1 {
+                self.ledger.gap(now - outcome.latest);
+            }
+            if let Some(cached) = emitted.cached {
+                if outcome.resumes > 0 {
+                    outcome.gap = outcome.gap.max(now - outcome.latest);
+                }
+                outcome.cached = cached;
+                outcome.first.get_or_insert(now);
+                self.placement.first(request);
+            }
+            self.placement.emitted(request);
+            outcome.latest = now;
+            outcome.done = emitted.last;
+        }
+        if emitted.last {
+            self.placement.end(request);
+            self.asks[request] = None;
+            self.seats[engine].bound.retain(|bound| *bound != request);
+        }
+    }
+
+    fn kill(&mut self, kill: Kill) {
+        let seat = &mut self.seats[kill.engine];
+        if !seat.alive {
+            return;
+        }
+        seat.alive = false;
+        seat.life += 1;
+        seat.stepping = None;
+        seat.down.clear();
+        seat.up.clear();
+        add(&mut self.past[kill.engine], &self.engines[kill.engine].sums);
+        self.engines[kill.engine] = engine(self.setup, kill.engine);
+        self.after(self.setup.wire, Event::Lost { engine: kill.engine });
+        self.after(kill.away.max(2.0 * self.setup.wire), Event::Restart { engine: kill.engine });
+    }
+
+    /// The gateway lost an engine: everything bound to it goes on elsewhere, with what it has emitted.
+    fn lost(&mut self, engine: usize) {
+        self.placement.leave(engine);
+        for request in std::mem::take(&mut self.seats[engine].bound) {
+            let Some(mut ask) = self.asks[request].take() else { continue };
+            let outcome = &mut self.outcomes[request];
+            outcome.resumes += 1;
+            let prompt = &self.trace.requests[request];
+            ask.attempt += 1;
+            ask.resumed = true;
+            ask.input = prompt.input + outcome.tokens;
+            ask.output = prompt.output - outcome.tokens;
+            self.enqueue(ask);
+        }
+        self.dispatch();
+    }
+}
+
+fn engine(setup: &Setup, at: usize) -> Engine {
+    let share = setup.slow.iter().find(|(slow, _)| *slow == at).map_or(1.0, |(_, share)| *share);
+    let Speed { base, prefill, attention, sequence, context, host } = setup.speed;
+    let speed = Speed {
+        base: base / share,
+        prefill: prefill / share,
+        attention: attention / share,
+        sequence: sequence / share,
+        context: context / share,
+        host: host / share,
+    };
+    Engine::new(speed, setup.sizes)
+}
+
+/// 1 with a normal deviation (sum of twelve uniforms), cut off where steps would not move forward.
+fn factor(random: &mut Random, deviation: f64) -> f64 {
+    if deviation <= 0.0 {
+        return 1.0;
+    }
+    let sum: f64 = (0..12).map(|_| (random.bits() >> 11) as f64 / (1_u64 << 53) as f64).sum();
+    (1.0 + deviation * (sum - 6.0)).max(0.1)
+}
+
+fn add(sum: &mut Sums, more: &Sums) {
+    sum.busy += more.busy;
+    sum.prefilled += more.prefilled;
+    sum.looked_up += more.looked_up;
+    sum.hits += more.hits;
+    sum.host_hits += more.host_hits;
+    sum.emitted += more.emitted;
+    sum.steps += more.steps;
+}
