@@ -161,6 +161,24 @@ impl Book {
     }
 
     fn take(&mut self, claims: &[Claim<'_>], cells: &[u32], now: Now) -> Hold {
+        let id = self.next;
+        self.next += 1;
+        self.hold_as(id, claims, cells, now);
+        Hold(id)
+    }
+
+    /// Takes over a hold that another process has made after its book was exported: it has let the request in. It is settled like the
+    /// others of that process. One that is known is not taken again.
+    pub fn adopt(&mut self, id: u64, claims: &[Claim<'_>], now: Now) {
+        if self.open.contains_key(&id) {
+            return;
+        }
+        let cells: Vec<_> = claims.iter().map(|claim| self.cell(claim.limit, claim.subject, now)).collect();
+        self.hold_as(id, claims, &cells, now);
+        self.adopted.push(id);
+    }
+
+    fn hold_as(&mut self, id: u64, claims: &[Claim<'_>], cells: &[u32], now: Now) {
         let mut taken = Vec::with_capacity(claims.len());
         for (claim, cell) in claims.iter().zip(cells) {
             let Measure { unit, span, .. } = claim.measure;
@@ -172,10 +190,7 @@ impl Book {
                 cell.holds += 1;
             }
         }
-        let id = self.next;
-        self.next += 1;
         self.open.insert(id, taken);
-        Hold(id)
     }
 
     /// Puts what was really used in the place of what was reserved; `spent` says it by the claim's tag and unit. `None`: nobody knows, it

@@ -163,7 +163,7 @@ proptest! {
 
     /// A book goes to another process in the middle of everything: nothing is lost, nothing counts twice.
     #[test]
-    fn a_book_can_be_handed_over(before in steps(true), gap in 0u64..100_000) {
+    fn a_book_can_be_handed_over(before in steps(true), late in proptest::collection::vec(0usize..3, 0..6), gap in 0u64..100_000) {
         let limit: Arc<str> = "l".into();
         let mut book = Book::new();
         let (mut ms, mut open) = (0, Vec::new());
@@ -197,6 +197,17 @@ proptest! {
             }
             Ok(())
         };
+        same(&mut book, &mut other, ms)?;
+        // Requests that the old process lets in after that are told.
+        for key in late {
+            let name = ["a", "b", "c"][key];
+            if let Ok(hold) = book.reserve(&claims(&limit, name, 1), at(ms)) {
+                for _ in 0..2 {
+                    other.adopt(hold.id(), &claims(&limit, name, 1), there(ms));
+                }
+                open.push(hold);
+            }
+        }
         same(&mut book, &mut other, ms)?;
         ms += gap;
         for (at_, hold) in open.into_iter().enumerate() {

@@ -38,6 +38,8 @@ pub mod serving;
 pub mod stored;
 pub mod telemetry;
 mod trail;
+#[doc(hidden)]
+pub mod untrusted;
 pub mod upgrade;
 pub mod upstream;
 mod whole;

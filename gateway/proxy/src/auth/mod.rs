@@ -9,6 +9,7 @@
 //! thread ([`start`]). Keys are issued at the [`Desk`].
 
 pub(crate) mod certificate;
+mod check;
 mod credential;
 mod desk;
 mod directory;
@@ -23,6 +24,7 @@ mod principal;
 mod secret;
 mod throttle;
 
+pub(crate) use check::{check_address, check_credential, check_key_set, check_token};
 pub use desk::{Desk, DeskError, GRACE_MAX, Issued, NewKey, check_scope};
 pub use follow::start;
 pub use guard::Guard;

@@ -51,7 +51,7 @@ use crate::http::exchange::new_request_id;
 use crate::relay::models::Entry;
 use crate::serving::Serving;
 use crate::telemetry::{Gauge, Metric, Metrics};
-use crate::upgrade::Give;
+use crate::upgrade::{Claimed, Give, Given};
 use estimate::Guess;
 use journal::Journal;
 use orphans::Watch;
@@ -221,6 +221,24 @@ impl Governor {
             state.book = Book::new();
         }
         state.book.import(book, now);
+    }
+
+    /// That process has let a request in since.
+    pub(crate) fn adopt(&self, id: u64, claims: &[Claimed]) {
+        let limits: Vec<Arc<str>> = claims.iter().map(|claim| claim.limit.as_str().into()).collect();
+        let claims: Vec<_> = claims
+            .iter()
+            .zip(&limits)
+            .map(|(Claimed { subject, measure, amount, tag, .. }, limit)| Claim {
+                limit,
+                subject,
+                measure: *measure,
+                amount: *amount,
+                tag: *tag,
+            })
+            .collect();
+        let (mut state, now) = self.state();
+        state.book.adopt(id, &claims, now);
     }
 
     /// That process has settled one of its holds.
@@ -435,6 +453,10 @@ impl Governor {
     fn hold(&self, claims: &[Claim<'_>]) -> (Result<Hold, Denied>, Vec<(Measure, Standing)>, Now) {
         let (mut state, now) = self.state();
         let held = state.book.reserve(claims, now);
+        if let (Some(give), Ok(hold)) = (&state.give, &held) {
+            // Full, or the other process is gone: then it is counted here alone.
+            let _ = give.try_send(Given::Held { id: hold.id(), claims: claims.iter().map(Claimed::from).collect() });
+        }
         let standings = told::standings(&mut state.book, claims, now);
         (held, standings, now)
     }

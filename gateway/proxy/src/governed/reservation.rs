@@ -17,6 +17,7 @@ use crate::call::Call;
 use crate::error::Failure;
 use crate::relay::models::Entry as Model;
 use crate::telemetry::Metric;
+use crate::upgrade::Given;
 use crate::upstream::{Course, Facts};
 
 /// The claim's limit reserves the most: where nobody knows what was used, that counts.
@@ -287,7 +288,7 @@ impl Reservation {
         });
         if let Some(give) = &state.give {
             // Full, or the other process is gone: there it counts as it was reserved.
-            let _ = give.try_send((id, settled));
+            let _ = give.try_send(Given::Settled { id, amounts: settled });
         }
         let fallback = answered.filter(|answered| !providers.iter().any(|provider| **provider == **answered));
         for (limit, provider) in self.by_provider.iter().flat_map(|limit| fallback.map(|provider| (limit, provider))) {

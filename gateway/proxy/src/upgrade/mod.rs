@@ -6,7 +6,7 @@
 //!                      new: adopts the workers, makes all of it ready
 //!                      new: Prepared ──▶ old: Book (counters and holds of limits)
 //!                      new: accepts  ──▶ old: Accepting; accepts no more, answers what it has, then ends
-//!                           old: Settled, Settled, … end of file
+//!                           old: Held, Settled, Settled, … end of file
 //! ```
 //!
 //! Until `Accepting` the old one serves as if nothing were: when the new one dies, or is not ready in time, nothing has happened. The
@@ -19,8 +19,9 @@ mod old;
 mod wire;
 
 pub use new::{Prepared, Taken, take_over};
-pub(crate) use old::{Copies, Give};
+pub(crate) use old::{Copies, Give, Given};
 pub use old::{Started, ask, listen};
+pub(crate) use wire::Claimed;
 pub use wire::UpgradeError;
 
 use std::os::unix::net::UnixStream;

@@ -102,6 +102,7 @@ impl Prepared {
             let mut released = Some(move || drop(std::thread::spawn(released)));
             loop {
                 match self.wire.receive() {
+                    Ok(Tell::Held { id, claims }) => self.gateway.governor.adopt(id, &claims),
                     Ok(Tell::Settled { id, amounts }) => self.gateway.governor.settle_adopted(id, &amounts),
                     Ok(Tell::Done { .. }) => released.take().into_iter().for_each(|released| released()),
                     Ok(_) => {}

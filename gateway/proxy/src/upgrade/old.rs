@@ -14,7 +14,7 @@ use std::{fs, io};
 use penstock_govern::Unit;
 
 use super::READY_MAX;
-use super::wire::{Ask, Offer, Tell, UpgradeError, VERSION, Wire};
+use super::wire::{Ask, Claimed, Offer, Tell, UpgradeError, VERSION, Wire};
 use crate::gateway::{Beside, Gateway};
 use crate::live::Live;
 use crate::server::Listeners;
@@ -147,10 +147,16 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
     }
 }
 
-/// What was reserved here and is settled: by its number, with the amounts.
-type Settled = (u64, Vec<(u16, Unit, u64)>);
+/// What happens to reservations here, for the process that goes on with the book.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Given {
+    /// A request was let in.
+    Held { id: u64, claims: Vec<Claimed> },
+    /// One has ended with these.
+    Settled { id: u64, amounts: Vec<(u16, Unit, u64)> },
+}
 
-fn hand_over(old: &Old, wire: &mut Wire) -> Result<Receiver<Settled>, UpgradeError> {
+fn hand_over(old: &Old, wire: &mut Wire) -> Result<Receiver<Given>, UpgradeError> {
     let (names, sockets) = old.listeners.copies()?;
     let config = (!old.live.is_persisted()).then(|| old.live.current().1);
     let offer = Offer { sockets: names, workers: old.workers.clone(), config };
@@ -187,9 +193,13 @@ fn expect(wire: &mut Wire, wanted: impl Fn(&Ask) -> bool) -> Result<(), UpgradeE
 }
 
 /// Until this process ends, or the other does.
-fn forward(wire: &mut Wire, settled: &Receiver<Settled>) {
-    while let Ok((id, amounts)) = settled.recv() {
-        if let Err(error) = wire.send(&Tell::Settled { id, amounts }) {
+fn forward(wire: &mut Wire, settled: &Receiver<Given>) {
+    while let Ok(given) = settled.recv() {
+        let told = match given {
+            Given::Held { id, claims } => Tell::Held { id, claims },
+            Given::Settled { id, amounts } => Tell::Settled { id, amounts },
+        };
+        if let Err(error) = wire.send(&told) {
             tracing::warn!(%error, "what is settled here is not counted there");
             return;
         }
@@ -286,13 +296,15 @@ pub fn ask(state_dir: &Path, program: Option<PathBuf>, mut say: impl FnMut(Start
                 return Ok(());
             }
             Tell::Failed(why) => return Err(UpgradeError::Refused(why)),
-            Tell::Offer(_) | Tell::Book(_) | Tell::Settled { .. } => return Err(UpgradeError::Version),
+            Tell::Offer(_) | Tell::Book(_) | Tell::Held { .. } | Tell::Settled { .. } => {
+                return Err(UpgradeError::Version);
+            }
         }
     }
 }
 
-/// Where the governor leaves what is settled.
-pub(crate) type Give = mpsc::SyncSender<Settled>;
+/// Where the governor leaves what is reserved and settled.
+pub(crate) type Give = mpsc::SyncSender<Given>;
 
 /// Descriptors of the listeners and their names.
 pub(crate) type Copies = (Vec<String>, Vec<OwnedFd>);

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use penstock_govern::{BookState, Unit};
+use penstock_govern::{BookState, Claim, Measure, Unit};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
@@ -65,7 +65,9 @@ pub(super) enum Tell {
     Offer(Offer),
     /// Counters and holds of limits.
     Book(Box<Option<BookState>>),
-    /// A hold of the book has ended with these.
+    /// A request was let in after the book was handed over: a hold of that number.
+    Held { id: u64, claims: Vec<Claimed> },
+    /// A hold of the book, or one of these, has ended with these.
     Settled { id: u64, amounts: Vec<(u16, Unit, u64)> },
     /// How it goes, for people.
     Progress(String),
@@ -73,6 +75,23 @@ pub(super) enum Tell {
     Done { pid: u32 },
     /// It did not come to it; who serves goes on.
     Failed(String),
+}
+
+/// What a request holds of one counter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Claimed {
+    pub(crate) limit: String,
+    pub(crate) subject: String,
+    pub(crate) measure: Measure,
+    pub(crate) amount: u64,
+    pub(crate) tag: u16,
+}
+
+impl From<&Claim<'_>> for Claimed {
+    fn from(claim: &Claim<'_>) -> Self {
+        let (limit, subject) = (claim.limit.to_string(), claim.subject.to_owned());
+        Self { limit, subject, measure: claim.measure, amount: claim.amount, tag: claim.tag }
+    }
 }
 
 /// See [`Tell::Offer`].

@@ -8,9 +8,9 @@ use serde::Deserialize;
 use super::algorithm;
 
 /// Largest set that is read: a hundred large RSA keys with certificates.
-pub(super) const SET_BYTES_MAX: usize = 256 * 1024;
+pub(crate) const SET_BYTES_MAX: usize = 256 * 1024;
 /// Keys that are kept of it.
-const KEYS_MAX: usize = 100;
+pub(crate) const KEYS_MAX: usize = 100;
 /// Longest name of a key.
 const KID_BYTES_MAX: usize = 512;
 /// Smallest and largest RSA modulus in bytes: 2,048 and 4,096 bits, NIST's floor and what the library verifies.
@@ -58,7 +58,7 @@ impl KeySet {
     ///
     /// # Errors
     /// What is wrong with it, without anything of its content.
-    pub(super) fn parse(bytes: &[u8], allowed: &[Algorithm]) -> Result<Self, String> {
+    pub(crate) fn parse(bytes: &[u8], allowed: &[Algorithm]) -> Result<Self, String> {
         if bytes.len() > SET_BYTES_MAX {
             return Err(format!("the key set is larger than {SET_BYTES_MAX} bytes"));
         }
@@ -81,7 +81,7 @@ impl KeySet {
     }
 
     /// Keys in it.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 }

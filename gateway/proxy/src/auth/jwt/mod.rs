@@ -9,7 +9,7 @@
 pub(super) mod cache;
 mod fetch;
 pub(super) mod issuer;
-mod jwks;
+pub(super) mod jwks;
 pub(super) mod ring;
 pub(super) mod token;
 
