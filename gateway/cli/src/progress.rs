@@ -54,7 +54,7 @@ fn watch(fleet: &Fleet, config: &Snapshot, banner: &str, over: &AtomicBool) {
         if statuses.iter().all(|(_, status)| status.is_ready()) {
             bar.finish_and_clear();
             if !config.log_level.contains("error") {
-                say(&banner);
+                say(banner);
             }
             return;
         }
