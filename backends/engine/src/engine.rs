@@ -278,9 +278,11 @@ impl Engine {
         }
     }
 
-    /// Blocks that the device holds, each with the name of the one before it, in order of sealing.
-    pub fn blocks(&self) -> Vec<(Option<BlockHash>, BlockHash)> {
-        self.scheduler.pool.sealed()
+    /// Evicts the idle block that would go next, through `offload`. False: none is idle.
+    pub fn offload_one(&mut self) -> bool {
+        let evicted = self.scheduler.pool.shrink();
+        self.offload_evicted();
+        evicted
     }
 
     /// Whether a block can be read on the device now.

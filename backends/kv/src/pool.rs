@@ -228,6 +228,13 @@ impl BlockPool {
         }
     }
 
+    /// Evicts the idle block that would go next. False: none is idle.
+    pub fn shrink(&mut self) -> bool {
+        let page = self.evict();
+        self.free.extend(page);
+        page.is_some()
+    }
+
     /// Changes since the last call, for the router.
     pub fn take_events(&mut self) -> Vec<KvEvent> {
         self.events.take()

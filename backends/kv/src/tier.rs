@@ -276,6 +276,16 @@ impl TierPool {
         }
     }
 
+    /// Takes out the block that would be evicted next; its bytes are in the slot until that is used again.
+    pub fn shrink(&mut self) -> Option<(SlotId, Link)> {
+        let slot = SlotId(self.idle.pop()?.0);
+        let link = self.slots[slot.index()].link;
+        self.index.remove(&link.hash);
+        self.events.removed(link.hash);
+        self.free(slot);
+        Some((slot, link))
+    }
+
     /// The medium has no more than `slots` (a full disk): higher ones that are free are not used any more.
     pub fn cap(&mut self, slots: usize) {
         self.total = self.total.min(slots);

@@ -620,6 +620,12 @@ pub struct TierState {
     /// Blocks that were not what their name says, since the epoch began. None of them was used.
     #[prost(uint64, tag = "7")]
     pub corrupt: u64,
+    /// Blocks that should have been stored and were not: the store was busy, full or broken. Since the epoch began.
+    #[prost(uint64, tag = "8")]
+    pub dropped: u64,
+    /// Seconds spent loading, summed over blocks, since the epoch began.
+    #[prost(double, tag = "9")]
+    pub load_seconds: f64,
 }
 
 /// KV moved between workers, sums since the epoch began.
@@ -678,4 +684,16 @@ pub enum Tier {
     Disk = 2,
     /// A store that other workers may read too.
     Remote = 3,
+}
+
+impl Tier {
+    /// As it is written: `device`, `host`, `disk`, `remote`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tier::Device => "device",
+            Tier::Host => "host",
+            Tier::Disk => "disk",
+            Tier::Remote => "remote",
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use crate::config::WorkerConfig;
 use crate::model::{DeviceChoice, ModelOptions, build};
 use crate::run;
+use crate::tiers::TierOptions;
 use penstock_kernels::cpu;
 use penstock_proto::Address;
 use penstock_proto::handshake::{KEY_BYTES_MAX, PoolKey};
@@ -11,6 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
+
+/// Longest file with a password that is read.
+const PASSWORD_BYTES_MAX: u64 = 4096;
 
 /// Runs one engine and serves it to gateways.
 ///
@@ -41,6 +45,21 @@ pub struct WorkerArgs {
     /// Memory for KV blocks in bytes. 0: a share of what is available.
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     pub kv_bytes: u64,
+    /// Folder for KV blocks that memory has no room for; a worker that starts again finds them. Needs --kv-disk-bytes.
+    #[arg(long, value_name = "DIR", requires = "kv_disk_bytes")]
+    pub kv_disk_path: Option<PathBuf>,
+    /// How much of that disk, in bytes.
+    #[arg(long, default_value_t = 0, value_name = "BYTES", requires = "kv_disk_path")]
+    pub kv_disk_bytes: u64,
+    /// Memory of the host for KV blocks of a device that has its own, in bytes.
+    #[arg(long, default_value_t = 0, value_name = "BYTES")]
+    pub kv_host_bytes: u64,
+    /// Redis or Valkey for KV blocks, shared by workers: redis://HOST:PORT/DB.
+    #[arg(long, value_name = "URL")]
+    pub kv_remote: Option<String>,
+    /// File with the password of that server.
+    #[arg(long, value_name = "FILE", requires = "kv_remote")]
+    pub kv_remote_password_file: Option<PathBuf>,
     /// Sequences that run at once. 0: the engine's default.
     #[arg(long, default_value_t = 0)]
     pub sequences: usize,
@@ -80,6 +99,13 @@ impl WorkerArgs {
             orphan_ttl: Duration::from_secs(self.orphan_ttl),
             drain_deadline: Duration::from_secs(self.drain_deadline),
             own_session: self.own_session,
+            tiers: TierOptions {
+                host_bytes: self.kv_host_bytes,
+                disk_path: self.kv_disk_path.clone(),
+                disk_bytes: self.kv_disk_bytes,
+                remote: self.kv_remote.clone(),
+                remote_password: self.kv_remote_password_file.as_deref().map(read_password).transpose()?,
+            },
             ..WorkerConfig::new(self.listen.clone())
         })
     }
@@ -107,6 +133,15 @@ fn read_key(path: &Path) -> Result<PoolKey, String> {
     let file = std::fs::File::open(path).map_err(|error| fail(&error))?;
     file.take(KEY_BYTES_MAX as u64 + 64).read_to_end(&mut bytes).map_err(|error| fail(&error))?;
     PoolKey::new(&bytes).map_err(|error| fail(&error))
+}
+
+/// The first line of a file.
+fn read_password(path: &Path) -> Result<String, String> {
+    let mut text = String::new();
+    let fail = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+    let file = std::fs::File::open(path).map_err(|error| fail(&error))?;
+    file.take(PASSWORD_BYTES_MAX).read_to_string(&mut text).map_err(|error| fail(&error))?;
+    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
 /// The process: logs to stderr (JSON lines unless that is a terminal; `PENSTOCK_LOG` filters), runs, and says how it ended.

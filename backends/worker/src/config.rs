@@ -1,5 +1,6 @@
 //! How a worker is run, what it is given to run, and why it may fail.
 
+use crate::tiers::TierOptions;
 use penstock_engine::Engine;
 use penstock_kernels::KernelError;
 use penstock_proto::Address;
@@ -28,6 +29,8 @@ pub struct WorkerConfig {
     pub drain_deadline: Duration,
     /// Connections at once, gateways and strangers.
     pub connections_max: usize,
+    /// Places for blocks beside the device.
+    pub tiers: TierOptions,
     /// Become leader of a session of its own, so that signals of the gateway's terminal do not reach it.
     pub own_session: bool,
 }
@@ -43,6 +46,7 @@ impl WorkerConfig {
             orphan_ttl: Duration::from_secs(60),
             drain_deadline: Duration::from_secs(30),
             connections_max: 64,
+            tiers: TierOptions::default(),
             own_session: false,
         }
     }
@@ -169,6 +173,9 @@ pub enum WorkerError {
     /// The device refused.
     #[error("device")]
     Device(#[from] KernelError),
+    /// A KV tier cannot be what it is configured to be.
+    #[error("KV tier: {0}")]
+    Tier(String),
     /// The engine's thread panicked: a bug.
     #[error("the engine panicked: {0}")]
     Panicked(String),

@@ -5,11 +5,13 @@
 
 use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::session::Phase;
+use crate::tiers::{Outcome, Tell, TierOptions, Tiers};
 use crate::{Ended, chain};
 use penstock_engine::Engine;
-use penstock_proto::frames::{Cancel, Generate, Output, Pull, Pulled, Ready, Role, Step, UpBody, Window};
+use penstock_proto::frames::{Cancel, EngineState, Generate, Output, Pull, Pulled, Ready, Role, Step, UpBody, Window};
 use penstock_proto::{BLOCK_TOKENS, PROTOCOL_VERSION};
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -19,6 +21,9 @@ use tracing::{info, warn};
 
 /// Steps in which the device failed, after which the process ends: another may have more luck with it.
 const FAULTS_MAX: u64 = 3;
+
+/// Time to put blocks away before the process ends; what is left then is computed again some day.
+const KEEP_MAX: Duration = Duration::from_secs(8);
 
 /// What sessions ask of the engine.
 pub(crate) enum Command {
@@ -38,6 +43,27 @@ pub(crate) enum Command {
     Pull { session: u64, pull: Pull },
     /// Take nothing new; end the thread when nothing is open.
     Drain { exit: bool },
+    /// A tier read or wrote a block.
+    Tier(Outcome),
+    /// Some time has passed.
+    Tick,
+}
+
+/// What connects the thread with the rest of the process, beside its inbox.
+pub(crate) struct Wiring {
+    pub(crate) tiers: TierOptions,
+    /// The other end of the inbox; does not keep it open.
+    pub(crate) commands: mpsc::WeakSender<Command>,
+}
+
+impl Wiring {
+    /// Brings what tiers did to the inbox.
+    fn tell(&self) -> Tell {
+        let commands = self.commands.clone();
+        Arc::new(move |outcome| {
+            commands.upgrade().is_some_and(|commands| commands.blocking_send(Command::Tier(outcome)).is_ok())
+        })
+    }
 }
 
 /// Age of the step in progress, readable while it runs.
@@ -82,6 +108,7 @@ impl EngineThread {
         build: Build,
         phase: watch::Sender<Phase>,
         inbox: mpsc::Receiver<Command>,
+        wiring: Wiring,
     ) -> Result<(Self, Ended), WorkerError> {
         let age = StepAge::new();
         let (guard, ended) = oneshot::channel::<()>();
@@ -91,7 +118,7 @@ impl EngineThread {
             .spawn(move || {
                 // Dropped at the end, also of a panic.
                 let _guard = guard;
-                live(build, &phase, inbox, &worker_age)
+                live(build, &phase, inbox, &worker_age, &wiring)
             })
             .map_err(|source| WorkerError::Os { what: "starting the engine's thread".into(), source })?;
         Ok((Self { handle, age }, ended))
@@ -117,12 +144,17 @@ fn live(
     phase: &watch::Sender<Phase>,
     inbox: mpsc::Receiver<Command>,
     age: &StepAge,
+    wiring: &Wiring,
 ) -> Result<(), WorkerError> {
     let began = Instant::now();
     // No receiver means that the process is ending; loading goes on to its end, then the inbox is closed too.
     let built = build(&mut |loading| drop(phase.send_replace(Phase::Loading(loading))));
+    let built = built.and_then(|(mut engine, info)| {
+        let tiers = Tiers::open(&wiring.tiers, &mut engine, &info, &wiring.tell())?;
+        Ok((engine, info, tiers))
+    });
     match built {
-        Ok((engine, info)) => {
+        Ok((engine, info, tiers)) => {
             info!(
                 model = info.model,
                 device = info.device,
@@ -134,6 +166,7 @@ fn live(
             Desk {
                 engine,
                 info,
+                tiers,
                 sessions: HashMap::new(),
                 engine_ids: HashMap::new(),
                 entries: HashMap::new(),
@@ -165,6 +198,7 @@ struct Entry {
 struct Desk {
     engine: Engine,
     info: ReadyInfo,
+    tiers: Option<Tiers>,
     sessions: HashMap<u64, SessionView>,
     /// (session, its number) → number in the engine.
     engine_ids: HashMap<(u64, u64), u64>,
@@ -190,7 +224,8 @@ impl Desk {
                 if faults >= FAULTS_MAX {
                     return Err(WorkerError::Faults { faults });
                 }
-            } else if self.exit && self.engine.is_empty() {
+            } else if self.exit && self.engine.is_empty() && !self.waits() {
+                self.keep(&mut inbox);
                 return Ok(());
             } else {
                 match inbox.blocking_recv() {
@@ -209,13 +244,15 @@ impl Desk {
             Command::Cancel { session, mut cancel } => {
                 if let Some(id) = self.engine_ids.get(&(session, cancel.request)) {
                     cancel.request = *id;
-                    self.engine.cancel(&cancel);
+                    self.cancel(&cancel);
                 }
             }
             Command::Window { session, mut window } => {
                 if let Some(id) = self.engine_ids.get(&(session, window.request)) {
                     window.request = *id;
-                    self.engine.window(&window);
+                    if !self.tiers.as_mut().is_some_and(|tiers| tiers.window(&window)) {
+                        self.engine.window(&window);
+                    }
                 }
             }
             Command::SetRole { role } => {
@@ -229,15 +266,81 @@ impl Desk {
             }
             Command::Drain { exit } => {
                 self.exit |= exit;
+                // What waits for blocks was taken before.
+                self.submit_all(|tiers, _| tiers.take_all());
                 self.engine.drain();
                 self.tell_state();
+            }
+            Command::Tier(outcome) => {
+                self.submit_all(|tiers, engine| tiers.outcome(outcome, engine));
+                if !self.engine.has_work() {
+                    self.tell_tiers();
+                }
+            }
+            Command::Tick => {
+                if self.waits() {
+                    self.submit_all(Tiers::advance);
+                }
             }
         }
     }
 
+    /// Whether requests wait for blocks from a tier.
+    fn waits(&self) -> bool {
+        self.tiers.as_ref().is_some_and(Tiers::is_waiting)
+    }
+
+    /// Submits the requests that the tiers let go.
+    fn submit_all(&mut self, ready: impl FnOnce(&mut Tiers, &mut Engine) -> Vec<Box<Generate>>) {
+        let Some(tiers) = &mut self.tiers else { return };
+        for generate in ready(tiers, &mut self.engine) {
+            self.engine.submit(*generate);
+        }
+    }
+
+    /// Cancels a request, wherever it is.
+    fn cancel(&mut self, cancel: &Cancel) {
+        // The engine says how it ended.
+        self.submit_all(|tiers, _| tiers.take(cancel.request).into_iter().collect());
+        self.engine.cancel(cancel);
+    }
+
+    /// Before the thread ends: blocks go where they outlive it.
+    fn keep(&mut self, inbox: &mut mpsc::Receiver<Command>) {
+        let Some(tiers) = &mut self.tiers else { return };
+        let mut wait = || match inbox.blocking_recv() {
+            Some(Command::Tier(outcome)) => ControlFlow::Continue(Some(outcome)),
+            // Ticks come all the time.
+            Some(_) => ControlFlow::Continue(None),
+            None => ControlFlow::Break(()),
+        };
+        tiers.keep(&mut self.engine, KEEP_MAX, &mut wait);
+    }
+
+    /// The engine's state with what the tiers add.
+    fn state(&self) -> EngineState {
+        self.completed(self.engine.state())
+    }
+
+    fn completed(&self, mut state: EngineState) -> EngineState {
+        if let Some(tiers) = &self.tiers {
+            tiers.complete(&mut state);
+        }
+        state
+    }
+
     /// An idle engine makes no step that would tell what has changed.
     fn tell_state(&mut self) {
-        self.tell(&Step { number: self.steps, state: Some(self.engine.state()), ..Default::default() });
+        let kv = self.tiers.as_ref().map(Tiers::take_events).unwrap_or_default();
+        self.tell(&Step { number: self.steps, state: Some(self.state()), kv, ..Default::default() });
+    }
+
+    /// What changed in tiers while the engine is idle.
+    fn tell_tiers(&mut self) {
+        let kv = self.tiers.as_ref().map(Tiers::take_events).unwrap_or_default();
+        if !kv.is_empty() {
+            self.tell(&Step { number: self.steps, state: Some(self.state()), kv, ..Default::default() });
+        }
     }
 
     /// A frame for one session.
@@ -250,8 +353,10 @@ impl Desk {
     }
 
     fn attach(&mut self, session: u64, epoch: u64, frames: mpsc::Sender<UpBody>) {
-        let state = self.engine.state();
+        let state = self.state();
         let info = self.info.clone();
+        let mut kv = self.engine.snapshot();
+        kv.extend(self.tiers.iter().flat_map(Tiers::snapshot));
         let ready = Ready {
             version: PROTOCOL_VERSION,
             epoch,
@@ -265,7 +370,7 @@ impl Desk {
             sequences_max: self.engine.sequences_max() as u32,
             device: info.device,
             pid: std::process::id(),
-            kv: self.engine.snapshot(),
+            kv,
             state: Some(state),
             model_hash: info.model_hash,
             block_bytes: self.engine.block_bytes() as u64,
@@ -281,7 +386,7 @@ impl Desk {
         let theirs: Vec<u64> =
             self.entries.iter().filter(|(_, entry)| entry.session == session).map(|(id, _)| *id).collect();
         for id in theirs {
-            self.engine.cancel(&Cancel { request: id, choices: Vec::new() });
+            self.cancel(&Cancel { request: id, choices: Vec::new() });
         }
         self.engine_ids.retain(|(owner, _), _| *owner != session);
     }
@@ -297,10 +402,14 @@ impl Desk {
         self.entries.insert(id, Entry { session, request, open });
         // A newer attempt replaces an older one; outputs of that are told apart by their attempt.
         if let Some(old) = self.engine_ids.insert((session, request), id) {
-            self.engine.cancel(&Cancel { request: old, choices: Vec::new() });
+            self.cancel(&Cancel { request: old, choices: Vec::new() });
         }
         generate.request = id;
-        self.engine.submit(generate);
+        if self.tiers.is_none() || self.exit {
+            self.engine.submit(generate);
+        } else {
+            self.submit_all(|tiers, engine| tiers.admit(Box::new(generate), engine));
+        }
     }
 
     /// Turns the numbers back and gives each session its frame.
@@ -323,7 +432,11 @@ impl Desk {
             }
             theirs.entry(session).or_default().push(output);
         }
-        let rest = Step { outputs: Vec::new(), ..step };
+        let mut rest = Step { outputs: Vec::new(), ..step };
+        if let Some(tiers) = &self.tiers {
+            rest.kv.extend(tiers.take_events());
+        }
+        rest.state = rest.state.map(|state| self.completed(state));
         self.send(&rest, &mut theirs);
     }
 

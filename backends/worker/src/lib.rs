@@ -20,12 +20,14 @@ pub mod inspect;
 mod listen;
 mod model;
 mod session;
+mod tiers;
 
 pub use args::{WorkerArgs, main};
 pub use config::{Build, ReadyInfo, WorkerConfig, WorkerError};
 pub use model::{DEMO_MODEL, DeviceChoice, ModelOptions, build};
+pub use tiers::TierOptions;
 
-use engine_thread::{Command, EngineThread};
+use engine_thread::{Command, EngineThread, Wiring};
 use penstock_proto::frames::Loading;
 use session::{Host, Phase};
 use std::sync::Arc;
@@ -84,7 +86,8 @@ async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
     let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
     let (phase, phases) = watch::channel(Phase::Loading(Loading { stage: "starting".into(), ..Default::default() }));
     let (drains, mut drain_orders) = mpsc::channel(4);
-    let (thread, mut ended) = EngineThread::start(build, phase, inbox)?;
+    let wiring = Wiring { tiers: config.tiers.clone(), commands: commands.downgrade() };
+    let (thread, mut ended) = EngineThread::start(build, phase, inbox, wiring)?;
     let epoch = config::epoch()?;
     let host = Arc::new(Host::new(&config, commands.clone(), phases, drains, thread.step_age(), epoch));
     let accepting = tokio::spawn(listen::accept(listener, Arc::clone(&host)));
@@ -99,15 +102,26 @@ async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
             Some(exit) = drain_orders.recv() => exit,
             _ = ticks.tick() => {
                 left_alone_since = if host.sessions() > 0 { None } else { left_alone_since.or_else(|| Some(Instant::now())) };
-                if left_alone_since.is_some_and(|since| since.elapsed() >= config.orphan_ttl) {
+                let left_alone = left_alone_since.is_some_and(|since| since.elapsed() >= config.orphan_ttl);
+                if left_alone && exit_by.is_none() {
                     info!("no gateway holds this worker: it exits");
+                }
+                if left_alone && !config.tiers.is_any() {
                     break Ok(());
                 }
                 if exit_by.is_some_and(|deadline| Instant::now() >= deadline) {
                     warn!("drain deadline passed: open requests are left to their gateways");
                     break Ok(());
                 }
-                continue;
+                if config.tiers.is_any() {
+                    // Full: the engine has enough to look after.
+                    let _ = commands.try_send(Command::Tick);
+                }
+                if !left_alone || exit_by.is_some() {
+                    continue;
+                }
+                // What it caches is put away first.
+                true
             }
         };
         info!(exit, "worker drains");

@@ -266,12 +266,26 @@ fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
         ("--threads", pool.threads as u64),
         ("--context", u64::from(pool.context_tokens)),
         ("--kv-bytes", pool.kv_bytes_max),
+        ("--kv-host-bytes", pool.tiers.host_bytes),
+        ("--kv-disk-bytes", pool.tiers.disk_bytes),
         ("--sequences", u64::from(pool.sequences_max)),
     ];
     for (name, value) in numbers {
         if value > 0 {
             args.extend([name.into(), value.to_string().into()]);
         }
+    }
+    let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+    if let Some(path) = &pool.tiers.disk_path {
+        // Pools of different models may name one folder.
+        let folder = pool.id.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '_', "-");
+        args.extend(["--kv-disk-path".into(), absolute(path).join(folder).into()]);
+    }
+    if let Some(url) = &pool.tiers.remote {
+        args.extend(["--kv-remote".into(), url.into()]);
+    }
+    if let Some(file) = &pool.tiers.remote_password_file {
+        args.extend(["--kv-remote-password-file".into(), absolute(file).into()]);
     }
     args
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::raw::{Document, Reader};
-use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, Snapshot, TlsFiles};
+use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, Snapshot, TierConfig, TlsFiles};
+use super::store::has_password;
 use super::{Faults, identity, models};
 use crate::http::HttpLimits;
 use crate::prices::{EMBEDDED, Prices};
@@ -250,9 +251,42 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         path: table.text("path").unwrap_or_default(),
         context_tokens: table.number("context_tokens", 0..=1 << 24) as u32,
         kv_bytes_max: table.number("kv_bytes_max", 0..=1 << 48),
+        tiers: tiers(table),
         sequences_max: table.number("sequences_max", 0..=65_536) as u32,
         queue_max: table.number("queue_max", 1..=1_000_000) as usize,
     }
+}
+
+fn tiers(table: &Reader<'_, '_>) -> TierConfig {
+    let tiers = TierConfig {
+        host_bytes: table.number("kv_host_bytes", 0..=1 << 48),
+        disk_path: table.text("kv_disk_path").map(PathBuf::from),
+        disk_bytes: table.number("kv_disk_bytes", 0..=1 << 48),
+        remote: table.text("kv_remote"),
+        remote_password_file: table.text("kv_remote_password_file").map(PathBuf::from),
+    };
+    if tiers.disk_path.is_some() != (tiers.disk_bytes > 0) {
+        table.fault("kv_disk_path", "kv_disk_path and kv_disk_bytes go together: a folder, and how much of it");
+    }
+    let schemes = ["redis://", "rediss://", "redis+unix://"];
+    if let Some(url) = &tiers.remote {
+        if !schemes.iter().any(|scheme| url.starts_with(scheme)) {
+            table.fault("kv_remote", format!("must begin with {}", schemes.join(" or ")));
+        } else if has_password(url) {
+            table.fault("kv_remote", "has a password in it: put it into kv_remote_password_file");
+        } else if cfg!(not(feature = "redis")) {
+            table.fault("kv_remote", "this build has no Redis: build with the feature redis");
+        }
+    } else if tiers.remote_password_file.is_some() {
+        table.fault("kv_remote_password_file", "is for kv_remote, and there is none");
+    }
+    if !table.texts("connect").is_empty() && tiers != TierConfig::default() {
+        table.fault(
+            "connect",
+            "workers that are started elsewhere have their tiers on their own command line: --kv-disk-path and others",
+        );
+    }
+    tiers
 }
 
 fn default_id(model: Option<&Path>) -> String {
@@ -360,6 +394,9 @@ mod tests {
                     ("counters", "password_file"),
                     ("counters", "ca_file"),
                     ("prices", "file"),
+                    ("pools", "kv_disk_path"),
+                    ("pools", "kv_remote"),
+                    ("pools", "kv_remote_password_file"),
                     ("telemetry", "otlp_headers_env"),
                 ]
                 .contains(&(table.name, key.name));

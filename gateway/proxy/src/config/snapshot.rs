@@ -182,10 +182,27 @@ pub struct PoolConfig {
     pub context_tokens: u32,
     /// Memory for KV blocks; 0: a share.
     pub kv_bytes_max: u64,
+    /// Places for KV blocks beside the device.
+    pub tiers: TierConfig,
     /// Sequences at once; 0: the worker's default.
     pub sequences_max: u32,
     /// Requests open at once.
     pub queue_max: usize,
+}
+
+/// Where a worker keeps KV blocks that its device has no room for. Zeros and `None`: not there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TierConfig {
+    /// Memory of the host.
+    pub host_bytes: u64,
+    /// Folder of files.
+    pub disk_path: Option<PathBuf>,
+    /// Size of them, per worker.
+    pub disk_bytes: u64,
+    /// Redis or Valkey, without password.
+    pub remote: Option<String>,
+    /// Its password.
+    pub remote_password_file: Option<PathBuf>,
 }
 
 /// Which device a worker uses.

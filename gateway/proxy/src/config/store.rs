@@ -136,7 +136,7 @@ fn authority(url: &str) -> (usize, &str) {
     (start, &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())])
 }
 
-fn has_password(url: &str) -> bool {
+pub(super) fn has_password(url: &str) -> bool {
     let (_, authority) = authority(url);
     let user = authority.rsplit_once('@').map(|(user, _)| user);
     let query = url.split_once('?').map_or("", |(_, query)| query);

@@ -15,6 +15,7 @@ use async_trait::async_trait;
 use penstock_dialects::openai::{self, DetokenizeRequest, TokenizeInput, TokenizeRequest};
 use penstock_dialects::{ApiError, Request};
 use penstock_proto::ErrorKind;
+use penstock_proto::frames::{Tier, TierState};
 use penstock_text::TextModel;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -189,6 +190,20 @@ impl Upstream for PoolUpstream {
         out(Gauge::WorkersReady, sum(&|worker| f64::from(u8::from(worker.phase == WorkerPhase::Ready))));
         out(Gauge::WorkerStarts, sum(&|worker| worker.starts as f64));
         out(Gauge::WorkerDeaths, sum(&|worker| worker.deaths as f64));
+        for tier in [Tier::Host, Tier::Disk, Tier::Remote] {
+            let states = || status.workers.iter().flat_map(|worker| &worker.state.tiers);
+            let states: Vec<_> = states().filter(|state| state.tier == tier as i32).collect();
+            if !states.is_empty() {
+                let sum = |of: fn(&TierState) -> f64| states.iter().map(|state| of(state)).sum::<f64>();
+                out(Gauge::TierBlocks(tier), sum(|state| state.blocks_used as f64));
+                out(Gauge::TierBlocksTotal(tier), sum(|state| state.blocks_total as f64));
+                out(Gauge::TierLoads(tier), sum(|state| state.loaded as f64));
+                out(Gauge::TierLoadSeconds(tier), sum(|state| state.load_seconds));
+                out(Gauge::TierStores(tier), sum(|state| state.stored as f64));
+                out(Gauge::TierDrops(tier), sum(|state| state.dropped as f64));
+                out(Gauge::TierCorrupt(tier), sum(|state| state.corrupt as f64));
+            }
+        }
         out(Gauge::Resumes, status.counts.resumed as f64);
         out(Gauge::ResumesInexact, status.counts.resumed_inexact as f64);
     }

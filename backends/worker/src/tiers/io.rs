@@ -1,0 +1,214 @@
+//! Threads that move blocks to and from a store, so that no step waits for one.
+//!
+//! A queue in front of each store: loads before writes, because a request waits for a load and nobody waits for a write. Writes are
+//! bounded by whoever puts them in (a cache may drop them), loads by the window of [`super::intake`]. Every job has an outcome, which
+//! goes to the engine's thread like any other command.
+
+use super::disk::{DiskSet, ReadError};
+use penstock_kv::SlotId;
+use penstock_kv::tier::Link;
+use penstock_proto::BlockHash;
+use penstock_proto::frames::Tier;
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// Why a block did not come, or was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The store does not have it.
+    Gone,
+    /// What it has is not what was asked for.
+    Corrupt,
+    /// The store is full.
+    Full,
+    /// The store failed, or did not answer in time.
+    Broken,
+}
+
+/// Somewhere to keep blocks. Two implementations: files, and a server.
+pub(crate) trait Store: Send {
+    /// Keeps a block.
+    fn write(&mut self, slot: SlotId, link: Link, bytes: &[u8]) -> Result<(), Failure>;
+
+    /// Gives a block back, checked.
+    fn read(&mut self, slot: SlotId, hash: BlockHash) -> Result<Vec<u8>, Failure>;
+
+    /// How many of the first of `hashes` it has; none for a store that only has what this worker knows of.
+    fn find(&mut self, hashes: &[BlockHash]) -> usize {
+        let _ = hashes;
+        0
+    }
+
+    /// Slots that it can have at most, after it was full.
+    fn slots(&self) -> usize {
+        0
+    }
+}
+
+impl Store for DiskSet {
+    fn write(&mut self, slot: SlotId, link: Link, bytes: &[u8]) -> Result<(), Failure> {
+        DiskSet::write(self, slot, link, bytes).map_err(|error| match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Failure::Full,
+            _ => {
+                tracing::warn!(%error, "writing a KV block");
+                Failure::Broken
+            }
+        })
+    }
+
+    fn read(&mut self, slot: SlotId, hash: BlockHash) -> Result<Vec<u8>, Failure> {
+        DiskSet::read(self, slot, hash).map_err(|error| match error {
+            ReadError::Unusable(why) => {
+                tracing::warn!(slot = slot.0, %why, "a KV block on disk is not used");
+                Failure::Corrupt
+            }
+            ReadError::Io(error) => {
+                tracing::warn!(%error, "reading a KV block");
+                Failure::Broken
+            }
+        })
+    }
+
+    fn slots(&self) -> usize {
+        self.slots_made()
+    }
+}
+
+/// A block to be written.
+pub(crate) struct Write {
+    pub(crate) slot: SlotId,
+    pub(crate) link: Link,
+    pub(crate) bytes: Vec<u8>,
+    /// The block that is in the slot now, if it is wanted one tier below.
+    pub(crate) keep: Option<Link>,
+}
+
+enum Job {
+    Write(Write),
+    Read { slot: SlotId, hash: BlockHash },
+    Find { request: u64, hashes: Vec<BlockHash> },
+}
+
+/// How a job went.
+pub(crate) enum Outcome {
+    /// A write. `kept`: what was in the slot before.
+    Written { tier: Tier, slot: SlotId, result: Result<(), Failure>, kept: Option<(Link, Vec<u8>)>, slots: usize },
+    /// A load, and the seconds it took.
+    Read { tier: Tier, slot: SlotId, hash: BlockHash, result: Result<Vec<u8>, Failure>, seconds: f64 },
+    /// The first of the hashes that `request` asked for which the store has.
+    Found { tier: Tier, request: u64, hashes: Vec<BlockHash> },
+}
+
+/// Takes outcomes to the engine's thread. False: it has ended.
+pub(crate) type Tell = Arc<dyn Fn(Outcome) -> bool + Send + Sync>;
+
+#[derive(Default)]
+struct Jobs {
+    urgent: VecDeque<Job>,
+    writes: VecDeque<Write>,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: Mutex<Jobs>,
+    more: Condvar,
+}
+
+impl Queue {
+    fn put(&self, put: impl FnOnce(&mut Jobs)) {
+        put(&mut self.jobs.lock().unwrap_or_else(PoisonError::into_inner));
+        self.more.notify_one();
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(job) = jobs.urgent.pop_front().or_else(|| jobs.writes.pop_front().map(Job::Write)) {
+                return Some(job);
+            }
+            if jobs.closed {
+                return None;
+            }
+            jobs = self.more.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The threads of one store. They end when this is dropped, after what is queued.
+pub(crate) struct Io {
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Io {
+    /// One thread for each of `stores`, which are the same store.
+    pub(crate) fn start(tier: Tier, stores: Vec<Box<dyn Store>>, tell: &Tell) -> std::io::Result<Self> {
+        let queue = Arc::new(Queue::default());
+        let mut io = Self { queue, threads: Vec::new() };
+        for store in stores {
+            let (queue, tell) = (Arc::clone(&io.queue), Arc::clone(tell));
+            let name = format!("penstock-{}", tier.name());
+            io.threads.push(std::thread::Builder::new().name(name).spawn(move || work(tier, store, &queue, &*tell))?);
+        }
+        Ok(io)
+    }
+
+    /// Queues a write.
+    pub(crate) fn write(&self, write: Write) {
+        self.queue.put(|jobs| jobs.writes.push_back(write));
+    }
+
+    /// Queues a load.
+    pub(crate) fn read(&self, slot: SlotId, hash: BlockHash) {
+        self.queue.put(|jobs| jobs.urgent.push_back(Job::Read { slot, hash }));
+    }
+
+    /// Asks which of `hashes`, a part of a chain, are there.
+    pub(crate) fn find(&self, request: u64, hashes: Vec<BlockHash>) {
+        self.queue.put(|jobs| jobs.urgent.push_back(Job::Find { request, hashes }));
+    }
+
+    /// Whether all that was queued is done and the threads are gone.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
+    }
+
+    /// No more jobs come: the threads end after what is queued.
+    pub(crate) fn close(&self) {
+        self.queue.jobs.lock().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.queue.more.notify_all();
+    }
+}
+
+impl Drop for Io {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn work(tier: Tier, mut store: Box<dyn Store>, queue: &Queue, tell: &dyn Fn(Outcome) -> bool) {
+    while let Some(job) = queue.next() {
+        let outcome = match job {
+            Job::Write(Write { slot, link, bytes, keep }) => {
+                let kept = keep.and_then(|link| Some((link, store.read(slot, link.hash).ok()?)));
+                let result = store.write(slot, link, &bytes);
+                Outcome::Written { tier, slot, result, kept, slots: store.slots() }
+            }
+            Job::Read { slot, hash } => {
+                let began = Instant::now();
+                let result = store.read(slot, hash);
+                Outcome::Read { tier, slot, hash, result, seconds: began.elapsed().as_secs_f64() }
+            }
+            Job::Find { request, mut hashes } => {
+                hashes.truncate(store.find(&hashes));
+                Outcome::Found { tier, request, hashes }
+            }
+        };
+        if !tell(outcome) {
+            return;
+        }
+    }
+}

@@ -1,0 +1,462 @@
+//! The tiers of one worker, fastest first: plans of `penstock_kv` beside the media that they are plans of.
+//!
+//! ```text
+//! evicted from the device ──▶ host memory ──evicted──▶ disk ──evicted──▶ remote
+//!        loads come from the first that has the block ◀──────────────┘
+//! ```
+//! Lives on the engine's thread. Nothing here waits: a write that finds the queue full is dropped, a load that fails is computed.
+
+use super::io::{Failure, Io, Outcome, Write};
+use penstock_kv::load::LoadTime;
+use penstock_kv::tier::Link;
+use penstock_kv::{Placed, SlotId, TierPool};
+use penstock_proto::BlockHash;
+use penstock_proto::frames::{KvEvent, Tier, TierState};
+use tracing::warn;
+
+/// Bytes of writes that may wait for a store; two blocks at least.
+const WRITES_BYTES_MAX: usize = 64 << 20;
+
+/// Failures in a row after which a disk is left alone.
+const DISK_FAILURES_MAX: u32 = 3;
+
+/// What holds the bytes.
+pub(crate) enum Medium {
+    /// Memory, a place per slot.
+    Memory(Vec<Vec<u8>>),
+    /// A store behind threads.
+    Store(Io),
+}
+
+/// One tier.
+pub(crate) struct Level {
+    plan: TierPool,
+    medium: Medium,
+    time: LoadTime,
+    state: TierState,
+    writes_waiting: usize,
+    failures: u32,
+}
+
+impl Level {
+    pub(crate) fn new(plan: TierPool, medium: Medium) -> Self {
+        let state = TierState { tier: plan.tier() as i32, ..Default::default() };
+        Self { plan, medium, time: LoadTime::default(), state, writes_waiting: 0, failures: 0 }
+    }
+
+    fn state(&self) -> TierState {
+        TierState {
+            blocks_total: self.plan.total() as u64,
+            blocks_used: self.plan.used() as u64,
+            load_seconds_per_block: self.time.seconds(),
+            ..self.state
+        }
+    }
+}
+
+/// What a load gives.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// The block.
+    Here(Vec<u8>),
+    /// It comes with an [`Outcome`].
+    Coming,
+    /// No tier has it now.
+    Nowhere,
+}
+
+/// What an outcome means for those who wait.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// Nothing.
+    None,
+    /// A block came, or will not come.
+    Block(BlockHash, Option<Vec<u8>>),
+    /// A request knows now what is in the remote tier.
+    Found(u64),
+}
+
+/// All tiers.
+pub(crate) struct Levels {
+    levels: Vec<Level>,
+    writes_max: usize,
+}
+
+impl Levels {
+    pub(crate) fn new(levels: Vec<Level>, block_bytes: usize) -> Self {
+        Self { levels, writes_max: (WRITES_BYTES_MAX / block_bytes.max(1)).clamp(2, 256) }
+    }
+
+    /// Whether a block that leaves the device is to be handed over. Says so to its tier where it is there already.
+    pub(crate) fn wants(&mut self, link: Link) -> bool {
+        let Some(at) = self.open_from(0) else { return false };
+        let level = &mut self.levels[at];
+        if level.plan.knows(link.hash) {
+            // Last used now.
+            level.plan.store(link);
+            return false;
+        }
+        let has_room = self.has_room(at);
+        self.levels[at].state.dropped += u64::from(!has_room);
+        has_room
+    }
+
+    fn open_from(&self, first: usize) -> Option<usize> {
+        (first..self.levels.len()).find(|at| !self.levels[*at].plan.is_closed())
+    }
+
+    fn has_room(&self, at: usize) -> bool {
+        self.levels[at].writes_waiting < self.writes_max
+    }
+
+    /// Takes a block into the first tier from `first` on that works.
+    pub(crate) fn put(&mut self, first: usize, link: Link, bytes: Vec<u8>) {
+        let Some(at) = self.open_from(first) else { return };
+        if !self.levels[at].plan.knows(link.hash) && !self.has_room(at) {
+            self.levels[at].state.dropped += 1;
+            return;
+        }
+        // Whoever has to go is wanted below, if it is not there and can be taken.
+        let below = self.open_from(at + 1).filter(|below| self.has_room(*below));
+        let (level, below) = match (below, self.levels.split_at_mut(at + 1)) {
+            (Some(below), (upper, lower)) => (&mut upper[at], Some(&lower[below - at - 1])),
+            (None, (upper, _)) => (&mut upper[at], None),
+        };
+        let Placed::Slot { slot, evicted } = level.plan.store(link) else { return };
+        let keep = evicted.filter(|evicted| below.is_some_and(|below| !below.plan.knows(evicted.hash)));
+        match &mut level.medium {
+            Medium::Memory(places) => {
+                let old = std::mem::replace(&mut places[slot.index()], bytes);
+                level.plan.stored(slot);
+                level.state.stored += 1;
+                if let Some(evicted) = keep {
+                    self.put(at + 1, evicted, old);
+                }
+            }
+            Medium::Store(io) => {
+                level.writes_waiting += 1;
+                io.write(Write { slot, link, bytes, keep });
+            }
+        }
+    }
+
+    /// Seconds to bring a block, if a tier has it; 0 if that was not measured yet.
+    pub(crate) fn seconds(&self, hash: BlockHash) -> Option<f64> {
+        self.levels.iter().find(|level| level.plan.holds(hash)).map(|level| level.time.seconds())
+    }
+
+    /// Tiers that hold one of `hashes` were found too slow for them.
+    pub(crate) fn refused(&mut self, hash: BlockHash) {
+        if let Some(level) = self.levels.iter_mut().find(|level| level.plan.holds(hash)) {
+            level.time.refused();
+        }
+    }
+
+    /// Begins to bring a block.
+    pub(crate) fn load(&mut self, hash: BlockHash) -> Load {
+        for level in &mut self.levels {
+            let Some(slot) = level.plan.load(hash) else { continue };
+            match &level.medium {
+                Medium::Memory(places) => {
+                    let bytes = places[slot.index()].clone();
+                    level.plan.loaded(slot);
+                    level.state.loaded += 1;
+                    return Load::Here(bytes);
+                }
+                Medium::Store(io) => {
+                    io.read(slot, hash);
+                    return Load::Coming;
+                }
+            }
+        }
+        Load::Nowhere
+    }
+
+    /// A block was taken into the device in `seconds` after it was read.
+    pub(crate) fn imported(&mut self, hash: BlockHash, seconds: f64) {
+        if let Some(level) = self.levels.iter_mut().find(|level| level.plan.holds(hash)) {
+            level.state.load_seconds += seconds;
+            if let Medium::Memory(_) = level.medium {
+                level.time.measured(1, seconds);
+            }
+        }
+    }
+
+    /// Asks the remote tier what it has of a part of a chain. False: there is none.
+    pub(crate) fn find(&self, request: u64, hashes: &[BlockHash]) -> bool {
+        let Some(level) = self.remote() else { return false };
+        let Medium::Store(io) = &level.medium else { return false };
+        io.find(request, hashes.to_vec());
+        true
+    }
+
+    /// The remote tier, while it works.
+    fn remote(&self) -> Option<&Level> {
+        self.levels.iter().find(|level| level.plan.tier() == Tier::Remote && !level.plan.is_closed())
+    }
+
+    /// Whether there is a remote tier.
+    pub(crate) fn has_remote(&self) -> bool {
+        self.remote().is_some()
+    }
+
+    /// What a thread did.
+    pub(crate) fn outcome(&mut self, outcome: Outcome) -> News {
+        match outcome {
+            Outcome::Written { tier, slot, result, kept, slots } => {
+                let Some(at) = self.at(tier) else { return News::None };
+                self.written(at, slot, result, slots);
+                if let Some((link, bytes)) = kept {
+                    self.put(at + 1, link, bytes);
+                }
+                News::None
+            }
+            Outcome::Read { tier, slot, hash, result, seconds } => {
+                let Some(at) = self.at(tier) else { return News::None };
+                News::Block(hash, self.read(at, slot, result, seconds))
+            }
+            Outcome::Found { tier, request, hashes } => {
+                if let Some(at) = self.at(tier) {
+                    self.adopt(at, &hashes);
+                }
+                News::Found(request)
+            }
+        }
+    }
+
+    fn at(&self, tier: Tier) -> Option<usize> {
+        self.levels.iter().position(|level| level.plan.tier() == tier)
+    }
+
+    fn written(&mut self, at: usize, slot: SlotId, result: Result<(), Failure>, slots: usize) {
+        let level = &mut self.levels[at];
+        level.writes_waiting -= 1;
+        match result {
+            Ok(()) => {
+                level.plan.stored(slot);
+                level.state.stored += 1;
+                level.failures = 0;
+            }
+            Err(failure) => {
+                level.plan.lost(slot);
+                level.state.dropped += 1;
+                if failure == Failure::Full && slots > 0 {
+                    warn!(blocks = slots, "the disk is full: the KV tier keeps the size that it has");
+                    level.plan.cap(slots);
+                } else {
+                    self.failed(at);
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, at: usize, slot: SlotId, result: Result<Vec<u8>, Failure>, seconds: f64) -> Option<Vec<u8>> {
+        let level = &mut self.levels[at];
+        match result {
+            Ok(bytes) => {
+                level.plan.loaded(slot);
+                level.state.loaded += 1;
+                level.state.load_seconds += seconds;
+                level.time.measured(1, seconds);
+                level.failures = 0;
+                return Some(bytes);
+            }
+            Err(Failure::Broken | Failure::Full) => {
+                level.plan.unread(slot);
+                self.failed(at);
+            }
+            Err(failure) => {
+                level.plan.lost(slot);
+                level.state.corrupt += u64::from(failure == Failure::Corrupt);
+            }
+        }
+        None
+    }
+
+    /// A remote store rests by itself; a disk that fails again and again does not get better.
+    fn failed(&mut self, at: usize) {
+        let level = &mut self.levels[at];
+        level.failures += 1;
+        if level.plan.tier() == Tier::Disk && level.failures >= DISK_FAILURES_MAX && !level.plan.is_closed() {
+            warn!("the disk of the KV tier fails: the tier is off until the worker starts again");
+            level.plan.close();
+        }
+    }
+
+    /// The remote tier has these blocks, whoever put them there.
+    fn adopt(&mut self, at: usize, hashes: &[BlockHash]) {
+        let plan = &mut self.levels[at].plan;
+        for (n, &hash) in hashes.iter().enumerate() {
+            let parent = n.checked_sub(1).map(|parent| hashes[parent]);
+            if let Placed::Slot { slot, .. } = plan.store(Link { parent, hash }) {
+                plan.stored(slot);
+            }
+        }
+    }
+
+    /// Lets the threads finish what is queued; nothing is written any more. True once they are done.
+    pub(crate) fn close(&mut self) -> bool {
+        let stores = self.levels.iter().filter_map(|level| match &level.medium {
+            Medium::Store(io) => Some(io),
+            Medium::Memory(_) => None,
+        });
+        stores.fold(true, |done, io| {
+            io.close();
+            done && io.is_finished()
+        })
+    }
+
+    /// Whether a store has as many writes waiting as it may.
+    pub(crate) fn is_busy(&self) -> bool {
+        (0..self.levels.len()).any(|at| !self.has_room(at))
+    }
+
+    /// Whether a tier outlives the process.
+    pub(crate) fn outlives(&self) -> bool {
+        self.levels.iter().any(|level| !level.plan.is_closed() && matches!(level.medium, Medium::Store(_)))
+    }
+
+    /// The process is about to end: moves one block from memory to a tier that stays. False: there is none left, and memory takes no more.
+    pub(crate) fn pour(&mut self) -> bool {
+        let Some(Level { plan, medium: Medium::Memory(places), .. }) = self.levels.first_mut() else { return false };
+        match plan.shrink() {
+            Some((slot, link)) => {
+                let bytes = std::mem::take(&mut places[slot.index()]);
+                self.put(1, link, bytes);
+                true
+            }
+            None => {
+                plan.close();
+                false
+            }
+        }
+    }
+
+    /// Changes since the last call, for the router.
+    pub(crate) fn take_events(&mut self) -> Vec<KvEvent> {
+        self.levels.iter_mut().flat_map(|level| level.plan.take_events()).collect()
+    }
+
+    /// Everything that can be loaded, for a router that starts anew.
+    pub(crate) fn snapshot(&self) -> Vec<KvEvent> {
+        self.levels.iter().flat_map(|level| level.plan.snapshot()).collect()
+    }
+
+    /// Size, use and speed of each.
+    pub(crate) fn states(&self) -> Vec<TierState> {
+        self.levels.iter().map(Level::state).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiers::io::{Store, Tell};
+    use std::collections::HashMap;
+    use std::sync::{Arc, mpsc};
+
+    /// A store whose blocks can be broken.
+    #[derive(Default)]
+    struct Fake {
+        blocks: HashMap<SlotId, (BlockHash, Vec<u8>)>,
+        fail: Option<Failure>,
+    }
+
+    impl Store for Fake {
+        fn write(&mut self, slot: SlotId, link: Link, bytes: &[u8]) -> Result<(), Failure> {
+            self.blocks.insert(slot, (link.hash, bytes.to_vec()));
+            self.fail.map_or(Ok(()), Err)
+        }
+
+        fn read(&mut self, slot: SlotId, hash: BlockHash) -> Result<Vec<u8>, Failure> {
+            let (held, bytes) = self.blocks.get(&slot).ok_or(Failure::Gone)?;
+            if *held == hash { Ok(bytes.clone()) } else { Err(Failure::Corrupt) }
+        }
+
+        fn slots(&self) -> usize {
+            self.blocks.len()
+        }
+    }
+
+    struct Bench {
+        levels: Levels,
+        outcomes: mpsc::Receiver<Outcome>,
+    }
+
+    fn bench(memory: usize, disk: usize, fail: Option<Failure>) -> Bench {
+        let (sender, outcomes) = mpsc::channel();
+        let tell: Tell = Arc::new(move |outcome| sender.send(outcome).is_ok());
+        let mut levels = Vec::new();
+        if memory > 0 {
+            let plan = TierPool::new(Tier::Host, memory);
+            levels.push(Level::new(plan, Medium::Memory(vec![Vec::new(); memory])));
+        }
+        let io = Io::start(Tier::Disk, vec![Box::new(Fake { fail, ..Fake::default() })], &tell).expect("starts");
+        levels.push(Level::new(TierPool::new(Tier::Disk, disk), Medium::Store(io)));
+        Bench { levels: Levels::new(levels, 8), outcomes }
+    }
+
+    impl Bench {
+        fn put(&mut self, n: u128) {
+            let link = Link { parent: None, hash: BlockHash(n) };
+            if self.levels.wants(link) {
+                self.levels.put(0, link, vec![n as u8; 8]);
+            }
+        }
+
+        fn outcome(&mut self) -> News {
+            let outcome = self.outcomes.recv_timeout(std::time::Duration::from_secs(20)).expect("an outcome");
+            self.levels.outcome(outcome)
+        }
+
+        fn state(&self, tier: Tier) -> TierState {
+            *self.levels.states().iter().find(|state| state.tier == tier as i32).expect("a tier")
+        }
+    }
+
+    #[test]
+    fn what_leaves_memory_goes_to_disk_and_comes_back() {
+        let mut bench = bench(2, 4, None);
+        (1..=3).for_each(|n| bench.put(n));
+        assert_eq!(bench.outcome(), News::None);
+        assert_eq!((bench.state(Tier::Host).blocks_used, bench.state(Tier::Disk).stored), (2, 1));
+        assert_eq!(bench.levels.load(BlockHash(2)), Load::Here(vec![2; 8]));
+        assert_eq!((bench.levels.load(BlockHash(1)), bench.levels.load(BlockHash(9))), (Load::Coming, Load::Nowhere));
+        assert_eq!(bench.outcome(), News::Block(BlockHash(1), Some(vec![1; 8])));
+        assert!(bench.levels.seconds(BlockHash(1)).is_some() && bench.levels.seconds(BlockHash(9)).is_none());
+        // Back on the device and evicted again: memory takes it, and the disk has it still.
+        bench.put(1);
+        bench.put(4);
+        let stored = bench.state(Tier::Disk).stored;
+        bench.put(1);
+        assert_eq!(bench.state(Tier::Disk).stored, stored);
+    }
+
+    #[test]
+    fn a_full_disk_keeps_its_size_and_a_broken_one_is_left_alone() {
+        let mut full = bench(0, 4, Some(Failure::Full));
+        full.put(1);
+        full.outcome();
+        assert_eq!((full.state(Tier::Disk).blocks_total, full.state(Tier::Disk).dropped), (1, 1));
+        let mut broken = bench(0, 4, Some(Failure::Broken));
+        for n in 1..=3 {
+            broken.put(n);
+            broken.outcome();
+        }
+        assert_eq!(broken.state(Tier::Disk).blocks_total, 0);
+        assert!(!broken.levels.wants(Link { parent: None, hash: BlockHash(9) }), "it is off");
+        assert!(broken.levels.take_events().last().is_some_and(|event| event.cleared));
+    }
+
+    #[test]
+    fn memory_is_poured_to_disk_at_the_end() {
+        let mut bench = bench(3, 8, None);
+        (1..=3).for_each(|n| bench.put(n));
+        while bench.levels.pour() {}
+        (0..3).for_each(|_| assert_eq!(bench.outcome(), News::None));
+        assert_eq!((bench.state(Tier::Disk).stored, bench.state(Tier::Host).blocks_total), (3, 0));
+        bench.put(4);
+        bench.outcome();
+        assert_eq!(bench.state(Tier::Disk).stored, 4, "memory is closed");
+    }
+}

@@ -1,0 +1,261 @@
+//! Tiers below the device: host memory, files, a server. Blocks that leave the device go down, blocks that a request needs come up.
+//!
+//! - [`levels`]: the tiers of this worker, their plans and counters
+//! - [`intake`]: requests that wait for blocks
+//! - [`disk`], [`remote`]: stores; [`io`]: the threads in front of them; [`block`]: what makes bytes a block
+//!
+//! A step never waits for a tier: its evicted blocks are copied out (at the speed of memory, and only while the queue has room) and
+//! everything else happens on other threads.
+
+mod block;
+mod disk;
+mod intake;
+mod io;
+mod levels;
+#[cfg(feature = "redis")]
+mod remote;
+
+use crate::config::{ReadyInfo, WorkerError};
+use block::Identity;
+use disk::DiskSet;
+use intake::Intake;
+use io::{Io, Store};
+pub(crate) use io::{Outcome, Tell};
+use levels::{Level, Levels, Medium};
+use penstock_engine::{Engine, Offload};
+use penstock_kv::TierPool;
+use penstock_kv::tier::Link;
+use penstock_proto::BlockHash;
+use penstock_proto::frames::{EngineState, Generate, KvEvent, Tier, Window};
+#[cfg(feature = "redis")]
+use remote::Server;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+#[cfg(feature = "redis")]
+/// Connections to a server, and so blocks on their way from it at once.
+const REMOTE_CONNECTIONS: usize = 4;
+
+#[cfg(feature = "redis")]
+/// Blocks of a server whose names this worker remembers.
+const REMOTE_NAMES: usize = 100_000;
+
+/// Which tiers a worker has. Zeros and `None`: not that one. `Debug` does not show the remote tier, which may have a password.
+#[derive(Clone, Default)]
+pub struct TierOptions {
+    /// Memory of the host for blocks of a device that has its own.
+    pub host_bytes: u64,
+    /// Where files go.
+    pub disk_path: Option<PathBuf>,
+    /// How much of the disk.
+    pub disk_bytes: u64,
+    /// `redis://…`, `rediss://…`, `redis+unix:///path`.
+    pub remote: Option<String>,
+    /// Password of the server, if it is not to be in the URL.
+    pub remote_password: Option<String>,
+}
+
+impl std::fmt::Debug for TierOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TierOptions")
+            .field("host_bytes", &self.host_bytes)
+            .field("disk_path", &self.disk_path)
+            .field("disk_bytes", &self.disk_bytes)
+            .field("remote", &self.remote.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl TierOptions {
+    /// Whether there is any.
+    pub fn is_any(&self) -> bool {
+        self.host_bytes > 0 || self.disk_path.is_some() && self.disk_bytes > 0 || self.remote.is_some()
+    }
+}
+
+/// The tiers of a running worker.
+pub(crate) struct Tiers {
+    levels: Arc<Mutex<Levels>>,
+    intake: Intake,
+}
+
+/// The engine's end: what it evicts goes to the first tier.
+struct Down(Arc<Mutex<Levels>>);
+
+fn lock(levels: &Mutex<Levels>) -> MutexGuard<'_, Levels> {
+    levels.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Offload for Down {
+    fn wants(&mut self, parent: Option<BlockHash>, hash: BlockHash) -> bool {
+        lock(&self.0).wants(Link { parent, hash })
+    }
+
+    fn take(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: Vec<u8>) {
+        lock(&self.0).put(0, Link { parent, hash }, bytes);
+    }
+}
+
+impl Tiers {
+    /// Opens the tiers for the engine's blocks. `None`: there are none, or its blocks cannot be moved. A disk that cannot be used is
+    /// left out with a warning: it is a cache.
+    ///
+    /// # Errors
+    /// A remote address that is none.
+    pub(crate) fn open(
+        options: &TierOptions,
+        engine: &mut Engine,
+        info: &ReadyInfo,
+        tell: &Tell,
+    ) -> Result<Option<Self>, WorkerError> {
+        let block_bytes = engine.block_bytes();
+        if block_bytes == 0 || !options.is_any() {
+            return Ok(None);
+        }
+        let identity = Identity::new(&info.model_hash, &info.numerics_id, block_bytes);
+        let mut levels = Vec::new();
+        let places = usize::try_from(options.host_bytes).unwrap_or(usize::MAX) / block_bytes;
+        if places > 0 {
+            let plan = TierPool::new(Tier::Host, places);
+            levels.push(Level::new(plan, Medium::Memory(vec![Vec::new(); places])));
+        }
+        levels.extend(disk(options, &identity, tell));
+        levels.extend(remote(options, &identity, tell)?);
+        let levels = Arc::new(Mutex::new(Levels::new(levels, block_bytes)));
+        engine.set_offload(Box::new(Down(Arc::clone(&levels))));
+        Ok(Some(Self { levels, intake: Intake::new(block_bytes, &info.numerics_id) }))
+    }
+
+    /// Takes a request that waits for blocks; gives one back that does not.
+    pub(crate) fn admit(&mut self, generate: Box<Generate>, engine: &mut Engine) -> Vec<Box<Generate>> {
+        let given_back = self.intake.admit(generate, engine, &mut lock(&self.levels), Instant::now());
+        let mut ready: Vec<_> = given_back.into_iter().collect();
+        ready.extend(self.advance(engine));
+        ready
+    }
+
+    /// Takes in what a thread did. Returns requests that need not wait any more.
+    pub(crate) fn outcome(&mut self, outcome: Outcome, engine: &mut Engine) -> Vec<Box<Generate>> {
+        let news = lock(&self.levels).outcome(outcome);
+        self.intake.news(news, engine, &mut lock(&self.levels));
+        self.advance(engine)
+    }
+
+    /// Moves what waits on. To be called now and then, for the deadlines.
+    pub(crate) fn advance(&mut self, engine: &mut Engine) -> Vec<Box<Generate>> {
+        if self.intake.waiting() == 0 {
+            return Vec::new();
+        }
+        self.intake.advance(engine, &self.levels, Instant::now())
+    }
+
+    /// Gives a request back that still waits.
+    pub(crate) fn take(&mut self, id: u64) -> Option<Box<Generate>> {
+        self.intake.take(id)
+    }
+
+    /// Gives all requests back that wait.
+    pub(crate) fn take_all(&mut self) -> Vec<Box<Generate>> {
+        self.intake.take_all()
+    }
+
+    /// See [`Intake::window`].
+    pub(crate) fn window(&mut self, window: &Window) -> bool {
+        self.intake.window(window)
+    }
+
+    /// Whether requests wait here.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.intake.waiting() > 0
+    }
+
+    /// Adds what the engine does not know: tiers, and requests that wait here.
+    pub(crate) fn complete(&self, state: &mut EngineState) {
+        let waiting = self.intake.waiting() as u32;
+        state.tiers = lock(&self.levels).states();
+        state.waiting += waiting;
+        state.credits = state.credits.saturating_sub(waiting);
+        state.prefill_tokens_pending += self.intake.pending_tokens();
+    }
+
+    /// Changes of the tiers since the last call.
+    pub(crate) fn take_events(&self) -> Vec<KvEvent> {
+        lock(&self.levels).take_events()
+    }
+
+    /// Everything that the tiers hold.
+    pub(crate) fn snapshot(&self) -> Vec<KvEvent> {
+        lock(&self.levels).snapshot()
+    }
+
+    /// The process ends, orderly: what device and memory hold goes to where it outlives the process, coldest first. `wait` waits for
+    /// what a thread did, or for a moment; it breaks when nothing more comes.
+    pub(crate) fn keep(
+        &mut self,
+        engine: &mut Engine,
+        patience: Duration,
+        wait: &mut dyn FnMut() -> ControlFlow<(), Option<Outcome>>,
+    ) {
+        if !lock(&self.levels).outlives() {
+            return;
+        }
+        let (began, mut blocks) = (Instant::now(), 0_u64);
+        let mut poured = false;
+        let mut emptied = false;
+        while began.elapsed() < patience {
+            if lock(&self.levels).is_busy() || emptied {
+                if emptied && lock(&self.levels).close() {
+                    break;
+                }
+                let ControlFlow::Continue(outcome) = wait() else { return };
+                outcome.map(|outcome| lock(&self.levels).outcome(outcome));
+            } else if !poured {
+                poured = !lock(&self.levels).pour();
+            } else if engine.offload_one() {
+                blocks += 1;
+            } else {
+                emptied = true;
+            }
+        }
+        info!(blocks, seconds = began.elapsed().as_secs_f64(), "KV blocks put away");
+    }
+}
+
+#[cfg(feature = "redis")]
+fn remote(options: &TierOptions, identity: &Identity, tell: &Tell) -> Result<Option<Level>, WorkerError> {
+    let Some(url) = &options.remote else { return Ok(None) };
+    let server = Server::new(url, options.remote_password.as_deref(), identity).map_err(WorkerError::Tier)?;
+    let io = start(Tier::Remote, server.stores(REMOTE_CONNECTIONS), tell)?;
+    Ok(Some(Level::new(TierPool::new(Tier::Remote, REMOTE_NAMES), Medium::Store(io))))
+}
+
+#[cfg(not(feature = "redis"))]
+fn remote(options: &TierOptions, _: &Identity, _: &Tell) -> Result<Option<Level>, WorkerError> {
+    match options.remote {
+        Some(_) => Err(WorkerError::Tier("this build has no Redis: build with the feature redis".into())),
+        None => Ok(None),
+    }
+}
+
+#[cfg(feature = "redis")]
+fn start(tier: Tier, stores: Vec<Box<dyn Store>>, tell: &Tell) -> Result<Io, WorkerError> {
+    let what = || format!("starting the threads of the {} tier", tier.name());
+    Io::start(tier, stores, tell).map_err(|source| WorkerError::Os { what: what(), source })
+}
+
+fn disk(options: &TierOptions, identity: &Identity, tell: &Tell) -> Option<Level> {
+    let path = options.disk_path.as_ref().filter(|_| options.disk_bytes > 0)?;
+    let began = Instant::now();
+    let opened = DiskSet::open(path, options.disk_bytes, identity).and_then(|(set, found)| {
+        let mut plan = TierPool::new(Tier::Disk, set.slots());
+        let blocks = plan.adopt(found);
+        let slots = set.slots();
+        let io = Io::start(Tier::Disk, vec![Box::new(set)], tell)?;
+        info!(path = %path.display(), slots, blocks, ms = began.elapsed().as_millis() as u64, "KV tier on disk");
+        Ok(Level::new(plan, Medium::Store(io)))
+    });
+    opened.inspect_err(|error| warn!(path = %path.display(), %error, "no KV tier on disk")).ok()
+}
