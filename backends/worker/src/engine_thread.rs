@@ -291,10 +291,10 @@ impl Desk {
     }
 
     /// Submits the requests that the tiers let go.
-    fn submit_all(&mut self, ready: impl FnOnce(&mut Tiers, &mut Engine) -> Vec<Box<Generate>>) {
+    fn submit_all(&mut self, ready: impl FnOnce(&mut Tiers, &mut Engine) -> Vec<Generate>) {
         let Some(tiers) = &mut self.tiers else { return };
         for generate in ready(tiers, &mut self.engine) {
-            self.engine.submit(*generate);
+            self.engine.submit(generate);
         }
     }
 
@@ -408,7 +408,7 @@ impl Desk {
         if self.tiers.is_none() || self.exit {
             self.engine.submit(generate);
         } else {
-            self.submit_all(|tiers, engine| tiers.admit(Box::new(generate), engine));
+            self.submit_all(|tiers, engine| tiers.admit(generate, engine));
         }
     }
 

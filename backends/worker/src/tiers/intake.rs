@@ -30,7 +30,7 @@ const FIND_MIN: usize = 2;
 
 struct Held {
     id: u64,
-    generate: Box<Generate>,
+    generate: Generate,
     chain: Vec<BlockHash>,
     /// Blocks that are on the device.
     here: usize,
@@ -76,11 +76,11 @@ impl Intake {
     /// Takes a request, or gives it back: there is nothing to wait for.
     pub(crate) fn admit(
         &mut self,
-        generate: Box<Generate>,
+        generate: Generate,
         engine: &mut Engine,
         levels: &mut Levels,
         now: Instant,
-    ) -> Option<Box<Generate>> {
+    ) -> Option<Generate> {
         let chain = self.chain(&generate, engine);
         let here = chain.iter().take_while(|hash| engine.holds(**hash)).count();
         let end = here + plan(&chain[here..], engine, levels, self.coming.len());
@@ -151,7 +151,7 @@ impl Intake {
     /// Brings blocks in, asks for more, and returns the requests that wait for nothing any more.
     ///
     /// Taking a block in evicts another, which goes to the levels: they are locked for moments only.
-    pub(crate) fn advance(&mut self, engine: &mut Engine, levels: &Mutex<Levels>, now: Instant) -> Vec<Box<Generate>> {
+    pub(crate) fn advance(&mut self, engine: &mut Engine, levels: &Mutex<Levels>, now: Instant) -> Vec<Generate> {
         let mut ready = Vec::new();
         for at in 0..self.held.len() {
             self.import(at, engine, levels);
@@ -210,13 +210,13 @@ impl Intake {
     }
 
     /// Gives a request back before its time.
-    pub(crate) fn take(&mut self, id: u64) -> Option<Box<Generate>> {
+    pub(crate) fn take(&mut self, id: u64) -> Option<Generate> {
         let at = self.held.iter().position(|held| held.id == id)?;
         self.held.remove(at).map(|held| held.generate)
     }
 
     /// Gives all requests back.
-    pub(crate) fn take_all(&mut self) -> Vec<Box<Generate>> {
+    pub(crate) fn take_all(&mut self) -> Vec<Generate> {
         self.held.drain(..).map(|held| held.generate).collect()
     }
 

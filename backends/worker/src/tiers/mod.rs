@@ -130,7 +130,7 @@ impl Tiers {
     }
 
     /// Takes a request that waits for blocks; gives one back that does not.
-    pub(crate) fn admit(&mut self, generate: Box<Generate>, engine: &mut Engine) -> Vec<Box<Generate>> {
+    pub(crate) fn admit(&mut self, generate: Generate, engine: &mut Engine) -> Vec<Generate> {
         let given_back = self.intake.admit(generate, engine, &mut lock(&self.levels), Instant::now());
         let mut ready: Vec<_> = given_back.into_iter().collect();
         ready.extend(self.advance(engine));
@@ -138,14 +138,14 @@ impl Tiers {
     }
 
     /// Takes in what a thread did. Returns requests that need not wait any more.
-    pub(crate) fn outcome(&mut self, outcome: Outcome, engine: &mut Engine) -> Vec<Box<Generate>> {
+    pub(crate) fn outcome(&mut self, outcome: Outcome, engine: &mut Engine) -> Vec<Generate> {
         let news = lock(&self.levels).outcome(outcome);
         self.intake.news(news, engine, &mut lock(&self.levels));
         self.advance(engine)
     }
 
     /// Moves what waits on. To be called now and then, for the deadlines.
-    pub(crate) fn advance(&mut self, engine: &mut Engine) -> Vec<Box<Generate>> {
+    pub(crate) fn advance(&mut self, engine: &mut Engine) -> Vec<Generate> {
         if self.intake.waiting() == 0 {
             return Vec::new();
         }
@@ -153,12 +153,12 @@ impl Tiers {
     }
 
     /// Gives a request back that still waits.
-    pub(crate) fn take(&mut self, id: u64) -> Option<Box<Generate>> {
+    pub(crate) fn take(&mut self, id: u64) -> Option<Generate> {
         self.intake.take(id)
     }
 
     /// Gives all requests back that wait.
-    pub(crate) fn take_all(&mut self) -> Vec<Box<Generate>> {
+    pub(crate) fn take_all(&mut self) -> Vec<Generate> {
         self.intake.take_all()
     }
 
