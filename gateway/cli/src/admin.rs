@@ -42,6 +42,26 @@ pub(crate) struct AdminArgs {
     command: AdminCommand,
 }
 
+/// `penstock explain`: `penstock admin explain` for those in a hurry.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ExplainArgs {
+    #[command(flatten)]
+    place: Place,
+    /// The pool
+    pool: String,
+    /// The prompt; - reads it from the standard input
+    prompt: String,
+    /// Id of the key whose prefix cache counts [default: that of requests without a key]
+    #[arg(long, value_name = "ID")]
+    key: Option<String>,
+}
+
+/// Does what is asked.
+pub(crate) fn explain(args: ExplainArgs) -> anyhow::Result<()> {
+    let ExplainArgs { place, pool, prompt, key } = args;
+    run(&AdminArgs { place, command: AdminCommand::Explain { pool, prompt, key } })
+}
+
 /// Where the API is, and how answers are shown.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Place {

@@ -63,6 +63,8 @@ enum Command {
     Keys(keys::KeysArgs),
     /// Look at and steer a running gateway
     Admin(Box<admin::AdminArgs>),
+    /// Say which worker of a pool would get a prompt now, and why
+    Explain(Box<admin::ExplainArgs>),
     /// Talk to a model in the terminal
     Chat(chat::ChatArgs),
     /// Hand the running gateway over to a new process, without a cut stream
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
         Command::Worker(args) => return penstock_worker::main(&args),
         Command::Keys(args) => keys::run(&args),
         Command::Admin(args) => admin::run(&args),
+        Command::Explain(args) => admin::explain(*args),
         Command::Chat(args) => chat::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Import(args) => import::run(&args),

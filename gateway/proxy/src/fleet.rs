@@ -12,9 +12,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use penstock_dialects::openai::{TokenizeInput, TokenizeRequest};
 use penstock_text::TextModel;
 
 use crate::config::{PoolConfig, Snapshot};
+use crate::error::Failure;
 use crate::generate::PoolUpstream;
 use crate::pool::{self, FleetRuntime, Leave, Pool};
 use crate::upstream::Upstream;
@@ -128,6 +130,23 @@ impl Fleet {
     /// What answers, in the order of the config.
     pub fn upstreams(&self) -> Vec<Arc<dyn Upstream>> {
         lock(&self.state).running.iter().map(|running| running.slot.clone() as Arc<dyn Upstream>).collect()
+    }
+
+    /// Tokens of a text, as a pool's model has them, with what its tokenizer adds to a prompt.
+    ///
+    /// # Errors
+    /// What is in the way; `None`: there is no such pool.
+    pub async fn tokens(&self, pool: &str, text: String) -> Result<Option<Vec<u32>>, Failure> {
+        #[derive(serde::Deserialize)]
+        struct Tokens {
+            tokens: Vec<u32>,
+        }
+        let found = self.upstreams().into_iter().find(|upstream| upstream.card().id == pool);
+        let Some(upstream) = found else { return Ok(None) };
+        let input = TokenizeInput::Text { prompt: text, add_special_tokens: true };
+        let body = upstream.tokenize(TokenizeRequest { model: None, input, return_token_strs: false }).await?;
+        let tokens: Tokens = serde_json::from_slice(&body).map_err(|error| Failure::internal(error.to_string()))?;
+        Ok(Some(tokens.tokens))
     }
 
     /// The pools by id, also those that will take another's place or that end.

@@ -15,6 +15,7 @@ use crate::config::Snapshot;
 use crate::error::Failure;
 use crate::forward;
 use crate::gateway::Gateway;
+use crate::generate::events;
 use crate::http::exchange::BodyFault;
 use crate::http::{Body, BodyLease, Exchange, Gone};
 use crate::live_requests::{self, About};
@@ -93,7 +94,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.operation = Some(call.ask.surface.operation());
     let says_cost = config.cost_header || relay::cost::is_asked(&call.headers);
     let (price, stream) = (entry.price, call.stream);
-    let origin = origin(&principal, config, exchange, trail);
+    let origin = Origin { explain: events::asks_route(&call.headers), ..origin(&principal, config, exchange, trail) };
     let mut answer = Answer::new(call);
     answer.keep(keeping);
     let mut events = watched(exchange, admitted.open(origin)).await??;
@@ -209,6 +210,7 @@ fn origin(principal: &Principal, config: &Snapshot, exchange: &Exchange, trail: 
         tenant: principal.tenant().to_owned(),
         deadline: config.request_timeout.map(|limit| (exchange.started + limit).into_std()),
         trace: trail.trace.clone(),
+        explain: false,
     }
 }
 

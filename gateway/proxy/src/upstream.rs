@@ -40,6 +40,8 @@ pub struct Origin {
     pub deadline: Option<Instant>,
     /// The trace that the answer is a part of.
     pub trace: Option<Arc<Trace>>,
+    /// It asks who was chosen and why.
+    pub explain: bool,
 }
 
 /// Answers requests for one model.

@@ -24,6 +24,7 @@ mod place;
 pub mod policy;
 mod queue;
 mod random;
+pub mod record;
 pub mod roles;
 mod slo;
 mod worker;
@@ -36,6 +37,7 @@ pub use index::{Hits, KvIndex};
 pub use policy::Policy;
 pub use queue::View;
 pub use random::Random;
+pub use record::Record;
 pub use slo::Slo;
 pub use worker::Member;
 

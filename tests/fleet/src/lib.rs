@@ -167,7 +167,17 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
         ..Default::default()
     };
     let (salt, tenant) = (Arc::from(&b"t"[..]), Arc::default());
-    Job { prompt: prompt.into(), choices, sampling, salt, priority: 0, deadline: None, tenant, weight: 1 }
+    Job {
+        prompt: prompt.into(),
+        choices,
+        sampling,
+        salt,
+        priority: 0,
+        deadline: None,
+        tenant,
+        weight: 1,
+        explain: false,
+    }
 }
 
 /// All that came of a request.

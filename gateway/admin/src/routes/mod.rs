@@ -2,6 +2,7 @@
 
 pub(crate) mod audit;
 pub(crate) mod config;
+pub(crate) mod decisions;
 pub(crate) mod health;
 pub(crate) mod keys;
 pub(crate) mod limits;
@@ -33,6 +34,8 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(config::rollback))
         .routes(routes!(config::history))
         .routes(routes!(config::past))
+        .routes(routes!(decisions::list))
+        .routes(routes!(decisions::explain))
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
         .routes(routes!(health::status))

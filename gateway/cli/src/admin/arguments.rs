@@ -25,6 +25,24 @@ pub(crate) enum AdminCommand {
     Requests(Requests),
     /// Our own engines
     Workers(Workers),
+    /// Which worker of a pool got which of the last requests, and why
+    Decisions {
+        /// The pool
+        pool: String,
+        /// Show so many
+        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=256), value_name = "COUNT")]
+        limit: u16,
+    },
+    /// Which worker of a pool would get a prompt now, and why
+    Explain {
+        /// The pool
+        pool: String,
+        /// The prompt; - reads it from the standard input
+        prompt: String,
+        /// Id of the key whose prefix cache counts [default: that of requests without a key]
+        #[arg(long, value_name = "ID")]
+        key: Option<String>,
+    },
     /// Issued API keys
     #[command(subcommand)]
     Keys(Keys),

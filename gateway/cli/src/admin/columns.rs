@@ -134,3 +134,26 @@ pub(super) const EVENTS: &[(&str, &str)] = &[
     ("outcome", "outcome"),
     ("status", "detail.status"),
 ];
+pub(super) const DECISIONS: &[(&str, &str)] = &[
+    ("request", "request"),
+    ("worker", "worker"),
+    ("why", "why"),
+    ("tokens", "prompt_tokens"),
+    ("waited s", "waited_seconds"),
+    ("age s", "age_seconds"),
+    ("policy", "policy"),
+];
+pub(super) const CANDIDATES: &[(&str, &str)] = &[
+    ("worker", "worker"),
+    ("free", "free"),
+    ("cost s", "cost"),
+    ("queue", "queue"),
+    ("own", "own"),
+    ("later", "later"),
+    ("harm", "harm"),
+    ("decode", "decode"),
+    ("pressure", "pressure"),
+    ("cached", "on_device"),
+    ("promised", "on_promised"),
+    ("loads", "on_loaded"),
+];

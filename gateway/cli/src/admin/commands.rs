@@ -70,6 +70,12 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
         }
         AdminCommand::Requests(asked) => requests(client, asked, show).await?,
         AdminCommand::Workers(asked) => workers(client, asked, show).await?,
+        AdminCommand::Decisions { pool, limit } => {
+            let path = format!("/admin/v1/pools/{}/decisions?limit={limit}", encoded(pool));
+            let page = client.get(&path).await?;
+            show.rows(page["data"].as_array().map_or(&[], Vec::as_slice), DECISIONS, "nothing was decided yet");
+        }
+        AdminCommand::Explain { pool, prompt, key } => explain(client, (pool, prompt, key.as_deref()), show).await?,
         AdminCommand::Keys(asked) => keys(client, asked, show).await?,
         AdminCommand::Teams(asked) => owners(client, "teams", asked, show).await?,
         AdminCommand::Users(asked) => owners(client, "users", asked, show).await?,
@@ -158,6 +164,47 @@ async fn workers(client: &Client, asked: &Workers, show: Show) -> anyhow::Result
     let worker = client.change(Method::POST, &path, body.as_ref(), None).await?;
     show.rows(&[worker], WORKERS, "");
     Ok(())
+}
+
+async fn explain(client: &Client, asked: (&str, &str, Option<&str>), show: Show) -> anyhow::Result<()> {
+    let (pool, prompt, key) = asked;
+    let prompt = match prompt {
+        "-" => {
+            let mut text = String::new();
+            std::io::stdin().take(CONFIG_BYTES_MAX).read_to_string(&mut text).context("the standard input")?;
+            text
+        }
+        text => text.to_owned(),
+    };
+    let path = format!("/admin/v1/pools/{}/explain", encoded(pool));
+    let body = json!({ "prompt": prompt, "key": key });
+    let made = client.change(Method::POST, &path, Some(&body), None).await?;
+    if show.json {
+        show.one(&made);
+        return Ok(());
+    }
+    let worker = made["worker"].as_str().unwrap_or("nobody");
+    println!("{worker} ({}), of {} tokens, by {}", said(&made["why"]), made["prompt_tokens"], said(&made["policy"]));
+    let flat = |candidate: &Value| {
+        let mut row = candidate.clone();
+        for (group, prefix) in [("parts_seconds", ""), ("found_tokens", "on_")] {
+            for (name, value) in candidate[group].as_object().into_iter().flatten() {
+                row[format!("{prefix}{name}")] = value
+                    .as_f64()
+                    .filter(|_| prefix.is_empty())
+                    .map_or_else(|| value.clone(), |seconds| json!(format!("{seconds:.4}")));
+            }
+        }
+        row["cost"] = json!(format!("{:.4}", candidate["cost_seconds"].as_f64().unwrap_or_default()));
+        row
+    };
+    let rows: Vec<Value> = made["candidates"].as_array().into_iter().flatten().map(flat).collect();
+    show.rows(&rows, CANDIDATES, "no worker suits");
+    Ok(())
+}
+
+fn said(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
 }
 
 async fn keys(client: &Client, asked: &Keys, show: Show) -> anyhow::Result<()> {

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::raw::{Document, Reader};
-use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, Snapshot, TierConfig, TlsFiles};
+use penstock_router::policy::UnknownPolicy;
+use penstock_router::{Policy, Slo};
+
+use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, SloConfig, Snapshot, TierConfig, TlsFiles};
 use super::store::has_password;
 use super::{Faults, identity, models};
 use crate::http::HttpLimits;
@@ -254,6 +257,12 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         tiers: tiers(table),
         sequences_max: table.number("sequences_max", 0..=65_536) as u32,
         queue_max: table.number("queue_max", 1..=1_000_000) as usize,
+        policy: table.text("policy").unwrap_or_default().parse().unwrap_or_else(|error: UnknownPolicy| {
+            table.fault("policy", error.to_string());
+            Policy::default()
+        }),
+        slo: slo(table),
+        explain: table.flag("explain"),
     }
 }
 
@@ -287,6 +296,19 @@ fn tiers(table: &Reader<'_, '_>) -> TierConfig {
         );
     }
     tiers
+}
+
+fn slo(table: &Reader<'_, '_>) -> Option<SloConfig> {
+    let item = table.inline_one("slo", &["ttft_ms", "ttft_per_1k_ms", "tpot_ms", "refuse_above_percent"])?;
+    let usual = Slo::default();
+    let time =
+        |name, usual: Duration| Duration::from_millis(item.number_or(name, 0..=3_600_000, usual.as_millis() as u64));
+    Some(SloConfig {
+        ttft: time("ttft_ms", usual.ttft),
+        ttft_per_1k: time("ttft_per_1k_ms", usual.ttft_per_1k),
+        tpot: time("tpot_ms", usual.tpot),
+        refuse_above_percent: item.number_or("refuse_above_percent", 0..=100_000, 0) as u32,
+    })
 }
 
 fn default_id(model: Option<&Path>) -> String {

@@ -188,6 +188,25 @@ pub struct PoolConfig {
     pub sequences_max: u32,
     /// Requests open at once.
     pub queue_max: usize,
+    /// Which worker gets a request.
+    pub policy: penstock_router::Policy,
+    /// Objectives, if it has any.
+    pub slo: Option<SloConfig>,
+    /// Requests may ask who was chosen and why.
+    pub explain: bool,
+}
+
+/// Objectives of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SloConfig {
+    /// Time to the first token, without the prompt's share.
+    pub ttft: Duration,
+    /// What each thousand prompt tokens may add.
+    pub ttft_per_1k: Duration,
+    /// Mean time between tokens.
+    pub tpot: Duration,
+    /// Hundredths of the first objective above which a request is refused; 0: never.
+    pub refuse_above_percent: u32,
 }
 
 /// Where a worker keeps KV blocks that its device has no room for. Zeros and `None`: not there.

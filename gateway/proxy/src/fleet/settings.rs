@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use penstock_proto::handshake::PoolKey;
+use penstock_router::Slo;
 use penstock_text::{TextFiles, TextModel};
 use sha2::{Digest, Sha256};
 
@@ -41,6 +42,14 @@ pub(super) fn settings(
     let mut settings = pool::PoolConfig::new(asked.id.clone());
     settings.tokenizer_hash = Some(text.tokenizer_hash().to_vec());
     settings.requests_max = asked.queue_max;
+    settings.policy = asked.policy;
+    settings.explain = asked.explain;
+    settings.limits.slo = asked.slo.map(|slo| Slo {
+        ttft: slo.ttft,
+        ttft_per_1k: slo.ttft_per_1k,
+        tpot: slo.tpot,
+        refuse_above: f64::from(slo.refuse_above_percent) / 100.0,
+    });
     if let Some(path) = &asked.key_file {
         let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
         settings.key = Some(PoolKey::new(&bytes).map_err(|error| format!("{}: {error}", path.display()))?);

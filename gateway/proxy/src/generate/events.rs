@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use http::{HeaderMap, HeaderName, HeaderValue};
 use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, Usage};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{self, Output, TokenLogprobs};
@@ -35,6 +36,15 @@ pub(super) struct PoolEvents {
     span: Option<OpenSpan>,
     since: Instant,
     begun: bool,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// Asks, and says, who was chosen and why.
+const ROUTE: HeaderName = HeaderName::from_static("x-penstock-route");
+
+/// Whether a request asks who was chosen and why.
+pub(crate) fn asks_route(headers: &HeaderMap) -> bool {
+    headers.get(ROUTE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"explain"))
 }
 
 /// Where jobs go, and what they say of their origin.
@@ -92,7 +102,8 @@ impl PoolEvents {
             source.origin.trace.as_ref().map(|trace| trace.child(format!("pool {}", source.model), Kind::Internal));
         span.iter_mut().for_each(|span| span.set("gen_ai.usage.input_tokens", prompt_tokens));
         let (worker, since, begun) = (None, Instant::now(), false);
-        let mut events = Self { plan, jobs, text, facts, wave, source, worker, span, since, begun };
+        let headers = Vec::new();
+        let mut events = Self { plan, jobs, text, facts, wave, source, worker, span, since, begun, headers };
         events.fill()?;
         Ok(events)
     }
@@ -119,7 +130,9 @@ impl PoolEvents {
                 }
                 self.output(at, output, out)
             }
-            PoolEvent::Bound { worker, waited } => {
+            PoolEvent::Bound { worker, waited, route } => {
+                let route = route.and_then(|route| HeaderValue::from_str(&route).ok());
+                self.headers.extend(route.filter(|_| self.headers.is_empty()).map(|route| (ROUTE, route)));
                 if let Some(span) = &mut self.span {
                     span.set("penstock.worker", worker.to_string());
                     span.set("penstock.queue_ms", waited.as_secs_f64() * 1e3);
@@ -285,6 +298,10 @@ impl Events for PoolEvents {
             facts.reasoning_tokens += decoder.reasoning_tokens();
         }
         facts
+    }
+
+    fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        &self.headers
     }
 
     fn course(&self) -> Course {

@@ -3,7 +3,7 @@
 //! Prompts are made here once (template, tokenizer), long ones off the I/O threads; the pool gets token ids, and what comes back goes
 //! through one decoder per choice. A request with several prompts is several jobs of the pool under one answer, a few at a time.
 
-mod events;
+pub(crate) mod events;
 mod plan;
 mod unbuilt;
 mod wave;
@@ -205,8 +205,19 @@ impl Upstream for PoolUpstream {
             }
         }
         out(Gauge::Resumes, status.counts.resumed as f64);
+        out(Gauge::RouterDecisions, status.counts.decisions as f64);
+        out(Gauge::RouterDecisionSeconds, status.counts.decision_ns as f64 / 1e9);
+        out(Gauge::RouterFirstTokens, status.counts.first_tokens as f64);
+        out(Gauge::RouterFirstTokenSeconds, status.counts.ttft_us as f64 / 1e6);
+        out(Gauge::RouterFirstTokenPredicted, status.counts.ttft_predicted_us as f64 / 1e6);
+        out(Gauge::RouterFirstTokenError, status.counts.ttft_error_us as f64 / 1e6);
         out(Gauge::ResumesInexact, status.counts.resumed_inexact as f64);
     }
+}
+
+/// Salt of the block hashes of a tenant's prompts for a pool, without a `cache_salt` of the request's own.
+pub fn prefix_salt(tenant: &str, pool: &str) -> Vec<u8> {
+    plan::salt(tenant, pool, None)
 }
 
 async fn permit(turns: &Arc<Semaphore>, wait_max: Duration) -> Result<OwnedSemaphorePermit, Failure> {

@@ -212,6 +212,7 @@ impl Plan {
             deadline: origin.deadline,
             tenant: origin.tenant.as_str().into(),
             weight: 1,
+            explain: origin.explain,
         }
     }
 }
@@ -271,7 +272,7 @@ fn wanted(logprobs: Option<u32>) -> i32 {
 }
 
 /// Fields joined so that no two sets of them give the same bytes.
-fn salt(tenant: &str, model: &str, cache_salt: Option<&str>) -> Vec<u8> {
+pub(super) fn salt(tenant: &str, model: &str, cache_salt: Option<&str>) -> Vec<u8> {
     let mut out = Vec::new();
     for field in [tenant, model, cache_salt.unwrap_or_default()] {
         out.extend_from_slice(&(field.len() as u64).to_le_bytes());
@@ -386,7 +387,7 @@ mod tests {
             priority,
         };
         let prompt = PlannedPrompt { index: 0, tokens: Arc::from([1]), text: String::new(), max_tokens: 1 };
-        let origin = Origin { tenant: "t".into(), deadline: None, trace: None };
+        let origin = Origin { tenant: "t".into(), deadline: None, trace: None, explain: false };
         let given = |priority| plan(priority).job(&prompt, "m", &origin).priority;
         assert_eq!([i32::MIN, -1, 0, 7].map(given), [0, 0, 0, 7]);
     }

@@ -7,6 +7,7 @@
 pub(super) mod steer;
 
 use super::config::{PoolConfig, PoolConfigError};
+use super::decision::Decision;
 use super::job::PoolEvent;
 use super::member::{Doubt, Member, Session};
 use super::session::{Event, Keeper, Link, Loss};
@@ -53,6 +54,8 @@ struct Live {
     place: Place,
     /// It was bound before and lost its worker.
     interrupted: bool,
+    /// When it was bound, and the time to its first token as predicted then; until that comes.
+    bound_at: Option<(Instant, Duration)>,
 }
 
 struct Ending {
@@ -104,7 +107,8 @@ impl Actor {
         let mut id = [0; 8];
         getrandom::fill(&mut id).map_err(|error| PoolConfigError::Random(error.to_string()))?;
         let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let router = Fleet::new(config.weights, config.limits).seeded(u64::from_le_bytes(id));
+        let router =
+            Fleet::new(config.weights, config.limits).with_policy(config.policy).seeded(u64::from_le_bytes(id));
         let actor = Self {
             config,
             mailbox,
@@ -144,6 +148,11 @@ impl Actor {
                 order = self.control.recv() => match order {
                     // Err: whoever asked has gone.
                     Some(Control::Steer { worker, steer, done }) => _ = done.send(self.steer(&worker, steer)),
+                    Some(Control::Decisions { count, done }) => _ = done.send(self.decisions(count)),
+                    Some(Control::Explain { view, done }) => {
+                        let now = self.began.elapsed();
+                        _ = done.send(Decision::new(&self.router.explain(*view, now), &self.members, now));
+                    }
                     Some(Control::Shutdown { leave, deadline, done }) => {
                         let deadline = Instant::now() + deadline;
                         self.ending = Some(Ending { leave, deadline, done });
@@ -305,6 +314,9 @@ impl Actor {
                 self.counts.tokens += output.tokens.len() as u64;
                 self.counts.cached_tokens_told += u64::from(output.cached_tokens.unwrap_or(0));
                 let tokens = output.tokens.len() as u64;
+                if let Some((bound_at, predicted)) = live.bound_at.take() {
+                    self.counts.first_token(bound_at.elapsed(), predicted);
+                }
                 live.slot.push(PoolEvent::Output(output));
                 self.router.settle(request);
                 self.router.emitted(request, tokens);
@@ -383,7 +395,7 @@ impl Actor {
         self.counts.submitted += 1;
         let truth = Truth::new(job, self.config.window_tokens);
         let place = Place::Waiting(Instant::now());
-        self.requests.insert(id, Live { truth, slot, place, interrupted: false });
+        self.requests.insert(id, Live { truth, slot, place, interrupted: false, bound_at: None });
         self.wait(id);
     }
 
@@ -459,9 +471,13 @@ impl Actor {
     /// Binds what can be bound.
     fn dispatch(&mut self) {
         loop {
-            let (request, worker, cached_tokens, exact, gives_way, from) = match self.router.next(self.began.elapsed()) {
-                Choice::Bind { request, worker, cached_tokens, exact, gives_way, pull_from, .. } => {
-                    (request, worker, cached_tokens, exact, gives_way, pull_from)
+            let began = Instant::now();
+            let next = self.router.next(self.began.elapsed());
+            self.counts.decisions += 1;
+            self.counts.decision_ns += began.elapsed().as_nanos() as u64;
+            let (request, worker, cached_tokens, exact, gives_way, from, ttft) = match next {
+                Choice::Bind { request, worker, cached_tokens, exact, gives_way, pull_from, ttft } => {
+                    (request, worker, cached_tokens, exact, gives_way, pull_from, ttft)
                 }
                 Choice::Refuse { request, reject } => {
                     self.refuse(request, reject);
@@ -485,7 +501,16 @@ impl Actor {
                 Place::Bound(_) => Duration::ZERO,
             };
             live.place = Place::Bound(worker);
-            live.slot.leave(PoolEvent::Bound { worker: self.members[usize::from(worker.0)].name.clone(), waited });
+            let now = self.began.elapsed();
+            let asked = self.config.explain && live.truth.job.explain;
+            let made = self.router.decisions().next_back().filter(|made| asked && made.request == request);
+            let route = made.map(|made| Decision::new(made, &self.members, now).line().into());
+            live.bound_at = Some((Instant::now(), ttft));
+            live.slot.leave(PoolEvent::Bound {
+                worker: self.members[usize::from(worker.0)].name.clone(),
+                waited,
+                route,
+            });
             if live.interrupted {
                 let exact = exact || !live.truth.has_begun();
                 live.slot.push(PoolEvent::Resumed { exact });
@@ -497,6 +522,12 @@ impl Actor {
             self.send(worker, frame);
             windows.into_iter().for_each(|window| self.send(worker, DownBody::Window(window)));
         }
+    }
+
+    /// The last decisions, newest first.
+    fn decisions(&self, count: usize) -> Vec<Decision> {
+        let now = self.began.elapsed();
+        self.router.decisions().rev().take(count).map(|made| Decision::new(made, &self.members, now)).collect()
     }
 
     /// A request lost its worker: it waits again, or fails when that is the second worker that died of it.

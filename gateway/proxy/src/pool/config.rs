@@ -3,7 +3,7 @@
 use penstock_proto::Address;
 use penstock_proto::address::AddressError;
 use penstock_proto::handshake::PoolKey;
-use penstock_router::{Limits, WORKERS_MAX, Weights};
+use penstock_router::{Limits, Policy, WORKERS_MAX, Weights};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -66,6 +66,10 @@ pub struct PoolConfig {
     pub weights: Weights,
     /// The router's limits.
     pub limits: Limits,
+    /// Which worker gets a request.
+    pub policy: Policy,
+    /// Requests may ask who was chosen and why.
+    pub explain: bool,
 }
 
 /// A configuration that cannot work.
@@ -138,6 +142,8 @@ impl PoolConfig {
             step_max: Duration::from_secs(10),
             weights: Weights::default(),
             limits: Limits::default(),
+            policy: Policy::default(),
+            explain: false,
         }
     }
 

@@ -31,6 +31,8 @@ pub struct Job {
     pub tenant: Arc<str>,
     /// The tenant's share against others'; 0 counts as 1.
     pub weight: u32,
+    /// Say with the binding why it is what it is.
+    pub explain: bool,
 }
 
 impl Job {
@@ -57,6 +59,8 @@ pub enum PoolEvent {
         worker: Arc<str>,
         /// How long the request had waited.
         waited: Duration,
+        /// Why there, where the job asked.
+        route: Option<Arc<str>>,
     },
     /// The worker was lost and the request goes on elsewhere. Not exact: in other numerics, so tokens from here on may differ
     /// from an undisturbed run's.

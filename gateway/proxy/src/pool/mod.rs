@@ -10,6 +10,7 @@
 
 mod actor;
 mod config;
+mod decision;
 mod job;
 mod lease;
 mod member;
@@ -20,6 +21,7 @@ mod ticket;
 mod truth;
 
 pub use config::{LocalWorkers, PoolConfig, PoolConfigError};
+pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
 pub use status::{Counts, ModelInfo, PoolStatus, WorkerPhase, WorkerStatus};
 pub use ticket::Ticket;
@@ -105,6 +107,10 @@ pub enum SteerError {
 pub(crate) enum Control {
     /// Steers the worker of that name.
     Steer { worker: String, steer: Steer, done: oneshot::Sender<Result<(), SteerError>> },
+    /// The last decisions, newest first.
+    Decisions { count: usize, done: oneshot::Sender<Vec<Decision>> },
+    /// What would be decided about a prompt now.
+    Explain { view: Box<penstock_router::View>, done: oneshot::Sender<Decision> },
     /// Take nothing new, let open requests finish, then leave.
     Shutdown { leave: Leave, deadline: Duration, done: oneshot::Sender<()> },
 }
@@ -232,6 +238,32 @@ impl Pool {
         let asking = async {
             self.shared.control.send(asked).await.map_err(|_| SteerError::Closed)?;
             answer.await.map_err(|_| SteerError::Closed)?
+        };
+        tokio::time::timeout(STEER_TIMEOUT, asking).await.unwrap_or(Err(SteerError::Closed))
+    }
+
+    /// The last decisions of the router, newest first.
+    ///
+    /// # Errors
+    /// [`SteerError::Closed`] when the pool does not answer.
+    pub async fn decisions(&self, count: usize) -> Result<Vec<Decision>, SteerError> {
+        self.ask(|done| Control::Decisions { count, done }).await
+    }
+
+    /// What would be decided now about a prompt of these tokens, under a salt of its block hashes; nothing happens.
+    ///
+    /// # Errors
+    /// [`SteerError::Closed`] when the pool does not answer.
+    pub async fn explain(&self, tokens: Arc<[u32]>, salt: Arc<[u8]>) -> Result<Decision, SteerError> {
+        let view = Box::new(penstock_router::View { tokens, salt, sequences: 1, ..Default::default() });
+        self.ask(|done| Control::Explain { view, done }).await
+    }
+
+    async fn ask<T>(&self, order: impl FnOnce(oneshot::Sender<T>) -> Control) -> Result<T, SteerError> {
+        let (done, answer) = oneshot::channel();
+        let asking = async {
+            self.shared.control.send(order(done)).await.map_err(|_| SteerError::Closed)?;
+            answer.await.map_err(|_| SteerError::Closed)
         };
         tokio::time::timeout(STEER_TIMEOUT, asking).await.unwrap_or(Err(SteerError::Closed))
     }

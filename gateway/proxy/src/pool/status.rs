@@ -98,6 +98,28 @@ pub struct Counts {
     pub cached_tokens_predicted: u64,
     /// Prompt tokens that workers then said were cached.
     pub cached_tokens_told: u64,
+    /// Times that the router was asked what to do next.
+    pub decisions: u64,
+    /// Nanoseconds that it took.
+    pub decision_ns: u64,
+    /// First tokens after a binding.
+    pub first_tokens: u64,
+    /// Microseconds from the binding to them.
+    pub ttft_us: u64,
+    /// The same as predicted at the binding.
+    pub ttft_predicted_us: u64,
+    /// Sum of the differences, without sign.
+    pub ttft_error_us: u64,
+}
+
+impl Counts {
+    /// A first token came that long after its binding.
+    pub(super) fn first_token(&mut self, took: Duration, predicted: Duration) {
+        self.first_tokens += 1;
+        self.ttft_us += took.as_micros() as u64;
+        self.ttft_predicted_us = self.ttft_predicted_us.saturating_add(predicted.as_micros() as u64);
+        self.ttft_error_us = self.ttft_error_us.saturating_add(took.abs_diff(predicted).as_micros() as u64);
+    }
 }
 
 /// A pool at one moment.

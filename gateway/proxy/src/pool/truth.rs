@@ -226,6 +226,7 @@ mod tests {
             deadline: None,
             tenant: Arc::default(),
             weight: 1,
+            explain: false,
         }
     }
 

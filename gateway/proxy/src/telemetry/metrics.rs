@@ -229,6 +229,18 @@ pub enum Gauge {
     WorkerDeaths,
     /// Requests continued after a lost worker.
     Resumes,
+    /// Times that the router was asked what to do next.
+    RouterDecisions,
+    /// Seconds that it took.
+    RouterDecisionSeconds,
+    /// First tokens after a binding.
+    RouterFirstTokens,
+    /// Seconds from the binding to them.
+    RouterFirstTokenSeconds,
+    /// The same as predicted.
+    RouterFirstTokenPredicted,
+    /// Sum of the differences.
+    RouterFirstTokenError,
     /// Of these, not bit-exact.
     ResumesInexact,
     /// Breaker of a target: 0 closed, 1 probing, 2 last choice, 3 open.
@@ -386,6 +398,24 @@ impl Gauge {
                 "Health of a target: 0 good, 1 being probed, 2 asked last, 3 left alone.",
             ),
             Gauge::TargetInFlight => ("penstock_target_in_flight", "gauge", "Requests at a target."),
+            Gauge::RouterDecisions => {
+                ("penstock_router_decisions_total", "counter", "Times that the router was asked what to do next.")
+            }
+            Gauge::RouterDecisionSeconds => {
+                ("penstock_router_decision_seconds_total", "counter", "Seconds that these took.")
+            }
+            Gauge::RouterFirstTokens => {
+                ("penstock_router_first_tokens_total", "counter", "First tokens after a binding to a worker.")
+            }
+            Gauge::RouterFirstTokenSeconds => {
+                ("penstock_router_ttft_seconds_total", "counter", "Seconds from the binding to these.")
+            }
+            Gauge::RouterFirstTokenPredicted => {
+                ("penstock_router_ttft_predicted_seconds_total", "counter", "The same, as predicted at the binding.")
+            }
+            Gauge::RouterFirstTokenError => {
+                ("penstock_router_ttft_error_seconds_total", "counter", "Sum of the differences, without sign.")
+            }
             Gauge::ResumesInexact => {
                 ("penstock_resumes_inexact_total", "counter", "Continuations that were not bit-exact.")
             }

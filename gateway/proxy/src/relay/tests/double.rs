@@ -296,7 +296,7 @@ impl World {
     /// A streamed request; nothing of it has been asked for.
     pub(super) fn ask(&self, headers: &[(&'static str, &str)], body: &str) -> Asking<'_> {
         let call = Arc::new(call(headers, body));
-        let origin = Origin { tenant: "team".into(), deadline: None, trace: None };
+        let origin = Origin { tenant: "team".into(), deadline: None, trace: None, explain: false };
         let events = Relayed::new(self.core(), call, origin, self.clock.now());
         Asking { world: self, events, said: Vec::new() }
     }
@@ -309,7 +309,7 @@ impl World {
     /// The text of a streamed answer, served as the gateway serves it: by the real clock.
     pub(super) async fn serve(&self) -> String {
         let upstream = &self.models.find("m").expect("there").upstream;
-        let origin = Origin { tenant: String::new(), deadline: None, trace: None };
+        let origin = Origin { tenant: String::new(), deadline: None, trace: None, explain: false };
         let mut events = upstream.open(Arc::new(call(&[], STREAM)), origin).await.expect("open");
         let mut said = Vec::new();
         while poll_fn(|context| events.poll_events(context, &mut said)).await.expect("an answer") {}

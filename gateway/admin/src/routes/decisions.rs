@@ -1,0 +1,190 @@
+//! Which worker of a pool got which request, and why.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use penstock_proxy::pool::{Decision as Made, Pool};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::error::ApiError;
+use crate::extract::{Body, Id, Params};
+use crate::state::Admin;
+
+/// Decisions in one answer, when nothing is said and at most.
+const COUNT: (usize, usize) = (32, 256);
+/// Tokens of a prompt that is asked about, at most.
+const TOKENS_MAX: usize = 65_536;
+/// Characters of a text that is asked about, at most.
+const TEXT_CHARS_MAX: usize = 262_144;
+
+/// A decision of a pool's router.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Decision {
+    /// Number of the request in the pool; 0 when it is only asked about.
+    request: u64,
+    /// How long ago it was made.
+    age_seconds: f64,
+    /// How long the request had waited.
+    waited_seconds: f64,
+    prompt_tokens: u32,
+    /// The rule: `pools.policy`.
+    policy: String,
+    /// In a word: `only`, `cached`, `cheaper`, `policy`.
+    why: String,
+    /// The worker; none where nobody suits.
+    worker: Option<String>,
+    /// Everybody who suits, cheapest first.
+    candidates: Vec<Candidate>,
+}
+
+/// What one worker was thought to cost.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Candidate {
+    worker: String,
+    /// It would start the request at its next step.
+    free: bool,
+    /// Sequences that it has.
+    sequences: u32,
+    /// Price in seconds; the least is chosen.
+    cost_seconds: f64,
+    /// The price by its reasons: queue, own, later, harm, decode, pressure, overdue.
+    parts_seconds: BTreeMap<String, f64>,
+    /// Tokens of the prompt by where it has them: device, promised, host, disk, remote; and how many it would load rather than compute.
+    found_tokens: BTreeMap<String, u32>,
+    /// Whom it would fetch blocks from.
+    pull_from: Option<String>,
+    /// Predicted time to the first token.
+    ttft_seconds: f64,
+    /// Predicted time between tokens.
+    tpot_seconds: f64,
+}
+
+impl From<&Made> for Decision {
+    fn from(made: &Made) -> Self {
+        let offer = |offer: &penstock_proxy::pool::Offer| {
+            let (all, found) = (&offer.candidate, &offer.candidate.found);
+            let parts = &all.parts;
+            let seconds = [
+                ("queue", parts.queue),
+                ("own", parts.own),
+                ("later", parts.later),
+                ("harm", parts.harm),
+                ("decode", parts.decode),
+                ("pressure", parts.pressure),
+                ("overdue", all.overdue),
+            ];
+            let tokens = [
+                ("device", found.device),
+                ("promised", found.promised),
+                ("host", found.host),
+                ("disk", found.disk),
+                ("remote", found.remote),
+                ("loaded", found.loaded),
+            ];
+            Candidate {
+                worker: offer.worker.to_string(),
+                free: all.free,
+                sequences: all.sequences,
+                cost_seconds: all.cost(),
+                parts_seconds: seconds.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+                found_tokens: tokens.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+                pull_from: offer.pull_from.as_deref().map(str::to_owned),
+                ttft_seconds: all.ttft,
+                tpot_seconds: all.tpot,
+            }
+        };
+        let mut candidates: Vec<Candidate> = made.offers.iter().map(offer).collect();
+        candidates.sort_by(|a, b| a.cost_seconds.total_cmp(&b.cost_seconds));
+        Self {
+            request: made.request,
+            age_seconds: made.age.as_secs_f64(),
+            waited_seconds: made.waited.as_secs_f64(),
+            prompt_tokens: made.tokens,
+            policy: made.policy.to_owned(),
+            why: made.why.to_owned(),
+            worker: made.worker.as_deref().map(str::to_owned),
+            candidates,
+        }
+    }
+}
+
+/// How many decisions.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Count {
+    /// So many of the last. Default: 32.
+    #[param(minimum = 1, maximum = 256)]
+    limit: Option<usize>,
+}
+
+/// The last decisions of a pool's router.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Decisions {
+    /// Newest first.
+    data: Vec<Decision>,
+}
+
+/// A prompt that is asked about: a text, or its tokens.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Question {
+    /// A text, put into tokens as a completion's prompt is.
+    #[schema(max_length = 262144)]
+    prompt: Option<String>,
+    /// Its tokens, as /tokenize says them.
+    #[schema(min_items = 1, max_items = 65536)]
+    tokens: Option<Vec<u32>>,
+    /// Id of the key whose prefix cache counts. Default: that of requests without a key.
+    #[schema(max_length = 512)]
+    key: Option<String>,
+}
+
+fn pool(admin: &Admin, id: &str) -> Result<Pool, ApiError> {
+    let found = admin.fleet.pools().into_iter().find(|(pool, _)| pool == id);
+    found.map(|(_, pool)| pool).ok_or_else(|| ApiError::not_found("There is no pool of that name."))
+}
+
+/// The last decisions of a pool's router, newest first: every worker that suited, its price in seconds by reasons, and who was chosen.
+#[utoipa::path(get, path = "/admin/v1/pools/{id}/decisions", tag = "workers", operation_id = "list_decisions",
+    params(("id" = String, Path, max_length = 512, description = "The pool; a slash in it is sent as %2F."), Count),
+    responses((status = 200, description = "Decisions.", body = Decisions)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn list(
+    State(admin): State<Admin>,
+    Id(id): Id,
+    Params(count): Params<Count>,
+) -> Result<Json<Decisions>, ApiError> {
+    let count = count.limit.unwrap_or(COUNT.0).clamp(1, COUNT.1);
+    let made = pool(&admin, &id)?.decisions(count).await.map_err(|error| ApiError::conflict(error.to_string()))?;
+    Ok(Json(Decisions { data: made.iter().map(Decision::from).collect() }))
+}
+
+/// Which worker would get a prompt now, and why. Nothing is sent.
+#[utoipa::path(post, path = "/admin/v1/pools/{id}/explain", tag = "workers", operation_id = "explain_choice",
+    params(("id" = String, Path, max_length = 512, description = "The pool; a slash in it is sent as %2F.")),
+    request_body = Question,
+    responses((status = 200, description = "What would be decided.", body = Decision)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn explain(
+    State(admin): State<Admin>,
+    Id(id): Id,
+    Body(question): Body<Question>,
+) -> Result<Json<Decision>, ApiError> {
+    let pool = pool(&admin, &id)?;
+    let tokens = match (question.prompt, question.tokens) {
+        (Some(text), None) if text.chars().count() <= TEXT_CHARS_MAX => {
+            let tokens = admin.fleet.tokens(&id, text).await;
+            let tokens = tokens.map_err(|failure| ApiError::conflict(failure.message))?;
+            tokens.ok_or_else(|| ApiError::not_found("There is no pool of that name."))?
+        }
+        (None, Some(tokens)) if (1..=TOKENS_MAX).contains(&tokens.len()) => tokens,
+        (Some(_), None) => return Err(ApiError::invalid("prompt", format!("at most {TEXT_CHARS_MAX} characters"))),
+        (None, Some(_)) => return Err(ApiError::invalid("tokens", format!("must have 1 to {TOKENS_MAX} entries"))),
+        _ => return Err(ApiError::invalid("prompt", "give either prompt or tokens")),
+    };
+    let salt = penstock_proxy::generate::prefix_salt(question.key.as_deref().unwrap_or_default(), &id);
+    let made = pool.explain(tokens.into(), Arc::from(salt)).await;
+    made.map(|made| Json(Decision::from(&made))).map_err(|error| ApiError::conflict(error.to_string()))
+}

@@ -1,0 +1,95 @@
+//! A decision of the router, with names in place of numbers: for the admin API and the header `x-penstock-route`.
+
+use super::member::Member;
+use penstock_router::{Candidate, Explanation, WorkerId};
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// One decision, or what would be decided now.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    /// Number of the request in the pool; 0 when there is none.
+    pub request: u64,
+    /// How long ago.
+    pub age: Duration,
+    /// How long it had waited.
+    pub waited: Duration,
+    /// Tokens of its prompt.
+    pub tokens: u32,
+    /// By which rule.
+    pub policy: &'static str,
+    /// Why that one, in a word.
+    pub why: &'static str,
+    /// The worker; `None`: nobody suits.
+    pub worker: Option<Arc<str>>,
+    /// Everybody who suits.
+    pub offers: Vec<Offer>,
+}
+
+/// What one worker would cost.
+#[derive(Clone, Debug)]
+pub struct Offer {
+    /// Its name.
+    pub worker: Arc<str>,
+    /// Whom it would fetch blocks from.
+    pub pull_from: Option<Arc<str>>,
+    /// Price and its reasons.
+    pub candidate: Candidate,
+}
+
+impl Decision {
+    pub(super) fn new(explanation: &Explanation, members: &[Member], now: Duration) -> Self {
+        let name = |worker: WorkerId| members.get(usize::from(worker.0)).map(|member| Arc::clone(&member.name));
+        let offer = |candidate: &Candidate| Offer {
+            worker: name(candidate.worker).unwrap_or_default(),
+            pull_from: candidate.pull_from.and_then(name),
+            candidate: candidate.clone(),
+        };
+        Self {
+            request: explanation.request,
+            age: now.saturating_sub(explanation.at),
+            waited: explanation.waited,
+            tokens: explanation.tokens,
+            policy: explanation.policy.name(),
+            why: explanation.why.name(),
+            worker: explanation.choice().and_then(|choice| name(choice.worker)),
+            offers: explanation.candidates.iter().map(offer).collect(),
+        }
+    }
+
+    /// In one line: `worker=chat-0 why=cached policy=cache_aware waited=0.012; chat-0 cost=0.31 queue=… cached=…, chat-1 …`, the eight
+    /// cheapest at most.
+    pub fn line(&self) -> String {
+        let mut offers: Vec<&Offer> = self.offers.iter().collect();
+        offers.sort_by(|a, b| a.candidate.cost().total_cmp(&b.candidate.cost()));
+        let worker = self.worker.as_deref().unwrap_or("none");
+        let mut line = format!(
+            "worker={worker} why={} policy={} waited={:.3} tokens={}",
+            self.why,
+            self.policy,
+            self.waited.as_secs_f64(),
+            self.tokens
+        );
+        for (at, offer) in offers.into_iter().take(8).enumerate() {
+            let Candidate { parts, found, free, .. } = &offer.candidate;
+            let _ = write!(
+                line,
+                "{} {} cost={:.4} queue={:.4} own={:.4} later={:.4} harm={:.4} decode={:.4} pressure={:.4} cached={} promised={} loaded={} free={free}",
+                if at == 0 { ";" } else { "," },
+                offer.worker,
+                offer.candidate.cost(),
+                parts.queue,
+                parts.own,
+                parts.later,
+                parts.harm,
+                parts.decode,
+                parts.pressure,
+                found.device,
+                found.promised,
+                found.loaded,
+            );
+        }
+        line
+    }
+}

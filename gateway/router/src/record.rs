@@ -1,0 +1,128 @@
+//! What is written down of a decision, so that a simulator can play it again: one JSON object a line.
+//!
+//! The first fields are those of a request trace (`timestamp`, `input_length`, `output_length`, `hash_ids`, `session`), so a file of records
+//! is a trace. The rest says what was decided, to be compared with what would have been. No tokens, no text, no names of keys: prefixes
+//! are ids that mean nothing outside of the file's gateway, tenants are numbers of the file.
+
+use crate::explain::{Candidate, Explanation};
+use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use serde::{Deserialize, Serialize};
+
+/// Tokens that one id of `hash_ids` stands for.
+pub const TRACE_BLOCK_TOKENS: usize = 512;
+
+/// One request; see the module header.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// Arrival, in milliseconds since the pool began.
+    pub timestamp: u64,
+    /// Tokens of the prompt.
+    pub input_length: u32,
+    /// Tokens of the answer.
+    pub output_length: u32,
+    /// One id per full block of [`TRACE_BLOCK_TOKENS`]: equal ids mean equal prefixes up to the end of the block.
+    pub hash_ids: Vec<u64>,
+    /// What keeps a conversation together, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<u64>,
+    /// Number of the tenant within the file.
+    #[serde(default)]
+    pub tenant: u32,
+    /// Milliseconds that it waited for a worker.
+    #[serde(default)]
+    pub waited_ms: f64,
+    /// The worker that it was bound to.
+    #[serde(default)]
+    pub worker: u8,
+    /// Milliseconds to the first token, from the binding, as predicted.
+    #[serde(default)]
+    pub ttft_predicted_ms: f64,
+    /// The same as it came out.
+    #[serde(default)]
+    pub ttft_ms: f64,
+    /// Everybody who suited.
+    #[serde(default)]
+    pub candidates: Vec<Offer>,
+}
+
+/// What one worker was thought to cost, in seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Offer {
+    /// The worker.
+    pub worker: u8,
+    /// It had room.
+    pub free: bool,
+    /// Tokens on its device, promised ones included.
+    pub cached: u32,
+    /// queue, own, later, harm, decode, pressure.
+    pub seconds: [f64; 6],
+}
+
+impl From<&Candidate> for Offer {
+    fn from(candidate: &Candidate) -> Self {
+        let parts = &candidate.parts;
+        Self {
+            worker: candidate.worker.0,
+            free: candidate.free,
+            cached: candidate.found.device + candidate.found.promised,
+            seconds: [parts.queue, parts.own, parts.later, parts.harm, parts.decode, parts.pressure],
+        }
+    }
+}
+
+impl Record {
+    /// Of a decision about a prompt with these block hashes.
+    pub fn new(explanation: &Explanation, hashes: &[BlockHash]) -> Self {
+        let every = TRACE_BLOCK_TOKENS / BLOCK_TOKENS;
+        let choice = explanation.choice();
+        Self {
+            timestamp: explanation.at.saturating_sub(explanation.waited).as_millis() as u64,
+            input_length: explanation.tokens,
+            hash_ids: hashes.chunks_exact(every).map(|blocks| blocks[every - 1].0 as u64).collect(),
+            waited_ms: explanation.waited.as_secs_f64() * 1e3,
+            worker: choice.map_or(0, |choice| choice.worker.0),
+            ttft_predicted_ms: choice.map_or(0.0, |choice| choice.ttft * 1e3),
+            candidates: explanation.candidates.iter().map(Offer::from).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// As a line of the file, without its end.
+    pub fn line(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::Policy;
+    use crate::{WorkerId, explain::Why};
+    use std::time::Duration;
+
+    #[test]
+    fn a_record_is_a_line_of_a_trace_and_comes_back() {
+        let candidate = Candidate { worker: WorkerId(3), ttft: 0.25, ..Candidate::default() };
+        let explanation = Explanation {
+            request: 7,
+            at: Duration::from_millis(1500),
+            waited: Duration::from_millis(500),
+            tokens: 1100,
+            policy: Policy::CacheAware,
+            candidates: vec![candidate],
+            chosen: Some(0),
+            why: Why::Only,
+        };
+        let hashes: Vec<BlockHash> = (0..34).map(BlockHash).collect();
+        let record = Record { output_length: 9, ..Record::new(&explanation, &hashes) };
+        assert_eq!((record.timestamp, record.hash_ids.as_slice(), record.worker), (1000, &[15, 31][..], 3));
+        let line = record.line();
+        assert!(
+            line.starts_with("{\"timestamp\":1000,\"input_length\":1100,\"output_length\":9,\"hash_ids\":[15,31],"),
+            "{line}"
+        );
+        assert_eq!(serde_json::from_str::<Record>(&line).expect("its own"), record);
+        let bare = r#"{"timestamp": 5, "input_length": 3, "output_length": 2, "hash_ids": []}"#;
+        assert_eq!(serde_json::from_str::<Record>(bare).expect("a trace's line").input_length, 3);
+    }
+}

@@ -1,0 +1,75 @@
+"""Which worker of a pool gets a request, and why: the header, the admin API, the command line, against the real binary with two workers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import httpx
+import pytest
+
+from harness import Gateway, binary, serving, wait_until
+from test_admin import Api, admin
+
+CONFIG = """
+[[pools]]
+id = "chat"
+explain = true
+slo = { ttft_ms = 5000, tpot_ms = 500 }
+"""
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 30
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("route"), config=CONFIG, workers=2) as gateway:
+        yield gateway
+
+
+def complete(gateway: Gateway, prompt: str, **headers: str) -> httpx.Response:
+    body = {"model": "chat", "prompt": prompt, "max_tokens": 2, "temperature": 0}
+    return httpx.post(f"{gateway.url}/v1/completions", json=body, headers=headers, timeout=60).raise_for_status()
+
+
+def test_a_request_is_told_why_it_went_where_it_went(served: Gateway):
+    """Only when it asks; the second time because its prefix is there."""
+    explain = {"x-penstock-route": "explain"}
+    first = complete(served, PROMPT, **explain).headers["x-penstock-route"]
+    assert "policy=cache_aware" in first and first.startswith("worker=chat-"), first
+    again = complete(served, PROMPT + "And again.", **explain).headers["x-penstock-route"]
+    assert "why=cached" in again, again
+    assert again.split()[0] == first.split()[0], "it goes where its prefix is"
+    assert "x-penstock-route" not in complete(served, PROMPT).headers
+
+
+def test_decisions_are_seen_and_asked_for(served: Gateway):
+    """What was decided, and what would be."""
+    complete(served, PROMPT)
+    api = Api(served)
+    made = api.get("/pools/chat/decisions?limit=3")["data"]
+    assert made and len(made[0]["candidates"]) == 2, made
+    last = made[0]
+    assert {"queue", "own", "later", "harm", "decode", "pressure"} <= set(last["candidates"][0]["parts_seconds"])
+    warm = [c["worker"] for c in last["candidates"] if c["found_tokens"]["device"] + c["found_tokens"]["promised"] > 0]
+    assert last["worker"] in warm
+    path = "/admin/v1/pools/chat/explain"
+    asked = api.client.post(path, json={"prompt": PROMPT}).raise_for_status().json()
+    assert (asked["worker"], asked["why"]) == (last["worker"], "cached")
+    assert api.client.post(path, json={}).status_code == 400
+    assert api.client.post("/admin/v1/pools/none/explain", json={"tokens": [1]}).status_code == 404
+    assert last["worker"] in admin(served, "decisions", "chat")
+    command = [str(binary()), "explain", "--state-dir", str(served.state), "--json", "chat", PROMPT]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout)["worker"] == last["worker"]
+    shown = admin(served, "explain", "chat", PROMPT)
+    assert shown.startswith(last["worker"]) and "pressure" in shown, shown
+
+
+def test_predictions_are_measured(served: Gateway):
+    """Predicted against real first tokens, and what decisions cost."""
+    before = served.metric("penstock_router_first_tokens_total")
+    complete(served, "Once.")
+    wait_until(lambda: served.metric("penstock_router_first_tokens_total") > before, "the first token is counted")
+    assert served.metric("penstock_router_decision_seconds_total") > 0
+    assert served.metric("penstock_router_ttft_predicted_seconds_total") > 0
