@@ -69,7 +69,11 @@ fn report(what: &str, mut times: Vec<Duration>) {
 fn main() {
     let millions = std::env::args().filter_map(|text| text.parse::<f64>().ok()).next().unwrap_or(10.0);
     let mut fleet = filled((millions * 1e6) as usize);
-    println!("{} workers, {:.1} million blocks, prompts of {PROMPT_TOKENS} tokens", WORKERS, fleet.index_sizes().0 as f64 / 1e6);
+    println!(
+        "{} workers, {:.1} million blocks, prompts of {PROMPT_TOKENS} tokens",
+        WORKERS,
+        fleet.index_sizes().0 as f64 / 1e6
+    );
     let mut random = Random::new(2);
     let (mut hash, mut enqueue, mut next) = (Vec::new(), Vec::new(), Vec::new());
     for request in 0..REQUESTS {
