@@ -35,6 +35,12 @@ pub trait Offload: Send {
     /// Whether it wants this block. Asked before the bytes are read.
     fn wants(&mut self, parent: Option<BlockHash>, hash: BlockHash) -> bool;
 
+    /// Blocks that it can take now.
+    fn room(&mut self) -> usize;
+
+    /// So many blocks that it wanted found no room.
+    fn missed(&mut self, blocks: usize);
+
     /// The block, in wire order.
     fn take(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: Vec<u8>);
 }
@@ -273,13 +279,13 @@ impl Engine {
     /// From now on blocks that are evicted go through `offload`. Without effect where blocks cannot be moved.
     pub fn set_offload(&mut self, offload: Box<dyn Offload>) {
         if self.block_bytes > 0 && self.scheduler.sizes.prefix_cache {
-            self.scheduler.pool.keep_evicted();
             self.offload = Some(offload);
         }
     }
 
     /// Evicts the idle block that would go next, through `offload`. False: none is idle.
     pub fn offload_one(&mut self) -> bool {
+        self.note_evicted();
         let evicted = self.scheduler.pool.shrink();
         self.offload_evicted();
         evicted
@@ -310,15 +316,26 @@ impl Engine {
         layers.enumerate().for_each(|(layer, bytes)| self.forward.pages().read_page(layer, page, bytes));
     }
 
-    /// Hands on what was evicted since the last call: before anything is written to pages.
+    /// Begins to note what is evicted, until [`Self::offload_evicted`]. What is evicted outside of the two is not handed on: its page may
+    /// be written at any time.
+    fn note_evicted(&mut self) {
+        if self.offload.is_some() {
+            self.scheduler.pool.keep_evicted();
+        }
+    }
+
+    /// Hands on what was evicted since [`Self::note_evicted`]: before anything is written to pages.
     fn offload_evicted(&mut self) {
         let Some(mut offload) = self.offload.take() else { return };
-        for Evicted { parent, hash, page } in self.scheduler.pool.take_evicted() {
-            if offload.wants(parent, hash) {
-                let mut bytes = Vec::new();
-                self.copy_out(page.0, &mut bytes);
-                offload.take(parent, hash, bytes);
-            }
+        let mut wanted = self.scheduler.pool.take_evicted();
+        wanted.retain(|block| offload.wants(block.parent, block.hash));
+        // Chains leave the last block first; the first ones are of use without the others, not the other way round.
+        let missed = wanted.len().saturating_sub(offload.room());
+        offload.missed(missed);
+        for Evicted { parent, hash, page } in wanted.into_iter().skip(missed) {
+            let mut bytes = Vec::new();
+            self.copy_out(page.0, &mut bytes);
+            offload.take(parent, hash, bytes);
         }
         self.offload = Some(offload);
     }
@@ -329,12 +346,13 @@ impl Engine {
         if bytes.len() != self.block_bytes || bytes.is_empty() || !self.scheduler.sizes.prefix_cache {
             return Imported::Refused;
         }
-        let pool = &mut self.scheduler.pool;
-        if pool.find(hash).is_some() {
+        if self.scheduler.pool.find(hash).is_some() {
             return Imported::Known;
         }
-        let Some(page) = pool.allocate() else { return Imported::NoRoom };
+        self.note_evicted();
+        let page = self.scheduler.pool.allocate();
         self.offload_evicted();
+        let Some(page) = page else { return Imported::NoRoom };
         let layers = bytes.chunks_exact(self.page_bytes);
         layers.enumerate().for_each(|(layer, bytes)| self.forward.write_page(layer, page.0, bytes));
         let pool = &mut self.scheduler.pool;
@@ -346,6 +364,7 @@ impl Engine {
     /// Computes one step and says everything that happened since the last.
     pub fn step(&mut self, clock: &dyn Clock) -> Step {
         let began = clock.now();
+        self.note_evicted();
         let plan = self.scheduler.schedule(self.stats.prefill_rows_max());
         self.offload_evicted();
         let rows: usize = plan.runs.iter().map(|run| run.rows).sum();

@@ -100,14 +100,14 @@ impl BlockPool {
         }
     }
 
-    /// From now on remembers what it evicts, for [`Self::take_evicted`].
+    /// Remembers what it evicts, until [`Self::take_evicted`].
     pub fn keep_evicted(&mut self) {
         self.evicted.get_or_insert_default();
     }
 
-    /// Blocks evicted since the last call, in order. To be asked before anything is written to a page that was allocated since.
+    /// Blocks evicted since [`Self::keep_evicted`], in order. To be asked before anything is written to a page that was allocated since.
     pub fn take_evicted(&mut self) -> Vec<Evicted> {
-        self.evicted.as_mut().map(std::mem::take).unwrap_or_default()
+        self.evicted.take().unwrap_or_default()
     }
 
     /// Pages in all.

@@ -2,8 +2,10 @@
 //!
 //! `cargo test -p penstock-kv --test hit_rate -- --nocapture` prints the table.
 
-use penstock_kv::BlockPool;
+use penstock_kv::tier::Link;
+use penstock_kv::{BlockPool, Evicted, Placed, TierPool};
 use penstock_proto::BlockHash;
+use penstock_proto::frames::Tier;
 
 const PAGES: usize = 1000;
 
@@ -65,4 +67,46 @@ fn the_split_beats_lru_under_scans_and_costs_little_without() {
     }
     assert!(rates[1][3] > rates[1][0] + 0.05, "the split must earn its lines under scans");
     assert!(rates[0][3] > rates[0][0] - 0.03, "and not cost much without");
+}
+
+/// A small device over a tier: the share of blocks that are found on the device or in the tier.
+fn tiered_hit_rate(tier_share: f64, slots: usize, requests: impl Iterator<Item = (u128, usize)>) -> f64 {
+    let mut device = BlockPool::new(PAGES);
+    let mut tier = TierPool::with_active_share(Tier::Disk, slots, tier_share);
+    let (mut wanted, mut found) = (0, 0);
+    for (chain, blocks) in requests {
+        let hash = |block: usize| BlockHash(chain * 100_000 + block as u128 + 1);
+        let mut pages = device.lookup((0..blocks).map(hash)).pages;
+        device.share(&pages);
+        let mut is_whole = true;
+        found += pages.len();
+        for block in pages.len()..blocks {
+            // Loaded as long as the tier has the next one, then computed.
+            is_whole = is_whole && tier.load(hash(block)).map(|slot| tier.loaded(slot)).is_some();
+            found += usize::from(is_whole);
+            device.keep_evicted();
+            let page = device.allocate().expect("one request fits");
+            for Evicted { parent, hash, .. } in device.take_evicted() {
+                if let Placed::Slot { slot, .. } = tier.store(Link { parent, hash }) {
+                    tier.stored(slot);
+                }
+            }
+            pages.push(device.seal(page, block.checked_sub(1).map(hash), hash(block)));
+        }
+        pages.iter().rev().for_each(|&page| device.release(page));
+        wanted += blocks;
+    }
+    found as f64 / wanted as f64
+}
+
+#[test]
+fn a_tier_finds_what_the_device_forgot_and_its_split_beats_lru() {
+    println!("tier of 2000  none   lru    split");
+    for scans in [false, true] {
+        let none = hit_rate(0.75, chats(7, scans));
+        let [lru, split] = [0.0, 0.75].map(|share| tiered_hit_rate(share, 2000, chats(7, scans)));
+        println!("{}     {none:.3}  {lru:.3}  {split:.3}", if scans { "scans   " } else { "no scans" });
+        assert!(lru > none + 0.05 && split > none + 0.05, "a tier must earn its keep: {none} {lru} {split}");
+        assert!(split > lru - 0.02, "the split costs little where it does not help: {lru} {split}");
+    }
 }

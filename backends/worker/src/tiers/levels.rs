@@ -14,8 +14,8 @@ use penstock_proto::BlockHash;
 use penstock_proto::frames::{KvEvent, Tier, TierState};
 use tracing::warn;
 
-/// Bytes of writes that may wait for a store; two blocks at least.
-const WRITES_BYTES_MAX: usize = 64 << 20;
+/// Bytes of writes that may wait for a store; two blocks at least. A long prompt that starts evicts as much at once.
+const WRITES_BYTES_MAX: usize = 256 << 20;
 
 /// Failures in a row after which a disk is left alone.
 const DISK_FAILURES_MAX: u32 = 3;
@@ -84,7 +84,7 @@ pub(crate) struct Levels {
 
 impl Levels {
     pub(crate) fn new(levels: Vec<Level>, block_bytes: usize) -> Self {
-        Self { levels, writes_max: (WRITES_BYTES_MAX / block_bytes.max(1)).clamp(2, 256) }
+        Self { levels, writes_max: (WRITES_BYTES_MAX / block_bytes.max(1)).clamp(2, 1024) }
     }
 
     /// Whether a block that leaves the device is to be handed over. Says so to its tier where it is there already.
@@ -96,9 +96,23 @@ impl Levels {
             level.plan.store(link);
             return false;
         }
-        let has_room = self.has_room(at);
-        self.levels[at].state.dropped += u64::from(!has_room);
-        has_room
+        true
+    }
+
+    /// Blocks that the first tier can take now. Memory takes any number: what it evicts may be dropped.
+    pub(crate) fn room(&self) -> usize {
+        let Some(at) = self.open_from(0) else { return 0 };
+        match self.levels[at].medium {
+            Medium::Memory(_) => usize::MAX,
+            Medium::Store(_) => self.writes_max.saturating_sub(self.levels[at].writes_waiting),
+        }
+    }
+
+    /// Blocks that there was no room for.
+    pub(crate) fn missed(&mut self, blocks: usize) {
+        if let Some(at) = self.open_from(0) {
+            self.levels[at].state.dropped += blocks as u64;
+        }
     }
 
     fn open_from(&self, first: usize) -> Option<usize> {

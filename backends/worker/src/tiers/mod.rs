@@ -94,6 +94,14 @@ impl Offload for Down {
         lock(&self.0).wants(Link { parent, hash })
     }
 
+    fn room(&mut self) -> usize {
+        lock(&self.0).room()
+    }
+
+    fn missed(&mut self, blocks: usize) {
+        lock(&self.0).missed(blocks);
+    }
+
     fn take(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: Vec<u8>) {
         lock(&self.0).put(0, Link { parent, hash }, bytes);
     }
