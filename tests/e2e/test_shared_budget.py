@@ -136,7 +136,8 @@ def test_a_budget_of_two_gateways_holds_while_one_is_killed(tmp_path, servers, s
             if all(answer.status in (0, 429) for answer in answers):
                 break
         assert served > 0, "the other, and the new one, went on"
-        assert swarm.usd > BUDGET * 0.25, f"{swarm.usd} of {BUDGET}: what was not used was given back"
+        # What the dead one had leased for its streams stays spent until the window ends: up to half of the crowd fits at once.
+        assert swarm.usd > BUDGET * 0.1, f"{swarm.usd} of {BUDGET}: what was not used was given back"
         for gateway in gateways:
             assert metric(gateway, "penstock_panics_total") == 0 and metric(gateway, "penstock_limit_holds") == 0
             wait_until(lambda gateway=gateway: metric(gateway, "penstock_ledger_waiting") == 0, "the ledger is written")
