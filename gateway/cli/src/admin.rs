@@ -16,7 +16,10 @@ use penstock_proxy::config::{self, Overrides};
 use penstock_proxy::fleet;
 
 pub(crate) use arguments::AdminCommand;
-use client::{Client, Search};
+pub(crate) use client::Client;
+use client::Search;
+pub(crate) use commands::all;
+pub(crate) use table::table;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -79,16 +82,20 @@ pub(crate) struct Place {
     state_dir: Option<PathBuf>,
     /// Print JSON
     #[arg(long, global = true)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 /// Does what is asked.
 pub(crate) fn run(args: &AdminArgs) -> anyhow::Result<()> {
-    let state_dir = state_dir(&args.place)?;
-    let search = Search { url: args.place.url.as_deref(), key_env: &args.place.key_env, state_dir: &state_dir };
-    let client = Client::find(&search)?;
+    let client = connect(&args.place)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(commands::run(&client, &args.command, args.place.json))
+}
+
+/// A client of the API at that place.
+pub(crate) fn connect(place: &Place) -> anyhow::Result<Client> {
+    let state_dir = state_dir(place)?;
+    Client::find(&Search { url: place.url.as_deref(), key_env: &place.key_env, state_dir: &state_dir })
 }
 
 /// The state folder that the gateway uses. Its secrets are not needed to know.

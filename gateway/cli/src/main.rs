@@ -11,6 +11,7 @@ mod log;
 mod progress;
 mod serve;
 mod simulate;
+mod top;
 mod upgrade;
 
 use std::process::ExitCode;
@@ -65,6 +66,8 @@ enum Command {
     Admin(Box<admin::AdminArgs>),
     /// Say which worker of a pool would get a prompt now, and why
     Explain(Box<admin::ExplainArgs>),
+    /// Watch pools and workers of a running gateway: queues, roles, hit rates, transfers
+    Top(top::TopArgs),
     /// Talk to a model in the terminal
     Chat(chat::ChatArgs),
     /// Hand the running gateway over to a new process, without a cut stream
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Keys(args) => keys::run(&args),
         Command::Admin(args) => admin::run(&args),
         Command::Explain(args) => admin::explain(*args),
+        Command::Top(args) => top::run(&args),
         Command::Chat(args) => chat::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Import(args) => import::run(&args),

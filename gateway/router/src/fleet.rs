@@ -380,6 +380,11 @@ impl Fleet {
             .map_or(Duration::MAX, |soonest| seconds(ahead + soonest))
     }
 
+    /// Prefill seconds of the requests that wait here.
+    pub fn waiting_seconds(&self) -> f64 {
+        self.queue.seconds()
+    }
+
     /// Requests that wait here.
     pub fn waiting(&self) -> usize {
         self.queue.len()

@@ -10,6 +10,7 @@ pub(crate) mod log_level;
 pub(crate) mod models;
 pub(crate) mod owners;
 pub(crate) mod plugins;
+mod pools;
 pub(crate) mod providers;
 pub(crate) mod requests;
 pub(crate) mod usage;
@@ -57,6 +58,7 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(owners::list_users, owners::create_user))
         .routes(routes!(owners::get_user, owners::update_user, owners::delete_user))
         .routes(routes!(plugins::list))
+        .routes(routes!(pools::list))
         .routes(routes!(providers::list))
         .routes(routes!(providers::get))
         .routes(routes!(requests::list))
@@ -70,6 +72,7 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(workers::drain))
         .routes(routes!(workers::resume))
         .routes(routes!(workers::restart))
+        .routes(routes!(workers::role))
 }
 
 pub(crate) async fn no_such_path() -> ApiError {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
+use penstock_proto::frames::Role;
 use penstock_proxy::pool::{Steer, SteerError, WorkerPhase, WorkerStatus};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -28,12 +29,27 @@ pub(crate) struct Worker {
     device: String,
     /// What its results are exact within.
     numerics_id: String,
+    role: WorkerRole,
     /// Requests bound to it.
     requests: usize,
+    /// Seconds of prefill that wait there.
+    queue_seconds: f64,
+    /// Seconds of its last step.
+    step_seconds: f64,
     sequences_running: u32,
     sequences_waiting: u32,
     blocks_total: u32,
     blocks_free: u32,
+    /// Prompt tokens that it looked up in its prefix cache, in its present life.
+    prompt_tokens: u64,
+    /// Of these, found there.
+    cached_tokens: u64,
+    /// Tokens that it generated.
+    output_tokens: u64,
+    /// KV that came from other workers, in bytes.
+    transfer_bytes_in: u64,
+    /// KV that went to other workers, in bytes.
+    transfer_bytes_out: u64,
     /// How often it was found dead.
     deaths: u64,
     /// How often this gateway started its process.
@@ -60,6 +76,38 @@ pub(crate) enum Phase {
     Down,
 }
 
+/// What kind of work it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum WorkerRole {
+    /// Prefill and decode.
+    Mixed,
+    /// Prefill for others.
+    Prefill,
+    /// Decode; short prefills too.
+    Decode,
+}
+
+impl From<Role> for WorkerRole {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Mixed => Self::Mixed,
+            Role::Prefill => Self::Prefill,
+            Role::Decode => Self::Decode,
+        }
+    }
+}
+
+impl From<WorkerRole> for Role {
+    fn from(role: WorkerRole) -> Self {
+        match role {
+            WorkerRole::Mixed => Self::Mixed,
+            WorkerRole::Prefill => Self::Prefill,
+            WorkerRole::Decode => Self::Decode,
+        }
+    }
+}
+
 impl Worker {
     pub(crate) fn is_ready(&self) -> bool {
         self.phase == Phase::Ready
@@ -77,6 +125,8 @@ impl Worker {
             WorkerPhase::Down { why, .. } => (Phase::Down, Some(why.clone())),
         };
         let state = &status.state;
+        let transfers = state.transfers.unwrap_or_default();
+        let finite = |value: f64| if value.is_finite() { value } else { 0.0 };
         Self {
             name: status.name.clone(),
             pool: pool.to_owned(),
@@ -85,11 +135,19 @@ impl Worker {
             pid: status.pid,
             device: status.device.clone(),
             numerics_id: status.numerics_id.to_string(),
+            role: state.role().into(),
             requests: status.bound,
+            queue_seconds: finite(state.queue_seconds),
+            step_seconds: finite(state.step_seconds),
             sequences_running: state.running,
             sequences_waiting: state.waiting,
             blocks_total: state.blocks_total,
             blocks_free: state.blocks_free,
+            prompt_tokens: state.prompt_tokens,
+            cached_tokens: state.cached_tokens,
+            output_tokens: state.output_tokens,
+            transfer_bytes_in: transfers.bytes_in,
+            transfer_bytes_out: transfers.bytes_out,
             deaths: status.deaths,
             starts: status.starts,
             adopted: status.adopted,
@@ -173,6 +231,26 @@ pub(crate) async fn drain(State(admin): State<Admin>, Id(name): Id) -> Result<Js
     security(("admin_key" = ["operator"])))]
 pub(crate) async fn resume(State(admin): State<Admin>, Id(name): Id) -> Result<Json<Worker>, ApiError> {
     steered(&admin, &name, Steer::Release).await
+}
+
+/// The role that a worker gets.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SetRole {
+    role: WorkerRole,
+}
+
+/// Changes what kind of work a worker does. Where roles follow the load, the load may change it again.
+#[utoipa::path(post, path = "/admin/v1/workers/{name}/role", tag = "workers", operation_id = "set_worker_role", request_body = SetRole,
+    params(("name" = String, Path, max_length = 512, description = "Its name; a slash in it is sent as %2F.")),
+    responses((status = 200, description = "The worker; its state shows the role once it has taken it.", body = Worker)),
+    security(("admin_key" = ["operator"])))]
+pub(crate) async fn role(
+    State(admin): State<Admin>,
+    Id(name): Id,
+    Body(wish): Body<SetRole>,
+) -> Result<Json<Worker>, ApiError> {
+    steered(&admin, &name, Steer::Role(wish.role.into())).await
 }
 
 /// Drains a local worker, ends its process and starts it again.

@@ -119,6 +119,14 @@ pub(crate) enum WorkersCommand {
         /// Its name
         name: String,
     },
+    /// Change what kind of work it does
+    Role {
+        /// Its name
+        name: String,
+        /// mixed, prefill (for others), decode
+        #[arg(value_parser = ["mixed", "prefill", "decode"])]
+        role: String,
+    },
     /// Let it finish, end it, start it again
     Restart {
         /// Its name

@@ -73,7 +73,7 @@ pub(super) struct Search<'a> {
 }
 
 /// A client with a key.
-pub(super) struct Client {
+pub(crate) struct Client {
     place: Place,
     key: String,
 }

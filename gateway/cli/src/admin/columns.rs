@@ -66,6 +66,7 @@ pub(super) const REQUESTS: &[(&str, &str)] = &[
 pub(super) const WORKERS: &[(&str, &str)] = &[
     ("name", "name"),
     ("phase", "phase"),
+    ("role", "role"),
     ("pid", "pid"),
     ("requests", "requests"),
     ("running", "sequences_running"),

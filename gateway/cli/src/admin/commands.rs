@@ -94,7 +94,7 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
 }
 
 /// A list, page by page.
-async fn all(client: &Client, path: &str, filter: &[(&str, Option<String>)]) -> anyhow::Result<Vec<Value>> {
+pub(crate) async fn all(client: &Client, path: &str, filter: &[(&str, Option<String>)]) -> anyhow::Result<Vec<Value>> {
     let (mut rows, mut after) = (Vec::new(), None);
     loop {
         let mut pairs = filter.to_vec();
@@ -156,6 +156,7 @@ async fn workers(client: &Client, asked: &Workers, show: Show) -> anyhow::Result
         }
         Some(WorkersCommand::Drain { name }) => (name, "drain", None),
         Some(WorkersCommand::Resume { name }) => (name, "resume", None),
+        Some(WorkersCommand::Role { name, role }) => (name, "role", Some(json!({ "role": role }))),
         Some(WorkersCommand::Restart { name, patience }) => {
             (name, "restart", Some(json!({ "patience_seconds": patience })))
         }

@@ -6,7 +6,7 @@ use serde_json::Value;
 const CELL_CHARS_MAX: usize = 60;
 
 /// Rows with these columns: head, and the path of its value. `*` at the end of a path: time as Unix seconds.
-pub(super) fn table(rows: &[Value], columns: &[(&str, &str)]) -> String {
+pub(crate) fn table(rows: &[Value], columns: &[(&str, &str)]) -> String {
     let mut lines = vec![columns.iter().map(|(head, _)| (*head).to_owned()).collect::<Vec<_>>()];
     lines.extend(rows.iter().map(|row| columns.iter().map(|(_, path)| cell(row, path)).collect()));
     let width = |at: usize| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0);

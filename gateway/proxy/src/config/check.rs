@@ -13,6 +13,7 @@ use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, SloConfig, Snapsh
 use super::store::has_password;
 use super::{Faults, identity, models};
 use crate::http::HttpLimits;
+use crate::pool::Follow;
 use crate::prices::{EMBEDDED, Prices};
 
 /// Name under which the embedded model is served.
@@ -263,6 +264,20 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         }),
         slo: slo(table),
         explain: table.flag("explain"),
+        prefill_workers: table.number("prefill_workers", 0..=127) as usize,
+        roles: roles(table),
+    }
+}
+
+fn roles(table: &Reader<'_, '_>) -> Follow {
+    match table.text("roles").unwrap_or_default().as_str() {
+        "fixed" => Follow::Off,
+        "dry_run" => Follow::DryRun,
+        "follow" => Follow::On,
+        other => {
+            table.fault("roles", format!("{other:?} is not one of fixed, dry_run, follow"));
+            Follow::Off
+        }
     }
 }
 

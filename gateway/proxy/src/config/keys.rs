@@ -256,6 +256,8 @@ pub const KEYS: &[Key] = &[
     optional("pools", "kv_remote", "\"redis://10.0.0.7:6379/1\"", "Redis or Valkey for KV blocks that all workers share (redis://, rediss:// with TLS, redis+unix:///path), without its password. It should evict by itself: maxmemory-policy allkeys-lru."),
     optional("pools", "kv_remote_password_file", "\"/run/secrets/kv\"", "File that holds its password."),
     key("pools", "sequences_max", "0", "Sequences that run at once in a worker. 0: the worker's default."),
+    key("pools", "prefill_workers", "0", "Workers that prefill for the others at the start: long prompts are computed there, and their KV moves. 0: none, or as the workers were started."),
+    key("pools", "roles", "\"fixed\"", "Whether a worker's role follows the load: fixed, dry_run (what would change is logged and shown), follow."),
     key("pools", "queue_max", "1024", "Requests open at once; more are answered 503 with Retry-After."),
     key("pools", "policy", "\"cache_aware\"", "Which worker gets a request: cache_aware (cheapest in seconds), least_load, power_of_two, round_robin, session. docs/reference/routing.md"),
     optional("pools", "slo", "{ ttft_ms = 1000, ttft_per_1k_ms = 150, tpot_ms = 100, refuse_above_percent = 400 }", "Objectives: time to the first token, what each thousand prompt tokens may add to it, time between tokens. The queue is ordered by them. A request that is predicted to miss its first one by more than that many hundredths is answered 503 with Retry-After; 0 or left out: none is."),

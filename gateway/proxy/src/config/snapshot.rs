@@ -14,6 +14,7 @@ use super::providers::{ProviderConfig, Secret};
 use super::telemetry::TelemetryConfig;
 use crate::auth::{AuthConfig, Key, Team};
 use crate::http::HttpLimits;
+use crate::pool::Follow;
 use crate::prices::Prices;
 
 /// Everything that a running gateway reads.
@@ -194,6 +195,10 @@ pub struct PoolConfig {
     pub slo: Option<SloConfig>,
     /// Requests may ask who was chosen and why.
     pub explain: bool,
+    /// Workers that prefill for the others at the start.
+    pub prefill_workers: usize,
+    /// Whether roles follow the load.
+    pub roles: Follow,
 }
 
 /// Objectives of a pool.

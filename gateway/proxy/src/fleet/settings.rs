@@ -50,6 +50,8 @@ pub(super) fn settings(
         tpot: slo.tpot,
         refuse_above: f64::from(slo.refuse_above_percent) / 100.0,
     });
+    settings.roles.prefill_workers = asked.prefill_workers;
+    settings.roles.follow = asked.roles;
     if let Some(path) = &asked.key_file {
         let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
         settings.key = Some(PoolKey::new(&bytes).map_err(|error| format!("{}: {error}", path.display()))?);

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use penstock_dialects::openai::{self, DetokenizeRequest, TokenizeInput, TokenizeRequest};
 use penstock_dialects::{ApiError, Request};
 use penstock_proto::ErrorKind;
-use penstock_proto::frames::{Tier, TierState};
+use penstock_proto::frames::{Role, Tier, TierState};
 use penstock_text::TextModel;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -204,6 +204,9 @@ impl Upstream for PoolUpstream {
                 out(Gauge::TierCorrupt(tier), sum(|state| state.corrupt as f64));
             }
         }
+        let prefills = |worker: &crate::pool::WorkerStatus| worker.state.role() == Role::Prefill;
+        out(Gauge::WorkersPrefill, sum(&|worker| f64::from(u8::from(prefills(worker)))));
+        out(Gauge::RoleFlips, status.counts.role_flips as f64);
         out(Gauge::Resumes, status.counts.resumed as f64);
         out(Gauge::RouterDecisions, status.counts.decisions as f64);
         out(Gauge::RouterDecisionSeconds, status.counts.decision_ns as f64 / 1e9);

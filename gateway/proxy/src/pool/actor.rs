@@ -4,6 +4,7 @@
 //! A request is in one of two places: it waits in the router's queue, or it is bound to one member. When a member's session is
 //! lost, its requests go back to the queue, ahead of all others, with what they have emitted.
 
+mod roles;
 pub(super) mod steer;
 
 use super::config::{PoolConfig, PoolConfigError};
@@ -83,6 +84,7 @@ pub(super) struct Actor {
     nobody_since: Option<Instant>,
     counts: Counts,
     ending: Option<Ending>,
+    roles: roles::Roles,
     last_tick: Instant,
 }
 
@@ -109,6 +111,8 @@ impl Actor {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let router =
             Fleet::new(config.weights, config.limits).with_policy(config.policy).seeded(u64::from_le_bytes(id));
+        let planned = &config.roles;
+        let roles = roles::Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers, now);
         let actor = Self {
             config,
             mailbox,
@@ -126,6 +130,7 @@ impl Actor {
             nobody_since: Some(now),
             counts: Counts::default(),
             ending: None,
+            roles,
             last_tick: now,
         };
         actor.publish(now);
@@ -256,6 +261,7 @@ impl Actor {
         info!(worker = %self.members[usize::from(worker.0)].name, pid = ready.pid, device = %ready.device, "worker ready");
         self.member(worker).begin(ready, link, now);
         self.steer_ready(worker);
+        self.tell_role(worker);
         self.note_nobody(now);
         self.publish(now);
     }
@@ -283,7 +289,10 @@ impl Actor {
         member.heard = now;
         member.say(step.state.as_ref());
         self.router.update(worker, step.state.as_ref(), &step.kv, step.accepted);
-        step.batch.iter().for_each(|batch| self.router.observe(worker, batch));
+        if let Some(batch) = &step.batch {
+            self.router.observe(worker, batch);
+            self.roles.observe(worker, batch);
+        }
         let member = &mut self.members[usize::from(worker.0)];
         if member.session == Session::Suspected && member.doubt_now(&self.config, now) == Doubt::None {
             member.session = Session::Ready;
@@ -598,6 +607,7 @@ impl Actor {
         }
         self.doubts(now);
         self.steer_tick(now);
+        self.roles_tick(now);
         self.note_nobody(now);
         self.deadlines(now);
         self.publish(now);
@@ -680,6 +690,7 @@ impl Actor {
             ttft_predicted: self.router.predicted_ttft(0),
             blocks_indexed: self.router.index_sizes().0,
             counts: self.counts,
+            role_advice: self.roles.advice.clone(),
         }));
     }
 

@@ -3,6 +3,7 @@
 use penstock_proto::Address;
 use penstock_proto::address::AddressError;
 use penstock_proto::handshake::PoolKey;
+use penstock_router::roles::RoleLimits;
 use penstock_router::{Limits, Policy, WORKERS_MAX, Weights};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -29,6 +30,29 @@ pub struct LocalWorkers {
     pub identity: String,
     /// How long a worker may take to finish what it has when it is told to exit.
     pub exit_deadline: Duration,
+}
+
+/// Whether roles follow the load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Follow {
+    /// They stay as they were set.
+    #[default]
+    Off,
+    /// What would be done is told, and not done.
+    DryRun,
+    /// They do.
+    On,
+}
+
+/// What kind of work the workers of a pool do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RoleConfig {
+    /// Workers that prefill for the others at the start: the first ones. 0: each does what it was started for.
+    pub prefill_workers: usize,
+    /// Whether that changes with the load.
+    pub follow: Follow,
+    /// By which rules.
+    pub limits: RoleLimits,
 }
 
 /// See the fields; [`PoolConfig::new`] gives the defaults.
@@ -70,6 +94,8 @@ pub struct PoolConfig {
     pub policy: Policy,
     /// Requests may ask who was chosen and why.
     pub explain: bool,
+    /// Who prefills for whom.
+    pub roles: RoleConfig,
 }
 
 /// A configuration that cannot work.
@@ -144,6 +170,7 @@ impl PoolConfig {
             limits: Limits::default(),
             policy: Policy::default(),
             explain: false,
+            roles: RoleConfig::default(),
         }
     }
 

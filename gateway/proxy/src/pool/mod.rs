@@ -20,13 +20,14 @@ mod supervisor;
 mod ticket;
 mod truth;
 
-pub use config::{LocalWorkers, PoolConfig, PoolConfigError};
+pub use config::{Follow, LocalWorkers, PoolConfig, PoolConfigError, RoleConfig};
 pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
 pub use status::{Counts, ModelInfo, PoolStatus, WorkerPhase, WorkerStatus};
 pub use ticket::Ticket;
 
 use arc_swap::ArcSwap;
+use penstock_proto::frames::Role;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -84,6 +85,8 @@ pub enum Steer {
         /// Time to finish.
         patience: Duration,
     },
+    /// What kind of work it does from now on.
+    Role(Role),
 }
 
 /// Why a worker is not steered.

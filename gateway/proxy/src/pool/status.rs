@@ -92,6 +92,8 @@ pub struct Counts {
     pub resumed_inexact: u64,
     /// Tokens that came from an attempt that was no longer current, or twice, and were dropped.
     pub tokens_dropped: u64,
+    /// Changes of a worker's role that followed the load.
+    pub role_flips: u64,
     /// Tokens handed out.
     pub tokens: u64,
     /// Prompt tokens that the router believed cached when it bound.
@@ -139,6 +141,8 @@ pub struct PoolStatus {
     pub blocks_indexed: usize,
     /// Counts since the gateway began.
     pub counts: Counts,
+    /// What the planner of roles did last, or would have done.
+    pub role_advice: Option<String>,
 }
 
 impl PoolStatus {

@@ -227,6 +227,10 @@ pub enum Gauge {
     WorkerStarts,
     /// Workers found dead.
     WorkerDeaths,
+    /// Workers that prefill for others.
+    WorkersPrefill,
+    /// Roles that followed the load.
+    RoleFlips,
     /// Requests continued after a lost worker.
     Resumes,
     /// Times that the router was asked what to do next.
@@ -391,6 +395,10 @@ impl Gauge {
             Gauge::WorkersReady => ("penstock_workers_ready", "gauge", "Workers that take requests."),
             Gauge::WorkerStarts => ("penstock_worker_starts_total", "counter", "Worker processes started."),
             Gauge::WorkerDeaths => ("penstock_worker_deaths_total", "counter", "Workers found dead."),
+            Gauge::WorkersPrefill => ("penstock_workers_prefill", "gauge", "Workers that prefill for the others."),
+            Gauge::RoleFlips => {
+                ("penstock_role_flips_total", "counter", "Changes of a worker's role that followed the load.")
+            }
             Gauge::Resumes => ("penstock_resumes_total", "counter", "Requests continued after a lost worker."),
             Gauge::TargetState => (
                 "penstock_target_state",

@@ -36,6 +36,7 @@ impl Actor {
             Steer::Hold => self.hold(worker, Steering::Held),
             Steer::Release => self.release(worker),
             Steer::Restart { patience } => self.restart(worker, patience)?,
+            Steer::Role(role) => self.set_role(worker, role),
         }
         info!(worker = %name, ?steer, "worker steered");
         let now = Instant::now();

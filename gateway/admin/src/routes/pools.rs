@@ -1,0 +1,100 @@
+//! Pools of our own engines, as wholes.
+
+use axum::Json;
+use axum::extract::State;
+use penstock_proxy::pool::{Counts, PoolStatus, WorkerPhase};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::error::ApiError;
+use crate::extract::{ListQuery, Page, Params};
+use crate::state::Admin;
+
+/// One pool.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Pool {
+    /// Model name in requests.
+    id: String,
+    workers: usize,
+    workers_ready: usize,
+    /// Requests that wait or run.
+    open: usize,
+    /// Of these, requests that wait in the gateway.
+    waiting: usize,
+    /// Predicted time to the first token of a short new request, in seconds; absent while no worker is ready.
+    ttft_predicted_seconds: Option<f64>,
+    /// KV blocks that the router knows of.
+    blocks_indexed: usize,
+    /// What the planner of roles did last, or would have done.
+    role_advice: Option<String>,
+    counts: PoolCounts,
+}
+
+/// Counts since the gateway began.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub(crate) struct PoolCounts {
+    submitted: u64,
+    finished: u64,
+    /// Ended by their clients.
+    cancelled: u64,
+    failed: u64,
+    /// Continuations after a lost worker.
+    resumed: u64,
+    /// Of these, not bit-exact.
+    resumed_inexact: u64,
+    /// Tokens that workers sent twice or too late; no client saw them.
+    tokens_dropped: u64,
+    tokens: u64,
+    /// Prompt tokens that the router believed cached.
+    cached_tokens_predicted: u64,
+    /// Prompt tokens that then were.
+    cached_tokens: u64,
+    /// Roles that followed the load.
+    role_flips: u64,
+}
+
+impl From<Counts> for PoolCounts {
+    fn from(counts: Counts) -> Self {
+        Self {
+            submitted: counts.submitted,
+            finished: counts.finished,
+            cancelled: counts.cancelled,
+            failed: counts.failed,
+            resumed: counts.resumed,
+            resumed_inexact: counts.resumed_inexact,
+            tokens_dropped: counts.tokens_dropped,
+            tokens: counts.tokens,
+            cached_tokens_predicted: counts.cached_tokens_predicted,
+            cached_tokens: counts.cached_tokens_told,
+            role_flips: counts.role_flips,
+        }
+    }
+}
+
+impl Pool {
+    fn new(id: String, status: &PoolStatus) -> Self {
+        let ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready).count();
+        Self {
+            id,
+            workers: status.workers.len(),
+            workers_ready: ready,
+            open: status.open,
+            waiting: status.waiting,
+            ttft_predicted_seconds: (ready > 0).then_some(status.ttft_predicted.as_secs_f64()),
+            blocks_indexed: status.blocks_indexed,
+            role_advice: status.role_advice.clone(),
+            counts: status.counts.into(),
+        }
+    }
+}
+
+/// Pools, by id. One that is being replaced is there twice.
+#[utoipa::path(get, path = "/admin/v1/pools", tag = "workers", operation_id = "list_pools", params(ListQuery),
+    responses((status = 200, description = "Pools.", body = Page<Pool>)), security(("admin_key" = ["viewer"])))]
+pub(crate) async fn list(
+    State(admin): State<Admin>,
+    Params(query): Params<ListQuery>,
+) -> Result<Json<Page<Pool>>, ApiError> {
+    let pools = admin.fleet.pools().into_iter().map(|(id, pool)| Pool::new(id, &pool.status())).collect();
+    Page::cut(pools, &query, |pool| &pool.id)
+}

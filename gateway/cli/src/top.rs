@@ -1,0 +1,175 @@
+//! `penstock top`: pools and workers of a running gateway, live, from its admin API.
+
+use std::collections::HashMap;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::admin::{Client, Place, all, connect, table};
+
+const POOLS: &[(&str, &str)] = &[
+    ("pool", "id"),
+    ("ready", "ready"),
+    ("open", "open"),
+    ("waiting", "waiting"),
+    ("next token in", "ttft"),
+    ("tokens/s", "tokens_rate"),
+    ("hits", "hits"),
+    ("resumed", "counts.resumed"),
+    ("failed", "counts.failed"),
+    ("roles", "role_advice"),
+];
+
+const WORKERS: &[(&str, &str)] = &[
+    ("worker", "name"),
+    ("phase", "phase"),
+    ("role", "role"),
+    ("running", "sequences_running"),
+    ("waiting", "sequences_waiting"),
+    ("queue", "queue"),
+    ("step", "step"),
+    ("tokens/s", "tokens_rate"),
+    ("hits", "hits"),
+    ("kv", "kv"),
+    ("kv in", "kv_in"),
+    ("kv out", "kv_out"),
+];
+
+/// `penstock top`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    place: Place,
+    /// Seconds between two looks
+    #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = every)]
+    every: f64,
+    /// Look twice, print once, and end
+    #[arg(long)]
+    once: bool,
+}
+
+fn every(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().map_err(|error| error.to_string())?;
+    if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.1 to 3600".into()) }
+}
+
+/// Shows it until it is interrupted.
+pub(crate) fn run(args: &TopArgs) -> anyhow::Result<()> {
+    let client = connect(&args.place)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(watch(&client, args))
+}
+
+async fn watch(client: &Client, args: &TopArgs) -> anyhow::Result<()> {
+    let is_screen = std::io::stdout().is_terminal() && !args.once;
+    let mut before = Sums::default();
+    look(client, &mut before).await?;
+    loop {
+        tokio::time::sleep(Duration::from_secs_f64(args.every)).await;
+        let (pools, workers) = look(client, &mut before).await?;
+        let frame = match args.place.json {
+            true => format!("{}\n", json!({ "pools": pools, "workers": workers })),
+            false => format!("{}\n{}", table(&pools, POOLS), table(&workers, WORKERS)),
+        };
+        // Home, and clear what is below.
+        let clear = if is_screen && !args.place.json { "\x1b[H\x1b[J" } else { "" };
+        write!(std::io::stdout(), "{clear}{frame}")?;
+        std::io::stdout().flush()?;
+        if args.once {
+            return Ok(());
+        }
+    }
+}
+
+/// Counters as they were at the last look, by what they count.
+#[derive(Default)]
+struct Sums {
+    at: Option<Instant>,
+    counts: HashMap<String, f64>,
+}
+
+impl Sums {
+    /// Growth of a counter per second since the last look; 0 at first, and when it began anew.
+    fn rate(&mut self, name: String, value: f64, elapsed: f64) -> f64 {
+        let before = self.counts.insert(name, value).unwrap_or(value);
+        if elapsed > 0.0 { (value - before).max(0.0) / elapsed } else { 0.0 }
+    }
+}
+
+/// Pools and workers, with the columns that are made of several figures.
+async fn look(client: &Client, sums: &mut Sums) -> anyhow::Result<(Vec<Value>, Vec<Value>)> {
+    let mut pools = all(client, "/admin/v1/pools", &[]).await?;
+    let mut workers = all(client, "/admin/v1/workers", &[]).await?;
+    let elapsed = sums.at.replace(Instant::now()).map_or(0.0, |at| at.elapsed().as_secs_f64());
+    workers.iter_mut().for_each(|worker| finish_worker(worker, sums, elapsed));
+    for pool in &mut pools {
+        let of = |name: &str| number(&pool["counts"][name]);
+        let id = pool["id"].as_str().unwrap_or_default().to_owned();
+        let tokens = sums.rate(format!("pool {id}"), of("tokens"), elapsed);
+        let mine = |field: &str| -> f64 {
+            workers.iter().filter(|worker| worker["pool"] == pool["id"]).map(|worker| number(&worker[field])).sum()
+        };
+        let hits = percent(mine("cached_tokens"), mine("prompt_tokens"));
+        pool["ready"] = json!(format!("{} of {}", pool["workers_ready"], pool["workers"]));
+        pool["ttft"] = pool["ttft_predicted_seconds"].as_f64().map_or(Value::Null, |ttft| json!(seconds(ttft)));
+        pool["tokens_rate"] = json!(format!("{tokens:.0}"));
+        pool["hits"] = json!(hits);
+    }
+    Ok((pools, workers))
+}
+
+fn finish_worker(worker: &mut Value, sums: &mut Sums, elapsed: f64) {
+    let of = |name: &str| number(&worker[name]);
+    let name = worker["name"].as_str().unwrap_or_default().to_owned();
+    let mut rate = |field: &str| sums.rate(format!("worker {name} {field}"), number(&worker[field]), elapsed);
+    let (tokens, kv_in, kv_out) = (rate("output_tokens"), rate("transfer_bytes_in"), rate("transfer_bytes_out"));
+    let used = of("blocks_total") - of("blocks_free");
+    let shown = [
+        ("queue", seconds(of("queue_seconds"))),
+        ("step", seconds(of("step_seconds"))),
+        ("tokens_rate", format!("{tokens:.0}")),
+        ("hits", percent(of("cached_tokens"), of("prompt_tokens"))),
+        ("kv", percent(used, of("blocks_total"))),
+        ("kv_in", format!("{:.1} MB/s", kv_in / 1e6)),
+        ("kv_out", format!("{:.1} MB/s", kv_out / 1e6)),
+    ];
+    shown.into_iter().for_each(|(name, text)| worker[name] = json!(text));
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+fn percent(part: f64, whole: f64) -> String {
+    if whole > 0.0 { format!("{:.0} %", 100.0 * part / whole) } else { "-".into() }
+}
+
+fn seconds(value: f64) -> String {
+    if value < 1.0 { format!("{:.0} ms", value * 1e3) } else { format!("{value:.1} s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_shown_with_rates_and_shares() {
+        let mut sums = Sums::default();
+        let worker = |tokens: u64| {
+            json!({ "name": "a-0", "output_tokens": tokens, "blocks_total": 200, "blocks_free": 150, "prompt_tokens": 80,
+                "cached_tokens": 20, "queue_seconds": 0.25, "step_seconds": 1.25 })
+        };
+        finish_worker(&mut worker(100), &mut sums, 0.0);
+        let mut second = worker(160);
+        finish_worker(&mut second, &mut sums, 2.0);
+        let shown =
+            ["tokens_rate", "hits", "kv", "queue", "step"].map(|name| second[name].as_str().unwrap_or_default());
+        assert_eq!(shown, ["30", "25 %", "25 %", "250 ms", "1.2 s"]);
+        // Its next life counts from nothing.
+        let mut third = worker(10);
+        finish_worker(&mut third, &mut sums, 2.0);
+        assert_eq!(third["tokens_rate"], "0");
+    }
+}
