@@ -93,7 +93,7 @@ pub enum Placement {
     /// The real router, with some of its parts.
     Router(Box<Fleet>, Parts),
     /// A peer's rule.
-    Peer(Peer),
+    Peer(Box<Peer>),
 }
 
 impl Placement {
@@ -104,7 +104,7 @@ impl Placement {
                 let fleet = Fleet::new(setup.weights, setup.limits).with_policy(policy).seeded(setup.seed);
                 Self::Router(Box::new(fleet), setup.parts)
             }
-            Policy::Peer(rule) => Self::Peer(Peer::new(rule, setup.engines, setup.seed)),
+            Policy::Peer(rule) => Self::Peer(Box::new(Peer::new(rule, setup.engines, setup.seed))),
         }
     }
 

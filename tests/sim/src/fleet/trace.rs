@@ -219,13 +219,12 @@ fn tokens_of(id: u64, count: usize) -> Vec<u32> {
 /// A request goes on with the session that owns its deepest known block, if that covers half of it.
 fn find_sessions(requests: &mut [Request]) {
     let mut owners: HashMap<u64, u64> = HashMap::new();
-    for at in 0..requests.len() {
-        let request = &requests[at];
+    for (number, request) in (1..).zip(requests) {
         let depth = request.ids.iter().take_while(|id| owners.contains_key(*id)).count();
         let goes_on = depth > 1 && depth * 2 >= request.ids.len();
-        let session = if goes_on { owners[&request.ids[depth - 1]] } else { at as u64 + 1 };
-        requests[at].session = session;
-        requests[at].ids.iter().for_each(|id| _ = owners.entry(*id).or_insert(session));
+        let session = if goes_on { owners[&request.ids[depth - 1]] } else { number };
+        request.session = session;
+        request.ids.iter().for_each(|id| _ = owners.entry(*id).or_insert(session));
     }
 }
 
