@@ -2,7 +2,7 @@
 //!
 //! Connections to servers live on a small runtime of their own, as long as the process: the runtimes of listeners come and go.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use penstock_store::{Cache, Counters, Sqlite, SqliteOptions, Store, StoreError};
@@ -120,12 +120,13 @@ fn postgres(
 }
 
 #[cfg(feature = "redis")]
-fn redis(url: &str, prefix: &str, ca: Option<&Path>) -> Result<Arc<penstock_store::Redis>, OpenError> {
+fn redis(url: &str, prefix: &str, ca: Option<&std::path::Path>) -> Result<Arc<penstock_store::Redis>, OpenError> {
     use penstock_store::{Redis, RedisOptions};
     // Read here as every other file of certificates is, so that a bad one is said in the same words.
     crate::client::database_tls(ca).map_err(OpenError::Place)?;
-    let read =
-        |path: &Path| std::fs::read(path).map_err(|error| OpenError::Place(format!("{}: {error}", path.display())));
+    let read = |path: &std::path::Path| {
+        std::fs::read(path).map_err(|error| OpenError::Place(format!("{}: {error}", path.display())))
+    };
     let options = RedisOptions { url: url.to_owned(), prefix: prefix.to_owned(), ca: ca.map(read).transpose()? };
     let _runtime = runtime()?.enter();
     let opened = Redis::lazy(&options);
