@@ -1,20 +1,21 @@
 //! The engine's face: requests in, one [`Step`] out. [`Engine::step`] is schedule → forward → sample → publish.
 
 use crate::config::EngineConfig;
-use crate::forward::{Forward, Geometry};
+use crate::forward::{AfterLayer, Forward, Geometry, Pages};
 use crate::random::Draw;
-use crate::request::{Limits, Refusal, Request};
+use crate::request::{Limits, Prefill, Refusal, Request};
 use crate::sampler::{BadLogits, Sampler};
 use crate::scheduler::{Order, Plan, Run, Scheduler, Sizes};
 use crate::sequence::Sequence;
 use crate::stats::{Stats, attended};
+use crate::transfer::{Missing, PageSink, Transfers};
 use penstock_kernels::{KernelError, Span, StepBatch};
 use penstock_kv::Evicted;
 use penstock_proto::frames::{
     Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Token, TokenLogprobs,
     Window,
 };
-use penstock_proto::{BLOCK_TOKENS, BlockHash, ErrorKind};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,6 +64,7 @@ pub struct Engine {
     faults: u64,
     draining: bool,
     role: Role,
+    transfers: Transfers,
     tokens: Vec<u32>,
     sampled: Vec<usize>,
 }
@@ -98,7 +100,8 @@ impl Engine {
     pub fn new(forward: Box<dyn Forward>, config: &EngineConfig) -> Self {
         let geometry = forward.geometry();
         let block_bytes = geometry.block_bytes();
-        let Geometry { vocab_size, context_tokens, pages, rows_max, sampled_max, numerics, page_bytes, .. } = geometry;
+        let Geometry { vocab_size, context_tokens, pages, rows_max, sampled_max, numerics, layers, page_bytes } =
+            geometry;
         let batch_tokens = config.batch_tokens.clamp(1, rows_max.max(1));
         let sizes = Sizes {
             // A slot for each row of decode: a running prefill then always finds a row left.
@@ -131,6 +134,7 @@ impl Engine {
             faults: 0,
             draining: false,
             role: Role::Mixed,
+            transfers: Transfers::new(layers, page_bytes),
             tokens: Vec::new(),
             sampled: Vec::new(),
         }
@@ -144,8 +148,10 @@ impl Engine {
         match self.scheduler.attempt(id) {
             Some(open) if open >= attempt => return,
             Some(_) => {
+                let kept = self.scheduler.take_hold(id);
                 let members = self.scheduler.members(id).to_vec();
                 members.into_iter().for_each(|order| drop(self.scheduler.remove(order)));
+                kept.into_iter().for_each(|pages| self.scheduler.hold(id, pages));
             }
             None => {}
         }
@@ -172,6 +178,9 @@ impl Engine {
                 self.outbox.extend(choices.into_iter().map(refuse));
             }
         }
+        if self.scheduler.members(id).is_empty() {
+            self.scheduler.let_go(id);
+        }
     }
 
     fn admit(&self, generate: Generate) -> Result<(Request, Vec<penstock_proto::frames::ChoiceStart>), Refusal> {
@@ -196,7 +205,7 @@ impl Engine {
                 output.finish = Some(finish);
                 self.outbox.push(output);
             }
-            _ => self.scheduler.insert(priority, sequence),
+            _ => _ = self.scheduler.insert(priority, sequence),
         }
     }
 
@@ -302,6 +311,11 @@ impl Engine {
         if rate > 0.0 { BLOCK_TOKENS as f64 / rate } else { 0.0 }
     }
 
+    /// Bytes of one page of one layer in wire order; see [`Geometry::page_bytes`].
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
     /// Copies a block out, `[layer][page]` in wire order, to the end of `out`. False: it cannot be read now.
     pub fn export(&self, hash: BlockHash, out: &mut Vec<u8>) -> bool {
         let Some(page) = self.scheduler.pool.find(hash).filter(|_| self.block_bytes > 0) else { return false };
@@ -361,6 +375,96 @@ impl Engine {
         Imported::Stored
     }
 
+    /// Names of the blocks that a request needs before its first step: what a transfer can bring.
+    pub fn chain(&self, generate: &Generate) -> Vec<BlockHash> {
+        let hasher = BlockHasher::for_request(&generate.salt, &self.limits.numerics);
+        let emitted = match generate.choices.as_slice() {
+            [only] => only.emitted.as_slice(),
+            _ => &[],
+        };
+        let tokens = [&generate.prompt[..], emitted].concat();
+        let logprobs = generate.sampling.as_ref().is_some_and(|sampling| sampling.prompt_logprobs >= 0);
+        // The last token is computed here in any case, and all of them when each row is wanted.
+        let readable = if logprobs { 0 } else { tokens.len().saturating_sub(1).min(self.limits.context_tokens) };
+        hasher.chain(&tokens[..readable])
+    }
+
+    /// Begins to take in what is missing of a chain, under a number like those of requests: holds what is here, and pages for the
+    /// rest as far as there are any to spare.
+    pub fn receive(&mut self, id: u64, chain: Vec<BlockHash>) -> Missing {
+        let missing = self.transfers.receive(id, chain, &mut self.scheduler);
+        self.offload_evicted();
+        missing
+    }
+
+    /// Takes one page of one layer in. `block` counts from the first missing one. False: it was not asked for, came before, or its page
+    /// was needed for something else; the transfer is of no use then.
+    pub fn accept(&mut self, id: u64, block: usize, layer: usize, bytes: &[u8]) -> bool {
+        self.transfers.accept(id, (block, layer), bytes, &self.scheduler, &mut *self.forward)
+    }
+
+    /// Ends [`Self::receive`]: of the blocks after those that were here, complete ones among the first `vouched` can be read from now on.
+    /// `keep`: they are held for the request of that number, which is submitted next. Returns the leading blocks of the chain that can be
+    /// read.
+    pub fn settle(&mut self, id: u64, vouched: usize, keep: bool) -> usize {
+        self.transfers.settle(id, vouched, keep, &mut self.scheduler)
+    }
+
+    /// Sends the leading blocks of `hashes` that can be read here, and says how many these are. `hashes`: part of a chain.
+    pub fn send(&mut self, id: u64, hashes: &[BlockHash], sink: Box<dyn PageSink>) -> usize {
+        self.transfers.send(id, hashes, sink, &mut self.scheduler)
+    }
+
+    /// Computes blocks of a prompt for another engine and sends each layer as soon as it is complete.
+    ///
+    /// # Errors
+    /// Why it is not done, for the other engine's log; `sink` has been told.
+    pub fn prefill(&mut self, prefill: Prefill, mut sink: Box<dyn PageSink>) -> Result<(), String> {
+        let (id, priority) = (prefill.id, prefill.priority);
+        let blocks = prefill.first..prefill.first.saturating_add(prefill.blocks);
+        let request = if self.draining {
+            Err("the worker is draining".to_owned())
+        } else if self.scheduler.waiting() >= self.waiting_max || self.block_bytes == 0 {
+            Err("the worker takes no more, or cannot send".to_owned())
+        } else {
+            Request::silent(prefill, &self.limits).map_err(|refusal| refusal.message)
+        };
+        let request = request.inspect_err(|_| sink.end(false))?;
+        let wanted = &request.prompt_hashes[blocks.clone()];
+        if self.scheduler.pool.lookup(wanted.iter().copied()).pages.len() == wanted.len() {
+            self.transfers.send(id, wanted, sink, &mut self.scheduler);
+            return Ok(());
+        }
+        let order = self.scheduler.insert(priority, Sequence::new(Arc::new(request), Default::default(), 0, false));
+        self.transfers.follow(id, order, blocks, sink);
+        Ok(())
+    }
+
+    /// Ends [`Self::send`] or [`Self::prefill`] before its time.
+    pub fn stop(&mut self, id: u64) {
+        self.transfers.stop(id, &mut self.scheduler);
+    }
+
+    /// Whether [`Self::give`] would do something.
+    pub fn can_give(&mut self) -> bool {
+        self.transfers.can_give(&self.scheduler)
+    }
+
+    /// Gives one page to a sink that has room. False: there is nothing to give now.
+    pub fn give(&mut self) -> bool {
+        self.transfers.give(&mut self.scheduler, &*self.forward)
+    }
+
+    /// What changed since the last step, without computing one.
+    pub fn report(&mut self) -> Step {
+        Step {
+            number: self.steps,
+            state: Some(self.state()),
+            kv: self.scheduler.pool.take_events(),
+            ..Default::default()
+        }
+    }
+
     /// Computes one step and says everything that happened since the last.
     pub fn step(&mut self, clock: &dyn Clock) -> Step {
         let began = clock.now();
@@ -374,6 +478,7 @@ impl Engine {
                 Ok(drawn) => self.publish(&plan, drawn),
                 Err(error) => self.fail(&plan, &error),
             }
+            self.transfers.after_step(&mut self.scheduler);
             batch.seconds = clock.now().saturating_sub(began).as_secs_f64();
             self.stats.measured(rows, batch.prefill_tokens as usize, batch.seconds);
         }
@@ -421,7 +526,7 @@ impl Engine {
 
     /// Forward and sample.
     fn run(&mut self, plan: &Plan) -> Result<Vec<Sampled>, KernelError> {
-        let Self { forward, scheduler, sampler, tokens, sampled, limits, .. } = self;
+        let Self { forward, scheduler, sampler, tokens, sampled, limits, transfers, .. } = self;
         tokens.clear();
         sampled.clear();
         let mut spans = Vec::with_capacity(plan.runs.len());
@@ -436,7 +541,10 @@ impl Engine {
                 asked.push((run.order, context - 1 - back));
             }
         }
-        let logits = forward.forward(&StepBatch { tokens, spans: &spans, sampled }, None)?;
+        let completing = transfers.completing(plan, scheduler);
+        let mut give = |layer: usize, pages: &dyn Pages| transfers.after_layer(layer, &completing, pages);
+        let after_layer: AfterLayer<'_> = if completing.is_empty() { None } else { Some(&mut give) };
+        let logits = forward.forward(&StepBatch { tokens, spans: &spans, sampled }, after_layer)?;
         let rows = logits.chunks_exact(limits.vocab_size).zip(asked);
         Ok(rows
             .map(|(row, (order, at))| (order, draw(sampler, row, order, &scheduler.sequences[&order], at)))
@@ -498,7 +606,12 @@ impl Engine {
     fn fail(&mut self, plan: &Plan, error: &KernelError) {
         self.faults += 1;
         for Run { order, .. } in &plan.runs {
-            self.end(*order, failed(ErrorKind::WorkerFailed, error.to_string()));
+            if self.scheduler.sequences[order].request.is_silent {
+                // The transfer finds it gone.
+                self.scheduler.remove(*order);
+            } else {
+                self.end(*order, failed(ErrorKind::WorkerFailed, error.to_string()));
+            }
         }
     }
 }

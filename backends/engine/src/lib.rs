@@ -10,6 +10,7 @@
 //! - `scheduler.rs`, `sequence.rs`: what runs next
 //! - `sampler.rs`, `filter.rs`, `logits.rs`, `random.rs`: from logits to a token, counter-based
 //! - `stats.rs`: load in seconds, credits
+//! - `transfer.rs`: KV that comes from and goes to other engines
 //! - `checkpoint/`: config.json, safetensors, checked before use
 //! - `models/`: one file per architecture
 #![forbid(unsafe_code)]
@@ -27,8 +28,10 @@ pub mod sampler;
 mod scheduler;
 mod sequence;
 mod stats;
+mod transfer;
 
 pub use config::EngineConfig;
 pub use engine::{Clock, Engine, Imported, Offload};
 pub use forward::{AfterLayer, Forward, Geometry, Pages};
-pub use request::Params;
+pub use request::{Params, Prefill};
+pub use transfer::{Missing, PageSink};

@@ -69,10 +69,48 @@ pub struct Params {
 }
 
 impl Params {
+    /// Of a prompt that is only computed.
+    fn silent() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: Vec::new(),
+            seed: 0,
+            max_tokens: 0,
+            min_tokens: 0,
+            stop_tokens: Vec::new(),
+            logprobs: None,
+            prompt_logprobs: None,
+            allowed_tokens: Vec::new(),
+        }
+    }
+
     /// Whether a penalty depends on what was said.
     pub fn penalized(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }
+}
+
+/// The part of a request that an engine computes for another: full blocks of its prompt.
+#[derive(Clone, Debug, Default)]
+pub struct Prefill {
+    /// A number like those of requests, and not one of an open one.
+    pub id: u64,
+    /// The prompt, from its first token on; what comes after the blocks is not looked at.
+    pub prompt: Vec<u32>,
+    /// Salt of the request.
+    pub salt: Vec<u8>,
+    /// Lower runs first.
+    pub priority: i32,
+    /// First block that is wanted; those before it are known to the other.
+    pub first: usize,
+    /// Blocks that are wanted.
+    pub blocks: usize,
 }
 
 /// What the choices of one request share.
@@ -88,6 +126,8 @@ pub(crate) struct Request {
     pub(crate) params: Params,
     /// Tokens of a sequence at most, prompt and output: max_tokens and context.
     pub(crate) tokens_max: usize,
+    /// Computed for another worker: it says nothing, and no row of it is sampled.
+    pub(crate) is_silent: bool,
 }
 
 impl Request {
@@ -97,10 +137,6 @@ impl Request {
         prompt(&generate, &params, limits)?;
         choices(&generate, &params, limits)?;
         check(generate.salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", generate.salt.len()))?;
-        if !generate.prefill_at.is_empty() {
-            let message = "prefill on another worker (prefill_at) is not built".to_owned();
-            return Err(Refusal { kind: ErrorKind::Unsupported, message });
-        }
         let hasher = BlockHasher::for_request(&generate.salt, &limits.numerics);
         let prompt = generate.prompt;
         let request = Self {
@@ -116,8 +152,35 @@ impl Request {
             tokens_max: prompt.len().saturating_add(params.max_tokens).min(limits.context_tokens),
             params,
             prompt,
+            is_silent: false,
         };
         Ok((request, generate.choices))
+    }
+
+    /// The prompt of a request that runs elsewhere, of which this engine computes the full blocks `first..first + blocks`.
+    pub(crate) fn silent(prefill: Prefill, limits: &Limits) -> Result<Self, Refusal> {
+        let Prefill { id, mut prompt, salt, first, blocks, .. } = prefill;
+        check(salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", salt.len()))?;
+        tokens_exist("prompt", &prompt, limits)?;
+        let tokens = first.saturating_add(blocks).saturating_mul(BLOCK_TOKENS);
+        check(blocks > 0 && tokens <= prompt.len(), || format!("{} tokens have no {tokens}", prompt.len()))?;
+        if tokens > limits.context_tokens {
+            let message = format!("the prompt has {tokens} tokens, the context is {}", limits.context_tokens);
+            return Err(Refusal { kind: ErrorKind::ContextLength, message });
+        }
+        prompt.truncate(tokens);
+        let hasher = BlockHasher::for_request(&salt, &limits.numerics);
+        Ok(Self {
+            id,
+            attempt: 0,
+            prompt_set: HashSet::new(),
+            prompt_hashes: hasher.chain(&prompt),
+            hasher,
+            params: Params::silent(),
+            tokens_max: prompt.len(),
+            prompt,
+            is_silent: true,
+        })
     }
 
     /// Full blocks of the prompt.
@@ -281,7 +344,7 @@ mod tests {
 
     #[test]
     fn every_bound_has_its_refusal() {
-        use ErrorKind::{ContextLength, InvalidRequest, Unsupported};
+        use ErrorKind::{ContextLength, InvalidRequest};
         check(InvalidRequest, "empty", |g, _| g.prompt.clear());
         check(InvalidRequest, "prompt", |g, _| g.prompt[3] = 100);
         check(ContextLength, "64", |g, _| g.prompt = vec![1; 64]);
@@ -293,7 +356,6 @@ mod tests {
         check(InvalidRequest, "emitted", |g, _| g.choices[0].emitted = vec![1; 11]);
         check(InvalidRequest, "emitted", |g, _| g.choices[0].emitted = vec![100]);
         check(InvalidRequest, "salt", |g, _| g.salt = vec![0; 5000]);
-        check(Unsupported, "prefill_at", |g, _| g.prefill_at = "unix:/x".to_owned());
         for (field, values) in [
             ("temperature", [f32::NAN, -0.1, f32::INFINITY]),
             ("top_p", [f32::NAN, -0.1, 1.1]),

@@ -86,6 +86,8 @@ pub(crate) struct Scheduler {
     writing: HashMap<BlockHash, Order>,
     /// Reused list of places.
     places: Vec<Order>,
+    /// Pages kept for transfers, and for requests that wait for their first step after one; in order of their chains.
+    holds: BTreeMap<u64, Vec<PageId>>,
 }
 
 impl Scheduler {
@@ -100,7 +102,44 @@ impl Scheduler {
             arrivals: 0,
             writing: HashMap::new(),
             places: Vec::new(),
+            holds: BTreeMap::new(),
         }
+    }
+
+    /// Keeps pages, which the caller holds, under a number until [`Self::let_go`] or [`Self::take_hold`]; or until they are needed.
+    pub(crate) fn hold(&mut self, id: u64, pages: Vec<PageId>) {
+        self.let_go(id);
+        self.holds.insert(id, pages);
+    }
+
+    /// Pages kept under a number; `None` when there are none, or they were needed for something else.
+    pub(crate) fn held(&self, id: u64) -> Option<&[PageId]> {
+        self.holds.get(&id).map(Vec::as_slice)
+    }
+
+    /// Hands pages that were kept over to the caller.
+    pub(crate) fn take_hold(&mut self, id: u64) -> Option<Vec<PageId>> {
+        self.holds.remove(&id)
+    }
+
+    /// Frees the pages kept under a number; the sealed ones stay in the cache.
+    pub(crate) fn let_go(&mut self, id: u64) {
+        let pages = self.holds.remove(&id).unwrap_or_default();
+        pages.into_iter().rev().for_each(|page| self.pool.release(page));
+    }
+
+    /// Takes back what is kept under the newest number. False: nothing is kept.
+    fn reclaim(&mut self) -> bool {
+        let newest = self.holds.keys().next_back().copied();
+        newest.inspect(|id| self.let_go(*id)).is_some()
+    }
+
+    /// Ends a sequence that was computed whole; its pages are kept under `id`.
+    pub(crate) fn retire(&mut self, order: Order, id: u64) {
+        let sequence = self.sequence(order);
+        let pages = std::mem::take(&mut sequence.table).into_iter().map(PageId).collect();
+        self.remove(order);
+        self.hold(id, pages);
     }
 
     /// The attempt of a request that has open choices.
@@ -117,7 +156,7 @@ impl Scheduler {
         self.sequences.values().filter(|sequence| sequence.status == Status::Waiting).count()
     }
 
-    pub(crate) fn insert(&mut self, priority: i32, sequence: Sequence) {
+    pub(crate) fn insert(&mut self, priority: i32, sequence: Sequence) -> Order {
         let order = Order { priority, arrival: self.arrivals };
         self.arrivals += 1;
         let Request { id, attempt, .. } = *sequence.request;
@@ -126,6 +165,7 @@ impl Scheduler {
         self.sequences.insert(order, sequence);
         let cached = self.lookup(order).pages.len();
         self.sequence(order).cached_hint = cached * BLOCK_TOKENS;
+        order
     }
 
     /// Ends a sequence and frees what it holds.
@@ -140,6 +180,7 @@ impl Scheduler {
         group.members.retain(|member| *member != order);
         if group.members.is_empty() {
             self.groups.remove(&id);
+            self.let_go(id);
         }
         sequence
     }
@@ -190,7 +231,7 @@ impl Scheduler {
                 break;
             }
             let sequence = &self.sequences[&order];
-            let samples_all = sequence.collecting().is_some() || sequence.wanted() == 1;
+            let samples_all = sequence.collecting().is_some() || sequence.wanted() == 1 && !sequence.request.is_silent;
             if plan.samples_left == 0 && samples_all || self.follows(order) {
                 continue;
             }
@@ -216,8 +257,10 @@ impl Scheduler {
             rows = rows.min(plan.samples_left.saturating_sub(spare).max(1)).min(plan.samples_left);
             samples = rows;
         } else if rows == wanted {
-            rows -= usize::from(plan.samples_left == 0);
-            samples = plan.samples_left.min(1);
+            if !sequence.request.is_silent {
+                rows -= usize::from(plan.samples_left == 0);
+                samples = plan.samples_left.min(1);
+            }
         }
         if rows > 0 {
             plan.take(Run { order, rows, samples });
@@ -230,6 +273,9 @@ impl Scheduler {
         while self.sequences[&order].table.len() < needed {
             if let Some(page) = self.pool.allocate() {
                 self.sequence(order).table.push(page.0);
+                continue;
+            }
+            if self.reclaim() {
                 continue;
             }
             let victim = self.victim(order).expect("the sequence itself is running");
@@ -281,6 +327,10 @@ impl Scheduler {
             if slots < self.sizes.sequences_max && self.fits(order, moving) {
                 return true;
             }
+            // What is kept may belong to those behind it, which cannot start before it.
+            if slots == 0 && self.reclaim() {
+                continue;
+            }
             let Some(victim) = self.victim(order) else { return false };
             if victim.priority == order.priority && !self.sequences[&victim].stalled() {
                 return false;
@@ -324,6 +374,9 @@ impl Scheduler {
             sequence.cached_tokens = Some(hit as u32);
             *looked_up = (looked_up.0 + prompt as u64, looked_up.1 + hit as u64);
         }
+        // It holds now what was kept for it.
+        let id = sequence.request.id;
+        self.let_go(id);
     }
 
     /// The step ran: its rows are computed, and full blocks get their names.

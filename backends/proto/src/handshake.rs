@@ -29,6 +29,10 @@ pub enum Side {
     Gateway,
     /// The end that listens.
     Worker,
+    /// The end of a transfer that asks for KV.
+    Asker,
+    /// The end of a transfer that has it.
+    Holder,
 }
 
 impl Side {
@@ -36,6 +40,8 @@ impl Side {
         match self {
             Side::Gateway => b"penstock 1 gateway",
             Side::Worker => b"penstock 1 worker",
+            Side::Asker => b"penstock 1 kv asker",
+            Side::Holder => b"penstock 1 kv holder",
         }
     }
 }
@@ -110,7 +116,7 @@ mod tests {
     fn both_sides_agree_when_the_key_is_the_same() {
         let file = key("0123456789abcdef\n");
         let typed = key("0123456789abcdef");
-        for side in [Side::Gateway, Side::Worker] {
+        for side in [Side::Gateway, Side::Worker, Side::Asker, Side::Holder] {
             assert!(typed.verify(side, &G, &W, &file.proof(side, &G, &W)));
         }
     }
@@ -121,6 +127,7 @@ mod tests {
         let proof = ours.proof(Side::Gateway, &G, &W);
         assert!(!key("0123456789abcdeg").verify(Side::Gateway, &G, &W, &proof));
         assert!(!ours.verify(Side::Worker, &G, &W, &proof), "reflected");
+        assert!(!ours.verify(Side::Asker, &G, &W, &proof), "of a session, at a transfer");
         assert!(!ours.verify(Side::Gateway, &W, &G, &proof), "swapped");
         assert!(!ours.verify(Side::Gateway, &G, &G, &proof), "replayed");
         assert!(!ours.verify(Side::Gateway, &G, &W, &proof[..31]), "truncated");

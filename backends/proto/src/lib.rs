@@ -13,6 +13,7 @@ pub mod error;
 pub mod frames;
 pub mod handshake;
 pub mod hash;
+pub mod transfer;
 
 pub use address::Address;
 pub use error::{ErrorKind, Fault, Retry};

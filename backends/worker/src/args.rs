@@ -1,11 +1,12 @@
 //! The command line of `penstock worker`.
 
-use crate::config::WorkerConfig;
+use crate::config::{Build, WorkerConfig};
 use crate::model::{DeviceChoice, ModelOptions, build};
 use crate::run;
 use crate::tiers::TierOptions;
 use penstock_kernels::cpu;
 use penstock_proto::Address;
+use penstock_proto::frames::Role;
 use penstock_proto::handshake::{KEY_BYTES_MAX, PoolKey};
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -66,6 +67,10 @@ pub struct WorkerArgs {
     /// Tokens computed in one step. 0: the engine's default.
     #[arg(long, default_value_t = 0)]
     pub batch_tokens: usize,
+    /// What the gateway sends it: mixed, prefill (long prompts, for other workers), decode (answers, and short prompts). The gateway may
+    /// change it.
+    #[arg(long, default_value = "mixed", value_parser = parse_role)]
+    pub role: Role,
     /// File with the secret of the pool, 16 bytes or more; the gateway needs the same.
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
@@ -84,6 +89,24 @@ pub struct WorkerArgs {
     /// Lead a session of its own, away from the terminal.
     #[arg(long, hide = true)]
     pub own_session: bool,
+}
+
+fn parse_role(name: &str) -> Result<Role, String> {
+    match name {
+        "mixed" => Ok(Role::Mixed),
+        "prefill" => Ok(Role::Prefill),
+        "decode" => Ok(Role::Decode),
+        _ => Err("a role is mixed, prefill or decode".to_owned()),
+    }
+}
+
+/// The engine of `build`, with a role.
+fn with_role(build: Build, role: Role) -> Build {
+    Box::new(move |progress| {
+        let (mut engine, info) = build(progress)?;
+        engine.set_role(role);
+        Ok((engine, info))
+    })
 }
 
 fn parse_path(name: &str) -> Result<cpu::Path, String> {
@@ -152,7 +175,7 @@ pub fn main(args: &WorkerArgs) -> ExitCode {
     let log = log.log_internal_errors(false);
     // Err: the caller has a log already.
     let _ = if std::io::stderr().is_terminal() { log.try_init() } else { log.json().try_init() };
-    match args.config().map(|config| run(config, build(args.options()))) {
+    match args.config().map(|config| run(config, with_role(build(args.options()), args.role))) {
         Ok(Ok(())) => ExitCode::SUCCESS,
         // Logged already.
         Ok(Err(_)) => ExitCode::FAILURE,
@@ -189,9 +212,14 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_by_name() {
-        for line in
-            ["", "--listen /tmp/a", "--listen tcp:a", "--listen unix:/a --device tpu", "--listen unix:/a --path mmx"]
-        {
+        for line in [
+            "",
+            "--listen unix:/a --role both",
+            "--listen /tmp/a",
+            "--listen tcp:a",
+            "--listen unix:/a --device tpu",
+            "--listen unix:/a --path mmx",
+        ] {
             assert!(parse(line).is_err(), "{line}");
         }
     }

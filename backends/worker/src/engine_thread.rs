@@ -6,11 +6,12 @@
 use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::session::Phase;
 use crate::tiers::{Outcome, Tell, TierOptions, Tiers};
+use crate::transfer::{About, Arrival, Incoming, PageIn, Peers, Report, Taken};
 use crate::{Ended, chain};
-use penstock_engine::Engine;
-use penstock_proto::frames::{Cancel, EngineState, Generate, Output, Pull, Pulled, Ready, Role, Step, UpBody, Window};
-use penstock_proto::{BLOCK_TOKENS, PROTOCOL_VERSION};
-use std::collections::HashMap;
+use penstock_engine::{Engine, PageSink, Prefill};
+use penstock_proto::frames::{Cancel, EngineState, Generate, Output, Pull, Ready, Role, Step, UpBody, Window};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, PROTOCOL_VERSION};
+use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,6 +42,18 @@ pub(crate) enum Command {
     SetRole { role: Role },
     /// Fetch blocks from another worker.
     Pull { session: u64, pull: Pull },
+    /// A page of a transfer in.
+    Page(PageIn),
+    /// A transfer in is over.
+    Received { id: u64, report: Report },
+    /// Send blocks to another worker.
+    Send { hashes: Vec<BlockHash>, sink: Box<dyn PageSink>, taken: Taken },
+    /// Compute blocks for another worker.
+    Prefill { prefill: Box<Prefill>, sink: Box<dyn PageSink>, taken: Taken },
+    /// End a transfer out.
+    Stop { id: u64 },
+    /// A sink that was full has room again.
+    Nudge,
     /// Take nothing new; end the thread when nothing is open.
     Drain { exit: bool },
     /// A tier read or wrote a block.
@@ -54,6 +67,10 @@ pub(crate) struct Wiring {
     pub(crate) tiers: TierOptions,
     /// The other end of the inbox; does not keep it open.
     pub(crate) commands: mpsc::WeakSender<Command>,
+    /// Other workers.
+    pub(crate) peers: Arc<Peers>,
+    /// Where transfers run.
+    pub(crate) runtime: tokio::runtime::Handle,
 }
 
 impl Wiring {
@@ -113,6 +130,7 @@ impl EngineThread {
         let age = StepAge::new();
         let (guard, ended) = oneshot::channel::<()>();
         let worker_age = age.clone();
+        wiring.peers.watch(age.clone());
         let handle = std::thread::Builder::new()
             .name("penstock-engine".into())
             .spawn(move || {
@@ -161,6 +179,8 @@ fn live(
                 load_ms = began.elapsed().as_millis() as u64,
                 "model loaded"
             );
+            let (block_bytes, page_bytes) = (engine.block_bytes(), engine.page_bytes());
+            wiring.peers.open(About { numerics_id: info.numerics_id.clone(), block_bytes, page_bytes });
             phase.send_replace(Phase::Ready);
             let clock = Instant::now();
             Desk {
@@ -172,7 +192,14 @@ fn live(
                 entries: HashMap::new(),
                 next: 0,
                 steps: 0,
+                step_seconds: 0.0,
                 exit: false,
+                is_draining: false,
+                is_untold: false,
+                peers: Arc::clone(&wiring.peers),
+                runtime: wiring.runtime.clone(),
+                incoming: HashMap::new(),
+                arrivals: VecDeque::new(),
             }
             .work(inbox, age, clock)
         }
@@ -195,17 +222,30 @@ struct Entry {
     open: usize,
 }
 
-struct Desk {
-    engine: Engine,
+pub(crate) struct Desk {
+    pub(crate) engine: Engine,
     info: ReadyInfo,
     tiers: Option<Tiers>,
     sessions: HashMap<u64, SessionView>,
     /// (session, its number) → number in the engine.
     engine_ids: HashMap<(u64, u64), u64>,
     entries: HashMap<u64, Entry>,
-    next: u64,
+    /// The last number given, to a request or a transfer.
+    pub(crate) next: u64,
     steps: u64,
+    /// Of the last step that computed something.
+    pub(crate) step_seconds: f64,
     exit: bool,
+    pub(crate) is_draining: bool,
+    /// Something changed that no step has told yet; an idle engine makes none.
+    pub(crate) is_untold: bool,
+    pub(crate) peers: Arc<Peers>,
+    /// Where transfers run.
+    pub(crate) runtime: tokio::runtime::Handle,
+    /// What waits for blocks from elsewhere, by its number.
+    pub(crate) incoming: HashMap<u64, Incoming>,
+    /// Pages that came and were not taken yet; their number is bounded by the room that transfers share.
+    pub(crate) arrivals: VecDeque<Arrival>,
 }
 
 impl Desk {
@@ -215,16 +255,23 @@ impl Desk {
             while let Ok(command) = inbox.try_recv() {
                 self.obey(command);
             }
+            let moved = self.move_pages();
             if self.engine.has_work() {
                 age.begin();
                 let step = self.engine.step(&|| origin.elapsed());
                 age.end();
+                self.step_seconds = step.batch.map_or(self.step_seconds, |batch| batch.seconds);
                 self.publish(step);
+                self.is_untold = false;
                 let faults = self.engine.faults();
                 if faults >= FAULTS_MAX {
                     return Err(WorkerError::Faults { faults });
                 }
-            } else if self.exit && self.engine.is_empty() && !self.waits() {
+            } else if moved || !self.arrivals.is_empty() {
+                // More pages may be there by now.
+            } else if std::mem::take(&mut self.is_untold) {
+                self.report();
+            } else if self.exit && self.engine.is_empty() && !self.waits() && self.incoming.is_empty() {
                 self.keep(&mut inbox);
                 return Ok(());
             } else {
@@ -244,13 +291,14 @@ impl Desk {
             Command::Cancel { session, mut cancel } => {
                 if let Some(id) = self.engine_ids.get(&(session, cancel.request)) {
                     cancel.request = *id;
-                    self.cancel(&cancel);
+                    self.cancel(cancel);
                 }
             }
             Command::Window { session, mut window } => {
-                if let Some(id) = self.engine_ids.get(&(session, window.request)) {
-                    window.request = *id;
-                    if !self.tiers.as_mut().is_some_and(|tiers| tiers.window(&window)) {
+                if let Some(&id) = self.engine_ids.get(&(session, window.request)) {
+                    window.request = id;
+                    let waits = self.postpone(id, Command::Window { session, window }).is_none();
+                    if !waits && !self.tiers.as_mut().is_some_and(|tiers| tiers.window(&window)) {
                         self.engine.window(&window);
                     }
                 }
@@ -260,12 +308,19 @@ impl Desk {
                 self.engine.set_role(role);
                 self.tell_state();
             }
-            Command::Pull { session, pull } => {
-                let why = "this worker fetches no blocks".to_owned();
-                self.answer(session, UpBody::Pulled(Pulled { id: pull.id, why, ..Default::default() }));
+            Command::Pull { session, pull } => self.pull(session, pull),
+            Command::Page(page) => self.arrivals.push_back(Arrival::Page(page)),
+            Command::Received { id, report } => self.arrivals.push_back(Arrival::End(id, report)),
+            Command::Send { hashes, sink, taken } => self.send_blocks(&hashes, sink, taken),
+            Command::Prefill { prefill, sink, taken } => self.prefill(*prefill, sink, taken),
+            Command::Stop { id } => {
+                self.engine.stop(id);
+                self.is_untold = true;
             }
+            Command::Nudge => {}
             Command::Drain { exit } => {
                 self.exit |= exit;
+                self.is_draining = true;
                 // What waits for blocks was taken before.
                 self.submit_all(|tiers, _| tiers.take_all());
                 self.engine.drain();
@@ -299,10 +354,23 @@ impl Desk {
     }
 
     /// Cancels a request, wherever it is.
-    fn cancel(&mut self, cancel: &Cancel) {
+    fn cancel(&mut self, cancel: Cancel) {
+        let id = cancel.request;
+        let Some(Command::Cancel { cancel, .. }) = self.postpone(id, Command::Cancel { session: 0, cancel }) else {
+            return;
+        };
         // The engine says how it ended.
         self.submit_all(|tiers, _| tiers.take(cancel.request).into_iter().collect());
-        self.engine.cancel(cancel);
+        self.engine.cancel(&cancel);
+    }
+
+    /// Submits a request, after what it lacks was loaded from a tier.
+    pub(crate) fn start(&mut self, generate: Generate) {
+        if self.tiers.is_none() || self.exit {
+            self.engine.submit(generate);
+        } else {
+            self.submit_all(|tiers, engine| tiers.admit(generate, engine));
+        }
     }
 
     /// Before the thread ends: blocks go where they outlive it.
@@ -326,13 +394,20 @@ impl Desk {
         if let Some(tiers) = &self.tiers {
             tiers.complete(&mut state);
         }
-        state
+        self.with_transfers(state)
     }
 
     /// An idle engine makes no step that would tell what has changed.
     fn tell_state(&mut self) {
-        let kv = self.tiers.as_ref().map(Tiers::take_events).unwrap_or_default();
-        self.tell(&Step { number: self.steps, state: Some(self.state()), kv, ..Default::default() });
+        self.report();
+    }
+
+    /// Tells all sessions what has changed since the last step.
+    pub(crate) fn report(&mut self) {
+        let mut report = self.engine.report();
+        report.kv.extend(self.tiers.iter().flat_map(Tiers::take_events));
+        report.state = Some(self.state());
+        self.tell(&report);
     }
 
     /// What changed in tiers while the engine is idle.
@@ -344,7 +419,7 @@ impl Desk {
     }
 
     /// A frame for one session.
-    fn answer(&mut self, session: u64, body: UpBody) {
+    pub(crate) fn answer(&mut self, session: u64, body: UpBody) {
         let full = self.sessions.get(&session).is_some_and(|view| view.frames.try_send(body).is_err());
         if full {
             warn!(session, "a gateway does not read its frames: the session is dropped");
@@ -374,7 +449,7 @@ impl Desk {
             state: Some(state),
             model_hash: info.model_hash,
             block_bytes: self.engine.block_bytes() as u64,
-            transfer: String::new(),
+            transfer: if self.engine.block_bytes() > 0 { self.peers.address.clone() } else { String::new() },
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {
             self.sessions.insert(session, SessionView { frames, accepted: 0 });
@@ -386,7 +461,7 @@ impl Desk {
         let theirs: Vec<u64> =
             self.entries.iter().filter(|(_, entry)| entry.session == session).map(|(id, _)| *id).collect();
         for id in theirs {
-            self.cancel(&Cancel { request: id, choices: Vec::new() });
+            self.cancel(Cancel { request: id, choices: Vec::new() });
         }
         self.engine_ids.retain(|(owner, _), _| *owner != session);
     }
@@ -402,14 +477,10 @@ impl Desk {
         self.entries.insert(id, Entry { session, request, open });
         // A newer attempt replaces an older one; outputs of that are told apart by their attempt.
         if let Some(old) = self.engine_ids.insert((session, request), id) {
-            self.cancel(&Cancel { request: old, choices: Vec::new() });
+            self.cancel(Cancel { request: old, choices: Vec::new() });
         }
         generate.request = id;
-        if self.tiers.is_none() || self.exit {
-            self.engine.submit(generate);
-        } else {
-            self.submit_all(|tiers, engine| tiers.admit(generate, engine));
-        }
+        self.submit(generate);
     }
 
     /// Turns the numbers back and gives each session its frame.

@@ -10,6 +10,8 @@
 //! them wherever it likes. A worker that no gateway holds exits after [`WorkerConfig::orphan_ttl`]. A panic of the engine ends
 //! the process, with a message and a non-zero code: the gateway notices and starts another.
 //!
+//! KV goes from worker to worker on connections of their own (`transfer/`).
+//!
 //! Deliberately absent: text, retries, and any decision between workers.
 #![forbid(unsafe_code)]
 
@@ -21,6 +23,7 @@ mod listen;
 mod model;
 mod session;
 mod tiers;
+mod transfer;
 
 pub use args::{WorkerArgs, main};
 pub use config::{Build, ReadyInfo, WorkerConfig, WorkerError};
@@ -35,6 +38,7 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
+use transfer::Peers;
 
 /// Commands that may wait for the engine; a session that finds it full stops reading its socket.
 const COMMANDS_MAX: usize = 1024;
@@ -86,11 +90,23 @@ async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
     let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
     let (phase, phases) = watch::channel(Phase::Loading(Loading { stage: "starting".into(), ..Default::default() }));
     let (drains, mut drain_orders) = mpsc::channel(4);
-    let wiring = Wiring { tiers: config.tiers.clone(), commands: commands.downgrade() };
+    let transfers = listen::bind_transfer(&config).await?;
+    let address = transfers.as_ref().map(listen::Listener::address).unwrap_or_default();
+    if address.is_empty() {
+        warn!("the socket's path is too long for one of transfers beside it: no KV is moved");
+    }
+    let peers = Arc::new(Peers::new(config.key.clone(), &commands, address));
+    let wiring = Wiring {
+        tiers: config.tiers.clone(),
+        commands: commands.downgrade(),
+        peers: Arc::clone(&peers),
+        runtime: tokio::runtime::Handle::current(),
+    };
     let (thread, mut ended) = EngineThread::start(build, phase, inbox, wiring)?;
     let epoch = config::epoch()?;
     let host = Arc::new(Host::new(&config, commands.clone(), phases, drains, thread.step_age(), epoch));
     let accepting = tokio::spawn(listen::accept(listener, Arc::clone(&host)));
+    let serving = transfers.map(|listener| tokio::spawn(transfer::accept(listener, peers)));
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
     let mut left_alone_since = Some(Instant::now());
     let mut exit_by: Option<Instant> = None;
@@ -136,6 +152,7 @@ async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
         let _ = commands.send(Command::Drain { exit }).await;
     };
     accepting.abort();
+    serving.into_iter().for_each(|serving| serving.abort());
     drop(commands);
     host.flush(FLUSH_DEADLINE).await;
     result

@@ -52,6 +52,24 @@ pub(crate) async fn bind(config: &WorkerConfig) -> Result<Listener, WorkerError>
     }
 }
 
+/// Binds the address for transfers: beside the socket of sessions, or the same host with a port of its own. `None`: its path would be too
+/// long.
+pub(crate) async fn bind_transfer(config: &WorkerConfig) -> Result<Option<Listener>, WorkerError> {
+    match &config.listen {
+        Address::Unix(path) => match Address::unix(beside(path, "kv")) {
+            Ok(Address::Unix(path)) => unix(&path).map(Some),
+            _ => Ok(None),
+        },
+        Address::Tcp(host_port) => {
+            let host = host_port.rsplit_once(':').map_or(host_port.as_str(), |(host, _)| host);
+            let fail = |source| WorkerError::Os { what: format!("listening on {host} for transfers"), source };
+            let listener = TcpListener::bind(format!("{host}:0")).await.map_err(fail)?;
+            let address = listener.local_addr().map_err(fail)?.to_string();
+            Ok(Some(Listener::Tcp { listener, address }))
+        }
+    }
+}
+
 /// A lock beside the socket says that somebody serves there; it ends with its process, whatever way that ends. Under the lock
 /// the socket is bound to a new name, made private, and moved to its own: nobody finds it with other permissions, and a file
 /// left by a dead worker is replaced.

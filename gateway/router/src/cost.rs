@@ -27,6 +27,10 @@ pub struct Weights {
     pub pressure: f64,
     /// Fill of the KV cache (blocks that are neither free nor evictable) from which pressure counts.
     pub pressure_from: f64,
+    /// Tokens that a worker lacks from which it is considered to have them computed by one of the role prefill; see [`crate::pair`].
+    pub apart_tokens: usize,
+    /// The same for a worker of the role decode: one chunk.
+    pub apart_tokens_decode: usize,
 }
 
 impl Default for Weights {
@@ -39,6 +43,8 @@ impl Default for Weights {
             step: 20.0,
             pressure: 40.0,
             pressure_from: 0.9,
+            apart_tokens: 2048,
+            apart_tokens_decode: 512,
         }
     }
 }

@@ -35,6 +35,8 @@ pub struct Candidate {
     pub found: Found,
     /// Whom it is to pull blocks from.
     pub pull_from: Option<WorkerId>,
+    /// Who is to prefill for it.
+    pub prefill: Option<WorkerId>,
     /// Its price, by reasons.
     pub parts: Parts,
     /// Seconds charged because the request has waited for it longer than predicted.

@@ -64,6 +64,8 @@ pub enum Choice {
         gives_way: bool,
         /// Who has more of the prompt, where fetching that is quicker than computing it.
         pull_from: Option<WorkerId>,
+        /// Who computes the prompt for it, as far as it lacks it.
+        prefill: Option<WorkerId>,
     },
     /// It has left the queue without a worker.
     Refuse {
@@ -402,15 +404,27 @@ impl Fleet {
 
     fn bind(&mut self, request: u64, placement: Placement, now: Duration) -> Choice {
         let Placement { candidates, chosen, exact } = placement;
-        let Candidate { worker, found, parts, ttft, pull_from, .. } = candidates[chosen];
+        let Candidate { worker, found, parts, ttft, pull_from, prefill, .. } = candidates[chosen];
         let mut waiting = self.queue.remove(request).expect("it was just found in the queue");
         let view = self.site.workers.get_mut(&worker).expect("it was just chosen among the workers");
         let (tokens, cached_tokens) = (waiting.view.tokens.len(), found.device + found.promised);
         let rows = tokens.saturating_sub(cached_tokens as usize);
         let blocks = rows.div_ceil(BLOCK_TOKENS) as u32;
         let sequences = waiting.view.sequences.max(1);
+        // What is computed elsewhere takes no rows here.
+        let rows = if prefill.is_some() { BLOCK_TOKENS.min(rows) } else { rows };
         let sent = view.send(Sent { sequences, seconds: parts.own, tokens, rows, blocks });
         let hashes = waiting.hashes(&view.member.numerics_id);
+        if let Some(view) = prefill.and_then(|prefill| self.site.workers.get_mut(&prefill)) {
+            let rows = tokens.saturating_sub(cached_tokens as usize);
+            view.lend(Sent {
+                sequences: 1,
+                seconds: view.prefill_seconds(tokens, cached_tokens as usize),
+                tokens,
+                rows,
+                blocks,
+            });
+        }
         self.remove(request);
         self.site.index.promise(worker, &hashes);
         let View { tenant, weight, .. } = &waiting.view;
@@ -424,7 +438,7 @@ impl Fleet {
             self.decisions.pop_front();
         }
         self.decisions.push_back(explanation);
-        Choice::Bind { request, worker, cached_tokens, ttft: seconds(ttft), exact, gives_way, pull_from }
+        Choice::Bind { request, worker, cached_tokens, ttft: seconds(ttft), exact, gives_way, pull_from, prefill }
     }
 
     fn explanation(

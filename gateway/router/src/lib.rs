@@ -20,6 +20,7 @@ pub mod explain;
 pub mod fit;
 pub mod fleet;
 pub mod index;
+pub mod pair;
 mod place;
 pub mod policy;
 mod queue;

@@ -151,7 +151,8 @@ impl Market<'_> {
         });
         let mut candidates = Vec::with_capacity(waiting.found.len());
         for (id, found) in &waiting.found {
-            let Some(worker) = self.workers.get(id).filter(|worker| suits(worker)) else { continue };
+            let can = |worker: &&WorkerView| suits(worker) && !self.only_prefills(worker);
+            let Some(worker) = self.workers.get(id).filter(can) else { continue };
             let free = worker.starts(view.sequences) || takes_part && worker.starts_one(view.sequences);
             let mut candidate = self.price(worker, *id, view, *found, &waiting.found, free);
             candidate.overdue = if free { 0.0 } else { overdue };
@@ -189,17 +190,19 @@ impl Market<'_> {
             step,
             fill: fill(&worker.member.state, before.saturating_add(blocks)),
         };
-        Candidate {
+        let candidate = Candidate {
             worker: id,
             free,
             sequences: worker.sequences(),
             found,
             pull_from,
+            prefill: None,
             parts: self.weights.price(&terms),
             overdue: 0.0,
             ttft: queue + own + step,
             tpot: worker.tpot(step),
-        }
+        };
+        self.apart(candidate, worker, &terms, tokens, all)
     }
 
     /// Blocks that a request takes beside those that hold `have` of its tokens.

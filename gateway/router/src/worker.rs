@@ -52,6 +52,8 @@ pub(crate) struct WorkerView {
     /// By the number of the frame, oldest first.
     unseen: BTreeMap<u64, Sent>,
     pub(crate) sent: u64,
+    /// What other workers will ask it to prefill, and how many states came since: by the second it counts it itself.
+    lent: Vec<(Sent, u8)>,
     pub(crate) suspended: bool,
     /// Share of its time that prefill takes, smoothed.
     busy: f64,
@@ -60,7 +62,7 @@ pub(crate) struct WorkerView {
 impl WorkerView {
     pub(crate) fn new(member: Member, mut fit: Fit) -> Self {
         fit.observe_state(&member.state);
-        Self { member, fit, unseen: BTreeMap::new(), sent: 0, suspended: false, busy: 0.0 }
+        Self { member, fit, unseen: BTreeMap::new(), sent: 0, lent: Vec::new(), suspended: false, busy: 0.0 }
     }
 
     /// Takes in a state that counts the first `accepted` frames.
@@ -69,7 +71,18 @@ impl WorkerView {
         if let Some(state) = state {
             self.fit.observe_state(state);
             self.member.state = state.clone();
+            self.lent.iter_mut().for_each(|(_, states)| *states += 1);
+            self.lent.retain(|(_, states)| *states < 2);
         }
+    }
+
+    /// Notes what another worker will ask of it.
+    pub(crate) fn lend(&mut self, sent: Sent) {
+        self.lent.push((sent, 0));
+    }
+
+    fn coming(&self) -> impl Iterator<Item = &Sent> {
+        self.unseen.values().chain(self.lent.iter().map(|(sent, _)| sent))
     }
 
     pub(crate) fn observe(&mut self, batch: &Batch) {
@@ -105,12 +118,12 @@ impl WorkerView {
 
     /// Sequences sent that its state does not count yet.
     fn promised(&self) -> u32 {
-        self.unseen.values().map(|sent| sent.sequences).sum()
+        self.coming().map(|sent| sent.sequences).sum()
     }
 
     /// Blocks that they will take.
     pub(crate) fn promised_blocks(&self) -> u32 {
-        self.unseen.values().map(|sent| sent.blocks).sum()
+        self.coming().map(|sent| sent.blocks).sum()
     }
 
     /// Sequences that it has or will have.
@@ -123,7 +136,7 @@ impl WorkerView {
     /// nobody can overtake it.
     fn has_rows(&self) -> bool {
         let state = &self.member.state;
-        let sent: u64 = self.unseen.values().map(|sent| sent.rows as u64).sum();
+        let sent: u64 = self.coming().map(|sent| sent.rows as u64).sum();
         match state.prefill_rows_free {
             // Not said: then credits alone count.
             0 => true,
@@ -159,13 +172,13 @@ impl WorkerView {
             state.queue_seconds
         };
         let told = if told.is_finite() { told.max(0.0) } else { 0.0 };
-        told + self.unseen.values().map(|sent| sent.seconds).sum::<f64>()
+        told + self.coming().map(|sent| sent.seconds).sum::<f64>()
     }
 
     /// Seconds of a step once all that runs decodes, with so many sequences and tokens more.
     pub(crate) fn step_seconds(&self, more: u32, tokens: usize) -> f64 {
         let state = &self.member.state;
-        let promised: usize = self.unseen.values().map(|sent| sent.tokens).sum();
+        let promised: usize = self.coming().map(|sent| sent.tokens).sum();
         let decoding = f64::from(state.running.saturating_add(self.promised()).saturating_add(more));
         self.fit.step_seconds(decoding, (state.context_tokens as usize + promised + tokens) as f64)
     }

@@ -1,6 +1,7 @@
 //! What the fleet tests share: worker processes that end with the test, pools over them, and streams read to their end.
 #![forbid(unsafe_code)]
 
+pub mod dial;
 pub mod matrix;
 pub mod relay;
 

@@ -14,5 +14,5 @@ pub mod fleet;
 pub mod random;
 pub mod world;
 
-pub use fake::{FakeForward, Meter};
+pub use fake::{FakeForward, Meter, PAGE_BYTES};
 pub use random::Random;

@@ -485,8 +485,8 @@ impl Actor {
             self.counts.decisions += 1;
             self.counts.decision_ns += began.elapsed().as_nanos() as u64;
             let (request, worker, cached_tokens, exact, gives_way, from, ttft) = match next {
-                Choice::Bind { request, worker, cached_tokens, exact, gives_way, pull_from, ttft } => {
-                    (request, worker, cached_tokens, exact, gives_way, pull_from, ttft)
+                Choice::Bind { request, worker, cached_tokens, exact, gives_way, pull_from, prefill, ttft } => {
+                    (request, worker, cached_tokens, exact, gives_way, (pull_from, prefill), ttft)
                 }
                 Choice::Refuse { request, reject } => {
                     self.refuse(request, reject);
@@ -496,9 +496,12 @@ impl Actor {
             };
             let Some(live) = self.requests.get_mut(&request) else { continue };
             let (mut generate, windows) = live.truth.generate(request);
-            let from = from.and_then(|from| self.members[usize::from(from.0)].ready.as_ref());
+            let at = |worker: Option<WorkerId>| {
+                worker.map_or_else(String::new, |worker| self.members[usize::from(worker.0)].transfer_address())
+            };
             generate.priority = generate.priority.saturating_mul(2).saturating_add(i32::from(gives_way));
-            generate.pull_from = from.map_or_else(String::new, |ready| ready.transfer.clone());
+            (generate.pull_from, generate.prefill_at) = (at(from.0), at(from.1));
+            self.counts.prefilled_apart += u64::from(!generate.prefill_at.is_empty());
             let frame = DownBody::Generate(generate);
             if frame.encoded_len() > FRAME_BYTES_MAX {
                 self.router.unsent(request);

@@ -99,6 +99,20 @@ impl Member {
         self.ready = Some(ready);
     }
 
+    /// Where other workers reach it for KV; empty: nowhere. One that listens on every address is reached where this gateway reaches it.
+    pub(super) fn transfer_address(&self) -> String {
+        let told = self.ready.as_ref().map_or("", |ready| ready.transfer.as_str());
+        match (told.parse(), &self.address) {
+            (Ok(Address::Tcp(theirs)), Address::Tcp(ours)) => {
+                let (_, port) = theirs.rsplit_once(':').unwrap_or_default();
+                let (host, _) = ours.rsplit_once(':').unwrap_or_default();
+                let is_open = theirs.starts_with("0.0.0.0:") || theirs.starts_with("[::]:");
+                if is_open { Address::Tcp(format!("{host}:{port}")).to_string() } else { told.to_owned() }
+            }
+            _ => told.to_owned(),
+        }
+    }
+
     /// Takes in a report.
     pub(super) fn say(&mut self, state: Option<&EngineState>) {
         if let Some(state) = state {

@@ -96,6 +96,8 @@ pub struct Counts {
     pub role_flips: u64,
     /// Tokens handed out.
     pub tokens: u64,
+    /// Requests whose prompt another worker computed for the one that they run at, or was asked to.
+    pub prefilled_apart: u64,
     /// Prompt tokens that the router believed cached when it bound.
     pub cached_tokens_predicted: u64,
     /// Prompt tokens that workers then said were cached.

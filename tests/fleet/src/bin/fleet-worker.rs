@@ -3,7 +3,7 @@
 
 use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
 use penstock_kernels::{KernelError, StepBatch};
-use penstock_proto::frames::Loading;
+use penstock_proto::frames::{Loading, Role};
 use penstock_proto::handshake::PoolKey;
 use penstock_sim::FakeForward;
 use penstock_worker::{Build, ReadyInfo, WorkerConfig, WorkerError};
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str = "fleet-worker --listen ADDRESS [--cores LIST] [--key-file FILE] [--step-ms N] [--load-ms N] [--orphan-ms N] \
-                     [--numerics ID] [--sequences N] [--death-token ID] [--hang-at STEP] [--model NAME] [--fail-load] [--gate CONTEXT:DIR]";
+                     [--numerics ID] [--sequences N] [--death-token ID] [--hang-at STEP] [--model NAME] [--role ROLE] [--fail-load] [--gate CONTEXT:DIR]";
 
 struct Options {
     worker: WorkerConfig,
@@ -21,6 +21,7 @@ struct Options {
     numerics: String,
     model: String,
     sequences: usize,
+    role: Role,
     death_token: Option<u32>,
     hang_at: u64,
     fail_load: bool,
@@ -35,6 +36,7 @@ fn options() -> Result<Options, String> {
         numerics: "fake".into(),
         model: "fake".into(),
         sequences: 16,
+        role: Role::Mixed,
         death_token: None,
         hang_at: u64::MAX,
         fail_load: false,
@@ -70,6 +72,13 @@ fn options() -> Result<Options, String> {
             "--orphan-ms" => options.worker.orphan_ttl = Duration::from_millis(number()?),
             "--machine-share" => drop(number()?),
             "--numerics" => options.numerics = value,
+            "--role" => {
+                options.role = match value.as_str() {
+                    "prefill" => Role::Prefill,
+                    "decode" => Role::Decode,
+                    _ => Role::Mixed,
+                };
+            }
             "--model" => options.model = value,
             "--sequences" => options.sequences = number()? as usize,
             "--hang-at" => options.hang_at = number()?,
@@ -160,7 +169,8 @@ fn main() -> ExitCode {
         }
     };
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    let Options { worker, step, load, numerics, model, sequences, death_token, hang_at, fail_load, gate } = options;
+    let Options { worker, step, load, numerics, model, sequences, role, death_token, hang_at, fail_load, gate } =
+        options;
     let build: Build = Box::new(move |progress| {
         for part in 0..10 {
             progress(Loading { stage: "packing weights".into(), bytes_done: part, bytes_total: 10 });
@@ -180,7 +190,8 @@ fn main() -> ExitCode {
         };
         let inner = FakeForward::new(geometry, 0);
         let config = EngineConfig { sequences_max: sequences, ..EngineConfig::default() };
-        let engine = Engine::new(Box::new(Slow { inner, step, death_token, steps: 0, hang_at, gate }), &config);
+        let mut engine = Engine::new(Box::new(Slow { inner, step, death_token, steps: 0, hang_at, gate }), &config);
+        engine.set_role(role);
         let info = ReadyInfo {
             tokenizer_hash: b"tokenizer".to_vec(),
             model_hash: model.as_bytes().to_vec(),

@@ -1,0 +1,272 @@
+//! KV from worker to worker: one connection per transfer, opened by the worker that wants the blocks.
+//!
+//! ```text
+//! asker → holder   Greeting   version, nonce, numerics, size of a block
+//! holder → asker   Challenge  on connections that the operating system does not guard: the proofs of [`crate::handshake`]
+//! asker → holder   Proof
+//! holder → asker   Welcome
+//! asker → holder   Fetch{hashes}          blocks that the holder has
+//!                | Prefill{prompt, …}     blocks that the holder computes, sent layer by layer while it does
+//! holder → asker   Page{block, layer, checksum, bytes}…   in any order of blocks, ascending layers of each
+//!                  Computed{blocks}       so many leading blocks are what their names say
+//!                  Alive                  now and then, while there is nothing else to say
+//!                  End{blocks, why}
+//! ```
+//! Frames are those of [`crate::codec`]. The asker closes the connection when it wants no more, which stops the holder at once; the holder
+//! dies or closes, and the asker knows at once. A page is checked against what was asked for and its checksum, and its block is used only
+//! if the holder vouched for it.
+
+use crate::BlockHash;
+use bytes::Bytes;
+use prost::{Message, Oneof};
+
+/// Version of this protocol; another one is refused.
+pub const TRANSFER_VERSION: u32 = 1;
+
+/// Blocks of one transfer at most: a context of 2 Mi tokens.
+pub const BLOCKS_MAX: usize = 1 << 16;
+
+/// Bytes of one page of one layer at most; a page is one frame.
+pub const PAGE_BYTES_MAX: usize = 8 << 20;
+
+/// Asker to holder.
+#[derive(Clone, PartialEq, Message)]
+pub struct Ask {
+    /// What is said.
+    #[prost(oneof = "AskBody", tags = "1, 2, 3, 4")]
+    pub body: Option<AskBody>,
+}
+
+/// Bodies of [`Ask`].
+#[derive(Clone, PartialEq, Oneof)]
+pub enum AskBody {
+    /// First frame.
+    #[prost(message, tag = "1")]
+    Greeting(Greeting),
+    /// Answer to [`Challenge`].
+    #[prost(message, tag = "2")]
+    Proof(Proof),
+    /// Wants blocks that exist.
+    #[prost(message, tag = "3")]
+    Fetch(Fetch),
+    /// Wants blocks computed.
+    #[prost(message, tag = "4")]
+    Prefill(Prefill),
+}
+
+/// Holder to asker.
+#[derive(Clone, PartialEq, Message)]
+pub struct Answer {
+    /// What is said.
+    #[prost(oneof = "AnswerBody", tags = "1, 2, 3, 4, 5, 6, 7")]
+    pub body: Option<AnswerBody>,
+}
+
+/// Bodies of [`Answer`].
+#[derive(Clone, PartialEq, Oneof)]
+pub enum AnswerBody {
+    /// Asks for a proof, and gives one.
+    #[prost(message, tag = "1")]
+    Challenge(Challenge),
+    /// Go on.
+    #[prost(message, tag = "2")]
+    Welcome(Welcome),
+    /// One page of one layer.
+    #[prost(message, tag = "3")]
+    Page(Page),
+    /// Leading blocks that can be used.
+    #[prost(message, tag = "4")]
+    Computed(Computed),
+    /// Still there.
+    #[prost(message, tag = "5")]
+    Alive(Alive),
+    /// Nothing more comes.
+    #[prost(message, tag = "6")]
+    End(End),
+    /// It will not, and says why.
+    #[prost(message, tag = "7")]
+    Refused(Refused),
+}
+
+/// Opens a transfer.
+#[derive(Clone, PartialEq, Message)]
+pub struct Greeting {
+    /// [`TRANSFER_VERSION`] of the sender.
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// Random bytes that the holder's proof must cover; empty on Unix sockets.
+    #[prost(bytes = "vec", tag = "2")]
+    pub nonce: Vec<u8>,
+    /// Blocks mean the same only within equal numerics.
+    #[prost(string, tag = "3")]
+    pub numerics_id: String,
+    /// Bytes of one block in wire order.
+    #[prost(uint64, tag = "4")]
+    pub block_bytes: u64,
+}
+
+/// As in a session.
+#[derive(Clone, PartialEq, Message)]
+pub struct Challenge {
+    /// Random bytes that the asker's proof must cover.
+    #[prost(bytes = "vec", tag = "1")]
+    pub nonce: Vec<u8>,
+    /// Of [`crate::handshake::Side::Holder`].
+    #[prost(bytes = "vec", tag = "2")]
+    pub proof: Vec<u8>,
+}
+
+/// As in a session.
+#[derive(Clone, PartialEq, Message)]
+pub struct Proof {
+    /// Of [`crate::handshake::Side::Asker`].
+    #[prost(bytes = "vec", tag = "1")]
+    pub proof: Vec<u8>,
+}
+
+/// The greeting is accepted.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Welcome {
+    /// [`TRANSFER_VERSION`] of the sender.
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+}
+
+/// Wants blocks by name.
+#[derive(Clone, PartialEq, Message)]
+pub struct Fetch {
+    /// Part of a chain, in order, 16 bytes each; the leading ones that are there come.
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub hashes: Vec<Vec<u8>>,
+}
+
+impl Fetch {
+    /// The names; `None` when they are no names, or too many.
+    pub fn names(&self) -> Option<Vec<BlockHash>> {
+        let few = self.hashes.len() <= BLOCKS_MAX;
+        few.then(|| self.hashes.iter().map(|hash| BlockHash::from_bytes(hash)).collect())?
+    }
+}
+
+/// Wants blocks of a prompt computed.
+#[derive(Clone, PartialEq, Message)]
+pub struct Prefill {
+    /// The prompt from its first token to the last of the last block.
+    #[prost(uint32, repeated, tag = "1")]
+    pub prompt: Vec<u32>,
+    /// Salt of the request.
+    #[prost(bytes = "vec", tag = "2")]
+    pub salt: Vec<u8>,
+    /// Lower runs first; 0 is normal.
+    #[prost(int32, tag = "3")]
+    pub priority: i32,
+    /// First block that is wanted.
+    #[prost(uint32, tag = "4")]
+    pub first: u32,
+    /// Blocks that are wanted.
+    #[prost(uint32, tag = "5")]
+    pub blocks: u32,
+}
+
+/// One page of one layer.
+#[derive(Clone, PartialEq, Message)]
+pub struct Page {
+    /// Counted from the first block that was asked for.
+    #[prost(uint32, tag = "1")]
+    pub block: u32,
+    /// The layer.
+    #[prost(uint32, tag = "2")]
+    pub layer: u32,
+    /// [`checksum`] of the rest.
+    #[prost(fixed32, tag = "3")]
+    pub checksum: u32,
+    /// In wire order.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub bytes: Bytes,
+}
+
+impl Page {
+    /// A page with its checksum.
+    pub fn new(block: u32, layer: u32, bytes: Bytes) -> Self {
+        Self { block, layer, checksum: checksum(block, layer, &bytes), bytes }
+    }
+
+    /// Whether it is what was sent.
+    pub fn is_whole(&self) -> bool {
+        self.checksum == checksum(self.block, self.layer, &self.bytes)
+    }
+}
+
+/// CRC-32 over place and bytes. Against damage on the way; who may speak is the handshake's.
+pub fn checksum(block: u32, layer: u32, bytes: &[u8]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&block.to_le_bytes());
+    crc.update(&layer.to_le_bytes());
+    crc.update(bytes);
+    crc.finalize()
+}
+
+/// The steps that computed the first `blocks` blocks have ended well.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Computed {
+    /// Counted from the first that was asked for.
+    #[prost(uint32, tag = "1")]
+    pub blocks: u32,
+}
+
+/// Shows that the holder lives, and that its engine steps.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct Alive {}
+
+/// Nothing more comes.
+#[derive(Clone, PartialEq, Message)]
+pub struct End {
+    /// As in the last [`Computed`].
+    #[prost(uint32, tag = "1")]
+    pub blocks: u32,
+    /// Every page of these was sent.
+    #[prost(bool, tag = "2")]
+    pub complete: bool,
+}
+
+/// Why the holder does not send.
+#[derive(Clone, PartialEq, Message)]
+pub struct Refused {
+    /// For the log.
+    #[prost(string, tag = "1")]
+    pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::{decode, encode};
+    use bytes::BytesMut;
+
+    #[test]
+    fn a_page_is_its_place_and_its_bytes() {
+        let page = Page::new(3, 1, Bytes::from_static(b"kv"));
+        assert!(page.is_whole());
+        assert!(!Page { block: 2, ..page.clone() }.is_whole());
+        assert!(!Page { layer: 0, ..page.clone() }.is_whole());
+        assert!(!Page { bytes: Bytes::from_static(b"kw"), ..page.clone() }.is_whole());
+        assert!(!Page { bytes: Bytes::new(), ..page }.is_whole());
+    }
+
+    #[test]
+    fn a_page_goes_through_the_codec() {
+        let page = Page::new(7, 27, vec![0xa5; 1 << 17].into());
+        let mut wire = BytesMut::new();
+        encode(&Answer { body: Some(AnswerBody::Page(page.clone())) }, &mut wire).expect("small enough");
+        let back: Answer = decode(&mut wire).expect("our own").expect("whole");
+        assert_eq!(back.body, Some(AnswerBody::Page(page)));
+    }
+
+    #[test]
+    fn names_are_sixteen_bytes_and_not_too_many() {
+        let names = |hashes: Vec<Vec<u8>>| Fetch { hashes }.names().map(|names| names.len());
+        assert_eq!(names(vec![vec![1; 16]; 3]), Some(3));
+        assert_eq!(names(vec![vec![1; 16], vec![1; 15]]), None);
+        assert_eq!(names(vec![vec![1; 16]; BLOCKS_MAX + 1]), None);
+    }
+}

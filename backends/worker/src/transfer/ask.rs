@@ -1,0 +1,128 @@
+//! The side that wants blocks: connect, greet, ask, and hand every page on to the engine.
+
+use super::link::{Fault, GREETING_DEADLINE, Link};
+use super::{About, PageIn, Peers, Report};
+use crate::engine_thread::Command;
+use penstock_proto::Address;
+use penstock_proto::transfer::{Answer, AnswerBody, Ask, AskBody, Page};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+
+/// A holder that says nothing for so long is not alive: it says that it lives ten times in that.
+const SILENCE: Duration = Duration::from_millis(2500);
+
+/// One transfer in.
+pub(super) struct Errand {
+    pub(super) id: u64,
+    pub(super) from: String,
+    pub(super) question: AskBody,
+    /// Blocks asked for.
+    pub(super) blocks: usize,
+    pub(super) deadline: Duration,
+}
+
+/// What came so far.
+#[derive(Default)]
+struct Progress {
+    report: Report,
+    first: Option<Instant>,
+    last: Option<Instant>,
+    /// When the holder had computed everything.
+    computed: Option<Instant>,
+}
+
+/// Runs an errand to its end and tells the engine's thread how it ended.
+pub(super) async fn run(peers: Arc<Peers>, errand: Errand) {
+    let mut progress = Progress::default();
+    let id = errand.id;
+    let ended = timeout(errand.deadline, transfer(&peers, errand, &mut progress)).await;
+    let why = ended.unwrap_or(Err(Fault::Late)).err();
+    let report = progress.end(why.map_or_else(String::new, |why| crate::chain(&why)));
+    peers.meters.received(&report);
+    // Err: the engine has ended, and with it what waited.
+    let _ = peers.tell(Command::Received { id, report }).await;
+}
+
+async fn transfer(peers: &Peers, errand: Errand, progress: &mut Progress) -> Result<(), Fault> {
+    let about = peers.about.get().ok_or(Fault::Ending)?;
+    let (mut link, prove) = timeout(GREETING_DEADLINE, connect(&errand.from)).await.map_err(|_| Fault::Late)??;
+    let key = peers.key.as_ref().filter(|_| prove);
+    if prove && key.is_none() {
+        return Err(Fault::Proof);
+    }
+    timeout(GREETING_DEADLINE, link.greet(about, key)).await.map_err(|_| Fault::Late)??;
+    link.outgoing.send(&Ask { body: Some(errand.question) }).await?;
+    let place = Place { id: errand.id, blocks: errand.blocks };
+    loop {
+        let answer = timeout(SILENCE, link.incoming.next::<Answer>()).await.map_err(|_| Fault::Silent)??;
+        match answer.body.ok_or(Fault::Unexpected)? {
+            AnswerBody::Page(page) => take(peers, about, &place, page, progress).await?,
+            AnswerBody::Computed(computed) => progress.vouch(computed.blocks as usize, errand.blocks),
+            AnswerBody::Alive(_) => {}
+            AnswerBody::End(end) => {
+                progress.vouch(end.blocks as usize, errand.blocks);
+                let all = end.complete && progress.report.vouched == errand.blocks;
+                return if all { Ok(()) } else { Err(Fault::Partly(progress.report.vouched)) };
+            }
+            AnswerBody::Refused(refused) => return Err(Fault::Refused(refused.message)),
+            AnswerBody::Challenge(_) | AnswerBody::Welcome(_) => return Err(Fault::Unexpected),
+        }
+    }
+}
+
+/// Whose page it is, and how many blocks were asked for.
+struct Place {
+    id: u64,
+    blocks: usize,
+}
+
+/// Checks a page and hands it on; waits while the engine has enough to do.
+async fn take(peers: &Peers, about: &About, place: &Place, page: Page, progress: &mut Progress) -> Result<(), Fault> {
+    let (block, layer) = (page.block as usize, page.layer as usize);
+    let fits = block < place.blocks && page.bytes.len() == about.page_bytes;
+    if !fits || !page.is_whole() {
+        return Err(Fault::BadPage);
+    }
+    let now = Instant::now();
+    progress.first.get_or_insert(now);
+    progress.last = Some(now);
+    progress.report.bytes += page.bytes.len() as u64;
+    let room = Arc::clone(&peers.room).acquire_owned().await.map_err(|_| Fault::Ending)?;
+    let page = PageIn { id: place.id, block, layer, bytes: page.bytes, _room: room };
+    peers.tell(Command::Page(page)).await
+}
+
+async fn connect(from: &str) -> Result<(Link, bool), Fault> {
+    match from.parse::<Address>().map_err(|error| Fault::Other(error.to_string()))? {
+        Address::Unix(path) => {
+            let (reader, writer) = UnixStream::connect(path).await?.into_split();
+            Ok((Link::new(Box::new(reader), Box::new(writer)), false))
+        }
+        Address::Tcp(host_port) => {
+            let stream = TcpStream::connect(host_port).await?;
+            stream.set_nodelay(true)?;
+            rustix::net::sockopt::set_tcp_user_timeout(&stream, 10_000).map_err(std::io::Error::from)?;
+            let (reader, writer) = stream.into_split();
+            Ok((Link::new(Box::new(reader), Box::new(writer)), true))
+        }
+    }
+}
+
+impl Progress {
+    /// The holder vouches for so many blocks of those asked for. It never takes a word back.
+    fn vouch(&mut self, blocks: usize, asked: usize) {
+        self.report.vouched = self.report.vouched.max(blocks.min(asked));
+        if self.report.vouched == asked {
+            self.computed.get_or_insert_with(Instant::now);
+        }
+    }
+
+    fn end(self, why: String) -> Report {
+        let Self { report, first, last, computed } = self;
+        let (Some(first), Some(last)) = (first, last) else { return Report { why, ..report } };
+        let hidden = computed.unwrap_or(last).min(last).saturating_duration_since(first);
+        Report { taken: last - first, hidden, why, ..report }
+    }
+}

@@ -1,0 +1,243 @@
+//! Transfers as the engine's thread sees them: what waits for blocks from elsewhere, and how much time between two steps goes to moving
+//! pages.
+
+use super::ask::{Errand, run};
+use super::{ASKED_MAX, FETCH_DEADLINE, PREFILL_DEADLINE, PageIn, Report};
+use crate::engine_thread::{Command, Desk};
+use penstock_engine::{Missing, PageSink, Prefill};
+use penstock_proto::frames::{EngineState, Generate, Pull, Pulled, UpBody};
+use penstock_proto::transfer::{AskBody, BLOCKS_MAX, Fetch, Prefill as WantedPrefill};
+use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+use tracing::{debug, info};
+
+/// Share of a step's time that pages may take before the next one, while sequences run: what their next tokens wait for it.
+const STEP_SHARE: f64 = 0.1;
+
+/// The same at least, so that fast steps do not starve a transfer.
+const BUDGET_MIN: Duration = Duration::from_millis(1);
+
+/// While nothing runs: commands wait no longer.
+const BUDGET_IDLE: Duration = Duration::from_millis(10);
+
+/// Windows and cancellations that a request may collect while it waits for its blocks.
+const LATER_MAX: usize = 1024;
+
+/// What waits for blocks from elsewhere.
+pub(crate) struct Incoming {
+    what: Awaited,
+    have: usize,
+    began: Instant,
+    task: AbortHandle,
+}
+
+enum Awaited {
+    /// The gateway wants them here.
+    Pull { session: u64, pull: u64 },
+    /// A request needs them; `later`: what came for it meanwhile.
+    Request { generate: Box<Generate>, later: Vec<Command> },
+}
+
+/// What the engine has to do about pages that came in, in order.
+pub(crate) enum Arrival {
+    /// Take one in.
+    Page(PageIn),
+    /// Nothing more comes for that number.
+    End(u64, Report),
+}
+
+impl Desk {
+    /// Takes pages in and gives pages out, for as long as steps can wait. True: something was moved.
+    pub(crate) fn move_pages(&mut self) -> bool {
+        let share = Duration::from_secs_f64(self.step_seconds.clamp(0.0, 10.0) * STEP_SHARE);
+        let budget = if self.engine.has_work() { share.max(BUDGET_MIN) } else { BUDGET_IDLE };
+        let began = Instant::now();
+        let mut moved = false;
+        loop {
+            let arrival = self.arrivals.pop_front();
+            let came = arrival.is_some();
+            arrival.into_iter().for_each(|arrival| self.arrive(arrival));
+            let gave = self.engine.give();
+            moved |= came || gave;
+            if !(came || gave) || began.elapsed() >= budget {
+                self.is_untold |= moved;
+                return moved;
+            }
+        }
+    }
+
+    fn arrive(&mut self, arrival: Arrival) {
+        match arrival {
+            Arrival::Page(page) => {
+                // What nobody waits for any more, or has no page any more, is dropped; a transfer that is of no use is ended.
+                let waits = self.incoming.contains_key(&page.id);
+                if waits && !self.engine.accept(page.id, page.block, page.layer, &page.bytes) {
+                    let why = "a page that was not asked for, or its place was needed".to_owned();
+                    self.end(page.id, &Report { why, ..Report::default() });
+                }
+            }
+            Arrival::End(id, report) => self.end(id, &report),
+        }
+    }
+
+    /// A transfer in is over, whatever way: what waited for it goes on with what there is.
+    fn end(&mut self, id: u64, report: &Report) {
+        let Some(Incoming { what, have, began, task }) = self.incoming.remove(&id) else { return };
+        task.abort();
+        let keep = matches!(what, Awaited::Request { .. });
+        let blocks = self.engine.settle(id, report.vouched, keep);
+        let (bytes, seconds) = (report.bytes, began.elapsed().as_secs_f64());
+        debug!(id, have, blocks, bytes, seconds, why = report.why, "transfer in ended");
+        match what {
+            Awaited::Pull { session, pull } => {
+                // Its events come first: who reads the answer knows the blocks.
+                self.report();
+                let why = report.why.clone();
+                let pulled = Pulled { id: pull, blocks: blocks as u32, bytes, seconds, why };
+                self.answer(session, UpBody::Pulled(pulled));
+            }
+            Awaited::Request { generate, later } => {
+                self.engine.submit(*generate);
+                later.into_iter().for_each(|command| self.apply(command));
+            }
+        }
+    }
+
+    /// What came for a request while it waited; numbers in it are the engine's.
+    fn apply(&mut self, command: Command) {
+        match command {
+            Command::Window { window, .. } => self.engine.window(&window),
+            Command::Cancel { cancel, .. } => self.engine.cancel(&cancel),
+            _ => unreachable!("only these two are kept"),
+        }
+    }
+
+    /// Keeps a command for a request that waits for its blocks; gives it back when it does not.
+    pub(crate) fn postpone(&mut self, id: u64, command: Command) -> Option<Command> {
+        let Some(Incoming { what: Awaited::Request { later, .. }, .. }) = self.incoming.get_mut(&id) else {
+            return Some(command);
+        };
+        let ends = matches!(&command, Command::Cancel { cancel, .. } if cancel.choices.is_empty());
+        later.push(command);
+        if ends || later.len() > LATER_MAX {
+            self.end(id, &Report { why: "cancelled".into(), ..Report::default() });
+        }
+        None
+    }
+
+    /// Submits a request, after what it lacks was brought from where it says.
+    pub(crate) fn submit(&mut self, generate: Generate) {
+        let is_prefill = !generate.prefill_at.is_empty();
+        let from = if is_prefill { &generate.prefill_at } else { &generate.pull_from };
+        if from.is_empty() || self.is_draining || self.incoming.len() >= ASKED_MAX {
+            return self.start(generate);
+        }
+        let id = generate.request;
+        let mut chain = self.engine.chain(&generate);
+        chain.truncate(BLOCKS_MAX);
+        let Missing { have, wanted } = self.engine.receive(id, chain.clone());
+        if wanted == 0 {
+            self.engine.settle(id, 0, false);
+            return self.start(generate);
+        }
+        let (question, deadline) = if is_prefill {
+            (prefill(&generate, have, wanted), PREFILL_DEADLINE)
+        } else {
+            (fetch(&chain[have..have + wanted]), FETCH_DEADLINE)
+        };
+        let errand = Errand { id, from: from.clone(), question, blocks: wanted, deadline };
+        self.send_out(errand, have, Awaited::Request { generate: Box::new(generate), later: Vec::new() });
+    }
+
+    /// Brings blocks from another worker into the cache.
+    pub(crate) fn pull(&mut self, session: u64, pull: Pull) {
+        let Pull { id: number, from, hashes, deadline_seconds } = pull;
+        let refuse = |why: &str| UpBody::Pulled(Pulled { id: number, why: why.into(), ..Pulled::default() });
+        let Some(chain) = (Fetch { hashes }).names() else {
+            return self.answer(session, refuse("these are no names of blocks"));
+        };
+        if self.incoming.len() >= ASKED_MAX {
+            return self.answer(session, refuse("too many transfers are under way"));
+        }
+        self.next += 1;
+        let (id, blocks) = (self.next, chain.len());
+        let Missing { have, wanted } = self.engine.receive(id, chain.clone());
+        if wanted == 0 {
+            self.engine.settle(id, 0, false);
+            let why = if have < blocks { "no memory is free, or blocks cannot be moved" } else { "" };
+            let pulled = Pulled { id: number, blocks: have as u32, why: why.into(), ..Pulled::default() };
+            return self.answer(session, UpBody::Pulled(pulled));
+        }
+        let deadline = Duration::try_from_secs_f64(deadline_seconds).unwrap_or_default().min(PREFILL_DEADLINE);
+        let question = fetch(&chain[have..have + wanted]);
+        let errand = Errand { id, from, question, blocks: wanted, deadline };
+        self.send_out(errand, have, Awaited::Pull { session, pull: number });
+    }
+
+    fn send_out(&mut self, errand: Errand, have: usize, what: Awaited) {
+        let id = errand.id;
+        let task = self.runtime.spawn(run(Arc::clone(&self.peers), errand)).abort_handle();
+        self.incoming.insert(id, Incoming { what, have, began: Instant::now(), task });
+        self.is_untold = true;
+    }
+
+    /// Sends blocks to another worker.
+    pub(crate) fn send_blocks(&mut self, hashes: &[BlockHash], sink: Box<dyn PageSink>, taken: Taken) {
+        self.next += 1;
+        self.engine.send(self.next, hashes, sink);
+        // Err: it has gone again; its task notices.
+        let _ = taken.send(Ok(self.next));
+    }
+
+    /// Computes for another worker.
+    pub(crate) fn prefill(&mut self, mut prefill: Prefill, sink: Box<dyn PageSink>, taken: Taken) {
+        self.next += 1;
+        prefill.id = self.next;
+        let done = self.engine.prefill(prefill, sink);
+        if let Err(why) = &done {
+            info!(why, "prefill for another worker refused");
+        }
+        let _ = taken.send(done.map(|()| self.next));
+    }
+
+    /// The engine's state, and what waits for blocks beside it.
+    pub(crate) fn with_transfers(&self, state: EngineState) -> EngineState {
+        let sequences = |incoming: &Incoming| match &incoming.what {
+            Awaited::Request { generate, .. } => generate.choices.len() as u32,
+            Awaited::Pull { .. } => 0,
+        };
+        let coming: u32 = self.incoming.values().map(sequences).sum();
+        EngineState {
+            waiting: state.waiting + coming,
+            credits: state.credits.saturating_sub(coming),
+            transfers: Some(self.peers.state()),
+            ..state
+        }
+    }
+}
+
+/// Answers under which number a transfer out runs, or why it does not.
+pub(crate) type Taken = oneshot::Sender<Result<u64, String>>;
+
+fn fetch(names: &[BlockHash]) -> AskBody {
+    AskBody::Fetch(Fetch { hashes: names.iter().map(|name| name.to_bytes().to_vec()).collect() })
+}
+
+fn prefill(generate: &Generate, have: usize, wanted: usize) -> AskBody {
+    let emitted = match generate.choices.as_slice() {
+        [only] => only.emitted.as_slice(),
+        _ => &[],
+    };
+    let mut prompt = [&generate.prompt[..], emitted].concat();
+    prompt.truncate((have + wanted) * BLOCK_TOKENS);
+    AskBody::Prefill(WantedPrefill {
+        prompt,
+        salt: generate.salt.clone(),
+        priority: generate.priority,
+        first: have as u32,
+        blocks: wanted as u32,
+    })
+}

@@ -1,0 +1,184 @@
+//! Frames over a connection, with deadlines, and the greeting of both ends.
+
+use super::About;
+use crate::config::random;
+use bytes::BytesMut;
+use penstock_proto::codec::{self, CodecError};
+use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Side};
+use penstock_proto::transfer::*;
+use prost::Message;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
+
+/// A greeting takes no longer.
+pub(super) const GREETING_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A write takes no longer, or the other end is not alive.
+const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+
+/// A stranger gets no memory for more.
+const GREETING_BYTES_MAX: usize = 4096;
+
+/// Why a transfer ended early; for the log and the gateway.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("the connection was closed")]
+    Closed,
+    #[error("the other end is silent")]
+    Silent,
+    #[error("it took too long")]
+    Late,
+    #[error("the proof of the pool key is wrong, or there is none")]
+    Proof,
+    #[error("a frame that does not belong here")]
+    Unexpected,
+    #[error("a page that was not asked for, or is not what was sent")]
+    BadPage,
+    #[error("the other end refuses: {0}")]
+    Refused(String),
+    #[error("the other end has only {0} of the blocks")]
+    Partly(usize),
+    #[error("the worker is ending")]
+    Ending,
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error("{0}")]
+    Other(String),
+}
+
+pub(super) type Reader = Box<dyn AsyncRead + Send + Unpin>;
+pub(super) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+
+/// Both halves of a connection.
+pub(super) struct Link {
+    pub(super) incoming: Incoming,
+    pub(super) outgoing: Outgoing,
+}
+
+pub(super) struct Incoming {
+    inner: Reader,
+    input: BytesMut,
+    frame_bytes_max: usize,
+}
+
+pub(super) struct Outgoing {
+    inner: Writer,
+    output: BytesMut,
+}
+
+impl Incoming {
+    /// The next frame. Cancel-safe.
+    pub(super) async fn next<M: Message + Default>(&mut self) -> Result<M, Fault> {
+        loop {
+            if let Some(message) = codec::decode_within(&mut self.input, self.frame_bytes_max)? {
+                return Ok(message);
+            }
+            if self.inner.read_buf(&mut self.input).await? == 0 {
+                return Err(Fault::Closed);
+            }
+        }
+    }
+
+    /// From here on frames may be as large as a page.
+    fn trust(&mut self) {
+        self.frame_bytes_max = codec::FRAME_BYTES_MAX;
+        self.input.reserve(256 << 10);
+    }
+}
+
+impl Outgoing {
+    pub(super) async fn send<M: Message>(&mut self, message: &M) -> Result<(), Fault> {
+        self.output.clear();
+        codec::encode(message, &mut self.output)?;
+        timeout(WRITE_DEADLINE, self.inner.write_all(&self.output)).await.map_err(|_| Fault::Silent)??;
+        Ok(())
+    }
+}
+
+impl Link {
+    pub(super) fn new(reader: Reader, writer: Writer) -> Self {
+        let incoming = Incoming { inner: reader, input: BytesMut::new(), frame_bytes_max: GREETING_BYTES_MAX };
+        Self { incoming, outgoing: Outgoing { inner: writer, output: BytesMut::new() } }
+    }
+
+    async fn say(&mut self, body: AskBody) -> Result<(), Fault> {
+        self.outgoing.send(&Ask { body: Some(body) }).await
+    }
+
+    pub(super) async fn answer(&mut self, body: AnswerBody) -> Result<(), Fault> {
+        self.outgoing.send(&Answer { body: Some(body) }).await
+    }
+
+    async fn heard(&mut self) -> Result<AskBody, Fault> {
+        self.incoming.next::<Ask>().await?.body.ok_or(Fault::Unexpected)
+    }
+
+    /// Greets as the one that asks. `key`: both ends have to prove it.
+    pub(super) async fn greet(&mut self, about: &About, key: Option<&PoolKey>) -> Result<(), Fault> {
+        let nonce: Vec<u8> = if key.is_some() { nonce()?.to_vec() } else { Vec::new() };
+        let greeting = Greeting {
+            version: TRANSFER_VERSION,
+            nonce: nonce.clone(),
+            numerics_id: about.numerics_id.clone(),
+            block_bytes: about.block_bytes as u64,
+        };
+        self.say(AskBody::Greeting(greeting)).await?;
+        let mut answer = self.incoming.next::<Answer>().await?.body;
+        if let Some(key) = key {
+            let Some(AnswerBody::Challenge(challenge)) = answer else { return Err(Fault::Proof) };
+            if !key.verify(Side::Holder, &nonce, &challenge.nonce, &challenge.proof) {
+                return Err(Fault::Proof);
+            }
+            let proof = key.proof(Side::Asker, &nonce, &challenge.nonce);
+            self.say(AskBody::Proof(Proof { proof })).await?;
+            answer = self.incoming.next::<Answer>().await?.body;
+        }
+        match answer {
+            Some(AnswerBody::Welcome(_)) => {
+                self.incoming.trust();
+                Ok(())
+            }
+            Some(AnswerBody::Refused(refused)) => Err(Fault::Refused(refused.message)),
+            _ => Err(Fault::Unexpected),
+        }
+    }
+
+    /// Answers a greeting; the question that follows it. `key`: both ends have to prove it.
+    pub(super) async fn welcome(&mut self, about: Option<&About>, key: Option<&PoolKey>) -> Result<AskBody, Fault> {
+        let AskBody::Greeting(greeting) = self.heard().await? else { return Err(Fault::Unexpected) };
+        if let Some(key) = key {
+            let nonce = nonce()?;
+            let proof = key.proof(Side::Holder, &greeting.nonce, &nonce);
+            self.answer(AnswerBody::Challenge(Challenge { nonce: nonce.to_vec(), proof })).await?;
+            let AskBody::Proof(proof) = self.heard().await? else { return Err(Fault::Proof) };
+            if !key.verify(Side::Asker, &greeting.nonce, &nonce, &proof.proof) {
+                return Err(Fault::Proof);
+            }
+        }
+        if let Some(why) = unsuited(&greeting, about) {
+            self.answer(AnswerBody::Refused(Refused { message: why.into() })).await?;
+            return Err(Fault::Other(why.into()));
+        }
+        self.answer(AnswerBody::Welcome(Welcome { version: TRANSFER_VERSION })).await?;
+        self.incoming.trust();
+        self.heard().await
+    }
+}
+
+fn unsuited(greeting: &Greeting, about: Option<&About>) -> Option<&'static str> {
+    let Some(about) = about else { return Some("the worker is loading") };
+    if greeting.version != TRANSFER_VERSION {
+        return Some("another version of the transfer protocol");
+    }
+    if greeting.numerics_id != about.numerics_id {
+        return Some("other numerics: blocks do not mean the same");
+    }
+    (greeting.block_bytes != about.block_bytes as u64).then_some("blocks of another size")
+}
+
+fn nonce() -> Result<[u8; NONCE_BYTES], Fault> {
+    random().map_err(|error| Fault::Other(error.to_string()))
+}

@@ -1,0 +1,168 @@
+//! KV from worker to worker, on connections of their own beside the sessions.
+//!
+//! ```text
+//! gateway: Pull, or Generate{pull_from | prefill_at}
+//!    │
+//!    ▼                        one connection per transfer (penstock_proto::transfer)
+//! engine thread ── ask.rs ─────────────────────────────────────────→ serve.rs ── engine thread
+//!    ▲  pages, a few at a time  ←─ Page, Page, … Computed … End ─────    │ pages, as far as there is room
+//!    └─ desk.rs: between two steps, within a budget of time              └─ while a step computes them, or between two
+//! ```
+//! One idea: a prefill elsewhere is a pull of blocks that the other side computes first. The asker holds pages, takes what comes, and runs
+//! the request on what it has when the connection ends, whatever way it ends: what is missing is computed. So there is one path for
+//! "moved", "moved in part" and "the other died", and all tokens, the first one too, are drawn where the request runs.
+//!
+//! # Other ways for the bytes
+//! What a transport has to do is [`penstock_engine::PageSink`] at one end and `Command::Page` at the other: take the page of a layer when
+//! the engine says that it is complete, bring it to the same place of the other's table, and say so in any order, once. Here both are a
+//! socket. GPUDirect or NIXL fit at the same seam: the asker's [`Ask`](penstock_proto::transfer::Ask) would carry the registered addresses
+//! of the pages it holds, the sink would post one write per page and layer where it copies now, and `Page` frames would shrink to
+//! notices of completion. Checks of what was asked for, `Computed` and the end of the connection stay what they are.
+
+mod ask;
+mod desk;
+mod link;
+mod serve;
+
+pub(crate) use desk::{Arrival, Incoming, Taken};
+pub(crate) use serve::accept;
+
+use crate::engine_thread::{Command, StepAge};
+use bytes::Bytes;
+use penstock_proto::frames::TransferState;
+use penstock_proto::handshake::PoolKey;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+/// Pages that came in and were not taken by the engine yet, of all transfers; above that sockets are not read.
+const PAGES_IN_MAX: usize = 64;
+
+/// Transfers out at once.
+const SERVED_MAX: usize = 64;
+
+/// Transfers in at once; requests above that compute.
+const ASKED_MAX: usize = 64;
+
+/// A prefill elsewhere may wait there and take this long in all.
+const PREFILL_DEADLINE: Duration = Duration::from_secs(120);
+
+/// A fetch for a request takes no longer; what is missing then is computed.
+const FETCH_DEADLINE: Duration = Duration::from_secs(30);
+
+/// What a transfer needs to know of the model; set once it is loaded.
+pub(crate) struct About {
+    pub(crate) numerics_id: String,
+    pub(crate) block_bytes: usize,
+    /// Of one layer.
+    pub(crate) page_bytes: usize,
+}
+
+/// What all transfers of a worker share.
+pub(crate) struct Peers {
+    key: Option<PoolKey>,
+    /// Weak: the engine's thread, which has this value too, ends when nobody else can tell it anything.
+    commands: mpsc::WeakSender<Command>,
+    age: OnceLock<StepAge>,
+    about: OnceLock<About>,
+    room: Arc<Semaphore>,
+    served: Arc<Semaphore>,
+    meters: Meters,
+    /// Where others reach it; empty: nowhere.
+    pub(crate) address: String,
+}
+
+impl Peers {
+    pub(crate) fn new(key: Option<PoolKey>, commands: &mpsc::Sender<Command>, address: String) -> Self {
+        Self {
+            key,
+            commands: commands.downgrade(),
+            age: OnceLock::new(),
+            about: OnceLock::new(),
+            room: Arc::new(Semaphore::new(PAGES_IN_MAX)),
+            served: Arc::new(Semaphore::new(SERVED_MAX)),
+            meters: Meters::default(),
+            address,
+        }
+    }
+
+    /// The model is loaded: transfers can begin.
+    pub(crate) fn open(&self, about: About) {
+        // Set already: it is loaded once.
+        let _ = self.about.set(about);
+    }
+
+    /// How old the engine's step is can be read from here.
+    pub(crate) fn watch(&self, age: StepAge) {
+        let _ = self.age.set(age);
+    }
+
+    /// A command for the engine's thread.
+    async fn tell(&self, command: Command) -> Result<(), link::Fault> {
+        let commands = self.commands.upgrade().ok_or(link::Fault::Ending)?;
+        commands.send(command).await.map_err(|_| link::Fault::Ending)
+    }
+
+    /// Sums so far.
+    pub(crate) fn state(&self) -> TransferState {
+        self.meters.state()
+    }
+}
+
+/// Sums since the epoch began.
+#[derive(Default)]
+struct Meters {
+    bytes_in: AtomicU64,
+    bytes_out: AtomicU64,
+    micros: AtomicU64,
+    hidden_micros: AtomicU64,
+    completed: AtomicU64,
+    failed: AtomicU64,
+}
+
+impl Meters {
+    fn received(&self, report: &Report) {
+        self.bytes_in.fetch_add(report.bytes, Ordering::Relaxed);
+        self.micros.fetch_add(report.taken.as_micros() as u64, Ordering::Relaxed);
+        self.hidden_micros.fetch_add(report.hidden.as_micros() as u64, Ordering::Relaxed);
+        let ended = if report.why.is_empty() { &self.completed } else { &self.failed };
+        ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn state(&self) -> TransferState {
+        let sum = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        TransferState {
+            bytes_in: sum(&self.bytes_in),
+            bytes_out: sum(&self.bytes_out),
+            seconds: sum(&self.micros) as f64 / 1e6,
+            hidden_seconds: sum(&self.hidden_micros) as f64 / 1e6,
+            completed: sum(&self.completed),
+            failed: sum(&self.failed),
+        }
+    }
+}
+
+/// A page that came in.
+pub(crate) struct PageIn {
+    id: u64,
+    block: usize,
+    layer: usize,
+    bytes: Bytes,
+    /// Given back when the engine has taken it.
+    _room: OwnedSemaphorePermit,
+}
+
+/// How a transfer in ended.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Report {
+    /// Leading blocks that the holder vouched for.
+    vouched: usize,
+    bytes: u64,
+    /// From the first page to the last.
+    taken: Duration,
+    /// Of that, while the holder still computed.
+    hidden: Duration,
+    /// Why it stopped early; empty: it did not.
+    why: String,
+}

@@ -1,0 +1,214 @@
+//! The side that has, or computes, what another worker wants.
+
+use super::Peers;
+use super::link::{Fault, GREETING_DEADLINE, Link};
+use crate::engine_thread::Command;
+use crate::listen::Listener;
+use bytes::Bytes;
+use penstock_engine::{PageSink, Prefill};
+use penstock_proto::transfer::{Alive, Answer, AnswerBody, AskBody, Computed, End, Page, Refused};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+/// Pages that wait for one socket.
+const PAGES_OUT_MAX: usize = 32;
+
+/// Silence after which it says that it lives.
+const ALIVE: Duration = Duration::from_millis(250);
+
+/// A step older than this is no sign of life.
+const STEP_SECONDS_MAX: f64 = 20.0;
+
+/// Accepts for ever; each connection is a task. Above the limit a connection is closed at once.
+pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
+    loop {
+        let accepted = match &listener {
+            Listener::Unix { listener, .. } => listener.accept().await.map(|(stream, _)| {
+                let ours = rustix::process::geteuid().as_raw();
+                let known = stream.peer_cred().is_ok_and(|peer| peer.uid() == ours || peer.uid() == 0);
+                let (reader, writer) = stream.into_split();
+                known.then(|| (Link::new(Box::new(reader), Box::new(writer)), false))
+            }),
+            Listener::Tcp { listener, .. } => listener.accept().await.and_then(|(stream, _)| {
+                stream.set_nodelay(true)?;
+                rustix::net::sockopt::set_tcp_user_timeout(&stream, 10_000)?;
+                let (reader, writer) = stream.into_split();
+                Ok(Some((Link::new(Box::new(reader), Box::new(writer)), true)))
+            }),
+        };
+        match accepted {
+            Ok(Some((link, prove))) => {
+                let Ok(place) = Arc::clone(&peers.served).try_acquire_owned() else {
+                    debug!("too many transfers");
+                    continue;
+                };
+                let peers = Arc::clone(&peers);
+                tokio::spawn(async move {
+                    if let Err(why) = serve(&peers, link, prove).await {
+                        debug!(%why, "transfer out ended early");
+                    }
+                    drop(place);
+                });
+            }
+            Ok(None) => debug!("connection of another user refused"),
+            Err(error) => {
+                warn!(%error, "accept");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn serve(peers: &Peers, mut link: Link, prove: bool) -> Result<(), Fault> {
+    let key = peers.key.as_ref().filter(|_| prove);
+    if prove && key.is_none() {
+        return Err(Fault::Proof);
+    }
+    let greeting = timeout(GREETING_DEADLINE, link.welcome(peers.about.get(), key));
+    let question = greeting.await.map_err(|_| Fault::Late)??;
+    let (sink, mut stream) = stream(peers);
+    let (taken, answer) = oneshot::channel();
+    let command = match question {
+        AskBody::Fetch(fetch) => {
+            let hashes = fetch.names().ok_or(Fault::Unexpected)?;
+            Command::Send { hashes, sink: Box::new(sink), taken }
+        }
+        AskBody::Prefill(wanted) => {
+            let prefill = Prefill {
+                id: 0,
+                prompt: wanted.prompt,
+                salt: wanted.salt,
+                priority: wanted.priority,
+                first: wanted.first as usize,
+                blocks: wanted.blocks as usize,
+            };
+            Command::Prefill { prefill: Box::new(prefill), sink: Box::new(sink), taken }
+        }
+        AskBody::Greeting(_) | AskBody::Proof(_) => return Err(Fault::Unexpected),
+    };
+    peers.tell(command).await?;
+    let id = match answer.await.map_err(|_| Fault::Ending)? {
+        Ok(id) => id,
+        Err(message) => return link.answer(AnswerBody::Refused(Refused { message })).await,
+    };
+    let sent = stream.run(peers, &mut link).await;
+    if sent.is_err() {
+        // The asker went away, or does not read: nobody computes for it any more.
+        let _ = peers.tell(Command::Stop { id }).await;
+    }
+    sent
+}
+
+/// What sink and socket share.
+#[derive(Default)]
+struct Shared {
+    computed: AtomicUsize,
+    complete: AtomicBool,
+    /// The engine found no room and waits to be told of some.
+    is_full: AtomicBool,
+}
+
+/// A page on its way to the socket.
+struct PageOut {
+    block: usize,
+    layer: usize,
+    bytes: Vec<u8>,
+}
+
+/// The engine's end.
+struct Sink {
+    pages: mpsc::Sender<PageOut>,
+    shared: Arc<Shared>,
+    page_bytes: usize,
+}
+
+/// The socket's end.
+struct Stream {
+    pages: mpsc::Receiver<PageOut>,
+    shared: Arc<Shared>,
+    /// Of `computed`, what was said.
+    told: usize,
+}
+
+fn stream(peers: &Peers) -> (Sink, Stream) {
+    let (sender, pages) = mpsc::channel(PAGES_OUT_MAX);
+    let shared = Arc::new(Shared::default());
+    let page_bytes = peers.about.get().map_or(0, |about| about.page_bytes);
+    (Sink { pages: sender, shared: Arc::clone(&shared), page_bytes }, Stream { pages, shared, told: 0 })
+}
+
+impl PageSink for Sink {
+    fn has_room(&mut self) -> bool {
+        if self.pages.capacity() > 0 {
+            return true;
+        }
+        self.shared.is_full.store(true, Ordering::SeqCst);
+        // It may have taken one in between, and told nobody.
+        self.pages.capacity() > 0
+    }
+
+    fn page(&mut self, block: usize, layer: usize, fill: &mut dyn FnMut(&mut [u8])) {
+        let mut bytes = vec![0; self.page_bytes];
+        fill(&mut bytes);
+        // Err: the asker has gone, and whoever noticed says so.
+        let _ = self.pages.try_send(PageOut { block, layer, bytes });
+    }
+
+    fn computed(&mut self, blocks: usize) {
+        self.shared.computed.store(blocks, Ordering::SeqCst);
+    }
+
+    fn end(&mut self, complete: bool) {
+        self.shared.complete.store(complete, Ordering::SeqCst);
+    }
+}
+
+impl Stream {
+    /// Pages to the socket until the engine drops its end, or the asker goes away.
+    async fn run(&mut self, peers: &Peers, link: &mut Link) -> Result<(), Fault> {
+        loop {
+            tokio::select! {
+                page = timeout(ALIVE, self.pages.recv()) => match page {
+                    Ok(Some(page)) => self.page(peers, link, page).await?,
+                    Ok(None) => break,
+                    Err(_) => {
+                        self.tell(link).await?;
+                        let age = peers.age.get().map_or(0.0, |age| age.seconds());
+                        if age < STEP_SECONDS_MAX {
+                            link.answer(AnswerBody::Alive(Alive {})).await?;
+                        }
+                    }
+                },
+                // Nothing is asked twice on one connection: whatever comes is its end.
+                _ = link.incoming.next::<penstock_proto::transfer::Ask>() => return Err(Fault::Closed),
+            }
+        }
+        let blocks = self.shared.computed.load(Ordering::SeqCst) as u32;
+        let complete = self.shared.complete.load(Ordering::SeqCst);
+        link.answer(AnswerBody::End(End { blocks, complete })).await
+    }
+
+    async fn tell(&mut self, link: &mut Link) -> Result<(), Fault> {
+        let computed = self.shared.computed.load(Ordering::SeqCst);
+        if computed > self.told {
+            self.told = computed;
+            link.answer(AnswerBody::Computed(Computed { blocks: computed as u32 })).await?;
+        }
+        Ok(())
+    }
+
+    async fn page(&mut self, peers: &Peers, link: &mut Link, page: PageOut) -> Result<(), Fault> {
+        if self.shared.is_full.swap(false, Ordering::SeqCst) {
+            peers.tell(Command::Nudge).await?;
+        }
+        let bytes = page.bytes.len() as u64;
+        let page = Page::new(page.block as u32, page.layer as u32, Bytes::from(page.bytes));
+        link.outgoing.send(&Answer { body: Some(AnswerBody::Page(page)) }).await?;
+        peers.meters.bytes_out.fetch_add(bytes, Ordering::Relaxed);
+        self.tell(link).await
+    }
+}

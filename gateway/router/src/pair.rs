@@ -1,0 +1,201 @@
+//! Prefill at one worker, decode at another: the pair is chosen together with the place, as one more way to get the prompt there.
+//!
+//! ```text
+//! cost(d, p) = price of d with own = move, and queue = max(queue_d, queue_p + prefill_p(what neither has))
+//!            + what the prefill costs at p: own_p·β(1 + a·load) + γ·own_p·decoding_p
+//! move       = seconds in which d takes the pages in, beside its decodes
+//! ```
+//! What `d` has of the prompt is credited: only blocks after it are computed and moved. Conditional: a pair is only looked at when what
+//! `d` lacks is long ([`Weights::apart_tokens`](crate::Weights::apart_tokens), or `apart_tokens_decode` where `d` has the role decode), and a
+//! mixed worker takes it only when it costs less than computing there, whose harm to those that decode is in that price. A place is reserved at both: `d` by what is sent
+//! to it, `p` by a note that its own word replaces soon.
+
+use crate::WorkerId;
+use crate::cost::{Parts, Terms};
+use crate::explain::{Candidate, Found};
+use crate::place::Market;
+use crate::worker::WorkerView;
+use penstock_proto::BLOCK_TOKENS;
+use penstock_proto::frames::Role;
+
+/// Share of a step that the decode side gives to pages that come in; the worker keeps to it.
+const MOVE_SHARE: f64 = 0.1;
+
+/// How many times longer the first token may take, before a worker of the role decode computes a long prompt itself.
+const DECODE_PATIENCE: f64 = 3.0;
+
+/// A worker that prefills for another.
+pub(crate) struct Pair {
+    pub(crate) prefill: WorkerId,
+    /// Terms of the decode side that change: own work and queue.
+    pub(crate) own: f64,
+    pub(crate) queue: f64,
+    /// What it costs at the prefill side, in the words of the decode side's price.
+    pub(crate) beside: Parts,
+}
+
+impl WorkerView {
+    /// What the router sends it.
+    pub(crate) fn role(&self) -> Role {
+        self.member.state.role()
+    }
+}
+
+impl Market<'_> {
+    /// Whether a worker is kept for prefill while others can decode.
+    pub(crate) fn only_prefills(&self, worker: &WorkerView) -> bool {
+        let decodes = |other: &WorkerView| other.takes_requests() && other.role() != Role::Prefill;
+        worker.role() == Role::Prefill && self.workers.values().any(decodes)
+    }
+
+    /// The candidate with somebody else's prefill, where that costs less.
+    pub(crate) fn apart(
+        &self,
+        candidate: Candidate,
+        worker: &WorkerView,
+        terms: &Terms,
+        tokens: usize,
+        all: &[(WorkerId, Found)],
+    ) -> Candidate {
+        let Some(pair) = self.pair((candidate.worker, worker), tokens, candidate.found, all) else { return candidate };
+        let Pair { prefill, own, queue, beside } = pair;
+        // Short of places it waits as before.
+        let queue = queue.max(terms.queue);
+        let mut parts = self.weights.price(&Terms { own, queue, ..*terms });
+        (parts.later, parts.harm) = (parts.later + beside.later, parts.harm + beside.harm);
+        let ttft = queue + own + terms.step;
+        // A worker of the role decode is kept from long prefills unless that takes very much longer.
+        let takes = match worker.role() {
+            Role::Decode => ttft <= DECODE_PATIENCE * candidate.ttft + 1.0,
+            _ => parts.sum() < candidate.parts.sum(),
+        };
+        if !takes {
+            return candidate;
+        }
+        let found = Found { loaded: 0, ..candidate.found };
+        Candidate { parts, found, pull_from: None, prefill: Some(prefill), ttft, ..candidate }
+    }
+
+    /// The cheapest worker to prefill for `decode`; `None` when there is none, or the prompt is short there.
+    pub(crate) fn pair(
+        &self,
+        (decode_id, decode): (WorkerId, &WorkerView),
+        tokens: usize,
+        found: Found,
+        all: &[(WorkerId, Found)],
+    ) -> Option<Pair> {
+        let have = (found.device + found.promised) as usize;
+        let lacks = tokens.saturating_sub(have);
+        let longer_than = match decode.role() {
+            Role::Decode => self.weights.apart_tokens_decode,
+            _ => self.weights.apart_tokens,
+        };
+        if lacks <= longer_than.max(BLOCK_TOKENS) {
+            return None;
+        }
+        let mut best: Option<(f64, Pair)> = None;
+        for (id, theirs) in all.iter().filter(|(id, _)| *id != decode_id) {
+            let Some(worker) =
+                self.workers.get(id).filter(|worker| worker.role() == Role::Prefill && worker.credits() > 0)
+            else {
+                continue;
+            };
+            // Bytes per second as in a pull; none where blocks cannot be moved.
+            let Some(moved) = decode.pull_seconds(worker, lacks as u32) else { continue };
+            let known = have.max((theirs.device + theirs.promised) as usize);
+            let compute = worker.prefill_seconds(tokens, known.min(tokens));
+            let ahead = worker.queue_seconds() + self.ahead[usize::from(id.0)];
+            let terms =
+                Terms { own: compute, load: self.load, decoding: f64::from(worker.sequences()), ..Terms::default() };
+            let priced = self.weights.price(&terms);
+            let beside = Parts { later: priced.later, harm: priced.harm, ..Parts::default() };
+            // Most of the way is hidden behind the computing: the last block is not.
+            let shown = moved * (BLOCK_TOKENS as f64 / lacks as f64).min(1.0);
+            let own =
+                moved * MOVE_SHARE + shown + decode.prefill_seconds(tokens, tokens.saturating_sub(BLOCK_TOKENS / 2));
+            let queue = decode.queue_seconds().max(ahead + compute);
+            let cost = queue + own + beside.sum();
+            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                best = Some((cost, Pair { prefill: *id, own, queue, beside }));
+            }
+        }
+        best.map(|(_, pair)| pair)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fleet::{Choice, Fleet, Limits};
+    use crate::queue::View;
+    use crate::worker::Member;
+    use crate::{Weights, WorkerId};
+    use penstock_proto::BlockHasher;
+    use penstock_proto::frames::{EngineState, KvEvent, Role};
+    use std::time::Duration;
+
+    fn member(role: Role) -> Member {
+        let state = EngineState {
+            credits: 8,
+            blocks_total: 1000,
+            blocks_free: 1000,
+            running: if role == Role::Prefill { 0 } else { 6 },
+            prefill_tokens_per_second: 1000.0,
+            step_seconds: 0.02,
+            role: role as i32,
+            ..EngineState::default()
+        };
+        let (numerics_id, device) = ("n".into(), "cpu".into());
+        Member { numerics_id, blocks_total: 1000, sequences_max: 16, state, device, block_bytes: 1 << 20 }
+    }
+
+    fn fleet(roles: &[Role]) -> Fleet {
+        let mut fleet = Fleet::new(Weights::default(), Limits::default());
+        for (at, role) in (0..).zip(roles) {
+            fleet.join(WorkerId(at), member(*role), &[]);
+        }
+        fleet
+    }
+
+    /// Who decodes and who prefills a request of so many tokens.
+    fn place(fleet: &mut Fleet, request: u64, tokens: u32) -> (u8, Option<u8>) {
+        let view = View { tokens: (0..tokens).collect(), sequences: 1, ..View::default() };
+        fleet.enqueue(request, view, Duration::ZERO).expect("taken");
+        match fleet.next(Duration::ZERO) {
+            Choice::Bind { worker, prefill, .. } => (worker.0, prefill.map(|prefill| prefill.0)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn long_prompts_are_computed_apart_and_short_ones_are_not() {
+        let mut fleet = fleet(&[Role::Prefill, Role::Decode]);
+        assert_eq!(place(&mut fleet, 1, 4000), (1, Some(0)));
+        assert_eq!(place(&mut fleet, 2, 300), (1, None));
+    }
+
+    #[test]
+    fn what_the_decode_side_has_is_not_asked_for() {
+        let mut fleet = fleet(&[Role::Prefill, Role::Decode]);
+        let hashes = BlockHasher::for_request(b"", "n").chain(&(0..4000).collect::<Vec<_>>());
+        let stored = hashes[..120].iter().map(|hash| hash.to_bytes().to_vec()).collect();
+        fleet.update(WorkerId(1), None, &[KvEvent { stored, ..KvEvent::default() }], 0);
+        assert_eq!(place(&mut fleet, 1, 4000), (1, None), "only 160 tokens are missing");
+    }
+
+    #[test]
+    fn without_roles_nothing_is_apart_and_without_decoders_prefill_workers_decode() {
+        assert_eq!(place(&mut fleet(&[Role::Mixed, Role::Mixed]), 1, 4000).1, None);
+        assert_eq!(place(&mut fleet(&[Role::Prefill]), 1, 4000), (0, None));
+    }
+
+    #[test]
+    fn several_prefill_workers_share() {
+        let mut fleet = fleet(&[Role::Prefill, Role::Prefill, Role::Decode]);
+        let first = place(&mut fleet, 1, 4000);
+        let view = View { tokens: (9..4009).collect(), sequences: 1, ..View::default() };
+        fleet.enqueue(2, view, Duration::ZERO).expect("taken");
+        let Choice::Bind { worker, prefill, .. } = fleet.next(Duration::ZERO) else { panic!("held") };
+        assert_eq!((first.0, worker.0), (2, 2));
+        assert_ne!(first.1, prefill.map(|prefill| prefill.0));
+    }
+}

@@ -1,0 +1,147 @@
+//! The gateway's end of a session, by hand: for what a pool never says, or says only when it wants to.
+
+use crate::{PATIENCE, Worker, wait_for};
+use bytes::BytesMut;
+use penstock_proto::frames::{Down, DownBody, Generate, Hello, Output, Pull, Pulled, Ready, Step, Up, UpBody};
+use penstock_proto::{PROTOCOL_VERSION, codec};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// A session that has been greeted.
+pub struct Session {
+    stream: UnixStream,
+    input: BytesMut,
+    /// What the worker said of itself.
+    pub ready: Ready,
+}
+
+/// All that came of one choice.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Told {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// Prompt tokens that were read from the cache.
+    pub cached: u32,
+    /// Why it ended, as its number.
+    pub reason: i32,
+}
+
+impl Session {
+    /// Connects to a worker and waits until it serves.
+    ///
+    /// # Panics
+    /// If it does not within [`PATIENCE`].
+    pub async fn with(worker: &Worker) -> Self {
+        let socket = &worker.socket;
+        assert!(wait_for(|| socket.exists().then_some(())).await.is_some(), "the worker listens");
+        let stream = UnixStream::connect(socket).await.expect("the worker listens");
+        let mut session = Self { stream, input: BytesMut::new(), ready: Ready::default() };
+        session.say(DownBody::Hello(Hello { version: PROTOCOL_VERSION, gateway: 1, nonce: Vec::new() })).await;
+        session.ready = loop {
+            match session.hear().await {
+                UpBody::Ready(ready) => break ready,
+                UpBody::Loading(_) => {}
+                other => panic!("{other:?}"),
+            }
+        };
+        session
+    }
+
+    /// Sends a frame.
+    ///
+    /// # Panics
+    /// If the worker does not read.
+    pub async fn say(&mut self, body: DownBody) {
+        let mut bytes = BytesMut::new();
+        codec::encode(&Down { body: Some(body) }, &mut bytes).expect("a small frame");
+        self.stream.write_all(&bytes).await.expect("the worker reads");
+    }
+
+    /// The next frame.
+    ///
+    /// # Panics
+    /// If none comes within [`PATIENCE`].
+    pub async fn hear(&mut self) -> UpBody {
+        loop {
+            if let Some(Up { body, .. }) = codec::decode(&mut self.input).expect("workers speak the contract") {
+                return body.expect("a body that is known");
+            }
+            let read = timeout(PATIENCE, self.stream.read_buf(&mut self.input)).await.expect("in time");
+            assert_ne!(read.expect("it reads"), 0, "the worker closed the session");
+        }
+    }
+
+    /// The next step, or heartbeat.
+    ///
+    /// # Panics
+    /// As [`Self::hear`].
+    pub async fn step(&mut self) -> Step {
+        loop {
+            if let UpBody::Step(step) = self.hear().await {
+                return step;
+            }
+        }
+    }
+
+    /// Waits for a step of which `holds` is true.
+    ///
+    /// # Panics
+    /// As [`Self::hear`].
+    pub async fn until(&mut self, holds: impl Fn(&Step) -> bool) -> Step {
+        let began = std::time::Instant::now();
+        loop {
+            let step = self.step().await;
+            if holds(&step) {
+                return step;
+            }
+            assert!(began.elapsed() < PATIENCE, "it never comes: {step:?}");
+        }
+    }
+
+    /// Takes in outputs of one request until choice 0 ends, or has `tokens` tokens.
+    ///
+    /// # Panics
+    /// If tokens are missing or come twice.
+    pub async fn read(&mut self, request: u64, told: &mut Told, tokens: usize) {
+        while told.tokens.len() < tokens {
+            for output in
+                self.step().await.outputs.into_iter().filter(|output| output.request == request && output.choice == 0)
+            {
+                let Output { at, tokens, finish, cached_tokens, .. } = output;
+                assert!(at as usize == told.tokens.len() || tokens.is_empty(), "exactly once, in order");
+                told.tokens.extend(tokens.iter().map(|token| token.id));
+                told.cached = cached_tokens.unwrap_or(told.cached);
+                if let Some(finish) = finish {
+                    told.reason = finish.reason;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Runs one request to its end.
+    ///
+    /// # Panics
+    /// As [`Self::read`].
+    pub async fn run(&mut self, generate: Generate) -> Told {
+        let request = generate.request;
+        self.say(DownBody::Generate(generate)).await;
+        let mut told = Told::default();
+        self.read(request, &mut told, usize::MAX).await;
+        told
+    }
+
+    /// Has blocks fetched.
+    ///
+    /// # Panics
+    /// As [`Self::hear`].
+    pub async fn pull(&mut self, pull: Pull) -> Pulled {
+        self.say(DownBody::Pull(pull)).await;
+        loop {
+            if let UpBody::Pulled(pulled) = self.hear().await {
+                return pulled;
+            }
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! KV between workers: fetched by name, or computed elsewhere. A wrong page would change every token after it.
+
+use penstock_fleet_tests::dial::{Session, Told};
+use penstock_fleet_tests::{Dir, Worker, job, wait_for};
+use penstock_proto::frames::{Cancel, ChoiceStart, DownBody, FinishReason, Generate, Pull};
+use penstock_proto::transfer::{Answer, AnswerBody, Ask, Computed, End, Page, Welcome};
+use penstock_proto::{BlockHash, BlockHasher, codec};
+use penstock_sim::PAGE_BYTES;
+use rustix::process::Signal;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixListener;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
+
+fn prompt(tokens: u32, salt: u32) -> Vec<u32> {
+    (0..tokens).map(|at| 1 + (at * 7 + salt) % 250).collect()
+}
+
+fn generate(request: u64, prompt: &[u32], tokens: u32) -> Generate {
+    let job = job([1], 1, tokens);
+    Generate {
+        request,
+        prompt: prompt.to_vec(),
+        choices: vec![ChoiceStart { index: 0, emitted: Vec::new() }],
+        sampling: Some(job.sampling),
+        salt: b"t".to_vec(),
+        ..Generate::default()
+    }
+}
+
+fn chain(prompt: &[u32]) -> Vec<BlockHash> {
+    BlockHasher::for_request(b"t", "fake").chain(prompt)
+}
+
+fn pull(from: &str, prompt: &[u32]) -> Pull {
+    let hashes = chain(prompt).into_iter().map(|hash| hash.to_bytes().to_vec()).collect();
+    Pull { id: 5, from: from.to_owned(), hashes, deadline_seconds: 20.0 }
+}
+
+fn worker(dir: &Dir, name: &str, args: &[&str]) -> Worker {
+    Worker::start(BINARY, dir, name, args)
+}
+
+/// The answer of a worker of its own.
+async fn alone(dir: &Dir, prompt: &[u32], tokens: u32) -> Told {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let worker = worker(dir, &format!("alone{}", NEXT.fetch_add(1, Ordering::Relaxed)), &[]);
+    Session::with(&worker).await.run(generate(1, prompt, tokens)).await
+}
+
+/// Waits until nothing runs, and checks that no page is held.
+async fn idle(session: &mut Session) {
+    session
+        .until(|step| {
+            let state = step.state.as_ref().expect("always there");
+            state.running + state.waiting == 0 && state.blocks_free == state.blocks_total
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn blocks_are_fetched_and_read() {
+    let dir = Dir::new();
+    let [a, b] = ["a", "b"].map(|name| worker(&dir, name, &[]));
+    let (mut a, mut b) = (Session::with(&a).await, Session::with(&b).await);
+    let prompt = prompt(330, 0);
+    let first = a.run(generate(1, &prompt, 20)).await;
+    assert_eq!((first.tokens.len(), first.cached), (20, 0));
+    let from = a.ready.transfer.clone();
+    let pulled = b.pull(pull(&from, &prompt)).await;
+    assert_eq!((pulled.id, pulled.blocks, pulled.bytes, pulled.why.as_str()), (5, 10, 10 * PAGE_BYTES as u64, ""));
+    let second = b.run(generate(1, &prompt, 20)).await;
+    assert_eq!((second.tokens, second.cached), (first.tokens, 320));
+    // What is there is not fetched again; a chain that goes on is fetched from where it differs.
+    let again = b.pull(pull(&from, &prompt)).await;
+    assert_eq!((again.blocks, again.bytes), (10, 0));
+    for session in [&mut a, &mut b] {
+        idle(session).await;
+    }
+    let state = b.step().await.state.expect("always there").transfers.expect("told");
+    assert_eq!((state.completed, state.failed, state.bytes_in), (1, 0, pulled.bytes));
+}
+
+#[tokio::test]
+async fn what_the_other_lacks_is_said() {
+    let dir = Dir::new();
+    let [a, b] = ["a", "b"].map(|name| worker(&dir, name, &[]));
+    let (mut a, mut b) = (Session::with(&a).await, Session::with(&b).await);
+    let prompt = prompt(330, 0);
+    a.run(generate(1, &prompt[..100], 1)).await;
+    let pulled = b.pull(pull(&a.ready.transfer, &prompt)).await;
+    assert!(pulled.blocks == 3 && pulled.why.contains('3'), "{pulled:?}");
+    let nobody = b.pull(pull(&format!("unix://{}", dir.file("nobody.sock").display()), &prompt)).await;
+    assert!(nobody.blocks == 3 && !nobody.why.is_empty(), "{nobody:?}");
+    idle(&mut b).await;
+}
+
+#[tokio::test]
+async fn a_request_waits_for_its_pull_and_goes_on() {
+    let dir = Dir::new();
+    let [a, b] = ["a", "b"].map(|name| worker(&dir, name, &[]));
+    let (mut a, mut b) = (Session::with(&a).await, Session::with(&b).await);
+    let prompt = prompt(500, 3);
+    let whole = a.run(generate(1, &prompt, 90)).await;
+    let from = a.ready.transfer.clone();
+    let moved = b.run(Generate { pull_from: from.clone(), ..generate(1, &prompt, 90) }).await;
+    assert_eq!((moved.tokens.as_slice(), moved.cached), (whole.tokens.as_slice(), 480));
+    // In the middle of an answer: what was said counts, its blocks too.
+    let c = worker(&dir, "c", &[]);
+    let mut c = Session::with(&c).await;
+    let mut rest = Generate { pull_from: from, attempt: 1, ..generate(2, &prompt, 90) };
+    rest.choices[0].emitted = whole.tokens[..70].to_vec();
+    c.say(DownBody::Generate(rest)).await;
+    let mut told = Told { tokens: whole.tokens[..70].to_vec(), ..Told::default() };
+    c.read(2, &mut told, usize::MAX).await;
+    assert_eq!(told.tokens, whole.tokens);
+    let state = c.step().await.state.expect("always there");
+    assert_eq!(state.transfers.expect("told").bytes_in, 17 * PAGE_BYTES as u64);
+    // From a place that does not answer it computes.
+    let nobody = format!("unix://{}", dir.file("nobody.sock").display());
+    let other = worker(&dir, "d", &[]);
+    let computed = Session::with(&other).await.run(Generate { pull_from: nobody, ..generate(1, &prompt, 90) }).await;
+    assert_eq!((computed.tokens, computed.cached), (whole.tokens, 0));
+}
+
+#[tokio::test]
+async fn a_prefill_elsewhere_changes_no_token() {
+    let dir = Dir::new();
+    let [p, d] = ["p", "d"].map(|name| worker(&dir, name, &["--step-ms", "5"]));
+    let (mut p, mut d) = (Session::with(&p).await, Session::with(&d).await);
+    let prefill_at = p.ready.transfer.clone();
+    // Across chunks, to the last token of a block and beside it, with and without hits at either end.
+    for (number, tokens, salt, cached) in
+        [(1, 1700, 1, 1696), (2, 64, 2, 32), (3, 65, 3, 64), (4, 1700, 1, 1696), (5, 31, 4, 0), (6, 33, 5, 32)]
+    {
+        let prompt = prompt(tokens, salt);
+        let whole = alone(&dir, &prompt, 40).await;
+        let told = d.run(Generate { prefill_at: prefill_at.clone(), ..generate(number, &prompt, 40) }).await;
+        assert_eq!((told.tokens, told.cached), (whole.tokens, cached), "{tokens} tokens");
+    }
+    // Choices share what came.
+    let prompt = prompt(700, 9);
+    let three = (0..3).map(|index| ChoiceStart { index, emitted: Vec::new() }).collect();
+    let told = d.run(Generate { prefill_at, choices: three, ..generate(9, &prompt, 30) }).await;
+    assert_eq!(told.tokens, alone(&dir, &prompt, 30).await.tokens);
+    idle(&mut d).await;
+    idle(&mut p).await;
+    let (p, d) = (p.step().await.state.expect("state"), d.step().await.state.expect("state"));
+    let (out, came) = (p.transfers.expect("told"), d.transfers.expect("told"));
+    // Its last word may be of before the last page.
+    assert!(out.bytes_out > 0 && out.bytes_out <= came.bytes_in);
+    assert_eq!((came.failed, p.output_tokens), (0, 0));
+    assert!(came.hidden_seconds > 0.0 && came.hidden_seconds <= came.seconds, "{came:?}");
+}
+
+#[tokio::test]
+async fn the_death_of_the_prefill_worker_costs_time_only() {
+    let dir = Dir::new();
+    for (name, signal) in [("k", Signal::KILL), ("s", Signal::STOP)] {
+        let p = worker(&dir, &format!("p{name}"), &["--step-ms", "60"]);
+        let d = worker(&dir, &format!("d{name}"), &[]);
+        let mut d = Session::with(&d).await;
+        let prefill_at = Session::with(&p).await.ready.transfer.clone();
+        let prompt = prompt(3000, 1);
+        d.say(DownBody::Generate(Generate { prefill_at, ..generate(1, &prompt, 25) })).await;
+        // A part has come.
+        d.until(|step| {
+            let state = step.state.as_ref().expect("always there");
+            state.transfers.is_some() && state.waiting == 1
+        })
+        .await;
+        p.signal(signal);
+        let mut told = Told::default();
+        d.read(1, &mut told, usize::MAX).await;
+        assert_eq!(told.tokens, alone(&dir, &prompt, 25).await.tokens);
+        idle(&mut d).await;
+        p.signal(Signal::CONT);
+    }
+}
+
+#[tokio::test]
+async fn who_is_not_needed_any_more_stops() {
+    let dir = Dir::new();
+    let p = worker(&dir, "p", &["--step-ms", "50"]);
+    let d = worker(&dir, "d", &[]);
+    let (mut p, mut session) = (Session::with(&p).await, Session::with(&d).await);
+    let runs = |step: &penstock_proto::frames::Step| step.state.as_ref().is_some_and(|state| state.running > 0);
+    let slow = |number| Generate { prefill_at: p.ready.transfer.clone(), ..generate(number, &prompt(3500, 1), 25) };
+    let (first, second) = (slow(1), slow(2));
+    // Cancelled.
+    session.say(DownBody::Generate(first)).await;
+    p.until(runs).await;
+    session.say(DownBody::Cancel(Cancel { request: 1, choices: Vec::new() })).await;
+    let mut told = Told::default();
+    session.read(1, &mut told, usize::MAX).await;
+    assert_eq!((told.tokens.len(), told.reason), (0, FinishReason::Cancelled as i32));
+    idle(&mut p).await;
+    idle(&mut session).await;
+    // Dead.
+    session.say(DownBody::Generate(second)).await;
+    p.until(runs).await;
+    d.signal(Signal::KILL);
+    idle(&mut p).await;
+}
+
+#[tokio::test]
+async fn a_pool_with_roles_computes_long_prompts_apart() {
+    let dir = Dir::new();
+    let runtime = penstock_proxy::pool::FleetRuntime::start().expect("the fleet runtime starts");
+    let p = worker(&dir, "p", &["--step-ms", "5", "--role", "prefill"]);
+    let d = worker(&dir, "d", &["--step-ms", "5", "--role", "decode"]);
+    let pool = penstock_fleet_tests::pool(&runtime, &[&p, &d], |_| {});
+    let ready = || (pool.status().workers.iter().filter(|worker| worker.pid > 0).count() == 2).then_some(());
+    assert!(wait_for(ready).await.is_some());
+    for (tokens, salt, apart) in [(3000, 1, 1), (40, 2, 1), (2000, 3, 2)] {
+        let prompt = prompt(tokens, salt);
+        let answer = penstock_fleet_tests::read(&mut pool.submit(job(prompt.clone(), 2, 40)).expect("taken")).await;
+        let whole = alone(&dir, &prompt, 40).await;
+        assert_eq!((&answer.tokens[0], &answer.failed), (&whole.tokens, &None), "{tokens} tokens");
+        let told = || (pool.status().counts.prefilled_apart == apart).then_some(());
+        assert!(wait_for(told).await.is_some(), "{tokens} tokens: {:?}", pool.status().counts);
+    }
+    let moved = || {
+        let status = pool.status();
+        let [p, d] = [0, 1].map(|at| status.workers[at].state.clone());
+        let bytes = d.transfers.filter(|transfers| transfers.completed == 2)?.bytes_in;
+        (p.output_tokens == 0 && bytes == 155 * PAGE_BYTES as u64).then_some(())
+    };
+    assert!(wait_for(moved).await.is_some(), "{:?}", pool.status().workers);
+    // Without its prefill worker it does all of it.
+    p.signal(Signal::KILL);
+    let prompt = prompt(2500, 77);
+    let answer = penstock_fleet_tests::read(&mut pool.submit(job(prompt.clone(), 1, 40)).expect("taken")).await;
+    assert_eq!(answer.tokens[0], alone(&dir, &prompt, 40).await.tokens);
+}
+
+/// A holder that says what it is told to say, whatever is asked.
+async fn liar(path: &Path, answers: Vec<AnswerBody>) -> String {
+    let listener = UnixListener::bind(path).expect("a socket");
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.expect("the worker asks");
+        let mut bytes = bytes::BytesMut::new();
+        let mut asked = bytes::BytesMut::new();
+        let welcome = AnswerBody::Welcome(Welcome { version: 1 });
+        codec::encode(&Answer { body: Some(welcome) }, &mut bytes).expect("small");
+        while codec::decode::<Ask>(&mut asked).expect("asks").is_none() {
+            stream.read_buf(&mut asked).await.expect("it greets");
+        }
+        for answer in answers {
+            codec::encode(&Answer { body: Some(answer) }, &mut bytes).expect("small");
+        }
+        stream.write_all(&bytes).await.expect("it reads");
+        // Until it has enough.
+        while stream.read_buf(&mut asked).await.is_ok_and(|read| read > 0) {}
+    });
+    format!("unix://{}", path.display())
+}
+
+#[tokio::test]
+async fn a_lying_holder_is_not_believed() {
+    let dir = Dir::new();
+    let d = worker(&dir, "d", &[]);
+    let mut d = Session::with(&d).await;
+    let prompt = prompt(200, 8);
+    let whole = alone(&dir, &prompt, 20).await;
+    let page = |block, layer, fill| Page::new(block, layer, vec![fill; PAGE_BYTES].into());
+    let mut damaged = page(0, 0, 1);
+    damaged.bytes = vec![2; PAGE_BYTES].into();
+    let end = |blocks| AnswerBody::End(End { blocks, complete: true });
+    let lies: Vec<Vec<AnswerBody>> = vec![
+        // Damaged, elsewhere, of another size, twice, never vouched for, vouched for and never sent.
+        vec![AnswerBody::Page(damaged), end(6)],
+        vec![AnswerBody::Page(page(6, 0, 1)), end(6)],
+        vec![AnswerBody::Page(page(0, 1, 1)), end(6)],
+        vec![AnswerBody::Page(Page::new(0, 0, vec![1; 5].into())), end(6)],
+        vec![AnswerBody::Page(page(0, 0, 1)), end(0)],
+        vec![AnswerBody::Computed(Computed { blocks: 6 }), end(6)],
+        vec![AnswerBody::Computed(Computed { blocks: u32::MAX }), end(u32::MAX)],
+        vec![AnswerBody::Welcome(Welcome { version: 1 })],
+        vec![],
+    ];
+    for (number, answers) in (1..).zip(lies) {
+        let prefill_at = liar(&dir.file(&format!("liar{number}.sock")), answers).await;
+        let told = d.run(Generate { prefill_at, ..generate(number, &prompt, 20) }).await;
+        assert_eq!(told.tokens, whole.tokens, "lie {number}");
+        idle(&mut d).await;
+        // The next one finds nothing in the cache.
+        let prompts = self::prompt(4000, number as u32);
+        for _ in 0..9 {
+            d.run(generate(100 + number, &prompts, 1)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn other_numerics_send_nothing() {
+    let dir = Dir::new();
+    let a = worker(&dir, "a", &["--numerics", "other"]);
+    let b = worker(&dir, "b", &[]);
+    let (a, mut b) = (Session::with(&a).await, Session::with(&b).await);
+    let pulled = b.pull(pull(&a.ready.transfer, &prompt(100, 0))).await;
+    assert!(pulled.blocks == 0 && pulled.why.contains("numerics"), "{pulled:?}");
+}
+
+#[tokio::test]
+async fn a_transfer_socket_is_private_and_shrugs_at_garbage() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = Dir::new();
+    let a = worker(&dir, "a", &[]);
+    let mut session = Session::with(&a).await;
+    let path = session.ready.transfer.strip_prefix("unix://").expect("a socket file").to_owned();
+    assert_eq!(std::fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
+    for garbage in [b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0xff; 64], vec![4, 0, 0, 0, 9, 9, 9, 9]] {
+        let mut stream = tokio::net::UnixStream::connect(&path).await.expect("it listens");
+        stream.write_all(&garbage).await.expect("written");
+        let mut rest = Vec::new();
+        assert!(tokio::time::timeout(penstock_fleet_tests::PATIENCE, stream.read_to_end(&mut rest)).await.is_ok());
+    }
+    assert_eq!(session.run(generate(1, &[1, 2, 3], 5)).await.tokens.len(), 5);
+    a.signal(Signal::TERM);
+    let gone = || (!Path::new(&path).exists()).then_some(());
+    assert!(wait_for(gone).await.is_some(), "it is removed at the end");
+}
