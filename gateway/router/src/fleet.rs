@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Waiting requests looked at when the first ones cannot be bound.
-const LOOK_AHEAD: usize = 32;
+const LOOK_AHEAD: usize = 256;
 /// Decisions that are remembered with all their candidates.
 const DECISIONS_MAX: usize = 256;
 /// Tokens of an answer before any has ended.

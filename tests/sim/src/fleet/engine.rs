@@ -77,7 +77,7 @@ pub struct Sizes {
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self { kv_tokens: 1_000_000, host_tokens: 0, batch_tokens: 8192, sequences_max: 256, active_share: 0.75 }
+        Self { kv_tokens: 1_000_000, host_tokens: 0, batch_tokens: 8192, sequences_max: 256, active_share: 0.25 }
     }
 }
 
