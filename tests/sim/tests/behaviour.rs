@@ -129,9 +129,12 @@ fn blocks_that_were_computed_elsewhere_are_read_like_own_ones() {
     assert!(!there.export(BlockHash(7), &mut Vec::new()));
 }
 
+/// Parent, name, bytes.
+type Block = (Option<BlockHash>, BlockHash, Vec<u8>);
+
 /// Keeps what it is given: at once no more than so many.
 #[derive(Clone, Default)]
-struct Shelf(Arc<Mutex<Vec<(Option<BlockHash>, BlockHash, Vec<u8>)>>>, usize);
+struct Shelf(Arc<Mutex<Vec<Block>>>, usize);
 
 impl Offload for Shelf {
     fn wants(&mut self, _: Option<BlockHash>, hash: BlockHash) -> bool {
