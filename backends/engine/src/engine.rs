@@ -392,6 +392,7 @@ impl Engine {
     /// Begins to take in what is missing of a chain, under a number like those of requests: holds what is here, and pages for the
     /// rest as far as there are any to spare.
     pub fn receive(&mut self, id: u64, chain: Vec<BlockHash>) -> Missing {
+        self.note_evicted();
         let missing = self.transfers.receive(id, chain, &mut self.scheduler);
         self.offload_evicted();
         missing
