@@ -256,11 +256,9 @@ impl Scheduler {
             let spare = self.sizes.samples_max / 4;
             rows = rows.min(plan.samples_left.saturating_sub(spare).max(1)).min(plan.samples_left);
             samples = rows;
-        } else if rows == wanted {
-            if !sequence.request.is_silent {
-                rows -= usize::from(plan.samples_left == 0);
-                samples = plan.samples_left.min(1);
-            }
+        } else if rows == wanted && !sequence.request.is_silent {
+            rows -= usize::from(plan.samples_left == 0);
+            samples = plan.samples_left.min(1);
         }
         if rows > 0 {
             plan.take(Run { order, rows, samples });

@@ -142,9 +142,9 @@ impl Transfers {
         let whole = intake.taken.chunks(self.layers).take_while(|layers| layers.iter().all(|taken| *taken)).count();
         let readable = intake.have + whole.min(vouched);
         pages.drain(readable..).rev().for_each(|page| scheduler.pool.release(page));
-        for block in intake.have..readable {
+        for (block, page) in pages.iter_mut().enumerate().skip(intake.have) {
             let parent = block.checked_sub(1).map(|parent| intake.chain[parent]);
-            pages[block] = scheduler.pool.seal(pages[block], parent, intake.chain[block]);
+            *page = scheduler.pool.seal(*page, parent, intake.chain[block]);
         }
         scheduler.hold(id, pages);
         if !keep {

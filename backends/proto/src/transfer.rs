@@ -247,9 +247,9 @@ mod tests {
     fn a_page_is_its_place_and_its_bytes() {
         let page = Page::new(3, 1, Bytes::from_static(b"kv"));
         assert!(page.is_whole());
-        assert!(!Page { block: 2, ..page.clone() }.is_whole());
-        assert!(!Page { layer: 0, ..page.clone() }.is_whole());
-        assert!(!Page { bytes: Bytes::from_static(b"kw"), ..page.clone() }.is_whole());
+        assert!(!Page { block: 2, ..page }.is_whole());
+        assert!(!Page { layer: 0, ..page }.is_whole());
+        assert!(!Page { bytes: Bytes::from_static(b"kw"), ..page }.is_whole());
         assert!(!Page { bytes: Bytes::new(), ..page }.is_whole());
     }
 
