@@ -30,7 +30,7 @@ const JUDGED_AFTER: u32 = 32;
 /// Errors above this many usual ones count less.
 const OUTLIER: f64 = 2.5;
 /// Steps with data before others may take this worker for their prior.
-const TELLING: u32 = 8;
+const TELLING: u32 = 64;
 /// Seconds per prompt token that are assumed of a worker that nothing is known of.
 const UNKNOWN: f64 = 1e-3;
 /// Coefficients in units of a: a dense transformer, 12 ms, 71 µs, 1.35 ns, 40 µs, 16 ns.
