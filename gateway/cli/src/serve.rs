@@ -157,6 +157,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         }
     }
     provider::discover::start(gateway.serving().providers());
+    provider::follow(gateway.serving().providers());
     let level = log.clone();
     let level = Box::new(move |filter: &str| penstock_admin::LogFilter::set(level.as_ref(), filter));
     let live = Live::new(gateway.clone(), fleet.clone(), source, (text, began), level);

@@ -13,6 +13,13 @@ use crate::write;
 /// Longest `user` that is looked at; what is longer is passed on all the same.
 const USER_BYTES_MAX: usize = 1024;
 
+/// Fields that prompts are made of, in the order in which they come.
+const PROMPT: [&[&str]; 3] = [
+    &["tools"],
+    &["system", "instructions", "systemInstruction", "system_instruction"],
+    &["messages", "prompt", "input", "contents"],
+];
+
 /// The top level of a request body, as far as routing needs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peek {
@@ -38,6 +45,8 @@ pub struct Peek {
     pub stream_options: Option<(Range<usize>, bool)>,
     /// Where the value of its `include_usage` stands.
     pub include_usage_at: Option<Range<usize>>,
+    /// Where what makes the prompt stands, in the order in which prompts are made of it: tools, system, messages.
+    pub prompt_at: Vec<Range<usize>>,
     /// Just behind the opening brace: where a field can be put in.
     pub start: usize,
     /// Whether the object is empty.
@@ -58,6 +67,7 @@ fn read(body: &[u8], bounds: &Bounds) -> Result<Peek, Fault> {
     }
     let mut names = Names::new(bounds.fields_max);
     let mut out = Peek { start: reader.position() + 1, is_empty: true, ..Peek::default() };
+    let mut parts: Vec<(usize, Range<usize>)> = Vec::new();
     reader.object(|reader, key| {
         names.add(&key)?;
         out.is_empty = false;
@@ -69,9 +79,15 @@ fn read(body: &[u8], bounds: &Bounds) -> Result<Peek, Fault> {
             }
             return Ok(());
         }
-        field(&mut out, reader, &key, bounds).within(&key)
+        field(&mut out, reader, &key, bounds).within(&key)?;
+        if let Some(place) = PROMPT.iter().position(|names| names.contains(&&*key)) {
+            parts.push((place, from..reader.position()));
+        }
+        Ok(())
     })?;
     reader.end()?;
+    parts.sort_by_key(|(place, _)| *place);
+    out.prompt_at = parts.into_iter().map(|(_, at)| at).collect();
     Ok(out)
 }
 

@@ -142,6 +142,7 @@ impl Gateway {
         let serving = Serving::new(Arc::new(config), pools, providers, &self.metrics, &self.hub, Some(&before));
         self.serving.store(Arc::new(serving));
         provider::discover::start(&new);
+        provider::follow(&new);
         self.swaps.send_modify(|swaps| *swaps += 1);
     }
 

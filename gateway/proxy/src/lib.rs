@@ -16,6 +16,7 @@ pub mod clock;
 pub mod config;
 pub mod error;
 pub mod fleet;
+pub mod foreign;
 pub mod forward;
 pub mod gateway;
 pub mod generate;

@@ -160,6 +160,18 @@ impl Serving {
         }
         self.models.gauges(&mut |gauge, target, value| gauges.push((gauge, target.to_owned(), value)));
         self.plugins.values(&mut |name, value| gauges.push((Gauge::PluginValue, name, value)));
+        for feed in self.providers.iter().filter_map(|provider| provider.feed()) {
+            let state = feed.state();
+            for (gauge, value) in [
+                (Gauge::KvConnected, u64::from(state.connected)),
+                (Gauge::KvBlocksEvents, state.blocks as u64),
+                (Gauge::KvBatches, state.batches),
+                (Gauge::KvGaps, state.gaps),
+                (Gauge::KvSkipped, state.skipped + state.malformed),
+            ] {
+                gauges.push((gauge, feed.id().to_owned(), value as f64));
+            }
+        }
         for provider in &self.providers {
             for (outcome, count) in provider.counts().each() {
                 let labels = [("provider", provider.id()), ("outcome", outcome)];

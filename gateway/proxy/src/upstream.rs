@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::call::Call;
 use crate::error::Failure;
+use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::governed::Account;
 use crate::prices::Price;
@@ -79,6 +80,11 @@ pub trait Upstream: Send + Sync + 'static {
 
     /// Answers `/detokenize`; the body of the reply.
     async fn detokenize(&self, request: DetokenizeRequest) -> Result<Vec<u8>, Failure>;
+
+    /// What its prefix cache holds, where a server that is not ours says so.
+    fn feed(&self) -> Option<Arc<Feed>> {
+        None
+    }
 
     /// Gauges of the engine behind it, for `/metrics`.
     fn gauges(&self, out: &mut dyn FnMut(crate::telemetry::Gauge, f64));

@@ -4,6 +4,8 @@
 //! cheapest worker that has one. So it can still move while it waits, and order, priority and cancellation have one owner.
 //!
 //! - [`index`]: which worker holds which prefix (told by the workers), and which blocks are promised to which worker
+//! - [`approximate`]: the same guessed, for backends that say nothing
+//! - [`foreign`]: the same from what vLLM and SGLang publish
 //! - [`cost`]: the price of a placement in seconds
 //! - [`fit`]: how fast each worker is, learned from its steps
 //! - `queue.rs`: who is next, fairly among tenants
@@ -15,10 +17,12 @@
 //! clocks, and any knowledge of what a token means.
 #![forbid(unsafe_code)]
 
+pub mod approximate;
 pub mod cost;
 pub mod explain;
 pub mod fit;
 pub mod fleet;
+pub mod foreign;
 pub mod index;
 pub mod pair;
 mod place;

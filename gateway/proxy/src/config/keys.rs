@@ -219,7 +219,7 @@ pub const KEYS: &[Key] = &[
     optional("models", "to", "[{ pool = \"chat\", weight = 9 }]", "Who answers: { pool = \"ID\" } or { provider = \"ID\", model = \"NAME THERE\" }, each with a weight (1). Without model, the name there is the same."),
     key("models", "fallback", "[]", "Who answers when these fail before their first token, in order; as to, without weights."),
     key("models", "fallback_on", "[\"error\", \"timeout\", \"rate_limit\"]", "For which failures the fallback is used; also \"context_length\", \"content_policy\", \"unsupported\"."),
-    key("models", "policy", "\"weighted\"", "How requests are shared among to: weighted, order (the first that is healthy), least_busy, latency (time to the first token), cost."),
+    key("models", "policy", "\"weighted\"", "How requests are shared among to: weighted, order (the first that is healthy), least_busy, latency (time to the first token), cost, cache_aware (where most of the prompt is cached, weighed against what is there already)."),
     key("models", "sticky", "\"none\"", "What stays at one target while that is healthy: none, key (the API key), user (the request's user), header:NAME."),
     key("models", "retries", "1", "Further attempts within to, before the fallback."),
     key("models", "retry_budget_percent", "20", "Retries and hedges per hundred requests; besides, one per second is always allowed."),
@@ -282,6 +282,9 @@ pub const KEYS: &[Key] = &[
     optional("providers", "health_path", "\"/models\"", "Ask for this path behind base_url, with a key, whether the provider lives; a status below 500 says so. Its targets in [[models]] are then left alone before requests have failed."),
     key("providers", "health_interval_ms", "10000", "How often; an answer that takes longer is none."),
     key("providers", "in_flight_max", "4096", "Requests at once; more are answered 503 with Retry-After."),
+    optional("providers", "kv_events", "\"tcp://10.0.0.7:5557\"", "PUB socket of vLLM or SGLang where the server publishes what its prefix cache holds, for policy = \"cache_aware\"."),
+    optional("providers", "kv_replay", "\"tcp://10.0.0.7:5558\"", "Its replay socket: what was published before, and what was lost, is asked for there."),
+    optional("providers", "tokenizer", "\"/models/qwen3\"", "With kv_events: the model's folder with tokenizer.json and its chat template, as the server has it."),
     key("providers", "stream_usage", "true", "Ask for the token counts of streams whose client did not (stream_options.include_usage), and keep them from the client."),
 ];
 

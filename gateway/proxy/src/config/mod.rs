@@ -20,10 +20,11 @@ mod telemetry;
 
 pub use admin::{ADMIN_LISTEN, AdminConfig, AdminKey, AdminListen, Role};
 pub use check::{DEMO_MODEL, Overrides, load};
+pub(crate) use models::TARGETS_MAX;
 pub use models::{MirrorConfig, ModelConfig, Sticky, TargetConfig};
 pub use plugins::{OnFail, PluginConfig};
 pub(crate) use providers::keys_in;
-pub use providers::{ProviderConfig, Secret};
+pub use providers::{KvEventsConfig, ProviderConfig, Secret};
 pub use snapshot::{
     BatchesConfig, CountersConfig, DeviceChoice, PoolConfig, PostgresConfig, Snapshot, StoreConfig, TlsFiles,
 };

@@ -7,7 +7,7 @@ use crate::prices::{Price, Prices};
 use crate::relay::{Policy, Reason};
 
 /// Targets of one model in all; also the bits of the relay's set of what was tried.
-const TARGETS_MAX: usize = 32;
+pub(crate) const TARGETS_MAX: usize = 32;
 
 /// A model of the config.
 #[derive(Clone, Debug, PartialEq)]
@@ -165,8 +165,12 @@ fn policy(table: &Reader<'_, '_>) -> Policy {
         "least_busy" => Policy::LeastBusy,
         "latency" => Policy::Latency,
         "cost" => Policy::Cost,
+        "cache_aware" => Policy::CacheAware,
         other => {
-            table.fault("policy", format!("{other:?} is not one of weighted, order, least_busy, latency, cost"));
+            table.fault(
+                "policy",
+                format!("{other:?} is not one of weighted, order, least_busy, latency, cost, cache_aware"),
+            );
             Policy::Weighted
         }
     }

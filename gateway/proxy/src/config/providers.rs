@@ -7,6 +7,7 @@ use http::{HeaderName, HeaderValue};
 
 use super::raw::Reader;
 use crate::client::Target;
+use crate::foreign::Endpoint;
 use crate::provider::Protocol;
 
 /// A provider.
@@ -52,6 +53,19 @@ pub struct ProviderConfig {
     pub in_flight_max: usize,
     /// Ask for the counts of streams whose client did not.
     pub stream_usage: bool,
+    /// Where it publishes what its prefix cache holds.
+    pub kv_events: Option<KvEventsConfig>,
+}
+
+/// Where a server publishes what its prefix cache holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvEventsConfig {
+    /// Its PUB socket.
+    pub endpoint: Endpoint,
+    /// Its replay socket.
+    pub replay: Option<Endpoint>,
+    /// Folder of the model's tokenizer and chat template.
+    pub tokenizer: PathBuf,
 }
 
 /// A text that is never shown.
@@ -114,8 +128,29 @@ pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Stri
         health_interval: millis("health_interval_ms"),
         in_flight_max: table.number("in_flight_max", 1..=1_000_000) as usize,
         stream_usage: table.flag("stream_usage"),
+        kv_events: kv_events(table),
     };
     Some(out)
+}
+
+fn kv_events(table: &Reader<'_, '_>) -> Option<KvEventsConfig> {
+    let endpoint = |name| {
+        let text = table.text(name)?;
+        Endpoint::parse(&text).map_err(|message| table.fault(name, message)).ok()
+    };
+    let (events, replay, tokenizer) = (endpoint("kv_events"), endpoint("kv_replay"), table.text("tokenizer"));
+    if events.is_none() && table.text("kv_events").is_none() && (replay.is_some() || tokenizer.is_some()) {
+        table.fault("kv_events", "is missing: kv_replay and tokenizer go with it");
+    }
+    let endpoint = events?;
+    let Some(tokenizer) = tokenizer.map(PathBuf::from) else {
+        table.fault(
+            "tokenizer",
+            "is needed with kv_events: the model's folder with tokenizer.json, as the server has it",
+        );
+        return None;
+    };
+    Some(KvEventsConfig { endpoint, replay, tokenizer })
 }
 
 fn health_path(table: &Reader<'_, '_>) -> Option<String> {
@@ -241,6 +276,9 @@ mod tests {
             ("id = \"a\"\nheaders = [1]", "name = \"text\""),
             ("id = \"a\"\n[[providers]]\nid = \"a\"", "used twice"),
             ("id = \"a\"\nprotocol = \"azure\"", "base_url: is missing"),
+            ("id = \"a\"\nkv_events = \"tcp://*:5557\"\ntokenizer = \"/m\"", "of the server that publishes"),
+            ("id = \"a\"\nkv_events = \"tcp://h:5557\"", "tokenizer: is needed with kv_events"),
+            ("id = \"a\"\nkv_replay = \"tcp://h:5558\"", "kv_events: is missing"),
         ] {
             let faults = read(&format!("[[providers]]\n{text}\n")).expect_err(text);
             assert!(faults.contains(part), "{part:?} in {faults}");

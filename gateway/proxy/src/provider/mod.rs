@@ -28,6 +28,7 @@ pub use protocol::Protocol;
 
 use crate::client::Client;
 use crate::config::{ProviderConfig, Snapshot};
+use crate::foreign::Feed;
 use crate::upstream::{Card, Upstream};
 use keys::Keys;
 
@@ -43,6 +44,8 @@ pub struct Provider {
     codec: Option<Box<dyn ProviderCodec>>,
     /// Models that it says it has.
     found: ArcSwap<Vec<String>>,
+    /// What its prefix cache holds.
+    feed: Option<Arc<Feed>>,
 }
 
 /// Why a provider cannot be used.
@@ -75,6 +78,7 @@ impl Provider {
             counts: Arc::default(),
             codec: protocol::codec_of(config),
             found: ArcSwap::default(),
+            feed: config.kv_events.as_ref().map(|events| Feed::new(&config.id, events)),
             config: config.clone(),
         })
     }
@@ -83,6 +87,9 @@ impl Provider {
     /// still are.
     fn after(mut self, before: &Self) -> Self {
         self.counts = before.counts.clone();
+        if self.config.kv_events == before.config.kv_events {
+            self.feed = before.feed.clone();
+        }
         if self.config.discover && self.config.target == before.config.target {
             self.found.store(before.found.load_full());
         }
@@ -115,6 +122,11 @@ impl Provider {
         let model = served.strip_prefix(self.id())?.strip_prefix('/')?;
         let found = self.found.load().iter().any(|have| have == model);
         found.then(|| self.upstream(served, model))
+    }
+
+    /// What its prefix cache holds, where it says so.
+    pub fn feed(&self) -> Option<&Arc<Feed>> {
+        self.feed.as_ref()
     }
 
     /// For people.
@@ -156,6 +168,12 @@ pub struct ProviderState {
     pub models: Vec<String>,
     /// Models that it said it has.
     pub found: Vec<String>,
+}
+
+/// Begins to follow the prefix caches of those that publish what they hold.
+pub fn follow(providers: &[Arc<Provider>]) {
+    let feeds: Vec<Arc<Feed>> = providers.iter().filter_map(|provider| provider.feed.clone()).collect();
+    crate::foreign::start(&feeds);
 }
 
 /// Every provider of a config.

@@ -19,6 +19,7 @@ use super::{Forwarded, Outcome, Protocol, Provider, fields, protocol};
 use crate::call::Call;
 use crate::client::{Deadlines, Response};
 use crate::error::Failure;
+use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::telemetry::trace::Kind;
 use crate::telemetry::{Gauge, OpenSpan, Trace};
@@ -249,6 +250,10 @@ impl Upstream for ProviderUpstream {
 
     async fn detokenize(&self, _: DetokenizeRequest) -> Result<Vec<u8>, Failure> {
         Err(Failure::new(ErrorKind::Unsupported, "The tokens of this model are the provider's own.").param("model"))
+    }
+
+    fn feed(&self) -> Option<Arc<Feed>> {
+        self.provider.feed().cloned()
     }
 
     fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}

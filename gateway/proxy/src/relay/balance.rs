@@ -18,6 +18,8 @@ pub enum Policy {
     Latency,
     /// The cheapest.
     Cost,
+    /// Where least is left to compute, of the prompt and of what is there already.
+    CacheAware,
 }
 
 /// What is known of a target at the moment of a choice.
@@ -33,6 +35,10 @@ pub(crate) struct View {
     pub(crate) seconds: f64,
     /// Dollars that this request would cost there, roughly.
     pub(crate) usd: f64,
+    /// Tokens of prompts there that are probably not computed yet.
+    pub(crate) pending_tokens: u64,
+    /// Of this prompt, tokens that it would have to compute.
+    pub(crate) own_tokens: u64,
     /// Hash of its id.
     pub(crate) hash: u64,
 }
@@ -48,7 +54,23 @@ pub(crate) fn choose(policy: Policy, sticky: Option<u64>, views: &[View], smooth
         Policy::LeastBusy => even(views, smooth, |view| (view.in_flight + 1) as f64 / f64::from(view.weight)),
         Policy::Latency => even(views, smooth, |view| view.seconds * (view.in_flight + 1) as f64),
         Policy::Cost => even(views, smooth, |view| view.usd),
+        Policy::CacheAware => even(views, smooth, work),
     }
+}
+
+/// What a prompt costs those that come after it, in times its own.
+const OWN: f64 = 2.0;
+/// What it costs each answer that is being made there.
+const HARM: f64 = 0.05;
+/// What one answer that is being made there costs, in tokens of prompt.
+const ANSWER_TOKENS: f64 = 64.0;
+
+/// The router's cost (`penstock_router::cost`) in tokens of prompt, for servers whose speed is not known: what is ahead, its own
+/// uncached part for itself and for others, and the answers that are being made there.
+fn work(view: &View) -> f64 {
+    let (own, busy) = (view.own_tokens as f64, view.in_flight as f64);
+    let tokens = view.pending_tokens as f64 + own * (1.0 + OWN) + HARM * own * busy + ANSWER_TOKENS * busy;
+    tokens / f64::from(view.weight)
 }
 
 /// The least by `cost`; equals share by weight.
@@ -147,6 +169,8 @@ mod tests {
             in_flight: 0,
             seconds: 0.0,
             usd: 0.0,
+            pending_tokens: 0,
+            own_tokens: 0,
             hash: hash(&[index as u8]),
         };
         weights.iter().enumerate().map(view).collect()
@@ -178,6 +202,18 @@ mod tests {
             assert_eq!(choose(policy, None, &views, &mut Smooth::new(3)), Some(best), "{policy:?}");
         }
         assert_eq!(choose(Policy::Weighted, None, &[], &mut Smooth::new(0)), None);
+    }
+
+    #[test]
+    fn a_cached_prompt_goes_where_it_is_until_that_is_too_busy() {
+        let mut views = views(&[1, 1]);
+        let choose = |views: &[View]| choose(Policy::CacheAware, None, views, &mut Smooth::new(2));
+        (views[0].own_tokens, views[1].own_tokens) = (8000, 500);
+        assert_eq!(choose(&views), Some(1));
+        views[1].in_flight = 8;
+        assert_eq!(choose(&views), Some(1), "answers that are being made weigh less than a long prompt");
+        views[1].pending_tokens = 30_000;
+        assert_eq!(choose(&views), Some(0), "what is ahead of it weighs more");
     }
 
     #[test]

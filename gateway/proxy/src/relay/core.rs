@@ -7,7 +7,8 @@ use super::balance::{self, Smooth, View};
 use super::breaker::Admission;
 use super::budget::Budget;
 use super::mirror::Mirror;
-use super::models::Context;
+use super::models::{Context, TARGETS_MAX};
+use super::prefix::{Prefix, Sent, Share};
 use super::target::{Size, Target};
 use super::verdict::Reason;
 use crate::call::Call;
@@ -27,6 +28,8 @@ pub(crate) struct Core {
     /// Those of `to`, then those of `fallback`.
     pub(crate) targets: Vec<Arc<Target>>,
     pub(crate) mirror: Option<Mirror>,
+    /// What was sent where.
+    pub(crate) sent: Arc<Sent>,
     smooth: Arc<Mutex<Smooth>>,
     budget: Arc<Mutex<Budget>>,
     pub(crate) metrics: Arc<Metrics>,
@@ -48,6 +51,15 @@ pub(crate) enum Choice {
 pub(crate) struct Asked {
     pub(crate) size: Size,
     pub(crate) sticky: Option<u64>,
+    /// Tokens that each target would have to compute, where that is known.
+    pub(crate) own_tokens: Option<[u32; TARGETS_MAX]>,
+}
+
+impl Asked {
+    /// Tokens that this target would have to compute.
+    pub(crate) fn own_tokens(&self, index: usize) -> u64 {
+        self.own_tokens.map_or(self.size.prompt_tokens, |own| own[index].into())
+    }
 }
 
 impl Core {
@@ -59,6 +71,7 @@ impl Core {
     ) -> Self {
         let percent = rules.mirror.as_ref().map_or(0, |mirror| mirror.percent);
         Self {
+            sent: Arc::new(Sent::new(targets.len())),
             smooth: Arc::new(Mutex::new(Smooth::new(targets.len()))),
             budget: Arc::new(Mutex::new(Budget::new(rules.retry_budget_percent))),
             mirror: mirror.map(|target| Mirror::new(target, percent)),
@@ -74,7 +87,7 @@ impl Core {
         if before.rules != self.rules {
             return self;
         }
-        Self { smooth: before.smooth.clone(), budget: before.budget.clone(), ..self }
+        Self { sent: before.sent.clone(), smooth: before.smooth.clone(), budget: before.budget.clone(), ..self }
     }
 
     /// Indices of `to`.
@@ -107,7 +120,8 @@ impl Core {
                     continue;
                 }
             }
-            views.push(target.view(index, self.rules.to[index].1, self.price(index), asked.size, now));
+            let view = target.view(index, self.rules.to[index].1, self.price(index), asked.size, now);
+            views.push(View { own_tokens: asked.own_tokens(index), ..view });
         }
         let mut smooth = self.smooth.lock().unwrap_or_else(PoisonError::into_inner);
         balance::choose(self.rules.policy, asked.sticky, &views, &mut smooth)
@@ -168,7 +182,7 @@ impl Core {
         self.metrics.count(metric, &all);
     }
 
-    pub(crate) fn asked(&self, call: &Call, origin: &Origin) -> Asked {
+    pub(crate) fn asked(&self, call: &Call, origin: &Origin, prefix: Option<&Prefix>) -> Asked {
         let sticky = match &self.rules.sticky {
             Sticky::None => None,
             Sticky::Key => Some(origin.tenant.as_bytes()).filter(|tenant| !tenant.is_empty()),
@@ -180,6 +194,12 @@ impl Core {
             prompt_tokens: (call.body.len() / BYTES_PER_TOKEN) as u64,
             completion_tokens: call.peek.max_tokens.map_or(COMPLETION_TOKENS, u64::from),
         };
-        Asked { size, sticky: sticky.map(balance::hash) }
+        let own = |prefix: &Prefix| {
+            std::array::from_fn(|index| {
+                let tokens = prefix.share(index).map_or(size.prompt_tokens, Share::own_tokens);
+                u32::try_from(tokens).unwrap_or(u32::MAX)
+            })
+        };
+        Asked { size, sticky: sticky.map(balance::hash), own_tokens: prefix.map(own) }
     }
 }

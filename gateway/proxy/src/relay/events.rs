@@ -12,6 +12,7 @@ use penstock_proto::ErrorKind;
 use tokio::time::{Sleep, sleep_until};
 
 use super::core::Core;
+use super::prefix::{Prefix, Share};
 use super::race::{Race, Winner, timeout};
 use super::target::Permit;
 use super::verdict::judge;
@@ -38,6 +39,8 @@ pub(super) struct Relayed {
     attempts: Vec<Attempt>,
     hedged: Vec<Arc<str>>,
     price: Option<Price>,
+    /// What whoever answers was believed to have of the prompt.
+    share: Option<Share>,
 }
 
 enum State {
@@ -47,11 +50,17 @@ enum State {
 }
 
 impl Relayed {
-    pub(super) fn new(core: Arc<Core>, call: Arc<Call>, mut origin: Origin, now: Instant) -> Self {
+    pub(super) fn new(
+        core: Arc<Core>,
+        call: Arc<Call>,
+        mut origin: Origin,
+        prefix: Option<Prefix>,
+        now: Instant,
+    ) -> Self {
         let own = core.rules.timeout.map(|limit| now + limit);
         let deadline = own.into_iter().chain(origin.deadline).min();
         origin.deadline = deadline;
-        let race = Race::new(core.clone(), call, origin, now);
+        let race = Race::new(core.clone(), call, origin, prefix, now);
         Self {
             timer: None,
             core,
@@ -61,6 +70,7 @@ impl Relayed {
             attempts: Vec::new(),
             hedged: Vec::new(),
             price: None,
+            share: None,
         }
     }
 
@@ -104,6 +114,20 @@ impl Relayed {
 }
 
 impl Relayed {
+    /// Notes what was predicted of the prompt's cached part and what the server says of it, once at the end.
+    fn tally(&mut self) {
+        let (Some(share), State::Speaking(speaking)) = (self.share.take(), &self.state) else { return };
+        let labels = [
+            ("model", self.core.rules.name.as_str()),
+            ("target", &*speaking.permit.target.id),
+            ("layer", share.layer.name()),
+        ];
+        let add = |metric, tokens: u64| self.core.metrics.observe(metric, &labels, tokens as f64);
+        add(Metric::RoutedTokens, share.prompt_tokens);
+        add(Metric::RoutedTokensPredicted, share.cached_tokens.min(share.prompt_tokens));
+        add(Metric::RoutedTokensCached, speaking.events.facts().cached_tokens);
+    }
+
     /// What is there at that time.
     pub(super) fn poll_at(
         &mut self,
@@ -117,12 +141,16 @@ impl Relayed {
                 if let Poll::Ready(Err(failure)) = &polled {
                     self.broke(failure, now);
                 }
+                if let Poll::Ready(Ok(false)) = polled {
+                    self.tally();
+                }
                 polled
             }
             State::Racing(race) => {
                 let outcome = std::task::ready!(race.poll(context, now));
                 self.attempts = race.attempts(now);
                 self.hedged = race.hedged().to_vec();
+                self.share = outcome.as_ref().ok().and_then(|winner| race.share(winner.index));
                 let mut winner = match outcome {
                     Ok(winner) => winner,
                     Err(failure) => {
@@ -133,6 +161,9 @@ impl Relayed {
                 out.append(&mut winner.said);
                 let more = winner.more;
                 self.speak(winner);
+                if !more {
+                    self.tally();
+                }
                 Poll::Ready(Ok(more))
             }
             State::Failed => Poll::Ready(Ok(false)),

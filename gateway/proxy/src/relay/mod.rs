@@ -14,6 +14,7 @@ pub(crate) mod cost;
 mod events;
 mod mirror;
 pub mod models;
+mod prefix;
 mod race;
 mod target;
 #[cfg(test)]
@@ -73,7 +74,11 @@ impl Upstream for Relay {
         if let Some(mirror) = &self.0.mirror {
             mirror.copy(&self.0, &call, &origin);
         }
-        Ok(Box::new(events::Relayed::new(self.0.clone(), call, origin, Instant::now())))
+        let prefix = match self.0.rules.policy {
+            Policy::CacheAware => Some(prefix::Prefix::of(&self.0, &call, Instant::now()).await),
+            _ => None,
+        };
+        Ok(Box::new(events::Relayed::new(self.0.clone(), call, origin, prefix, Instant::now())))
     }
 
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {

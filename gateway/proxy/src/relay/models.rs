@@ -4,16 +4,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Relay;
 use super::checks::{Checks, Probe};
 use super::core::Core;
 use super::target::Target;
+use super::{Policy, Relay};
 use crate::config::{ModelConfig, Snapshot, TargetConfig};
 use crate::governed::Billing;
 use crate::prices::Price;
 use crate::provider::Provider;
 use crate::telemetry::{Gauge, Metrics};
 use crate::upstream::Upstream;
+
+/// Targets of one model at most, fallbacks included.
+pub(crate) const TARGETS_MAX: usize = crate::config::TARGETS_MAX;
 
 /// What targets are made of.
 pub trait Targets {
@@ -235,6 +238,9 @@ impl Models {
     /// State of the targets, for `/metrics`.
     pub fn gauges(&self, out: &mut dyn FnMut(Gauge, &str, f64)) {
         let now = Instant::now();
+        for relay in self.relays.iter().filter(|relay| relay.rules.policy == Policy::CacheAware) {
+            out(Gauge::KvBlocksApproximate, &relay.rules.name, relay.sent.blocks() as f64);
+        }
         for target in self.targets.values() {
             out(Gauge::TargetState, &target.id, f64::from(target.level(now)));
             out(Gauge::TargetInFlight, &target.id, target.in_flight() as f64);

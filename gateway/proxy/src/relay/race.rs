@@ -14,6 +14,7 @@ use penstock_dialects::{ChatEvent, FaultClass, ProviderFault};
 use penstock_proto::ErrorKind;
 
 use super::core::{Asked, Choice, Core};
+use super::prefix::{Prefix, Share};
 use super::target::Permit;
 use super::verdict::{Reason, Verdict, judge, rank};
 use crate::call::Call;
@@ -69,6 +70,7 @@ pub(super) struct Race {
     call: Arc<Call>,
     origin: Origin,
     asked: Asked,
+    prefix: Option<Prefix>,
     running: Vec<Runner>,
     next: Next,
     /// Bits of targets.
@@ -87,9 +89,9 @@ pub(super) struct Race {
 }
 
 impl Race {
-    pub(super) fn new(core: Arc<Core>, call: Arc<Call>, origin: Origin, now: Instant) -> Self {
+    pub(super) fn new(core: Arc<Core>, call: Arc<Call>, origin: Origin, prefix: Option<Prefix>, now: Instant) -> Self {
         core.earn(now);
-        let asked = core.asked(&call, &origin);
+        let asked = core.asked(&call, &origin, prefix.as_ref());
         Self {
             hedge_at: core.rules.hedge_after.map(|after| now + after),
             retries: core.rules.retries,
@@ -103,9 +105,15 @@ impl Race {
             core,
             call,
             asked,
+            prefix,
             deadline: origin.deadline,
             origin,
         }
+    }
+
+    /// What the target was believed to have of the prompt.
+    pub(super) fn share(&self, index: usize) -> Option<Share> {
+        self.prefix.as_ref()?.share(index)
     }
 
     /// Counts of the attempt that runs, for the log.
@@ -170,7 +178,10 @@ impl Race {
         self.tried |= 1 << index;
         self.next = Next::GiveUp;
         let target = &self.core.targets[index];
-        let permit = target.enter(now, self.asked.size.stream);
+        let permit = target.enter(now, self.asked.size.stream, self.asked.own_tokens(index));
+        if let Some(prefix) = &self.prefix {
+            prefix.goes_to(&self.core, index, now);
+        }
         let (upstream, call, origin) = (target.upstream.clone(), self.call.clone(), self.origin.clone());
         let stage = Stage::Opening(Box::pin(async move { upstream.open(call, origin).await }));
         self.running.push(Runner { index, stage, permit, began: now, is_hedge, said: Vec::new() });

@@ -1,6 +1,6 @@
 //! One target: an upstream, how it does, and what it costs. Shared by all models that name it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,8 @@ pub(crate) struct Target {
 /// What outlives a reload.
 struct State {
     in_flight: AtomicUsize,
+    /// Tokens of prompts that were sent there and have not been answered.
+    pending_tokens: AtomicU64,
     health: Mutex<Health>,
 }
 
@@ -52,7 +54,11 @@ pub(crate) struct Size {
 impl Target {
     pub(crate) fn new(id: &str, upstream: Arc<dyn Upstream>, facts: Option<ModelFacts>) -> Self {
         let health = Health { misses: 0, breaker: Breaker::new(Rules::DEFAULT), latency: Default::default() };
-        let state = Arc::new(State { in_flight: AtomicUsize::new(0), health: Mutex::new(health) });
+        let state = Arc::new(State {
+            in_flight: AtomicUsize::new(0),
+            pending_tokens: AtomicU64::new(0),
+            health: Mutex::new(health),
+        });
         Self { id: id.into(), upstream, facts, hash: balance::hash(id.as_bytes()), state }
     }
 
@@ -79,7 +85,8 @@ impl Target {
         let seconds = self.health().latency[usize::from(!size.stream)].expected(now);
         let usd = price.map_or(0.0, |price| price.usd(size.prompt_tokens, 0, 0, size.completion_tokens));
         let in_flight = self.state.in_flight.load(Ordering::Relaxed);
-        View { index, weight, in_flight, seconds, usd, hash: self.hash }
+        let pending_tokens = self.state.pending_tokens.load(Ordering::Relaxed);
+        View { index, weight, in_flight, seconds, usd, pending_tokens, own_tokens: size.prompt_tokens, hash: self.hash }
     }
 
     /// Longest sequence, by its own word or the table's; 0: not known.
@@ -122,11 +129,12 @@ impl Target {
         }
     }
 
-    /// A request goes there.
-    pub(crate) fn enter(self: &Arc<Self>, now: Instant, stream: bool) -> Permit {
+    /// A request goes there, and has so many tokens to be computed.
+    pub(crate) fn enter(self: &Arc<Self>, now: Instant, stream: bool, tokens: u64) -> Permit {
         self.state.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.state.pending_tokens.fetch_add(tokens, Ordering::Relaxed);
         let ticket = Some(self.health().breaker.enter(now));
-        Permit { target: self.clone(), ticket, began: now, stream }
+        Permit { target: self.clone(), ticket, began: now, stream, tokens }
     }
 }
 
@@ -136,16 +144,23 @@ pub(crate) struct Permit {
     ticket: Option<Ticket>,
     began: Instant,
     stream: bool,
+    /// Of its prompt, not computed yet.
+    tokens: u64,
 }
 
 impl Permit {
     /// The first event is there.
     pub(crate) fn answered(&mut self, now: Instant) {
+        self.computed();
         let Some(ticket) = self.ticket.take() else { return };
         let seconds = now.saturating_duration_since(self.began).as_secs_f64();
         let mut health = self.target.health();
         health.latency[usize::from(!self.stream)].add(seconds, now);
         health.breaker.succeed(ticket, now);
+    }
+
+    fn computed(&mut self) {
+        self.target.state.pending_tokens.fetch_sub(std::mem::take(&mut self.tokens), Ordering::Relaxed);
     }
 
     /// The target works, whatever it said to this request.
@@ -174,6 +189,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
+        self.computed();
         self.target.state.in_flight.fetch_sub(1, Ordering::Relaxed);
         if let Some(ticket) = self.ticket.take() {
             // The time of the beginning is early enough: an abandoned probe may be repeated at once.

@@ -44,6 +44,12 @@ pub enum Metric {
     Mirrored,
     /// Requests to a provider, by outcome.
     UpstreamRequests,
+    /// Prompt tokens of requests that went where most of them was cached, by how that was known.
+    RoutedTokens,
+    /// Of these, believed to be cached.
+    RoutedTokensPredicted,
+    /// Of these, cached by the server's own word.
+    RoutedTokensCached,
     /// Lines of batches, by outcome.
     BatchLines,
     /// Requests that were not let in, by reason.
@@ -84,7 +90,7 @@ const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    const ALL: [Metric; 24] = [
+    const ALL: [Metric; 27] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -99,6 +105,9 @@ impl Metric {
         Metric::RetriesDenied,
         Metric::Mirrored,
         Metric::UpstreamRequests,
+        Metric::RoutedTokens,
+        Metric::RoutedTokensPredicted,
+        Metric::RoutedTokensCached,
         Metric::BatchLines,
         Metric::AuthFailures,
         Metric::PluginCalls,
@@ -165,6 +174,21 @@ impl Metric {
                 "penstock_limit_exceeded_total",
                 Kind::Counter,
                 "Used by requests beyond what was reserved for them: tokens, usd.",
+            ),
+            Metric::RoutedTokens => (
+                "penstock_routed_prompt_tokens_total",
+                Kind::Counter,
+                "Prompt tokens of requests routed by cache, by what is known of the target: events, approximate.",
+            ),
+            Metric::RoutedTokensPredicted => (
+                "penstock_routed_cached_tokens_predicted_total",
+                Kind::Counter,
+                "Of these, tokens that were believed to be cached where they went.",
+            ),
+            Metric::RoutedTokensCached => (
+                "penstock_routed_cached_tokens_total",
+                Kind::Counter,
+                "Of these, tokens that the server says it had cached.",
             ),
             Metric::BatchLines => ("penstock_batch_lines_total", Kind::Counter, "Lines of batches, by outcome."),
             Metric::AuthFailures => {
@@ -251,6 +275,18 @@ pub enum Gauge {
     TargetState,
     /// Requests at a target.
     TargetInFlight,
+    /// Blocks that targets are believed to hold, for lack of a better source.
+    KvBlocksApproximate,
+    /// Blocks that a provider says it holds.
+    KvBlocksEvents,
+    /// Whether its events come.
+    KvConnected,
+    /// Batches of its events.
+    KvBatches,
+    /// Times that some were missing.
+    KvGaps,
+    /// What could not be read or placed.
+    KvSkipped,
     /// Transactions of the store.
     StoreCommits,
     /// Changes in them.
@@ -334,6 +370,9 @@ impl Gauge {
     fn label(self) -> &'static str {
         match self {
             Gauge::TargetState | Gauge::TargetInFlight => "target",
+            Gauge::KvBlocksEvents | Gauge::KvConnected | Gauge::KvBatches | Gauge::KvGaps | Gauge::KvSkipped => {
+                "provider"
+            }
             Gauge::ConfigReloads => "outcome",
             Gauge::KeySetAge => "issuer",
             Gauge::PluginValue => "name",
@@ -424,6 +463,28 @@ impl Gauge {
             Gauge::RouterFirstTokenError => {
                 ("penstock_router_ttft_error_seconds_total", "counter", "Sum of the differences, without sign.")
             }
+            Gauge::KvBlocksApproximate => (
+                "penstock_kv_index_approximate_blocks",
+                "gauge",
+                "Prompt blocks that targets of a cache_aware model are believed to hold, from what they were sent.",
+            ),
+            Gauge::KvBlocksEvents => (
+                "penstock_kv_index_blocks",
+                "gauge",
+                "Blocks of 32 tokens that a provider says its prefix cache holds.",
+            ),
+            Gauge::KvConnected => ("penstock_kv_events_connected", "gauge", "1 while a provider's KV events come."),
+            Gauge::KvBatches => {
+                ("penstock_kv_event_batches_total", "counter", "Batches of KV events that were applied.")
+            }
+            Gauge::KvGaps => {
+                ("penstock_kv_event_gaps_total", "counter", "Times that batches of KV events were missing.")
+            }
+            Gauge::KvSkipped => (
+                "penstock_kv_events_skipped_total",
+                "counter",
+                "KV events that could not be read, or blocks that could not be placed.",
+            ),
             Gauge::ResumesInexact => {
                 ("penstock_resumes_inexact_total", "counter", "Continuations that were not bit-exact.")
             }

@@ -18,11 +18,12 @@ use crate::call::{Ask, Call};
 use crate::config::{self, Overrides};
 use crate::error::Failure;
 use crate::http::{Body, BodyBudget};
-use crate::relay::Probe;
 use crate::relay::core;
 use crate::relay::events::Relayed;
 use crate::relay::models::{Models, Targets};
+use crate::relay::prefix::Prefix;
 use crate::relay::target::Target;
+use crate::relay::{Policy, Probe};
 use crate::telemetry::{Gauge, Metrics};
 use crate::upstream::{Card, Course, Events, Facts, Origin, Upstream};
 
@@ -297,7 +298,10 @@ impl World {
     pub(super) fn ask(&self, headers: &[(&'static str, &str)], body: &str) -> Asking<'_> {
         let call = Arc::new(call(headers, body));
         let origin = Origin { tenant: "team".into(), deadline: None, trace: None, explain: false };
-        let events = Relayed::new(self.core(), call, origin, self.clock.now());
+        let now = self.clock.now();
+        let core = self.core();
+        let prefix = (core.rules.policy == Policy::CacheAware).then(|| Prefix::of_text(&core, &call, now));
+        let events = Relayed::new(core, call, origin, prefix, now);
         Asking { world: self, events, said: Vec::new() }
     }
 

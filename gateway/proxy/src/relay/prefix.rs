@@ -1,0 +1,196 @@
+//! Which target has how much of a prompt, for `cache_aware`.
+//!
+//! Where the target publishes its cache ([`crate::foreign`]) the prompt is made into the tokens that the server will see, and its index is
+//! asked. Elsewhere it is guessed from what was sent there: the text of the prompt, in the order in which prompts are made of it, in
+//! pieces of 128 bytes, which are about 32 tokens.
+
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::Instant;
+
+use penstock_dialects::{Decoded, Prompt, Request};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher};
+use penstock_router::WorkerId;
+use penstock_router::approximate::{Approximate, Trust};
+use penstock_text::TextModel;
+use tokio::sync::Semaphore;
+
+use super::core::Core;
+use super::models::TARGETS_MAX;
+use crate::call::Call;
+use crate::clock::unix_seconds;
+use crate::foreign;
+
+/// Text that is looked at: a million tokens.
+const TEXT_BYTES_MAX: usize = 4 << 20;
+
+/// Text up to this is tokenized here: a fraction of a millisecond.
+const INLINE_BYTES_MAX: usize = 4096;
+
+/// Bytes of text that are taken for one token.
+const TOKEN_BYTES: usize = 4;
+
+/// Prompts that are tokenized at once for this; who finds no place is routed by its text.
+static TOKENIZING: LazyLock<Arc<Semaphore>> =
+    LazyLock::new(|| Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from))));
+
+/// What was sent where, for one model.
+pub(crate) struct Sent {
+    view: Mutex<Approximate>,
+    targets: u8,
+    began: Instant,
+}
+
+impl Sent {
+    pub(crate) fn new(targets: usize) -> Self {
+        let targets = u8::try_from(targets.min(TARGETS_MAX)).unwrap_or(u8::MAX);
+        Self { view: Mutex::new(Approximate::new(targets, Trust::default())), targets, began: Instant::now() }
+    }
+
+    fn view(&self) -> std::sync::MutexGuard<'_, Approximate> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocks that are believed to be somewhere.
+    pub(crate) fn blocks(&self) -> usize {
+        self.view().len()
+    }
+}
+
+/// How it is known what a target has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layer {
+    /// It said so.
+    Events,
+    /// It was sent there.
+    Approximate,
+}
+
+impl Layer {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Layer::Events => "events",
+            Layer::Approximate => "approximate",
+        }
+    }
+}
+
+/// What one target has of a prompt.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Share {
+    pub(crate) layer: Layer,
+    pub(crate) prompt_tokens: u64,
+    pub(crate) cached_tokens: u64,
+}
+
+impl Share {
+    /// Tokens that it would have to compute: at least the last one, whose logits are wanted.
+    pub(crate) fn own_tokens(self) -> u64 {
+        self.prompt_tokens.saturating_sub(self.cached_tokens).max(1)
+    }
+}
+
+/// A prompt, and what each target has of it.
+pub(crate) struct Prefix {
+    text: Vec<BlockHash>,
+    shares: Vec<Share>,
+}
+
+impl Prefix {
+    /// By what was sent.
+    pub(crate) fn of_text(core: &Core, call: &Call, now: Instant) -> Self {
+        let mut words: Vec<u32> = Vec::with_capacity(call.body.len().min(TEXT_BYTES_MAX) / TOKEN_BYTES);
+        for part in &call.peek.prompt_at {
+            let piece = call.body.get(part.clone()).unwrap_or_default();
+            // An array without its end: the same conversation with one message more goes on there.
+            let piece = piece.strip_suffix(b"]").unwrap_or(piece);
+            let room = (TEXT_BYTES_MAX / TOKEN_BYTES).saturating_sub(words.len());
+            let whole = piece.chunks_exact(TOKEN_BYTES).take(room);
+            words.extend(whole.map(|four| four.iter().fold(0, |word, byte| word << 8 | u32::from(*byte))));
+        }
+        // Two models may share a name there, never a target here: the hashes need no salt.
+        let text = BlockHasher::new(b"text").chain(&words);
+        let age = now.saturating_duration_since(core.sent.began);
+        let hits = core.sent.view().hits(&text, core.sent.targets, age);
+        let prompt_tokens = words.len() as u64;
+        let share = |blocks: u32| Share {
+            layer: Layer::Approximate,
+            prompt_tokens,
+            cached_tokens: u64::from(blocks) * BLOCK_TOKENS as u64,
+        };
+        Self { text, shares: hits.into_iter().map(share).collect() }
+    }
+
+    /// By what targets say, where they do.
+    pub(crate) async fn of(core: &Core, call: &Call, now: Instant) -> Self {
+        let mut prefix = Self::of_text(core, call, now);
+        let mut made: Vec<Made> = Vec::new();
+        for (index, target) in core.targets.iter().enumerate() {
+            let Some(feed) = target.upstream.feed() else { continue };
+            let Some(text) = feed.text() else { continue };
+            if !made.iter().any(|made| Arc::ptr_eq(&made.text, &text)) {
+                let tokens = tokens(call, &text).await;
+                made.push(Made { text: text.clone(), tokens });
+            }
+            let known = made.iter().find(|made| Arc::ptr_eq(&made.text, &text)).and_then(|made| made.tokens.as_ref());
+            if let (Some((count, hashes)), Some(share)) = (known, prefix.shares.get_mut(index)) {
+                let (on_device, anywhere) = feed.hits(hashes);
+                // What lies further away has to be loaded: it counts half.
+                let blocks = f64::from(on_device) + f64::from(anywhere.saturating_sub(on_device)) / 2.0;
+                *share = Share {
+                    layer: Layer::Events,
+                    prompt_tokens: *count as u64,
+                    cached_tokens: (blocks * BLOCK_TOKENS as f64) as u64,
+                };
+            }
+        }
+        prefix
+    }
+
+    /// What that target has of it.
+    pub(crate) fn share(&self, index: usize) -> Option<Share> {
+        self.shares.get(index).copied()
+    }
+
+    /// It goes to that target.
+    pub(crate) fn goes_to(&self, core: &Core, index: usize, now: Instant) {
+        if let Ok(index) = u8::try_from(index) {
+            let age = now.saturating_duration_since(core.sent.began);
+            core.sent.view().sent(WorkerId(index), &self.text, age);
+        }
+    }
+}
+
+/// A prompt as servers with one tokenizer see it.
+struct Made {
+    text: Arc<TextModel>,
+    /// How many tokens it has, and the hashes of its blocks.
+    tokens: Option<(usize, Vec<BlockHash>)>,
+}
+
+/// The prompt as the server will see it; `None`: it cannot be told, or nobody has the time to.
+async fn tokens(call: &Call, text: &Arc<TextModel>) -> Option<(usize, Vec<BlockHash>)> {
+    let decoded = call.decoded().await.ok()?;
+    if call.body.len() <= INLINE_BYTES_MAX {
+        return tokenized(&decoded, text);
+    }
+    let place = TOKENIZING.clone().try_acquire_owned().ok()?;
+    let text = text.clone();
+    let task = tokio::task::spawn_blocking(move || {
+        let _place = place;
+        tokenized(&decoded, &text)
+    });
+    task.await.ok()?
+}
+
+fn tokenized(decoded: &Decoded, text: &TextModel) -> Option<(usize, Vec<BlockHash>)> {
+    let tokens = match &decoded.request {
+        Request::Chat(chat) => text.chat_prompt(chat, unix_seconds() as i64).ok().map(|prompt| prompt.tokens),
+        Request::Complete(complete) => match complete.prompts.as_slice() {
+            [Prompt::Text(prompt)] => text.encode(prompt, true).ok(),
+            [Prompt::Tokens(tokens)] => Some(tokens.clone()),
+            _ => None,
+        },
+        Request::Embed(_) | Request::Rerank(_) => None,
+    }?;
+    Some((tokens.len(), foreign::chain(&tokens)))
+}

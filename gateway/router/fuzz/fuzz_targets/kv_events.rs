@@ -1,0 +1,21 @@
+//! Payloads of a hostile publisher, several of them: nothing panics, and what is cleared leaves nothing.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use penstock_proto::BlockHasher;
+use penstock_router::foreign::{ForeignEvent, Rehasher, events};
+use penstock_router::{KvIndex, WorkerId};
+
+const SERVER: WorkerId = WorkerId(0);
+
+fuzz_target!(|payloads: Vec<&[u8]>| {
+    let mut index = KvIndex::default();
+    index.join(SERVER, 1000);
+    let mut rehasher = Rehasher::new(BlockHasher::new(b"fuzz"));
+    for payload in payloads {
+        let Ok(batch) = events::decode(payload) else { continue };
+        batch.events.iter().for_each(|event| rehasher.apply(event, &mut index, SERVER));
+    }
+    rehasher.apply(&ForeignEvent::Cleared, &mut index, SERVER);
+    assert_eq!((index.sizes(), index.shape(), rehasher.len()), ((0, 0), (0, 0), 0));
+});

@@ -1,0 +1,153 @@
+//! What backends that say nothing probably hold: what they were sent lately.
+//!
+//! Each backend has two generations of blocks. What is sent goes into the young one; when that is full, or old, it becomes the old one and
+//! what was in there is forgotten. So a block is forgotten between half of the capacity, or time, and all of it after it was last used:
+//! the least recently used go first, at no cost per use, and the index does the rest.
+
+use crate::{KvIndex, WorkerId};
+use penstock_proto::BlockHash;
+use penstock_proto::frames::{KvEvent, Tier};
+use std::time::Duration;
+
+/// How much is believed, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trust {
+    /// Blocks per backend at most.
+    pub blocks_max: usize,
+    /// A block that was not used for this long is believed to be gone.
+    pub time_max: Duration,
+}
+
+impl Default for Trust {
+    /// 65,536 blocks are 2 million tokens of 32 per block; ten minutes is what providers say of their caches.
+    fn default() -> Self {
+        Self { blocks_max: 1 << 16, time_max: Duration::from_secs(600) }
+    }
+}
+
+/// See the module header.
+#[derive(Default)]
+pub struct Approximate {
+    index: KvIndex,
+    trust: Trust,
+    generations: Vec<Generation>,
+}
+
+/// Which tier of the index stands for the young generation, and since when.
+#[derive(Clone, Copy, Default)]
+struct Generation {
+    young: usize,
+    since: Duration,
+}
+
+const TIERS: [Tier; 2] = [Tier::Device, Tier::Host];
+
+impl Approximate {
+    /// Of that many backends, numbered from 0.
+    pub fn new(backends: u8, trust: Trust) -> Self {
+        let mut index = KvIndex::default();
+        for backend in (0..backends).map(WorkerId) {
+            index.join(backend, trust.blocks_max.div_ceil(2));
+            index.limit(backend, Tier::Host, trust.blocks_max.div_ceil(2));
+        }
+        Self { index, trust, generations: vec![Generation::default(); backends.into()] }
+    }
+
+    /// A prompt was sent to a backend: a chain of blocks from its first on.
+    pub fn sent(&mut self, backend: WorkerId, hashes: &[BlockHash], now: Duration) {
+        self.age(backend, now);
+        let Some(generation) = self.generations.get(usize::from(backend.0)) else { return };
+        let (young, full) = (generation.young, self.trust.blocks_max.div_ceil(2));
+        if self.index.held(backend)[young] + hashes.len() > full {
+            self.turn(backend, now);
+        }
+        let young = TIERS[self.generations[usize::from(backend.0)].young];
+        self.index.stored(backend, young, None, hashes.iter().copied());
+    }
+
+    /// A backend answered that it holds nothing, or went away.
+    pub fn forget(&mut self, backend: WorkerId) {
+        self.index.leave(backend);
+    }
+
+    /// Leading blocks that each of the backends probably holds.
+    pub fn hits(&mut self, hashes: &[BlockHash], backends: u8, now: Duration) -> Vec<u32> {
+        (0..backends).for_each(|backend| self.age(WorkerId(backend), now));
+        let hits = self.index.hits(hashes, (0..backends).map(WorkerId));
+        hits[..usize::from(backends)].to_vec()
+    }
+
+    /// Blocks that are believed to be somewhere.
+    pub fn len(&self) -> usize {
+        self.index.sizes().0
+    }
+
+    /// Whether nothing is believed.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets what is too old.
+    fn age(&mut self, backend: WorkerId, now: Duration) {
+        let Some(generation) = self.generations.get(usize::from(backend.0)) else { return };
+        let age = now.saturating_sub(generation.since);
+        if age >= self.trust.time_max / 2 {
+            self.turn(backend, now);
+        }
+        if age >= self.trust.time_max {
+            self.turn(backend, now);
+        }
+    }
+
+    /// The young become the old.
+    fn turn(&mut self, backend: WorkerId, now: Duration) {
+        let generation = &mut self.generations[usize::from(backend.0)];
+        *generation = Generation { young: 1 - generation.young, since: now };
+        let tier = TIERS[generation.young] as i32;
+        self.index.apply(backend, &KvEvent { cleared: true, tier, ..Default::default() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: WorkerId = WorkerId(0);
+
+    fn chain(range: std::ops::Range<u128>) -> Vec<BlockHash> {
+        range.map(BlockHash).collect()
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn what_was_sent_is_believed_for_a_while() {
+        let mut view = Approximate::new(2, Trust { blocks_max: 100, time_max: seconds(60) });
+        view.sent(A, &chain(0..10), seconds(0));
+        assert_eq!(view.hits(&chain(0..20), 2, seconds(29)), [10, 0]);
+        view.sent(A, &chain(0..5), seconds(40));
+        assert_eq!(view.hits(&chain(0..20), 2, seconds(45)), [10, 0]);
+        assert_eq!(view.hits(&chain(0..20), 2, seconds(75)), [5, 0], "only what was used since");
+        assert_eq!(view.hits(&chain(0..20), 2, seconds(500)), [0, 0]);
+        assert!(view.is_empty());
+    }
+
+    #[test]
+    fn the_least_recently_used_go_first_and_there_is_a_limit() {
+        let mut view = Approximate::new(1, Trust { blocks_max: 100, time_max: seconds(600) });
+        for request in 0..100_u128 {
+            view.sent(A, &chain(0..10), seconds(1));
+            view.sent(A, &chain(1000 * request + 1000..1000 * request + 1010), seconds(1));
+            assert!(view.len() <= 100);
+        }
+        assert_eq!(view.hits(&chain(0..10), 1, seconds(1)), [10]);
+        assert_eq!(view.hits(&chain(100_000..100_010), 1, seconds(1)), [10]);
+        assert_eq!(view.hits(&chain(1000..1010), 1, seconds(1)), [0]);
+        view.sent(A, &chain(0..1000), seconds(1));
+        assert!(view.len() <= 100, "a prompt longer than all of it counts as far as there is room");
+        view.forget(A);
+        assert!(view.is_empty());
+    }
+}

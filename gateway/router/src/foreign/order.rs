@@ -1,0 +1,73 @@
+//! Sequence numbers of a publisher: what is next, what was there already, what is missing.
+
+/// Where a batch stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It is the next one.
+    Next,
+    /// It was there already.
+    Old,
+    /// Batches before it are missing, from this number on.
+    Gap(u64),
+    /// The publisher counts from the beginning again: it is another process, and everything it held is gone.
+    Restart,
+}
+
+/// See the module header.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Order {
+    next: Option<u64>,
+}
+
+/// A number this far below the expected one is not an old batch but a new life of the publisher. (One that is nearer comes with a new
+/// connection, where [`Order::forget`] is due.)
+const OLD_MAX: u64 = 1000;
+
+impl Order {
+    /// Looks at a batch; [`Self::took`] says that it was applied.
+    pub fn look(&self, sequence: u64) -> Turn {
+        match self.next {
+            // Whoever comes in the middle does not know what was before.
+            None if sequence == 0 => Turn::Next,
+            None => Turn::Gap(0),
+            Some(next) if sequence == next => Turn::Next,
+            Some(next) if sequence > next => Turn::Gap(next),
+            Some(next) if next - sequence > OLD_MAX => Turn::Restart,
+            Some(_) => Turn::Old,
+        }
+    }
+
+    /// Number of the next batch.
+    pub fn next(&self) -> u64 {
+        self.next.unwrap_or(0)
+    }
+
+    /// It was applied.
+    pub fn took(&mut self, sequence: u64) {
+        self.next = Some(sequence.saturating_add(1));
+    }
+
+    /// Nothing is known any more.
+    pub fn forget(&mut self) {
+        self.next = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_publisher_is_followed() {
+        let mut order = Order::default();
+        assert_eq!((order.look(0), order.look(7)), (Turn::Next, Turn::Gap(0)));
+        order.took(0);
+        order.took(1);
+        assert_eq!((order.look(2), order.look(5), order.look(1)), (Turn::Next, Turn::Gap(2), Turn::Old));
+        assert_eq!(order.look(0), Turn::Old);
+        order.took(5000);
+        assert_eq!((order.look(4990), order.look(3)), (Turn::Old, Turn::Restart));
+        order.forget();
+        assert_eq!(order.look(3), Turn::Gap(0));
+    }
+}

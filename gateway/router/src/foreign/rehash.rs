@@ -1,0 +1,372 @@
+//! From a foreign engine's blocks to ours: other hashes, other block sizes.
+//!
+//! ```text
+//! theirs, 16 tokens   e0      e1      e2      e3      e4
+//! ours, 32 tokens     ──── X ────     ──── Y ────     (tail of 16 waits for the next block)
+//! ```
+//! Ours is held where every one of theirs that it covers is held. So a node per foreign block keeps what lies between our last boundary
+//! and its end, and which of our blocks it is a part of. A node stays while it is held anywhere or something behind it is. Where theirs
+//! are longer than ours, two of theirs can begin alike: then one of ours is held as long as either of them is.
+
+use super::events::{ForeignEvent, ForeignHash};
+use crate::{KvIndex, WorkerId};
+use penstock_proto::frames::{KvEvent, Tier};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher};
+use std::collections::HashMap;
+
+/// Foreign blocks of one engine that are followed at most; some 300 bytes each.
+const NODES_MAX: usize = 1 << 20;
+
+/// Counts since the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Followed {
+    /// Foreign blocks that were told as stored.
+    pub stored: u64,
+    /// Foreign blocks that were told as removed.
+    pub removed: u64,
+    /// Foreign blocks that could not be placed: their parent was never told, or there are too many.
+    pub orphans: u64,
+}
+
+/// See the module header.
+pub struct Rehasher {
+    hasher: BlockHasher,
+    nodes: HashMap<ForeignHash, Node>,
+    /// Our blocks that are held in more than one way, by tier: in how many more.
+    shared: HashMap<(BlockHash, Tier), u32>,
+    followed: Followed,
+}
+
+struct Node {
+    parent: Option<ForeignHash>,
+    /// Nodes whose parent it is.
+    children: u32,
+    tokens: u32,
+    /// Bits of [`Tier`].
+    tiers: u8,
+    /// Our last block that ends in it or before it.
+    last: Option<BlockHash>,
+    /// Tokens behind that, up to its end.
+    tail: Box<[u32]>,
+    /// Our blocks that it is a part of.
+    covers: Vec<Cover>,
+}
+
+/// One of our blocks, as a path of foreign ones.
+#[derive(Clone, Copy)]
+struct Cover {
+    hash: BlockHash,
+    before: Option<BlockHash>,
+    /// The foreign block that completes it, and how many it covers back from there.
+    end: ForeignHash,
+    parts: u32,
+}
+
+impl Rehasher {
+    /// For prompts that are hashed by `hasher`.
+    pub fn new(hasher: BlockHasher) -> Self {
+        Self { hasher, nodes: HashMap::new(), shared: HashMap::new(), followed: Followed::default() }
+    }
+
+    /// Counts since the beginning.
+    pub fn followed(&self) -> Followed {
+        self.followed
+    }
+
+    /// Foreign blocks that are known.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether none is known.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Says to the index what an event means for `worker`.
+    pub fn apply(&mut self, event: &ForeignEvent, index: &mut KvIndex, worker: WorkerId) {
+        match event {
+            ForeignEvent::Stored { hashes, parent, tokens, block_tokens, tier } => {
+                self.followed.stored += hashes.len() as u64;
+                let mut parent = *parent;
+                let mut pieces = tokens.chunks_exact(*block_tokens);
+                for (at, hash) in hashes.iter().enumerate() {
+                    if !self.place(*hash, parent, pieces.next()) {
+                        self.followed.orphans += (hashes.len() - at) as u64;
+                        return;
+                    }
+                    self.hold(*hash, *tier, index, worker);
+                    parent = Some(*hash);
+                }
+            }
+            ForeignEvent::Removed { hashes, tier } => {
+                self.followed.removed += hashes.len() as u64;
+                hashes.iter().for_each(|hash| self.lose(*hash, *tier, index, worker));
+            }
+            ForeignEvent::Cleared => self.clear(index, worker),
+        }
+    }
+
+    /// Forgets everything: the engine did, or what it said is not known to be whole.
+    pub fn clear(&mut self, index: &mut KvIndex, worker: WorkerId) {
+        (self.nodes, self.shared) = (HashMap::new(), HashMap::new());
+        for tier in [Tier::Device, Tier::Host, Tier::Disk, Tier::Remote] {
+            index.apply(worker, &KvEvent { cleared: true, tier: tier as i32, ..Default::default() });
+        }
+    }
+
+    /// Makes a node for a block that has none. False: its tokens or its parent are not known.
+    fn place(&mut self, hash: ForeignHash, parent: Option<ForeignHash>, tokens: Option<&[u32]>) -> bool {
+        if self.nodes.contains_key(&hash) {
+            return true;
+        }
+        let Some(tokens) = tokens.filter(|_| self.nodes.len() < NODES_MAX) else { return false };
+        let (mut last, mut waiting) = match parent {
+            None => (None, Vec::new()),
+            Some(parent) => {
+                let Some(node) = self.nodes.get_mut(&parent) else { return false };
+                node.children += 1;
+                (node.last, node.tail.to_vec())
+            }
+        };
+        let mut missing = waiting.len();
+        waiting.extend_from_slice(tokens);
+        let mut covers = Vec::new();
+        let blocks = waiting.chunks_exact(BLOCK_TOKENS);
+        let tail: Box<[u32]> = blocks.remainder().into();
+        for block in blocks {
+            let ours = self.hasher.block(last, block);
+            let parts = self.mark(parent, &mut missing, Cover { hash: ours, before: last, end: hash, parts: 0 });
+            covers.push(Cover { hash: ours, before: last, end: hash, parts });
+            last = Some(ours);
+        }
+        let tokens = tokens.len() as u32;
+        self.nodes.insert(hash, Node { parent, children: 0, tokens, tiers: 0, last, tail, covers });
+        true
+    }
+
+    /// Notes one of our blocks in the foreign ones before the last that hold its first `missing` tokens; returns how many foreign blocks
+    /// it covers in all.
+    fn mark(&mut self, parent: Option<ForeignHash>, missing: &mut usize, cover: Cover) -> u32 {
+        let mut path = Vec::new();
+        let mut at = parent;
+        while *missing > 0
+            && let Some(hash) = at
+            && let Some(node) = self.nodes.get(&hash)
+        {
+            *missing = missing.saturating_sub(node.tokens as usize);
+            path.push(hash);
+            at = node.parent;
+        }
+        *missing = 0;
+        let parts = path.len() as u32 + 1;
+        for hash in path {
+            if let Some(node) = self.nodes.get_mut(&hash) {
+                node.covers.push(Cover { parts, ..cover });
+            }
+        }
+        parts
+    }
+
+    fn hold(&mut self, hash: ForeignHash, tier: Tier, index: &mut KvIndex, worker: WorkerId) {
+        let Some(node) = self.nodes.get_mut(&hash) else { return };
+        if node.tiers & bit(tier) != 0 {
+            return;
+        }
+        node.tiers |= bit(tier);
+        for cover in self.held(hash, tier) {
+            if index.holds(worker, tier, cover.hash) {
+                *self.shared.entry((cover.hash, tier)).or_default() += 1;
+            } else {
+                index.stored(worker, tier, cover.before, [cover.hash]);
+            }
+        }
+    }
+
+    /// Our blocks that it is a part of and that are held.
+    fn held(&self, hash: ForeignHash, tier: Tier) -> Vec<Cover> {
+        let covers = self.nodes.get(&hash).map_or(&[][..], |node| &node.covers);
+        covers.iter().filter(|cover| self.is_held(cover, tier)).copied().collect()
+    }
+
+    fn is_held(&self, cover: &Cover, tier: Tier) -> bool {
+        let mut at = Some(cover.end);
+        (0..cover.parts).all(|_| {
+            let node = at.and_then(|hash| self.nodes.get(&hash));
+            at = node.and_then(|node| node.parent);
+            node.is_some_and(|node| node.tiers & bit(tier) != 0)
+        })
+    }
+
+    fn lose(&mut self, hash: ForeignHash, tier: Tier, index: &mut KvIndex, worker: WorkerId) {
+        if self.nodes.get(&hash).is_none_or(|node| node.tiers & bit(tier) == 0) {
+            return;
+        }
+        for cover in self.held(hash, tier) {
+            match self.shared.get_mut(&(cover.hash, tier)) {
+                None => index.removed(worker, tier, [cover.hash]),
+                Some(1) => drop(self.shared.remove(&(cover.hash, tier))),
+                Some(more) => *more -= 1,
+            }
+        }
+        if let Some(node) = self.nodes.get_mut(&hash) {
+            node.tiers &= !bit(tier);
+        }
+        self.drop_unused(hash);
+    }
+
+    /// Drops a node that nothing needs, and those before it that were there for it alone.
+    fn drop_unused(&mut self, hash: ForeignHash) {
+        let mut at = Some(hash);
+        while let Some(hash) = at
+            && self.nodes.get(&hash).is_some_and(|node| node.tiers == 0 && node.children == 0)
+            && let Some(node) = self.nodes.remove(&hash)
+        {
+            for cover in node.covers.iter().filter(|cover| cover.end == hash) {
+                let mut part = node.parent;
+                for _ in 1..cover.parts {
+                    let Some(before) = part.and_then(|hash| self.nodes.get_mut(&hash)) else { break };
+                    before.covers.retain(|other| other.end != hash);
+                    part = before.parent;
+                }
+            }
+            at = node.parent;
+            if let Some(before) = at.and_then(|hash| self.nodes.get_mut(&hash)) {
+                before.children -= 1;
+            }
+        }
+    }
+}
+
+fn bit(tier: Tier) -> u8 {
+    1 << tier as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const W: WorkerId = WorkerId(0);
+
+    /// Tokens of the foreign block of that number, and the one before it: a tree in which block n follows block n / 2.
+    fn block(number: u32, size: usize) -> (Option<ForeignHash>, Vec<u32>) {
+        let parent = (number > 1).then(|| ForeignHash((number / 2).into()));
+        // Blocks with one parent begin alike.
+        let owner = |token: u32| if (token as usize) < size / 2 { number / 2 } else { number };
+        (parent, (0..size as u32).map(|token| owner(token) * 1000 + token).collect())
+    }
+
+    fn path(number: u32) -> Vec<u32> {
+        let mut path: Vec<u32> = std::iter::successors(Some(number), |n| (*n > 1).then(|| n / 2)).collect();
+        path.reverse();
+        path
+    }
+
+    fn hasher() -> BlockHasher {
+        BlockHasher::new(b"test")
+    }
+
+    fn prompt(number: u32, size: usize) -> Vec<BlockHash> {
+        let tokens: Vec<u32> = path(number).into_iter().flat_map(|number| block(number, size).1).collect();
+        hasher().chain(&tokens)
+    }
+
+    fn stored(number: u32, size: usize, tier: Tier, told: bool) -> ForeignEvent {
+        let (parent, tokens) = block(number, size);
+        let tokens = if told { tokens } else { Vec::new() };
+        ForeignEvent::Stored { hashes: vec![ForeignHash(number.into())], parent, tokens, block_tokens: size, tier }
+    }
+
+    struct Engine {
+        rehasher: Rehasher,
+        index: KvIndex,
+    }
+
+    impl Engine {
+        fn new() -> Self {
+            let mut index = KvIndex::default();
+            index.join(W, 1 << 20);
+            Self { rehasher: Rehasher::new(hasher()), index }
+        }
+
+        fn say(&mut self, event: &ForeignEvent) {
+            self.rehasher.apply(event, &mut self.index, W);
+        }
+
+        fn hit(&self, number: u32, size: usize) -> u32 {
+            self.index.hits(&prompt(number, size), [W])[0]
+        }
+    }
+
+    #[test]
+    fn two_of_theirs_are_one_of_ours() {
+        let mut engine = Engine::new();
+        engine.say(&stored(1, 16, Tier::Device, true));
+        assert_eq!((engine.hit(15, 16), engine.index.sizes().0), (0, 0), "half a block is none");
+        [3, 7, 15].iter().for_each(|number| engine.say(&stored(*number, 16, Tier::Device, true)));
+        assert_eq!(engine.hit(15, 16), 2);
+        engine.say(&ForeignEvent::Removed { hashes: vec![ForeignHash(7)], tier: Tier::Device });
+        assert_eq!(engine.hit(15, 16), 1);
+        engine.say(&stored(7, 16, Tier::Device, true));
+        assert_eq!(engine.hit(15, 16), 2, "the last of theirs never went");
+        engine.say(&ForeignEvent::Cleared);
+        assert_eq!((engine.hit(15, 16), engine.rehasher.len(), engine.index.sizes()), (0, 0, (0, 0)));
+    }
+
+    #[test]
+    fn a_block_without_a_known_parent_is_left_out() {
+        let mut engine = Engine::new();
+        engine.say(&stored(3, 32, Tier::Device, true));
+        engine.say(&stored(1, 32, Tier::Host, false));
+        assert_eq!((engine.index.sizes().0, engine.rehasher.followed().orphans), (0, 2));
+    }
+
+    proptest! {
+        /// Against what follows from who holds which of their blocks: ours is held where all it covers is.
+        #[test]
+        fn ours_is_held_where_all_of_theirs_is(
+            size in prop::sample::select(vec![1_usize, 8, 16, 24, 32, 48, 64, 100]),
+            ops in prop::collection::vec((1..32_u32, 0..3_usize, any::<bool>()), 0..120),
+        ) {
+            let tiers = [Tier::Device, Tier::Host, Tier::Disk];
+            let (mut engine, mut held) = (Engine::new(), BTreeSet::new());
+            for (number, tier, store) in ops {
+                if store {
+                    // An engine tells a block behind its parents, wherever those are now.
+                    for part in path(number) {
+                        engine.say(&stored(part, size, tiers[tier], true));
+                        held.insert((part, tier));
+                    }
+                } else {
+                    engine.say(&ForeignEvent::Removed { hashes: vec![ForeignHash(number.into())], tier: tiers[tier] });
+                    held.remove(&(number, tier));
+                }
+            }
+            for tier in 0..3 {
+                let mut ours = BTreeSet::new();
+                for number in 1..32 {
+                    let path = path(number);
+                    for (block, hash) in prompt(number, size).into_iter().enumerate() {
+                        let theirs = block * BLOCK_TOKENS / size..=((block + 1) * BLOCK_TOKENS - 1) / size;
+                        if path[theirs].iter().all(|part| held.contains(&(*part, tier))) {
+                            ours.insert(hash);
+                        }
+                    }
+                }
+                for number in 1..32 {
+                    let whole = prompt(number, size);
+                    let depth = whole.iter().take_while(|hash| ours.contains(hash)).count();
+                    let hits = engine.index.hits_by_tier(&whole, [W]);
+                    let told = if tier == 0 { hits.on_device(W) as usize } else { hits.within(W, tiers[tier]) as usize };
+                    prop_assert!(if tier == 0 { told == depth } else { told >= depth }, "{} {} {}", number, tier, size);
+                }
+            }
+            held.iter().for_each(|(number, tier)| {
+                engine.say(&ForeignEvent::Removed { hashes: vec![ForeignHash((*number).into())], tier: tiers[*tier] });
+            });
+            prop_assert_eq!((engine.rehasher.len(), engine.index.sizes()), (0, (0, 0)));
+        }
+    }
+}
