@@ -8,6 +8,7 @@ use crate::place::{Market, Placement, Verdict};
 use crate::policy::Policy;
 use crate::queue::{Queue, View, Waiting};
 use crate::random::Random;
+use crate::record::Record;
 use crate::slo::Slo;
 use crate::worker::{Member, Sent, WorkerView};
 use crate::{WORKERS_MAX, WorkerId};
@@ -361,6 +362,12 @@ impl Fleet {
         let placement = market.choose(&mut waiting, &|_| true, true, &mut { self.random });
         let (candidates, chosen) = placement.map_or_else(Default::default, |p| (p.candidates, Some(p.chosen)));
         self.explanation(&waiting, candidates, chosen, now)
+    }
+
+    /// What is to be written down of the decision that bound a request, if it was the last.
+    pub fn record(&self, request: u64) -> Option<Record> {
+        let made = self.decisions.back().filter(|made| made.request == request)?;
+        Some(Record::new(made, self.bound.get(&request)?.hashes.as_deref()?))
     }
 
     /// The last decisions, oldest first.

@@ -266,6 +266,7 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         explain: table.flag("explain"),
         prefill_workers: table.number("prefill_workers", 0..=127) as usize,
         roles: roles(table),
+        record: table.text("record").map(PathBuf::from),
     }
 }
 

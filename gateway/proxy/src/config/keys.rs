@@ -262,6 +262,7 @@ pub const KEYS: &[Key] = &[
     key("pools", "policy", "\"cache_aware\"", "Which worker gets a request: cache_aware (cheapest in seconds), least_load, power_of_two, round_robin, session. docs/reference/routing.md"),
     optional("pools", "slo", "{ ttft_ms = 1000, ttft_per_1k_ms = 150, tpot_ms = 100, refuse_above_percent = 400 }", "Objectives: time to the first token, what each thousand prompt tokens may add to it, time between tokens. The queue is ordered by them. A request that is predicted to miss its first one by more than that many hundredths is answered 503 with Retry-After; 0 or left out: none is."),
     key("pools", "explain", "false", "A request with the header x-penstock-route: explain is told in the same header of its answer who was chosen and why."),
+    optional("pools", "record", "\"/var/log/penstock/decisions.jsonl\"", "File that the router's decisions are written to, one JSON line a request, 256 MB at most with its predecessor: a trace that penstock simulate replays. Prefixes and tenants are numbers in it; there are no tokens and no texts."),
     optional("providers", "id", "\"acme\"", "Name in routes, logs and metrics."),
     key("providers", "protocol", "\"openai\"", "API that it speaks: openai (and everything compatible with it), openai_responses, azure, anthropic, gemini, vertex, bedrock."),
     optional("providers", "base_url", "\"https://api.acme.example/v1\"", "http://, https://, or unix:///PATH/TO/SOCKET:/BASE. Default: the protocol's own service."),

@@ -199,6 +199,8 @@ pub struct PoolConfig {
     pub prefill_workers: usize,
     /// Whether roles follow the load.
     pub roles: Follow,
+    /// Where decisions are written down.
+    pub record: Option<PathBuf>,
 }
 
 /// Objectives of a pool.

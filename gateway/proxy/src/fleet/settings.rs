@@ -44,6 +44,7 @@ pub(super) fn settings(
     settings.requests_max = asked.queue_max;
     settings.policy = asked.policy;
     settings.explain = asked.explain;
+    settings.record.clone_from(&asked.record);
     settings.limits.slo = asked.slo.map(|slo| Slo {
         ttft: slo.ttft,
         ttft_per_1k: slo.ttft_per_1k,

@@ -11,6 +11,7 @@ use super::config::{PoolConfig, PoolConfigError};
 use super::decision::Decision;
 use super::job::PoolEvent;
 use super::member::{Doubt, Member, Session};
+use super::recorder::{BYTES_MAX as RECORD_BYTES_MAX, Recorder};
 use super::session::{Event, Keeper, Link, Loss};
 use super::status::{Counts, ModelInfo, PoolStatus};
 use super::supervisor::{Order, Supervisor, Update};
@@ -21,7 +22,7 @@ use arc_swap::ArcSwap;
 use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{Cancel, DownBody, Drain, Output, Ready, Step};
 use penstock_proto::{BLOCK_TOKENS, ErrorKind};
-use penstock_router::{Choice, Fleet, Member as RouterMember, Refusal, Reject, View, WorkerId};
+use penstock_router::{Choice, Fleet, Member as RouterMember, Record, Refusal, Reject, View, WorkerId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,6 +58,8 @@ struct Live {
     interrupted: bool,
     /// When it was bound, and the time to its first token as predicted then; until that comes.
     bound_at: Option<(Instant, Duration)>,
+    /// What will be written down of it.
+    record: Option<Box<Record>>,
 }
 
 struct Ending {
@@ -83,6 +86,7 @@ pub(super) struct Actor {
     /// Since when no member takes requests; `None` while one does.
     nobody_since: Option<Instant>,
     counts: Counts,
+    recorder: Option<Recorder>,
     ending: Option<Ending>,
     roles: roles::Roles,
     last_tick: Instant,
@@ -108,6 +112,11 @@ impl Actor {
         members.extend(connect.map(|address| Member::new(address.to_string(), address.clone(), false, now)));
         let mut id = [0; 8];
         getrandom::fill(&mut id).map_err(|error| PoolConfigError::Random(error.to_string()))?;
+        let recorder = config.record.as_ref().map(|path| {
+            let failed = |source| PoolConfigError::Record { path: path.clone(), source };
+            Recorder::start(path, RECORD_BYTES_MAX).map_err(failed)
+        });
+        let recorder = recorder.transpose()?;
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let router =
             Fleet::new(config.weights, config.limits).with_policy(config.policy).seeded(u64::from_le_bytes(id));
@@ -129,6 +138,7 @@ impl Actor {
             model: None,
             nobody_since: Some(now),
             counts: Counts::default(),
+            recorder,
             ending: None,
             roles,
             last_tick: now,
@@ -325,7 +335,9 @@ impl Actor {
                 let tokens = output.tokens.len() as u64;
                 if let Some((bound_at, predicted)) = live.bound_at.take() {
                     self.counts.first_token(bound_at.elapsed(), predicted);
+                    live.record.iter_mut().for_each(|record| record.ttft_ms = bound_at.elapsed().as_secs_f64() * 1e3);
                 }
+                live.record.iter_mut().for_each(|record| record.output_length += tokens as u32);
                 live.slot.push(PoolEvent::Output(output));
                 self.router.settle(request);
                 self.router.emitted(request, tokens);
@@ -404,7 +416,7 @@ impl Actor {
         self.counts.submitted += 1;
         let truth = Truth::new(job, self.config.window_tokens);
         let place = Place::Waiting(Instant::now());
-        self.requests.insert(id, Live { truth, slot, place, interrupted: false, bound_at: None });
+        self.requests.insert(id, Live { truth, slot, place, interrupted: false, bound_at: None, record: None });
         self.wait(id);
     }
 
@@ -518,6 +530,9 @@ impl Actor {
             let made = self.router.decisions().next_back().filter(|made| asked && made.request == request);
             let route = made.map(|made| Decision::new(made, &self.members, now).line().into());
             live.bound_at = Some((Instant::now(), ttft));
+            if self.recorder.is_some() && !live.interrupted {
+                live.record = self.router.record(request).map(Box::new);
+            }
             live.slot.leave(PoolEvent::Bound {
                 worker: self.members[usize::from(worker.0)].name.clone(),
                 waited,
@@ -573,6 +588,9 @@ impl Actor {
     fn forget(&mut self, request: u64) {
         self.router.remove(request);
         let Some(live) = self.requests.remove(&request) else { return };
+        if let (Some(recorder), Some(record)) = (&mut self.recorder, live.record) {
+            recorder.write(*record, &live.truth.job.tenant);
+        }
         if let Place::Bound(worker) = live.place {
             self.member(worker).bound.remove(&request);
         }

@@ -96,6 +96,8 @@ pub struct PoolConfig {
     pub explain: bool,
     /// Who prefills for whom.
     pub roles: RoleConfig,
+    /// Where decisions are written down.
+    pub record: Option<PathBuf>,
 }
 
 /// A configuration that cannot work.
@@ -143,6 +145,15 @@ pub enum PoolConfigError {
         #[source]
         source: std::io::Error,
     },
+    /// The file of decisions cannot be written.
+    #[error("decisions cannot be written to {path:?}")]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
     /// The operating system has no random numbers.
     #[error("random numbers: {0}")]
     Random(String),
@@ -171,6 +182,7 @@ impl PoolConfig {
             policy: Policy::default(),
             explain: false,
             roles: RoleConfig::default(),
+            record: None,
         }
     }
 

@@ -14,6 +14,7 @@ mod decision;
 mod job;
 mod lease;
 mod member;
+mod recorder;
 mod session;
 mod status;
 mod supervisor;
