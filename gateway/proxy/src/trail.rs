@@ -167,6 +167,8 @@ impl Trail {
             hedged: self.course.hedged,
             resumes: self.facts.map_or(0, |facts| facts.resumes),
             inexact: self.facts.is_some_and(|facts| facts.inexact),
+            moves: self.facts.map_or(0, |facts| facts.moves),
+            gap_ms: self.facts.filter(|facts| facts.gap_us > 0).map(|facts| facts.gap_us as f64 / 1e3),
             client_gone: self.client_gone,
             tags: self.tags,
             ignored: self.ignored,
@@ -231,6 +233,10 @@ impl Trail {
         ttft.into_iter().for_each(|value| metrics.observe(Metric::TimeToFirstToken, &labels, value));
         tpot.into_iter().for_each(|value| metrics.observe(Metric::TimePerOutputToken, &labels, value));
         if let Some(facts) = self.facts {
+            if facts.gap_us > 0 {
+                let why = if facts.resumes > 0 { "lost" } else { "moved" };
+                metrics.observe(Metric::WorkerGap, &[labels[1], ("why", why)], facts.gap_us as f64 / 1e6);
+            }
             for (kind, count) in [("input", facts.prompt_tokens), ("output", facts.completion_tokens)] {
                 let labels = [labels[0], labels[1], ("gen_ai_token_type", kind)];
                 metrics.observe(Metric::TokenUsage, &labels, count as f64);

@@ -189,4 +189,8 @@ pub struct Facts {
     pub resumes: u32,
     /// Whether every continuation was bit-exact.
     pub inexact: bool,
+    /// How often the request was moved to another worker.
+    pub moves: u32,
+    /// Longest time without a token while it changed its worker, in microseconds.
+    pub gap_us: u64,
 }

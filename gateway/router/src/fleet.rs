@@ -322,6 +322,38 @@ impl Fleet {
         }
     }
 
+    /// Binds a request to a worker that its owner chose, as when it moves while it runs; `cached_tokens` of it are there. False, and
+    /// nothing has happened, when that worker is not there, takes nothing new, or would not start it now.
+    pub fn assign(&mut self, request: u64, view: View, worker: WorkerId, cached_tokens: u32, now: Duration) -> bool {
+        let mut waiting = Waiting::new(request, view, now);
+        let (tokens, sequences) = (waiting.view.tokens.len(), waiting.view.sequences.max(1));
+        let emitted = self.bound.get_mut(&request).map_or(0, |bound| std::mem::take(&mut bound.emitted));
+        let Some(target) = self.site.workers.get_mut(&worker).filter(|target| target.starts(sequences)) else {
+            self.bound.get_mut(&request).into_iter().for_each(|bound| bound.emitted = emitted);
+            return false;
+        };
+        let seconds = target.prefill_seconds(tokens, cached_tokens as usize);
+        let blocks = tokens.saturating_sub(cached_tokens as usize).div_ceil(BLOCK_TOKENS) as u32;
+        let sent = target.send(Sent { sequences, seconds, tokens, blocks });
+        let hashes = waiting.hashes(&target.member.numerics_id);
+        self.remove(request);
+        self.site.index.promise(worker, &hashes);
+        let View { tenant, weight, .. } = waiting.view;
+        self.bound.insert(request, Bound { worker, sent, tenant, weight, emitted, hashes: Some(hashes) });
+        true
+    }
+
+    /// Predicted seconds of a step of a worker with so many sequences and tokens more; `None` when it would not start them now.
+    pub fn step_with(&self, worker: WorkerId, sequences: u32, tokens: usize) -> Option<f64> {
+        let view = self.site.workers.get(&worker)?;
+        (sequences == 0 || view.starts(sequences)).then(|| view.step_seconds(sequences, tokens))
+    }
+
+    /// Predicted seconds of the prefill that a worker has before it.
+    pub fn prefill_ahead(&self, worker: WorkerId) -> f64 {
+        self.site.workers.get(&worker).map_or(0.0, WorkerView::queue_seconds)
+    }
+
     /// The next binding or refusal. Call until it says [`Choice::Hold`]; after any other the request has left the queue, and the
     /// caller sends it or tells its client.
     pub fn next(&mut self, now: Duration) -> Choice {

@@ -3,6 +3,7 @@
 
 pub mod dial;
 pub mod matrix;
+pub mod puppet;
 pub mod relay;
 
 use penstock_proto::frames::{FinishReason, Sampling};
@@ -193,6 +194,10 @@ pub struct Answer {
     pub finished: usize,
     /// Continuations, and whether each was exact.
     pub resumed: Vec<bool>,
+    /// How often it was moved.
+    pub moved: usize,
+    /// Times without a token while its worker changed.
+    pub gaps: Vec<Duration>,
     /// The failure, if it ended in one.
     pub failed: Option<(penstock_proto::ErrorKind, String)>,
 }
@@ -225,6 +230,8 @@ impl Answer {
             }
             PoolEvent::Resumed { exact } => self.resumed.push(exact),
             PoolEvent::Failed { kind, message, .. } => self.failed = Some((kind, message)),
+            PoolEvent::Moved { .. } => self.moved += 1,
+            PoolEvent::Gap { time, .. } => self.gaps.push(time),
             PoolEvent::Bound { .. } => {}
         }
     }

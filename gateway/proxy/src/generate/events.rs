@@ -145,6 +145,15 @@ impl PoolEvents {
                 self.facts.inexact |= !exact;
                 Ok(())
             }
+            PoolEvent::Moved { worker } => {
+                self.facts.moves += 1;
+                self.worker = Some(worker);
+                Ok(())
+            }
+            PoolEvent::Gap { time, .. } => {
+                self.facts.gap_us = self.facts.gap_us.max(time.as_micros() as u64);
+                Ok(())
+            }
             PoolEvent::Failed { kind, message, retry_after } => {
                 let failure = Failure::new(kind, client_message(kind, &message)).log(message);
                 Err(match retry_after {
@@ -325,6 +334,7 @@ impl Drop for PoolEvents {
             span.set("gen_ai.usage.output_tokens", facts.completion_tokens);
             span.set("penstock.cached_tokens", facts.cached_tokens);
             span.set("penstock.resumes", u64::from(facts.resumes));
+            span.set("penstock.moves", u64::from(facts.moves));
         }
     }
 }

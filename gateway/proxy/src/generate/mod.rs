@@ -215,6 +215,9 @@ impl Upstream for PoolUpstream {
         out(Gauge::RouterFirstTokenPredicted, status.counts.ttft_predicted_us as f64 / 1e6);
         out(Gauge::RouterFirstTokenError, status.counts.ttft_error_us as f64 / 1e6);
         out(Gauge::ResumesInexact, status.counts.resumed_inexact as f64);
+        out(Gauge::Moves, status.counts.moves as f64);
+        out(Gauge::MovesFailed, status.counts.moves_failed as f64);
+        out(Gauge::MovedBlocks, status.counts.moved_blocks as f64);
     }
 }
 

@@ -4,12 +4,13 @@
 //! A request is in one of two places: it waits in the router's queue, or it is bound to one member. When a member's session is
 //! lost, its requests go back to the queue, ahead of all others, with what they have emitted.
 
+pub(super) mod migrate;
 mod roles;
 pub(super) mod steer;
 
 use super::config::{PoolConfig, PoolConfigError};
 use super::decision::Decision;
-use super::job::PoolEvent;
+use super::job::{Gap, PoolEvent};
 use super::member::{Doubt, Member, Session};
 use super::recorder::{BYTES_MAX as RECORD_BYTES_MAX, Recorder};
 use super::session::{Event, Keeper, Link, Loss};
@@ -39,9 +40,6 @@ const TICK: Duration = Duration::from_millis(200);
 /// A worker that is told to exit shows within this time that it drains: twice its heartbeat, and some.
 const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
 
-/// A tick that comes later than this after the last one means that this process slept: nobody's silence counts then.
-const SLEPT: Duration = Duration::from_millis(1500);
-
 /// Where a request is.
 enum Place {
     /// In the router's queue, since then.
@@ -60,6 +58,12 @@ struct Live {
     bound_at: Option<(Instant, Duration)>,
     /// What will be written down of it.
     record: Option<Box<Record>>,
+    /// When its last tokens came.
+    spoke: Option<Instant>,
+    /// When it was moved, or was not after all.
+    moved: Option<Instant>,
+    /// It changed its worker and has said nothing since: why, and when it spoke last.
+    gap: Option<(Gap, Instant)>,
 }
 
 struct Ending {
@@ -90,6 +94,7 @@ pub(super) struct Actor {
     ending: Option<Ending>,
     roles: roles::Roles,
     last_tick: Instant,
+    moves: migrate::Moves,
 }
 
 impl Actor {
@@ -142,6 +147,7 @@ impl Actor {
             ending: None,
             roles,
             last_tick: now,
+            moves: migrate::Moves::default(),
         };
         actor.publish(now);
         Ok(actor)
@@ -168,6 +174,7 @@ impl Actor {
                         let now = self.began.elapsed();
                         _ = done.send(Decision::new(&self.router.explain(*view, now), &self.members, now));
                     }
+                    Some(Control::Move { request, worker, done }) => self.order_move(request, &worker, done),
                     Some(Control::Shutdown { leave, deadline, done }) => {
                         let deadline = Instant::now() + deadline;
                         self.ending = Some(Ending { leave, deadline, done });
@@ -230,10 +237,7 @@ impl Actor {
                     self.step(worker, step, now);
                 }
             }
-            Event::Pulled { worker, session, pulled } => {
-                let name = &self.member(worker).name;
-                tracing::debug!(worker = %name, session, id = pulled.id, blocks = pulled.blocks, why = pulled.why, "blocks pulled");
-            }
+            Event::Pulled { worker, session, pulled } => self.pulled(worker, session, &pulled),
             Event::Lost { worker, session, loss, why } => self.lost(worker, session, loss, &why),
             Event::Process { worker, update } => self.process(worker, update, now),
         }
@@ -303,8 +307,10 @@ impl Actor {
             self.router.observe(worker, batch);
             self.roles.observe(worker, batch);
         }
+        let ahead = self.router.prefill_ahead(worker);
         let member = &mut self.members[usize::from(worker.0)];
-        if member.session == Session::Suspected && member.doubt_now(&self.config, now) == Doubt::None {
+        member.steps += u64::from(step.batch.is_some());
+        if member.session == Session::Suspected && member.doubt_now(&self.config, ahead, now) == Doubt::None {
             member.session = Session::Ready;
             let is_free = member.steering == Steering::Free;
             self.router.suspend(worker, !is_free);
@@ -338,6 +344,13 @@ impl Actor {
                     live.record.iter_mut().for_each(|record| record.ttft_ms = bound_at.elapsed().as_secs_f64() * 1e3);
                 }
                 live.record.iter_mut().for_each(|record| record.output_length += tokens as u32);
+                if tokens > 0 {
+                    let now = Instant::now();
+                    if let Some((why, since)) = live.gap.take() {
+                        live.slot.leave(PoolEvent::Gap { why, time: now.saturating_duration_since(since) });
+                    }
+                    live.spoke = Some(now);
+                }
                 live.slot.push(PoolEvent::Output(output));
                 self.router.settle(request);
                 self.router.emitted(request, tokens);
@@ -416,7 +429,18 @@ impl Actor {
         self.counts.submitted += 1;
         let truth = Truth::new(job, self.config.window_tokens);
         let place = Place::Waiting(Instant::now());
-        self.requests.insert(id, Live { truth, slot, place, interrupted: false, bound_at: None, record: None });
+        let live = Live {
+            truth,
+            slot,
+            place,
+            interrupted: false,
+            bound_at: None,
+            record: None,
+            spoke: None,
+            moved: None,
+            gap: None,
+        };
+        self.requests.insert(id, live);
         self.wait(id);
     }
 
@@ -458,8 +482,17 @@ impl Actor {
     /// Puts a request into the router's queue.
     fn wait(&mut self, request: u64) {
         let Some(live) = self.requests.get(&request) else { return };
+        let view = self.view(live);
+        let now = self.began.elapsed();
+        if let Err(reject) = self.router.enqueue(request, view, now) {
+            self.refuse(request, reject);
+        }
+    }
+
+    /// A request as the router sees it.
+    fn view(&self, live: &Live) -> View {
         let truth = &live.truth;
-        let view = View {
+        View {
             tokens: truth.tokens(),
             salt: Arc::clone(&truth.job.salt),
             priority: truth.job.priority,
@@ -470,10 +503,6 @@ impl Actor {
             weight: truth.job.weight,
             session: None,
             deadline: truth.job.deadline.map(|deadline| deadline.saturating_duration_since(self.began)),
-        };
-        let now = self.began.elapsed();
-        if let Err(reject) = self.router.enqueue(request, view, now) {
-            self.refuse(request, reject);
         }
     }
 
@@ -562,6 +591,9 @@ impl Actor {
         let Some(live) = self.requests.get_mut(&request) else { return };
         live.place = Place::Waiting(Instant::now());
         live.interrupted = true;
+        live.gap = live.gap.or_else(|| live.spoke.map(|since| (Gap::Lost, since)));
+        self.end_move(request);
+        let Some(live) = self.requests.get_mut(&request) else { return };
         if live.truth.lose(died) {
             self.router.remove(request);
             self.wait(request);
@@ -587,6 +619,7 @@ impl Actor {
 
     fn forget(&mut self, request: u64) {
         self.router.remove(request);
+        self.end_move(request);
         let Some(live) = self.requests.remove(&request) else { return };
         if let (Some(recorder), Some(record)) = (&mut self.recorder, live.record) {
             recorder.write(*record, &live.truth.job.tenant);
@@ -621,14 +654,14 @@ impl Actor {
 
     fn tick(&mut self) {
         let now = Instant::now();
-        let slept = now.saturating_duration_since(self.last_tick) > SLEPT;
+        // What this process did not have of the time was not silence: the machine is busy, or slept, and workers wait for it too.
+        let late = now.saturating_duration_since(self.last_tick).saturating_sub(TICK);
         self.last_tick = now;
-        if slept {
-            self.members.iter_mut().for_each(|member| member.heard = now);
-        }
+        self.members.iter_mut().for_each(|member| member.heard = (member.heard + late).min(now));
         self.doubts(now);
         self.steer_tick(now);
         self.roles_tick(now);
+        self.move_tick(now);
         self.note_nobody(now);
         self.deadlines(now);
         self.publish(now);
@@ -638,9 +671,10 @@ impl Actor {
         let config = Arc::clone(&self.config);
         for worker in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
             let others = (0..).zip(&self.members).any(|(at, member)| at != worker.0 && member.takes_requests());
+            let ahead = self.router.prefill_ahead(worker);
             let member = self.member(worker);
             let silence = now.saturating_duration_since(member.heard);
-            let doubt = member.doubt_now(&config, now);
+            let doubt = member.doubt_now(&config, ahead, now);
             if doubt == Doubt::GiveUp || doubt == Doubt::Suspect && others && member.link.is_some() {
                 self.give_up(worker, "no sign of life for too long, or a step that does not end");
             } else if doubt == Doubt::Suspect && member.session == Session::Ready {

@@ -86,6 +86,8 @@ pub struct PoolConfig {
     pub kill_after: Duration,
     /// A step may take this long, or ten times the longest seen, whichever is more.
     pub step_max: Duration,
+    /// Whether requests move from a worker that has become slow to one that would be faster.
+    pub balance: bool,
     /// Weights of the router's cost.
     pub weights: Weights,
     /// The router's limits.
@@ -177,6 +179,7 @@ impl PoolConfig {
             give_up_after: Duration::from_secs(10),
             kill_after: Duration::from_secs(30),
             step_max: Duration::from_secs(10),
+            balance: true,
             weights: Weights::default(),
             limits: Limits::default(),
             policy: Policy::default(),

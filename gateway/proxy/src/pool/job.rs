@@ -68,6 +68,18 @@ pub enum PoolEvent {
         /// Whether the continuation is bit-exact.
         exact: bool,
     },
+    /// The request goes on at another worker while the first one lives: a migration. Always exact.
+    Moved {
+        /// The other worker's name.
+        worker: Arc<str>,
+    },
+    /// The next output is the first one after the request changed its worker.
+    Gap {
+        /// Why it did.
+        why: Gap,
+        /// From the last token before to the first one after.
+        time: Duration,
+    },
     /// The request cannot go on. The last event.
     Failed {
         /// What happened.
@@ -77,6 +89,15 @@ pub enum PoolEvent {
         /// When it is worth trying again.
         retry_after: Option<Duration>,
     },
+}
+
+/// Why a request changed its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gap {
+    /// The worker was lost, or passed the request on.
+    Lost,
+    /// It was moved.
+    Moved,
 }
 
 /// Why a request was not taken.

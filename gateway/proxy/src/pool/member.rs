@@ -10,6 +10,15 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Steps after which the speed of a worker is known.
+const KNOWN_AFTER: u64 = 64;
+
+/// A step may always take so many seconds.
+const STEP_LEAST: f64 = 3.0;
+
+/// What is left of the longest step with each one after it: half after 700.
+const FADING: f64 = 0.999;
+
 /// What the actor should do about a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doubt {
@@ -55,8 +64,10 @@ pub(super) struct Member {
     pub(super) state: EngineState,
     /// When it last said anything.
     pub(super) heard: Instant,
-    /// Longest step it has reported, in seconds.
+    /// Longest step it has reported, in seconds; long ago counts less.
     longest_step: f64,
+    /// Steps of this life that told what they computed.
+    pub(super) steps: u64,
     pub(super) bound: HashSet<u64>,
     pub(super) deaths: u64,
     /// Why it does not suit the pool, if that is so.
@@ -79,6 +90,7 @@ impl Member {
             state: EngineState::default(),
             heard: now,
             longest_step: 0.0,
+            steps: 0,
             bound: HashSet::new(),
             deaths: 0,
             unsuited: None,
@@ -95,6 +107,7 @@ impl Member {
         self.numerics_id = ready.numerics_id.as_str().into();
         self.heard = now;
         self.longest_step = 0.0;
+        self.steps = 0;
         self.say(ready.state.as_ref());
         self.ready = Some(ready);
     }
@@ -117,7 +130,7 @@ impl Member {
     pub(super) fn say(&mut self, state: Option<&EngineState>) {
         if let Some(state) = state {
             if state.step_seconds.is_finite() {
-                self.longest_step = self.longest_step.max(state.step_seconds);
+                self.longest_step = state.step_seconds.max(self.longest_step * FADING);
             }
             self.state = state.clone();
         }
@@ -128,15 +141,13 @@ impl Member {
         self.session == Session::Ready && !self.state.draining && self.steering == Steering::Free
     }
 
-    /// What its silence, or the age of its step, means.
-    pub(super) fn doubt_now(&self, config: &PoolConfig, now: Instant) -> Doubt {
+    /// What its silence, or the age of its step, means. `ahead`: predicted seconds of the prefill that it has.
+    pub(super) fn doubt_now(&self, config: &PoolConfig, ahead: f64, now: Instant) -> Doubt {
         if !matches!(self.session, Session::Ready | Session::Suspected | Session::Loading(_)) {
             return Doubt::None;
         }
         let silence = now.saturating_duration_since(self.heard);
-        // Before the first step there is no measure; a cold start may take long.
-        let patience =
-            if self.longest_step > 0.0 { config.step_max.as_secs_f64().max(10.0 * self.longest_step) } else { 60.0 };
+        let patience = self.patience(config, ahead);
         let age = self.state.step_age_seconds;
         if silence > config.give_up_after || age > 4.0 * patience {
             Doubt::GiveUp
@@ -144,6 +155,17 @@ impl Member {
             Doubt::Suspect
         } else {
             Doubt::None
+        }
+    }
+
+    /// Seconds that a step may take. Before the first one there is no measure, and a cold start may take long; of a worker that is
+    /// known, a step is ten times as long as any before, or four times as long as all of its prefill would take, and then it hangs.
+    fn patience(&self, config: &PoolConfig, ahead: f64) -> f64 {
+        let most = config.step_max.as_secs_f64();
+        match self.steps {
+            _ if self.longest_step <= 0.0 => 60.0,
+            KNOWN_AFTER.. => most.min(STEP_LEAST).max(4.0 * ahead).max(10.0 * self.longest_step),
+            _ => most.max(10.0 * self.longest_step),
         }
     }
 

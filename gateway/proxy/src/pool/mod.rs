@@ -21,9 +21,10 @@ mod supervisor;
 mod ticket;
 mod truth;
 
+pub use actor::migrate::MoveError;
 pub use config::{Follow, LocalWorkers, PoolConfig, PoolConfigError, RoleConfig};
 pub use decision::{Decision, Offer};
-pub use job::{CHOICES_MAX, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
+pub use job::{CHOICES_MAX, Gap, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
 pub use status::{Counts, ModelInfo, PoolStatus, WorkerPhase, WorkerStatus};
 pub use ticket::Ticket;
 
@@ -76,7 +77,7 @@ pub enum Leave {
 /// What an operator asks of one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steer {
-    /// It finishes what it has and gets nothing new.
+    /// It gets nothing new; what it has moves to others where workers can hand their blocks over, and is finished there otherwise.
     Hold,
     /// It is used again.
     Release,
@@ -115,6 +116,8 @@ pub(crate) enum Control {
     Decisions { count: usize, done: oneshot::Sender<Vec<Decision>> },
     /// What would be decided about a prompt now.
     Explain { view: Box<penstock_router::View>, done: oneshot::Sender<Decision> },
+    /// Moves a request to the worker of that name while it runs.
+    Move { request: u64, worker: String, done: oneshot::Sender<Result<(), MoveError>> },
     /// Take nothing new, let open requests finish, then leave.
     Shutdown { leave: Leave, deadline: Duration, done: oneshot::Sender<()> },
 }
@@ -270,6 +273,18 @@ impl Pool {
             answer.await.map_err(|_| SteerError::Closed)
         };
         tokio::time::timeout(STEER_TIMEOUT, asking).await.unwrap_or(Err(SteerError::Closed))
+    }
+
+    /// Moves a request ([`Ticket::id`]) to the worker of that name while it runs. Returns when it has moved.
+    ///
+    /// # Errors
+    /// [`MoveError`]; the request goes on where it is.
+    pub async fn migrate(&self, request: u64, worker: &str) -> Result<(), MoveError> {
+        let (done, answer) = oneshot::channel();
+        let asked = Control::Move { request, worker: worker.to_owned(), done };
+        self.shared.control.send(asked).await.map_err(|_| MoveError::Closed)?;
+        // The actor ends every migration in time.
+        answer.await.unwrap_or(Err(MoveError::Closed))
     }
 
     /// Takes nothing new, lets open requests finish for at most `deadline`, then leaves the workers as told. Returns when done.

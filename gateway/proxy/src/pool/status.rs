@@ -90,6 +90,12 @@ pub struct Counts {
     pub resumed: u64,
     /// Of these, in other numerics.
     pub resumed_inexact: u64,
+    /// Requests that were moved while they ran.
+    pub moves: u64,
+    /// Requests that were to be moved and stayed where they were.
+    pub moves_failed: u64,
+    /// KV blocks that were fetched for them.
+    pub moved_blocks: u64,
     /// Tokens that came from an attempt that was no longer current, or twice, and were dropped.
     pub tokens_dropped: u64,
     /// Changes of a worker's role that followed the load.

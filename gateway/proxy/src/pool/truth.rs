@@ -48,6 +48,8 @@ pub(super) enum Accepted {
 pub(super) struct Truth {
     pub(super) job: Job,
     pub(super) attempt: u32,
+    /// Attempts that ended because their worker was lost; those that ended in a move are no sign of trouble.
+    losses: u32,
     choices: Vec<Choice>,
     /// Numerics of the tokens emitted so far, once there are any.
     pub(super) numerics_id: Option<Arc<str>>,
@@ -63,7 +65,16 @@ impl Truth {
     /// A request of which nothing has happened; each choice may emit `window` tokens.
     pub(super) fn new(job: Job, window: u32) -> Self {
         let choices = (0..job.choices).map(|_| Choice { allowed: window, ..Choice::default() }).collect();
-        Self { job, attempt: 0, choices, numerics_id: None, prompt_told: false, advanced: false, deaths: Vec::new() }
+        Self {
+            job,
+            attempt: 0,
+            losses: 0,
+            choices,
+            numerics_id: None,
+            prompt_told: false,
+            advanced: false,
+            deaths: Vec::new(),
+        }
     }
 
     /// Choices that have not ended.
@@ -194,6 +205,7 @@ impl Truth {
     /// A request that emitted tokens there did not kill it by being started: it may have been beside one that did.
     pub(super) fn lose(&mut self, died: Option<u64>) -> bool {
         self.attempt += 1;
+        self.losses += 1;
         if std::mem::take(&mut self.advanced) {
             self.deaths.clear();
         } else if let Some(epoch) = died
@@ -201,7 +213,47 @@ impl Truth {
         {
             self.deaths.push(epoch);
         }
-        self.deaths.len() < DEATHS_MAX && self.attempt < ATTEMPTS_MAX
+        self.deaths.len() < DEATHS_MAX && self.losses < ATTEMPTS_MAX
+    }
+
+    /// The request leaves a worker that lives for another one: what the old one says from here on is not news.
+    pub(super) fn leave(&mut self) {
+        self.attempt += 1;
+        if std::mem::take(&mut self.advanced) {
+            self.deaths.clear();
+        }
+    }
+
+    /// Per open choice, the tokens whose keys and values its worker has computed: all but the last, which its next step reads.
+    pub(super) fn computed(&self) -> Vec<(u32, Vec<u32>)> {
+        let open = self.choices.iter().enumerate().filter(|(_, choice)| !choice.closed);
+        open.map(|(at, choice)| {
+            let mut tokens = [&self.job.prompt[..], &choice.emitted].concat();
+            tokens.pop();
+            (at as u32, tokens)
+        })
+        .collect()
+    }
+
+    /// Bytes of the frame that continues the request, at most.
+    pub(super) fn frame_bytes(&self) -> usize {
+        // A token takes five bytes at most; the rest (sampling with its lists) is what it was when the request was bound first.
+        let emitted: usize =
+            self.choices.iter().filter(|choice| !choice.closed).map(|choice| choice.emitted.len()).sum();
+        let sampling = &self.job.sampling;
+        let lists = sampling.allowed_tokens.len() + sampling.stop_tokens.len() + 2 * sampling.logit_bias.len();
+        5 * (self.job.prompt.len() + emitted) + 8 * lists + 32 * self.choices.len() + self.job.salt.len() + 1024
+    }
+
+    /// Output tokens that a choice may still get, most of all open ones.
+    pub(super) fn left(&self) -> u32 {
+        let open = self.choices.iter().filter(|choice| !choice.closed);
+        open.map(|choice| self.job.sampling.max_tokens.saturating_sub(choice.emitted.len() as u32)).max().unwrap_or(0)
+    }
+
+    /// Whether every open choice has a token: its prefill is over.
+    pub(super) fn decodes(&self) -> bool {
+        self.open() > 0 && self.choices.iter().all(|choice| choice.closed || !choice.emitted.is_empty())
     }
 
     /// Whether workers died of it (as far as one can know), for the message.
@@ -303,6 +355,20 @@ mod tests {
         assert!(truth.lose(None), "given up, not dead");
         assert!(!truth.lose(Some(2)));
         assert!(truth.is_suspect());
+    }
+
+    #[test]
+    fn a_request_that_moves_is_no_suspect_and_may_move_for_ever() {
+        let mut truth = Truth::new(job(1), 1000);
+        assert!(!truth.decodes());
+        assert!(truth.lose(Some(1)));
+        for at in 0..100 {
+            delivered(&mut truth, output(at + 1, 0, at, &[at]));
+            truth.leave();
+        }
+        assert!(truth.decodes() && truth.lose(Some(2)), "the first death was long ago");
+        assert_eq!(truth.computed(), [(0, [1, 2, 3].into_iter().chain(0..99).collect())]);
+        assert_eq!(truth.left(), 0);
     }
 
     #[test]

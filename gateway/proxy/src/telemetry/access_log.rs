@@ -112,6 +112,12 @@ pub struct Record<'a> {
     /// A continuation was not bit-exact.
     #[serde(skip_serializing_if = "is_false")]
     pub inexact: bool,
+    /// Moves to another worker.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub moves: u32,
+    /// Longest time without a token while the request changed its worker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gap_ms: Option<f64>,
     /// `complete`, `failed`, or `client_gone`.
     pub end: &'static str,
     /// The client left before the end.

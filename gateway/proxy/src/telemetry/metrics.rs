@@ -70,6 +70,8 @@ pub enum Metric {
     LimitExceeded,
     /// Fetches of issuers' keys, by outcome.
     KeySetFetches,
+    /// Longest time without a token while a request changed its worker, by why.
+    WorkerGap,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -90,7 +92,7 @@ const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    const ALL: [Metric; 27] = [
+    const ALL: [Metric; 28] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -118,6 +120,7 @@ impl Metric {
         Metric::LimitSettled,
         Metric::LimitExceeded,
         Metric::KeySetFetches,
+        Metric::WorkerGap,
     ];
 
     /// Name, kind and help.
@@ -135,6 +138,11 @@ impl Metric {
                 "gen_ai_server_time_per_output_token_seconds",
                 Kind::Histogram(EACH),
                 "Per output token after the first.",
+            ),
+            Metric::WorkerGap => (
+                "penstock_worker_gap_seconds",
+                Kind::Histogram(FIRST),
+                "Longest time without a token while a request changed its worker.",
             ),
             Metric::TokenUsage => {
                 ("gen_ai_client_token_usage", Kind::Histogram(TOKENS), "Tokens of a request, by type.")
@@ -271,6 +279,12 @@ pub enum Gauge {
     RouterFirstTokenError,
     /// Of these, not bit-exact.
     ResumesInexact,
+    /// Requests moved to another worker while they ran.
+    Moves,
+    /// Requests that were to be moved and stayed.
+    MovesFailed,
+    /// Blocks fetched for them.
+    MovedBlocks,
     /// Breaker of a target: 0 closed, 1 probing, 2 last choice, 3 open.
     TargetState,
     /// Requests at a target.
@@ -487,6 +501,13 @@ impl Gauge {
             ),
             Gauge::ResumesInexact => {
                 ("penstock_resumes_inexact_total", "counter", "Continuations that were not bit-exact.")
+            }
+            Gauge::Moves => ("penstock_moves_total", "counter", "Requests moved to another worker while they ran."),
+            Gauge::MovesFailed => {
+                ("penstock_moves_failed_total", "counter", "Requests that were to be moved and stayed where they were.")
+            }
+            Gauge::MovedBlocks => {
+                ("penstock_moved_blocks_total", "counter", "KV blocks fetched for requests that move.")
             }
             Gauge::StoreCommits => ("penstock_store_commits_total", "counter", "Transactions made durable."),
             Gauge::StoreWrites => ("penstock_store_writes_total", "counter", "Changes in these transactions."),

@@ -1,0 +1,407 @@
+//! Live migration: a request goes on at another worker while the old one still decodes.
+//!
+//! ```text
+//! old worker   ─ decode ─ decode ─ decode ─ decode ─ decode ─┐ cancel
+//!                  │ sealed blocks        │ new ones          │
+//! new worker       └──── pull ────────────└─ pull ─           └ generate (with all that was emitted) ─ decode ─ decode
+//! ```
+//! Blocks are pulled until at most [`SETTLED`] of them are missing. Then the request leaves the old worker at a step boundary and goes
+//! on at the new one, which computes what is missing: at most a block and a bit. That is exact, since a token's logits do not depend
+//! on what they are computed beside. Until that moment nothing has happened to the request, so a migration that fails leaves it where
+//! it is.
+//!
+//! Requests are moved off workers that are being left (held, restarting, draining, or no longer there to decode), and off one whose
+//! steps have become much longer than another's would be.
+
+use super::super::member::Session;
+use super::super::{Gap, PoolEvent};
+use super::{Actor, Place};
+use penstock_proto::BlockHasher;
+use penstock_proto::codec::FRAME_BYTES_MAX;
+use penstock_proto::frames::{Cancel, DownBody, Pull, Pulled, Role};
+use penstock_router::WorkerId;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+use tracing::{debug, info};
+
+/// Blocks that may be missing when a request changes over: one was sealed while the last pull ran.
+const SETTLED: usize = 1;
+
+/// Blocks that may be missing when pulls bring nothing more: to compute so many takes a step.
+const BEARABLE: usize = 4;
+
+/// Pulls of one migration at most; a request that is faster than that stays.
+const ROUNDS_MAX: u32 = 8;
+
+/// One pull takes no longer, and one migration.
+const PULL_DEADLINE: Duration = Duration::from_secs(10);
+const MOVE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Migrations at once: each is a stream of bytes between two workers that serve others.
+const MOVES_MAX: usize = 4;
+
+/// A request that was moved, or could not be, is left alone for so long.
+const REST: Duration = Duration::from_secs(5);
+
+/// A worker's steps are so much longer than they would be elsewhere, for so long, before balance moves a request.
+const UNEVEN: f64 = 1.3;
+const UNEVEN_FOR: Duration = Duration::from_secs(2);
+
+/// Tokens that a request must have before it to be worth moving, and at most so many are believed to come.
+const LEFT_MIN: u32 = 64;
+const LEFT_MAX: u32 = 512;
+
+/// Why a request moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// Somebody asked for it.
+    Asked,
+    /// Its worker is being left.
+    Leaving,
+    /// Its worker is slower for it than another.
+    Balance,
+}
+
+/// Why a request does not move. It goes on where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MoveError {
+    /// It waits, is in prefill, moves already, or has ended.
+    #[error("the request does not decode now")]
+    NotDecoding,
+    /// There is no such worker, it takes nothing new, or the request is there.
+    #[error("the request cannot go to that worker")]
+    NoWorker,
+    /// Other numerics, other blocks, or one of both cannot be reached by the other.
+    #[error("the two workers cannot hand blocks over to each other")]
+    Unlike,
+    /// It began and came to nothing.
+    #[error("{0}")]
+    Failed(&'static str),
+    /// The pool has ended.
+    #[error("the pool does not answer")]
+    Closed,
+}
+
+/// Who waits for the end of a migration.
+pub(super) type Done = Option<oneshot::Sender<Result<(), MoveError>>>;
+
+/// One migration.
+struct Move {
+    from: WorkerId,
+    to: WorkerId,
+    /// Lives of both: a new one has none of the blocks.
+    sessions: [Option<u64>; 2],
+    cause: Cause,
+    began: Instant,
+    round: u32,
+    chains: Vec<Chain>,
+    done: Done,
+}
+
+/// Blocks of one choice.
+struct Chain {
+    choice: u32,
+    /// Leading blocks that the new worker has.
+    have: usize,
+    /// Of these when the pull that runs was asked for.
+    had: usize,
+    /// Number of the pull that runs.
+    pull: Option<u64>,
+}
+
+/// All migrations of a pool.
+#[derive(Default)]
+pub(super) struct Moves {
+    running: HashMap<u64, Move>,
+    /// Number of a pull → its request.
+    pulls: HashMap<u64, u64>,
+    next_pull: u64,
+    /// The slowest worker and since when it is too slow.
+    uneven: Option<(WorkerId, Instant)>,
+}
+
+impl Actor {
+    fn sessions(&self, from: WorkerId, to: WorkerId) -> [Option<u64>; 2] {
+        [from, to].map(|at| self.members[usize::from(at.0)].link.as_ref().map(|link| link.session))
+    }
+
+    /// Begins to move a request to the worker of that name.
+    pub(super) fn order_move(&mut self, request: u64, name: &str, done: oneshot::Sender<Result<(), MoveError>>) {
+        match self.members.iter().position(|member| *member.name == *name) {
+            Some(at) => self.begin_move(request, WorkerId(at as u8), Cause::Asked, Some(done)),
+            None => _ = done.send(Err(MoveError::NoWorker)),
+        }
+    }
+
+    fn begin_move(&mut self, request: u64, to: WorkerId, cause: Cause, done: Done) {
+        let from = match self.movable(request, to) {
+            Ok(from) => from,
+            Err(why) => return tell(done, Err(why)),
+        };
+        let sessions = self.sessions(from, to);
+        let began = Instant::now();
+        let one = Move { from, to, sessions, cause, began, round: 0, chains: Vec::new(), done };
+        self.moves.running.insert(request, one);
+        self.advance_move(request);
+    }
+
+    /// Where a request is, if it can move to `to` from there.
+    fn movable(&self, request: u64, to: WorkerId) -> Result<WorkerId, MoveError> {
+        let live = self.requests.get(&request).ok_or(MoveError::NotDecoding)?;
+        let Place::Bound(from) = live.place else { return Err(MoveError::NotDecoding) };
+        if !live.truth.decodes() || self.moves.running.contains_key(&request) {
+            return Err(MoveError::NotDecoding);
+        }
+        let [old, new] = [from, to].map(|at| &self.members[usize::from(at.0)]);
+        let (Some(old_ready), Some(new_ready)) = (&old.ready, &new.ready) else { return Err(MoveError::NoWorker) };
+        if from == to || !new.takes_requests() || old.link.is_none() {
+            return Err(MoveError::NoWorker);
+        }
+        let same =
+            live.truth.numerics_id.as_ref() == Some(&new.numerics_id) && old_ready.block_bytes == new_ready.block_bytes;
+        if !same || old_ready.transfer.is_empty() || new_ready.transfer.is_empty() {
+            return Err(MoveError::Unlike);
+        }
+        Ok(from)
+    }
+
+    /// The next pull, or the change, or nothing while one of its pulls runs.
+    fn advance_move(&mut self, request: u64) {
+        let Some(one) = self.moves.running.get_mut(&request) else { return };
+        if one.chains.iter().any(|chain| chain.pull.is_some()) {
+            return;
+        }
+        let Some(live) = self.requests.get(&request) else { return };
+        let Some(numerics_id) = &live.truth.numerics_id else { return };
+        let hasher = BlockHasher::for_request(&live.truth.job.salt, numerics_id);
+        let sealed: Vec<_> =
+            live.truth.computed().into_iter().map(|(choice, tokens)| (choice, hasher.chain(&tokens))).collect();
+        one.chains.retain(|chain| sealed.iter().any(|(choice, _)| *choice == chain.choice));
+        for (choice, _) in &sealed {
+            if one.chains.iter().all(|chain| chain.choice != *choice) {
+                one.chains.push(Chain { choice: *choice, have: 0, had: 0, pull: None });
+            }
+        }
+        let have = |choice| one.chains.iter().find(|chain| chain.choice == choice).map_or(0, |chain| chain.have);
+        let missing = sealed.iter().map(|(choice, chain)| chain.len().saturating_sub(have(*choice))).max().unwrap_or(0);
+        let brings = one.round == 0 || one.chains.iter().any(|chain| chain.have > chain.had);
+        if missing <= SETTLED || missing <= BEARABLE && !brings {
+            return self.change(request);
+        }
+        if !brings || one.round >= ROUNDS_MAX {
+            let why = if brings { "it grows faster than it is moved" } else { "its blocks are not to be had" };
+            return self.abandon(request, why);
+        }
+        one.round += 1;
+        let mut frames = Vec::new();
+        let from = self.members[usize::from(one.from.0)].ready.as_ref().map_or("", |ready| &ready.transfer);
+        for (choice, hashes) in sealed {
+            let Some(chain) = one.chains.iter_mut().find(|chain| chain.choice == choice) else { continue };
+            chain.had = chain.have;
+            if hashes.len() > chain.have {
+                self.moves.next_pull += 1;
+                let id = self.moves.next_pull;
+                chain.pull = Some(id);
+                self.moves.pulls.insert(id, request);
+                let hashes = hashes.iter().map(|hash| hash.to_bytes().to_vec()).collect();
+                let deadline_seconds = PULL_DEADLINE.as_secs_f64();
+                frames.push(Pull { id, from: from.to_owned(), hashes, deadline_seconds });
+            }
+        }
+        let to = one.to;
+        frames.into_iter().for_each(|frame| self.send(to, DownBody::Pull(frame)));
+    }
+
+    /// A worker says what became of a pull.
+    pub(super) fn pulled(&mut self, worker: WorkerId, session: u64, pulled: &Pulled) {
+        let Some(request) = self.moves.pulls.get(&pulled.id).copied() else { return };
+        let Some(one) = self.moves.running.get_mut(&request) else { return };
+        if one.to != worker || one.sessions[1] != Some(session) {
+            return;
+        }
+        self.moves.pulls.remove(&pulled.id);
+        let Some(chain) = one.chains.iter_mut().find(|chain| chain.pull == Some(pulled.id)) else { return };
+        chain.pull = None;
+        let have = (pulled.blocks as usize).max(chain.have);
+        self.counts.moved_blocks += (have - chain.have) as u64;
+        chain.have = have;
+        if !pulled.why.is_empty() {
+            debug!(request, blocks = pulled.blocks, why = pulled.why, "pull");
+        }
+        self.advance_move(request);
+    }
+
+    /// The request leaves the old worker and goes on at the new one; or waits for a place there.
+    fn change(&mut self, request: u64) {
+        let Some(one) = self.moves.running.get(&request) else { return };
+        let (from, to, cause, sessions) = (one.from, one.to, one.cause, one.sessions);
+        let cached = one.chains.iter().map(|chain| chain.have).min().unwrap_or(0) * penstock_proto::BLOCK_TOKENS;
+        if self.sessions(from, to) != sessions || !self.members[usize::from(to.0)].takes_requests() {
+            return self.abandon(request, "a worker has gone");
+        }
+        let Some(live) = self.requests.get(&request) else { return };
+        let view = self.view(live);
+        if live.truth.frame_bytes() > FRAME_BYTES_MAX {
+            return self.abandon(request, "with its output it is too long to be sent");
+        }
+        if !self.router.assign(request, view, to, cached as u32, self.began.elapsed()) {
+            // No place there now: the next tick asks again, until the time is over.
+            return;
+        }
+        let Some(live) = self.requests.get_mut(&request) else { return };
+        live.truth.leave();
+        let (generate, windows) = live.truth.generate(request);
+        live.place = Place::Bound(to);
+        live.moved = Some(Instant::now());
+        live.gap = live.spoke.map(|since| (Gap::Moved, since));
+        let name = Arc::clone(&self.members[usize::from(to.0)].name);
+        live.slot.leave(PoolEvent::Moved { worker: Arc::clone(&name) });
+        self.member(from).bound.remove(&request);
+        self.member(to).bound.insert(request);
+        self.send(to, DownBody::Generate(generate));
+        windows.into_iter().for_each(|window| self.send(to, DownBody::Window(window)));
+        self.send(from, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+        self.counts.moves += 1;
+        if let Some(one) = self.drop_move(request) {
+            let from = &self.members[usize::from(from.0)].name;
+            let took_ms = one.began.elapsed().as_millis() as u64;
+            info!(request, %from, to = %name, ?cause, rounds = one.round, took_ms, "request moved");
+            tell(one.done, Ok(()));
+        }
+    }
+
+    fn drop_move(&mut self, request: u64) -> Option<Move> {
+        self.moves.pulls.retain(|_, of| *of != request);
+        self.moves.running.remove(&request)
+    }
+
+    /// It stays where it is.
+    fn abandon(&mut self, request: u64, why: &'static str) {
+        let Some(one) = self.drop_move(request) else { return };
+        self.counts.moves_failed += 1;
+        if let Some(live) = self.requests.get_mut(&request) {
+            live.moved = Some(Instant::now());
+        }
+        info!(request, to = %self.members[usize::from(one.to.0)].name, cause = ?one.cause, why, "request not moved");
+        tell(one.done, Err(MoveError::Failed(why)));
+    }
+
+    /// The request has ended, or lost its worker: there is nothing left to move.
+    pub(super) fn end_move(&mut self, request: u64) {
+        if let Some(one) = self.drop_move(request) {
+            tell(one.done, Err(MoveError::NotDecoding));
+        }
+    }
+
+    // ---- what moves without being asked ----
+
+    /// Looks after the migrations that run and begins those that are due.
+    pub(super) fn move_tick(&mut self, now: Instant) {
+        let running: Vec<(u64, bool)> = self
+            .moves
+            .running
+            .iter()
+            .map(|(request, one)| {
+                let is_over = now.saturating_duration_since(one.began) > MOVE_DEADLINE;
+                (*request, is_over || self.sessions(one.from, one.to) != one.sessions)
+            })
+            .collect();
+        for (request, is_over) in running {
+            if is_over {
+                self.abandon(request, "its time is over, or a worker has gone");
+            } else {
+                self.advance_move(request);
+            }
+        }
+        for (request, to, cause) in self.due(now) {
+            if self.moves.running.len() >= MOVES_MAX {
+                return;
+            }
+            self.begin_move(request, to, cause, None);
+        }
+    }
+
+    /// What should move now.
+    fn due(&mut self, now: Instant) -> Vec<(u64, WorkerId, Cause)> {
+        let mut due = Vec::new();
+        for from in (0..self.members.len()).map(|at| WorkerId(at as u8)).filter(|at| self.is_left(*at)) {
+            for request in self.rested(from, now).take(MOVES_MAX) {
+                due.extend(self.best_place(request, from).map(|(to, _)| (request, to, Cause::Leaving)));
+            }
+        }
+        if due.is_empty() && self.config.balance {
+            due.extend(self.too_slow(now));
+        }
+        due
+    }
+
+    /// Whether what decodes at a worker should go elsewhere.
+    fn is_left(&self, worker: WorkerId) -> bool {
+        let member = &self.members[usize::from(worker.0)];
+        let decodes_elsewhere = || {
+            let mut others = (0..).zip(&self.members).filter(|(at, _)| *at != worker.0);
+            others.any(|(_, other)| other.takes_requests() && other.state.role() != Role::Prefill)
+        };
+        member.link.is_some()
+            && member.session == Session::Ready
+            && !member.bound.is_empty()
+            && (!member.takes_requests() || member.state.role() == Role::Prefill && decodes_elsewhere())
+    }
+
+    /// Requests at a worker that decode and were not moved a moment ago; those with most before them first.
+    fn rested(&self, worker: WorkerId, now: Instant) -> impl Iterator<Item = u64> + use<> {
+        let bound = self.members[usize::from(worker.0)].bound.iter();
+        let mut rested: Vec<(u32, u64)> = bound
+            .filter_map(|request| {
+                let live = self.requests.get(request)?;
+                let rests = live.moved.is_some_and(|at| now.saturating_duration_since(at) < REST);
+                let is_due = !rests && live.truth.decodes() && !self.moves.running.contains_key(request);
+                is_due.then(|| (live.truth.left(), *request))
+            })
+            .collect();
+        rested.sort_unstable_by_key(|(left, request)| (std::cmp::Reverse(*left), *request));
+        rested.into_iter().map(|(_, request)| request)
+    }
+
+    /// The worker whose steps would be shortest with a request, and how long they would be.
+    fn best_place(&self, request: u64, from: WorkerId) -> Option<(WorkerId, f64)> {
+        let live = self.requests.get(&request)?;
+        let (sequences, tokens) = (live.truth.open(), live.truth.tokens().len());
+        let others = (0..self.members.len()).map(|at| WorkerId(at as u8)).filter(|at| *at != from);
+        others
+            .filter(|to| self.members[usize::from(to.0)].state.role() != Role::Prefill)
+            .filter(|to| self.movable(request, *to).is_ok())
+            .filter_map(|to| Some((to, self.router.step_with(to, sequences, tokens)?)))
+            .min_by(|a, b| a.1.total_cmp(&b.1))
+    }
+
+    /// The request that gains most by leaving the slowest worker, when that has been too slow for a while.
+    fn too_slow(&mut self, now: Instant) -> Option<(u64, WorkerId, Cause)> {
+        let workers = (0..self.members.len()).map(|at| WorkerId(at as u8));
+        let serving = workers.filter(|at| self.members[usize::from(at.0)].takes_requests());
+        let steps = serving.filter_map(|at| Some((at, self.router.step_with(at, 0, 0)?)));
+        let (from, step) = steps.max_by(|a, b| a.1.total_cmp(&b.1))?;
+        let busy = self.members[usize::from(from.0)].bound.len();
+        let found = self.rested(from, now).find_map(|request| {
+            let (to, there) = self.best_place(request, from)?;
+            let left = self.requests.get(&request)?.truth.left();
+            let gain = (step - there) * f64::from(left.min(LEFT_MAX));
+            // It has to pay for the pull and the step that computes what is missing.
+            let is_worth = left >= LEFT_MIN && step > UNEVEN * there && gain > 8.0 * step;
+            let is_crowded = busy >= self.members[usize::from(to.0)].bound.len() + 2;
+            (is_worth && is_crowded).then_some((request, to))
+        });
+        let since = self.moves.uneven.filter(|(at, _)| *at == from).map_or(now, |(_, since)| since);
+        self.moves.uneven = found.map(|_| (from, since));
+        // One after another: each changes what the next one would find.
+        let is_due = self.moves.running.is_empty() && now.saturating_duration_since(since) >= UNEVEN_FOR;
+        found.filter(|_| is_due).map(|(request, to)| (request, to, Cause::Balance))
+    }
+}
+
+fn tell(done: Done, result: Result<(), MoveError>) {
+    // Err: nobody waits any more.
+    let _ = done.map(|done| done.send(result));
+}

@@ -1,0 +1,246 @@
+//! Requests that move while they run: to be drained, to balance, or because a test says so a thousand times.
+
+use penstock_fleet_tests::puppet::{Habits, Puppet, expected};
+use penstock_fleet_tests::{Answer, Dir, PATIENCE, job, read, read_into, wait_for};
+use penstock_proxy::pool::{FleetRuntime, Job, MoveError, Pool, PoolConfig, PoolEvent, Steer, Ticket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const PROMPT: usize = 200;
+
+fn runtime() -> FleetRuntime {
+    FleetRuntime::start().expect("the fleet runtime starts")
+}
+
+fn habits(step_ms: u64) -> Habits {
+    Habits { step: Duration::from_millis(step_ms), each: Duration::ZERO, sequences: 64, pulls_fail: 0, pull_steps: 4 }
+}
+
+async fn pool(runtime: &FleetRuntime, puppets: &[Puppet], change: impl FnOnce(&mut PoolConfig)) -> Pool {
+    let mut config = PoolConfig::new("migration");
+    let address = |puppet: &Puppet| format!("unix://{}", puppet.socket().display()).parse().expect("an address");
+    config.connect = puppets.iter().map(address).collect();
+    change(&mut config);
+    let pool = Pool::start(runtime, config).expect("the pool starts");
+    let ready =
+        || (pool.status().workers.iter().filter(|worker| worker.epoch > 0).count() == puppets.len()).then_some(());
+    assert!(wait_for(ready).await.is_some(), "{:?}", pool.status());
+    pool
+}
+
+/// A request whose tokens nobody else shares.
+fn request(seed: u64, choices: u32, tokens: u32) -> Job {
+    let prompt: Vec<u32> =
+        (0..PROMPT as u64).map(|i| (penstock_sim::random::mix(seed << 32 ^ i) % 250) as u32).collect();
+    let mut job = job(prompt, choices, tokens);
+    job.sampling.seed = seed;
+    job
+}
+
+#[track_caller]
+fn check(job: &Job, answer: &Answer) {
+    assert_eq!(answer.failed, None);
+    for (choice, tokens) in answer.tokens.iter().enumerate() {
+        let count = job.sampling.max_tokens as usize;
+        assert_eq!(*tokens, expected(&job.prompt, job.sampling.seed, choice as u32, count), "choice {choice}");
+    }
+    assert_eq!((answer.tokens.len(), answer.finished), (job.choices as usize, job.choices as usize));
+}
+
+/// Reads so many tokens; also where the request runs, and the other of two workers.
+async fn begin(pool: &Pool, ticket: &mut Ticket, tokens: usize) -> (Answer, String, String) {
+    let Some(PoolEvent::Bound { worker, .. }) = ticket.next().await else { panic!("not bound") };
+    let mut answer = Answer::default();
+    read_into(ticket, &mut answer, tokens).await;
+    let names = pool.status().workers.iter().map(|worker| worker.name.clone()).collect::<Vec<_>>();
+    let other = names.into_iter().find(|name| **name != *worker).expect("there are two");
+    (answer, worker.to_string(), other)
+}
+
+#[tokio::test]
+async fn a_request_moves_and_computes_no_more_than_a_block_or_two() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let puppets = Puppet::start(&dir, 2, habits(3));
+    let pool = pool(&runtime, &puppets, |_| {}).await;
+    for choices in [1, 3] {
+        let job = request(u64::from(choices), choices, 200);
+        let mut ticket = pool.submit(job.clone()).expect("taken");
+        let (mut answer, _, to) = begin(&pool, &mut ticket, 50).await;
+        let (id, mover) = (ticket.id(), pool.clone());
+        let moving = tokio::spawn(async move { mover.migrate(id, &to).await });
+        read_into(&mut ticket, &mut answer, usize::MAX).await;
+        assert_eq!(moving.await.expect("no panic"), Ok(()));
+        check(&job, &answer);
+        assert_eq!((answer.moved, &answer.resumed, answer.gaps.len()), (1, &vec![], 1));
+    }
+    let resumed = puppets.iter().map(|puppet| puppet.ledger().rows_resumed).max();
+    assert!(resumed.is_some_and(|rows| (1..=96).contains(&rows)), "rows computed again: {resumed:?}");
+    let counts = pool.status().counts;
+    assert_eq!((counts.moves, counts.moves_failed, counts.resumed), (2, 0, 0));
+    assert!(counts.moved_blocks >= 7, "{}", counts.moved_blocks);
+}
+
+#[tokio::test]
+async fn a_migration_that_fails_leaves_the_request_where_it_is() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let puppets = Puppet::start(&dir, 2, Habits { pulls_fail: 100, ..habits(3) });
+    let pool = pool(&runtime, &puppets, |_| {}).await;
+    let job = request(1, 1, 150);
+    let mut ticket = pool.submit(job.clone()).expect("taken");
+    let (mut answer, at, to) = begin(&pool, &mut ticket, 20).await;
+    assert!(matches!(pool.migrate(ticket.id(), &to).await, Err(MoveError::Failed(_))));
+    assert_eq!(pool.migrate(ticket.id(), &at).await, Err(MoveError::NoWorker), "it is where it was");
+    assert_eq!(pool.migrate(ticket.id(), "nobody").await, Err(MoveError::NoWorker));
+    assert_eq!(pool.migrate(ticket.id() + 1, &to).await, Err(MoveError::NotDecoding));
+    read_into(&mut ticket, &mut answer, usize::MAX).await;
+    check(&job, &answer);
+    assert_eq!((answer.moved, pool.status().counts.moves_failed), (0, 1));
+}
+
+#[tokio::test]
+async fn what_a_held_worker_has_moves_away() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let puppets = Puppet::start(&dir, 2, habits(10));
+    let pool = pool(&runtime, &puppets, |_| {}).await;
+    let job = request(9, 2, 400);
+    let mut ticket = pool.submit(job.clone()).expect("taken");
+    let (mut answer, at, to) = begin(&pool, &mut ticket, 10).await;
+    pool.steer(&at, Steer::Hold).await.expect("held");
+    let reader = tokio::spawn(async move {
+        read_into(&mut ticket, &mut answer, usize::MAX).await;
+        answer
+    });
+    let moved = || {
+        let status = pool.status();
+        let bound = |name: &str| status.workers.iter().find(|worker| worker.name == name).map(|worker| worker.bound);
+        (bound(&at) == Some(0) && bound(&to) == Some(1)).then_some(())
+    };
+    assert!(wait_for(moved).await.is_some(), "{:?}", pool.status());
+    let answer = reader.await.expect("no panic");
+    check(&job, &answer);
+    assert_eq!((answer.moved, &answer.resumed), (1, &vec![]));
+}
+
+#[tokio::test]
+async fn a_crowd_spreads_when_there_is_room_elsewhere_and_then_stays() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let puppets = Puppet::start(&dir, 2, Habits { each: Duration::from_millis(2), ..habits(2) });
+    let pool = pool(&runtime, &puppets, |_| {}).await;
+    let names: Vec<String> = pool.status().workers.iter().map(|worker| worker.name.clone()).collect();
+    // Both are known before: of a worker that has done nothing yet nobody knows whether it would be faster.
+    for count in [8, 1] {
+        let mut tickets: Vec<Ticket> =
+            (0..count).map(|seed| pool.submit(request(100 + seed, 1, 60)).expect("taken")).collect();
+        for ticket in &mut tickets {
+            assert_eq!(read(ticket).await.finished, 1);
+        }
+    }
+    pool.steer(&names[1], Steer::Hold).await.expect("held");
+    let jobs: Vec<Job> = (0..8).map(|seed| request(seed, 1, 700)).collect();
+    let readers: Vec<_> = jobs
+        .into_iter()
+        .map(|job| {
+            let mut ticket = pool.submit(job.clone()).expect("taken");
+            tokio::spawn(async move {
+                let answer = read(&mut ticket).await;
+                check(&job, &answer);
+                answer.moved
+            })
+        })
+        .collect();
+    let begun = || (pool.status().workers[0].state.running == 8).then_some(());
+    assert!(wait_for(begun).await.is_some());
+    pool.steer(&names[1], Steer::Release).await.expect("released");
+    let spread = || (pool.status().workers[1].bound >= 3).then_some(());
+    assert!(wait_for(spread).await.is_some(), "{:?}", pool.status());
+    let mut moves = 0;
+    for reader in readers {
+        moves += reader.await.expect("every token is right");
+    }
+    assert!((3..=8).contains(&moves), "they do not go to and fro: {moves}");
+}
+
+#[tokio::test]
+async fn a_thousand_migrations_under_load_change_no_token() {
+    const READERS: u64 = 24;
+    const MOVES: u64 = 1000;
+    let (dir, runtime) = (Dir::new(), runtime());
+    let habits = Habits { pulls_fail: 40, ..habits(1) };
+    let puppets = Puppet::start(&dir, 3, habits);
+    let pool = pool(&runtime, &puppets, |config| config.balance = false).await;
+    let names: Vec<String> = pool.status().workers.iter().map(|worker| worker.name.clone()).collect();
+    let moves = Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let readers: Vec<_> = (0..READERS)
+        .map(|reader| {
+            let (pool, names, moves) = (pool.clone(), names.clone(), Arc::clone(&moves));
+            tokio::spawn(async move {
+                let (mut streams, mut gaps) = (0, Vec::new());
+                for round in 0_u64.. {
+                    if moves.load(std::sync::atomic::Ordering::Relaxed) >= MOVES {
+                        break;
+                    }
+                    let seed = reader * 10_000 + round;
+                    let job = request(seed, 1 + (seed % 5 == 0) as u32, 150 + (seed % 90) as u32);
+                    let mut ticket = pool.submit(job.clone()).expect("taken");
+                    let id = ticket.id();
+                    let reading = async {
+                        let mut answer = Answer::default();
+                        read_into(&mut ticket, &mut answer, usize::MAX).await;
+                        answer
+                    };
+                    let moving = async {
+                        for step in 0.. {
+                            let to = &names[(seed + step) as usize % names.len()];
+                            match pool.migrate(id, to).await {
+                                Ok(()) => _ = moves.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
+                                Err(_) => tokio::time::sleep(Duration::from_millis(2)).await,
+                            }
+                        }
+                    };
+                    let answer =
+                        tokio::select! { answer = reading => answer, () = moving => unreachable!("it has no end") };
+                    check(&job, &answer);
+                    streams += 1;
+                    gaps.extend(answer.gaps);
+                }
+                (streams, gaps)
+            })
+        })
+        .collect();
+    let began = Instant::now();
+    let (mut streams, mut gaps) = (0, Vec::new());
+    for reader in readers {
+        let (whole, seen) =
+            tokio::time::timeout(4 * PATIENCE, reader).await.expect("in time").expect("every token is right");
+        streams += whole;
+        gaps.extend(seen);
+    }
+    gaps.sort_unstable();
+    let counts = pool.status().counts;
+    eprintln!(
+        "{} migrations and {} failed ones in {:.1?}, {streams} streams, 0 wrong; gap median {:?}, p99 {:?} with steps of {:?}",
+        counts.moves,
+        counts.moves_failed,
+        began.elapsed(),
+        gaps[gaps.len() / 2],
+        gaps[gaps.len() * 99 / 100],
+        habits.step,
+    );
+    assert!(counts.moves >= MOVES && counts.moves_failed > 0, "{counts:?}");
+    let is_clean = || {
+        let status = pool.status();
+        let is_idle = status.workers.iter().all(|worker| worker.bound == 0 && worker.state.running == 0);
+        (status.open == 0 && is_idle).then_some(())
+    };
+    assert!(wait_for(is_clean).await.is_some(), "left behind: {:?}", pool.status());
+}
+
+#[tokio::test]
+async fn an_undisturbed_answer_of_a_puppet_is_what_is_expected() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let puppets = Puppet::start(&dir, 1, habits(1));
+    let pool = pool(&runtime, &puppets, |_| {}).await;
+    let job = request(5, 2, 100);
+    let answer = read(&mut pool.submit(job.clone()).expect("taken")).await;
+    check(&job, &answer);
+}
