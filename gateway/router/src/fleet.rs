@@ -333,8 +333,9 @@ impl Fleet {
             return false;
         };
         let seconds = target.prefill_seconds(tokens, cached_tokens as usize);
-        let blocks = tokens.saturating_sub(cached_tokens as usize).div_ceil(BLOCK_TOKENS) as u32;
-        let sent = target.send(Sent { sequences, seconds, tokens, blocks });
+        let rows = tokens.saturating_sub(cached_tokens as usize);
+        let blocks = rows.div_ceil(BLOCK_TOKENS) as u32;
+        let sent = target.send(Sent { sequences, seconds, tokens, rows, blocks });
         let hashes = waiting.hashes(&target.member.numerics_id);
         self.remove(request);
         self.site.index.promise(worker, &hashes);
