@@ -369,7 +369,7 @@ impl Sequence {
 
     fn next(&mut self, request: u64, ledger: &mut Ledger, stored: &mut Vec<Vec<u8>>) -> Output {
         // What is computed now is the last token: it may seal its block.
-        if self.tokens.len() % BLOCK_TOKENS == 0
+        if self.tokens.len().is_multiple_of(BLOCK_TOKENS)
             && let Some(last) = self.hasher.chain(&self.tokens).last()
         {
             let hash = last.to_bytes().to_vec();

@@ -118,6 +118,34 @@ async fn the_next_gateway_adopts_the_workers_of_the_last() {
 }
 
 #[tokio::test]
+async fn what_a_gateway_that_died_left_in_the_cache_is_there_for_the_next() {
+    let (dir, first_runtime) = (Dir::new(), runtime());
+    let workers = local(BINARY, &dir, 1, &["--orphan-ms", "20000", "--step-ms", "2"]);
+    let pool = start(&first_runtime, workers.clone(), |_| {});
+    all_ready(&pool).await;
+    let before = pids(&pool);
+    let prompt: Vec<u32> = (0..320).map(|i| 1 + i % 250).collect();
+    let whole = read(&mut pool.submit(job(prompt.clone(), 1, 40)).expect("taken")).await;
+    // Another one is in the middle of its answer when the gateway is no more: no drain, no farewell.
+    let mut open = pool.submit(job([3; 50], 1, 3000)).expect("taken");
+    read_into(&mut open, &mut Answer::default(), 5).await;
+    drop((pool, first_runtime));
+    let second_runtime = runtime();
+    let pool = start(&second_runtime, workers, |_| {});
+    all_ready(&pool).await;
+    assert_eq!(pids(&pool), before, "the same process");
+    let idle = || (pool.status().workers[0].state.running == 0).then_some(());
+    assert!(wait_for(idle).await.is_some(), "what the dead one had asked for is cancelled");
+    assert!(pool.status().blocks_indexed >= 10, "the new one knows what is there");
+    // The first request of this gateway has the number of the first one of the other.
+    assert_eq!(read(&mut pool.submit(job(prompt, 1, 40)).expect("taken")).await.tokens, whole.tokens);
+    let counts = pool.status().counts;
+    let told = || (pool.status().counts.cached_tokens_told >= 288).then_some(());
+    assert!(wait_for(told).await.is_some(), "{counts:?}");
+    pool.shutdown(Leave::Exit, PATIENCE).await;
+}
+
+#[tokio::test]
 async fn a_worker_that_two_gateways_hold_ends_with_the_second() {
     let (dir, runtime) = (Dir::new(), runtime());
     let workers = local(BINARY, &dir, 1, &["--step-ms", "5"]);

@@ -211,3 +211,53 @@ impl Member {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(steps: u64, step_seconds: f64, age: f64) -> (Member, Instant) {
+        let now = Instant::now();
+        let address = "unix:///tmp/a.sock".parse().expect("an address");
+        let mut member = Member::new("a".into(), address, false, now);
+        member.session = Session::Ready;
+        member.say(Some(&EngineState { step_seconds, step_age_seconds: age, ..Default::default() }));
+        member.steps = steps;
+        (member, now)
+    }
+
+    #[track_caller]
+    fn check(steps: u64, step_seconds: f64, ahead: f64, age: f64, expected: Doubt) {
+        let (member, now) = member(steps, step_seconds, age);
+        assert_eq!(member.doubt_now(&PoolConfig::new("a"), ahead, now), expected);
+    }
+
+    #[test]
+    fn a_step_is_too_long_by_what_is_known_of_the_worker() {
+        check(0, 0.0, 0.0, 50.0, Doubt::None);
+        check(1, 0.01, 0.0, 9.0, Doubt::None);
+        check(1, 0.01, 0.0, 11.0, Doubt::Suspect);
+        check(100, 0.01, 0.0, 2.9, Doubt::None);
+        check(100, 0.01, 0.0, 3.1, Doubt::Suspect);
+        check(100, 0.01, 0.0, 12.1, Doubt::GiveUp);
+        // A long prompt was sent to it, or its steps are long.
+        check(100, 0.01, 2.0, 7.9, Doubt::None);
+        check(100, 1.5, 0.0, 14.0, Doubt::None);
+    }
+
+    #[test]
+    fn one_long_step_is_not_remembered_for_ever() {
+        let (mut member, _) = member(1, 60.0, 0.0);
+        for _ in 0..5000 {
+            member.say(Some(&EngineState { step_seconds: 0.01, ..Default::default() }));
+        }
+        assert!((0.01..0.5).contains(&member.longest_step), "{}", member.longest_step);
+    }
+
+    #[test]
+    fn silence_is_suspected_and_then_given_up() {
+        let (member, now) = member(100, 0.01, 0.0);
+        let after = |seconds| member.doubt_now(&PoolConfig::new("a"), 0.0, now + Duration::from_secs_f64(seconds));
+        assert_eq!([1.9, 2.1, 10.1].map(after), [Doubt::None, Doubt::Suspect, Doubt::GiveUp]);
+    }
+}
