@@ -1,6 +1,8 @@
 //! What routes take in and give out: parameters, bodies and pages, with faults in the one shape.
 
 use std::cmp::Ordering;
+use std::fmt::Display;
+use std::str::FromStr;
 
 use axum::Json;
 use axum::extract::rejection::PathRejection;
@@ -8,8 +10,8 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{StatusCode, header};
-use penstock_store::Listing;
-use serde::de::DeserializeOwned;
+use penstock_store::{Listing, Order, Page as StorePage};
+use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -91,6 +93,61 @@ impl ListQuery {
     pub(crate) fn limit(&self) -> Result<usize, ApiError> {
         bounded_limit(self.limit)
     }
+}
+
+/// Which way a list goes.
+#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Direction {
+    /// Oldest first.
+    Asc,
+    /// Newest first.
+    #[default]
+    Desc,
+}
+
+impl From<Direction> for Order {
+    fn from(direction: Direction) -> Self {
+        match direction {
+            Direction::Asc => Order::Ascending,
+            Direction::Desc => Order::Descending,
+        }
+    }
+}
+
+/// Which part of a list that the store cuts is wanted.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Paging {
+    /// At most this many. Default: 100.
+    #[serde(default, deserialize_with = "number")]
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<u32>,
+    /// `next` of the page before.
+    #[param(max_length = 512)]
+    after: Option<String>,
+    /// Default: newest first.
+    #[serde(default)]
+    #[param(inline)]
+    order: Direction,
+}
+
+impl Paging {
+    /// As the store is asked.
+    pub(crate) fn page(&self) -> Result<StorePage, ApiError> {
+        let limit = bounded_limit(self.limit)? as u32;
+        Ok(StorePage { limit, after: self.after.clone(), order: self.order.into() })
+    }
+}
+
+/// A number in a part of a query that is flattened into another: serde has it as text there.
+pub(crate) fn number<'de, T, D>(field: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr<Err: Display>,
+    D: Deserializer<'de>,
+{
+    let text: Option<String> = Option::deserialize(field)?;
+    text.map(|text| text.parse().map_err(|error| D::Error::custom(format!("{text:?}: {error}")))).transpose()
 }
 
 /// A field that may be left out, null, or there.

@@ -15,7 +15,7 @@ use penstock_proxy::live::{Live, Source};
 use penstock_proxy::live_requests::About;
 use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::{Gateway, provider};
-use penstock_store::{Entry, Sqlite, SqliteOptions, Store, Subject, Tokens};
+use penstock_store::{Entry, OpenEntry, Sqlite, SqliteOptions, Store, Subject, Tokens};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -423,11 +423,14 @@ fn every_change_and_every_refusal_is_in_the_audit_log() {
 #[test]
 fn usage_is_summed_by_anything() {
     let api = Api::start();
-    let entry = |at: u64, key: &str, model: &str| Entry {
-        request: format!("req_{at}"),
-        gateway: "g".into(),
+    let opened = |at: u64, key: &str, model: &str| OpenEntry {
         at,
-        subject: Subject { key: key.into(), model: model.into(), ..Subject::default() },
+        request: format!("req_{at}"),
+        subject: Subject { key: key.into(), model: model.into(), ..Subject::default() }.into(),
+        ..OpenEntry::default()
+    };
+    let entry = |at: u64, key: &str, model: &str| Entry {
+        opened: opened(at, key, model),
         tokens: Tokens { input: 10, output: 5, ..Tokens::default() },
         micro_usd: 250_000,
         status: 200,
@@ -435,7 +438,7 @@ fn usage_is_summed_by_anything() {
     };
     let entries = vec![entry(1000, "a", "big"), entry(2000, "a", "small"), entry(3000, "b", "big")];
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    runtime.block_on(api.store.settle_entries(entries)).expect("kept");
+    runtime.block_on(api.store.settle_entries(entries.into())).expect("kept");
     let all = api.get("/admin/v1/usage?from=0&until=4000");
     assert_eq!((&all["data"][0]["requests"], &all["data"][0]["usd"]), (&3.into(), &0.75.into()));
     let by_key = api.get("/admin/v1/usage?from=0&until=4000&group=key&limit=1");
@@ -444,7 +447,11 @@ fn usage_is_summed_by_anything() {
     let rest = api.get(&format!("/admin/v1/usage?from=0&until=4000&group=key&after={next}"));
     assert_eq!(rest["data"][0]["groups"]["key"], "b");
     assert_eq!(api.get("/admin/v1/usage?from=0&until=4000&key=b")["data"][0]["requests"], 1);
-    assert_eq!(api.get("/admin/v1/usage/requests?from=1500&until=4000&order=asc")["data"][0]["request_id"], "req_2000");
+    let requests = api.get("/admin/v1/usage/requests?from=1500&until=4000&order=asc&limit=1");
+    assert_eq!(requests["data"][0]["request_id"], "req_2000");
+    let next = requests["next"].as_str().expect("there is more");
+    let rest = api.get(&format!("/admin/v1/usage/requests?from=1500&until=4000&order=asc&after={next}"));
+    assert_eq!((&rest["data"][0]["request_id"], &rest["next"]), (&"req_3000".into(), &Value::Null));
     let (_, head, text) =
         api.ask("GET", "/admin/v1/usage.csv?from=0&until=4000&group=key,model", &["authorization: Bearer viewer"], "");
     assert!(head.contains("text/csv") && text.starts_with("key,model,requests,"), "{text}");

@@ -32,7 +32,7 @@ pub(crate) struct Admitted {
 pub(crate) async fn admit(
     gateway: &Gateway,
     serving: &Serving,
-    principal: &Principal,
+    principal: &Arc<Principal>,
     call: Call,
 ) -> Result<Admitted, Failure> {
     let Asked { mut call, mut shell, answer } = serving.plugins.ask(principal, call).await?;

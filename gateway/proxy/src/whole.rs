@@ -30,7 +30,7 @@ use crate::upstream::Origin;
 /// What a client would have been told; a call for a stream is one.
 pub(crate) async fn answer_whole(
     gateway: &Gateway,
-    principal: &Principal,
+    principal: &Arc<Principal>,
     call: Call,
     deadline: Option<Instant>,
 ) -> Result<Bytes, Failure> {
@@ -40,7 +40,7 @@ pub(crate) async fn answer_whole(
 /// The same; `take` sees every event.
 pub(crate) async fn answer_events(
     gateway: &Gateway,
-    principal: &Principal,
+    principal: &Arc<Principal>,
     call: Call,
     deadline: Option<Instant>,
     take: &mut (dyn FnMut(&ChatEvent) + Send),
@@ -65,7 +65,7 @@ pub(crate) async fn answer_events(
 
 async fn timed(
     gateway: &Gateway,
-    principal: &Principal,
+    principal: &Arc<Principal>,
     call: Call,
     deadline: Option<Instant>,
     take: &mut (dyn FnMut(&ChatEvent) + Send),
@@ -79,7 +79,7 @@ async fn timed(
 
 async fn collect(
     gateway: &Gateway,
-    principal: &Principal,
+    principal: &Arc<Principal>,
     call: Call,
     deadline: Option<Instant>,
     take: &mut (dyn FnMut(&ChatEvent) + Send),

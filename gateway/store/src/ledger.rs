@@ -9,15 +9,19 @@
 //!
 //! Gateways say now and then that they live; what one that has fallen silent left open is found by the others ([`Ledger::left`]).
 //!
-//! The id of the request is the key, so a batch of entries can be sent again after any failure. An assumed entry gives way to the real
-//! one if that comes after all; nothing else is ever changed.
+//! When a request came and its id are the key, so a batch of entries can be sent again after any failure. An assumed entry gives way to
+//! the real one if that comes after all; nothing else is ever changed. Stores keep entries in the order of that key and by nothing else:
+//! almost every entry is put at the end of one tree, which is what makes writing it cheap, and questions name a time.
+
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 
 use crate::{Listing, Page, StoreError};
 
 /// Entries of one [`Ledger::open_entries`] or [`Ledger::settle_entries`].
-pub const LEDGER_BATCH_MAX: usize = 1000;
+pub const LEDGER_BATCH_MAX: usize = 4000;
 /// Most groups of one [`UsageQuery`].
 pub const USAGE_GROUPS_MAX: usize = 4;
 /// Most rows of one page of usage.
@@ -73,31 +77,30 @@ pub struct Held {
 /// A request that is under way.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenEntry {
-    /// Id of the request, unique for all gateways and times.
-    pub request: String,
-    /// Which life of which gateway has it.
-    pub gateway: String,
     /// Unix seconds when it came.
     pub at: u64,
-    /// Who asks for what.
-    pub subject: Subject,
+    /// Id of the request, unique for all gateways and times. Ids of one second are best made in their order: entries are kept by it.
+    pub request: String,
+    /// Which life of which gateway has it.
+    pub gateway: Arc<str>,
+    /// Who asks for what: one of many requests alike.
+    pub subject: Arc<Subject>,
     /// What is held.
     pub held: Held,
+}
+
+impl OpenEntry {
+    /// Where it stands in the order of entries, for [`Page::after`].
+    pub fn place(&self) -> String {
+        format!("{}.{}", self.at, self.request)
+    }
 }
 
 /// A request that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Id of the request.
-    pub request: String,
-    /// Which life of which gateway had it.
-    pub gateway: String,
-    /// Unix seconds when it came.
-    pub at: u64,
-    /// Who asked for what.
-    pub subject: Subject,
-    /// What was held.
-    pub held: Held,
+    /// As it began.
+    pub opened: OpenEntry,
     /// What it used.
     pub tokens: Tokens,
     /// What it cost, in millionths of a dollar.
@@ -105,7 +108,7 @@ pub struct Entry {
     /// HTTP status; 0: none was sent.
     pub status: u16,
     /// Why it ended, as the access log says it: `stop`, `length`, `client_gone`, `error`…
-    pub outcome: String,
+    pub outcome: Cow<'static, str>,
     /// Upstreams that were asked.
     pub attempts: u32,
     /// Milliseconds to the first token; 0: there was none.
@@ -222,13 +225,13 @@ pub trait Ledger: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StoreError::Misuse`] beyond [`LEDGER_BATCH_MAX`]. All are kept or none.
-    async fn open_entries(&self, entries: Vec<OpenEntry>) -> Result<(), StoreError>;
+    async fn open_entries(&self, entries: Arc<[OpenEntry]>) -> Result<(), StoreError>;
 
     /// Notes how requests ended, opened before or not; for each whether it counts: `false` is one that was settled before.
     ///
     /// # Errors
     /// As [`Ledger::open_entries`].
-    async fn settle_entries(&self, entries: Vec<Entry>) -> Result<Vec<bool>, StoreError>;
+    async fn settle_entries(&self, entries: Arc<[Entry]>) -> Result<Vec<bool>, StoreError>;
 
     /// Requests opened before `before` that were never settled, oldest first; of one gateway's life, or of all.
     async fn orphans(&self, before: u64, gateway: Option<&str>, limit: u32) -> Result<Vec<OpenEntry>, StoreError>;
@@ -243,10 +246,10 @@ pub trait Ledger: Send + Sync + 'static {
     /// opened before `ancient` by lives that never said anything. Oldest first.
     async fn left(&self, before: u64, ancient: u64, limit: u32) -> Result<Vec<OpenEntry>, StoreError>;
 
-    /// A settled entry.
-    async fn entry(&self, request: &str) -> Result<Option<Entry>, StoreError>;
+    /// A settled entry of a request that came then.
+    async fn entry(&self, at: u64, request: &str) -> Result<Option<Entry>, StoreError>;
 
-    /// Settled entries, in the order in which they were first noted; `page.after` is the id of a request.
+    /// Settled entries, in the order in which they came; `page.after` is the [`OpenEntry::place`] of one.
     async fn entries(&self, filter: &EntryFilter, page: &Page) -> Result<Listing<Entry>, StoreError>;
 
     /// Sums of settled entries.
@@ -264,17 +267,27 @@ const NAME_BYTES_MAX: usize = 256;
 
 impl Subject {
     /// As it is kept: names cut to 256 bytes, each tag once, not too many.
-    pub(crate) fn bounded(mut self) -> Self {
-        for name in
-            [&mut self.key, &mut self.team, &mut self.user, &mut self.model, &mut self.provider, &mut self.route]
-        {
+    pub(crate) fn bounded(&self) -> Cow<'_, Self> {
+        if self.is_bounded() {
+            return Cow::Borrowed(self);
+        }
+        let mut own = self.clone();
+        for name in [&mut own.key, &mut own.team, &mut own.user, &mut own.model, &mut own.provider, &mut own.route] {
             bound(name);
         }
-        self.tags.truncate(ENTRY_TAGS_MAX);
-        self.tags.iter_mut().for_each(bound);
-        self.tags.sort();
-        self.tags.dedup();
-        self
+        own.tags.truncate(ENTRY_TAGS_MAX);
+        own.tags.iter_mut().for_each(bound);
+        own.tags.sort();
+        own.tags.dedup();
+        Cow::Owned(own)
+    }
+
+    fn is_bounded(&self) -> bool {
+        let names = [&self.key, &self.team, &self.user, &self.model, &self.provider, &self.route];
+        let fits = |name: &String| name.len() <= NAME_BYTES_MAX && !name.contains('\0');
+        self.tags.len() <= ENTRY_TAGS_MAX
+            && names.into_iter().chain(&self.tags).all(fits)
+            && self.tags.windows(2).all(|pair| pair[0] < pair[1])
     }
 }
 
@@ -310,14 +323,17 @@ pub(crate) fn check_usage(query: &UsageQuery) -> Result<(), StoreError> {
 pub(crate) const SILENT_SECONDS_MAX: u64 = 86_400;
 
 /// Refuses batches that are too large, and ids that cannot be.
-pub(crate) fn check_batch<'a>(ids: impl ExactSizeIterator<Item = &'a String>) -> Result<(), StoreError> {
-    if ids.len() > LEDGER_BATCH_MAX {
+pub(crate) fn check_batch<'a>(entries: impl ExactSizeIterator<Item = &'a OpenEntry>) -> Result<(), StoreError> {
+    if entries.len() > LEDGER_BATCH_MAX {
         return Err(StoreError::Misuse("too many entries at once"));
     }
-    for id in ids {
-        if id.is_empty() || id.len() > NAME_BYTES_MAX || id.contains('\0') {
-            return Err(StoreError::Misuse("an id of a request that cannot be"));
-        }
+    entries.map(|entry| check_id(&entry.request)).collect()
+}
+
+/// Refuses what cannot be the id of a request, or of a gateway's life.
+pub(crate) fn check_id(id: &str) -> Result<(), StoreError> {
+    match id.is_empty() || id.len() > NAME_BYTES_MAX || id.contains('\0') {
+        true => Err(StoreError::Misuse("an id that cannot be")),
+        false => Ok(()),
     }
-    Ok(())
 }

@@ -2,50 +2,23 @@
 
 use axum::Json;
 use axum::extract::State;
-use penstock_store::{AuditEvent, AuditFilter, Order, Page as StorePage};
+use penstock_store::{AuditEvent, AuditFilter};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::error::ApiError;
-use crate::extract::{Page, Params, bounded_limit};
+use crate::extract::{Page, Paging, Params};
 use crate::state::Admin;
-
-/// Which way a list goes.
-#[derive(Clone, Copy, Debug, Default, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Direction {
-    /// Oldest first.
-    Asc,
-    /// Newest first.
-    #[default]
-    Desc,
-}
-
-impl From<Direction> for Order {
-    fn from(direction: Direction) -> Self {
-        match direction {
-            Direction::Asc => Order::Ascending,
-            Direction::Desc => Order::Descending,
-        }
-    }
-}
 
 /// Which events are wanted.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Filter {
-    /// At most this many. Default: 100.
-    #[param(minimum = 1, maximum = 1000)]
-    limit: Option<u32>,
-    /// `next` of the page before.
-    #[param(max_length = 512)]
-    after: Option<String>,
-    /// Default: newest first.
-    #[serde(default)]
-    #[param(inline)]
-    order: Direction,
+    #[serde(flatten)]
+    #[param(ignore)]
+    paging: Paging,
     /// Unix seconds, included.
     #[param(minimum = 0, maximum = 9_999_999_999_i64)]
     from: Option<u64>,
@@ -97,13 +70,13 @@ impl From<AuditEvent> for Event {
 }
 
 /// The audit log.
-#[utoipa::path(get, path = "/admin/v1/audit", tag = "audit", operation_id = "list_audit", params(Filter),
+#[utoipa::path(get, path = "/admin/v1/audit", tag = "audit", operation_id = "list_audit", params(Paging, Filter),
     responses((status = 200, description = "Events.", body = Page<Event>)), security(("admin_key" = ["owner"])))]
 pub(crate) async fn list(
     State(admin): State<Admin>,
     Params(query): Params<Filter>,
 ) -> Result<Json<Page<Event>>, ApiError> {
-    let page = StorePage { limit: bounded_limit(query.limit)? as u32, after: query.after, order: query.order.into() };
+    let page = query.paging.page()?;
     let Filter { from, until, actor, action, target, outcome, .. } = query;
     let filter = AuditFilter { from, until, actor, action, target, outcome };
     Ok(Json(Page::of(admin.store.audit(&filter, &page).await?, Event::from, |event| &event.id)))

@@ -11,15 +11,14 @@ use http::{HeaderMap, StatusCode, header};
 use penstock_govern::Scope;
 use penstock_proxy::auth::{Desk, DeskError, Issued, NewKey as Wish};
 use penstock_proxy::clock;
-use penstock_store::{KeyChange, KeyFilter, KeyId, KeyRecord, Page as StorePage};
+use penstock_store::{KeyChange, KeyFilter, KeyId, KeyRecord};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use super::audit::Direction;
 use crate::audit::Did;
 use crate::error::{ApiError, Code};
-use crate::extract::{Body, Id, Page, Params, bounded_limit, double};
+use crate::extract::{Body, Id, Page, Paging, Params, double};
 use crate::state::Admin;
 use crate::version::{self, Versioned};
 
@@ -216,16 +215,9 @@ pub(crate) struct Rotate {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Filter {
-    /// At most this many. Default: 100.
-    #[param(minimum = 1, maximum = 1000)]
-    limit: Option<u32>,
-    /// `next` of the page before.
-    #[param(max_length = 512)]
-    after: Option<String>,
-    /// Default: newest first.
-    #[serde(default)]
-    #[param(inline)]
-    order: Direction,
+    #[serde(flatten)]
+    #[param(ignore)]
+    paging: Paging,
     /// Of that team.
     #[param(max_length = 256)]
     team: Option<String>,
@@ -274,13 +266,13 @@ fn issued(status: StatusCode, Issued { secret, record }: Issued) -> Response {
 }
 
 /// Issued keys.
-#[utoipa::path(get, path = "/admin/v1/keys", tag = "keys", operation_id = "list_keys", params(Filter),
+#[utoipa::path(get, path = "/admin/v1/keys", tag = "keys", operation_id = "list_keys", params(Paging, Filter),
     responses((status = 200, description = "Keys, without their texts.", body = Page<Key>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn list(
     State(admin): State<Admin>,
     Params(query): Params<Filter>,
 ) -> Result<Json<Page<Key>>, ApiError> {
-    let page = StorePage { limit: bounded_limit(query.limit)? as u32, after: query.after, order: query.order.into() };
+    let page = query.paging.page()?;
     let filter = KeyFilter { team: query.team, user: query.user, parent: None, revoked: query.revoked };
     Ok(Json(Page::of(desk(&admin).list(&filter, &page).await?, Key::from, |key| &key.id)))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
@@ -11,15 +12,13 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderValue, header};
 use penstock_proxy::clock;
 use penstock_store::{
-    Entry as StoreEntry, EntryFilter, Group as StoreGroup, Listing, Page as StorePage, USAGE_GROUPS_MAX, UsageQuery,
-    UsageRow,
+    Entry as StoreEntry, EntryFilter, Group as StoreGroup, Listing, Subject, USAGE_GROUPS_MAX, UsageQuery, UsageRow,
 };
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::audit::Direction;
 use crate::error::ApiError;
-use crate::extract::{Page, Params, bounded_limit};
+use crate::extract::{Page, Paging, Params, bounded_limit, number};
 use crate::state::Admin;
 
 /// Without `from`, sums begin this long before their end.
@@ -42,11 +41,22 @@ pub(crate) struct Query {
     /// `next` of the page before.
     #[param(max_length = 4096)]
     after: Option<String>,
+    #[serde(flatten)]
+    #[param(ignore)]
+    which: Which,
+}
+
+/// Which entries are meant.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Which {
     /// Unix seconds, included. Default: 30 days before until.
     #[param(minimum = 0, maximum = 9_999_999_999_i64)]
+    #[serde(default, deserialize_with = "number")]
     from: Option<u64>,
     /// Unix seconds, not included. Default: now.
     #[param(minimum = 0, maximum = 9_999_999_999_i64)]
+    #[serde(default, deserialize_with = "number")]
     until: Option<u64>,
     /// Of that key. Empty, here and below: of none.
     #[param(max_length = 256)]
@@ -71,11 +81,14 @@ pub(crate) struct Query {
     tag: Option<String>,
 }
 
-/// From and until, with what is left out filled in.
-fn span(from: Option<u64>, until: Option<u64>) -> (u64, u64) {
-    let now = clock::unix_seconds();
-    let until = until.unwrap_or(now + 1);
-    (from.unwrap_or_else(|| until.saturating_sub(USUAL_SECONDS)), until)
+impl Which {
+    /// As the store is asked, with what is left out of the time filled in.
+    fn filter(self) -> EntryFilter {
+        let Self { from, until, key, team, user, model, provider, route, tag } = self;
+        let until = until.unwrap_or_else(|| clock::unix_seconds() + 1);
+        let from = from.unwrap_or_else(|| until.saturating_sub(USUAL_SECONDS));
+        EntryFilter { from, until, key, team, user, model, provider, route, tag }
+    }
 }
 
 fn groups(text: &str) -> Result<Vec<StoreGroup>, ApiError> {
@@ -113,10 +126,7 @@ async fn sums(admin: &Admin, query: Query) -> Result<(Vec<StoreGroup>, Listing<U
     if after == Some(None) {
         return Ok((groups, Listing { items: Vec::new(), more: false }));
     }
-    let Query { from, until, key, team, user, model, provider, route, tag, .. } = query;
-    let (from, until) = span(from, until);
-    let filter = EntryFilter { from, until, key, team, user, model, provider, route, tag };
-    let query = UsageQuery { filter, groups, after: after.flatten(), limit };
+    let query = UsageQuery { filter: query.which.filter(), groups, after: after.flatten(), limit };
     let listing = admin.store.usage(&query).await?;
     Ok((query.groups, listing))
 }
@@ -160,7 +170,7 @@ impl Usage {
 }
 
 /// What was used and what it cost, summed up.
-#[utoipa::path(get, path = "/admin/v1/usage", tag = "usage", operation_id = "list_usage", params(Query),
+#[utoipa::path(get, path = "/admin/v1/usage", tag = "usage", operation_id = "list_usage", params(Query, Which),
     responses((status = 200, description = "Sums, in the order of their groups.", body = Page<Usage>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn list(
     State(admin): State<Admin>,
@@ -172,7 +182,7 @@ pub(crate) async fn list(
 }
 
 /// The same as CSV, with a line of names. The header x-next is the next page's after.
-#[utoipa::path(get, path = "/admin/v1/usage.csv", tag = "usage", operation_id = "list_usage_csv", params(Query),
+#[utoipa::path(get, path = "/admin/v1/usage.csv", tag = "usage", operation_id = "list_usage_csv", params(Query, Which),
     responses((status = 200, description = "Sums, in the order of their groups.", body = String, content_type = "text/csv",
         headers(("x-next" = String, description = "Where the next page begins; absent on the last one.")))),
     security(("admin_key" = ["viewer"])))]
@@ -216,47 +226,13 @@ fn table(groups: &[StoreGroup], rows: &[UsageRow]) -> String {
 }
 
 /// Which requests are wanted.
-#[derive(Deserialize, IntoParams)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
 pub(crate) struct EntryQuery {
-    /// At most this many. Default: 100.
-    #[param(minimum = 1, maximum = 1000)]
-    limit: Option<u32>,
-    /// `next` of the page before.
-    #[param(max_length = 512)]
-    after: Option<String>,
-    /// Default: newest first.
-    #[serde(default)]
-    #[param(inline)]
-    order: Direction,
-    /// Unix seconds, included. Default: 30 days before until.
-    #[param(minimum = 0, maximum = 9_999_999_999_i64)]
-    from: Option<u64>,
-    /// Unix seconds, not included. Default: now.
-    #[param(minimum = 0, maximum = 9_999_999_999_i64)]
-    until: Option<u64>,
-    /// Of that key. Empty, here and below: of none.
-    #[param(max_length = 256)]
-    key: Option<String>,
-    /// Of that team.
-    #[param(max_length = 256)]
-    team: Option<String>,
-    /// Of that user.
-    #[param(max_length = 256)]
-    user: Option<String>,
-    /// For that model.
-    #[param(max_length = 256)]
-    model: Option<String>,
-    /// Answered by that pool or provider.
-    #[param(max_length = 256)]
-    provider: Option<String>,
-    /// On that route.
-    #[param(max_length = 256)]
-    route: Option<String>,
-    /// With that tag.
-    #[param(max_length = 256)]
-    tag: Option<String>,
+    #[serde(flatten)]
+    paging: Paging,
+    #[serde(flatten)]
+    which: Which,
 }
 
 /// A request that has ended.
@@ -294,39 +270,26 @@ pub(crate) struct Entry {
 
 impl From<StoreEntry> for Entry {
     fn from(entry: StoreEntry) -> Self {
-        let StoreEntry {
-            request,
-            at,
-            subject,
-            held,
-            tokens,
-            micro_usd,
-            status,
-            outcome,
-            attempts,
-            first_ms,
-            total_ms,
-            assumed,
-            ..
-        } = entry;
+        let StoreEntry { opened, tokens, micro_usd, status, outcome, attempts, first_ms, total_ms, assumed } = entry;
+        let Subject { key, team, user, model, provider, route, tags } = Arc::unwrap_or_clone(opened.subject);
         Self {
-            request_id: request,
-            at,
-            key: subject.key,
-            team: subject.team,
-            user: subject.user,
-            model: subject.model,
-            provider: subject.provider,
-            route: subject.route,
-            tags: subject.tags,
+            request_id: opened.request,
+            at: opened.at,
+            key,
+            team,
+            user,
+            model,
+            provider,
+            route,
+            tags,
             input_tokens: tokens.input,
             input_cached_tokens: tokens.input_cached,
             output_tokens: tokens.output,
             reasoning_tokens: tokens.reasoning,
             usd: micro_usd as f64 / 1e6,
-            reserved_usd: held.micro_usd as f64 / 1e6,
+            reserved_usd: opened.held.micro_usd as f64 / 1e6,
             status,
-            outcome,
+            outcome: outcome.into_owned(),
             attempts,
             first_ms,
             total_ms,
@@ -336,21 +299,22 @@ impl From<StoreEntry> for Entry {
 }
 
 /// Requests that have ended, with what each cost.
-#[utoipa::path(get, path = "/admin/v1/usage/requests", tag = "usage", operation_id = "list_usage_requests", params(EntryQuery),
+#[utoipa::path(get, path = "/admin/v1/usage/requests", tag = "usage", operation_id = "list_usage_requests", params(Paging, Which),
     responses((status = 200, description = "Requests.", body = Page<Entry>)), security(("admin_key" = ["viewer"])))]
 pub(crate) async fn entries(
     State(admin): State<Admin>,
     Params(query): Params<EntryQuery>,
 ) -> Result<Json<Page<Entry>>, ApiError> {
-    let page = StorePage { limit: bounded_limit(query.limit)? as u32, after: query.after, order: query.order.into() };
-    let (from, until) = span(query.from, query.until);
-    let EntryQuery { key, team, user, model, provider, route, tag, .. } = query;
-    let filter = EntryFilter { from, until, key, team, user, model, provider, route, tag };
-    Ok(Json(Page::of(admin.store.entries(&filter, &page).await?, Entry::from, |entry| &entry.request_id)))
+    let (filter, page) = (query.which.filter(), query.paging.page()?);
+    let Listing { items, more } = admin.store.entries(&filter, &page).await?;
+    let next = items.last().filter(|_| more).map(|last| last.opened.place());
+    Ok(Json(Page { data: items.into_iter().map(Entry::from).collect(), next }))
 }
 
 #[cfg(test)]
 mod tests {
+    use penstock_store::Order;
+
     use super::*;
 
     #[test]
@@ -375,6 +339,22 @@ mod tests {
         assert_eq!(groups("").map(|groups| groups.len()), Ok(0));
         for wrong in ["colour", "key,team,user,model,route"] {
             assert!(groups(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_asked_is_read_whole_or_refused() {
+        let read = |query: &str| {
+            let uri = format!("/usage?{query}").parse().expect("a URI");
+            axum::extract::Query::<EntryQuery>::try_from_uri(&uri).map(|query| query.0).ok()
+        };
+        let query = read("from=5&until=9&key=&limit=7&order=asc&after=5.r").expect("read");
+        let page = query.paging.page().expect("a page");
+        assert_eq!((page.limit, page.after.as_deref(), page.order), (7, Some("5.r"), Order::Ascending));
+        let filter = query.which.filter();
+        assert_eq!((filter.from, filter.until, filter.key.as_deref(), filter.tag), (5, 9, Some(""), None));
+        for wrong in ["colour=red", "from=x", "limit=-1", "order=up", "from="] {
+            assert!(read(wrong).is_none(), "{wrong}");
         }
     }
 

@@ -18,6 +18,7 @@ pub(crate) struct Governed {
     reservation: Reservation,
     end: End,
     emitted: Emitted,
+    /// The upstream's with ours, where it has any.
     headers: Vec<(HeaderName, HeaderValue)>,
     is_begun: bool,
 }
@@ -25,8 +26,25 @@ pub(crate) struct Governed {
 impl Governed {
     /// Those events, paid for with that.
     pub(crate) fn new(events: Box<dyn Events>, reservation: Reservation) -> Self {
-        let headers = told::merged(events.headers(), reservation.fields());
-        Self { events, reservation, end: End::Gone, emitted: Emitted::default(), headers, is_begun: false }
+        let mut own = Self {
+            events,
+            reservation,
+            end: End::Gone,
+            emitted: Emitted::default(),
+            headers: Vec::new(),
+            is_begun: false,
+        };
+        own.merge();
+        own
+    }
+}
+
+impl Governed {
+    fn merge(&mut self) {
+        let theirs = self.events.headers();
+        if !theirs.is_empty() {
+            self.headers = told::merged(theirs, self.reservation.fields());
+        }
     }
 }
 
@@ -51,7 +69,7 @@ impl Events for Governed {
         }
         // The upstream's are known from its first event on.
         if !std::mem::replace(&mut self.is_begun, true) {
-            self.headers = told::merged(self.events.headers(), self.reservation.fields());
+            self.merge();
         }
         polled
     }
@@ -79,7 +97,7 @@ impl Events for Governed {
     }
 
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {
-        &self.headers
+        if self.headers.is_empty() { self.reservation.fields() } else { &self.headers }
     }
 }
 

@@ -1,14 +1,14 @@
 //! The ledger's writer: one entry per request, opened when something is reserved for it, settled when it has ended.
 //!
-//! Requests leave their entries here and go on; one thread writes what has gathered, so that a request pays no commit. What was
-//! opened and settled between two commits is written once. A write that fails is tried again, with the same ids: the ledger knows each
-//! request by its id, so nothing counts twice. The queue is bounded; entries beyond it are lost and counted (the counters of the limits
-//! have them all the same), and limits with `on_store_failure = "closed"` refuse requests while entries wait for too long.
+//! Requests leave their entries here and go on; one thread writes what has gathered, so that a request pays no commit. An entry is kept
+//! once, in the slot of its request, from where settling takes it: what was opened and settled between two commits is written once, and
+//! nothing is looked up. A write that fails is tried again, with the same ids: the ledger knows each request by its id, so nothing counts
+//! twice. The queue is bounded; entries beyond it are lost and counted (the counters of the limits have them all the same), and limits
+//! with `on_store_failure = "closed"` refuse requests while entries wait for too long.
 //!
 //! A crash loses what began within the last `GATHER` before it. What was open then is settled at the next start by what was
 //! reserved for it ([`orphans`](super::orphans)): spent is what nobody can prove unspent.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,6 +35,10 @@ pub(super) struct Journal {
     pub(super) gateway: Arc<str>,
 }
 
+/// Where an open entry is kept.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Slot(usize);
+
 #[derive(Default)]
 struct Queue {
     pending: Mutex<Pending>,
@@ -45,10 +49,28 @@ struct Queue {
 
 #[derive(Default)]
 struct Pending {
-    opened: HashMap<String, OpenEntry>,
+    /// Requests under way; as many places as there were at once.
+    open: Vec<Place>,
+    free: Vec<usize>,
+    /// Places that are to be looked at: opened since the last commit, each once.
+    fresh: Vec<usize>,
     settled: Vec<Entry>,
     /// What the thread has taken and not written yet.
     writing: usize,
+}
+
+#[derive(Default)]
+struct Place {
+    entry: Option<OpenEntry>,
+    is_fresh: bool,
+    /// The ledger has the entry, or is being told.
+    is_written: bool,
+}
+
+/// What is written at once.
+struct Batch {
+    opened: Arc<[OpenEntry]>,
+    settled: Arc<[Entry]>,
 }
 
 impl Journal {
@@ -71,27 +93,32 @@ impl Journal {
         Ok(Self { queue, gateway })
     }
 
-    /// A request begins.
-    pub(super) fn open(&self, entry: OpenEntry) {
+    /// A request begins. Whoever gets the slot settles it.
+    pub(super) fn open(&self, entry: OpenEntry) -> Slot {
         let mut pending = self.queue.pending();
-        if pending.opened.len() < WAITING_MAX {
-            pending.opened.insert(entry.request.clone(), entry);
-            drop(pending);
+        let (slot, first) = pending.open(entry);
+        drop(pending);
+        if first {
             self.queue.changed.notify_one();
         }
+        slot
     }
 
-    /// A request has ended.
-    pub(super) fn settle(&self, entry: Entry) {
+    /// A request has ended: as `end` makes it of what was opened.
+    pub(super) fn settle(&self, slot: Slot, end: impl FnOnce(OpenEntry) -> Entry) {
         let mut pending = self.queue.pending();
-        pending.opened.remove(&entry.request);
-        if pending.settled.len() < WAITING_MAX {
-            pending.settled.push(entry);
-        } else {
+        let Some(opened) = pending.close(slot) else { return };
+        if pending.settled.len() >= WAITING_MAX {
+            drop(pending);
             self.queue.lost.fetch_add(1, Ordering::Relaxed);
+            return;
         }
+        let first = pending.settled.is_empty();
+        pending.settled.push(end(opened));
         drop(pending);
-        self.queue.changed.notify_one();
+        if first {
+            self.queue.changed.notify_one();
+        }
     }
 
     /// Whether entries have waited for longer than a write may take.
@@ -101,14 +128,60 @@ impl Journal {
 
     /// Whether everything is written.
     pub(super) fn is_idle(&self) -> bool {
-        let pending = self.queue.pending();
-        pending.opened.is_empty() && pending.settled.is_empty() && pending.writing == 0
+        self.queue.pending().waiting() == 0
     }
 
     /// Entries that wait, and entries that were lost.
     pub(super) fn counts(&self) -> (usize, u64) {
-        let pending = self.queue.pending();
-        (pending.opened.len() + pending.settled.len() + pending.writing, self.queue.lost.load(Ordering::Relaxed))
+        (self.queue.pending().waiting(), self.queue.lost.load(Ordering::Relaxed))
+    }
+}
+
+impl Pending {
+    /// Keeps an entry; whether it is the first since the last commit.
+    fn open(&mut self, entry: OpenEntry) -> (Slot, bool) {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.open.push(Place::default());
+            self.open.len() - 1
+        });
+        let place = &mut self.open[at];
+        (place.entry, place.is_written) = (Some(entry), false);
+        let first = self.fresh.is_empty();
+        if !std::mem::replace(&mut place.is_fresh, true) {
+            self.fresh.push(at);
+        }
+        (Slot(at), first)
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "a slot ends here")]
+    fn close(&mut self, slot: Slot) -> Option<OpenEntry> {
+        self.free.push(slot.0);
+        self.open.get_mut(slot.0)?.entry.take()
+    }
+
+    /// What is written next, at most [`LEDGER_BATCH_MAX`] of each kind.
+    fn take(&mut self) -> Option<Batch> {
+        let (mut opened, mut looked) = (Vec::new(), 0);
+        while looked < self.fresh.len() && opened.len() < LEDGER_BATCH_MAX {
+            let place = &mut self.open[self.fresh[looked]];
+            looked += 1;
+            place.is_fresh = false;
+            if let Some(entry) = place.entry.as_ref().filter(|_| !place.is_written) {
+                opened.push(entry.clone());
+                place.is_written = true;
+            }
+        }
+        self.fresh.drain(..looked);
+        let count = self.settled.len().min(LEDGER_BATCH_MAX);
+        let settled: Arc<[Entry]> = self.settled.drain(..count).collect();
+        self.writing = opened.len() + settled.len();
+        (self.writing > 0).then(|| Batch { opened: opened.into(), settled })
+    }
+
+    /// Entries that the ledger does not have.
+    fn waiting(&self) -> usize {
+        let opened = self.fresh.iter().filter(|at| self.open[**at].entry.is_some() && !self.open[**at].is_written);
+        opened.count() + self.settled.len() + self.writing
     }
 }
 
@@ -122,43 +195,115 @@ impl Queue {
         loop {
             self.changed.notified().await;
             sleep(GATHER).await;
-            while let Some((opened, settled)) = self.take() {
-                let begun = Instant::now();
-                while let Err(error) = written(store.as_ref(), &opened, &settled).await {
-                    if begun.elapsed() >= WRITE_MAX && !self.failing.swap(true, Ordering::Relaxed) {
-                        tracing::error!(%error, "the ledger cannot be written; limits that are closed refuse requests");
-                    }
-                    sleep(PAUSE).await;
+            loop {
+                let batch = self.pending().take();
+                let Some(batch) = batch else { break };
+                self.write_batch(store.as_ref(), &batch).await;
+                let is_full = batch.settled.len().max(batch.opened.len()) >= LEDGER_BATCH_MAX;
+                // What came meanwhile gathers first, unless there is much of it: a commit costs as much for one entry as for hundreds.
+                if !is_full {
+                    break;
                 }
-                if self.failing.swap(false, Ordering::Relaxed) {
-                    tracing::info!("the ledger is written again");
-                }
-                self.pending().writing = 0;
             }
         }
     }
 
-    /// What is written next.
-    fn take(&self) -> Option<(Vec<OpenEntry>, Vec<Entry>)> {
-        let mut pending = self.pending();
-        let ids: Vec<String> = pending.opened.keys().take(LEDGER_BATCH_MAX).cloned().collect();
-        let opened: Vec<_> = ids.iter().filter_map(|id| pending.opened.remove(id)).collect();
-        let count = pending.settled.len().min(LEDGER_BATCH_MAX);
-        let settled: Vec<_> = pending.settled.drain(..count).collect();
-        pending.writing = opened.len() + settled.len();
-        (pending.writing > 0).then_some((opened, settled))
+    async fn write_batch(&self, store: &dyn Store, batch: &Batch) {
+        let begun = Instant::now();
+        while let Err(error) = written(store, batch).await {
+            if begun.elapsed() >= WRITE_MAX && !self.failing.swap(true, Ordering::Relaxed) {
+                tracing::error!(%error, "the ledger cannot be written; limits that are closed refuse requests");
+            }
+            sleep(PAUSE).await;
+        }
+        if self.failing.swap(false, Ordering::Relaxed) {
+            tracing::info!("the ledger is written again");
+        }
+        self.pending().writing = 0;
     }
 }
 
-async fn written(store: &dyn Store, opened: &[OpenEntry], settled: &[Entry]) -> Result<(), StoreError> {
-    let write = async {
-        if !opened.is_empty() {
-            store.open_entries(opened.to_vec()).await?;
+/// Both kinds at once, so that a store that commits together what waits commits once: no request is in both.
+async fn written(store: &dyn Store, Batch { opened, settled }: &Batch) -> Result<(), StoreError> {
+    let open = async {
+        match opened.is_empty() {
+            true => Ok(()),
+            false => store.open_entries(opened.clone()).await,
         }
-        if !settled.is_empty() {
-            store.settle_entries(settled.to_vec()).await?;
-        }
-        Ok(())
     };
+    let settle = async {
+        match settled.is_empty() {
+            true => Ok(()),
+            false => store.settle_entries(settled.clone()).await.map(drop),
+        }
+    };
+    let write = async { tokio::try_join!(open, settle).map(drop) };
     timeout(WRITE_MAX, write).await.unwrap_or(Err(StoreError::Busy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(number: u64) -> OpenEntry {
+        OpenEntry { at: 1, request: format!("r{number}"), ..OpenEntry::default() }
+    }
+
+    fn end(opened: OpenEntry) -> Entry {
+        Entry { opened, ..Entry::default() }
+    }
+
+    fn ids(batch: &Batch) -> (Vec<&str>, Vec<&str>) {
+        let opened = batch.opened.iter().map(|entry| entry.request.as_str());
+        (opened.collect(), batch.settled.iter().map(|entry| entry.opened.request.as_str()).collect())
+    }
+
+    #[test]
+    fn what_ends_between_two_commits_is_written_once() {
+        let mut pending = Pending::default();
+        let (short, first) = pending.open(entry(1));
+        let (long, second) = pending.open(entry(2));
+        assert!(first && !second, "the thread is woken once");
+        let closed = pending.close(short).map(end);
+        pending.settled.extend(closed);
+        assert_eq!(pending.waiting(), 2);
+        let batch = pending.take().expect("something");
+        assert_eq!(ids(&batch), (vec!["r2"], vec!["r1"]));
+        assert_eq!(pending.waiting(), 2, "it is being written");
+        pending.writing = 0;
+        assert!(pending.waiting() == 0 && pending.take().is_none(), "what is open and written does not wait");
+        let closed = pending.close(long).map(end);
+        pending.settled.extend(closed);
+        assert_eq!(ids(&pending.take().expect("its end")), (vec![], vec!["r2"]));
+    }
+
+    #[test]
+    fn a_place_that_is_used_again_is_written_for_whom_it_is_now() {
+        let mut pending = Pending::default();
+        for number in 0..5 {
+            let (slot, _) = pending.open(entry(number));
+            assert_eq!(pending.close(slot).map(|entry| entry.request), Some(format!("r{number}")));
+        }
+        assert_eq!((pending.open.len(), pending.fresh.len()), (1, 1));
+        let (slot, _) = pending.open(entry(7));
+        assert_eq!(ids(&pending.take().expect("one")), (vec!["r7"], vec![]));
+        pending.close(slot);
+        let _open = pending.open(entry(8));
+        assert_eq!(ids(&pending.take().expect("another")), (vec!["r8"], vec![]));
+    }
+
+    #[test]
+    fn what_is_written_at_once_is_bounded() {
+        let mut pending = Pending::default();
+        let slots: Vec<_> = (0..LEDGER_BATCH_MAX as u64 + 5).map(|number| pending.open(entry(number)).0).collect();
+        let sizes = |batch: Batch| (batch.opened.len(), batch.settled.len());
+        assert_eq!(pending.take().map(sizes), Some((LEDGER_BATCH_MAX, 0)));
+        assert_eq!(pending.take().map(sizes), Some((5, 0)));
+        for slot in slots {
+            let closed = pending.close(slot).map(end);
+            pending.settled.extend(closed);
+        }
+        assert_eq!(pending.take().map(sizes), Some((0, LEDGER_BATCH_MAX)));
+        assert_eq!(pending.take().map(sizes), Some((0, 5)));
+    }
 }

@@ -19,6 +19,7 @@ mod restore;
 mod rules;
 mod shared;
 mod status;
+mod subjects;
 mod surge;
 mod told;
 
@@ -33,7 +34,7 @@ use penstock_govern::{
     Unmetered,
 };
 use penstock_proto::ErrorKind;
-use penstock_store::{Counters, Held, OpenEntry, Store, Subject};
+use penstock_store::{Counters, Held, OpenEntry, Store};
 
 pub(crate) use bill::Billing;
 pub(crate) use events::Governed;
@@ -50,13 +51,14 @@ use crate::error::Failure;
 use crate::http::exchange::new_request_id;
 use crate::relay::models::Entry;
 use crate::serving::Serving;
-use crate::telemetry::{Gauge, Metric, Metrics};
+use crate::telemetry::{Gauge, Metric, Metrics, Tally};
 use crate::upgrade::{Claimed, Give, Given};
 use estimate::Guess;
 use journal::Journal;
 use orphans::Watch;
 use rules::Who;
 use shared::{Refused, Shared};
+use subjects::{Seen, Subjects};
 
 /// The clock of the windows begins here, so that what another process counted before this one began has a place before it.
 const CLOCK_BASE: Duration = Duration::from_secs(10 * 86_400);
@@ -66,12 +68,29 @@ pub struct Governor {
     state: Mutex<State>,
     began: Instant,
     metrics: Arc<Metrics>,
+    /// Of tokens and of money.
+    tallies: [Tallies; 2],
     /// The ledger, where there is one.
     journal: OnceLock<Journal>,
+    subjects: Subjects,
     /// Counters that other gateways count in too.
     shared: OnceLock<Arc<Shared>>,
     /// Entries that a dead process had left open.
     assumed: Arc<AtomicU64>,
+}
+
+/// What is counted of every request.
+struct Tallies {
+    unit: &'static str,
+    reserved: Tally,
+    settled: Tally,
+}
+
+impl Tallies {
+    fn new(metrics: &Metrics, unit: &'static str) -> Self {
+        let of = |metric| metrics.tally(metric, &[("unit", unit)]);
+        Self { unit, reserved: of(Metric::LimitReserved), settled: of(Metric::LimitSettled) }
+    }
 }
 
 struct State {
@@ -112,8 +131,10 @@ impl Governor {
         Self {
             state: Mutex::new(state),
             began: Instant::now(),
+            tallies: ["tokens", "usd"].map(|unit| Tallies::new(&metrics, unit)),
             metrics,
             journal: OnceLock::new(),
+            subjects: Subjects::default(),
             shared: OnceLock::new(),
             assumed: Arc::default(),
         }
@@ -360,10 +381,11 @@ fn uncounted(limit: &str) -> Failure {
     Failure::new(ErrorKind::Unavailable, message).retry_after(Duration::from_secs(5)).log("the store is failing")
 }
 
-/// The request's id, made unique where its client chose it: a ledger counts every id once.
+/// The request's id, made unique where its client chose it: a ledger counts every id once. Ours is in front, so that ids are in the
+/// order of time whatever clients send.
 fn ledger_id(call: &Call) -> String {
     match call.id_is_clients {
-        true => format!("{}.{}", call.request_id, new_request_id()),
+        true => format!("{}.{}", new_request_id(), call.request_id),
         false => call.request_id.clone(),
     }
 }
@@ -376,25 +398,9 @@ fn opened(
     route: &str,
     tags: &[(String, String)],
 ) -> OpenEntry {
-    let principal = who.principal;
-    let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    let own = tags.iter().map(|(name, value)| format!("{name}:{value}"));
-    OpenEntry {
-        request,
-        gateway: governor.journal().map(|journal| journal.gateway.to_string()).unwrap_or_default(),
-        at: clock::unix_seconds(),
-        subject: Subject {
-            key: text(&principal.key),
-            team: text(&principal.team),
-            user: text(&principal.user),
-            model: who.model.to_owned(),
-            provider: who.providers.first().map(|provider| provider.to_string()).unwrap_or_default(),
-            route: route.to_owned(),
-            // Limits first: only so many are kept.
-            tags: limits.iter().map(|limit| restore::tag(&limit.id)).chain(own).collect(),
-        },
-        held: Held::default(),
-    }
+    let (at, gateway) = (clock::unix_seconds(), governor.journal().map(|journal| journal.gateway.clone()));
+    let subject = governor.subjects.of(&Seen { who, route, limits, tags });
+    OpenEntry { at, request, gateway: gateway.unwrap_or_default(), subject, held: Held::default() }
 }
 
 async fn reserve(

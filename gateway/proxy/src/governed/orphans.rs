@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock_store::{Entry, OpenEntry, Store, StoreError, Tokens};
+use penstock_store::{Entry, Held, OpenEntry, Store, StoreError, Tokens};
 use tokio::time::{sleep, timeout};
 
 use crate::clock;
@@ -30,7 +30,7 @@ pub(super) async fn settle(store: &dyn Store, before: u64, own: &str) -> Result<
     let mut count = 0;
     loop {
         let found = store.orphans(before, None, ORPHANS).await?;
-        let orphans: Vec<_> = found.into_iter().filter(|orphan| orphan.gateway != own).collect();
+        let orphans: Vec<_> = found.into_iter().filter(|orphan| *orphan.gateway != *own).collect();
         if orphans.is_empty() {
             return Ok(count);
         }
@@ -39,7 +39,7 @@ pub(super) async fn settle(store: &dyn Store, before: u64, own: &str) -> Result<
 }
 
 async fn assume(store: &dyn Store, orphans: Vec<OpenEntry>) -> Result<u64, StoreError> {
-    let entries: Vec<_> = orphans.into_iter().map(assumed).collect();
+    let entries = orphans.into_iter().map(assumed).collect();
     let counted = store.settle_entries(entries).await?.into_iter().filter(|counted| *counted).count() as u64;
     if counted > 0 {
         tracing::warn!(orphans = counted, "requests that a dead process left open count as they were reserved");
@@ -47,12 +47,10 @@ async fn assume(store: &dyn Store, orphans: Vec<OpenEntry>) -> Result<u64, Store
     Ok(counted)
 }
 
-fn assumed(open: OpenEntry) -> Entry {
-    let OpenEntry { request, gateway, at, subject, held } = open;
-    let tokens = Tokens { input: held.input, output: held.output, ..Tokens::default() };
-    let outcome = "assumed".to_owned();
-    let micro_usd = held.micro_usd;
-    Entry { request, gateway, at, subject, held, tokens, micro_usd, outcome, assumed: true, ..Entry::default() }
+fn assumed(opened: OpenEntry) -> Entry {
+    let Held { input, output, micro_usd } = opened.held;
+    let tokens = Tokens { input, output, ..Tokens::default() };
+    Entry { opened, tokens, micro_usd, outcome: "assumed".into(), assumed: true, ..Entry::default() }
 }
 
 /// Gateways of one store look after each other.
@@ -101,7 +99,7 @@ pub(super) async fn settle_left(store: &dyn Store, now: u64, own: &str) -> Resul
     let mut count = 0;
     loop {
         let left = store.left(silent, ancient, ORPHANS).await?;
-        let orphans: Vec<_> = left.into_iter().filter(|orphan| orphan.gateway != own).collect();
+        let orphans: Vec<_> = left.into_iter().filter(|orphan| *orphan.gateway != *own).collect();
         if orphans.is_empty() {
             return Ok(count);
         }
@@ -111,13 +109,13 @@ pub(super) async fn settle_left(store: &dyn Store, now: u64, own: &str) -> Resul
 
 #[cfg(test)]
 mod tests {
-    use penstock_store::{EntryFilter, Held, Sqlite, SqliteOptions, Subject, UsageQuery};
+    use penstock_store::{EntryFilter, Sqlite, SqliteOptions, UsageQuery};
 
     use super::*;
 
     fn open(request: &str, gateway: &str, at: u64) -> OpenEntry {
         let held = Held { input: 10, output: 20, micro_usd: 50 };
-        OpenEntry { request: request.into(), gateway: gateway.into(), at, subject: Subject::default(), held }
+        OpenEntry { request: request.into(), gateway: gateway.into(), at, held, ..OpenEntry::default() }
     }
 
     async fn spent(store: &dyn Store) -> u64 {
@@ -137,7 +135,7 @@ mod tests {
             assert_eq!(gateway.turn(at, true).await, Ok(0));
         }
         let entries = vec![open("a", "one", at), open("b", "two", at), open("c", "three", at), open("d", "old", at)];
-        store.open_entries(entries).await.expect("opened");
+        store.open_entries(entries.into()).await.expect("opened");
         let dead = at + SILENT.as_secs() + 1;
         // Two has not spoken for as long as one, and speaks first.
         assert_eq!(two.turn(dead, false).await, Ok(0), "the store was away a moment ago");
@@ -145,14 +143,14 @@ mod tests {
         assert_eq!(two.turn(dead, true).await, Ok(0), "once");
         assert_eq!(spent(store.as_ref()).await, 50);
         // One was only cut off: what it knows counts in the place of what was assumed.
-        let truth = Entry { request: "a".into(), gateway: "one".into(), at, micro_usd: 7, ..Entry::default() };
-        assert_eq!(store.settle_entries(vec![truth]).await, Ok(vec![true]));
+        let truth = Entry { opened: open("a", "one", at), micro_usd: 7, ..Entry::default() };
+        assert_eq!(store.settle_entries([truth].into()).await, Ok(vec![true]));
         assert_eq!(spent(store.as_ref()).await, 7);
         // A gateway of a version that says nothing is given an hour; a request of one that lives may take longer.
         let late = at + SHARED_ORPHAN_SECONDS + 1;
         assert_eq!(three.turn(late, false).await, Ok(0));
         assert_eq!(two.turn(late, true).await, Ok(1));
-        assert_eq!(store.entry("d").await.expect("read").map(|entry| entry.assumed), Some(true));
+        assert_eq!(store.entry(at, "d").await.expect("read").map(|entry| entry.assumed), Some(true));
         assert_eq!(two.turn(late + SILENT.as_secs() + 1, true).await, Ok(1), "three is silent by now");
         let left = store.orphans(late, None, 10).await.expect("found");
         assert_eq!(left.iter().map(|one| one.request.as_str()).collect::<Vec<_>>(), ["b"]);

@@ -5,14 +5,15 @@ use std::time::Instant;
 
 use http::{HeaderName, HeaderValue};
 use penstock_dialects::Dialect;
-use penstock_govern::{By, Claim, Hold, Limit, Reserve, Unit};
-use penstock_store::{Entry, Held, OpenEntry, Tokens};
+use penstock_govern::{By, Claim, Hold, Learned, Limit, Now, Reserve, Unit};
+use penstock_store::{Entry, Held, OpenEntry, Subject, Tokens};
 
 use super::bill::{self, Billing};
 use super::emitted::Emitted;
 use super::estimate::Guess;
+use super::journal::Slot;
 use super::shared::{Portion, Shared};
-use super::{Account, Governor};
+use super::{Account, Governor, State};
 use crate::call::Call;
 use crate::error::Failure;
 use crate::relay::models::Entry as Model;
@@ -22,6 +23,9 @@ use crate::upstream::{Course, Facts};
 
 /// The claim's limit reserves the most: where nobody knows what was used, that counts.
 const STRICT: u16 = 1 << 15;
+
+/// Tag of entries whose counts are ours.
+const ESTIMATED: &str = "estimated";
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +51,7 @@ pub(super) struct Used {
 
 /// What the ledger says of a request.
 pub(super) struct Noted {
-    pub(super) open: OpenEntry,
+    pub(super) slot: Slot,
     pub(super) began: Instant,
     pub(super) first: Option<Instant>,
     pub(super) outcome: &'static str,
@@ -69,7 +73,7 @@ pub(crate) struct Reservation {
     by_provider: Vec<Arc<Limit>>,
     fields: Vec<(HeaderName, HeaderValue)>,
     /// Its entry in the ledger.
-    entry: Option<Box<Noted>>,
+    entry: Option<Noted>,
     status: u16,
     end: End,
     facts: Facts,
@@ -141,9 +145,9 @@ impl Reservation {
             output: self.guess.output(),
             micro_usd: self.guess.nano_usd().div_ceil(1000),
         };
-        if let Some(journal) = &self.governor.journal() {
-            journal.open(open.clone());
-            self.entry = Some(Box::new(Noted { open, began: Instant::now(), first: None, outcome: "client_gone" }));
+        if let Some(journal) = self.governor.journal() {
+            let slot = journal.open(open);
+            self.entry = Some(Noted { slot, began: Instant::now(), first: None, outcome: "client_gone" });
         }
     }
 
@@ -242,83 +246,45 @@ impl Reservation {
     fn settle(&mut self) {
         let used = self.used(self.end, self.facts, &self.course, self.emitted);
         if let Some(entry) = self.entry.take() {
-            self.enter(*entry, &used);
+            self.enter(entry, &used);
         }
-        if let Some(hold) = self.hold.take() {
-            self.release(hold, &used);
+        let (governor, hold, learns) = (self.governor.clone(), self.hold.take(), self.learns(&used));
+        if hold.is_some() || learns {
+            let portions = self.portions.take();
+            let ending = Ending::new(self, &used);
+            if let Some((shared, portions)) = portions {
+                shared.settle(portions, |tag, unit| ending.spent(tag, unit));
+            }
+            let (mut state, now) = governor.state();
+            if let Some(hold) = hold {
+                ending.release(hold, &self.by_provider, &mut state, now);
+            }
+            if learns {
+                self.learn(&used, &mut state);
+            }
         }
-        self.learn(&used);
         self.measure(&self.account(&used));
     }
 
-    /// Puts what was used in the place of what was held.
-    fn release(&mut self, hold: Hold, used: &Used) {
-        let of = |unit: Unit| match unit {
-            Unit::Requests => 1,
-            Unit::InFlight => 0,
-            Unit::Tokens => used.facts.prompt_tokens + used.facts.completion_tokens,
-            Unit::InputTokens => used.facts.prompt_tokens,
-            Unit::OutputTokens => used.facts.completion_tokens,
-            Unit::NanoUsd => used.nano_usd,
-        };
-        let target = self.course.target.clone();
-        let answered = target.as_deref().and_then(|target| target.split('/').next());
-        let billing = self.billing.clone();
-        let providers = &billing.providers;
-        let governor = self.governor.clone();
-        let spent = |tag: u16, unit: Unit| {
-            let at = usize::from(tag & !STRICT).checked_sub(1);
-            let provider = at.and_then(|at| providers.get(at));
-            let elsewhere = provider.zip(answered).is_some_and(|(provider, answered)| **provider != *answered);
-            match unit.is_metered() {
-                true if used.estimated && tag & STRICT != 0 => None,
-                _ if elsewhere => Some(0),
-                _ => Some(of(unit)),
-            }
-        };
-        if let Some((shared, portions)) = self.portions.take() {
-            shared.settle(portions, spent);
-        }
-        let (mut state, now) = governor.state();
-        let (id, mut settled) = (hold.id(), Vec::new());
-        state.book.settle(hold, now, |tag, unit| {
-            let amount = spent(tag, unit);
-            settled.extend(amount.map(|amount| (tag, unit, amount)));
-            amount
-        });
-        if let Some(give) = &state.give {
-            // Full, or the other process is gone: there it counts as it was reserved.
-            let _ = give.try_send(Given::Settled { id, amounts: settled });
-        }
-        let fallback = answered.filter(|answered| !providers.iter().any(|provider| **provider == **answered));
-        for (limit, provider) in self.by_provider.iter().flat_map(|limit| fallback.map(|provider| (limit, provider))) {
-            for measure in &limit.measures {
-                let claim =
-                    Claim { limit: &limit.id, subject: provider, measure: *measure, amount: of(measure.unit), tag: 0 };
-                state.book.restore(&claim, now);
-            }
-        }
+    /// Whether others can be guessed better with what this one has used: its upstream has said it.
+    fn learns(&self, used: &Used) -> bool {
+        self.end == End::Complete && !used.estimated && !self.billing.own && self.guess.body_bytes > 0
     }
 
-    /// Learns what requests to the model need, from those whose upstream has said it.
-    fn learn(&self, used: &Used) {
-        if self.end != End::Complete || used.estimated || self.billing.own || self.guess.body_bytes == 0 {
-            return;
-        }
+    fn learn(&self, used: &Used, state: &mut State) {
         let output = if self.guess.bounded { 0 } else { used.facts.completion_tokens / self.guess.choices.max(1) };
-        let (mut state, _) = self.governor.state();
-        let learned = state.learned.entry(self.model.clone()).or_default();
-        learned.see(self.guess.body_bytes, used.facts.prompt_tokens, output);
+        if !state.learned.contains_key(&self.model) {
+            state.learned.insert(self.model.clone(), Learned::default());
+        }
+        if let Some(learned) = state.learned.get_mut(&self.model) {
+            learned.see(self.guess.body_bytes, used.facts.prompt_tokens, output);
+        }
     }
 
     /// Writes the entry of the ledger.
     fn enter(&self, noted: Noted, used: &Used) {
         let Some(journal) = self.governor.journal() else { return };
-        let Noted { open, began, first, outcome } = noted;
-        let OpenEntry { request, gateway, at, mut subject, held } = open;
-        if let Some(target) = &self.course.target {
-            subject.provider = target.split('/').next().unwrap_or_default().to_owned();
-        }
+        let Noted { slot, began, first, outcome } = noted;
         let Facts { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, reasoning_tokens, .. } =
             used.facts;
         let tokens = Tokens {
@@ -328,40 +294,117 @@ impl Reservation {
             output: completion_tokens,
             reasoning: reasoning_tokens,
         };
-        if used.estimated {
-            subject.tags.push("estimated".to_owned());
-        }
-        journal.settle(Entry {
-            request,
-            gateway,
-            at,
-            subject,
-            held,
-            tokens,
-            micro_usd: used.nano_usd.div_ceil(1000),
-            status: self.status,
-            outcome: outcome.to_owned(),
-            attempts: self.course.attempts.len().max(1) as u32,
-            first_ms: first.map_or(0, |first| (first - began).as_millis() as u64),
-            total_ms: began.elapsed().as_millis() as u64,
-            assumed: false,
+        let total_ms = began.elapsed().as_millis() as u64;
+        journal.settle(slot, |mut opened| {
+            self.tell_end(&mut opened.subject, used);
+            Entry {
+                opened,
+                tokens,
+                micro_usd: used.nano_usd.div_ceil(1000),
+                status: self.status,
+                outcome: outcome.into(),
+                attempts: self.course.attempts.len().max(1) as u32,
+                first_ms: first.map_or(0, |first| (first - began).as_millis() as u64),
+                total_ms,
+                assumed: false,
+            }
         });
     }
 
+    /// What is known of a request's subject when it has ended; mostly what was known before.
+    fn tell_end(&self, subject: &mut Arc<Subject>, used: &Used) {
+        let provider = self.course.target.as_deref().and_then(|target| target.split('/').next());
+        if let Some(provider) = provider.filter(|provider| *provider != subject.provider) {
+            Arc::make_mut(subject).provider = provider.to_owned();
+        }
+        if used.estimated {
+            let tags = &mut Arc::make_mut(subject).tags;
+            let at = tags.partition_point(|tag| tag.as_str() < ESTIMATED);
+            tags.insert(at, ESTIMATED.to_owned());
+        }
+    }
+
     fn measure(&self, account: &Account) {
-        let usd = |nano: u64| nano as f64 / 1e9;
-        let metrics = &self.governor.metrics;
+        let governor = &self.governor;
         if account.reserved_tokens + account.tokens == 0 {
             return;
         }
-        for (unit, reserved, settled) in [
-            ("tokens", account.reserved_tokens as f64, account.tokens as f64),
-            ("usd", usd(account.reserved_nano_usd), usd(account.nano_usd)),
-        ] {
-            metrics.observe(Metric::LimitReserved, &[("unit", unit)], reserved);
-            metrics.observe(Metric::LimitSettled, &[("unit", unit)], settled);
+        let usd = |nano: u64| nano as f64 / 1e9;
+        let tokens = (account.reserved_tokens as f64, account.tokens as f64);
+        let money = (usd(account.reserved_nano_usd), usd(account.nano_usd));
+        for (tallies, (reserved, settled)) in governor.tallies.iter().zip([tokens, money]) {
+            tallies.reserved.observe(reserved);
+            tallies.settled.observe(settled);
             if settled > reserved {
-                metrics.observe(Metric::LimitExceeded, &[("unit", unit)], settled - reserved);
+                governor.metrics.observe(Metric::LimitExceeded, &[("unit", tallies.unit)], settled - reserved);
+            }
+        }
+    }
+}
+
+/// What has been used, claim by claim.
+struct Ending<'a> {
+    used: &'a Used,
+    /// Providers that were claimed for, in the order of their tags.
+    providers: &'a [Arc<str>],
+    /// Who has answered.
+    answered: Option<&'a str>,
+}
+
+impl<'a> Ending<'a> {
+    fn new(reservation: &'a Reservation, used: &'a Used) -> Self {
+        let answered = reservation.course.target.as_deref().and_then(|target| target.split('/').next());
+        Self { used, providers: &reservation.billing.providers, answered }
+    }
+
+    fn of(&self, unit: Unit) -> u64 {
+        let Used { facts, nano_usd, .. } = self.used;
+        match unit {
+            Unit::Requests => 1,
+            Unit::InFlight => 0,
+            Unit::Tokens => facts.prompt_tokens + facts.completion_tokens,
+            Unit::InputTokens => facts.prompt_tokens,
+            Unit::OutputTokens => facts.completion_tokens,
+            Unit::NanoUsd => *nano_usd,
+        }
+    }
+
+    /// Of the claim with that tag; `None`: as it was reserved.
+    fn spent(&self, tag: u16, unit: Unit) -> Option<u64> {
+        let at = usize::from(tag & !STRICT).checked_sub(1);
+        let provider = at.and_then(|at| self.providers.get(at));
+        let elsewhere = provider.zip(self.answered).is_some_and(|(provider, answered)| **provider != *answered);
+        match unit.is_metered() {
+            true if self.used.estimated && tag & STRICT != 0 => None,
+            _ if elsewhere => Some(0),
+            _ => Some(self.of(unit)),
+        }
+    }
+
+    /// Puts what was used in the place of what was held.
+    fn release(&self, hold: Hold, by_provider: &[Arc<Limit>], state: &mut State, now: Now) {
+        let id = hold.id();
+        match &state.give {
+            None => state.book.settle(hold, now, |tag, unit| self.spent(tag, unit)),
+            Some(give) => {
+                let mut settled = Vec::new();
+                state.book.settle(hold, now, |tag, unit| {
+                    let amount = self.spent(tag, unit);
+                    settled.extend(amount.map(|amount| (tag, unit, amount)));
+                    amount
+                });
+                // Full, or the other process is gone: there it counts as it was reserved.
+                let _ = give.try_send(Given::Settled { id, amounts: settled });
+            }
+        }
+        let is_fallback = |answered: &&str| !self.providers.iter().any(|provider| **provider == **answered);
+        let Some(provider) = self.answered.filter(is_fallback) else { return };
+        for limit in by_provider {
+            for measure in &limit.measures {
+                let amount = self.of(measure.unit);
+                state
+                    .book
+                    .restore(&Claim { limit: &limit.id, subject: provider, measure: *measure, amount, tag: 0 }, now);
             }
         }
     }

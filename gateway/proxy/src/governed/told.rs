@@ -7,6 +7,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
 use penstock_dialects::Dialect;
 use penstock_dialects::openai::errors::{self, ErrorShape};
@@ -52,12 +53,13 @@ fn part_left(measure: &Measure, standing: &Standing) -> f64 {
     measure.max.saturating_sub(standing.used) as f64 / measure.max.max(1) as f64
 }
 
-/// As header fields.
+/// As header fields. Their values are parts of one text.
 pub(super) fn fields(dialect: Dialect, standings: &[(Measure, Standing)], now: Now) -> Vec<(HeaderName, HeaderValue)> {
-    let mut out = Vec::with_capacity(standings.len() * 3);
+    let mut text = String::with_capacity(64 * standings.len());
+    let mut ends: Vec<(&'static str, usize)> = Vec::with_capacity(3 * standings.len());
     let has_tokens = standings.iter().any(|(measure, _)| measure.unit == Unit::Tokens);
     for (measure, standing) in standings {
-        let names = match (dialect, measure.unit) {
+        let [limit, remaining, reset] = *match (dialect, measure.unit) {
             (Dialect::Anthropic, Unit::Requests) => &ANTHROPIC_REQUESTS,
             (Dialect::Anthropic, Unit::InputTokens) => &ANTHROPIC_INPUT,
             (Dialect::Anthropic, Unit::OutputTokens) => &ANTHROPIC_OUTPUT,
@@ -68,17 +70,22 @@ pub(super) fn fields(dialect: Dialect, standings: &[(Measure, Standing)], now: N
             (_, Unit::InputTokens) if !has_tokens => &OPENAI_TOKENS,
             _ => continue,
         };
-        let left = measure.max.saturating_sub(standing.used);
-        let reset = Duration::from_millis(standing.reset_ms);
-        let reset = match dialect {
-            Dialect::Anthropic => rfc3339((now.wall_ms + standing.reset_ms).div_ceil(1000)),
-            Dialect::OpenAi | Dialect::Gemini => pause(reset),
-        };
-        out.push((HeaderName::from_static(names[0]), measure.max.into()));
-        out.push((HeaderName::from_static(names[1]), left.into()));
-        out.extend(HeaderValue::from_str(&reset).ok().map(|value| (HeaderName::from_static(names[2]), value)));
+        let _ = write!(text, "{}", measure.max);
+        ends.push((limit, text.len()));
+        let _ = write!(text, "{}", measure.max.saturating_sub(standing.used));
+        ends.push((remaining, text.len()));
+        match dialect {
+            Dialect::Anthropic => text += &rfc3339((now.wall_ms + standing.reset_ms).div_ceil(1000)),
+            Dialect::OpenAi | Dialect::Gemini => say_pause(&mut text, Duration::from_millis(standing.reset_ms)),
+        }
+        ends.push((reset, text.len()));
     }
-    out
+    let (text, mut begin) = (Bytes::from(text), 0);
+    let field = |(name, end)| {
+        let value = HeaderValue::from_maybe_shared(text.slice(std::mem::replace(&mut begin, end)..end)).ok()?;
+        Some((HeaderName::from_static(name), value))
+    };
+    ends.into_iter().filter_map(field).collect()
 }
 
 type Names = [&'static str; 3];
@@ -172,21 +179,26 @@ fn shape(measure: &Measure, never: bool) -> ErrorShape {
 
 /// As OpenAI says times: `120ms`, `1.5s`, `6m0s`, `2h0m5s`.
 fn pause(time: Duration) -> String {
-    let (seconds, ms) = (time.as_secs(), time.subsec_millis());
-    if seconds == 0 {
-        return format!("{ms}ms");
-    }
-    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
     let mut out = String::new();
-    if hours > 0 {
-        let _ = write!(out, "{hours}h");
-    }
-    if hours > 0 || minutes > 0 {
-        let _ = write!(out, "{minutes}m");
-    }
-    let part = if hours == 0 && minutes == 0 && ms > 0 { format!("{rest}.{ms:03}") } else { rest.to_string() };
-    let part = if part.contains('.') { part.trim_end_matches('0').to_owned() } else { part };
-    out + &part + "s"
+    say_pause(&mut out, time);
+    out
+}
+
+fn say_pause(out: &mut String, time: Duration) {
+    let (seconds, ms) = (time.as_secs(), time.subsec_millis());
+    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    // Writing to a string does not fail.
+    let _ = match (hours, minutes) {
+        (0, 0) if seconds == 0 => write!(out, "{ms}ms"),
+        (0, 0) if ms == 0 => write!(out, "{rest}s"),
+        (0, 0) => {
+            let _ = write!(out, "{rest}.{ms:03}");
+            out.truncate(out.trim_end_matches('0').len());
+            out.write_char('s')
+        }
+        (0, _) => write!(out, "{minutes}m{rest}s"),
+        _ => write!(out, "{hours}h{minutes}m{rest}s"),
+    };
 }
 
 /// Unix seconds by RFC 3339.

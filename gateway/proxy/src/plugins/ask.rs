@@ -1,21 +1,24 @@
 //! The way in: `on_request` of every plugin that a request meets, and what it leaves of the call.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, header};
 use penstock_dialects::codec::{AnswerForm, AnswerMeta};
 use penstock_dialects::{Decoded, Request, StreamEncoder, Surface, WholeCollector};
 use penstock_plugins::{Answer, Needs, Parts, RequestContext, RequestInfo, Sees, Verdict};
+use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
-use super::chain::Chain;
+use super::chain::{Chain, Link};
 use super::convert::codec_of;
 use super::host::RequestHost;
 use super::shell::{Broke, Shell, Stage, refused};
 use crate::auth::Principal;
 use crate::call::{Call, decode, off_io};
-use crate::config::PluginConfig;
 use crate::error::Failure;
 use crate::phases::caught;
 use crate::telemetry::Metric;
@@ -35,8 +38,8 @@ impl Chain {
     ///
     /// # Errors
     /// One of them refuses it, or fails and must not.
-    pub(crate) async fn ask(&self, principal: &Principal, call: Call) -> Result<Asked, Failure> {
-        if self.entries.is_empty() || call.asked_by_plugin {
+    pub(crate) async fn ask(&self, principal: &Arc<Principal>, call: Call) -> Result<Asked, Failure> {
+        if self.links.is_empty() || call.asked_by_plugin {
             return Ok(Asked { call, shell: None, answer: None });
         }
         let info = Arc::new(info(principal, &call));
@@ -46,15 +49,15 @@ impl Chain {
         Box::pin(self.run(principal, call, info)).await
     }
 
-    async fn run(&self, principal: &Principal, mut call: Call, info: Arc<RequestInfo>) -> Result<Asked, Failure> {
+    async fn run(&self, principal: &Arc<Principal>, mut call: Call, info: Arc<RequestInfo>) -> Result<Asked, Failure> {
         let host = Arc::new(RequestHost::new(self.hub.clone(), principal.clone()));
         let headers = without_credentials(std::mem::take(&mut call.headers));
         let mut context =
             RequestContext::new(info.clone(), headers, std::mem::take(&mut call.tags), call.body.clone(), host);
         let mut shell = Shell::new(info.clone(), self.metrics.clone());
         let mut answer = None;
-        for entry in self.matching(&info) {
-            match self.step(entry, &mut context, &call, &mut shell).await {
+        for link in self.matching(&info) {
+            match self.step(link, &mut context, &call, &mut shell).await {
                 Ok(Verdict::Pass) => {}
                 Ok(Verdict::Answer(given)) => {
                     answer = Some(given);
@@ -85,11 +88,12 @@ impl Chain {
     /// One plugin's turn; it becomes a stage of the shell.
     async fn step(
         &self,
-        entry: &Arc<PluginConfig>,
+        link: &Link,
         context: &mut RequestContext,
         call: &Call,
         shell: &mut Shell,
     ) -> Result<Verdict, Failure> {
+        let entry = &link.entry;
         match entry.plugin.needs() {
             Needs::Facts => {}
             Needs::Body => make_body(context, call)?,
@@ -97,7 +101,7 @@ impl Chain {
         }
         let mut hooks = entry.plugin.begin();
         let began = Instant::now();
-        let done = match timeout(entry.timeout, caught(hooks.on_request(context))).await {
+        let done = match within(entry.timeout, caught(hooks.on_request(context))).await {
             Ok(Ok(Ok(verdict))) => Ok(verdict),
             Ok(Ok(Err(error))) => Err(Broke::Error(error)),
             Ok(Err(panic)) => Err(Broke::Panic(panic)),
@@ -109,18 +113,35 @@ impl Chain {
             Ok(Verdict::Reject(_)) => "reject",
             Err(_) => "failed",
         };
-        let labels = [("plugin", &*entry.id), ("hook", "request")];
-        self.metrics.observe(Metric::PluginSeconds, &labels, began.elapsed().as_secs_f64());
-        self.metrics.count(Metric::PluginCalls, &[labels[0], labels[1], ("outcome", outcome)]);
+        link.seconds.observe(began.elapsed().as_secs_f64());
+        match outcome {
+            "pass" => link.passed.count(),
+            _ => {
+                let labels = [("plugin", &*entry.id), ("hook", "request"), ("outcome", outcome)];
+                self.metrics.count(Metric::PluginCalls, &labels);
+            }
+        }
         match done {
             Ok(verdict) => {
                 // Whoever ends the request here has no answer to look at, but learns of its end.
                 let sees = if matches!(verdict, Verdict::Pass) { hooks.sees() } else { Sees::End };
-                shell.stages.insert(0, Stage::new(entry.clone(), hooks, sees));
+                if sees > Sees::Nothing {
+                    shell.stages.insert(0, Stage::new(entry.clone(), hooks, sees));
+                }
                 Ok(verdict)
             }
             Err(broke) => broke.handled(entry, "request", &self.metrics).map(|()| Verdict::Pass),
         }
+    }
+}
+
+/// Awaits `work`, not for longer than that. What is done at once, as most of it is, sets no timer.
+async fn within<F: Future>(limit: Duration, work: F) -> Result<F::Output, Elapsed> {
+    let mut work = pin!(work);
+    let first = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await;
+    match first {
+        Poll::Ready(done) => Ok(done),
+        Poll::Pending => timeout(limit, work).await,
     }
 }
 

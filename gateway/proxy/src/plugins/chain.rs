@@ -6,11 +6,20 @@ use penstock_plugins::RequestInfo;
 
 use super::hub::Hub;
 use crate::config::{PluginConfig, Snapshot};
-use crate::telemetry::Metrics;
+use crate::telemetry::{Metric, Metrics, Tally};
+
+/// One plugin of a config, with what is counted of it again and again.
+pub(crate) struct Link {
+    pub(super) entry: Arc<PluginConfig>,
+    /// Time spent in `on_request`.
+    pub(super) seconds: Tally,
+    /// Requests that it let pass.
+    pub(super) passed: Tally,
+}
 
 /// The plugins of one config.
 pub(crate) struct Chain {
-    pub(super) entries: Vec<Arc<PluginConfig>>,
+    pub(super) links: Vec<Link>,
     pub(super) metrics: Arc<Metrics>,
     pub(super) hub: Arc<Hub>,
     pub(super) body_bytes_max: usize,
@@ -21,16 +30,22 @@ impl Chain {
     pub(crate) fn new(config: &Snapshot, metrics: &Arc<Metrics>, hub: &Arc<Hub>, before: Option<&Self>) -> Self {
         let mut entries: Vec<_> = config.plugins.clone();
         for entry in &mut entries {
-            let known = before.and_then(|before| before.entries.iter().find(|known| known.is_same(entry)));
+            let known = before
+                .and_then(|before| before.links.iter().map(|link| &link.entry).find(|known| known.is_same(entry)));
             entry.plugin = known.map_or(entry.plugin.clone(), |known| known.plugin.clone());
         }
-        let entries = entries.into_iter().map(Arc::new).collect();
-        Self { entries, metrics: metrics.clone(), hub: hub.clone(), body_bytes_max: config.http.body_bytes_max }
+        let link = |entry: PluginConfig| {
+            let labels = [("plugin", &*entry.id), ("hook", "request"), ("outcome", "pass")];
+            let seconds = metrics.tally(Metric::PluginSeconds, &labels[..2]);
+            Link { seconds, passed: metrics.tally(Metric::PluginCalls, &labels), entry: Arc::new(entry) }
+        };
+        let links = entries.into_iter().map(link).collect();
+        Self { links, metrics: metrics.clone(), hub: hub.clone(), body_bytes_max: config.http.body_bytes_max }
     }
 
     /// Numbers that plugins count themselves, by plugin and name.
     pub(crate) fn values(&self, out: &mut dyn FnMut(String, f64)) {
-        for entry in &self.entries {
+        for Link { entry, .. } in &self.links {
             for (name, value) in entry.plugin.values() {
                 out(format!("{}/{name}", entry.id), value);
             }
@@ -38,8 +53,8 @@ impl Chain {
     }
 
     /// Those that a request meets, in order.
-    pub(super) fn matching(&self, info: &RequestInfo) -> impl Iterator<Item = &Arc<PluginConfig>> {
-        self.entries.iter().filter(|entry| {
+    pub(super) fn matching(&self, info: &RequestInfo) -> impl Iterator<Item = &Link> {
+        self.links.iter().filter(|Link { entry, .. }| {
             covers(&entry.routes, Some(info.route))
                 && covers(&entry.models, Some(&info.model))
                 && covers(&entry.keys, info.key.as_deref())

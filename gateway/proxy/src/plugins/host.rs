@@ -36,21 +36,21 @@ const PLUGINS: &str = "plugins";
 /// The host of one request.
 pub(super) struct RequestHost {
     hub: Arc<Hub>,
-    caller: Principal,
+    caller: Arc<Principal>,
 }
 
 impl RequestHost {
-    pub(super) fn new(hub: Arc<Hub>, caller: Principal) -> Self {
+    pub(super) fn new(hub: Arc<Hub>, caller: Arc<Principal>) -> Self {
         Self { hub, caller }
     }
 
-    fn principal(&self, ask_as: AskAs) -> Principal {
+    fn principal(&self, ask_as: AskAs) -> Arc<Principal> {
         match ask_as {
             AskAs::Caller => self.caller.clone(),
             AskAs::Plugin => {
                 let mut principal = Principal::default();
                 principal.key = Some(PLUGINS.into());
-                principal
+                Arc::new(principal)
             }
         }
     }

@@ -19,6 +19,7 @@ use crate::upstream::{Events, Facts};
 pub(super) struct Stage {
     pub(super) entry: Arc<PluginConfig>,
     pub(super) hooks: Box<dyn Hooks>,
+    /// Never nothing: whoever wants nothing has no stage.
     pub(super) sees: Sees,
     /// In front of it.
     pub(super) converter: Converter,
@@ -120,9 +121,8 @@ impl Shell {
         self.stages.iter().any(|stage| stage.sees >= Sees::Events)
     }
 
-    /// Those who want anything at all.
+    /// If anybody wants anything at all.
     pub(super) fn wanted(mut self) -> Option<Self> {
-        self.stages.retain(|stage| stage.sees > Sees::Nothing);
         self.ended = self.stages.is_empty();
         (!self.ended).then_some(self)
     }
@@ -153,7 +153,7 @@ impl Shell {
         }
         let model = std::mem::take(&mut self.model);
         let facts = EndFacts { outcome, model, target, usage: usage_of(facts), duration: self.began.elapsed() };
-        for stage in self.stages.iter_mut().filter(|stage| stage.sees > Sees::Nothing) {
+        for stage in &mut self.stages {
             let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stage.hooks.on_end(&facts)));
             if told.is_err() {
                 // Nothing is left that could go wrong for the request.

@@ -8,8 +8,8 @@ use penstock_plugins::Plugin;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::chain::Link;
 use super::host::RequestHost;
-use crate::auth::Principal;
 use crate::config::PluginConfig;
 use crate::gateway::Gateway;
 use crate::phases::caught;
@@ -36,7 +36,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
         let serving = gateway.serving();
         let now = Instant::now();
         due.retain(|_, due| due.plugin.strong_count() > 0);
-        for entry in &serving.plugins.entries {
+        for Link { entry, .. } in &serving.plugins.links {
             let Some(period) = entry.plugin.tick_period() else { continue };
             let plugin = Arc::downgrade(&entry.plugin);
             let at = now + period.max(LOOK);
@@ -55,7 +55,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
 
 fn call(gateway: &Gateway, entry: &PluginConfig) -> JoinHandle<()> {
     let (plugin, id) = (entry.plugin.clone(), entry.id.clone());
-    let host = Arc::new(RequestHost::new(gateway.hub.clone(), Principal::default()));
+    let host = Arc::new(RequestHost::new(gateway.hub.clone(), Arc::default()));
     tokio::spawn(async move {
         if !matches!(timeout(TICK_TIMEOUT, caught(plugin.tick(host))).await, Ok(Ok(()))) {
             tracing::warn!(plugin = &*id, "a plugin's work in the background failed or took too long");

@@ -1,12 +1,13 @@
 //! Counters, gauges and histograms, rendered as Prometheus text. Every name exists once, in [`Metric`] or [`Gauge`].
 //!
-//! Labels are bounded: models that are served, routes, status codes. One short lock per request and metric; nothing per token.
+//! Labels are bounded: models that are served, routes, status codes. One short lock per request and metric, none where a [`Tally`] is
+//! kept; nothing per token.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_proto::frames::Tier;
 
@@ -572,21 +573,53 @@ impl Gauge {
 /// Label names with values; values come from bounded sets.
 pub type Labels<'a> = &'a [(&'static str, &'a str)];
 
-#[derive(Clone, Debug, Default)]
+/// One set of labels of a metric. Each number is exact by itself; a reader may see one a moment before another.
+#[derive(Debug, Default)]
 struct Series {
-    sum: f64,
-    count: u64,
-    buckets: Vec<u64>,
+    /// Bits of a double.
+    sum: AtomicU64,
+    count: AtomicU64,
+    buckets: Box<[AtomicU64]>,
 }
 
 impl Series {
-    fn add(&mut self, bounds: &[f64], value: f64) {
-        self.buckets.resize(bounds.len(), 0);
-        self.sum += value;
-        self.count += 1;
-        if let Some(at) = bounds.iter().position(|bound| value <= *bound) {
-            self.buckets[at] += 1;
+    fn new(bounds: &[f64]) -> Self {
+        Self { buckets: bounds.iter().map(|_| AtomicU64::new(0)).collect(), ..Self::default() }
+    }
+
+    fn add(&self, bounds: &[f64], value: f64) {
+        let add = |sum| Some((f64::from_bits(sum) + value).to_bits());
+        let _ = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        if bounds.is_empty() {
+            return;
         }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        if let Some(at) = bounds.iter().position(|bound| value <= *bound) {
+            self.buckets[at].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn sum(&self) -> f64 {
+        f64::from_bits(self.sum.load(Ordering::Relaxed))
+    }
+}
+
+/// One counter or histogram, found once and kept: adding to it looks nothing up and takes no lock.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    series: Arc<Series>,
+    bounds: &'static [f64],
+}
+
+impl Tally {
+    /// Adds one to a counter.
+    pub fn count(&self) {
+        self.observe(1.0);
+    }
+
+    /// Records one value.
+    pub fn observe(&self, value: f64) {
+        self.series.add(self.bounds, value);
     }
 }
 
@@ -598,7 +631,7 @@ thread_local! {
 /// All metrics of the process.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    series: [Mutex<BTreeMap<String, Series>>; Metric::ALL.len()],
+    series: [Mutex<BTreeMap<String, Arc<Series>>>; Metric::ALL.len()],
     in_flight: AtomicI64,
     connections: AtomicI64,
 }
@@ -611,32 +644,33 @@ impl Metrics {
 
     /// Sets a counter that is kept elsewhere.
     pub fn set(&self, metric: Metric, labels: Labels<'_>, value: u64) {
-        let mut key = String::new();
-        render_labels(&mut key, labels);
-        let mut family = self.series[metric as usize].lock().unwrap_or_else(PoisonError::into_inner);
-        family.entry(key).or_default().sum = value as f64;
+        self.with(metric, labels, |series| series.sum.store((value as f64).to_bits(), Ordering::Relaxed));
     }
 
     /// Records one value.
     pub fn observe(&self, metric: Metric, labels: Labels<'_>, value: f64) {
-        let Kind::Histogram(bounds) = metric.about().1 else { return self.add(metric, labels, &[], value) };
-        self.add(metric, labels, bounds, value);
+        self.with(metric, labels, |series| series.add(bounds_of(metric), value));
     }
 
-    fn add(&self, metric: Metric, labels: Labels<'_>, bounds: &[f64], value: f64) {
+    /// For whoever counts the same again and again.
+    pub fn tally(&self, metric: Metric, labels: Labels<'_>) -> Tally {
+        Tally { series: self.with(metric, labels, Arc::clone), bounds: bounds_of(metric) }
+    }
+
+    fn with<T>(&self, metric: Metric, labels: Labels<'_>, then: impl FnOnce(&Arc<Series>) -> T) -> T {
         KEY.with_borrow_mut(|key| {
             key.clear();
             render_labels(key, labels);
             let mut family = self.series[metric as usize].lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(series) = family.get_mut(key.as_str()) {
-                return series.add(bounds, value);
+            if let Some(series) = family.get(key.as_str()) {
+                return then(series);
             }
             if family.len() >= SERIES_MAX {
                 key.clear();
                 render_labels(key, &[("series", "other")]);
             }
-            family.entry(key.clone()).or_default().add(bounds, value);
-        });
+            then(family.entry(key.clone()).or_insert_with(|| Arc::new(Series::new(bounds_of(metric)))))
+        })
     }
 
     /// A request begins (+1) or ends (-1).
@@ -690,24 +724,31 @@ impl Metrics {
     }
 }
 
-fn render_family(out: &mut String, metric: Metric, family: &BTreeMap<String, Series>) {
+fn bounds_of(metric: Metric) -> &'static [f64] {
+    match metric.about().1 {
+        Kind::Histogram(bounds) => bounds,
+        Kind::Counter => &[],
+    }
+}
+
+fn render_family(out: &mut String, metric: Metric, family: &BTreeMap<String, Arc<Series>>) {
     let (name, kind, help) = metric.about();
     let kind_name = if kind == Kind::Counter { "counter" } else { "histogram" };
     let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind_name}\n");
     for (labels, series) in family {
         let Kind::Histogram(bounds) = kind else {
-            let _ = writeln!(out, "{name}{} {}", braces(labels), series.sum);
+            let _ = writeln!(out, "{name}{} {}", braces(labels), series.sum());
             continue;
         };
         let comma = if labels.is_empty() { "" } else { "," };
-        let mut below = 0;
+        let (mut below, total) = (0, series.count.load(Ordering::Relaxed));
         for (bound, count) in bounds.iter().zip(&series.buckets) {
-            below += count;
+            below += count.load(Ordering::Relaxed);
             let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {below}");
         }
-        let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {}", series.count);
-        let _ = writeln!(out, "{name}_sum{} {}", braces(labels), series.sum);
-        let _ = writeln!(out, "{name}_count{} {}", braces(labels), series.count);
+        let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {total}");
+        let _ = writeln!(out, "{name}_sum{} {}", braces(labels), series.sum());
+        let _ = writeln!(out, "{name}_count{} {total}", braces(labels));
     }
 }
 
@@ -722,7 +763,11 @@ fn render_labels(out: &mut String, labels: Labels<'_>) {
         }
         out.push_str(name);
         out.push_str("=\"");
-        for character in value.chars() {
+        let is_plain = !value.bytes().any(|byte| matches!(byte, b'\\' | b'"' | b'\n'));
+        if is_plain {
+            out.push_str(value);
+        }
+        for character in value.chars().filter(|_| !is_plain) {
             match character {
                 '\\' => out.push_str("\\\\"),
                 '"' => out.push_str("\\\""),

@@ -8,6 +8,6 @@ pub mod trace;
 mod tracer;
 
 pub use access_log::{AccessLog, Record};
-pub use metrics::{Gauge, Labels, Metric, Metrics};
+pub use metrics::{Gauge, Labels, Metric, Metrics, Tally};
 pub use trace::{OpenSpan, Trace};
 pub use tracer::Tracer;

@@ -1,5 +1,7 @@
 //! The ledger: counted once, summed by anything.
 
+use std::sync::Arc;
+
 use super::kept::page;
 use crate::{
     ENTRY_TAGS_MAX, Entry, EntryFilter, Group, Held, LEDGER_BATCH_MAX, OpenEntry, Order, Store, StoreError, Subject,
@@ -19,20 +21,23 @@ pub(super) async fn all(store: &dyn Store) {
 const YEAR: u64 = 366 * 86_400;
 
 fn entry(request: &str, at: u64) -> Entry {
+    let subject = Subject {
+        key: "key_a".into(),
+        team: "t".into(),
+        user: "u".into(),
+        model: "chat".into(),
+        provider: "acme".into(),
+        route: "/v1/chat/completions".into(),
+        tags: vec!["a".into(), "b".into()],
+    };
     Entry {
-        request: request.into(),
-        gateway: "g1".into(),
-        at,
-        subject: Subject {
-            key: "key_a".into(),
-            team: "t".into(),
-            user: "u".into(),
-            model: "chat".into(),
-            provider: "acme".into(),
-            route: "/v1/chat/completions".into(),
-            tags: vec!["a".into(), "b".into()],
+        opened: OpenEntry {
+            at,
+            request: request.into(),
+            gateway: "g1".into(),
+            subject: subject.into(),
+            held: Held { input: 10, output: 100, micro_usd: 500 },
         },
-        held: Held { input: 10, output: 100, micro_usd: 500 },
         tokens: Tokens { input: 9, input_cached: 4, input_written: 1, output: 20, reasoning: 5 },
         micro_usd: 120,
         status: 200,
@@ -45,13 +50,7 @@ fn entry(request: &str, at: u64) -> Entry {
 }
 
 fn opened(entry: &Entry) -> OpenEntry {
-    OpenEntry {
-        request: entry.request.clone(),
-        gateway: entry.gateway.clone(),
-        at: entry.at,
-        subject: entry.subject.clone(),
-        held: entry.held,
-    }
+    entry.opened.clone()
 }
 
 fn during(from: u64) -> EntryFilter {
@@ -66,17 +65,17 @@ async fn sum(store: &dyn Store, filter: EntryFilter) -> UsageRow {
 /// Whatever is sent again, in whatever order.
 async fn a_request_counts_once(store: &dyn Store) {
     let (one, two) = (entry("once-1", YEAR), entry("once-2", YEAR + 1));
-    store.open_entries(vec![opened(&one)]).await.expect("opened");
-    store.open_entries(vec![opened(&one)]).await.expect("again, after a failure");
-    assert_eq!(store.entry("once-1").await, Ok(None), "it has not ended");
+    store.open_entries(vec![opened(&one)].into()).await.expect("opened");
+    store.open_entries(vec![opened(&one)].into()).await.expect("again, after a failure");
+    assert_eq!(store.entry(YEAR, "once-1").await, Ok(None), "it has not ended");
     assert_eq!(sum(store, during(YEAR)).await.requests, 0, "what is open is not summed");
     let both = vec![one.clone(), two.clone()];
-    assert_eq!(store.settle_entries(both.clone()).await, Ok(vec![true, true]), "opened or not");
-    assert_eq!(store.settle_entries(both).await, Ok(vec![false, false]));
+    assert_eq!(store.settle_entries(both.clone().into()).await, Ok(vec![true, true]), "opened or not");
+    assert_eq!(store.settle_entries(both.into()).await, Ok(vec![false, false]));
     let other = Entry { micro_usd: 7, ..one.clone() };
-    assert_eq!(store.settle_entries(vec![other.clone(), other]).await, Ok(vec![false, false]));
-    store.open_entries(vec![opened(&one)]).await.expect("late");
-    assert_eq!(store.entry("once-1").await, Ok(Some(one.clone())));
+    assert_eq!(store.settle_entries(vec![other.clone(), other].into()).await, Ok(vec![false, false]));
+    store.open_entries(vec![opened(&one)].into()).await.expect("late");
+    assert_eq!(store.entry(YEAR, "once-1").await, Ok(Some(one.clone())));
     let want = UsageRow {
         values: vec![],
         requests: 2,
@@ -86,7 +85,7 @@ async fn a_request_counts_once(store: &dyn Store) {
     };
     assert_eq!(sum(store, during(YEAR)).await, want);
     let thrice = vec![entry("once-3", YEAR); 3];
-    assert_eq!(store.settle_entries(thrice).await, Ok(vec![true, false, false]), "also within one batch");
+    assert_eq!(store.settle_entries(thrice.into()).await, Ok(vec![true, false, false]), "also within one batch");
     assert_eq!(sum(store, during(YEAR)).await.requests, 3);
 }
 
@@ -96,20 +95,20 @@ async fn what_nobody_ended_is_an_orphan(store: &dyn Store) {
     let entries: Vec<Entry> = (0..4).map(|number| entry(&format!("orphan-{number}"), at + number)).collect();
     let mut open: Vec<OpenEntry> = entries.iter().map(opened).collect();
     open[3].gateway = "g2".into();
-    store.open_entries(open.clone()).await.expect("opened");
-    store.settle_entries(vec![entries[1].clone()]).await.expect("settled");
+    store.open_entries(open.clone().into()).await.expect("opened");
+    store.settle_entries(vec![entries[1].clone()].into()).await.expect("settled");
     let all = store.orphans(at + 10, None, 100).await.expect("found");
     assert_eq!(all, [open[0].clone(), open[2].clone(), open[3].clone()]);
     assert_eq!(store.orphans(at + 2, None, 100).await, Ok(vec![open[0].clone()]));
     assert_eq!(store.orphans(at + 10, Some("g2"), 100).await, Ok(vec![open[3].clone()]));
     assert_eq!(store.orphans(at + 10, None, 1).await, Ok(vec![open[0].clone()]));
     let assumed = Entry { assumed: true, tokens: Tokens::default(), micro_usd: 500, ..entries[0].clone() };
-    assert_eq!(store.settle_entries(vec![assumed.clone()]).await, Ok(vec![true]));
-    assert_eq!(store.settle_entries(vec![assumed.clone()]).await, Ok(vec![false]));
+    assert_eq!(store.settle_entries(vec![assumed.clone()].into()).await, Ok(vec![true]));
+    assert_eq!(store.settle_entries(vec![assumed.clone()].into()).await, Ok(vec![false]));
     assert_eq!(sum(store, during(at)).await.micro_usd, 620);
-    assert_eq!(store.settle_entries(vec![entries[0].clone()]).await, Ok(vec![true]), "the truth came late");
-    assert_eq!(store.settle_entries(vec![assumed]).await, Ok(vec![false]), "and stays");
-    assert_eq!(store.entry("orphan-0").await, Ok(Some(entries[0].clone())));
+    assert_eq!(store.settle_entries(vec![entries[0].clone()].into()).await, Ok(vec![true]), "the truth came late");
+    assert_eq!(store.settle_entries(vec![assumed].into()).await, Ok(vec![false]), "and stays");
+    assert_eq!(store.entry(at, "orphan-0").await, Ok(Some(entries[0].clone())));
     assert_eq!((sum(store, during(at)).await.requests, sum(store, during(at)).await.micro_usd), (2, 240));
 }
 
@@ -121,7 +120,7 @@ async fn what_the_silent_left_is_found(store: &dyn Store) {
     for (entry, gateway) in open.iter_mut().zip(["dead", "lives", "never", "dead"]) {
         entry.gateway = gateway.into();
     }
-    store.open_entries(open.clone()).await.expect("opened");
+    store.open_entries(open.clone().into()).await.expect("opened");
     assert_eq!(store.left(at + 1000, 0, 10).await, Ok(vec![]), "nobody has said anything");
     for (gateway, now) in [("dead", at), ("lives", at), ("lives", at + 100), ("lives", at + 50)] {
         store.alive(gateway, now).await.expect("noted");
@@ -133,8 +132,8 @@ async fn what_the_silent_left_is_found(store: &dyn Store) {
     let never = store.left(at + 60, at + 3, 100).await.expect("found");
     let never: Vec<_> = never.into_iter().filter(|one| one.at >= at).collect();
     assert_eq!(never, [open[0].clone(), open[2].clone(), open[3].clone()], "too old for anybody but the living");
-    let truth = Entry { gateway: "dead".into(), ..entry("left-0", at) };
-    assert_eq!(store.settle_entries(vec![truth]).await, Ok(vec![true]));
+    let truth = Entry { opened: open[0].clone(), ..entry("left-0", at) };
+    assert_eq!(store.settle_entries([truth].into()).await, Ok(vec![true]));
     assert_eq!(store.left(at + 60, 0, 10).await, Ok(vec![open[3].clone()]));
     store.alive("lives", at + 200_000).await.expect("noted");
     assert_eq!(store.left(at + 60, 0, 10).await, Ok(vec![]), "after a day nobody asks any more");
@@ -148,15 +147,15 @@ async fn usage_is_summed_by_anything(store: &dyn Store) {
     let mut entries = Vec::new();
     for number in 0..12u64 {
         let mut one = entry(&format!("usage-{number}"), DAYS[(number % 2) as usize] + number * 600);
-        one.subject.key = format!("key_{}", number % 3);
-        one.subject.model = ["chat", "Chat", "é"][(number % 3) as usize].into();
-        one.subject.tags =
-            [vec![], vec!["x".into()], vec!["y".into(), "x".into(), "x".into()]][(number / 4) as usize].clone();
+        let who = Arc::make_mut(&mut one.opened.subject);
+        who.key = format!("key_{}", number % 3);
+        who.model = ["chat", "Chat", "é"][(number % 3) as usize].into();
+        who.tags = [vec![], vec!["x".into()], vec!["y".into(), "x".into(), "x".into()]][(number / 4) as usize].clone();
         one.status = if number == 5 { 500 } else { 200 };
         one.micro_usd = 1 << number;
         entries.push(one);
     }
-    store.settle_entries(entries).await.expect("settled");
+    store.settle_entries(entries.into()).await.expect("settled");
     let filter = || during(DAYS[0]);
     let table = |groups: Vec<Group>, filter: EntryFilter| async move {
         let query = UsageQuery { filter, groups, after: None, limit: 100 };
@@ -217,20 +216,27 @@ async fn entries_are_listed_and_swept(store: &dyn Store) {
     let at = 5 * YEAR;
     let entries: Vec<Entry> = (0..5).map(|number| entry(&format!("listed-{number}"), at + number)).collect();
     store
-        .open_entries(vec![OpenEntry { gateway: "g9".into(), ..opened(&entry("listed-open", at)) }])
+        .open_entries([OpenEntry { gateway: "g9".into(), ..opened(&entry("listed-open", at)) }].into())
         .await
         .expect("opened");
-    store.settle_entries(entries.clone()).await.expect("settled");
+    store.settle_entries(entries.clone().into()).await.expect("settled");
     let first = store.entries(&during(at), &page(3, Order::Descending, None)).await.expect("listed");
     assert_eq!(
         (first.items.as_slice(), first.more),
         (&[entries[4].clone(), entries[3].clone(), entries[2].clone()][..], true)
     );
-    let rest = store.entries(&during(at), &page(3, Order::Descending, Some("listed-2"))).await.expect("listed");
+    let place = entries[2].opened.place();
+    let rest = store.entries(&during(at), &page(3, Order::Descending, Some(&place))).await.expect("listed");
     assert_eq!((rest.items.as_slice(), rest.more), (&[entries[1].clone(), entries[0].clone()][..], false));
+    let rest = store.entries(&during(at), &page(1, Order::Ascending, Some(&place))).await.expect("listed");
+    assert_eq!((rest.items.as_slice(), rest.more), (&[entries[3].clone()][..], true));
+    for nowhere in ["", "listed-2", "x.listed-2"] {
+        let none = store.entries(&during(at), &page(3, Order::Descending, Some(nowhere))).await.expect("listed");
+        assert!(none.items.is_empty() && !none.more, "{nowhere:?} is no place");
+    }
     while store.sweep_entries(at + 3).await.expect("swept") > 0 {}
-    assert_eq!(store.entry("listed-2").await, Ok(None));
-    assert_eq!(store.entry("listed-3").await, Ok(Some(entries[3].clone())));
+    assert_eq!(store.entry(at + 2, "listed-2").await, Ok(None));
+    assert_eq!(store.entry(at + 3, "listed-3").await, Ok(Some(entries[3].clone())));
     assert_eq!(store.orphans(at + 1, Some("g9"), 10).await.expect("found").len(), 1, "what is open stays");
 }
 
@@ -245,14 +251,15 @@ async fn what_cannot_be_is_refused(store: &dyn Store) {
         assert!(matches!(store.usage(&bad).await, Err(StoreError::Misuse(_))), "{bad:?}");
     }
     let many = vec![entry("many", 0); LEDGER_BATCH_MAX + 1];
-    assert!(matches!(store.settle_entries(many).await, Err(StoreError::Misuse(_))));
-    assert!(matches!(store.settle_entries(vec![entry("", 0)]).await, Err(StoreError::Misuse(_))));
+    assert!(matches!(store.settle_entries(many.into()).await, Err(StoreError::Misuse(_))));
+    assert!(matches!(store.settle_entries(vec![entry("", 0)].into()).await, Err(StoreError::Misuse(_))));
     // What a client may choose is cut, not refused: the request was served.
     let mut wild = entry("wild", 6 * YEAR);
-    wild.subject.model = format!("a\0{}", "ä".repeat(5000));
-    wild.subject.tags = (0..100).map(|number| format!("t{number:03}")).collect();
-    assert_eq!(store.settle_entries(vec![wild]).await, Ok(vec![true]));
-    let kept = store.entry("wild").await.expect("read").expect("there");
-    assert!(kept.subject.model.starts_with("a\u{fffd}ä") && kept.subject.model.len() < 300);
-    assert_eq!(kept.subject.tags.len(), ENTRY_TAGS_MAX);
+    let who = Arc::make_mut(&mut wild.opened.subject);
+    who.model = format!("a\0{}", "ä".repeat(5000));
+    who.tags = (0..100).map(|number| format!("t{number:03}")).collect();
+    assert_eq!(store.settle_entries(vec![wild].into()).await, Ok(vec![true]));
+    let kept = store.entry(6 * YEAR, "wild").await.expect("read").expect("there");
+    assert!(kept.opened.subject.model.starts_with("a\u{fffd}ä") && kept.opened.subject.model.len() < 300);
+    assert_eq!(kept.opened.subject.tags.len(), ENTRY_TAGS_MAX);
 }

@@ -130,10 +130,9 @@ const GOVERNED: &str = r#"
     );
     CREATE INDEX owners_changed ON penstock.owners (version);
     CREATE TABLE penstock.ledger (
-        seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-        request TEXT NOT NULL UNIQUE,
-        gateway TEXT NOT NULL,
         at BIGINT NOT NULL,
+        request TEXT COLLATE "C" NOT NULL,
+        gateway TEXT NOT NULL,
         key_id TEXT COLLATE "C" NOT NULL,
         team_id TEXT COLLATE "C" NOT NULL,
         user_id TEXT COLLATE "C" NOT NULL,
@@ -155,10 +154,9 @@ const GOVERNED: &str = r#"
         attempts BIGINT NOT NULL DEFAULT 0,
         first_ms BIGINT NOT NULL DEFAULT 0,
         total_ms BIGINT NOT NULL DEFAULT 0,
-        state BIGINT NOT NULL
+        state BIGINT NOT NULL,
+        PRIMARY KEY (at, request)
     );
-    CREATE INDEX ledger_time ON penstock.ledger (at);
-    CREATE INDEX ledger_of_key ON penstock.ledger (key_id, at);
     CREATE INDEX ledger_open ON penstock.ledger (at) WHERE state = 0;
     CREATE TABLE penstock.audit (
         seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

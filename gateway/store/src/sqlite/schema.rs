@@ -128,13 +128,12 @@ const GOVERNED: &str = "
     );
     CREATE INDEX owners_changed ON owners (version);
     CREATE TABLE ledger (
-        seq INTEGER PRIMARY KEY AUTOINCREMENT,
-        request TEXT NOT NULL UNIQUE,
-        gateway TEXT NOT NULL,
         at INTEGER NOT NULL,
-        key TEXT NOT NULL,
-        team TEXT NOT NULL,
-        user TEXT NOT NULL,
+        request TEXT NOT NULL,
+        gateway TEXT NOT NULL,
+        key_id TEXT NOT NULL,
+        team_id TEXT NOT NULL,
+        user_id TEXT NOT NULL,
         model TEXT NOT NULL,
         provider TEXT NOT NULL,
         route TEXT NOT NULL,
@@ -142,6 +141,7 @@ const GOVERNED: &str = "
         held_input INTEGER NOT NULL,
         held_output INTEGER NOT NULL,
         held_usd INTEGER NOT NULL,
+        state INTEGER NOT NULL,
         input INTEGER NOT NULL DEFAULT 0,
         input_cached INTEGER NOT NULL DEFAULT 0,
         input_written INTEGER NOT NULL DEFAULT 0,
@@ -153,10 +153,8 @@ const GOVERNED: &str = "
         attempts INTEGER NOT NULL DEFAULT 0,
         first_ms INTEGER NOT NULL DEFAULT 0,
         total_ms INTEGER NOT NULL DEFAULT 0,
-        state INTEGER NOT NULL
-    );
-    CREATE INDEX ledger_time ON ledger (at);
-    CREATE INDEX ledger_of_key ON ledger (key, at);
+        PRIMARY KEY (at, request)
+    ) WITHOUT ROWID;
     CREATE INDEX ledger_open ON ledger (at) WHERE state = 0;
     CREATE TABLE audit (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,

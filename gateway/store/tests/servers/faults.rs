@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use penstock_store::{
-    Ask, Cache, Counters, Entry, EntryFilter, Keys, Ledger, Postgres, Redis, Store, StoreError, UsageQuery, Window,
+    Ask, Cache, Counters, Entry, EntryFilter, Keys, Ledger, OpenEntry, Postgres, Redis, Store, StoreError, UsageQuery,
+    Window,
 };
 
 use crate::harness::{PASSWORD, PostgresServer, RedisServer};
@@ -14,7 +15,8 @@ const PATIENCE: Duration = Duration::from_secs(12);
 const RECOVERY: Duration = Duration::from_secs(30);
 
 fn entry(number: u64) -> Entry {
-    Entry { request: format!("fault-{number}"), at: 1000, micro_usd: 1, ..Entry::default() }
+    let opened = OpenEntry { at: 1000, request: format!("fault-{number}"), ..OpenEntry::default() };
+    Entry { opened, micro_usd: 1, ..Entry::default() }
 }
 
 fn is_outage(error: &StoreError) -> bool {
@@ -47,7 +49,7 @@ async fn postgres_dies_hangs_and_comes_back() {
     server.hang(true);
     for _ in 0..2 {
         let began = Instant::now();
-        let error = store.settle_entries(vec![entry(100)]).await.expect_err("nobody answers");
+        let error = store.settle_entries([entry(100)].into()).await.expect_err("nobody answers");
         assert!(is_outage(&error) && began.elapsed() < PATIENCE, "{error} after {:?}", began.elapsed());
     }
     let error = store.directory_version().await.expect_err("nobody answers");
@@ -58,7 +60,7 @@ async fn postgres_dies_hangs_and_comes_back() {
     server.kill();
     let began = Instant::now();
     for _ in 0..3 {
-        let error = store.settle_entries(vec![entry(300)]).await.expect_err("nobody is there");
+        let error = store.settle_entries([entry(300)].into()).await.expect_err("nobody is there");
         assert!(is_outage(&error), "{error}");
     }
     assert!(began.elapsed() < PATIENCE, "what is not there is noticed at once");

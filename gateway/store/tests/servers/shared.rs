@@ -128,7 +128,10 @@ async fn a_revocation_is_seen(one: &impl Keys, two: &Arc<impl Keys>) {
 /// Whatever is sent twice, by whomever, while others do the same.
 async fn what_both_settle_counts_once(one: &Arc<impl Ledger>, two: &Arc<impl Ledger>) {
     let at = 20 * 366 * 86_400;
-    let entry = |number: u64| Entry { request: format!("both-{number}"), at, micro_usd: 1, ..Entry::default() };
+    let entry = |number: u64| {
+        let opened = OpenEntry { at, request: format!("both-{number}"), ..OpenEntry::default() };
+        Entry { opened, micro_usd: 1, ..Entry::default() }
+    };
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..16u64 {
         // Batches that overlap, in different orders.
@@ -138,14 +141,13 @@ async fn what_both_settle_counts_once(one: &Arc<impl Ledger>, two: &Arc<impl Led
         }
         let (one, two) = (one.clone(), two.clone());
         tasks.spawn(async move {
-            let open = |entry: &Entry| OpenEntry { request: entry.request.clone(), at, ..OpenEntry::default() };
-            let opened = batch.iter().map(open).collect();
+            let opened = batch.iter().map(|entry| entry.opened.clone()).collect();
             if task % 2 == 0 {
                 one.open_entries(opened).await.expect("opened");
-                one.settle_entries(batch).await.expect("settled")
+                one.settle_entries(batch.into()).await.expect("settled")
             } else {
                 two.open_entries(opened).await.expect("opened");
-                two.settle_entries(batch).await.expect("settled")
+                two.settle_entries(batch.into()).await.expect("settled")
             }
         });
     }

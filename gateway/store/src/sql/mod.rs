@@ -1,5 +1,7 @@
 //! What all stores that speak SQL share.
 
+pub(crate) mod ledger;
+
 use crate::{Listing, Order};
 
 /// Rows of a list: one more than asked for tells whether there are more.

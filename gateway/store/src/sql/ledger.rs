@@ -1,0 +1,227 @@
+//! The ledger's statements, in the words of each store: what they ask is said once.
+
+use crate::{EntryFilter, Group, Order, Page, UsageQuery};
+
+/// Columns of an entry when it is opened.
+pub(crate) const OPEN_COLUMNS: &str = "at, request, gateway, key_id, team_id, user_id, model, provider, route, tags, held_input, held_output, held_usd, state";
+/// What is added when it ends.
+pub(crate) const END_COLUMNS: &str =
+    "input, input_cached, input_written, output, reasoning, micro_usd, status, outcome, attempts, first_ms, total_ms";
+/// Entries deleted in one transaction.
+const SWEEP_MAX: u32 = 2000;
+
+/// Value of `state`: under way.
+pub(crate) const OPEN: u8 = 0;
+/// Value of `state`: it has ended like this.
+pub(crate) const SETTLED: u8 = 1;
+/// Value of `state`: what was held stands in.
+pub(crate) const ASSUMED: u8 = 2;
+
+/// What one store says otherwise than another.
+pub(crate) struct Words {
+    /// The table.
+    pub(crate) table: &'static str,
+    /// That of gateways' lives.
+    pub(crate) lives: &'static str,
+    /// A place for a value is this and its number, from 1.
+    pub(crate) place: char,
+    /// A number as text that is compared byte by byte.
+    pub(crate) text: fn(number: &str) -> String,
+    /// The sum of a column, as a 64-bit number that does not overflow.
+    pub(crate) sum: fn(column: &str) -> String,
+    /// Whether the tag at a place is among an entry's.
+    pub(crate) has_tag: fn(place: &str) -> String,
+    /// Whether an entry has no tags.
+    pub(crate) untagged: &'static str,
+    /// Joins each tag of an entry as a row, or nothing.
+    pub(crate) join_tags: &'static str,
+    /// The column of that.
+    pub(crate) tag: &'static str,
+    /// Behind a question for rows that will be deleted.
+    pub(crate) lock: &'static str,
+}
+
+/// A value of a statement.
+#[derive(Clone, Debug)]
+pub(crate) enum Value {
+    /// Numbers beyond what the store counts to are its greatest.
+    Number(u64),
+    Text(String),
+}
+
+/// A statement, and its values in the order of their places.
+pub(crate) struct Question {
+    pub(crate) sql: String,
+    pub(crate) values: Vec<Value>,
+    place: char,
+}
+
+impl Question {
+    /// Another value; its place.
+    fn with(&mut self, value: Value) -> String {
+        self.values.push(value);
+        format!("{}{}", self.place, self.values.len())
+    }
+
+    fn with_text(&mut self, text: &str) -> String {
+        self.with(Value::Text(text.to_owned()))
+    }
+}
+
+impl Words {
+    /// Notes requests; `rows` says where they come from.
+    pub(crate) fn open(&self, rows: &str) -> String {
+        format!("INSERT INTO {} ({OPEN_COLUMNS}) {rows} ON CONFLICT (at, request) DO NOTHING", self.table)
+    }
+
+    /// Notes how requests ended.
+    pub(crate) fn settle(&self, rows: &str) -> String {
+        let columns = format!("{OPEN_COLUMNS}, {END_COLUMNS}");
+        let set = columns.split(", ").skip(2).map(|column| format!("{column} = excluded.{column}"));
+        format!(
+            "INSERT INTO {} AS old ({columns}) {rows} ON CONFLICT (at, request) DO UPDATE SET {}
+             WHERE old.state = {OPEN} OR (old.state = {ASSUMED} AND excluded.state = {SETTLED})",
+            self.table,
+            set.collect::<Vec<_>>().join(", ")
+        )
+    }
+
+    fn ask(&self) -> Question {
+        Question { sql: String::new(), values: Vec::new(), place: self.place }
+    }
+
+    /// Open entries from before a time, of one gateway's life or all.
+    pub(crate) fn orphans(&self, before: u64, gateway: Option<&str>, limit: u32) -> Question {
+        let mut question = self.ask();
+        let mut rule = format!("state = {OPEN} AND at < {}", question.with(Value::Number(before)));
+        if let Some(gateway) = gateway {
+            rule += &format!(" AND gateway = {}", question.with_text(gateway));
+        }
+        let limit = question.with(Value::Number(limit.into()));
+        question.sql =
+            format!("SELECT {OPEN_COLUMNS} FROM {} WHERE {rule} ORDER BY at, request LIMIT {limit}", self.table);
+        question
+    }
+
+    /// Open entries of lives that have been silent since before a time, and those from before another by lives that never spoke.
+    pub(crate) fn left(&self, before: u64, ancient: u64, limit: u32) -> Question {
+        let (mut question, lives) = (self.ask(), self.lives);
+        let (before, ancient) = (question.with(Value::Number(before)), question.with(Value::Number(ancient)));
+        let limit = question.with(Value::Number(limit.into()));
+        question.sql = format!(
+            "SELECT {OPEN_COLUMNS} FROM {} WHERE state = {OPEN} AND gateway NOT IN (SELECT gateway FROM {lives} WHERE seen >= {before})
+             AND (at < {ancient} OR gateway IN (SELECT gateway FROM {lives})) ORDER BY at, request LIMIT {limit}",
+            self.table
+        );
+        question
+    }
+
+    /// A settled entry.
+    pub(crate) fn entry(&self, at: u64, request: &str) -> Question {
+        let mut question = self.ask();
+        let (at, request) = (question.with(Value::Number(at)), question.with_text(request));
+        question.sql = format!(
+            "SELECT {OPEN_COLUMNS}, {END_COLUMNS} FROM {} WHERE at = {at} AND request = {request} AND state > {OPEN}",
+            self.table
+        );
+        question
+    }
+
+    /// Settled entries of a page; `None`: there is nothing behind that place.
+    pub(crate) fn entries(&self, filter: &EntryFilter, page: &Page) -> Option<Question> {
+        let (order, beyond) = match page.order {
+            Order::Ascending => ("ASC", ">"),
+            Order::Descending => ("DESC", "<"),
+        };
+        let mut question = self.ask();
+        let mut rule = self.rule(filter, &mut question);
+        if let Some(after) = &page.after {
+            let (at, request) = after.split_once('.')?;
+            let (at, request) = (question.with(Value::Number(at.parse().ok()?)), question.with_text(request));
+            rule += &format!(" AND (at, request) {beyond} ({at}, {request})");
+        }
+        let limit = question.with(Value::Number(u64::from(page.limit) + 1));
+        question.sql = format!(
+            "SELECT {OPEN_COLUMNS}, {END_COLUMNS} FROM {} WHERE {rule} ORDER BY at {order}, request {order} LIMIT {limit}",
+            self.table
+        );
+        Some(question)
+    }
+
+    /// Sums of settled entries: eight numbers, then the values of the groups.
+    pub(crate) fn usage(&self, query: &UsageQuery) -> Question {
+        let mut question = self.ask();
+        let mut rule = self.rule(&query.filter, &mut question);
+        let columns: Vec<_> = query.groups.iter().map(|group| self.column(*group)).collect();
+        if let Some(after) = query.after.as_ref().filter(|after| !after.is_empty()) {
+            let places: Vec<_> = after.iter().map(|value| question.with_text(value)).collect();
+            rule += &format!(" AND ({}) > ({})", columns.join(", "), places.join(", "));
+        }
+        let sums = ["input", "input_cached", "input_written", "output", "reasoning", "micro_usd"].map(self.sum);
+        let selected: String = columns.iter().map(|column| format!(", {column}")).collect();
+        let places: Vec<_> = (9..9 + columns.len()).map(|at| at.to_string()).collect();
+        let grouped = match places.join(", ").as_str() {
+            "" => "HAVING count(*) > 0".to_owned(),
+            places => format!("GROUP BY {places} ORDER BY {places}"),
+        };
+        let tags = if query.groups.contains(&Group::Tag) { self.join_tags } else { "" };
+        let limit = question.with(Value::Number(u64::from(query.limit) + 1));
+        question.sql = format!(
+            "SELECT count(*), count(*) FILTER (WHERE status = 0 OR status >= 400), {}{selected}
+             FROM {} {tags} WHERE {rule} {grouped} LIMIT {limit}",
+            sums.join(", "),
+            self.table
+        );
+        question
+    }
+
+    /// Deletes some settled entries from before a time.
+    pub(crate) fn sweep(&self, before: u64) -> Question {
+        let (mut question, table) = (self.ask(), self.table);
+        let before = question.with(Value::Number(before));
+        question.sql = format!(
+            "DELETE FROM {table} WHERE (at, request) IN (
+               SELECT at, request FROM {table} WHERE at < {before} AND state > {OPEN} LIMIT {SWEEP_MAX}{})",
+            self.lock
+        );
+        question
+    }
+
+    /// What holds of the entries of a filter.
+    fn rule(&self, filter: &EntryFilter, question: &mut Question) -> String {
+        let (from, until) = (question.with(Value::Number(filter.from)), question.with(Value::Number(filter.until)));
+        let mut rule = format!("state > {OPEN} AND at >= {from} AND at < {until}");
+        for (column, value) in [
+            ("key_id", &filter.key),
+            ("team_id", &filter.team),
+            ("user_id", &filter.user),
+            ("model", &filter.model),
+            ("provider", &filter.provider),
+            ("route", &filter.route),
+        ] {
+            if let Some(value) = value {
+                rule += &format!(" AND {column} = {}", question.with_text(value));
+            }
+        }
+        match filter.tag.as_deref() {
+            Some("") => rule += &format!(" AND {}", self.untagged),
+            Some(tag) => rule += &format!(" AND {}", (self.has_tag)(&question.with_text(tag))),
+            None => {}
+        }
+        rule
+    }
+
+    fn column(&self, group: Group) -> String {
+        match group {
+            Group::Key => "key_id".into(),
+            Group::Team => "team_id".into(),
+            Group::User => "user_id".into(),
+            Group::Model => "model".into(),
+            Group::Provider => "provider".into(),
+            Group::Route => "route".into(),
+            Group::Day => (self.text)("(at - at % 86400)"),
+            Group::Hour => (self.text)("(at - at % 3600)"),
+            Group::Tag => self.tag.into(),
+        }
+    }
+}
