@@ -17,7 +17,6 @@ use proptest::prelude::*;
 
 use super::chain::Chain;
 use super::{Asked, Hub, Shell};
-use crate::auth::Principal;
 use crate::call::{Ask, Call};
 use crate::config::{OnFail, Overrides, PluginConfig, load};
 use crate::error::Failure;
@@ -162,7 +161,7 @@ async fn drained(events: &mut dyn Events) -> (String, Result<(), Failure>) {
 }
 
 async fn answered(entries: Vec<PluginConfig>, stream: bool, batches: Batches) -> (String, Result<(), Failure>) {
-    let asked = chain(entries).ask(&Principal::default(), call(stream).await).await;
+    let asked = chain(entries).ask(&Arc::default(), call(stream).await).await;
     let Asked { call, shell, answer } = match asked {
         Ok(asked) => asked,
         Err(failure) => return (String::new(), Err(failure)),
@@ -212,9 +211,9 @@ async fn plugins_are_shells() {
 async fn who_wants_nothing_of_an_answer_costs_it_nothing() {
     let log = Arc::default();
     let entries = || vec![entry(&Script::new("a", Sees::Nothing, &log), OnFail::Closed)];
-    let asked = chain(entries()).ask(&Principal::default(), call(true).await).await.expect("passes");
+    let asked = chain(entries()).ask(&Arc::default(), call(true).await).await.expect("passes");
     assert!(asked.shell.is_none(), "the upstream's own events are used");
-    let asked = chain(Vec::new()).ask(&Principal::default(), call(true).await).await.expect("passes");
+    let asked = chain(Vec::new()).ask(&Arc::default(), call(true).await).await.expect("passes");
     assert!(asked.shell.is_none() && asked.call.decoded_before().is_none());
 }
 
@@ -229,10 +228,10 @@ fn a_plugin_that_stays_keeps_what_it_has_gathered() {
     config.plugins = vec![entry(&kept, OnFail::Open), entry(&changed, OnFail::Closed)];
     config.plugins[1].settings = Some(serde_json::json!({ "x": 1 }));
     let after = Chain::new(&config, &metrics, &hub, Some(&before));
-    assert!(Arc::ptr_eq(&before.entries[0].plugin, &after.entries[0].plugin));
-    assert_eq!(after.entries[0].on_fail, OnFail::Open, "but the rules around it are the new ones");
-    assert!(!Arc::ptr_eq(&before.entries[1].plugin, &after.entries[1].plugin));
-    let gone = Arc::downgrade(&before.entries[1].plugin);
+    assert!(Arc::ptr_eq(&before.links[0].entry.plugin, &after.links[0].entry.plugin));
+    assert_eq!(after.links[0].entry.on_fail, OnFail::Open, "but the rules around it are the new ones");
+    assert!(!Arc::ptr_eq(&before.links[1].entry.plugin, &after.links[1].entry.plugin));
+    let gone = Arc::downgrade(&before.links[1].entry.plugin);
     drop(before);
     assert_eq!(gone.strong_count(), 0, "nothing holds the old one");
 }
@@ -373,11 +372,11 @@ async fn everybody_learns_of_the_end() {
     let (_, ended) = answered(entries(), true, Batches(vec![vec![text("a")]], true)).await;
     assert!(ended.is_err());
     assert_eq!(last(&log), "a end failed");
-    let asked = chain(entries()).ask(&Principal::default(), call(true).await).await.expect("passes");
+    let asked = chain(entries()).ask(&Arc::default(), call(true).await).await.expect("passes");
     let events = asked.shell.expect("wanted").around(&asked.call, Box::new(hello())).expect("wraps");
     drop(events);
     assert_eq!(last(&log), "a end gone");
-    let asked = chain(entries()).ask(&Principal::default(), call(true).await).await.expect("passes");
+    let asked = chain(entries()).ask(&Arc::default(), call(true).await).await.expect("passes");
     drop(asked);
     assert_eq!(last(&log), "a end gone");
     assert_eq!(log.lock().expect("a test").len(), 6, "once each");
@@ -400,7 +399,7 @@ async fn an_edited_request_is_what_is_asked() {
         Ok(Verdict::Pass)
     };
     let entries = vec![entry(&edits, OnFail::Closed), entry(&routes, OnFail::Closed)];
-    let asked = chain(entries).ask(&Principal::default(), call(true).await).await.expect("passes");
+    let asked = chain(entries).ask(&Arc::default(), call(true).await).await.expect("passes");
     assert_eq!(asked.call.model, "for hi there");
     assert_eq!(asked.call.asked_for.as_deref(), Some("m"));
     assert!(asked.call.own);
@@ -420,7 +419,7 @@ async fn another_body_is_passed_on_and_read() {
             .set_body(Bytes::from_static(br#"{"model":"n","stream":true,"messages":[{"role":"user","content":"x"}]}"#));
         Ok(Verdict::Pass)
     };
-    let asked = chain(vec![entry(&sets, OnFail::Closed)]).ask(&Principal::default(), call(true).await).await;
+    let asked = chain(vec![entry(&sets, OnFail::Closed)]).ask(&Arc::default(), call(true).await).await;
     let call_made = asked.expect("passes").call;
     assert!(!call_made.own);
     assert_eq!((call_made.model.as_str(), call_made.asked_for.as_deref()), ("n", Some("m")));
@@ -429,7 +428,7 @@ async fn another_body_is_passed_on_and_read() {
         context.set_body(Bytes::from_static(br#"{"model":"m","messages":[{"role":"user","content":"x"}]}"#));
         Ok(Verdict::Pass)
     };
-    let asked = chain(vec![entry(&unstreams, OnFail::Closed)]).ask(&Principal::default(), call(true).await).await;
+    let asked = chain(vec![entry(&unstreams, OnFail::Closed)]).ask(&Arc::default(), call(true).await).await;
     assert!(asked.is_err());
 }
 
