@@ -36,20 +36,29 @@ class Serve:
         blocks = int(tokens / 32 * 1.25) + 8
         model = f'model = "{args.model}"\n' if args.model else ""
         (self.folder / "penstock.toml").write_text(
-            f"[[pools]]\nid = \"m\"\n{model}threads = {args.threads}\nkv_bytes_max = {blocks * block_bytes}\n"
+            f'[[pools]]\nid = "m"\n{model}threads = {args.threads}\nkv_bytes_max = {blocks * block_bytes}\n'
             f'kv_disk_path = "{self.folder / "kv"}"\nkv_disk_bytes = {60 * blocks * block_bytes}\n'
         )
         self.process: subprocess.Popen | None = None
 
     def start(self) -> None:
         self.port = free_port()
-        command = [self.binary, "serve", "--listen", f"127.0.0.1:{self.port}", "--config", str(self.folder / "penstock.toml")]
+        command = [
+            self.binary,
+            "serve",
+            "--listen",
+            f"127.0.0.1:{self.port}",
+            "--config",
+            str(self.folder / "penstock.toml"),
+        ]
         command += ["--state-dir", str(self.folder / "state")]
-        log = open(self.folder / "log", "ab")
-        self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + 300
         while self.get("/ready")[0] != 200:
-            assert self.process.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()[-2000:]
+            assert self.process.poll() is None and time.monotonic() < deadline, (self.folder / "log").read_text()[
+                -2000:
+            ]
             time.sleep(0.1)
 
     def stop(self) -> None:
@@ -154,7 +163,9 @@ def measure(args: argparse.Namespace, tokens: int) -> None:
             serve.start()
             take("disk after a restart", seed)
         time.sleep(1.0)
-        load = serve.metric("penstock_kv_tier_load_seconds_total") / max(serve.metric("penstock_kv_tier_loads_total"), 1)
+        load = serve.metric("penstock_kv_tier_load_seconds_total") / max(
+            serve.metric("penstock_kv_tier_loads_total"), 1
+        )
         corrupt = serve.metric("penstock_kv_tier_corrupt_total")
     finally:
         if serve.process.poll() is None:
@@ -165,7 +176,9 @@ def measure(args: argparse.Namespace, tokens: int) -> None:
         median = statistics.median(times[place]) if times[place] else float("nan")
         spread = f"{min(times[place]) * 1e3:.0f}–{max(times[place]) * 1e3:.0f}" if times[place] else ""
         print(f"| {tokens} | {place} | {median * 1e3:.0f} | {spread} | {median / computed:.3f} | {len(times[place])} |")
-    print(f"| | *a block: {load * 1e3:.2f} ms to load, {computed / tokens * 32 * 1e3:.1f} ms to compute; corrupt {corrupt:.0f}* | | | | |")
+    print(
+        f"| | *a block: {load * 1e3:.2f} ms to load, {computed / tokens * 32 * 1e3:.1f} ms to compute; corrupt {corrupt:.0f}* | | | | |"
+    )
     sys.stdout.flush()
 
 

@@ -42,7 +42,9 @@ def conversations(rng):
     for number in range(36):
         if number % 3 == 0 or not open_ones:
             topic = f"Story {number // 9}: {STORY}" + STORY * rng.randrange(1, 4)
-            open_ones.append([{"role": "system", "content": topic}, {"role": "user", "content": f"Tell me more, {number}."}])
+            open_ones.append(
+                [{"role": "system", "content": topic}, {"role": "user", "content": f"Tell me more, {number}."}]
+            )
             yield open_ones[-1], 8
         else:
             one = rng.choice(open_ones)
@@ -78,7 +80,9 @@ def main():
         file.write("\n")
     total = sum(len(step["prompt"]) for step in steps)
     cached = sum(step["cached_tokens"] for step in steps)
-    print(f"{len(steps)} requests, {total} prompt tokens, {cached} cached, {sum(len(s['messages']) for s in steps)} messages")
+    print(
+        f"{len(steps)} requests, {total} prompt tokens, {cached} cached, {sum(len(s['messages']) for s in steps)} messages"
+    )
 
 
 if __name__ == "__main__":

@@ -73,12 +73,14 @@ def main():
         # A prompt that is cached to its end is computed from the beginning of its last block on.
         whole = deltas[1] > usage["prompt_tokens"] - BLOCK_TOKENS_MAX and 0 < deltas[1] - deltas[2] <= BLOCK_TOKENS_MAX
         differ += deltas[1] != deltas[2] and not whole
-        totals = [sum(pair) for pair in zip(totals, deltas)]
+        totals = [sum(pair) for pair in zip(totals, deltas, strict=True)]
         targets[target] = targets.get(target, 0) + 1
         print(f"{target}  prompt {deltas[0]:4}  predicted {deltas[1]:4}  reported {deltas[2]:4}", flush=True)
         before = after
     share = ", ".join(f"{name} {count}" for name, count in sorted(targets.items()))
-    print(f"{sum(targets.values())} requests ({share}): {totals[0]} prompt tokens, {totals[1]} predicted, {totals[2]} reported cached")
+    print(
+        f"{sum(targets.values())} requests ({share}): {totals[0]} prompt tokens, {totals[1]} predicted, {totals[2]} reported cached"
+    )
     if differ:
         raise SystemExit(f"{differ} requests differ")
 

@@ -7,9 +7,9 @@ import subprocess
 
 import httpx
 import pytest
+from test_admin import Api, admin
 
 from harness import Gateway, binary, serving, wait_until
-from test_admin import Api, admin
 
 CONFIG = """
 [[pools]]

@@ -8,9 +8,8 @@ import random
 import signal
 from pathlib import Path
 
-from servers import PASSWORD, Redis
-
 from harness import Gateway, serving, user, wait_until
+from servers import PASSWORD, Redis
 
 # Forty blocks of the demo model: three prompts of these tests do not fit.
 KV_BYTES = 40 * 98_304

@@ -323,11 +323,11 @@ pub(crate) fn check_usage(query: &UsageQuery) -> Result<(), StoreError> {
 pub(crate) const SILENT_SECONDS_MAX: u64 = 86_400;
 
 /// Refuses batches that are too large, and ids that cannot be.
-pub(crate) fn check_batch<'a>(entries: impl ExactSizeIterator<Item = &'a OpenEntry>) -> Result<(), StoreError> {
+pub(crate) fn check_batch<'a>(mut entries: impl ExactSizeIterator<Item = &'a OpenEntry>) -> Result<(), StoreError> {
     if entries.len() > LEDGER_BATCH_MAX {
         return Err(StoreError::Misuse("too many entries at once"));
     }
-    entries.map(|entry| check_id(&entry.request)).collect()
+    entries.try_for_each(|entry| check_id(&entry.request))
 }
 
 /// Refuses what cannot be the id of a request, or of a gateway's life.
