@@ -109,10 +109,8 @@ impl Explanation {
 
 /// Why that one.
 pub(crate) fn why(policy: Policy, candidates: &[Candidate], chosen: usize) -> Why {
-    let have = |candidate: &Candidate| {
-        let found = &candidate.found;
-        found.device + found.promised + found.loaded
-    };
+    // What would have to be brought there first is a price like others.
+    let have = |candidate: &Candidate| candidate.found.device + candidate.found.promised;
     let most = candidates.iter().enumerate().filter(|(at, _)| *at != chosen).map(|(_, other)| have(other)).max();
     match most {
         None => Why::Only,

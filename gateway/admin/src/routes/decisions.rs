@@ -17,6 +17,8 @@ use crate::state::Admin;
 const COUNT: (usize, usize) = (32, 256);
 /// Tokens of a prompt that is asked about, at most.
 const TOKENS_MAX: usize = 65_536;
+/// Characters of a key's id.
+const KEY_CHARS_MAX: usize = 512;
 /// Characters of a text that is asked about, at most.
 const TEXT_CHARS_MAX: usize = 262_144;
 
@@ -157,7 +159,10 @@ pub(crate) async fn list(
     Id(id): Id,
     Params(count): Params<Count>,
 ) -> Result<Json<Decisions>, ApiError> {
-    let count = count.limit.unwrap_or(COUNT.0).clamp(1, COUNT.1);
+    let count = count.limit.unwrap_or(COUNT.0);
+    if !(1..=COUNT.1).contains(&count) {
+        return Err(ApiError::invalid("limit", format!("limit: must be from 1 to {}", COUNT.1)));
+    }
     let made = pool(&admin, &id)?.decisions(count).await.map_err(|error| ApiError::conflict(error.to_string()))?;
     Ok(Json(Decisions { data: made.iter().map(Decision::from).collect() }))
 }
@@ -173,6 +178,9 @@ pub(crate) async fn explain(
     Body(question): Body<Question>,
 ) -> Result<Json<Decision>, ApiError> {
     let pool = pool(&admin, &id)?;
+    if question.key.as_ref().is_some_and(|key| key.chars().count() > KEY_CHARS_MAX) {
+        return Err(ApiError::invalid("key", format!("key: at most {KEY_CHARS_MAX} characters")));
+    }
     let tokens = match (question.prompt, question.tokens) {
         (Some(text), None) if text.chars().count() <= TEXT_CHARS_MAX => {
             let tokens = admin.fleet.tokens(&id, text).await;
