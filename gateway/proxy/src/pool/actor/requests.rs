@@ -1,0 +1,307 @@
+//! A request's way through the pool: from its handler into the router's queue, to a worker, back with what it emitted when the
+//! worker is lost, and out.
+
+use super::super::decision::Decision;
+use super::super::job::{Gap, Job, PoolEvent};
+use super::super::ticket::{Post, Slot};
+use super::super::truth::{Accepted, Truth};
+use super::{Actor, Live, Place};
+use penstock_proto::ErrorKind;
+use penstock_proto::codec::FRAME_BYTES_MAX;
+use penstock_proto::frames::{Cancel, DownBody, Output};
+use penstock_router::{Choice, Refusal, Reject, View, WorkerId};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+impl Actor {
+    pub(super) fn posts(&mut self) {
+        for post in self.mailbox.take() {
+            match post {
+                Post::Submit(job, slot) => self.submit(*job, slot),
+                Post::Notes(slot) => self.notes(&slot),
+            }
+        }
+    }
+
+    fn submit(&mut self, job: Job, slot: Arc<Slot>) {
+        let id = slot.id;
+        self.counts.submitted += 1;
+        let truth = Truth::new(job, self.config.window_tokens);
+        let place = Place::Waiting(Instant::now());
+        let live = Live {
+            truth,
+            slot,
+            place,
+            interrupted: false,
+            bound_at: None,
+            record: None,
+            spoke: None,
+            moved: None,
+            gap: None,
+        };
+        self.requests.insert(id, live);
+        self.wait(id);
+    }
+
+    fn notes(&mut self, slot: &Slot) {
+        let request = slot.id;
+        let notes = slot.take_notes();
+        let Some(live) = self.requests.get_mut(&request) else { return };
+        let at = if let Place::Bound(worker) = live.place { Some(worker) } else { None };
+        if notes.dropped {
+            self.counts.cancelled += 1;
+            self.cancel(request, at);
+            return;
+        }
+        let closed: Vec<u32> = notes.cancelled.into_iter().filter(|choice| live.truth.close(*choice)).collect();
+        let windows: Vec<_> =
+            notes.taken.into_iter().filter_map(|(choice, tokens)| live.truth.grant(request, choice, tokens)).collect();
+        if live.truth.open() == 0 {
+            self.counts.finished += 1;
+            self.cancel(request, at);
+            return;
+        }
+        let Some(worker) = at else { return };
+        windows.into_iter().for_each(|window| self.send(worker, DownBody::Window(window)));
+        if !closed.is_empty() {
+            self.send(worker, DownBody::Cancel(Cancel { request, choices: closed }));
+        }
+    }
+
+    /// Ends a request from this side, wherever it is.
+    fn cancel(&mut self, request: u64, at: Option<WorkerId>) {
+        if let Some(worker) = at {
+            self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+        }
+        self.forget(request);
+    }
+
+    /// Puts a request into the router's queue.
+    fn wait(&mut self, request: u64) {
+        let Some(live) = self.requests.get(&request) else { return };
+        let view = self.view(live);
+        let now = self.began.elapsed();
+        if let Err(reject) = self.router.enqueue(request, view, now) {
+            self.refuse(request, reject);
+        }
+    }
+
+    /// A request as the router sees it.
+    pub(super) fn view(&self, live: &Live) -> View {
+        let truth = &live.truth;
+        View {
+            tokens: truth.tokens(),
+            salt: Arc::clone(&truth.job.salt),
+            priority: truth.job.priority,
+            sequences: truth.open(),
+            numerics_id: truth.numerics_id.clone(),
+            resumed: live.interrupted,
+            tenant: Arc::clone(&truth.job.tenant),
+            weight: truth.job.weight,
+            session: None,
+            deadline: truth.job.deadline.map(|deadline| deadline.saturating_duration_since(self.began)),
+        }
+    }
+
+    /// Tells a client that its request is not served.
+    fn refuse(&mut self, request: u64, reject: Reject) {
+        let (kind, message, retry_after) = match reject.refusal {
+            Refusal::Full => (ErrorKind::Overloaded, "too many requests are waiting", Some(reject.retry_after)),
+            Refusal::Late => {
+                (ErrorKind::Overloaded, "an answer would come too late: too much is waiting", Some(reject.retry_after))
+            }
+            Refusal::Deadline => (ErrorKind::DeadlineExceeded, "the request took too long", None),
+        };
+        self.fail(request, kind, message, retry_after);
+    }
+
+    /// Binds what can be bound.
+    pub(super) fn dispatch(&mut self) {
+        loop {
+            let began = Instant::now();
+            let next = self.router.next(self.began.elapsed());
+            self.counts.decisions += 1;
+            self.counts.decision_ns += began.elapsed().as_nanos() as u64;
+            let (request, worker, cached_tokens, exact, gives_way, from, ttft) = match next {
+                Choice::Bind { request, worker, cached_tokens, exact, gives_way, pull_from, prefill, ttft } => {
+                    (request, worker, cached_tokens, exact, gives_way, (pull_from, prefill), ttft)
+                }
+                Choice::Refuse { request, reject } => {
+                    self.refuse(request, reject);
+                    continue;
+                }
+                Choice::Hold => return,
+            };
+            let Some(live) = self.requests.get_mut(&request) else { continue };
+            let (mut generate, windows) = live.truth.generate(request);
+            let at = |worker: Option<WorkerId>| {
+                worker.map_or_else(String::new, |worker| self.members[usize::from(worker.0)].transfer_address())
+            };
+            generate.priority = generate.priority.saturating_mul(2).saturating_add(i32::from(gives_way));
+            (generate.pull_from, generate.prefill_at) = (at(from.0), at(from.1));
+            self.counts.prefilled_apart += u64::from(!generate.prefill_at.is_empty());
+            let frame = DownBody::Generate(generate);
+            if frame.encoded_len() > FRAME_BYTES_MAX {
+                self.router.unsent(request);
+                self.fail(request, ErrorKind::TooLarge, "prompt and output are too long to be sent to a worker", None);
+                continue;
+            }
+            let waited = match live.place {
+                Place::Waiting(since) => since.elapsed(),
+                Place::Bound(_) => Duration::ZERO,
+            };
+            live.place = Place::Bound(worker);
+            let now = self.began.elapsed();
+            let asked = self.config.explain && live.truth.job.explain;
+            let made = self.router.decisions().next_back().filter(|made| asked && made.request == request);
+            let route = made.map(|made| Decision::new(made, &self.members, now).line().into());
+            live.bound_at = Some((Instant::now(), ttft));
+            if self.recorder.is_some() && !live.interrupted {
+                live.record = self.router.record(request).map(Box::new);
+            }
+            live.slot.leave(PoolEvent::Bound {
+                worker: self.members[usize::from(worker.0)].name.clone(),
+                waited,
+                route,
+            });
+            if live.interrupted {
+                let exact = exact || !live.truth.has_begun();
+                live.slot.push(PoolEvent::Resumed { exact });
+                self.counts.resumed += 1;
+                self.counts.resumed_inexact += u64::from(!exact);
+            }
+            self.counts.cached_tokens_predicted += u64::from(cached_tokens);
+            self.member(worker).bound.insert(request);
+            self.send(worker, frame);
+            windows.into_iter().for_each(|window| self.send(worker, DownBody::Window(window)));
+        }
+    }
+
+    /// The last decisions, newest first.
+    pub(super) fn decisions(&self, count: usize) -> Vec<Decision> {
+        let now = self.began.elapsed();
+        self.router.decisions().rev().take(count).map(|made| Decision::new(made, &self.members, now)).collect()
+    }
+
+    /// One output: to its ticket, if it is news. An error is the worker's breach of the contract.
+    pub(super) fn output(&mut self, worker: WorkerId, output: Output) -> Result<(), &'static str> {
+        let (request, choice) = (output.request, output.choice);
+        let numerics_id = Arc::clone(&self.member(worker).numerics_id);
+        let Some(live) = self.requests.get_mut(&request) else { return Ok(()) };
+        if !matches!(live.place, Place::Bound(at) if at == worker) {
+            self.counts.tokens_dropped += output.tokens.len() as u64;
+            return Ok(());
+        }
+        let ended = output.finish.is_some();
+        match live.truth.accept(output, &numerics_id).map_err(|violation| violation.0)? {
+            Accepted::Nothing { dropped } => self.counts.tokens_dropped += dropped as u64,
+            Accepted::Deliver(output) => {
+                self.counts.tokens += output.tokens.len() as u64;
+                self.counts.cached_tokens_told += u64::from(output.cached_tokens.unwrap_or(0));
+                let tokens = output.tokens.len() as u64;
+                if let Some((bound_at, predicted)) = live.bound_at.take() {
+                    self.counts.first_token(bound_at.elapsed(), predicted);
+                    live.record.iter_mut().for_each(|record| record.ttft_ms = bound_at.elapsed().as_secs_f64() * 1e3);
+                }
+                live.record.iter_mut().for_each(|record| record.output_length += tokens as u32);
+                if tokens > 0 {
+                    let now = Instant::now();
+                    if let Some((why, since)) = live.gap.take() {
+                        live.slot.leave(PoolEvent::Gap { why, time: now.saturating_duration_since(since) });
+                    }
+                    live.spoke = Some(now);
+                }
+                live.slot.push(PoolEvent::Output(output));
+                self.router.settle(request);
+                self.router.emitted(request, tokens);
+            }
+            Accepted::Elsewhere => {
+                tracing::debug!(request, choice, "worker passes the request on");
+                self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+                self.member(worker).bound.remove(&request);
+                self.interrupt(request, None);
+                return Ok(());
+            }
+        }
+        if ended && self.requests.get(&request).is_some_and(|live| live.truth.open() == 0) {
+            self.counts.finished += 1;
+            self.forget(request);
+        }
+        Ok(())
+    }
+
+    /// A request lost its worker: it waits again, or fails when that is the second worker that died of it.
+    pub(super) fn interrupt(&mut self, request: u64, died: Option<u64>) {
+        let Some(live) = self.requests.get_mut(&request) else { return };
+        live.place = Place::Waiting(Instant::now());
+        live.interrupted = true;
+        live.gap = live.gap.or_else(|| live.spoke.map(|since| (Gap::Lost, since)));
+        self.end_move(request);
+        let Some(live) = self.requests.get_mut(&request) else { return };
+        if live.truth.lose(died) {
+            self.router.remove(request);
+            self.wait(request);
+        } else if live.truth.is_suspect() {
+            self.fail(request, ErrorKind::WorkerFailed, "two workers died while they ran this request", None);
+        } else {
+            self.fail(request, ErrorKind::WorkerFailed, "the request was interrupted too often", None);
+        }
+    }
+
+    pub(super) fn deadlines(&mut self, now: Instant) {
+        let config = Arc::clone(&self.config);
+        let alone = self.nobody_since.is_some();
+        let late = |live: &Live| -> Option<(ErrorKind, &'static str, Option<Duration>)> {
+            if live.truth.job.deadline.is_some_and(|deadline| now >= deadline) {
+                return Some((ErrorKind::DeadlineExceeded, "the request took too long", None));
+            }
+            let Place::Waiting(since) = live.place else { return None };
+            let waited = now.saturating_duration_since(since);
+            if alone && live.interrupted && waited > config.resume_deadline {
+                let message = "the worker was lost and no other could continue the request in time";
+                return Some((ErrorKind::WorkerFailed, message, None));
+            }
+            if alone && !live.interrupted && waited > config.unavailable_after {
+                return Some((ErrorKind::Unavailable, "no worker is ready", Some(Duration::from_secs(5))));
+            }
+            (waited > config.wait_max).then_some((
+                ErrorKind::Overloaded,
+                "no worker was free in time",
+                Some(Duration::from_secs(10)),
+            ))
+        };
+        let late: Vec<_> = self.requests.iter().filter_map(|(id, live)| late(live).map(|why| (*id, why))).collect();
+        for (request, (kind, message, retry_after)) in late {
+            if let Some(Place::Bound(worker)) = self.requests.get(&request).map(|live| &live.place) {
+                self.send(*worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+            }
+            self.fail(request, kind, message, retry_after);
+        }
+    }
+
+    fn fail(&mut self, request: u64, kind: ErrorKind, message: &str, retry_after: Option<Duration>) {
+        if let Some(live) = self.requests.get(&request) {
+            self.counts.failed += 1;
+            live.slot.push(PoolEvent::Failed { kind, message: message.into(), retry_after });
+            self.forget(request);
+        }
+    }
+
+    pub(super) fn fail_all(&mut self, kind: ErrorKind, message: &str) {
+        let all: Vec<u64> = self.requests.keys().copied().collect();
+        all.into_iter().for_each(|request| self.fail(request, kind, message, None));
+    }
+
+    fn forget(&mut self, request: u64) {
+        self.router.remove(request);
+        self.end_move(request);
+        let Some(live) = self.requests.remove(&request) else { return };
+        if let (Some(recorder), Some(record)) = (&mut self.recorder, live.record) {
+            recorder.write(*record, &live.truth.job.tenant);
+        }
+        if let Place::Bound(worker) = live.place {
+            self.member(worker).bound.remove(&request);
+        }
+        live.slot.end();
+    }
+}

@@ -1,0 +1,182 @@
+//! What a worker says and what its silence means: ready, a step, lost, suspected, given up.
+
+use super::super::member::{Doubt, Member, Session};
+use super::super::session::{Link, Loss};
+use super::super::status::ModelInfo;
+use super::super::supervisor::{Order, Update};
+use super::Actor;
+use super::steer::Steering;
+use penstock_proto::BLOCK_TOKENS;
+use penstock_proto::frames::{Ready, Step};
+use penstock_router::{Member as RouterMember, WorkerId};
+use std::sync::Arc;
+use std::time::Instant;
+use tracing::{info, warn};
+
+impl Actor {
+    pub(super) fn ready(&mut self, worker: WorkerId, ready: Box<Ready>, link: Link, now: Instant) {
+        if let Err(why) = self.suits(&ready) {
+            let member = self.member(worker);
+            if member.unsuited != Some(why) {
+                warn!(worker = %member.name, why, "worker does not suit the pool");
+            }
+            member.unsuited = Some(why);
+            link.close.notify_one();
+            return;
+        }
+        let context_tokens = ready.context_tokens;
+        let model = self.model.get_or_insert_with(|| ModelInfo {
+            model: ready.model.clone(),
+            tokenizer_hash: ready.tokenizer_hash.clone(),
+            model_hash: ready.model_hash.clone(),
+            vocab_size: ready.vocab_size,
+            context_tokens,
+        });
+        model.context_tokens = model.context_tokens.min(context_tokens);
+        let state = ready.state.clone().unwrap_or_default();
+        let told = RouterMember {
+            numerics_id: ready.numerics_id.as_str().into(),
+            blocks_total: ready.blocks_total,
+            sequences_max: ready.sequences_max,
+            state,
+            device: ready.device.as_str().into(),
+            block_bytes: if ready.transfer.is_empty() { 0 } else { ready.block_bytes },
+        };
+        self.router.join(worker, told, &ready.kv);
+        info!(worker = %self.members[usize::from(worker.0)].name, pid = ready.pid, device = %ready.device, "worker ready");
+        self.member(worker).begin(ready, link, now);
+        self.steer_ready(worker);
+        self.tell_role(worker);
+        self.note_nobody(now);
+        self.publish(now);
+    }
+
+    /// Whether a worker can serve this pool.
+    fn suits(&self, ready: &Ready) -> Result<(), &'static str> {
+        if ready.block_tokens as usize != BLOCK_TOKENS {
+            return Err("its block size is another");
+        }
+        if self.config.tokenizer_hash.as_ref().is_some_and(|hash| *hash != ready.tokenizer_hash) {
+            return Err("its tokenizer is not the gateway's");
+        }
+        if self
+            .model
+            .as_ref()
+            .is_some_and(|model| model.tokenizer_hash != ready.tokenizer_hash || model.model_hash != ready.model_hash)
+        {
+            return Err("it serves another model than the rest of the pool");
+        }
+        Ok(())
+    }
+
+    pub(super) fn step(&mut self, worker: WorkerId, step: Step, now: Instant) {
+        let member = self.member(worker);
+        member.heard = now;
+        member.say(step.state.as_ref());
+        self.router.update(worker, step.state.as_ref(), &step.kv, step.accepted);
+        if let Some(batch) = &step.batch {
+            self.router.observe(worker, batch);
+            self.roles.observe(worker, batch);
+        }
+        let ahead = self.router.prefill_ahead(worker);
+        let member = &mut self.members[usize::from(worker.0)];
+        member.steps += u64::from(step.batch.is_some());
+        if member.session == Session::Suspected && member.doubt_now(&self.config, ahead, now) == Doubt::None {
+            member.session = Session::Ready;
+            let is_free = member.steering == Steering::Free;
+            self.router.suspend(worker, !is_free);
+        }
+        for output in step.outputs {
+            if let Err(why) = self.output(worker, output) {
+                self.give_up(worker, why);
+                return;
+            }
+        }
+    }
+
+    pub(super) fn process(&mut self, worker: WorkerId, update: Update, now: Instant) {
+        let Some(process) = &mut self.member(worker).process else { return };
+        match update {
+            Update::Running { adopted } => {
+                process.is_running = true;
+                process.adopted = adopted;
+                process.starts += u64::from(!adopted);
+                process.down = None;
+                self.member(worker).heard = now;
+            }
+            Update::Down { retry_in, why } => {
+                process.is_running = false;
+                process.down = Some((now + retry_in, why));
+            }
+        }
+        self.publish(now);
+    }
+
+    pub(super) fn lost(&mut self, worker: WorkerId, session: u64, loss: Loss, why: &str) {
+        let now = Instant::now();
+        let member = self.member(worker);
+        if member.link.as_ref().is_some_and(|link| link.session != session) {
+            return;
+        }
+        let was_ready = member.link.take().is_some();
+        let orderly = member.state.draining;
+        let died = (was_ready && loss == Loss::Ended && !orderly)
+            .then(|| member.ready.as_ref().map_or(0, |ready| ready.epoch));
+        member.session = Session::Absent { why: why.into() };
+        member.state.credits = 0;
+        let bound: Vec<u64> = member.bound.drain().collect();
+        if was_ready {
+            member.deaths += u64::from(died.is_some());
+            warn!(worker = %member.name, interrupted = bound.len(), why, ?loss, "worker lost");
+        }
+        self.router.leave(worker);
+        bound.into_iter().for_each(|request| self.interrupt(request, died));
+        self.note_nobody(now);
+        if was_ready {
+            self.publish(now);
+        }
+    }
+
+    pub(super) fn doubts(&mut self, now: Instant) {
+        let config = Arc::clone(&self.config);
+        for worker in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
+            let others = (0..).zip(&self.members).any(|(at, member)| at != worker.0 && member.takes_requests());
+            let ahead = self.router.prefill_ahead(worker);
+            let member = self.member(worker);
+            let silence = now.saturating_duration_since(member.heard);
+            let doubt = member.doubt_now(&config, ahead, now);
+            if doubt == Doubt::GiveUp || doubt == Doubt::Suspect && others && member.link.is_some() {
+                self.give_up(worker, "no sign of life for too long, or a step that does not end");
+            } else if doubt == Doubt::Suspect && member.session == Session::Ready {
+                warn!(worker = %member.name, silence_ms = silence.as_millis() as u64, "worker suspected");
+                member.session = Session::Suspected;
+                self.router.suspend(worker, true);
+            }
+            let is_running = self.member(worker).process.as_ref().is_some_and(|process| process.is_running);
+            if is_running && silence > config.kill_after {
+                self.member(worker).heard = now;
+                self.order(worker, Order::Kill);
+            }
+        }
+    }
+
+    fn give_up(&mut self, worker: WorkerId, why: &str) {
+        let member = self.member(worker);
+        warn!(worker = %member.name, why, "worker given up");
+        if let Some(link) = &member.link {
+            link.close.notify_one();
+            let session = link.session;
+            self.lost(worker, session, Loss::GivenUp, why);
+        }
+    }
+
+    pub(super) fn note_nobody(&mut self, now: Instant) {
+        let serves =
+            |member: &Member| member.link.is_some() && !member.state.draining && member.steering == Steering::Free;
+        if self.members.iter().any(serves) {
+            self.nobody_since = None;
+        } else if self.nobody_since.is_none() {
+            self.nobody_since = Some(now);
+        }
+    }
+}
