@@ -1,0 +1,354 @@
+//! The table of what is kept elsewhere and read at the moment of a scrape.
+
+use penstock_proto::frames::Tier;
+
+/// What is read at the moment of a scrape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Gauge {
+    /// Requests being served.
+    InFlight,
+    /// Open client connections.
+    Connections,
+    /// Bytes held by request bodies.
+    BodyBytes,
+    /// Lines of the access log that were lost.
+    AccessLinesLost,
+    /// Spans that the collector took.
+    SpansSent,
+    /// Spans that were dropped.
+    SpansLost,
+    /// Requests waiting in the gateway.
+    QueueWaiting,
+    /// Sequences waiting in workers.
+    SequencesWaiting,
+    /// Sequences in prefill or decode.
+    SequencesRunning,
+    /// KV blocks in all.
+    BlocksTotal,
+    /// KV blocks free or evictable.
+    BlocksFree,
+    /// KV blocks held only by the prefix cache.
+    BlocksCached,
+    /// Prompt tokens looked up in the prefix cache.
+    PrefixTokens,
+    /// Of these, found.
+    PrefixTokensHit,
+    /// Output tokens of the engines.
+    OutputTokens,
+    /// Preemptions.
+    Preemptions,
+    /// Workers that take requests.
+    WorkersReady,
+    /// Worker processes started.
+    WorkerStarts,
+    /// Workers found dead.
+    WorkerDeaths,
+    /// Workers that prefill for others.
+    WorkersPrefill,
+    /// Roles that followed the load.
+    RoleFlips,
+    /// Requests continued after a lost worker.
+    Resumes,
+    /// Times that the router was asked what to do next.
+    RouterDecisions,
+    /// Seconds that it took.
+    RouterDecisionSeconds,
+    /// First tokens after a binding.
+    RouterFirstTokens,
+    /// Seconds from the binding to them.
+    RouterFirstTokenSeconds,
+    /// The same as predicted.
+    RouterFirstTokenPredicted,
+    /// Sum of the differences.
+    RouterFirstTokenError,
+    /// Of these, not bit-exact.
+    ResumesInexact,
+    /// Requests moved to another worker while they ran.
+    Moves,
+    /// Requests that were to be moved and stayed.
+    MovesFailed,
+    /// Blocks fetched for them.
+    MovedBlocks,
+    /// Breaker of a target: 0 closed, 1 probing, 2 last choice, 3 open.
+    TargetState,
+    /// Requests at a target.
+    TargetInFlight,
+    /// Blocks that targets are believed to hold, for lack of a better source.
+    KvBlocksApproximate,
+    /// Blocks that a provider says it holds.
+    KvBlocksEvents,
+    /// Whether its events come.
+    KvConnected,
+    /// Batches of its events.
+    KvBatches,
+    /// Times that some were missing.
+    KvGaps,
+    /// What could not be read or placed.
+    KvSkipped,
+    /// Transactions of the store.
+    StoreCommits,
+    /// Changes in them.
+    StoreWrites,
+    /// Seconds that they took.
+    StoreCommitSeconds,
+    /// Operations of the store that failed.
+    StoreErrors,
+    /// Responses that their clients have and the store has not.
+    ResponsesUnsaved,
+    /// Batches that have a task.
+    BatchesRunning,
+    /// Their lines that are being answered.
+    BatchLinesRunning,
+    /// Counters of limits.
+    LimitCounters,
+    /// Requests that hold reservations.
+    LimitHolds,
+    /// Version of the config in force.
+    ConfigVersion,
+    /// Since when it is.
+    ConfigSince,
+    /// Whether the last reload was accepted.
+    ConfigLastReloadOk,
+    /// When it was.
+    ConfigLastReload,
+    /// Keys whose new value waits for a restart.
+    ConfigPending,
+    /// Reloads, by outcome.
+    ConfigReloads,
+    /// Numbers that plugins count themselves.
+    PluginValue,
+    /// Issued keys that are not revoked.
+    IssuedKeys,
+    /// Seconds since issued keys were as the store has them.
+    DirectoryAge,
+    /// Seconds since an issuer's keys were fetched.
+    KeySetAge,
+    /// Tokens found good that are remembered.
+    TokensCached,
+    /// Entries that wait for the ledger.
+    LedgerWaiting,
+    /// Entries that were lost.
+    LedgerLost,
+    /// Entries of others that were settled as they were reserved.
+    LedgerAssumed,
+    /// Whether a store answers.
+    StoreUp,
+    /// KV blocks in a tier below the devices.
+    TierBlocks(Tier),
+    /// Room in it.
+    TierBlocksTotal(Tier),
+    /// KV blocks loaded from it.
+    TierLoads(Tier),
+    /// Seconds that this took.
+    TierLoadSeconds(Tier),
+    /// KV blocks stored in it.
+    TierStores(Tier),
+    /// KV blocks that it did not take.
+    TierDrops(Tier),
+    /// KV blocks that were not what their name says.
+    TierCorrupt(Tier),
+}
+
+impl Gauge {
+    /// The tier it speaks of, for a second label.
+    pub(super) fn tier(self) -> Option<Tier> {
+        match self {
+            Gauge::TierBlocks(tier)
+            | Gauge::TierBlocksTotal(tier)
+            | Gauge::TierLoads(tier)
+            | Gauge::TierLoadSeconds(tier)
+            | Gauge::TierStores(tier)
+            | Gauge::TierDrops(tier)
+            | Gauge::TierCorrupt(tier) => Some(tier),
+            _ => None,
+        }
+    }
+
+    /// What its values are told apart by.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Gauge::TargetState | Gauge::TargetInFlight => "target",
+            Gauge::KvBlocksEvents | Gauge::KvConnected | Gauge::KvBatches | Gauge::KvGaps | Gauge::KvSkipped => {
+                "provider"
+            }
+            Gauge::ConfigReloads => "outcome",
+            Gauge::KeySetAge => "issuer",
+            Gauge::PluginValue => "name",
+            Gauge::StoreUp => "store",
+            _ => "model",
+        }
+    }
+
+    /// Name, Prometheus type and help.
+    pub(super) fn about(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Gauge::InFlight => ("penstock_requests_in_flight", "gauge", "Requests being served."),
+            Gauge::Connections => ("penstock_connections", "gauge", "Open client connections."),
+            Gauge::BodyBytes => ("penstock_body_bytes", "gauge", "Memory held by request bodies."),
+            Gauge::AccessLinesLost => (
+                "penstock_access_log_lines_lost_total",
+                "counter",
+                "Lines lost because the access log could not be written.",
+            ),
+            Gauge::SpansSent => ("penstock_spans_sent_total", "counter", "Spans that the collector took."),
+            Gauge::SpansLost => (
+                "penstock_spans_lost_total",
+                "counter",
+                "Spans dropped because the collector could not be reached, or not fast enough.",
+            ),
+            Gauge::QueueWaiting => ("penstock_queue_waiting", "gauge", "Requests waiting in the gateway."),
+            Gauge::SequencesWaiting => ("penstock_sequences_waiting", "gauge", "Sequences waiting in workers."),
+            Gauge::SequencesRunning => ("penstock_sequences_running", "gauge", "Sequences in prefill or decode."),
+            Gauge::BlocksTotal => ("penstock_kv_blocks", "gauge", "KV blocks in all."),
+            Gauge::BlocksFree => ("penstock_kv_blocks_free", "gauge", "KV blocks free or evictable."),
+            Gauge::BlocksCached => ("penstock_kv_blocks_cached", "gauge", "KV blocks held only by the prefix cache."),
+            Gauge::PrefixTokens => {
+                ("penstock_prefix_tokens_total", "counter", "Prompt tokens looked up in the prefix cache.")
+            }
+            Gauge::PrefixTokensHit => {
+                ("penstock_prefix_tokens_hit_total", "counter", "Prompt tokens read from the prefix cache.")
+            }
+            Gauge::OutputTokens => ("penstock_output_tokens_total", "counter", "Tokens generated by the engines."),
+            Gauge::TierBlocks(_) => ("penstock_kv_tier_blocks", "gauge", "KV blocks in a tier below the devices."),
+            Gauge::TierBlocksTotal(_) => {
+                ("penstock_kv_tier_blocks_max", "gauge", "KV blocks that the tier has room for.")
+            }
+            Gauge::TierLoads(_) => ("penstock_kv_tier_loads_total", "counter", "KV blocks loaded from the tier."),
+            Gauge::TierLoadSeconds(_) => {
+                ("penstock_kv_tier_load_seconds_total", "counter", "Seconds that loading took, summed over blocks.")
+            }
+            Gauge::TierStores(_) => ("penstock_kv_tier_stores_total", "counter", "KV blocks stored in the tier."),
+            Gauge::TierDrops(_) => (
+                "penstock_kv_tier_drops_total",
+                "counter",
+                "KV blocks not stored because the tier was busy, full or broken.",
+            ),
+            Gauge::TierCorrupt(_) => (
+                "penstock_kv_tier_corrupt_total",
+                "counter",
+                "KV blocks that were not what their name says; none of them was used.",
+            ),
+            Gauge::Preemptions => ("penstock_preemptions_total", "counter", "Sequences preempted."),
+            Gauge::WorkersReady => ("penstock_workers_ready", "gauge", "Workers that take requests."),
+            Gauge::WorkerStarts => ("penstock_worker_starts_total", "counter", "Worker processes started."),
+            Gauge::WorkerDeaths => ("penstock_worker_deaths_total", "counter", "Workers found dead."),
+            Gauge::WorkersPrefill => ("penstock_workers_prefill", "gauge", "Workers that prefill for the others."),
+            Gauge::RoleFlips => {
+                ("penstock_role_flips_total", "counter", "Changes of a worker's role that followed the load.")
+            }
+            Gauge::Resumes => ("penstock_resumes_total", "counter", "Requests continued after a lost worker."),
+            Gauge::TargetState => (
+                "penstock_target_state",
+                "gauge",
+                "Health of a target: 0 good, 1 being probed, 2 asked last, 3 left alone.",
+            ),
+            Gauge::TargetInFlight => ("penstock_target_in_flight", "gauge", "Requests at a target."),
+            Gauge::RouterDecisions => {
+                ("penstock_router_decisions_total", "counter", "Times that the router was asked what to do next.")
+            }
+            Gauge::RouterDecisionSeconds => {
+                ("penstock_router_decision_seconds_total", "counter", "Seconds that these took.")
+            }
+            Gauge::RouterFirstTokens => {
+                ("penstock_router_first_tokens_total", "counter", "First tokens after a binding to a worker.")
+            }
+            Gauge::RouterFirstTokenSeconds => {
+                ("penstock_router_ttft_seconds_total", "counter", "Seconds from the binding to these.")
+            }
+            Gauge::RouterFirstTokenPredicted => {
+                ("penstock_router_ttft_predicted_seconds_total", "counter", "The same, as predicted at the binding.")
+            }
+            Gauge::RouterFirstTokenError => {
+                ("penstock_router_ttft_error_seconds_total", "counter", "Sum of the differences, without sign.")
+            }
+            Gauge::KvBlocksApproximate => (
+                "penstock_kv_index_approximate_blocks",
+                "gauge",
+                "Prompt blocks that targets of a cache_aware model are believed to hold, from what they were sent.",
+            ),
+            Gauge::KvBlocksEvents => (
+                "penstock_kv_index_blocks",
+                "gauge",
+                "Blocks of 32 tokens that a provider says its prefix cache holds.",
+            ),
+            Gauge::KvConnected => ("penstock_kv_events_connected", "gauge", "1 while a provider's KV events come."),
+            Gauge::KvBatches => {
+                ("penstock_kv_event_batches_total", "counter", "Batches of KV events that were applied.")
+            }
+            Gauge::KvGaps => {
+                ("penstock_kv_event_gaps_total", "counter", "Times that batches of KV events were missing.")
+            }
+            Gauge::KvSkipped => (
+                "penstock_kv_events_skipped_total",
+                "counter",
+                "KV events that could not be read, or blocks that could not be placed.",
+            ),
+            Gauge::ResumesInexact => {
+                ("penstock_resumes_inexact_total", "counter", "Continuations that were not bit-exact.")
+            }
+            Gauge::Moves => ("penstock_moves_total", "counter", "Requests moved to another worker while they ran."),
+            Gauge::MovesFailed => {
+                ("penstock_moves_failed_total", "counter", "Requests that were to be moved and stayed where they were.")
+            }
+            Gauge::MovedBlocks => {
+                ("penstock_moved_blocks_total", "counter", "KV blocks fetched for requests that move.")
+            }
+            Gauge::StoreCommits => ("penstock_store_commits_total", "counter", "Transactions made durable."),
+            Gauge::StoreWrites => ("penstock_store_writes_total", "counter", "Changes in these transactions."),
+            Gauge::StoreCommitSeconds => {
+                ("penstock_store_commit_seconds_total", "counter", "Seconds that these transactions took.")
+            }
+            Gauge::StoreErrors => ("penstock_store_errors_total", "counter", "Operations of the store that failed."),
+            Gauge::ResponsesUnsaved => {
+                ("penstock_responses_unsaved_total", "counter", "Responses that were answered and could not be kept.")
+            }
+            Gauge::BatchesRunning => ("penstock_batches_running", "gauge", "Batches being run here."),
+            Gauge::LimitCounters => ("penstock_limit_counters", "gauge", "Counters that limits keep."),
+            Gauge::LedgerWaiting => ("penstock_ledger_waiting", "gauge", "Entries that wait for the ledger."),
+            Gauge::LedgerLost => ("penstock_ledger_lost_total", "counter", "Entries that the ledger could not take."),
+            Gauge::LedgerAssumed => (
+                "penstock_ledger_assumed_total",
+                "counter",
+                "Entries that a dead process left open, settled as they were reserved.",
+            ),
+            Gauge::StoreUp => (
+                "penstock_store_up",
+                "gauge",
+                "1 when the last operation of the store, or of the shared counters, succeeded.",
+            ),
+            Gauge::LimitHolds => ("penstock_limit_holds", "gauge", "Requests that hold reservations."),
+            Gauge::IssuedKeys => ("penstock_auth_issued_keys", "gauge", "Issued keys that are not revoked."),
+            Gauge::DirectoryAge => (
+                "penstock_auth_directory_age_seconds",
+                "gauge",
+                "Since the issued keys held in memory were as the store has them.",
+            ),
+            Gauge::KeySetAge => {
+                ("penstock_auth_key_set_age_seconds", "gauge", "Since the keys of an issuer were fetched.")
+            }
+            Gauge::TokensCached => ("penstock_auth_tokens_cached", "gauge", "Tokens found good that are remembered."),
+            Gauge::BatchLinesRunning => ("penstock_batch_lines_running", "gauge", "Lines of batches being answered."),
+            Gauge::ConfigVersion => ("penstock_config_version", "gauge", "Version of the config in force."),
+            Gauge::ConfigSince => {
+                ("penstock_config_in_force_since_seconds", "gauge", "Unix time since which it is in force.")
+            }
+            Gauge::ConfigLastReloadOk => (
+                "penstock_config_last_reload_ok",
+                "gauge",
+                "1 when the last reload was accepted, 0 when it was refused.",
+            ),
+            Gauge::ConfigLastReload => {
+                ("penstock_config_last_reload_seconds", "gauge", "Unix time of the last reload; 0 before the first.")
+            }
+            Gauge::ConfigPending => (
+                "penstock_config_keys_pending",
+                "gauge",
+                "Keys whose value in the file waits for an upgrade or a restart.",
+            ),
+            Gauge::ConfigReloads => ("penstock_config_reloads_total", "counter", "Reloads of the config, by outcome."),
+            Gauge::PluginValue => {
+                ("penstock_plugin_value", "gauge", "Numbers that plugins count themselves, by plugin and name.")
+            }
+        }
+    }
+}

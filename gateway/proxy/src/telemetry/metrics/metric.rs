@@ -1,0 +1,208 @@
+//! The table of what is counted or timed where it happens.
+
+/// What is counted or timed here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric {
+    /// Whole request, seconds.
+    RequestDuration,
+    /// Request to first token, seconds.
+    TimeToFirstToken,
+    /// Per output token after the first, seconds.
+    TimePerOutputToken,
+    /// Tokens per request by type.
+    TokenUsage,
+    /// Requests by route and status.
+    Requests,
+    /// Connections refused for a malformed head, by status.
+    MalformedHeads,
+    /// Clients that left before their answer ended.
+    ClientsGone,
+    /// Panics caught in a handler.
+    Panics,
+    /// Attempts at the targets of a model, by outcome.
+    Attempts,
+    /// Attempts at a fallback, by reason.
+    Fallbacks,
+    /// Second attempts that were raced, by who won.
+    Hedges,
+    /// Retries and hedges that the budget did not allow.
+    RetriesDenied,
+    /// Copies of requests, by outcome.
+    Mirrored,
+    /// Requests to a provider, by outcome.
+    UpstreamRequests,
+    /// Prompt tokens of requests that went where most of them was cached, by how that was known.
+    RoutedTokens,
+    /// Of these, believed to be cached.
+    RoutedTokensPredicted,
+    /// Of these, cached by the server's own word.
+    RoutedTokensCached,
+    /// Lines of batches, by outcome.
+    BatchLines,
+    /// Requests that were not let in, by reason.
+    AuthFailures,
+    /// Calls of plugins, by hook and outcome.
+    PluginCalls,
+    /// Of these, failures, by reason.
+    PluginFailures,
+    /// Seconds in a plugin, by hook.
+    PluginSeconds,
+    /// Decisions of a limit.
+    LimitDecisions,
+    /// What was reserved, by unit.
+    LimitReserved,
+    /// What was used, by unit.
+    LimitSettled,
+    /// What was used beyond its reservation, by unit.
+    LimitExceeded,
+    /// Fetches of issuers' keys, by outcome.
+    KeySetFetches,
+    /// Longest time without a token while a request changed its worker, by why.
+    WorkerGap,
+}
+
+/// How its values are kept.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Kind {
+    Counter,
+    /// With the upper bounds of its buckets.
+    Histogram(&'static [f64]),
+}
+
+/// Bounds that OpenTelemetry's GenAI conventions advise for durations.
+const SECONDS: &[f64] = &[0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
+/// ... for time to first token.
+const FIRST: &[f64] = &[0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
+/// ... for time per output token.
+const EACH: &[f64] = &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
+/// A hook takes microseconds, unless it asks somebody.
+const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
+/// ... for token counts.
+const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
+
+impl Metric {
+    pub(super) const ALL: [Metric; 28] = [
+        Metric::RequestDuration,
+        Metric::TimeToFirstToken,
+        Metric::TimePerOutputToken,
+        Metric::TokenUsage,
+        Metric::Requests,
+        Metric::MalformedHeads,
+        Metric::ClientsGone,
+        Metric::Panics,
+        Metric::Attempts,
+        Metric::Fallbacks,
+        Metric::Hedges,
+        Metric::RetriesDenied,
+        Metric::Mirrored,
+        Metric::UpstreamRequests,
+        Metric::RoutedTokens,
+        Metric::RoutedTokensPredicted,
+        Metric::RoutedTokensCached,
+        Metric::BatchLines,
+        Metric::AuthFailures,
+        Metric::PluginCalls,
+        Metric::PluginFailures,
+        Metric::PluginSeconds,
+        Metric::LimitDecisions,
+        Metric::LimitReserved,
+        Metric::LimitSettled,
+        Metric::LimitExceeded,
+        Metric::KeySetFetches,
+        Metric::WorkerGap,
+    ];
+
+    /// Name, kind and help.
+    pub(super) fn about(self) -> (&'static str, Kind, &'static str) {
+        match self {
+            Metric::RequestDuration => {
+                ("gen_ai_server_request_duration_seconds", Kind::Histogram(SECONDS), "Duration of a request.")
+            }
+            Metric::TimeToFirstToken => (
+                "gen_ai_server_time_to_first_token_seconds",
+                Kind::Histogram(FIRST),
+                "From the request's head to its first token.",
+            ),
+            Metric::TimePerOutputToken => (
+                "gen_ai_server_time_per_output_token_seconds",
+                Kind::Histogram(EACH),
+                "Per output token after the first.",
+            ),
+            Metric::WorkerGap => (
+                "penstock_worker_gap_seconds",
+                Kind::Histogram(FIRST),
+                "Longest time without a token while a request changed its worker.",
+            ),
+            Metric::TokenUsage => {
+                ("gen_ai_client_token_usage", Kind::Histogram(TOKENS), "Tokens of a request, by type.")
+            }
+            Metric::Requests => ("penstock_requests_total", Kind::Counter, "Requests by route and status."),
+            Metric::MalformedHeads => {
+                ("penstock_malformed_heads_total", Kind::Counter, "Connections closed for an invalid request head.")
+            }
+            Metric::ClientsGone => {
+                ("penstock_clients_gone_total", Kind::Counter, "Clients that left before their answer ended.")
+            }
+            Metric::Attempts => {
+                ("penstock_attempts_total", Kind::Counter, "Attempts at the targets of a model, by outcome.")
+            }
+            Metric::Fallbacks => ("penstock_fallbacks_total", Kind::Counter, "Attempts at a fallback, by reason."),
+            Metric::Hedges => {
+                ("penstock_hedges_total", Kind::Counter, "Second attempts that were raced: won by the second, or lost.")
+            }
+            Metric::RetriesDenied => {
+                ("penstock_retries_denied_total", Kind::Counter, "Retries and hedges beyond the budget of the model.")
+            }
+            Metric::Mirrored => ("penstock_mirrored_total", Kind::Counter, "Copies of requests, by outcome."),
+            Metric::UpstreamRequests => {
+                ("penstock_upstream_requests_total", Kind::Counter, "Requests to a provider, by outcome.")
+            }
+            Metric::Panics => ("penstock_panics_total", Kind::Counter, "Panics caught in a request handler."),
+            Metric::LimitDecisions => {
+                ("penstock_limit_decisions_total", Kind::Counter, "Requests that a limit allowed or denied.")
+            }
+            Metric::LimitReserved => {
+                ("penstock_limit_reserved_total", Kind::Counter, "Reserved for requests that have ended: tokens, usd.")
+            }
+            Metric::LimitSettled => {
+                ("penstock_limit_settled_total", Kind::Counter, "Used by requests that limits count: tokens, usd.")
+            }
+            Metric::LimitExceeded => (
+                "penstock_limit_exceeded_total",
+                Kind::Counter,
+                "Used by requests beyond what was reserved for them: tokens, usd.",
+            ),
+            Metric::RoutedTokens => (
+                "penstock_routed_prompt_tokens_total",
+                Kind::Counter,
+                "Prompt tokens of requests routed by cache, by what is known of the target: events, approximate.",
+            ),
+            Metric::RoutedTokensPredicted => (
+                "penstock_routed_cached_tokens_predicted_total",
+                Kind::Counter,
+                "Of these, tokens that were believed to be cached where they went.",
+            ),
+            Metric::RoutedTokensCached => (
+                "penstock_routed_cached_tokens_total",
+                Kind::Counter,
+                "Of these, tokens that the server says it had cached.",
+            ),
+            Metric::BatchLines => ("penstock_batch_lines_total", Kind::Counter, "Lines of batches, by outcome."),
+            Metric::AuthFailures => {
+                ("penstock_auth_failures_total", Kind::Counter, "Requests that were not let in, by reason.")
+            }
+            Metric::PluginCalls => {
+                ("penstock_plugin_calls_total", Kind::Counter, "Requests that a plugin was shown, by hook and outcome.")
+            }
+            Metric::PluginFailures => {
+                ("penstock_plugin_failures_total", Kind::Counter, "Failures of a plugin, by hook and reason.")
+            }
+            Metric::PluginSeconds => {
+                ("penstock_plugin_seconds", Kind::Histogram(HOOK), "Time that one request spent in a hook of a plugin.")
+            }
+            Metric::KeySetFetches => {
+                ("penstock_auth_key_set_fetches_total", Kind::Counter, "Fetches of the keys of issuers, by outcome.")
+            }
+        }
+    }
+}
