@@ -13,11 +13,11 @@ use super::Postgres;
 use super::held::{cell, int, number};
 use crate::json::to_json;
 use crate::ledger::{SILENT_SECONDS_MAX, check_batch, check_id, check_usage};
-use crate::sql::ledger::{ASSUMED, END_COLUMNS, OPEN, OPEN_COLUMNS, Question, SETTLED, Value, Words};
-use crate::sql::listing;
-use crate::{
-    Entry, EntryFilter, Held, Ledger, Listing, OpenEntry, Page, StoreError, Subject, Tokens, UsageQuery, UsageRow,
+use crate::sql::ledger::{
+    ASSUMED, Columns, END_COLUMNS, OPEN, OPEN_COLUMNS, Question, SETTLED, Value, Words, entry, open_entry, usage_row,
 };
+use crate::sql::listing;
+use crate::{Entry, EntryFilter, Ledger, Listing, OpenEntry, Page, StoreError, Subject, UsageQuery, UsageRow};
 
 const WORDS: Words = Words {
     table: "penstock.ledger",
@@ -142,58 +142,20 @@ fn rows(columns: &str, types: &str) -> String {
     format!("SELECT {read} FROM jsonb_to_recordset($1::text::jsonb) AS new({types}) ORDER BY at, request")
 }
 
-fn open_entry(row: &Row) -> Result<OpenEntry, StoreError> {
-    Ok(OpenEntry {
-        at: number(row, 0)?,
-        request: cell(row, 1)?,
-        gateway: cell::<&str>(row, 2)?.into(),
-        subject: Arc::new(Subject {
-            key: cell(row, 3)?,
-            team: cell(row, 4)?,
-            user: cell(row, 5)?,
-            model: cell(row, 6)?,
-            provider: cell(row, 7)?,
-            route: cell(row, 8)?,
-            tags: cell(row, 9)?,
-        }),
-        held: Held { input: number(row, 10)?, output: number(row, 11)?, micro_usd: number(row, 12)? },
-    })
-}
+impl Columns for Row {
+    type Error = StoreError;
 
-fn entry(row: &Row) -> Result<Entry, StoreError> {
-    Ok(Entry {
-        opened: open_entry(row)?,
-        assumed: cell::<i64>(row, 13)? == i64::from(ASSUMED),
-        tokens: Tokens {
-            input: number(row, 14)?,
-            input_cached: number(row, 15)?,
-            input_written: number(row, 16)?,
-            output: number(row, 17)?,
-            reasoning: number(row, 18)?,
-        },
-        micro_usd: number(row, 19)?,
-        status: number(row, 20)? as u16,
-        outcome: cell::<String>(row, 21)?.into(),
-        attempts: number(row, 22)? as u32,
-        first_ms: number(row, 23)?,
-        total_ms: number(row, 24)?,
-    })
-}
+    fn number(&self, at: usize) -> Result<u64, StoreError> {
+        number(self, at)
+    }
 
-fn usage_row(row: &Row, groups: usize) -> Result<UsageRow, StoreError> {
-    Ok(UsageRow {
-        requests: number(row, 0)?,
-        failed: number(row, 1)?,
-        tokens: Tokens {
-            input: number(row, 2)?,
-            input_cached: number(row, 3)?,
-            input_written: number(row, 4)?,
-            output: number(row, 5)?,
-            reasoning: number(row, 6)?,
-        },
-        micro_usd: number(row, 7)?,
-        values: (8..8 + groups).map(|at| cell(row, at)).collect::<Result<_, _>>()?,
-    })
+    fn text(&self, at: usize) -> Result<String, StoreError> {
+        cell(self, at)
+    }
+
+    fn texts(&self, at: usize) -> Result<Vec<String>, StoreError> {
+        cell(self, at)
+    }
 }
 
 impl Postgres {

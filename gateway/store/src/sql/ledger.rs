@@ -1,6 +1,9 @@
-//! The ledger's statements, in the words of each store: what they ask is said once.
+//! The ledger's statements, in the words of each store, and what their rows say: both are said once.
 
-use crate::{EntryFilter, Group, Order, Page, UsageQuery};
+use std::sync::Arc;
+
+use super::direction;
+use crate::{Entry, EntryFilter, Group, Held, OpenEntry, Page, Subject, Tokens, UsageQuery, UsageRow};
 
 /// Columns of an entry when it is opened.
 pub(crate) const OPEN_COLUMNS: &str = "at, request, gateway, key_id, team_id, user_id, model, provider, route, tags, held_input, held_output, held_usd, state";
@@ -129,10 +132,7 @@ impl Words {
 
     /// Settled entries of a page; `None`: there is nothing behind that place.
     pub(crate) fn entries(&self, filter: &EntryFilter, page: &Page) -> Option<Question> {
-        let (order, beyond) = match page.order {
-            Order::Ascending => ("ASC", ">"),
-            Order::Descending => ("DESC", "<"),
-        };
+        let (order, beyond) = direction(page.order);
         let mut question = self.ask();
         let mut rule = self.rule(filter, &mut question);
         if let Some(after) = &page.after {
@@ -224,4 +224,68 @@ impl Words {
             Group::Tag => self.tag.into(),
         }
     }
+}
+
+/// A row that a store found. Columns count from 0.
+pub(crate) trait Columns {
+    type Error;
+    fn number(&self, at: usize) -> Result<u64, Self::Error>;
+    fn text(&self, at: usize) -> Result<String, Self::Error>;
+    fn texts(&self, at: usize) -> Result<Vec<String>, Self::Error>;
+}
+
+/// A row of [`OPEN_COLUMNS`].
+pub(crate) fn open_entry<R: Columns>(row: &R) -> Result<OpenEntry, R::Error> {
+    Ok(OpenEntry {
+        at: row.number(0)?,
+        request: row.text(1)?,
+        gateway: row.text(2)?.into(),
+        subject: Arc::new(Subject {
+            key: row.text(3)?,
+            team: row.text(4)?,
+            user: row.text(5)?,
+            model: row.text(6)?,
+            provider: row.text(7)?,
+            route: row.text(8)?,
+            tags: row.texts(9)?,
+        }),
+        held: Held { input: row.number(10)?, output: row.number(11)?, micro_usd: row.number(12)? },
+    })
+}
+
+/// A row of [`OPEN_COLUMNS`] and [`END_COLUMNS`].
+pub(crate) fn entry<R: Columns>(row: &R) -> Result<Entry, R::Error> {
+    Ok(Entry {
+        opened: open_entry(row)?,
+        assumed: row.number(13)? == u64::from(ASSUMED),
+        tokens: tokens(row, 14)?,
+        micro_usd: row.number(19)?,
+        status: row.number(20)? as u16,
+        outcome: row.text(21)?.into(),
+        attempts: row.number(22)? as u32,
+        first_ms: row.number(23)?,
+        total_ms: row.number(24)?,
+    })
+}
+
+/// A row of [`Words::usage`].
+pub(crate) fn usage_row<R: Columns>(row: &R, groups: usize) -> Result<UsageRow, R::Error> {
+    Ok(UsageRow {
+        requests: row.number(0)?,
+        failed: row.number(1)?,
+        tokens: tokens(row, 2)?,
+        micro_usd: row.number(7)?,
+        values: (8..8 + groups).map(|at| row.text(at)).collect::<Result<_, _>>()?,
+    })
+}
+
+/// Five columns from `at` on.
+fn tokens<R: Columns>(row: &R, at: usize) -> Result<Tokens, R::Error> {
+    Ok(Tokens {
+        input: row.number(at)?,
+        input_cached: row.number(at + 1)?,
+        input_written: row.number(at + 2)?,
+        output: row.number(at + 3)?,
+        reasoning: row.number(at + 4)?,
+    })
 }

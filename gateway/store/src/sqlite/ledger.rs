@@ -10,11 +10,9 @@ use super::Sqlite;
 use super::keys::json;
 use crate::json::to_json;
 use crate::ledger::{SILENT_SECONDS_MAX, check_batch, check_id, check_usage};
-use crate::sql::ledger::{ASSUMED, OPEN, Question, SETTLED, Value, Words};
+use crate::sql::ledger::{ASSUMED, Columns, OPEN, Question, SETTLED, Value, Words, entry, open_entry, usage_row};
 use crate::sql::listing;
-use crate::{
-    Entry, EntryFilter, Held, Ledger, Listing, OpenEntry, Page, StoreError, Subject, Tokens, UsageQuery, UsageRow,
-};
+use crate::{Entry, EntryFilter, Ledger, Listing, OpenEntry, Page, StoreError, Subject, Tokens, UsageQuery, UsageRow};
 
 const WORDS: Words = Words {
     table: "ledger",
@@ -39,58 +37,20 @@ impl ToSql for Value {
     }
 }
 
-fn open_entry(row: &Row<'_>) -> rusqlite::Result<OpenEntry> {
-    Ok(OpenEntry {
-        at: row.get(0)?,
-        request: row.get(1)?,
-        gateway: row.get(2)?,
-        subject: Arc::new(Subject {
-            key: row.get(3)?,
-            team: row.get(4)?,
-            user: row.get(5)?,
-            model: row.get(6)?,
-            provider: row.get(7)?,
-            route: row.get(8)?,
-            tags: json(row, 9)?,
-        }),
-        held: Held { input: row.get(10)?, output: row.get(11)?, micro_usd: row.get(12)? },
-    })
-}
+impl Columns for Row<'_> {
+    type Error = rusqlite::Error;
 
-fn entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
-    Ok(Entry {
-        opened: open_entry(row)?,
-        assumed: row.get::<_, u8>(13)? == ASSUMED,
-        tokens: Tokens {
-            input: row.get(14)?,
-            input_cached: row.get(15)?,
-            input_written: row.get(16)?,
-            output: row.get(17)?,
-            reasoning: row.get(18)?,
-        },
-        micro_usd: row.get(19)?,
-        status: row.get(20)?,
-        outcome: row.get::<_, String>(21)?.into(),
-        attempts: row.get(22)?,
-        first_ms: row.get(23)?,
-        total_ms: row.get(24)?,
-    })
-}
+    fn number(&self, at: usize) -> rusqlite::Result<u64> {
+        self.get(at)
+    }
 
-fn usage_row(row: &Row<'_>, groups: usize) -> rusqlite::Result<UsageRow> {
-    Ok(UsageRow {
-        requests: row.get(0)?,
-        failed: row.get(1)?,
-        tokens: Tokens {
-            input: row.get(2)?,
-            input_cached: row.get(3)?,
-            input_written: row.get(4)?,
-            output: row.get(5)?,
-            reasoning: row.get(6)?,
-        },
-        micro_usd: row.get(7)?,
-        values: (8..8 + groups).map(|at| row.get(at)).collect::<Result<_, _>>()?,
-    })
+    fn text(&self, at: usize) -> rusqlite::Result<String> {
+        self.get(at)
+    }
+
+    fn texts(&self, at: usize) -> rusqlite::Result<Vec<String>> {
+        json(self, at)
+    }
 }
 
 /// A statement that puts in row after row. Values stay bound: what the row before had is not bound again, and most of a row is that.
@@ -189,7 +149,7 @@ impl Ledger for Sqlite {
 
     async fn orphans(&self, before: u64, gateway: Option<&str>, limit: u32) -> Result<Vec<OpenEntry>, StoreError> {
         let question = WORDS.orphans(before, gateway, limit);
-        self.reader.run(move |connection| found(connection, &question, open_entry)).await
+        self.reader.run(move |connection| found(connection, &question, |row| open_entry(row))).await
     }
 
     async fn alive(&self, gateway: &str, now: u64) -> Result<(), StoreError> {
@@ -208,21 +168,21 @@ impl Ledger for Sqlite {
 
     async fn left(&self, before: u64, ancient: u64, limit: u32) -> Result<Vec<OpenEntry>, StoreError> {
         let question = WORDS.left(before, ancient, limit);
-        self.reader.run(move |connection| found(connection, &question, open_entry)).await
+        self.reader.run(move |connection| found(connection, &question, |row| open_entry(row))).await
     }
 
     async fn entry(&self, at: u64, request: &str) -> Result<Option<Entry>, StoreError> {
         let question = WORDS.entry(at, request);
         let find = move |connection: &Connection| {
             let mut statement = connection.prepare(&question.sql)?;
-            Ok(statement.query_row(params_from_iter(&question.values), entry).optional()?)
+            Ok(statement.query_row(params_from_iter(&question.values), |row| entry(row)).optional()?)
         };
         self.reader.run(find).await
     }
 
     async fn entries(&self, filter: &EntryFilter, page: &Page) -> Result<Listing<Entry>, StoreError> {
         let Some(question) = WORDS.entries(filter, page) else { return Ok(listing(Vec::new(), page.limit)) };
-        let items = self.reader.run(move |connection| found(connection, &question, entry)).await?;
+        let items = self.reader.run(move |connection| found(connection, &question, |row| entry(row))).await?;
         Ok(listing(items, page.limit))
     }
 
