@@ -2,6 +2,7 @@
 //!
 //! Tags are never reused. A field added later must have a default that means "as before".
 
+use crate::handshake::{Challenge, Proof};
 use prost::{Message, Oneof};
 
 /// Gateway to worker.
@@ -88,25 +89,6 @@ pub struct Hello {
     /// Random bytes that the worker's proof must cover; empty on Unix sockets.
     #[prost(bytes = "vec", tag = "3")]
     pub nonce: Vec<u8>,
-}
-
-/// The worker asks for a proof of the pool key, and gives its own.
-#[derive(Clone, PartialEq, Message)]
-pub struct Challenge {
-    /// Random bytes that the gateway's proof must cover.
-    #[prost(bytes = "vec", tag = "1")]
-    pub nonce: Vec<u8>,
-    /// HMAC-SHA-256 by the pool key over the gateway's nonce and this nonce, label "worker".
-    #[prost(bytes = "vec", tag = "2")]
-    pub proof: Vec<u8>,
-}
-
-/// The gateway's proof, label "gateway".
-#[derive(Clone, PartialEq, Message)]
-pub struct Proof {
-    /// HMAC-SHA-256 by the pool key over both nonces.
-    #[prost(bytes = "vec", tag = "1")]
-    pub proof: Vec<u8>,
 }
 
 /// Progress of loading.

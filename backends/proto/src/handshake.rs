@@ -6,11 +6,14 @@
 //! gateway → worker   Proof              HMAC(key, "gateway" ‖ nonce_g ‖ nonce_w)
 //! ```
 //!
+//! A transfer of KV begins in the same way, with a Greeting for the Hello, and labels of its own.
+//!
 //! Both ends prove the key, neither reveals it, and the labels keep one proof from being played back as the other. Nonces come
 //! in as arguments: this file draws no randomness. It authenticates the connection's beginning, not each frame: a network
 //! that cannot be trusted needs TLS or a tunnel below it.
 
 use hmac::{Hmac, Mac};
+use prost::Message;
 use sha2::Sha256;
 
 /// Bytes of a nonce, exactly.
@@ -21,6 +24,25 @@ pub const KEY_BYTES_MIN: usize = 16;
 
 /// Longest key file that is accepted, in bytes.
 pub const KEY_BYTES_MAX: usize = 4096;
+
+/// The end that listens asks for a proof of the key, and gives its own.
+#[derive(Clone, PartialEq, Message)]
+pub struct Challenge {
+    /// Random bytes that the other's proof must cover.
+    #[prost(bytes = "vec", tag = "1")]
+    pub nonce: Vec<u8>,
+    /// [`PoolKey::proof`] of the end that listens.
+    #[prost(bytes = "vec", tag = "2")]
+    pub proof: Vec<u8>,
+}
+
+/// Answer to [`Challenge`].
+#[derive(Clone, PartialEq, Message)]
+pub struct Proof {
+    /// [`PoolKey::proof`] of the end that connects.
+    #[prost(bytes = "vec", tag = "1")]
+    pub proof: Vec<u8>,
+}
 
 /// Whose proof it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

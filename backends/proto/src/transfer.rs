@@ -17,6 +17,7 @@
 //! if the holder vouched for it.
 
 use crate::BlockHash;
+use crate::handshake::{Challenge, Proof};
 use bytes::Bytes;
 use prost::{Message, Oneof};
 
@@ -103,25 +104,6 @@ pub struct Greeting {
     /// Bytes of one block in wire order.
     #[prost(uint64, tag = "4")]
     pub block_bytes: u64,
-}
-
-/// As in a session.
-#[derive(Clone, PartialEq, Message)]
-pub struct Challenge {
-    /// Random bytes that the asker's proof must cover.
-    #[prost(bytes = "vec", tag = "1")]
-    pub nonce: Vec<u8>,
-    /// Of [`crate::handshake::Side::Holder`].
-    #[prost(bytes = "vec", tag = "2")]
-    pub proof: Vec<u8>,
-}
-
-/// As in a session.
-#[derive(Clone, PartialEq, Message)]
-pub struct Proof {
-    /// Of [`crate::handshake::Side::Asker`].
-    #[prost(bytes = "vec", tag = "1")]
-    pub proof: Vec<u8>,
 }
 
 /// The greeting is accepted.

@@ -3,7 +3,7 @@
 use bytes::{BufMut, BytesMut};
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_into, wait_for};
 use penstock_proto::frames::*;
-use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Side};
+use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Proof, Side};
 use penstock_proto::{BLOCK_TOKENS, PROTOCOL_VERSION, codec};
 use penstock_proxy::pool::{FleetRuntime, PoolConfig, WorkerPhase};
 use std::process::{Child, Command, Stdio};

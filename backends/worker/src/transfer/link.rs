@@ -4,7 +4,7 @@ use super::About;
 use crate::config::random;
 use bytes::BytesMut;
 use penstock_proto::codec::{self, CodecError};
-use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Side};
+use penstock_proto::handshake::{Challenge, NONCE_BYTES, PoolKey, Proof, Side};
 use penstock_proto::transfer::*;
 use prost::Message;
 use std::time::Duration;

@@ -5,8 +5,8 @@
 
 use super::supervisor::Update;
 use bytes::BytesMut;
-use penstock_proto::frames::{Down, DownBody, Hello, Loading, Proof, Pulled, Ready, Step, Up, UpBody};
-use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Side};
+use penstock_proto::frames::{Down, DownBody, Hello, Loading, Pulled, Ready, Step, Up, UpBody};
+use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Proof, Side};
 use penstock_proto::{Address, PROTOCOL_VERSION, codec};
 use penstock_router::WorkerId;
 use std::sync::Arc;
