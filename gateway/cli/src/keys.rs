@@ -92,6 +92,13 @@ pub(crate) struct Wish {
     /// When it ends: a date, date and time, or a time from now as 12h, 90d
     #[arg(long, value_name = "WHEN")]
     pub(crate) expires: Option<String>,
+    #[command(flatten)]
+    pub(crate) under: Under,
+}
+
+/// What it counts against.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Under {
     /// Ids of `[[limits]]` that it is under
     #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
     pub(crate) limits: Vec<String>,
@@ -195,8 +202,8 @@ async fn create(desk: &Desk, args: &CreateArgs) -> anyhow::Result<()> {
         team: args.wish.team.clone(),
         user: args.wish.user.clone(),
         parent: args.wish.parent.as_deref().map(id).transpose()?,
-        limits: args.wish.limits.clone(),
-        tags: args.wish.tags.clone(),
+        limits: args.wish.under.limits.clone(),
+        tags: args.wish.under.tags.clone(),
         ..NewKey::default()
     };
     wish.scope.models.clone_from(&args.wish.allowed.models);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::keys::{Allowed, Wish};
+use crate::keys::{Allowed, Under, Wish};
 
 /// What `penstock admin` does.
 #[derive(Subcommand, Clone, Debug)]
@@ -213,12 +213,8 @@ pub(crate) struct NewOwner {
     pub(super) team: Option<String>,
     #[command(flatten)]
     pub(super) allowed: Allowed,
-    /// Ids of `[[limits]]` that it is under
-    #[arg(long, value_delimiter = ',', value_name = "LIMIT")]
-    pub(super) limits: Vec<String>,
-    /// For the books
-    #[arg(long, value_delimiter = ',', value_name = "TAG")]
-    pub(super) tags: Vec<String>,
+    #[command(flatten)]
+    pub(super) under: Under,
 }
 
 #[derive(Args, Clone, Debug)]

@@ -221,7 +221,7 @@ async fn keys(client: &Client, asked: &Keys, show: Show) -> anyhow::Result<()> {
             let expires = new.expires.as_deref().map(moment).transpose()?;
             let body = json!({
                 "name": new.name, "team": new.team, "user": new.user, "parent": new.parent, "allowed": new.allowed.json(),
-                "expires": expires, "limits": new.limits, "tags": new.tags,
+                "expires": expires, "limits": new.under.limits, "tags": new.under.tags,
             });
             issued(show, &client.change(Method::POST, "/admin/v1/keys", Some(&present(body)), None).await?);
         }
@@ -263,7 +263,7 @@ async fn owners(client: &Client, kind: &str, asked: &Owners, show: Show) -> anyh
         Owners::Show { id } => show.one(&client.get(&one(id)).await?),
         Owners::Create(new) => {
             let body = json!({
-                "id": new.id, "name": new.name, "team": new.team, "allowed": new.allowed.json(), "limits": new.limits, "tags": new.tags,
+                "id": new.id, "name": new.name, "team": new.team, "allowed": new.allowed.json(), "limits": new.under.limits, "tags": new.under.tags,
             });
             show.one(&client.change(Method::POST, &path, Some(&present(body)), None).await?);
         }
