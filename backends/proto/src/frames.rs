@@ -631,6 +631,12 @@ pub struct TransferState {
     /// Transfers that did not; what was missing was computed.
     #[prost(uint64, tag = "6")]
     pub failed: u64,
+    /// Transfers that the receiver ended: nobody waited for them any more, or their pages were needed.
+    #[prost(uint64, tag = "7")]
+    pub cancelled: u64,
+    /// Blocks received that could be used.
+    #[prost(uint64, tag = "8")]
+    pub blocks_in: u64,
 }
 
 /// A change of the prefix cache.

@@ -17,6 +17,10 @@ const POOLS: &[(&str, &str)] = &[
     ("next token in", "ttft"),
     ("tokens/s", "tokens_rate"),
     ("hits", "hits"),
+    ("apart", "counts.prefilled_apart"),
+    ("kv moved", "kv_moved"),
+    ("hidden", "hidden"),
+    ("moved", "counts.moves"),
     ("resumed", "counts.resumed"),
     ("failed", "counts.failed"),
     ("roles", "role_advice"),
@@ -104,20 +108,26 @@ async fn look(client: &Client, sums: &mut Sums) -> anyhow::Result<(Vec<Value>, V
     let mut workers = all(client, "/admin/v1/workers", &[]).await?;
     let elapsed = sums.at.replace(Instant::now()).map_or(0.0, |at| at.elapsed().as_secs_f64());
     workers.iter_mut().for_each(|worker| finish_worker(worker, sums, elapsed));
-    for pool in &mut pools {
-        let of = |name: &str| number(&pool["counts"][name]);
-        let id = pool["id"].as_str().unwrap_or_default().to_owned();
-        let tokens = sums.rate(format!("pool {id}"), of("tokens"), elapsed);
-        let mine = |field: &str| -> f64 {
-            workers.iter().filter(|worker| worker["pool"] == pool["id"]).map(|worker| number(&worker[field])).sum()
-        };
-        let hits = percent(mine("cached_tokens"), mine("prompt_tokens"));
-        pool["ready"] = json!(format!("{} of {}", pool["workers_ready"], pool["workers"]));
-        pool["ttft"] = pool["ttft_predicted_seconds"].as_f64().map_or(Value::Null, |ttft| json!(seconds(ttft)));
-        pool["tokens_rate"] = json!(format!("{tokens:.0}"));
-        pool["hits"] = json!(hits);
-    }
+    pools.iter_mut().for_each(|pool| finish_pool(pool, &workers, sums, elapsed));
     Ok((pools, workers))
+}
+
+fn finish_pool(pool: &mut Value, workers: &[Value], sums: &mut Sums, elapsed: f64) {
+    let id = pool["id"].as_str().unwrap_or_default().to_owned();
+    let tokens = sums.rate(format!("pool {id}"), number(&pool["counts"]["tokens"]), elapsed);
+    let mine = |field: &str| -> f64 {
+        workers.iter().filter(|worker| worker["pool"] == pool["id"]).map(|worker| number(&worker[field])).sum()
+    };
+    let moved = |name: &str| number(&pool["transfers"][name]);
+    let shown = [
+        ("ready", format!("{} of {}", pool["workers_ready"], pool["workers"])),
+        ("tokens_rate", format!("{tokens:.0}")),
+        ("hits", percent(mine("cached_tokens"), mine("prompt_tokens"))),
+        ("kv_moved", format!("{:.1} MB", moved("bytes") / 1e6)),
+        ("hidden", percent(moved("hidden_seconds"), moved("seconds"))),
+    ];
+    shown.into_iter().for_each(|(name, text)| pool[name] = json!(text));
+    pool["ttft"] = pool["ttft_predicted_seconds"].as_f64().map_or(Value::Null, |ttft| json!(seconds(ttft)));
 }
 
 fn finish_worker(worker: &mut Value, sums: &mut Sums, elapsed: f64) {
@@ -153,6 +163,17 @@ fn seconds(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pool_is_shown_with_what_its_workers_moved() {
+        let mut pool = json!({ "id": "a", "workers": 2, "workers_ready": 1, "counts": { "tokens": 5, "prefilled_apart": 3 },
+            "transfers": { "bytes": 2_500_000, "seconds": 4.0, "hidden_seconds": 3.0 }, "ttft_predicted_seconds": 0.5 });
+        let workers = [("a", 10), ("a", 30), ("b", 1000)]
+            .map(|(pool, cached)| json!({ "pool": pool, "cached_tokens": cached, "prompt_tokens": 100 }));
+        finish_pool(&mut pool, &workers, &mut Sums::default(), 0.0);
+        let shown = ["ready", "hits", "kv_moved", "hidden", "ttft"].map(|name| pool[name].as_str().unwrap_or_default());
+        assert_eq!(shown, ["1 of 2", "20 %", "2.5 MB", "75 %", "500 ms"]);
+    }
 
     #[test]
     fn a_worker_is_shown_with_rates_and_shares() {

@@ -35,14 +35,38 @@ struct Progress {
 
 /// Runs an errand to its end and tells the engine's thread how it ended.
 pub(super) async fn run(peers: Arc<Peers>, errand: Errand) {
-    let mut progress = Progress::default();
-    let id = errand.id;
-    let ended = timeout(errand.deadline, transfer(&peers, errand, &mut progress)).await;
+    let mut running = Running { peers: &peers, progress: Some(Progress::default()) };
+    let (id, deadline) = (errand.id, errand.deadline);
+    let ended = timeout(deadline, transfer(&peers, errand, running.progress.get_or_insert_default())).await;
     let why = ended.unwrap_or(Err(Fault::Late)).err();
-    let report = progress.end(why.map_or_else(String::new, |why| crate::chain(&why)));
-    peers.meters.received(&report);
+    let report = running.end(why.map_or_else(String::new, |why| crate::chain(&why)));
     // Err: the engine has ended, and with it what waited.
     let _ = peers.tell(Command::Received { id, report }).await;
+}
+
+/// A transfer under way. One that is dropped before its end, because the engine's thread has ended it, is counted too.
+struct Running<'p> {
+    peers: &'p Peers,
+    /// Until it has ended.
+    progress: Option<Progress>,
+}
+
+impl Running<'_> {
+    fn end(mut self, why: String) -> Report {
+        let report = self.progress.take().unwrap_or_default().end(why);
+        let meters = &self.peers.meters;
+        meters.received(&report, if report.why.is_empty() { &meters.completed } else { &meters.failed });
+        report
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if let Some(progress) = self.progress.take() {
+            let meters = &self.peers.meters;
+            meters.received(&progress.end(String::new()), &meters.cancelled);
+        }
+    }
 }
 
 async fn transfer(peers: &Peers, errand: Errand, progress: &mut Progress) -> Result<(), Fault> {

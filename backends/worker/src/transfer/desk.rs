@@ -89,6 +89,7 @@ impl Desk {
         task.abort();
         let keep = matches!(what, Awaited::Request { .. });
         let blocks = self.engine.settle(id, report.vouched, keep);
+        self.peers.count_blocks(blocks.saturating_sub(have).min(report.vouched));
         let (bytes, seconds) = (report.bytes, began.elapsed().as_secs_f64());
         debug!(id, have, blocks, bytes, seconds, why = report.why, "transfer in ended");
         match what {

@@ -104,6 +104,11 @@ impl Peers {
         commands.send(command).await.map_err(|_| link::Fault::Ending)
     }
 
+    /// So many blocks that came can be used.
+    fn count_blocks(&self, blocks: usize) {
+        self.meters.blocks_in.fetch_add(blocks as u64, Ordering::Relaxed);
+    }
+
     /// Sums so far.
     pub(crate) fn state(&self) -> TransferState {
         self.meters.state()
@@ -119,14 +124,16 @@ struct Meters {
     hidden_micros: AtomicU64,
     completed: AtomicU64,
     failed: AtomicU64,
+    cancelled: AtomicU64,
+    blocks_in: AtomicU64,
 }
 
 impl Meters {
-    fn received(&self, report: &Report) {
+    /// A transfer in is over; `ended`: which of the three ways.
+    fn received(&self, report: &Report, ended: &AtomicU64) {
         self.bytes_in.fetch_add(report.bytes, Ordering::Relaxed);
         self.micros.fetch_add(report.taken.as_micros() as u64, Ordering::Relaxed);
         self.hidden_micros.fetch_add(report.hidden.as_micros() as u64, Ordering::Relaxed);
-        let ended = if report.why.is_empty() { &self.completed } else { &self.failed };
         ended.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -139,6 +146,8 @@ impl Meters {
             hidden_seconds: sum(&self.hidden_micros) as f64 / 1e6,
             completed: sum(&self.completed),
             failed: sum(&self.failed),
+            cancelled: sum(&self.cancelled),
+            blocks_in: sum(&self.blocks_in),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use penstock_proxy::pool::{Counts, PoolStatus, WorkerPhase};
+use penstock_proxy::pool::{Counts, PoolStatus, TransferSums, WorkerPhase};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -28,6 +28,7 @@ pub(crate) struct Pool {
     /// What the planner of roles did last, or would have done.
     role_advice: Option<String>,
     counts: PoolCounts,
+    transfers: PoolTransfers,
 }
 
 /// Counts since the gateway began.
@@ -51,6 +52,37 @@ pub(crate) struct PoolCounts {
     cached_tokens: u64,
     /// Roles that followed the load.
     role_flips: u64,
+    /// Requests whose prompt another worker was asked to compute.
+    prefilled_apart: u64,
+    /// Requests that moved to another worker while they ran.
+    moves: u64,
+    /// Requests that were to move and stayed where they were.
+    moves_failed: u64,
+}
+
+/// KV that workers had from each other since the gateway began, what they said of their time before included.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+pub(crate) struct PoolTransfers {
+    /// Transfers that brought all that was asked for.
+    completed: u64,
+    /// Transfers that broke off or were refused; what was missing was computed.
+    failed: u64,
+    /// Transfers that nobody waited for any more, or whose pages were needed.
+    cancelled: u64,
+    /// KV blocks that came and could be used.
+    blocks: u64,
+    bytes: u64,
+    /// From the first to the last page of each.
+    seconds: f64,
+    /// Of these, seconds in which the other worker still computed.
+    hidden_seconds: f64,
+}
+
+impl From<TransferSums> for PoolTransfers {
+    fn from(sums: TransferSums) -> Self {
+        let TransferSums { completed, failed, cancelled, blocks, bytes, seconds, hidden_seconds } = sums;
+        Self { completed, failed, cancelled, blocks, bytes, seconds, hidden_seconds }
+    }
 }
 
 impl From<Counts> for PoolCounts {
@@ -67,6 +99,9 @@ impl From<Counts> for PoolCounts {
             cached_tokens_predicted: counts.cached_tokens_predicted,
             cached_tokens: counts.cached_tokens_told,
             role_flips: counts.role_flips,
+            prefilled_apart: counts.prefilled_apart,
+            moves: counts.moves.iter().sum(),
+            moves_failed: counts.moves_failed.iter().sum(),
         }
     }
 }
@@ -84,6 +119,7 @@ impl Pool {
             blocks_indexed: status.blocks_indexed,
             role_advice: status.role_advice.clone(),
             counts: status.counts.into(),
+            transfers: status.sums().transfers.into(),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! through one decoder per choice. A request with several prompts is several jobs of the pool under one answer, a few at a time.
 
 pub(crate) mod events;
+mod gauges;
 mod plan;
 mod unbuilt;
 mod wave;
@@ -15,7 +16,6 @@ use async_trait::async_trait;
 use penstock_dialects::openai::{self, DetokenizeRequest, TokenizeInput, TokenizeRequest};
 use penstock_dialects::{ApiError, Request};
 use penstock_proto::ErrorKind;
-use penstock_proto::frames::{Role, Tier, TierState};
 use penstock_text::TextModel;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -175,49 +175,7 @@ impl Upstream for PoolUpstream {
     }
 
     fn gauges(&self, out: &mut dyn FnMut(Gauge, f64)) {
-        let status = self.pool.status();
-        let sum = |of: &dyn Fn(&crate::pool::WorkerStatus) -> f64| status.workers.iter().map(of).sum::<f64>();
-        out(Gauge::QueueWaiting, status.waiting as f64);
-        out(Gauge::SequencesWaiting, sum(&|worker| f64::from(worker.state.waiting)));
-        out(Gauge::SequencesRunning, sum(&|worker| f64::from(worker.state.running)));
-        out(Gauge::BlocksTotal, sum(&|worker| f64::from(worker.state.blocks_total)));
-        out(Gauge::BlocksFree, sum(&|worker| f64::from(worker.state.blocks_free)));
-        out(Gauge::BlocksCached, sum(&|worker| f64::from(worker.state.blocks_cached)));
-        out(Gauge::PrefixTokens, sum(&|worker| worker.state.prompt_tokens as f64));
-        out(Gauge::PrefixTokensHit, sum(&|worker| worker.state.cached_tokens as f64));
-        out(Gauge::OutputTokens, sum(&|worker| worker.state.output_tokens as f64));
-        out(Gauge::Preemptions, sum(&|worker| worker.state.preemptions as f64));
-        out(Gauge::WorkersReady, sum(&|worker| f64::from(u8::from(worker.phase == WorkerPhase::Ready))));
-        out(Gauge::WorkerStarts, sum(&|worker| worker.starts as f64));
-        out(Gauge::WorkerDeaths, sum(&|worker| worker.deaths as f64));
-        for tier in [Tier::Host, Tier::Disk, Tier::Remote] {
-            let states = || status.workers.iter().flat_map(|worker| &worker.state.tiers);
-            let states: Vec<_> = states().filter(|state| state.tier == tier as i32).collect();
-            if !states.is_empty() {
-                let sum = |of: fn(&TierState) -> f64| states.iter().map(|state| of(state)).sum::<f64>();
-                out(Gauge::TierBlocks(tier), sum(|state| state.blocks_used as f64));
-                out(Gauge::TierBlocksTotal(tier), sum(|state| state.blocks_total as f64));
-                out(Gauge::TierLoads(tier), sum(|state| state.loaded as f64));
-                out(Gauge::TierLoadSeconds(tier), sum(|state| state.load_seconds));
-                out(Gauge::TierStores(tier), sum(|state| state.stored as f64));
-                out(Gauge::TierDrops(tier), sum(|state| state.dropped as f64));
-                out(Gauge::TierCorrupt(tier), sum(|state| state.corrupt as f64));
-            }
-        }
-        let prefills = |worker: &crate::pool::WorkerStatus| worker.state.role() == Role::Prefill;
-        out(Gauge::WorkersPrefill, sum(&|worker| f64::from(u8::from(prefills(worker)))));
-        out(Gauge::RoleFlips, status.counts.role_flips as f64);
-        out(Gauge::Resumes, status.counts.resumed as f64);
-        out(Gauge::RouterDecisions, status.counts.decisions as f64);
-        out(Gauge::RouterDecisionSeconds, status.counts.decision_ns as f64 / 1e9);
-        out(Gauge::RouterFirstTokens, status.counts.first_tokens as f64);
-        out(Gauge::RouterFirstTokenSeconds, status.counts.ttft_us as f64 / 1e6);
-        out(Gauge::RouterFirstTokenPredicted, status.counts.ttft_predicted_us as f64 / 1e6);
-        out(Gauge::RouterFirstTokenError, status.counts.ttft_error_us as f64 / 1e6);
-        out(Gauge::ResumesInexact, status.counts.resumed_inexact as f64);
-        out(Gauge::Moves, status.counts.moves as f64);
-        out(Gauge::MovesFailed, status.counts.moves_failed as f64);
-        out(Gauge::MovedBlocks, status.counts.moved_blocks as f64);
+        gauges::pool(&self.pool.status(), out);
     }
 }
 

@@ -4,6 +4,7 @@ use super::actor::steer::Steering;
 use super::config::PoolConfig;
 use super::session::Link;
 use super::status::{WorkerPhase, WorkerStatus};
+use super::sums::Lives;
 use penstock_proto::Address;
 use penstock_proto::frames::{EngineState, Loading, Ready};
 use std::collections::HashSet;
@@ -62,6 +63,7 @@ pub(super) struct Member {
     pub(super) ready: Option<Box<Ready>>,
     pub(super) numerics_id: Arc<str>,
     pub(super) state: EngineState,
+    lives: Lives,
     /// When it last said anything.
     pub(super) heard: Instant,
     /// Longest step it has reported, in seconds; long ago counts less.
@@ -88,6 +90,7 @@ impl Member {
             ready: None,
             numerics_id: "".into(),
             state: EngineState::default(),
+            lives: Lives::default(),
             heard: now,
             longest_step: 0.0,
             steps: 0,
@@ -108,6 +111,7 @@ impl Member {
         self.heard = now;
         self.longest_step = 0.0;
         self.steps = 0;
+        self.lives.begin(ready.epoch);
         self.say(ready.state.as_ref());
         self.ready = Some(ready);
     }
@@ -132,8 +136,15 @@ impl Member {
             if state.step_seconds.is_finite() {
                 self.longest_step = state.step_seconds.max(self.longest_step * FADING);
             }
+            self.lives.say(state);
             self.state = state.clone();
         }
+    }
+
+    /// Its session is over: it runs nothing and holds nothing that could be used.
+    pub(super) fn end(&mut self, why: &str) {
+        self.session = Session::Absent { why: why.into() };
+        self.state = EngineState { draining: self.state.draining, role: self.state.role, ..EngineState::default() };
     }
 
     /// Whether new requests may be bound to it.
@@ -180,6 +191,7 @@ impl Member {
             device: self.ready.as_ref().map_or_else(String::new, |ready| ready.device.clone()),
             numerics_id: Arc::clone(&self.numerics_id),
             state: self.state.clone(),
+            sums: self.lives.sums(),
             bound: self.bound.len(),
             deaths: self.deaths,
             starts: process.starts,

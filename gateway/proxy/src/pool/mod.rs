@@ -17,15 +17,17 @@ mod member;
 mod recorder;
 mod session;
 mod status;
+mod sums;
 mod supervisor;
 mod ticket;
 mod truth;
 
-pub use actor::migrate::MoveError;
+pub use actor::migrate::{Cause as MoveCause, MoveError};
 pub use config::{Follow, LocalWorkers, PoolConfig, PoolConfigError, RoleConfig};
 pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Gap, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
 pub use status::{Counts, ModelInfo, PoolStatus, WorkerPhase, WorkerStatus};
+pub use sums::{Sums, TierSums, TransferSums};
 pub use ticket::Ticket;
 
 use arc_swap::ArcSwap;

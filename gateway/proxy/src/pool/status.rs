@@ -1,5 +1,7 @@
 //! What a pool shows of itself: for `/ready`, `/metrics`, `/v1/models` and the progress bar. A snapshot, replaced as a whole.
 
+use super::MoveCause;
+use super::sums::Sums;
 use penstock_proto::frames::EngineState;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,8 +50,10 @@ pub struct WorkerStatus {
     pub device: String,
     /// What its results are exact within.
     pub numerics_id: Arc<str>,
-    /// Its last report.
+    /// Its last report; empty while it is not there.
     pub state: EngineState,
+    /// What it counted, in former lives too.
+    pub sums: Sums,
     /// Requests bound to it.
     pub bound: usize,
     /// How often it was found dead.
@@ -90,10 +94,10 @@ pub struct Counts {
     pub resumed: u64,
     /// Of these, in other numerics.
     pub resumed_inexact: u64,
-    /// Requests that were moved while they ran.
-    pub moves: u64,
+    /// Requests that were moved while they ran, by [`MoveCause`].
+    pub moves: [u64; MoveCause::ALL.len()],
     /// Requests that were to be moved and stayed where they were.
-    pub moves_failed: u64,
+    pub moves_failed: [u64; MoveCause::ALL.len()],
     /// KV blocks that were fetched for them.
     pub moved_blocks: u64,
     /// Tokens that came from an attempt that was no longer current, or twice, and were dropped.
@@ -154,6 +158,14 @@ pub struct PoolStatus {
 }
 
 impl PoolStatus {
+    /// What all workers counted.
+    pub fn sums(&self) -> Sums {
+        self.workers.iter().fold(Sums::default(), |mut sums, worker| {
+            sums += worker.sums;
+            sums
+        })
+    }
+
     /// Whether at least one worker takes requests.
     pub fn is_ready(&self) -> bool {
         self.workers.iter().any(|worker| worker.phase == WorkerPhase::Ready)

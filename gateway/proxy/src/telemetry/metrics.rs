@@ -162,8 +162,8 @@ impl Metrics {
                 let _ = write!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
             }
             let mut labels = String::new();
-            match gauge.tier() {
-                Some(tier) => render_labels(&mut labels, &[(gauge.label(), model), ("tier", tier.name())]),
+            match gauge.detail() {
+                Some(detail) => render_labels(&mut labels, &[(gauge.label(), model), detail]),
                 None if !model.is_empty() => render_labels(&mut labels, &[(gauge.label(), model)]),
                 None => {}
             }
@@ -264,6 +264,11 @@ mod tests {
         assert!(text.contains("penstock_requests_total{series=\"other\"} 50"));
     }
 
+    fn tables() -> String {
+        let all = [include_str!("metrics/metric.rs"), include_str!("metrics/gauge.rs")].concat();
+        all.lines().filter(|line| !line.starts_with("use ")).collect()
+    }
+
     /// Names that a text has, without what a histogram appends.
     fn names_in(text: &str) -> impl Iterator<Item = &str> {
         let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
@@ -278,7 +283,7 @@ mod tests {
 
     #[test]
     fn the_dashboard_asks_for_metrics_that_exist() {
-        let own = [include_str!("metrics/metric.rs"), include_str!("metrics/gauge.rs")].concat();
+        let own = tables();
         let board = include_str!("../../../../configs/grafana/penstock.json");
         let asked: std::collections::BTreeSet<_> = names_in(board).collect();
         assert!(asked.len() > 20, "{asked:?}");
@@ -286,5 +291,20 @@ mod tests {
             assert!(own.contains(&format!("\"{name}\"")), "{name} is on the dashboard and nowhere else");
         }
         serde_json::from_str::<serde_json::Value>(board).expect("JSON");
+    }
+
+    #[test]
+    fn the_reference_says_what_each_metric_is() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference");
+        let pages = std::fs::read_dir(folder).expect("the reference");
+        let pages: Vec<_> =
+            pages.map(|page| std::fs::read_to_string(page.expect("a page").path()).expect("text")).collect();
+        let told: std::collections::BTreeSet<_> = pages.iter().flat_map(|page| names_in(page)).collect();
+        let tables = tables();
+        let names: std::collections::BTreeSet<_> = names_in(&tables).collect();
+        assert!(names.len() > 80, "{names:?}");
+        for name in names {
+            assert!(told.contains(name), "{name} is in no page of the reference");
+        }
     }
 }

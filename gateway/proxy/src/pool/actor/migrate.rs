@@ -55,13 +55,27 @@ const LEFT_MAX: u32 = 512;
 
 /// Why a request moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
+pub enum Cause {
     /// Somebody asked for it.
     Asked,
     /// Its worker is being left.
     Leaving,
     /// Its worker is slower for it than another.
     Balance,
+}
+
+impl Cause {
+    /// All of them, in order.
+    pub const ALL: [Self; 3] = [Self::Asked, Self::Leaving, Self::Balance];
+
+    /// As metrics have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Asked => "asked",
+            Self::Leaving => "leaving",
+            Self::Balance => "balance",
+        }
+    }
 }
 
 /// Why a request does not move. It goes on where it is.
@@ -265,7 +279,7 @@ impl Actor {
         self.send(to, DownBody::Generate(generate));
         windows.into_iter().for_each(|window| self.send(to, DownBody::Window(window)));
         self.send(from, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
-        self.counts.moves += 1;
+        self.counts.moves[cause as usize] += 1;
         if let Some(one) = self.drop_move(request) {
             let from = &self.members[usize::from(from.0)].name;
             let took_ms = one.began.elapsed().as_millis() as u64;
@@ -282,7 +296,7 @@ impl Actor {
     /// It stays where it is.
     fn abandon(&mut self, request: u64, why: &'static str) {
         let Some(one) = self.drop_move(request) else { return };
-        self.counts.moves_failed += 1;
+        self.counts.moves_failed[one.cause as usize] += 1;
         if let Some(live) = self.requests.get_mut(&request) {
             live.moved = Some(Instant::now());
         }

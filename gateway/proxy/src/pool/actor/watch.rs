@@ -122,8 +122,7 @@ impl Actor {
         let orderly = member.state.draining;
         let died = (was_ready && loss == Loss::Ended && !orderly)
             .then(|| member.ready.as_ref().map_or(0, |ready| ready.epoch));
-        member.session = Session::Absent { why: why.into() };
-        member.state.credits = 0;
+        member.end(why);
         let bound: Vec<u64> = member.bound.drain().collect();
         if was_ready {
             member.deaths += u64::from(died.is_some());

@@ -45,6 +45,18 @@ pub enum Gauge {
     WorkerDeaths,
     /// Workers that prefill for others.
     WorkersPrefill,
+    /// Requests whose prompt another worker was asked to compute.
+    PrefilledApart,
+    /// Transfers of KV between workers, by outcome.
+    KvTransfers(&'static str),
+    /// KV blocks that came with them and could be used.
+    KvTransferBlocks,
+    /// Bytes that came with them.
+    KvTransferBytes,
+    /// Seconds that they took.
+    KvTransferSeconds,
+    /// Of these, seconds in which the other side still computed.
+    KvTransferHiddenSeconds,
     /// Roles that followed the load.
     RoleFlips,
     /// Requests continued after a lost worker.
@@ -63,10 +75,10 @@ pub enum Gauge {
     RouterFirstTokenError,
     /// Of these, not bit-exact.
     ResumesInexact,
-    /// Requests moved to another worker while they ran.
-    Moves,
-    /// Requests that were to be moved and stayed.
-    MovesFailed,
+    /// Requests moved to another worker while they ran, by reason.
+    Moves(&'static str),
+    /// Requests that were to be moved and stayed, by reason.
+    MovesFailed(&'static str),
     /// Blocks fetched for them.
     MovedBlocks,
     /// Breaker of a target: 0 closed, 1 probing, 2 last choice, 3 open.
@@ -150,8 +162,8 @@ pub enum Gauge {
 }
 
 impl Gauge {
-    /// The tier it speaks of, for a second label.
-    pub(super) fn tier(self) -> Option<Tier> {
+    /// A second label: what it speaks of.
+    pub(super) fn detail(self) -> Option<(&'static str, &'static str)> {
         match self {
             Gauge::TierBlocks(tier)
             | Gauge::TierBlocksTotal(tier)
@@ -159,7 +171,9 @@ impl Gauge {
             | Gauge::TierLoadSeconds(tier)
             | Gauge::TierStores(tier)
             | Gauge::TierDrops(tier)
-            | Gauge::TierCorrupt(tier) => Some(tier),
+            | Gauge::TierCorrupt(tier) => Some(("tier", tier.name())),
+            Gauge::Moves(reason) | Gauge::MovesFailed(reason) => Some(("reason", reason)),
+            Gauge::KvTransfers(outcome) => Some(("outcome", outcome)),
             _ => None,
         }
     }
@@ -233,6 +247,30 @@ impl Gauge {
             Gauge::WorkerStarts => ("penstock_worker_starts_total", "counter", "Worker processes started."),
             Gauge::WorkerDeaths => ("penstock_worker_deaths_total", "counter", "Workers found dead."),
             Gauge::WorkersPrefill => ("penstock_workers_prefill", "gauge", "Workers that prefill for the others."),
+            Gauge::PrefilledApart => (
+                "penstock_prefilled_apart_total",
+                "counter",
+                "Requests whose prompt another worker was asked to compute.",
+            ),
+            Gauge::KvTransfers(_) => {
+                ("penstock_kv_transfers_total", "counter", "Transfers of KV from one worker to another, by outcome.")
+            }
+            Gauge::KvTransferBlocks => (
+                "penstock_kv_transfer_blocks_total",
+                "counter",
+                "KV blocks that came from another worker and could be used.",
+            ),
+            Gauge::KvTransferBytes => {
+                ("penstock_kv_transfer_bytes_total", "counter", "Bytes of KV that came from another worker.")
+            }
+            Gauge::KvTransferSeconds => {
+                ("penstock_kv_transfer_seconds_total", "counter", "Seconds from the first to the last page of each.")
+            }
+            Gauge::KvTransferHiddenSeconds => (
+                "penstock_kv_transfer_hidden_seconds_total",
+                "counter",
+                "Of these, seconds in which the other worker still computed.",
+            ),
             Gauge::RoleFlips => {
                 ("penstock_role_flips_total", "counter", "Changes of a worker's role that followed the load.")
             }
@@ -286,10 +324,14 @@ impl Gauge {
             Gauge::ResumesInexact => {
                 ("penstock_resumes_inexact_total", "counter", "Continuations that were not bit-exact.")
             }
-            Gauge::Moves => ("penstock_moves_total", "counter", "Requests moved to another worker while they ran."),
-            Gauge::MovesFailed => {
-                ("penstock_moves_failed_total", "counter", "Requests that were to be moved and stayed where they were.")
+            Gauge::Moves(_) => {
+                ("penstock_moves_total", "counter", "Requests moved to another worker while they ran, by reason.")
             }
+            Gauge::MovesFailed(_) => (
+                "penstock_moves_failed_total",
+                "counter",
+                "Requests that were to be moved and stayed where they were, by reason.",
+            ),
             Gauge::MovedBlocks => {
                 ("penstock_moved_blocks_total", "counter", "KV blocks fetched for requests that move.")
             }

@@ -1,0 +1,106 @@
+//! What a scrape reads of a pool: its load now, and counts that go on over the lives of its workers.
+
+use penstock_proto::frames::{Role, Tier, TierState};
+
+use crate::pool::{Counts, MoveCause, PoolStatus, Sums, WorkerPhase, WorkerStatus};
+use crate::telemetry::Gauge;
+
+type Out<'a> = &'a mut dyn FnMut(Gauge, f64);
+
+/// All of it.
+pub(super) fn pool(status: &PoolStatus, out: Out<'_>) {
+    let sums = status.sums();
+    load(status, out);
+    engines(&sums, out);
+    transfers(&sums, out);
+    for tier in [Tier::Host, Tier::Disk, Tier::Remote] {
+        self::tier(tier, status, &sums, out);
+    }
+    router(&status.counts, out);
+    changes(&status.counts, out);
+}
+
+fn load(status: &PoolStatus, out: Out<'_>) {
+    let sum = |of: fn(&WorkerStatus) -> f64| status.workers.iter().map(of).sum::<f64>();
+    out(Gauge::QueueWaiting, status.waiting as f64);
+    out(Gauge::SequencesWaiting, sum(|worker| f64::from(worker.state.waiting)));
+    out(Gauge::SequencesRunning, sum(|worker| f64::from(worker.state.running)));
+    out(Gauge::BlocksTotal, sum(|worker| f64::from(worker.state.blocks_total)));
+    out(Gauge::BlocksFree, sum(|worker| f64::from(worker.state.blocks_free)));
+    out(Gauge::BlocksCached, sum(|worker| f64::from(worker.state.blocks_cached)));
+    out(Gauge::WorkersReady, sum(|worker| f64::from(u8::from(worker.phase == WorkerPhase::Ready))));
+    out(Gauge::WorkersPrefill, sum(|worker| f64::from(u8::from(worker.state.role() == Role::Prefill))));
+    out(Gauge::WorkerStarts, sum(|worker| worker.starts as f64));
+    out(Gauge::WorkerDeaths, sum(|worker| worker.deaths as f64));
+}
+
+fn engines(sums: &Sums, out: Out<'_>) {
+    out(Gauge::PrefixTokens, sums.prompt_tokens as f64);
+    out(Gauge::PrefixTokensHit, sums.cached_tokens as f64);
+    out(Gauge::OutputTokens, sums.output_tokens as f64);
+    out(Gauge::Preemptions, sums.preemptions as f64);
+}
+
+fn transfers(sums: &Sums, out: Out<'_>) {
+    let transfers = &sums.transfers;
+    out(Gauge::KvTransfers("completed"), transfers.completed as f64);
+    out(Gauge::KvTransfers("failed"), transfers.failed as f64);
+    out(Gauge::KvTransfers("cancelled"), transfers.cancelled as f64);
+    out(Gauge::KvTransferBlocks, transfers.blocks as f64);
+    out(Gauge::KvTransferBytes, transfers.bytes as f64);
+    out(Gauge::KvTransferSeconds, transfers.seconds);
+    out(Gauge::KvTransferHiddenSeconds, transfers.hidden_seconds);
+}
+
+/// Nothing of a tier that the pool has not.
+fn tier(tier: Tier, status: &PoolStatus, sums: &Sums, out: Out<'_>) {
+    let states = status.workers.iter().flat_map(|worker| &worker.state.tiers);
+    let states: Vec<&TierState> = states.filter(|state| state.tier == tier as i32).collect();
+    let counted = sums.tier(tier);
+    if states.is_empty() && *counted == Default::default() {
+        return;
+    }
+    out(Gauge::TierBlocks(tier), states.iter().map(|state| state.blocks_used as f64).sum());
+    out(Gauge::TierBlocksTotal(tier), states.iter().map(|state| state.blocks_total as f64).sum());
+    out(Gauge::TierLoads(tier), counted.loaded as f64);
+    out(Gauge::TierLoadSeconds(tier), counted.load_seconds);
+    out(Gauge::TierStores(tier), counted.stored as f64);
+    out(Gauge::TierDrops(tier), counted.dropped as f64);
+    out(Gauge::TierCorrupt(tier), counted.corrupt as f64);
+}
+
+fn router(counts: &Counts, out: Out<'_>) {
+    out(Gauge::RouterDecisions, counts.decisions as f64);
+    out(Gauge::RouterDecisionSeconds, counts.decision_ns as f64 / 1e9);
+    out(Gauge::RouterFirstTokens, counts.first_tokens as f64);
+    out(Gauge::RouterFirstTokenSeconds, counts.ttft_us as f64 / 1e6);
+    out(Gauge::RouterFirstTokenPredicted, counts.ttft_predicted_us as f64 / 1e6);
+    out(Gauge::RouterFirstTokenError, counts.ttft_error_us as f64 / 1e6);
+    out(Gauge::PrefilledApart, counts.prefilled_apart as f64);
+}
+
+/// Requests and roles that changed their worker.
+fn changes(counts: &Counts, out: Out<'_>) {
+    out(Gauge::RoleFlips, counts.role_flips as f64);
+    out(Gauge::Resumes, counts.resumed as f64);
+    out(Gauge::ResumesInexact, counts.resumed_inexact as f64);
+    for (cause, (moves, failed)) in MoveCause::ALL.into_iter().zip(counts.moves.into_iter().zip(counts.moves_failed)) {
+        out(Gauge::Moves(cause.name()), moves as f64);
+        out(Gauge::MovesFailed(cause.name()), failed as f64);
+    }
+    out(Gauge::MovedBlocks, counts.moved_blocks as f64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_without_tiers_has_no_metrics_of_them() {
+        let mut names = Vec::new();
+        pool(&PoolStatus::default(), &mut |gauge, _| names.push(format!("{gauge:?}")));
+        assert!(names.iter().all(|name| !name.starts_with("Tier")), "{names:?}");
+        let unique: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(unique.len(), names.len(), "{names:?}");
+    }
+}

@@ -1,0 +1,203 @@
+//! What a worker counts, over all its lives: it counts from nothing when it starts anew, and what a scrape reads must never fall.
+
+use penstock_proto::frames::{EngineState, Tier};
+use std::ops::AddAssign;
+
+/// Tiers that are counted.
+const TIERS: usize = Tier::Remote as usize + 1;
+
+/// Counts of one worker, or of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sums {
+    /// Prompt tokens looked up in the prefix cache.
+    pub prompt_tokens: u64,
+    /// Of these, found.
+    pub cached_tokens: u64,
+    /// Tokens generated.
+    pub output_tokens: u64,
+    /// Sequences preempted.
+    pub preemptions: u64,
+    /// KV that came from other workers.
+    pub transfers: TransferSums,
+    tiers: [TierSums; TIERS],
+}
+
+/// KV that came from other workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TransferSums {
+    /// Transfers that brought all that was asked for.
+    pub completed: u64,
+    /// Transfers that broke off or were refused; what was missing was computed.
+    pub failed: u64,
+    /// Transfers that were ended because nobody waited for them any more, or their pages were needed.
+    pub cancelled: u64,
+    /// Blocks that came and could be used.
+    pub blocks: u64,
+    /// Bytes that came.
+    pub bytes: u64,
+    /// Seconds from the first to the last page of each.
+    pub seconds: f64,
+    /// Of these, seconds in which the other side still computed.
+    pub hidden_seconds: f64,
+}
+
+/// A tier below the devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TierSums {
+    /// Blocks loaded from it.
+    pub loaded: u64,
+    /// Seconds that this took, summed over blocks.
+    pub load_seconds: f64,
+    /// Blocks stored in it.
+    pub stored: u64,
+    /// Blocks that it did not take.
+    pub dropped: u64,
+    /// Blocks that were not what their name says.
+    pub corrupt: u64,
+}
+
+impl Sums {
+    /// Of a life, as it says itself.
+    pub(super) fn of(state: &EngineState) -> Self {
+        let transfers = state.transfers.unwrap_or_default();
+        let mut tiers = [TierSums::default(); TIERS];
+        for told in &state.tiers {
+            if let Ok(tier) = Tier::try_from(told.tier) {
+                tiers[tier as usize] = TierSums {
+                    loaded: told.loaded,
+                    load_seconds: seconds(told.load_seconds),
+                    stored: told.stored,
+                    dropped: told.dropped,
+                    corrupt: told.corrupt,
+                };
+            }
+        }
+        Self {
+            prompt_tokens: state.prompt_tokens,
+            cached_tokens: state.cached_tokens,
+            output_tokens: state.output_tokens,
+            preemptions: state.preemptions,
+            transfers: TransferSums {
+                completed: transfers.completed,
+                failed: transfers.failed,
+                cancelled: transfers.cancelled,
+                blocks: transfers.blocks_in,
+                bytes: transfers.bytes_in,
+                seconds: seconds(transfers.seconds),
+                hidden_seconds: seconds(transfers.hidden_seconds),
+            },
+            tiers,
+        }
+    }
+
+    /// Those of one tier.
+    pub fn tier(&self, tier: Tier) -> &TierSums {
+        &self.tiers[tier as usize]
+    }
+}
+
+/// A worker is not believed anything that would stay in a sum for ever.
+fn seconds(told: f64) -> f64 {
+    if told.is_finite() { told.max(0.0) } else { 0.0 }
+}
+
+impl AddAssign for Sums {
+    fn add_assign(&mut self, more: Self) {
+        add(&mut self.prompt_tokens, more.prompt_tokens);
+        add(&mut self.cached_tokens, more.cached_tokens);
+        add(&mut self.output_tokens, more.output_tokens);
+        add(&mut self.preemptions, more.preemptions);
+        let (transfers, theirs) = (&mut self.transfers, more.transfers);
+        add(&mut transfers.completed, theirs.completed);
+        add(&mut transfers.failed, theirs.failed);
+        add(&mut transfers.cancelled, theirs.cancelled);
+        add(&mut transfers.blocks, theirs.blocks);
+        add(&mut transfers.bytes, theirs.bytes);
+        transfers.seconds += theirs.seconds;
+        transfers.hidden_seconds += theirs.hidden_seconds;
+        for (tier, theirs) in self.tiers.iter_mut().zip(more.tiers) {
+            add(&mut tier.loaded, theirs.loaded);
+            tier.load_seconds += theirs.load_seconds;
+            add(&mut tier.stored, theirs.stored);
+            add(&mut tier.dropped, theirs.dropped);
+            add(&mut tier.corrupt, theirs.corrupt);
+        }
+    }
+}
+
+/// What a worker says may be anything.
+fn add(sum: &mut u64, more: u64) {
+    *sum = sum.saturating_add(more);
+}
+
+/// The lives of one worker.
+#[derive(Debug, Default)]
+pub(super) struct Lives {
+    epoch: u64,
+    before: Sums,
+    now: Sums,
+}
+
+impl Lives {
+    /// A session begins. In the same life, what it counted goes on.
+    pub(super) fn begin(&mut self, epoch: u64) {
+        if epoch != self.epoch {
+            self.before += std::mem::take(&mut self.now);
+            self.epoch = epoch;
+        }
+    }
+
+    /// What the present life says.
+    pub(super) fn say(&mut self, state: &EngineState) {
+        self.now = Sums::of(state);
+    }
+
+    /// All of them.
+    pub(super) fn sums(&self) -> Sums {
+        let mut sums = self.before;
+        sums += self.now;
+        sums
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::frames::{TierState, TransferState};
+
+    fn state(output_tokens: u64, hidden_seconds: f64, loaded: u64) -> EngineState {
+        let tier = TierState { tier: Tier::Disk as i32, loaded, ..TierState::default() };
+        let transfers = TransferState { bytes_in: output_tokens, hidden_seconds, ..TransferState::default() };
+        EngineState { output_tokens, transfers: Some(transfers), tiers: vec![tier], ..EngineState::default() }
+    }
+
+    #[test]
+    fn a_new_life_goes_on_where_the_last_one_ended() {
+        let mut lives = Lives::default();
+        let read = |lives: &Lives| {
+            let sums = lives.sums();
+            (sums.output_tokens, sums.transfers.bytes, sums.transfers.hidden_seconds, sums.tier(Tier::Disk).loaded)
+        };
+        lives.begin(7);
+        lives.say(&state(10, 0.5, 3));
+        lives.say(&state(12, 1.0, 4));
+        assert_eq!(read(&lives), (12, 12, 1.0, 4));
+        // The session was lost, not the worker.
+        lives.begin(7);
+        lives.say(&state(13, 1.0, 4));
+        assert_eq!(read(&lives), (13, 13, 1.0, 4));
+        lives.begin(8);
+        assert_eq!(read(&lives), (13, 13, 1.0, 4));
+        lives.say(&state(2, 0.25, 1));
+        assert_eq!(read(&lives), (15, 15, 1.25, 5));
+    }
+
+    #[test]
+    fn what_makes_no_sense_does_not_stay() {
+        let mut lives = Lives::default();
+        lives.say(&state(u64::MAX, f64::NAN, 0));
+        lives.begin(1);
+        lives.say(&state(5, f64::INFINITY, 0));
+        assert_eq!((lives.sums().output_tokens, lives.sums().transfers.hidden_seconds), (u64::MAX, 0.0));
+    }
+}
