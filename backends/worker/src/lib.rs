@@ -108,8 +108,7 @@ async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
     let accepting = tokio::spawn(listen::accept(listener, Arc::clone(&host)));
     let serving = transfers.map(|listener| tokio::spawn(transfer::accept(listener, peers)));
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
-    let mut left_alone_since = Some(Instant::now());
-    let mut exit_by: Option<Instant> = None;
+    let mut patience = Patience { config: &config, left_alone_since: Some(Instant::now()), exit_by: None };
     let result = loop {
         let exit = tokio::select! {
             _ = &mut ended => break thread.join(),
@@ -117,32 +116,20 @@ async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
             _ = interrupt.recv() => true,
             Some(exit) = drain_orders.recv() => exit,
             _ = ticks.tick() => {
-                left_alone_since = if host.sessions() > 0 { None } else { left_alone_since.or_else(|| Some(Instant::now())) };
-                let left_alone = left_alone_since.is_some_and(|since| since.elapsed() >= config.orphan_ttl);
-                if left_alone && exit_by.is_none() {
-                    info!("no gateway holds this worker: it exits");
-                }
-                if left_alone && !config.tiers.is_any() {
-                    break Ok(());
-                }
-                if exit_by.is_some_and(|deadline| Instant::now() >= deadline) {
-                    warn!("drain deadline passed: open requests are left to their gateways");
-                    break Ok(());
-                }
                 if config.tiers.is_any() {
                     // Full: the engine has enough to look after.
                     let _ = commands.try_send(Command::Tick);
                 }
-                if !left_alone || exit_by.is_some() {
-                    continue;
+                match patience.tick(host.sessions()) {
+                    Next::Serve => continue,
+                    Next::Drain => true,
+                    Next::Exit => break Ok(()),
                 }
-                // What it caches is put away first.
-                true
             }
         };
         info!(exit, "worker drains");
-        if exit && exit_by.is_none() {
-            exit_by = Some(Instant::now() + config.drain_deadline);
+        if exit {
+            patience.exit_by.get_or_insert(Instant::now() + config.drain_deadline);
         }
         // While it loads nothing reads commands, and there is nothing to drain.
         if exit && host.is_loading() {
@@ -156,6 +143,43 @@ async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
     drop(commands);
     host.flush(FLUSH_DEADLINE).await;
     result
+}
+
+/// How long a worker goes on without a gateway, and with what it has once it is to exit.
+struct Patience<'c> {
+    config: &'c WorkerConfig,
+    left_alone_since: Option<Instant>,
+    exit_by: Option<Instant>,
+}
+
+/// What a worker does next.
+enum Next {
+    Serve,
+    /// Take nothing new, put away what is cached, exit.
+    Drain,
+    Exit,
+}
+
+impl Patience<'_> {
+    /// A moment has passed, with so many gateways connected.
+    fn tick(&mut self, sessions: usize) -> Next {
+        let now = Instant::now();
+        self.left_alone_since = if sessions > 0 { None } else { self.left_alone_since.or(Some(now)) };
+        let left_alone = self.left_alone_since.is_some_and(|since| now - since >= self.config.orphan_ttl);
+        if self.exit_by.is_some_and(|deadline| now >= deadline) {
+            warn!("drain deadline passed: open requests are left to their gateways");
+            return Next::Exit;
+        }
+        match (left_alone, self.exit_by) {
+            (false, _) => Next::Serve,
+            (true, Some(_)) if self.config.tiers.is_any() => Next::Serve,
+            (true, Some(_)) => Next::Exit,
+            (true, None) => {
+                info!("no gateway holds this worker: it exits");
+                if self.config.tiers.is_any() { Next::Drain } else { Next::Exit }
+            }
+        }
+    }
 }
 
 fn on_signal(kind: SignalKind) -> Result<Signal, WorkerError> {

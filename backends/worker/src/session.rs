@@ -225,22 +225,28 @@ impl Host {
         }
     }
 
-    /// Progress while loading, then frames from the engine, and heartbeats where there are none.
-    async fn speak<W: AsyncWrite + Unpin>(&self, session: u64, writer: &mut Writer<W>) -> Result<(), SessionEnd> {
+    /// Progress while the weights load. False: they did not, and that was said.
+    async fn speak_of_loading<W: AsyncWrite + Unpin>(&self, writer: &mut Writer<W>) -> Result<bool, SessionEnd> {
         let mut phases = self.phases.clone();
         loop {
             let phase = phases.borrow_and_update().clone();
             match phase {
                 Phase::Loading(loading) => writer.send(UpBody::Loading(loading)).await?,
-                Phase::Ready => break,
+                Phase::Ready => return Ok(true),
                 Phase::Failed(message) => {
-                    return writer
-                        .send(UpBody::Refused(Refused { kind: ErrorKind::Unavailable as i32, message }))
-                        .await;
+                    let refused = Refused { kind: ErrorKind::Unavailable as i32, message };
+                    return writer.send(UpBody::Refused(refused)).await.map(|()| false);
                 }
             }
             // Late is a heartbeat; an error means that the last phase is there to be read.
             let _ = timeout(HEARTBEAT, phases.changed()).await;
+        }
+    }
+
+    /// Progress while loading, then frames from the engine, and heartbeats where there are none.
+    async fn speak<W: AsyncWrite + Unpin>(&self, session: u64, writer: &mut Writer<W>) -> Result<(), SessionEnd> {
+        if !self.speak_of_loading(writer).await? {
+            return Ok(());
         }
         // The engine answers between two steps; until then this shows that the connection works.
         writer.send(UpBody::Loading(Loading { stage: "joining".into(), ..Default::default() })).await?;

@@ -132,48 +132,52 @@ impl Actor {
                 }
                 Choice::Hold => return,
             };
-            let Some(live) = self.requests.get_mut(&request) else { continue };
-            let (mut generate, windows) = live.truth.generate(request);
             let at = |worker: Option<WorkerId>| {
                 worker.map_or_else(String::new, |worker| self.members[usize::from(worker.0)].transfer_address())
             };
+            let from = (at(from.0), at(from.1));
+            let Some(live) = self.requests.get_mut(&request) else { continue };
+            let (mut generate, windows) = live.truth.generate(request);
             generate.priority = generate.priority.saturating_mul(2).saturating_add(i32::from(gives_way));
-            (generate.pull_from, generate.prefill_at) = (at(from.0), at(from.1));
-            self.counts.prefilled_apart += u64::from(!generate.prefill_at.is_empty());
+            (generate.pull_from, generate.prefill_at) = from;
+            let is_apart = !generate.prefill_at.is_empty();
             let frame = DownBody::Generate(generate);
             if frame.encoded_len() > FRAME_BYTES_MAX {
                 self.router.unsent(request);
                 self.fail(request, ErrorKind::TooLarge, "prompt and output are too long to be sent to a worker", None);
                 continue;
             }
-            let waited = match live.place {
-                Place::Waiting(since) => since.elapsed(),
-                Place::Bound(_) => Duration::ZERO,
-            };
-            live.place = Place::Bound(worker);
-            let now = self.began.elapsed();
-            let asked = self.config.explain && live.truth.job.explain;
-            let made = self.router.decisions().next_back().filter(|made| asked && made.request == request);
-            let route = made.map(|made| Decision::new(made, &self.members, now).line().into());
-            live.bound_at = Some((Instant::now(), ttft));
-            if self.recorder.is_some() && !live.interrupted {
-                live.record = self.router.record(request).map(Box::new);
-            }
-            live.slot.leave(PoolEvent::Bound {
-                worker: self.members[usize::from(worker.0)].name.clone(),
-                waited,
-                route,
-            });
-            if live.interrupted {
-                let exact = exact || !live.truth.has_begun();
-                live.slot.push(PoolEvent::Resumed { exact });
-                self.counts.resumed += 1;
-                self.counts.resumed_inexact += u64::from(!exact);
-            }
+            self.bound(request, worker, exact, ttft);
+            self.counts.prefilled_apart += u64::from(is_apart);
             self.counts.cached_tokens_predicted += u64::from(cached_tokens);
             self.member(worker).bound.insert(request);
             self.send(worker, frame);
             windows.into_iter().for_each(|window| self.send(worker, DownBody::Window(window)));
+        }
+    }
+
+    /// A request has its worker: that is noted, and its handler hears of it.
+    fn bound(&mut self, request: u64, worker: WorkerId, exact: bool, ttft: Duration) {
+        let Some(live) = self.requests.get_mut(&request) else { return };
+        let waited = match live.place {
+            Place::Waiting(since) => since.elapsed(),
+            Place::Bound(_) => Duration::ZERO,
+        };
+        live.place = Place::Bound(worker);
+        live.bound_at = Some((Instant::now(), ttft));
+        if self.recorder.is_some() && !live.interrupted {
+            live.record = self.router.record(request).map(Box::new);
+        }
+        let asked = self.config.explain && live.truth.job.explain;
+        let made = self.router.decisions().next_back().filter(|made| asked && made.request == request);
+        let route = made.map(|made| Decision::new(made, &self.members, self.began.elapsed()).line().into());
+        let worker = self.members[usize::from(worker.0)].name.clone();
+        live.slot.leave(PoolEvent::Bound { worker, waited, route });
+        if live.interrupted {
+            let exact = exact || !live.truth.has_begun();
+            live.slot.push(PoolEvent::Resumed { exact });
+            self.counts.resumed += 1;
+            self.counts.resumed_inexact += u64::from(!exact);
         }
     }
 
