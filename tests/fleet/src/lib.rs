@@ -178,6 +178,7 @@ pub fn job(prompt: impl Into<Arc<[u32]>>, choices: u32, max_tokens: u32) -> Job 
         deadline: None,
         tenant,
         weight: 1,
+        session: None,
         explain: false,
     }
 }

@@ -51,6 +51,10 @@ pub(super) fn settings(
         tpot: slo.tpot,
         refuse_above: f64::from(slo.refuse_above_percent) / 100.0,
     });
+    if let Some(slo) = &asked.slo {
+        let [ttft, tpot] = [slo.ttft, slo.tpot].map(|time| time.as_secs_f64().max(1e-3));
+        (settings.roles.limits.ttft, settings.roles.limits.tpot) = (ttft, tpot);
+    }
     settings.roles.prefill_workers = asked.prefill_workers;
     settings.roles.follow = asked.roles;
     if let Some(path) = &asked.key_file {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use penstock_dialects::error::{ApiError, ApiErrorKind};
-use penstock_dialects::request::{CompleteRequest, Message, SamplingParams};
+use penstock_dialects::request::{CompleteRequest, Message, Role, SamplingParams};
 use penstock_dialects::{ChatRequest, Prompt, Request, ToolChoice};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{LogitBias, Sampling};
@@ -13,6 +13,7 @@ use penstock_text::{ChoiceOptions, TextModel};
 use crate::answer::ANSWER_BYTES_MAX;
 use crate::error::Failure;
 use crate::pool::Job;
+use crate::relay::hash;
 use crate::upstream::{Measured, Origin};
 
 use crate::clock::unix_seconds;
@@ -46,6 +47,7 @@ pub(crate) struct Plan {
     pub(super) rank: bool,
     cache_salt: Option<String>,
     priority: i32,
+    session: Option<u64>,
 }
 
 /// One prompt.
@@ -129,6 +131,7 @@ impl Plan {
             rank: false,
             cache_salt: chat.cache_salt.clone(),
             priority: chat.priority,
+            session: Some(session(chat)),
         })
     }
 
@@ -182,6 +185,7 @@ impl Plan {
             rank,
             cache_salt: complete.cache_salt.clone(),
             priority: complete.priority,
+            session: None,
         })
     }
 
@@ -212,9 +216,17 @@ impl Plan {
             deadline: origin.deadline,
             tenant: origin.tenant.as_str().into(),
             weight: 1,
+            session: self.session.map(|session| session ^ hash(origin.tenant.as_bytes())),
             explain: origin.explain,
         }
     }
+}
+
+/// What a conversation keeps from turn to turn: whose it is, as the client says, and how it begins, to the person's first words.
+fn session(chat: &ChatRequest) -> u64 {
+    let first = chat.messages.iter().position(|message| message.role == Role::User).unwrap_or(0);
+    let opening = chat.messages.iter().take(first + 1).filter_map(|message| message.content.as_deref());
+    chat.user.as_deref().into_iter().chain(opening).fold(0, |sum, text| sum.rotate_left(1) ^ hash(text.as_bytes()))
 }
 
 /// Output tokens that a worker is asked for: at least one, with room for it, also where only the prompt is wanted (`asked` 0).
@@ -354,6 +366,22 @@ mod tests {
     }
 
     #[test]
+    fn a_conversation_is_the_same_from_turn_to_turn() {
+        let of = |messages: &str, rest: &str| {
+            let body = format!(r#"{{"model":"m","messages":[{messages}]{rest}}}"#);
+            session(&decode_chat(body.as_bytes(), &Bounds::default()).expect("a request"))
+        };
+        let system = r#"{"role":"system","content":"Be brief."}"#;
+        let user = |text: &str| format!(r#"{{"role":"user","content":"{text}"}}"#);
+        let first = format!("{system},{}", user("Why?"));
+        let later = format!(r#"{first},{{"role":"assistant","content":"So."}},{}"#, user("And then?"));
+        let other = format!("{system},{}", user("How?"));
+        assert_eq!(of(&first, ""), of(&later, ""));
+        assert_ne!(of(&first, ""), of(&other, ""), "another begins in another way");
+        assert_ne!(of(&first, ""), of(&first, r#","user":"ann""#), "and is another's");
+    }
+
+    #[test]
     fn all_that_a_template_reads_counts_as_work() {
         let empty = r#"{"model":"m","messages":[{"role":"user","content":""}]}"#;
         let decoded = |body: &str| decode_chat(body.as_bytes(), &Bounds::default()).expect("a request");
@@ -384,6 +412,7 @@ mod tests {
             prompt_only: false,
             rank: false,
             cache_salt: None,
+            session: None,
             priority,
         };
         let prompt = PlannedPrompt { index: 0, tokens: Arc::from([1]), text: String::new(), max_tokens: 1 };

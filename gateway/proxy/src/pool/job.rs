@@ -31,6 +31,8 @@ pub struct Job {
     pub tenant: Arc<str>,
     /// The tenant's share against others'; 0 counts as 1.
     pub weight: u32,
+    /// What its conversation is told from others by, for a policy that keeps conversations together; `None`: it is one of its own.
+    pub session: Option<u64>,
     /// Say with the binding why it is what it is.
     pub explain: bool,
 }

@@ -278,6 +278,7 @@ mod tests {
             deadline: None,
             tenant: Arc::default(),
             weight: 1,
+            session: None,
             explain: false,
         }
     }

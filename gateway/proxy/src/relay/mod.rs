@@ -29,6 +29,7 @@ use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 use penstock_proto::ErrorKind;
 
 pub use balance::Policy;
+pub(crate) use balance::hash;
 pub use checks::{Asker, Checks, Probe};
 pub use models::{Models, Sources, Targets};
 pub use verdict::Reason;

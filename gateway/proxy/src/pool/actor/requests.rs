@@ -98,7 +98,7 @@ impl Actor {
             resumed: live.interrupted,
             tenant: Arc::clone(&truth.job.tenant),
             weight: truth.job.weight,
-            session: None,
+            session: truth.job.session,
             deadline: truth.job.deadline.map(|deadline| deadline.saturating_duration_since(self.began)),
         }
     }
