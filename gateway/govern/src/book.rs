@@ -154,12 +154,6 @@ impl Book {
         }
     }
 
-    /// Reserves without asking whether it fits: for what has been used anyway.
-    pub fn take_anyway(&mut self, claims: &[Claim<'_>], now: Now) -> Hold {
-        let cells: Vec<_> = claims.iter().map(|claim| self.cell(claim.limit, claim.subject, now)).collect();
-        self.take(claims, &cells, now)
-    }
-
     fn take(&mut self, claims: &[Claim<'_>], cells: &[u32], now: Now) -> Hold {
         let id = self.next;
         self.next += 1;

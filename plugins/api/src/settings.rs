@@ -270,23 +270,6 @@ impl<'a> Settings<'a> {
         out
     }
 
-    /// The tables in a table, with their names; empty without value.
-    pub fn named_tables(&self, name: &str) -> Vec<(String, Settings<'a>)> {
-        let Some(value) = self.value(name) else { return Vec::new() };
-        let Some(items) = value.as_object() else {
-            self.fault(name, "must be a table of tables");
-            return Vec::new();
-        };
-        let mut out = Vec::new();
-        for (key, item) in items {
-            match item.as_object() {
-                Some(values) => out.push((key.clone(), self.inner(Some(values), self.at(&format!("{name}.{key}"))))),
-                None => self.fault(&format!("{name}.{key}"), "must be a table: { … }"),
-            }
-        }
-        out
-    }
-
     /// A URL that may be connected to: `http://`, `https://` or `unix://`.
     pub fn endpoint(&self, name: &str) -> Option<Endpoint> {
         let url = self.text(name)?;

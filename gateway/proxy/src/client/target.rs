@@ -71,11 +71,6 @@ impl Target {
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         Ok(Self { place: Place::Tcp { host, port, tls }, authority: authority.to_owned(), base: base_of(base)? })
     }
-
-    /// Whether TLS is spoken.
-    pub fn is_tls(&self) -> bool {
-        matches!(self.place, Place::Tcp { tls: true, .. })
-    }
 }
 
 fn base_of(path: &str) -> Result<String, String> {

@@ -164,15 +164,6 @@ impl Ticket {
         Poll::Ready(Some(event))
     }
 
-    /// The next event if one is there already; lets a handler gather what came at once into one write.
-    pub fn try_next(&mut self) -> Option<PoolEvent> {
-        let event = lock(&self.slot.inner).events.pop_front();
-        if let Some(PoolEvent::Output(output)) = &event {
-            self.took(output);
-        }
-        event
-    }
-
     /// Frees one choice at the worker: its text is complete. Events of it that are on their way still come.
     pub fn cancel_choice(&self, index: u32) {
         self.note(|notes| {
