@@ -29,6 +29,23 @@ def roles(api: Api) -> list[str]:
     return [worker["role"] for worker in api.get("/workers")["data"]]
 
 
+def transfer_is_shown(gateway: Gateway) -> float:
+    """A long prompt is computed at one worker and answered at the other: metrics, the admin API and `top` say so. Returns the bytes."""
+    long = " ".join(f"{number} apples and {number} pears." for number in range(200))
+    answer = gateway.client().chat.completions.create(model=MODEL, messages=user(long), max_tokens=3)
+    assert answer.usage.prompt_tokens > 1000
+    wait_until(lambda: gateway.metric("penstock_kv_transfer_blocks_total") > 0, "the transfer is told", 20)
+    metrics = gateway.metrics()
+    moved = metrics["penstock_kv_transfer_bytes_total"]
+    assert moved >= metrics["penstock_kv_transfer_blocks_total"] * 96 * 1024, "the demo model's blocks"
+    assert metrics["penstock_prefilled_apart_total"] == metrics["penstock_kv_transfers_total"] == 1
+    assert 0 <= metrics["penstock_kv_transfer_hidden_seconds_total"] <= metrics["penstock_kv_transfer_seconds_total"]
+    pool = json.loads(top(gateway, "--json"))["pools"][0]
+    assert (pool["counts"]["prefilled_apart"], pool["transfers"]["completed"]) == (1, 1)
+    assert pool["transfers"]["bytes"] == moved and pool["kv_moved"].endswith(" MB")
+    return moved
+
+
 def test_roles_are_given_changed_and_shown(tmp_path):
     with serving(tmp_path, workers=0, config=CONFIG) as gateway:
         api = Api(gateway)
@@ -36,16 +53,21 @@ def test_roles_are_given_changed_and_shown(tmp_path):
         second = api.get("/workers")["data"][1]["name"]
         assert second in admin(gateway, "workers", "role", second, "decode")
         wait_until(lambda: roles(api) == ["prefill", "decode"], "the role that the operator gave", 10)
+        # Before anybody knows how fast they are: who is known is preferred.
+        moved = transfer_is_shown(gateway)
         # Whatever the roles: who asks is answered.
         answer = gateway.client().chat.completions.create(model=MODEL, messages=user("Hello."), max_tokens=5)
         assert answer.usage.completion_tokens == 5
         frame = json.loads(top(gateway, "--json"))
         assert [worker["role"] for worker in frame["workers"]] == ["prefill", "decode"]
-        assert frame["pools"][0]["ready"] == "2 of 2" and frame["pools"][0]["counts"]["finished"] == 1
+        assert frame["pools"][0]["ready"] == "2 of 2" and frame["pools"][0]["counts"]["finished"] == 2
         text = top(gateway)
         assert "prefill" in text and "decode" in text and second in text
         assert "boss" in admin(gateway, "workers", "role", second, "boss", check=False)
-        # A worker that starts anew gets its role again.
+        # A worker that starts anew gets its role again, and what was counted stays counted.
+        tokens = gateway.metric("penstock_output_tokens_total")
         admin(gateway, "workers", "restart", second, "--patience", "1")
         wait_until(lambda: api.get(f"/workers/{second}")["starts"] == 2, "its next life", 60)
         wait_until(lambda: roles(api) == ["prefill", "decode"], "its role there", 60)
+        assert gateway.metric("penstock_output_tokens_total") == tokens
+        assert gateway.metric("penstock_kv_transfer_bytes_total") == moved

@@ -14,7 +14,7 @@ const POOLS: &[(&str, &str)] = &[
     ("ready", "ready"),
     ("open", "open"),
     ("waiting", "waiting"),
-    ("next token in", "ttft"),
+    ("first token in", "ttft"),
     ("tokens/s", "tokens_rate"),
     ("hits", "hits"),
     ("apart", "counts.prefilled_apart"),
