@@ -1,7 +1,6 @@
 //! What an answer has said so far, for answers whose upstream never says what they used: a stream that ends early, a server without usage.
 
 use bytes::Bytes;
-use memchr::memmem;
 use penstock_dialects::ChatEvent;
 
 /// Bytes of text per token, over the languages that models are asked in; rather too few than too many.
@@ -38,26 +37,24 @@ impl Emitted {
     }
 }
 
-/// Ends of the names under which the APIs say text: `"content"`, `"reasoning_content"`, `"text"`, `"delta"`, `"thinking"`, `"arguments"`,
-/// `"partial_json"`.
-const ENDS: [&[u8]; 6] = [b"content\"", b"text\"", b"delta\"", b"thinking\"", b"arguments\"", b"partial_json\""];
+/// Ends of the names under which the APIs say text: `content`, `reasoning_content`, `text`, `delta`, `thinking`, `arguments`, `partial_json`.
+const ENDS: [&[u8]; 6] = [b"content", b"text", b"delta", b"thinking", b"arguments", b"partial_json"];
 
-/// Bytes of the texts in a piece of an answer that is passed on.
+/// Bytes of the texts in a piece of an answer that is passed on: at each quote, whether it ends a name and a string follows.
 fn text_bytes(piece: &Bytes) -> usize {
-    ENDS.iter().map(|name| named(piece, name)).sum()
-}
-
-fn named(piece: &[u8], name: &[u8]) -> usize {
-    let mut sum = 0;
-    let mut from = 0;
-    while let Some(at) = memmem::find(&piece[from..], name) {
-        from += at + name.len();
+    let (mut sum, mut from) = (0, 0);
+    while let Some(at) = memchr::memchr(b'"', &piece[from..]) {
+        let name = &piece[..from + at];
+        from += at + 1;
+        if !ENDS.iter().any(|end| name.ends_with(end)) {
+            continue;
+        }
         let rest = piece[from..].trim_ascii_start();
         let Some(value) = rest.strip_prefix(b":").map(<[u8]>::trim_ascii_start) else { continue };
         let Some(text) = value.strip_prefix(b"\"") else { continue };
         let length = string_bytes(text);
         sum += length;
-        from = piece.len() - text.len() + length;
+        from = (piece.len() - text.len() + length + 1).min(piece.len());
     }
     sum
 }

@@ -56,10 +56,10 @@ fn part_left(measure: &Measure, standing: &Standing) -> f64 {
 /// As header fields. Their values are parts of one text.
 pub(super) fn fields(dialect: Dialect, standings: &[(Measure, Standing)], now: Now) -> Vec<(HeaderName, HeaderValue)> {
     let mut text = String::with_capacity(64 * standings.len());
-    let mut ends: Vec<(&'static str, usize)> = Vec::with_capacity(3 * standings.len());
+    let mut ends: Vec<(&'static HeaderName, usize)> = Vec::with_capacity(3 * standings.len());
     let has_tokens = standings.iter().any(|(measure, _)| measure.unit == Unit::Tokens);
     for (measure, standing) in standings {
-        let [limit, remaining, reset] = *match (dialect, measure.unit) {
+        let [limit, remaining, reset] = match (dialect, measure.unit) {
             (Dialect::Anthropic, Unit::Requests) => &ANTHROPIC_REQUESTS,
             (Dialect::Anthropic, Unit::InputTokens) => &ANTHROPIC_INPUT,
             (Dialect::Anthropic, Unit::OutputTokens) => &ANTHROPIC_OUTPUT,
@@ -81,33 +81,43 @@ pub(super) fn fields(dialect: Dialect, standings: &[(Measure, Standing)], now: N
         ends.push((reset, text.len()));
     }
     let (text, mut begin) = (Bytes::from(text), 0);
-    let field = |(name, end)| {
+    let field = |(name, end): (&HeaderName, usize)| {
         let value = HeaderValue::from_maybe_shared(text.slice(std::mem::replace(&mut begin, end)..end)).ok()?;
-        Some((HeaderName::from_static(name), value))
+        Some((name.clone(), value))
     };
     ends.into_iter().filter_map(field).collect()
 }
 
-type Names = [&'static str; 3];
-const OPENAI_REQUESTS: Names =
-    ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"];
-const OPENAI_TOKENS: Names = ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"];
-const ANTHROPIC_REQUESTS: Names = [
-    "anthropic-ratelimit-requests-limit",
-    "anthropic-ratelimit-requests-remaining",
-    "anthropic-ratelimit-requests-reset",
+type Names = [HeaderName; 3];
+static OPENAI_REQUESTS: Names = [
+    HeaderName::from_static("x-ratelimit-limit-requests"),
+    HeaderName::from_static("x-ratelimit-remaining-requests"),
+    HeaderName::from_static("x-ratelimit-reset-requests"),
 ];
-const ANTHROPIC_TOKENS: Names =
-    ["anthropic-ratelimit-tokens-limit", "anthropic-ratelimit-tokens-remaining", "anthropic-ratelimit-tokens-reset"];
-const ANTHROPIC_INPUT: Names = [
-    "anthropic-ratelimit-input-tokens-limit",
-    "anthropic-ratelimit-input-tokens-remaining",
-    "anthropic-ratelimit-input-tokens-reset",
+static OPENAI_TOKENS: Names = [
+    HeaderName::from_static("x-ratelimit-limit-tokens"),
+    HeaderName::from_static("x-ratelimit-remaining-tokens"),
+    HeaderName::from_static("x-ratelimit-reset-tokens"),
 ];
-const ANTHROPIC_OUTPUT: Names = [
-    "anthropic-ratelimit-output-tokens-limit",
-    "anthropic-ratelimit-output-tokens-remaining",
-    "anthropic-ratelimit-output-tokens-reset",
+static ANTHROPIC_REQUESTS: Names = [
+    HeaderName::from_static("anthropic-ratelimit-requests-limit"),
+    HeaderName::from_static("anthropic-ratelimit-requests-remaining"),
+    HeaderName::from_static("anthropic-ratelimit-requests-reset"),
+];
+static ANTHROPIC_TOKENS: Names = [
+    HeaderName::from_static("anthropic-ratelimit-tokens-limit"),
+    HeaderName::from_static("anthropic-ratelimit-tokens-remaining"),
+    HeaderName::from_static("anthropic-ratelimit-tokens-reset"),
+];
+static ANTHROPIC_INPUT: Names = [
+    HeaderName::from_static("anthropic-ratelimit-input-tokens-limit"),
+    HeaderName::from_static("anthropic-ratelimit-input-tokens-remaining"),
+    HeaderName::from_static("anthropic-ratelimit-input-tokens-reset"),
+];
+static ANTHROPIC_OUTPUT: Names = [
+    HeaderName::from_static("anthropic-ratelimit-output-tokens-limit"),
+    HeaderName::from_static("anthropic-ratelimit-output-tokens-remaining"),
+    HeaderName::from_static("anthropic-ratelimit-output-tokens-reset"),
 ];
 
 /// The upstream's fields and ours, which come in the place of its own of the same name.
