@@ -5,6 +5,7 @@ use crate::model::{DeviceChoice, ModelOptions, build};
 use crate::run;
 use crate::tiers::TierOptions;
 use penstock_kernels::cpu;
+use penstock_link::{Tls, TlsFiles};
 use penstock_proto::Address;
 use penstock_proto::frames::Role;
 use penstock_proto::handshake::{KEY_BYTES_MAX, PoolKey};
@@ -25,6 +26,9 @@ pub struct WorkerArgs {
     /// Address to listen on: unix:PATH, or tcp:HOST:PORT (needs --key-file).
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Address,
+    /// Port on the same host where other workers fetch KV, for --listen tcp. 0: any free one.
+    #[arg(long, default_value_t = 0, value_name = "PORT")]
+    pub transfer_port: u16,
     /// Checkpoint folder in Hugging Face's layout. Without it the demo model is served.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
@@ -74,7 +78,16 @@ pub struct WorkerArgs {
     /// File with the secret of the pool, 16 bytes or more; the gateway needs the same.
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
-    /// Listen on addresses other than loopback. Connections are authenticated, not encrypted.
+    /// Certificate chain (PEM) for TLS on TCP; gateways and other workers have to show one of --tls-ca too.
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
+    pub tls_certificate: Option<PathBuf>,
+    /// Private key (PEM) of that certificate.
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_key: Option<PathBuf>,
+    /// Authorities (PEM) of the certificates of the pool's members.
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_ca: Option<PathBuf>,
+    /// Listen on addresses other than loopback without TLS. Connections are authenticated then, not encrypted.
     #[arg(long)]
     pub beyond_loopback: bool,
     /// Exit after this many seconds without a gateway.
@@ -116,7 +129,9 @@ fn parse_path(name: &str) -> Result<cpu::Path, String> {
 impl WorkerArgs {
     fn config(&self) -> Result<WorkerConfig, String> {
         Ok(WorkerConfig {
+            transfer_port: self.transfer_port,
             key: self.key_file.as_deref().map(read_key).transpose()?,
+            tls: self.tls()?,
             beyond_loopback: self.beyond_loopback,
             cores: self.cores.clone(),
             orphan_ttl: Duration::from_secs(self.orphan_ttl),
@@ -131,6 +146,14 @@ impl WorkerArgs {
             },
             ..WorkerConfig::new(self.listen.clone())
         })
+    }
+
+    fn tls(&self) -> Result<Option<Tls>, String> {
+        let (Some(certificate), Some(key), Some(ca)) = (&self.tls_certificate, &self.tls_key, &self.tls_ca) else {
+            return Ok(None);
+        };
+        let files = TlsFiles { certificate: certificate.clone(), key: key.clone(), ca: ca.clone() };
+        Tls::read(&files).map(Some).map_err(|error| error.to_string())
     }
 
     fn options(&self) -> ModelOptions {
@@ -219,6 +242,8 @@ mod tests {
             "--listen tcp:a",
             "--listen unix:/a --device tpu",
             "--listen unix:/a --path mmx",
+            "--listen tcp:a:1 --tls-certificate /a",
+            "--listen tcp:a:1 --tls-ca /a",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

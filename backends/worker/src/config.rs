@@ -3,6 +3,7 @@
 use crate::tiers::TierOptions;
 use penstock_engine::Engine;
 use penstock_kernels::KernelError;
+use penstock_link::Tls;
 use penstock_proto::Address;
 use penstock_proto::frames::Loading;
 use penstock_proto::handshake::PoolKey;
@@ -16,10 +17,14 @@ use std::time::Duration;
 pub struct WorkerConfig {
     /// Where it listens.
     pub listen: Address,
+    /// Port for transfers on TCP; 0: any.
+    pub transfer_port: u16,
     /// The pool's secret; needed on TCP.
     pub key: Option<PoolKey>,
-    /// Listen on TCP addresses other than loopback. Frames are authenticated at the beginning of the connection and not
-    /// encrypted: only for networks that are trusted or tunnelled.
+    /// TLS with certificates at both ends, for everything on TCP.
+    pub tls: Option<Tls>,
+    /// Listen on TCP addresses other than loopback without TLS. Frames are authenticated at the beginning of the connection and not
+    /// encrypted then: only for networks that are trusted or tunnelled.
     pub beyond_loopback: bool,
     /// Cores for all threads of the process; empty: any.
     pub cores: Vec<usize>,
@@ -40,7 +45,9 @@ impl WorkerConfig {
     pub fn new(listen: Address) -> Self {
         Self {
             listen,
+            transfer_port: 0,
             key: None,
+            tls: None,
             beyond_loopback: false,
             cores: Vec::new(),
             orphan_ttl: Duration::from_secs(60),
@@ -60,7 +67,7 @@ impl WorkerConfig {
             .to_socket_addrs()
             .map_err(|source| WorkerError::Os { what: format!("looking up {host_port}"), source })?;
         for address in addresses {
-            if !address.ip().is_loopback() && !self.beyond_loopback {
+            if !address.ip().is_loopback() && !self.beyond_loopback && self.tls.is_none() {
                 return Err(WorkerError::NotLoopback { address: address.to_string() });
             }
         }
@@ -132,7 +139,7 @@ pub enum WorkerError {
         address: String,
     },
     /// Not asked for by name.
-    #[error("{address} is not a loopback address; say so explicitly if this network is trusted")]
+    #[error("{address} is not a loopback address: give TLS certificates, or say explicitly that this network is trusted")]
     NotLoopback {
         /// The address.
         address: String,

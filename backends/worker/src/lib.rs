@@ -95,7 +95,7 @@ async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
     if address.is_empty() {
         warn!("the socket's path is too long for one of transfers beside it: no KV is moved");
     }
-    let peers = Arc::new(Peers::new(config.key.clone(), &commands, address));
+    let peers = Arc::new(Peers::new(&config, &commands, address));
     let wiring = Wiring {
         tiers: config.tiers.clone(),
         commands: commands.downgrade(),

@@ -2,6 +2,7 @@
 
 use crate::config::{WorkerConfig, WorkerError};
 use crate::session::Host;
+use penstock_link::{Reader, Tls, Writer};
 use penstock_proto::Address;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
@@ -9,7 +10,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tracing::{debug, warn};
 
 /// A bound socket.
@@ -52,7 +53,7 @@ pub(crate) async fn bind(config: &WorkerConfig) -> Result<Listener, WorkerError>
     }
 }
 
-/// Binds the address for transfers: beside the socket of sessions, or the same host with a port of its own. `None`: its path would be too
+/// Binds the address for transfers: beside the socket of sessions, or the same host with another port. `None`: its path would be too
 /// long.
 pub(crate) async fn bind_transfer(config: &WorkerConfig) -> Result<Option<Listener>, WorkerError> {
     match &config.listen {
@@ -63,7 +64,7 @@ pub(crate) async fn bind_transfer(config: &WorkerConfig) -> Result<Option<Listen
         Address::Tcp(host_port) => {
             let host = host_port.rsplit_once(':').map_or(host_port.as_str(), |(host, _)| host);
             let fail = |source| WorkerError::Os { what: format!("listening on {host} for transfers"), source };
-            let listener = TcpListener::bind(format!("{host}:0")).await.map_err(fail)?;
+            let listener = TcpListener::bind(format!("{host}:{}", config.transfer_port)).await.map_err(fail)?;
             let address = listener.local_addr().map_err(fail)?.to_string();
             Ok(Some(Listener::Tcp { listener, address }))
         }
@@ -122,18 +123,14 @@ pub(crate) async fn accept(listener: Listener, host: Arc<Host>) {
                 let ours = rustix::process::geteuid().as_raw();
                 if stream.peer_cred().is_ok_and(|peer| peer.uid() == ours || peer.uid() == 0) {
                     let (reader, writer) = stream.into_split();
-                    spawn(&host, reader, writer, false);
+                    spawn(&host, Incoming::Unix(Box::new(reader), Box::new(writer)));
                 } else {
                     debug!("connection of another user refused");
                 }
             }),
-            Listener::Tcp { listener, .. } => listener.accept().await.and_then(|(stream, _)| {
-                stream.set_nodelay(true)?;
-                rustix::net::sockopt::set_tcp_user_timeout(&stream, 10_000)?;
-                let (reader, writer) = stream.into_split();
-                spawn(&host, reader, writer, true);
-                Ok(())
-            }),
+            Listener::Tcp { listener, .. } => {
+                listener.accept().await.map(|(stream, _)| spawn(&host, Incoming::Tcp(stream)))
+            }
         };
         if let Err(error) = accepted {
             // Out of descriptors, mostly: a pause lets some of them go.
@@ -143,21 +140,43 @@ pub(crate) async fn accept(listener: Listener, host: Arc<Host>) {
     }
 }
 
-fn spawn<R, W>(host: &Arc<Host>, reader: R, writer: W, prove: bool)
-where
-    R: tokio::io::AsyncRead + Unpin + Send + 'static,
-    W: tokio::io::AsyncWrite + Unpin + Send + 'static,
-{
+/// A connection that was accepted, and is not open yet.
+pub(crate) enum Incoming {
+    /// The file system let it in.
+    Unix(Reader, Writer),
+    /// It has to prove itself.
+    Tcp(TcpStream),
+}
+
+impl Incoming {
+    /// Whether it has to prove the pool key.
+    pub(crate) fn must_prove(&self) -> bool {
+        matches!(self, Incoming::Tcp(_))
+    }
+
+    /// Opens it: with TLS, if that is asked for.
+    pub(crate) async fn open(self, tls: Option<&Tls>) -> io::Result<(Reader, Writer)> {
+        match self {
+            Incoming::Unix(reader, writer) => Ok((reader, writer)),
+            Incoming::Tcp(stream) => penstock_link::accepted(stream, tls).await,
+        }
+    }
+}
+
+fn spawn(host: &Arc<Host>, incoming: Incoming) {
     let Ok(permit) = Arc::clone(&host.connections).try_acquire_owned() else {
         return debug!("too many connections");
     };
-    let stranger = match prove.then(|| Arc::clone(&host.strangers).try_acquire_owned()) {
+    let stranger = match incoming.must_prove().then(|| Arc::clone(&host.strangers).try_acquire_owned()) {
         Some(Err(_)) => return debug!("too many connections without a proof"),
         place => place.and_then(Result::ok),
     };
     let host = Arc::clone(host);
     tokio::spawn(async move {
-        host.serve(reader, writer, stranger).await;
+        match incoming.open(host.tls.as_ref()).await {
+            Ok((reader, writer)) => host.serve(reader, writer, stranger).await,
+            Err(error) => debug!(%error, "connection refused"),
+        }
         drop(permit);
     });
 }

@@ -3,6 +3,7 @@
 use crate::config::{WorkerConfig, random};
 use crate::engine_thread::{Command, StepAge};
 use bytes::BytesMut;
+use penstock_link::Tls;
 use penstock_proto::codec::FRAME_BYTES_MAX;
 use penstock_proto::frames::{Down, DownBody, Hello, Loading, Refused, Step, Up, UpBody};
 use penstock_proto::handshake::{Challenge, NONCE_BYTES, PoolKey, Side};
@@ -44,6 +45,7 @@ pub(crate) enum Phase {
 /// What all sessions share.
 pub(crate) struct Host {
     key: Option<PoolKey>,
+    pub(crate) tls: Option<Tls>,
     pub(crate) connections: Arc<Semaphore>,
     /// Places for peers that have not proved the pool key yet: they cannot take those of gateways.
     pub(crate) strangers: Arc<Semaphore>,
@@ -106,6 +108,7 @@ impl Host {
     ) -> Self {
         Self {
             key: config.key.clone(),
+            tls: config.tls.clone(),
             connections: Arc::new(Semaphore::new(config.connections_max)),
             strangers: Arc::new(Semaphore::new(config.connections_max.div_ceil(4))),
             connections_max: config.connections_max,
@@ -329,7 +332,12 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
     }
 
     async fn flush(&mut self) -> Result<(), SessionEnd> {
-        timeout(WRITE_DEADLINE, self.inner.write_all(&self.output)).await.map_err(|_| SessionEnd::Stuck)??;
+        // TLS may keep what is not flushed.
+        let written = async {
+            self.inner.write_all(&self.output).await?;
+            self.inner.flush().await
+        };
+        timeout(WRITE_DEADLINE, written).await.map_err(|_| SessionEnd::Stuck)??;
         self.output.clear();
         Ok(())
     }

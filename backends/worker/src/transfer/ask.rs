@@ -7,7 +7,6 @@ use penstock_proto::Address;
 use penstock_proto::transfer::{Answer, AnswerBody, Ask, AskBody, Page};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 /// A holder that says nothing for so long is not alive: it says that it lives ten times in that.
@@ -71,7 +70,7 @@ impl Drop for Running<'_> {
 
 async fn transfer(peers: &Peers, errand: Errand, progress: &mut Progress) -> Result<(), Fault> {
     let about = peers.about.get().ok_or(Fault::Ending)?;
-    let (mut link, prove) = timeout(GREETING_DEADLINE, connect(&errand.from)).await.map_err(|_| Fault::Late)??;
+    let (mut link, prove) = connect(peers, &errand.from).await?;
     let key = peers.key.as_ref().filter(|_| prove);
     if prove && key.is_none() {
         return Err(Fault::Proof);
@@ -118,20 +117,11 @@ async fn take(peers: &Peers, about: &About, place: &Place, page: Page, progress:
     peers.tell(Command::Page(page)).await
 }
 
-async fn connect(from: &str) -> Result<(Link, bool), Fault> {
-    match from.parse::<Address>().map_err(|error| Fault::Other(error.to_string()))? {
-        Address::Unix(path) => {
-            let (reader, writer) = UnixStream::connect(path).await?.into_split();
-            Ok((Link::new(Box::new(reader), Box::new(writer)), false))
-        }
-        Address::Tcp(host_port) => {
-            let stream = TcpStream::connect(host_port).await?;
-            stream.set_nodelay(true)?;
-            rustix::net::sockopt::set_tcp_user_timeout(&stream, 10_000).map_err(std::io::Error::from)?;
-            let (reader, writer) = stream.into_split();
-            Ok((Link::new(Box::new(reader), Box::new(writer)), true))
-        }
-    }
+/// A connection to a holder, and whether both ends have to prove the pool key on it.
+async fn connect(peers: &Peers, from: &str) -> Result<(Link, bool), Fault> {
+    let address = from.parse::<Address>().map_err(|error| Fault::Other(error.to_string()))?;
+    let (reader, writer) = penstock_link::dial(&address, peers.tls.as_ref()).await?;
+    Ok((Link::new(reader, writer), matches!(address, Address::Tcp(_))))
 }
 
 impl Progress {

@@ -3,12 +3,13 @@
 use super::About;
 use crate::config::random;
 use bytes::BytesMut;
+use penstock_link::{Reader, Writer};
 use penstock_proto::codec::{self, CodecError};
 use penstock_proto::handshake::{Challenge, NONCE_BYTES, PoolKey, Proof, Side};
 use penstock_proto::transfer::*;
 use prost::Message;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 /// A greeting takes no longer.
@@ -48,9 +49,6 @@ pub(super) enum Fault {
     #[error("{0}")]
     Other(String),
 }
-
-pub(super) type Reader = Box<dyn AsyncRead + Send + Unpin>;
-pub(super) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// Both halves of a connection.
 pub(super) struct Link {
@@ -93,8 +91,11 @@ impl Outgoing {
     pub(super) async fn send<M: Message>(&mut self, message: &M) -> Result<(), Fault> {
         self.output.clear();
         codec::encode(message, &mut self.output)?;
-        timeout(WRITE_DEADLINE, self.inner.write_all(&self.output)).await.map_err(|_| Fault::Silent)??;
-        Ok(())
+        let written = async {
+            self.inner.write_all(&self.output).await?;
+            self.inner.flush().await
+        };
+        Ok(timeout(WRITE_DEADLINE, written).await.map_err(|_| Fault::Silent)??)
     }
 }
 

@@ -30,6 +30,7 @@ pub(crate) use serve::accept;
 use crate::engine_thread::{Command, StepAge};
 use bytes::Bytes;
 use penstock_proto::frames::TransferState;
+use penstock_link::Tls;
 use penstock_proto::handshake::PoolKey;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -62,6 +63,7 @@ pub(crate) struct About {
 /// What all transfers of a worker share.
 pub(crate) struct Peers {
     key: Option<PoolKey>,
+    tls: Option<Tls>,
     /// Weak: the engine's thread, which has this value too, ends when nobody else can tell it anything.
     commands: mpsc::WeakSender<Command>,
     age: OnceLock<StepAge>,
@@ -74,9 +76,10 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(crate) fn new(key: Option<PoolKey>, commands: &mpsc::Sender<Command>, address: String) -> Self {
+    pub(crate) fn new(config: &WorkerConfig, commands: &mpsc::Sender<Command>, address: String) -> Self {
         Self {
-            key,
+            key: config.key.clone(),
+            tls: config.tls.clone(),
             commands: commands.downgrade(),
             age: OnceLock::new(),
             about: OnceLock::new(),

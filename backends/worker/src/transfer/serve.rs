@@ -3,7 +3,7 @@
 use super::Peers;
 use super::link::{Fault, GREETING_DEADLINE, Link};
 use crate::engine_thread::Command;
-use crate::listen::Listener;
+use crate::listen::{Incoming, Listener};
 use bytes::Bytes;
 use penstock_engine::{PageSink, Prefill};
 use penstock_proto::transfer::{Alive, Answer, AnswerBody, AskBody, Computed, End, Page, Refused};
@@ -31,24 +31,19 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
                 let ours = rustix::process::geteuid().as_raw();
                 let known = stream.peer_cred().is_ok_and(|peer| peer.uid() == ours || peer.uid() == 0);
                 let (reader, writer) = stream.into_split();
-                known.then(|| (Link::new(Box::new(reader), Box::new(writer)), false))
+                known.then(|| Incoming::Unix(Box::new(reader), Box::new(writer)))
             }),
-            Listener::Tcp { listener, .. } => listener.accept().await.and_then(|(stream, _)| {
-                stream.set_nodelay(true)?;
-                rustix::net::sockopt::set_tcp_user_timeout(&stream, 10_000)?;
-                let (reader, writer) = stream.into_split();
-                Ok(Some((Link::new(Box::new(reader), Box::new(writer)), true)))
-            }),
+            Listener::Tcp { listener, .. } => listener.accept().await.map(|(stream, _)| Some(Incoming::Tcp(stream))),
         };
         match accepted {
-            Ok(Some((link, prove))) => {
+            Ok(Some(incoming)) => {
                 let Ok(place) = Arc::clone(&peers.served).try_acquire_owned() else {
                     debug!("too many transfers");
                     continue;
                 };
                 let peers = Arc::clone(&peers);
                 tokio::spawn(async move {
-                    if let Err(why) = serve(&peers, link, prove).await {
+                    if let Err(why) = serve(&peers, incoming).await {
                         debug!(%why, "transfer out ended early");
                     }
                     drop(place);
@@ -63,7 +58,10 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
     }
 }
 
-async fn serve(peers: &Peers, mut link: Link, prove: bool) -> Result<(), Fault> {
+async fn serve(peers: &Peers, incoming: Incoming) -> Result<(), Fault> {
+    let prove = incoming.must_prove();
+    let (reader, writer) = incoming.open(peers.tls.as_ref()).await?;
+    let mut link = Link::new(reader, writer);
     let key = peers.key.as_ref().filter(|_| prove);
     if prove && key.is_none() {
         return Err(Fault::Proof);

@@ -250,6 +250,7 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         workers: table.number("workers", 1..=256) as usize,
         connect,
         key_file: table.text("key_file").map(PathBuf::from),
+        tls: pool_tls(table),
         threads: table.number("threads", 0..=1024) as usize,
         device,
         path: table.text("path").unwrap_or_default(),
@@ -267,6 +268,19 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         prefill_workers: table.number("prefill_workers", 0..=127) as usize,
         roles: roles(table),
         record: table.text("record").map(PathBuf::from),
+    }
+}
+
+/// All three files, or none.
+fn pool_tls(table: &Reader<'_, '_>) -> Option<penstock_link::TlsFiles> {
+    let [certificate, key, ca] = ["tls_certificate", "tls_key", "tls_ca"].map(|name| table.text(name).map(PathBuf::from));
+    match (certificate, key, ca) {
+        (Some(certificate), Some(key), Some(ca)) => Some(penstock_link::TlsFiles { certificate, key, ca }),
+        (None, None, None) => None,
+        _ => {
+            table.fault("tls_certificate", "tls_certificate, tls_key and tls_ca go together");
+            None
+        }
     }
 }
 

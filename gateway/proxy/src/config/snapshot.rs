@@ -173,6 +173,8 @@ pub struct PoolConfig {
     pub connect: Vec<String>,
     /// Secret shared with workers on TCP.
     pub key_file: Option<PathBuf>,
+    /// What is shown to workers on TCP, and who is trusted there.
+    pub tls: Option<penstock_link::TlsFiles>,
     /// Threads per worker; 0: shared out.
     pub threads: usize,
     /// Device.

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use penstock_link::Tls;
 use penstock_proto::handshake::PoolKey;
 use penstock_router::Slo;
 use penstock_text::{TextFiles, TextModel};
@@ -60,6 +61,9 @@ pub(super) fn settings(
     if let Some(path) = &asked.key_file {
         let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
         settings.key = Some(PoolKey::new(&bytes).map_err(|error| format!("{}: {error}", path.display()))?);
+    }
+    if let Some(files) = &asked.tls {
+        settings.tls = Some(Tls::read(files).map_err(|error| error.to_string())?);
     }
     for address in &asked.connect {
         settings.connect.push(address.parse().map_err(|error| format!("{error}"))?);

@@ -201,6 +201,7 @@ impl Actor {
                 worker,
                 address: member.address.clone(),
                 key: self.config.key.clone(),
+                tls: self.config.tls.clone(),
                 gateway: self.gateway,
                 events: self.sender.clone(),
             };

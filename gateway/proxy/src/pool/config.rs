@@ -2,6 +2,7 @@
 
 use penstock_proto::Address;
 use penstock_proto::address::AddressError;
+use penstock_link::Tls;
 use penstock_proto::handshake::PoolKey;
 use penstock_router::roles::RoleLimits;
 use penstock_router::{Limits, Policy, WORKERS_MAX, Weights};
@@ -66,6 +67,8 @@ pub struct PoolConfig {
     pub connect: Vec<Address>,
     /// Secret shared with workers on TCP.
     pub key: Option<PoolKey>,
+    /// TLS to workers on TCP.
+    pub tls: Option<Tls>,
     /// BLAKE3 of the gateway's tokenizer; a worker with another one is refused. `None`: that of the first worker counts.
     pub tokenizer_hash: Option<Vec<u8>>,
     /// Tokens that a choice may be ahead of its reader.
@@ -169,6 +172,7 @@ impl PoolConfig {
             local: None,
             connect: Vec::new(),
             key: None,
+            tls: None,
             tokenizer_hash: None,
             window_tokens: 64,
             requests_max: 16_384,

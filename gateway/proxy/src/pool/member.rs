@@ -116,15 +116,17 @@ impl Member {
         self.ready = Some(ready);
     }
 
-    /// Where other workers reach it for KV; empty: nowhere. One that listens on every address is reached where this gateway reaches it.
+    /// Where other workers reach it for KV; empty: nowhere. Over TCP that is the host where this gateway reaches it (what it calls itself may
+    /// mean nothing elsewhere, and its certificate is for that host), unless the gateway only says that it is this very machine.
     pub(super) fn transfer_address(&self) -> String {
         let told = self.ready.as_ref().map_or("", |ready| ready.transfer.as_str());
         match (told.parse(), &self.address) {
             (Ok(Address::Tcp(theirs)), Address::Tcp(ours)) => {
-                let (_, port) = theirs.rsplit_once(':').unwrap_or_default();
+                let (named, port) = theirs.rsplit_once(':').unwrap_or_default();
                 let (host, _) = ours.rsplit_once(':').unwrap_or_default();
-                let is_open = theirs.starts_with("0.0.0.0:") || theirs.starts_with("[::]:");
-                if is_open { Address::Tcp(format!("{host}:{port}")).to_string() } else { told.to_owned() }
+                let is_here = matches!(host, "127.0.0.1" | "[::1]" | "localhost");
+                let is_open = matches!(named, "0.0.0.0" | "[::]");
+                if is_open || !is_here { Address::Tcp(format!("{host}:{port}")).to_string() } else { told.to_owned() }
             }
             _ => told.to_owned(),
         }

@@ -5,21 +5,21 @@
 
 use super::supervisor::Update;
 use bytes::BytesMut;
+use penstock_link::{Reader, Tls, Writer};
 use penstock_proto::frames::{Down, DownBody, Hello, Loading, Pulled, Ready, Step, Up, UpBody};
 use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Proof, Side};
 use penstock_proto::{Address, PROTOCOL_VERSION, codec};
 use penstock_router::WorkerId;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
 /// Frames to a worker that may wait for the socket: a worker that reads nothing for this long is not alive.
 const DOWN_FRAMES_MAX: usize = 16 * 1024;
 
-/// A connection, or the handshake on it, takes no longer.
+/// The handshake takes no longer.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A write of waiting frames takes no longer.
@@ -78,13 +78,12 @@ pub(super) struct Keeper {
     pub(super) worker: WorkerId,
     pub(super) address: Address,
     pub(super) key: Option<PoolKey>,
+    /// For TCP.
+    pub(super) tls: Option<Tls>,
     /// Random id of this gateway process.
     pub(super) gateway: u64,
     pub(super) events: mpsc::Sender<Event>,
 }
-
-type Reader = Box<dyn AsyncRead + Send + Unpin>;
-type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
 struct Ended {
     loss: Loss,
@@ -103,7 +102,7 @@ impl Keeper {
         let mut pause = RETRY_FIRST;
         for session in 1_u64.. {
             let began = Instant::now();
-            let ended = match self.connect().await {
+            let ended = match penstock_link::dial(&self.address, self.tls.as_ref()).await {
                 Ok((reader, writer)) => self.session(session, reader, writer).await,
                 Err(error) => Ended::new(Loss::Ended, format!("connect: {error}")),
             };
@@ -114,25 +113,6 @@ impl Keeper {
             let lasted = began.elapsed() > RETRY_LAST;
             pause = if lasted { RETRY_FIRST } else { (pause * 2).min(RETRY_LAST) };
             tokio::time::sleep(pause).await;
-        }
-    }
-
-    async fn connect(&self) -> std::io::Result<(Reader, Writer)> {
-        let late = |_| std::io::Error::from(std::io::ErrorKind::TimedOut);
-        match &self.address {
-            Address::Unix(path) => {
-                let (reader, writer) =
-                    timeout(HANDSHAKE_DEADLINE, UnixStream::connect(path)).await.map_err(late)??.into_split();
-                Ok((Box::new(reader), Box::new(writer)))
-            }
-            Address::Tcp(host_port) => {
-                let stream = timeout(HANDSHAKE_DEADLINE, TcpStream::connect(host_port)).await.map_err(late)??;
-                stream.set_nodelay(true)?;
-                // A peer that vanished without a word (cable, power) fails the connection after this long.
-                rustix::net::sockopt::set_tcp_user_timeout(&stream, 10_000)?;
-                let (reader, writer) = stream.into_split();
-                Ok((Box::new(reader), Box::new(writer)))
-            }
         }
     }
 
@@ -245,7 +225,13 @@ async fn send(writer: &mut Writer, body: DownBody) -> Result<(), Ended> {
     let mut bytes = BytesMut::new();
     codec::encode(&Down { body: Some(body) }, &mut bytes)
         .map_err(|error| Ended::new(Loss::GivenUp, error.to_string()))?;
-    writer.write_all(&bytes).await.map_err(|error| Ended::new(Loss::Ended, error.to_string()))
+    written(writer, &bytes).await.map_err(|error| Ended::new(Loss::Ended, error.to_string()))
+}
+
+/// TLS may keep what is not flushed.
+async fn written(writer: &mut Writer, bytes: &[u8]) -> std::io::Result<()> {
+    writer.write_all(bytes).await?;
+    writer.flush().await
 }
 
 /// Writes what waits, many frames at once.
@@ -258,7 +244,7 @@ async fn speak(mut outbox: mpsc::Receiver<Down>, mut writer: Writer) -> Ended {
                 return Ended::new(Loss::GivenUp, error.to_string());
             }
         }
-        match timeout(WRITE_DEADLINE, writer.write_all(&bytes)).await {
+        match timeout(WRITE_DEADLINE, written(&mut writer, &bytes)).await {
             Ok(Ok(())) => bytes.clear(),
             Ok(Err(error)) => return Ended::new(Loss::Ended, error.to_string()),
             Err(_) => return Ended::new(Loss::GivenUp, "the worker does not read"),

@@ -210,7 +210,7 @@ impl Actor {
         }
         one.round += 1;
         let mut frames = Vec::new();
-        let from = self.members[usize::from(one.from.0)].ready.as_ref().map_or("", |ready| &ready.transfer);
+        let from = self.members[usize::from(one.from.0)].transfer_address();
         for (choice, hashes) in sealed {
             let Some(chain) = one.chains.iter_mut().find(|chain| chain.choice == choice) else { continue };
             chain.had = chain.have;
@@ -221,7 +221,7 @@ impl Actor {
                 self.moves.pulls.insert(id, request);
                 let hashes = hashes.iter().map(|hash| hash.to_bytes().to_vec()).collect();
                 let deadline_seconds = PULL_DEADLINE.as_secs_f64();
-                frames.push(Pull { id, from: from.to_owned(), hashes, deadline_seconds });
+                frames.push(Pull { id, from: from.clone(), hashes, deadline_seconds });
             }
         }
         let to = one.to;
