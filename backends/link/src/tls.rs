@@ -93,8 +93,7 @@ impl Tls {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let all: Result<Vec<_>, _> =
-        CertificateDer::pem_file_iter(path).map_err(|error| wrong(path, &error))?.collect();
+    let all: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).map_err(|error| wrong(path, &error))?.collect();
     let all = all.map_err(|error| wrong(path, &error))?;
     if all.is_empty() {
         return Err(wrong(path, &"no certificate in it"));

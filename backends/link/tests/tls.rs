@@ -152,7 +152,8 @@ fn a_file_that_is_wrong_is_named() {
         TlsFiles { key: ours.member("other").key, ..good.clone() },
     ] {
         let error = Tls::read(&wrong).expect_err("wrong").to_string();
-        let named = [&wrong.ca, &wrong.certificate, &wrong.key].iter().any(|path| error.contains(&*path.to_string_lossy()));
+        let named =
+            [&wrong.ca, &wrong.certificate, &wrong.key].iter().any(|path| error.contains(&*path.to_string_lossy()));
         assert!(named, "{error}");
     }
 }

@@ -139,7 +139,9 @@ pub enum WorkerError {
         address: String,
     },
     /// Not asked for by name.
-    #[error("{address} is not a loopback address: give TLS certificates, or say explicitly that this network is trusted")]
+    #[error(
+        "{address} is not a loopback address: give TLS certificates, or say explicitly that this network is trusted"
+    )]
     NotLoopback {
         /// The address.
         address: String,

@@ -29,8 +29,12 @@ const PEERS_ERROR: f64 = 0.3;
 const JUDGED_AFTER: u32 = 32;
 /// Errors above this many usual ones count less.
 const OUTLIER: f64 = 2.5;
-/// Steps with data before others may take this worker for their prior.
+/// Steps with prefill after which a worker is known by itself, and before which it is taken for its equals.
 const TELLING: u32 = 64;
+/// After that, the equals that still learn are told of every so many steps.
+const LESSON: u32 = 16;
+/// Steps for which equals vouch, where they are known: a first step that is a lucky one, or a page fault, does not resize everything.
+const VOUCHED: f64 = 4.0;
 /// Seconds per prompt token that are assumed of a worker that nothing is known of.
 const UNKNOWN: f64 = 1e-3;
 /// Coefficients in units of a: a dense transformer, 12 ms, 71 µs, 1.35 ns, 40 µs, 16 ns.
@@ -93,22 +97,31 @@ impl Fit {
         Self { prior, prior_error, with_prefill, decode_only, now: prior, error: 0.3, drift: 0.0, chunk: CHUNK.0 }
     }
 
-    /// A worker of which nothing was seen yet, on a device like that of `peers`.
+    /// A worker of which nothing was seen yet, on a device like that of `peers`: their mean, by what was seen of each. The first step
+    /// of the first of them tells more than nothing: how large a guess about all of them is wrong.
     pub fn like<'a>(peers: impl Iterator<Item = &'a Fit>) -> Option<Self> {
-        let (mut sum, mut chunk, mut count) = ([0.0; 5], 0.0, 0.0);
-        for peer in peers.filter(|peer| peer.is_telling()) {
-            sum.iter_mut().zip(peer.now).for_each(|(sum, more)| *sum += more);
-            chunk += peer.chunk;
-            count += 1.0;
+        let (mut sum, mut chunk, mut seen) = ([0.0; 5], 0.0, 0.0);
+        for peer in peers {
+            let steps = f64::from(peer.with_prefill.steps.min(TELLING));
+            sum.iter_mut().zip(peer.now).for_each(|(sum, more)| *sum += steps * more);
+            chunk += steps * peer.chunk;
+            seen += steps;
         }
         // Nothing is excluded by a peer whose step showed no cost of something.
-        let prior = std::array::from_fn(|at| (sum[at] / count).max(SHAPE[at] * sum[1] / count * 1e-3));
-        (count > 0.0).then(|| Self { chunk: chunk / count, ..Self::with_prior(prior, PEERS_ERROR) })
+        let prior = std::array::from_fn(|at| (sum[at] / seen).max(SHAPE[at] * sum[1] / seen * 1e-3));
+        let error = if seen >= f64::from(TELLING) { PEERS_ERROR } else { PRIOR_ERROR };
+        (seen > 0.0).then(|| Self { chunk: chunk / seen, ..Self::with_prior(prior, error) })
     }
 
-    /// Whether others may take this worker for their prior.
+    /// Whether this worker is known by itself.
     pub fn is_telling(&self) -> bool {
         self.with_prefill.steps >= TELLING
+    }
+
+    /// Whether its last step with prefill is one that its equals are told of.
+    pub fn is_lesson(&self) -> bool {
+        let steps = self.with_prefill.steps;
+        steps > 0 && (steps < TELLING || steps.is_multiple_of(LESSON))
     }
 
     /// A worker that has not told much itself is taken to be as fast as its equals: else it would be taken for slow because nobody
@@ -208,7 +221,9 @@ impl Fit {
         }
         // A prior of the right shape and the wrong size is only resized.
         let all: f64 = products.iter().flatten().sum();
-        let size = if all > 0.0 { (targets.iter().sum::<f64>() / all).max(1e-6) } else { 1.0 };
+        let vouched = if self.prior_error < PRIOR_ERROR { VOUCHED } else { 0.0 };
+        let size = (targets.iter().sum::<f64>() + vouched) / (all + vouched);
+        let size = if all > 0.0 { size.max(1e-6) } else { 1.0 };
         let ridge = (NOISE / (self.prior_error * size)).powi(2);
         for i in 0..5 {
             products[i][i] += ridge;
@@ -362,6 +377,32 @@ mod tests {
         let before = used.coefficients();
         used.take_after(&Fit::default());
         assert_eq!(used.coefficients(), before, "who knows himself does not ask");
+    }
+
+    #[test]
+    fn the_first_step_of_one_tells_of_its_equals() {
+        let (mut random, mut used, mut idle) = (Random::new(2), Fit::default(), Fit::default());
+        used.observe(&step(&mut random, &ENGINE, 0.1));
+        assert!(used.is_lesson());
+        idle.take_after(&Fit::like([&used, &idle].into_iter()).expect("one tells"));
+        let (near, truth) = (idle.prefill_seconds(4000, 0), 4000.0 * (ENGINE[1] + ENGINE[0] / idle.chunk()));
+        assert!((0.5..2.0).contains(&(near / truth)), "{near} for {truth}");
+        assert!((0.2..5.0).contains(&(idle.step_seconds(8.0, 80_000.0) / used.step_seconds(8.0, 80_000.0))));
+    }
+
+    #[test]
+    fn one_odd_step_does_not_make_an_equal_slow() {
+        let (mut random, mut used, mut idle) = (Random::new(6), Fit::default(), Fit::default());
+        (0..200).for_each(|_| used.observe(&step(&mut random, &ENGINE, 0.1)));
+        idle.take_after(&Fit::like([&used].into_iter()).expect("one tells"));
+        let mut odd = step(&mut random, &ENGINE, 0.1);
+        odd.seconds *= 4.0;
+        idle.observe(&odd);
+        assert!(idle.prefill_seconds(4000, 0) < 2.5 * used.prefill_seconds(4000, 0));
+        // One that is slow is found out all the same.
+        let slow = ENGINE.map(|coefficient| 4.0 * coefficient);
+        (0..300).for_each(|_| idle.observe(&step(&mut random, &slow, 0.1)));
+        close(&idle, &slow, 0.15);
     }
 
     /// The first thing that a worker ever says may be about a step of a second.

@@ -225,13 +225,13 @@ impl Fleet {
     pub fn observe(&mut self, worker: WorkerId, batch: &Batch) {
         let Some(view) = self.site.workers.get_mut(&worker) else { return };
         view.observe(batch);
-        if batch.prefill_tokens > 0 && view.fit.is_telling() {
+        if batch.prefill_tokens > 0 && view.fit.is_lesson() {
             let device = Arc::clone(&view.member.device);
             self.teach(&device);
         }
     }
 
-    /// Lets workers that nobody has used yet be taken for their equals.
+    /// Lets workers that have hardly been used be taken for their equals.
     fn teach(&mut self, device: &str) {
         let equals = |view: &&WorkerView| *view.member.device == *device;
         if self.site.workers.values().filter(equals).all(|view| view.fit.is_telling()) {

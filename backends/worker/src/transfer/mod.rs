@@ -27,10 +27,11 @@ mod serve;
 pub(crate) use desk::{Arrival, Incoming, Taken};
 pub(crate) use serve::accept;
 
+use crate::config::WorkerConfig;
 use crate::engine_thread::{Command, StepAge};
 use bytes::Bytes;
-use penstock_proto::frames::TransferState;
 use penstock_link::Tls;
+use penstock_proto::frames::TransferState;
 use penstock_proto::handshake::PoolKey;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

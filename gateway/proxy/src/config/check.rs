@@ -273,7 +273,8 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
 
 /// All three files, or none.
 fn pool_tls(table: &Reader<'_, '_>) -> Option<penstock_link::TlsFiles> {
-    let [certificate, key, ca] = ["tls_certificate", "tls_key", "tls_ca"].map(|name| table.text(name).map(PathBuf::from));
+    let [certificate, key, ca] =
+        ["tls_certificate", "tls_key", "tls_ca"].map(|name| table.text(name).map(PathBuf::from));
     match (certificate, key, ca) {
         (Some(certificate), Some(key), Some(ca)) => Some(penstock_link::TlsFiles { certificate, key, ca }),
         (None, None, None) => None,

@@ -1,8 +1,8 @@
 //! What a pool is made of.
 
+use penstock_link::Tls;
 use penstock_proto::Address;
 use penstock_proto::address::AddressError;
-use penstock_link::Tls;
 use penstock_proto::handshake::PoolKey;
 use penstock_router::roles::RoleLimits;
 use penstock_router::{Limits, Policy, WORKERS_MAX, Weights};
