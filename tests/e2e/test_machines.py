@@ -1,0 +1,138 @@
+"""Workers that are started elsewhere, over TCP: the pool key, and TLS with certificates at both ends, also between workers."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_admin import Api
+
+from harness import binary, free_port, serving, user, wait_until
+
+MODEL = "penstock-demo"
+
+
+def openssl(*words: object) -> None:
+    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
+
+
+class Authority:
+    """An authority of the pool, made as the guide says."""
+
+    NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+    def __init__(self, folder: Path):
+        folder.mkdir()
+        self.folder, self.ca, self.key = folder, folder / "ca.pem", folder / "ca-key.pem"
+        openssl("req", "-x509", *self.NEW_KEY, "-days", 2, "-keyout", self.key, "-out", self.ca, "-subj", "/CN=pool")
+
+    def member(self, name: str) -> dict[str, Path]:
+        """Files of a member: certificate, key, ca."""
+        key, request, certificate, names = (self.folder / f"{name}.{end}" for end in ["key", "csr", "pem", "ext"])
+        openssl("req", *self.NEW_KEY, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
+        names.write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+        signed = ["-CA", self.ca, "-CAkey", self.key, "-days", 2, "-extfile", names, "-out", certificate]
+        openssl("x509", "-req", "-in", request, *signed)
+        return {"certificate": certificate, "key": key, "ca": self.ca}
+
+
+class Workers:
+    """Workers with addresses on TCP."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.processes = folder, []
+        self.key = folder / "pool.key"
+        self.key.write_text("a secret of this pool alone")
+
+    def start(self, role: str, tls: dict[str, Path]) -> str:
+        port = free_port()
+        words = ["worker", "--listen", f"tcp:127.0.0.1:{port}", "--role", role, "--key-file", self.key]
+        words += ["--threads", 1, "--orphan-ttl", 30]
+        for name, path in tls.items():
+            words += [f"--tls-{name}", path]
+        with (self.folder / f"{port}.log").open("ab") as log:
+            command = [str(binary()), *map(str, words)]
+            self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL))
+        return f"tcp://127.0.0.1:{port}"
+
+    def log(self) -> str:
+        return "\n".join(path.read_text(errors="replace") for path in self.folder.glob("*.log"))
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def workers(tmp_path):
+    workers = Workers(tmp_path)
+    yield workers
+    workers.stop()
+
+
+def config(addresses: list[str], key: Path, tls: dict[str, Path]) -> str:
+    lines = ["[[pools]]", f"connect = {addresses!r}", f'key_file = "{key}"']
+    return "\n".join(lines + [f'tls_{name} = "{path}"' for name, path in tls.items()])
+
+
+def ask(gateway, text: str) -> str:
+    answer = gateway.client().chat.completions.create(
+        model=MODEL, messages=user(text), max_tokens=12, temperature=0, timeout=60
+    )
+    return answer.choices[0].message.content
+
+
+def test_a_pool_over_tls_moves_kv_too(tmp_path, workers):
+    authority = Authority(tmp_path / "ca")
+    addresses = [workers.start(role, authority.member(role)) for role in ["prefill", "decode"]]
+    long = "The river runs under the old stone bridge and the light moves on the water. " * 60
+    with serving(tmp_path / "plain") as alone:
+        expected = ask(alone, long)
+    text = config(addresses, workers.key, authority.member("gateway"))
+    with serving(tmp_path / "gateway", workers=0, config=text) as gateway:
+        api = Api(gateway)
+        wait_until(lambda: [w["phase"] for w in api.get("/workers")["data"]] == ["ready"] * 2, "both serve", 60)
+        assert ask(gateway, long) == expected
+        moved = {w["role"]: w["transfer_bytes_in"] for w in api.get("/workers")["data"]}
+        assert moved["decode"] > 100_000 and moved["prefill"] == 0, moved
+
+
+def test_who_has_no_certificate_of_the_pool_is_no_member(tmp_path, workers):
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    addresses = [
+        workers.start("mixed", ours.member("worker")),
+        workers.start("mixed", theirs.member("worker")),
+        workers.start("mixed", {}),
+    ]
+    text = config(addresses, workers.key, ours.member("gateway"))
+    with serving(tmp_path / "gateway", workers=0, config=text) as gateway:
+        api = Api(gateway)
+        assert ask(gateway, "Hello.")
+        wait_until(lambda: workers.log().count("worker listens") == 3, "all three listen", 60)
+        # They were tried often enough meanwhile: a try takes a second.
+        wait_until(lambda: gateway.log().count("connect: ") >= 4, "the others are tried and refused", 30)
+        assert [w["phase"] == "ready" for w in api.get("/workers")["data"]] == [True, False, False]
+
+
+def test_files_that_are_wrong_are_named(tmp_path):
+    member = Authority(tmp_path / "ca").member("gateway")
+    for wrong, why in [
+        ({"certificate": member["certificate"]}, "go together"),
+        (member | {"ca": tmp_path / "missing.pem"}, "missing.pem"),
+    ]:
+        path = tmp_path / "penstock.toml"
+        path.write_text(config(["tcp://127.0.0.1:9"], member["key"], wrong))
+        command = [
+            str(binary()),
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--config",
+            str(path),
+            "--state-dir",
+            str(tmp_path / "s"),
+        ]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert ended.returncode != 0 and why in ended.stdout + ended.stderr, ended.stderr
