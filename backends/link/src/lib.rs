@@ -4,6 +4,8 @@
 //! is not trusted everything goes through TLS with certificates at both ends ([`Tls`]): then no one else reads prompts or KV, or changes
 //! them under way. The two are independent: TLS says which machines may talk, the key which pool they belong to.
 
+#![forbid(unsafe_code)]
+
 mod tls;
 
 use penstock_proto::Address;

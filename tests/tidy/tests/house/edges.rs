@@ -8,7 +8,7 @@ const FLOORS: [&[&str]; 7] = [
     &["backends/proto", "gateway/dialects", "kernels"],
     &["backends/kv", "gateway/text", "plugins/api"],
     &["gateway/router", "gateway/govern", "backends/engine", "plugins/builtin", "plugins/wasm"],
-    &["gateway/store"],
+    &["gateway/store", "backends/link"],
     &["gateway/proxy", "backends/worker"],
     &["gateway/admin"],
     &["gateway/cli"],
@@ -21,7 +21,8 @@ const APART: [(&str, &[&str]); 2] = [
 ];
 
 /// Crates that may wait: the processes and what serves them.
-const ASYNC: [&str; 5] = ["gateway/cli", "gateway/proxy", "gateway/admin", "gateway/store", "backends/worker"];
+const ASYNC: [&str; 6] =
+    ["gateway/cli", "gateway/proxy", "gateway/admin", "gateway/store", "backends/link", "backends/worker"];
 
 /// Crates that start threads for I/O or poll: their presence means async.
 const RUNTIMES: [&str; 6] = ["tokio", "mio", "async-std", "smol", "hyper", "pingora-core"];
