@@ -87,7 +87,7 @@ def ask(gateway, text: str) -> str:
 def test_a_pool_over_tls_moves_kv_too(tmp_path, workers):
     authority = Authority(tmp_path / "ca")
     addresses = [workers.start(role, authority.member(role)) for role in ["prefill", "decode"]]
-    long = "The river runs under the old stone bridge and the light moves on the water. " * 60
+    long = "The river runs under the old stone bridge and the light moves on the water. " * 180
     with serving(tmp_path / "plain") as alone:
         expected = ask(alone, long)
     text = config(addresses, workers.key, authority.member("gateway"))
@@ -95,8 +95,16 @@ def test_a_pool_over_tls_moves_kv_too(tmp_path, workers):
         api = Api(gateway)
         wait_until(lambda: [w["phase"] for w in api.get("/workers")["data"]] == ["ready"] * 2, "both serve", 60)
         assert ask(gateway, long) == expected
-        moved = {w["role"]: w["transfer_bytes_in"] for w in api.get("/workers")["data"]}
-        assert moved["decode"] > 100_000 and moved["prefill"] == 0, moved
+
+        def moved() -> dict[str, int]:
+            return {w["role"]: w["transfer_bytes_in"] for w in api.get("/workers")["data"]}
+
+        # Which prompts are computed elsewhere is the router's to say: it learns the workers' speeds from the first ones.
+        for number in range(30):
+            ask(gateway, f"{number} {long}")
+            if moved()["decode"] > 100_000:
+                break
+        assert moved()["decode"] > 100_000 and moved()["prefill"] == 0, moved()
 
 
 def test_who_has_no_certificate_of_the_pool_is_no_member(tmp_path, workers):
@@ -111,9 +119,10 @@ def test_who_has_no_certificate_of_the_pool_is_no_member(tmp_path, workers):
         api = Api(gateway)
         assert ask(gateway, "Hello.")
         wait_until(lambda: workers.log().count("worker listens") == 3, "all three listen", 60)
-        # They were tried often enough meanwhile: a try takes a second.
-        wait_until(lambda: gateway.log().count("connect: ") >= 4, "the others are tried and refused", 30)
-        assert [w["phase"] == "ready" for w in api.get("/workers")["data"]] == [True, False, False]
+        wait_until(lambda: gateway.log().count("worker not reached") >= 2, "the others are tried and refused", 30)
+        phases = {w["name"]: (w["phase"], w["detail"]) for w in api.get("/workers")["data"]}
+        assert [phases[address][0] for address in addresses] == ["ready", "down", "down"], phases
+        assert "certificate" in phases[addresses[1]][1], phases
 
 
 def test_files_that_are_wrong_are_named(tmp_path):

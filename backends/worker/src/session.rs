@@ -311,8 +311,11 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             if let Some(Down { body }) = codec::decode_within(&mut self.input, self.frame_bytes_max)? {
                 return Ok(body);
             }
-            if self.inner.read_buf(&mut self.input).await? == 0 {
-                return Err(SessionEnd::Closed);
+            match self.inner.read_buf(&mut self.input).await {
+                Ok(0) => return Err(SessionEnd::Closed),
+                // A peer that is gone says no farewell in TLS.
+                Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Err(SessionEnd::Closed),
+                done => done.map(drop)?,
             }
         }
     }

@@ -214,6 +214,10 @@ impl Frames {
                 Ok(None) => match self.reader.read_buf(&mut self.input).await {
                     Ok(0) => return Err(Ended::new(Loss::Ended, "the worker closed the connection")),
                     Ok(_) => {}
+                    // A peer that is gone says no farewell in TLS.
+                    Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+                        return Err(Ended::new(Loss::Ended, "the worker closed the connection"));
+                    }
                     Err(error) => return Err(Ended::new(Loss::Ended, error.to_string())),
                 },
             }

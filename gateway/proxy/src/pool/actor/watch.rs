@@ -122,6 +122,11 @@ impl Actor {
         let orderly = member.state.draining;
         let died = (was_ready && loss == Loss::Ended && !orderly)
             .then(|| member.ready.as_ref().map_or(0, |ready| ready.epoch));
+        // Local ones are spoken of by their supervisor.
+        let is_news = !matches!(&member.session, Session::Absent { why: said } if *said == *why);
+        if is_news && !was_ready && member.process.is_none() {
+            warn!(worker = %member.name, why, "worker not reached");
+        }
         member.end(why);
         let bound: Vec<u64> = member.bound.drain().collect();
         if was_ready {
