@@ -44,8 +44,8 @@ Over TCP both sides prove a shared secret:
 
 /// AI gateway with its own inference engine.
 ///
-/// `penstock serve` answers the OpenAI API: chat completions, completions, models, tokenize. It starts its engine as worker
-/// processes, continues their answers when one dies, and needs no other software.
+/// `penstock serve` answers the APIs of OpenAI, Anthropic and Gemini. It starts its engine as worker processes, continues their
+/// answers when one dies, asks other providers where the config names them, and needs no other software.
 #[derive(Parser, Debug)]
 #[command(name = "penstock", version, after_help = EXAMPLES, max_term_width = 110, disable_help_subcommand = true)]
 struct Cli {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::raw::{Document, Reader};
+use penstock_proto::Address;
 use penstock_router::policy::UnknownPolicy;
 use penstock_router::{Policy, Slo};
 
@@ -234,8 +235,8 @@ fn prices(table: &Reader<'_, '_>) -> Prices {
 fn pool(table: &Reader<'_, '_>) -> PoolConfig {
     let model = table.text("model").map(PathBuf::from);
     let connect = table.texts("connect");
-    if connect.iter().any(|address| !address.starts_with("unix://") && !address.starts_with("tcp://")) {
-        table.fault("connect", "each address is unix://PATH or tcp://HOST:PORT");
+    if connect.iter().any(|address| address.parse::<Address>().is_err()) {
+        table.fault("connect", "each address is unix:PATH or tcp:HOST:PORT, with or without // behind the colon");
     }
     if !connect.is_empty() && table.has("workers") {
         table.fault("connect", "give either workers (started here) or connect (started elsewhere)");
@@ -488,6 +489,17 @@ mod tests {
     fn syntax_errors_have_lines() {
         let faults = read("[server]\nlisten = \n").expect_err("faults");
         assert!(faults[0].starts_with("p.toml:2"), "{faults:?}");
+    }
+
+    #[test]
+    fn workers_elsewhere_are_named_as_they_are_started() {
+        let connect = |address: &str| read(&format!("[[pools]]\nconnect = [\"{address}\"]\n"));
+        for address in ["unix:/run/a.sock", "unix:///run/a.sock", "tcp:10.0.0.7:7070", "tcp://10.0.0.7:7070"] {
+            assert!(connect(address).is_ok(), "{address}");
+        }
+        for address in ["/run/a.sock", "tcp://10.0.0.7", "http://10.0.0.7:7070"] {
+            assert!(connect(address).is_err_and(|faults| faults[0].contains("pools[0].connect")), "{address}");
+        }
     }
 
     #[test]
