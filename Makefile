@@ -12,7 +12,7 @@ EXAMPLES ?= 100
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test format lint unit doc e2e test-clients test-stores test-shared test-faults test-wasm wasm-plugin tools
+.PHONY: help serve test format lint unit doc e2e test-clients test-stores test-shared test-faults test-wasm test-admin wasm-plugin tools
 
 TOOLS := . .ci/tools.sh
 
@@ -58,7 +58,7 @@ test-faults: ## Every cell of the fault matrix and a storm of a hundred faults (
 test-wasm: ## Plugins that are WebAssembly, with the feature that hosts them
 	@$(TOOLS); need_build_tools; need_test_tools; run_wasm_tests
 
-wasm-plugin: ## Builds the plugin of the WebAssembly tests from its source (npm) and notes what of
+wasm-plugin: ## Builds the plugin of the WebAssembly tests from its source (npm) and notes their checksums
 	@npm ci --silent --no-audit --no-fund --prefix plugins/wasm/tests/sdk && npm run --silent --prefix plugins/wasm/tests/sdk build
 	@cd plugins/wasm/tests/sdk && sha256sum assembly/index.ts package-lock.json plugin.wasm > SHA256SUMS
 
