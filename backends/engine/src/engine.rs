@@ -1,11 +1,12 @@
 //! The engine's face: requests in, one [`Step`] out. [`Engine::step`] is schedule → forward → sample → publish.
 
 use crate::config::EngineConfig;
+use crate::first;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
 use crate::random::Draw;
 use crate::request::{Limits, Prefill, Refusal, Request};
 use crate::sampler::{BadLogits, Sampler};
-use crate::scheduler::{Order, Plan, Run, Scheduler, Sizes};
+use crate::scheduler::{Order, Plan, Scheduler, Sizes};
 use crate::sequence::Sequence;
 use crate::stats::{Stats, attended};
 use crate::transfer::{Missing, PageSink, Transfers};
@@ -15,6 +16,7 @@ use penstock_proto::frames::{
     Batch, Cancel, EngineState, Finish, FinishReason, Generate, KvEvent, Output, Role, Step, Token, TokenLogprobs,
     Window,
 };
+use penstock_proto::transfer::{First, FirstToken};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,6 +91,8 @@ struct Drawn {
     prompt: Option<TokenLogprobs>,
     /// The next token of the sequence.
     token: Option<Token>,
+    /// The same for another worker, of each of its choices.
+    firsts: Vec<FirstToken>,
     /// It is the row of the sequence's last token: after it, the sequence goes on or ends.
     last: bool,
 }
@@ -416,29 +420,41 @@ impl Engine {
         self.transfers.send(id, hashes, sink, &mut self.scheduler)
     }
 
-    /// Computes blocks of a prompt for another engine and sends each layer as soon as it is complete.
+    /// Computes blocks of a prompt for another engine and sends each layer as soon as it is complete; then draws the token after it, if that
+    /// is asked for and there was anything to compute.
     ///
     /// # Errors
     /// Why it is not done, for the other engine's log; `sink` has been told.
     pub fn prefill(&mut self, prefill: Prefill, mut sink: Box<dyn PageSink>) -> Result<(), String> {
         let (id, priority) = (prefill.id, prefill.priority);
         let blocks = prefill.first..prefill.first.saturating_add(prefill.blocks);
-        let request = if self.draining {
+        let silent = if self.draining {
             Err("the worker is draining".to_owned())
         } else if self.scheduler.waiting() >= self.waiting_max || self.block_bytes == 0 {
             Err("the worker takes no more, or cannot send".to_owned())
         } else {
             Request::silent(prefill, &self.limits).map_err(|refusal| refusal.message)
         };
-        let request = request.inspect_err(|_| sink.end(false))?;
-        let wanted = &request.prompt_hashes[blocks.clone()];
+        let (request, start) = silent.inspect_err(|_| sink.end(false))?;
+        let mut sequence = Sequence::new(Arc::new(request), start, 0, false);
+        let wanted: Vec<BlockHash> = blocks.clone().map(|block| sequence.hash(block)).collect();
         if self.scheduler.pool.lookup(wanted.iter().copied()).pages.len() == wanted.len() {
-            self.transfers.send(id, wanted, sink, &mut self.scheduler);
+            // Nothing is computed here, so nothing is waited for: the few rows that are left give the other its token.
+            self.transfers.send(id, &wanted, sink, &mut self.scheduler);
             return Ok(());
         }
-        let order = self.scheduler.insert(priority, Sequence::new(Arc::new(request), Default::default(), 0, false));
+        let order = self.scheduler.insert(priority, sequence);
         self.transfers.follow(id, order, blocks, sink);
         Ok(())
+    }
+
+    /// Takes the next token of each choice of a request, drawn by another engine, before the request is submitted: what it says with
+    /// it. `generate` goes on after it, without the choices that ended. `cached_tokens`: of the prompt, what was here. `None`, and nothing is
+    /// changed: these are no tokens of this request.
+    pub fn say_first(&mut self, generate: &mut Generate, first: First, cached_tokens: u32) -> Option<Vec<Output>> {
+        let outputs = first::say(generate, first, cached_tokens, &self.limits)?;
+        self.stats.output_tokens += outputs.len() as u64;
+        Some(outputs)
     }
 
     /// Ends [`Self::send`] or [`Self::prefill`] before its time.
@@ -561,17 +577,17 @@ impl Engine {
         for (order, drawn) in drawn {
             match drawn {
                 Ok(drawn) => self.say(drawn),
-                // An earlier row of the same sequence may have ended it.
-                Err(error) if self.scheduler.sequences.contains_key(&order) => {
-                    self.end(order, failed(ErrorKind::Internal, error.to_string()));
-                }
-                Err(_) => {}
+                Err(error) => self.lose(order, ErrorKind::Internal, &error),
             }
         }
     }
 
     fn say(&mut self, drawn: Drawn) {
         let Some(sequence) = self.scheduler.sequences.get_mut(&drawn.order) else { return };
+        if sequence.request.is_silent {
+            let first = First { tokens: drawn.firsts, cached_tokens: sequence.cached_tokens.unwrap_or(0) };
+            return self.transfers.first(drawn.order, first);
+        }
         if let (Some(logprobs), Some(known)) = (drawn.prompt, sequence.prompt_logprobs.as_mut()) {
             known.push(logprobs);
         }
@@ -606,13 +622,17 @@ impl Engine {
     /// The device failed: what ran is lost here and can go on elsewhere; what waited is not concerned.
     fn fail(&mut self, plan: &Plan, error: &KernelError) {
         self.faults += 1;
-        for Run { order, .. } in &plan.runs {
-            if self.scheduler.sequences[order].request.is_silent {
-                // The transfer finds it gone.
-                self.scheduler.remove(*order);
-            } else {
-                self.end(*order, failed(ErrorKind::WorkerFailed, error.to_string()));
-            }
+        plan.runs.iter().for_each(|run| self.lose(run.order, ErrorKind::WorkerFailed, error));
+    }
+
+    /// Ends a sequence that cannot go on here.
+    fn lose(&mut self, order: Order, kind: ErrorKind, error: &dyn std::error::Error) {
+        match self.scheduler.sequences.get(&order) {
+            // The transfer finds it gone.
+            Some(sequence) if sequence.request.is_silent => drop(self.scheduler.remove(order)),
+            Some(_) => self.end(order, failed(kind, error.to_string())),
+            // An earlier row of the same sequence has ended it.
+            None => {}
         }
     }
 }
@@ -621,20 +641,28 @@ impl Engine {
 fn draw(sampler: &mut Sampler, row: &[f32], order: Order, sequence: &Sequence, at: usize) -> Result<Drawn, BadLogits> {
     let request = &sequence.request;
     let last = at + 1 == sequence.len();
-    let mut drawn = Drawn { order, prompt: None, token: None, last };
+    let mut drawn = Drawn { order, prompt: None, token: None, firsts: Vec::new(), last };
     if let Some(&token) = request.prompt.get(at + 1) {
         let wanted = sequence.collecting().is_some_and(|known| at + 1 >= known);
         if let Some(k) = request.params.prompt_logprobs.filter(|_| wanted) {
             drawn.prompt = Some(sampler.logprobs(row, token, k)?);
         }
+    } else if last && request.is_silent {
+        let first = |&choice| Ok(FirstToken { choice, token: Some(next(sampler, row, sequence, choice)?) });
+        drawn.firsts = request.draws.iter().map(first).collect::<Result<_, _>>()?;
     } else if last && sequence.finish().is_none() {
-        let position = sequence.output.len() as u32;
-        let draw = Draw { seed: request.params.seed, choice: sequence.choice, position, draw: 0 };
-        let id = sampler.sample(row, &request.params, sequence.history(), draw)?;
-        let logprobs = request.params.logprobs.map(|k| sampler.logprobs(row, id, k)).transpose()?;
-        drawn.token = Some(Token { id, logprobs });
+        drawn.token = Some(next(sampler, row, sequence, sequence.choice)?);
     }
     Ok(drawn)
+}
+
+/// The token after all that a sequence has, by the randoms of `choice`.
+fn next(sampler: &mut Sampler, row: &[f32], sequence: &Sequence, choice: u32) -> Result<Token, BadLogits> {
+    let params = &sequence.request.params;
+    let draw = Draw { seed: params.seed, choice, position: sequence.output.len() as u32, draw: 0 };
+    let id = sampler.sample(row, params, sequence.history(), draw)?;
+    let logprobs = params.logprobs.map(|k| sampler.logprobs(row, id, k)).transpose()?;
+    Ok(Token { id, logprobs })
 }
 
 /// An output of the choice without content.

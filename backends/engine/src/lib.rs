@@ -11,6 +11,7 @@
 //! - `sampler.rs`, `filter.rs`, `logits.rs`, `random.rs`: from logits to a token, counter-based
 //! - `stats.rs`: load in seconds, credits
 //! - `transfer.rs`: KV that comes from and goes to other engines
+//! - `first.rs`: first tokens that other engines drew
 //! - `checkpoint/`: config.json, safetensors, checked before use
 //! - `models/`: one file per architecture
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ pub mod checkpoint;
 mod config;
 mod engine;
 mod filter;
+mod first;
 pub mod forward;
 mod logits;
 pub mod models;
@@ -33,5 +35,5 @@ mod transfer;
 pub use config::EngineConfig;
 pub use engine::{Clock, Engine, Imported, Offload};
 pub use forward::{AfterLayer, Forward, Geometry, Pages};
-pub use request::{Params, Prefill};
+pub use request::{Drawing, Params, Prefill};
 pub use transfer::{Missing, PageSink};

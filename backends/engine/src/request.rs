@@ -96,12 +96,23 @@ impl Params {
     }
 }
 
-/// The part of a request that an engine computes for another: full blocks of its prompt.
+/// The next token of choices that have all their tokens in common.
+#[derive(Clone, Debug, Default)]
+pub struct Drawing {
+    /// How it is drawn.
+    pub sampling: Sampling,
+    /// Whose it is: the choices differ in their randoms.
+    pub choices: Vec<u32>,
+    /// Tokens at the end of the prompt that are output of earlier attempts.
+    pub emitted: usize,
+}
+
+/// The part of a request that an engine computes for another: full blocks of its prompt, and the token after it.
 #[derive(Clone, Debug, Default)]
 pub struct Prefill {
     /// A number like those of requests, and not one of an open one.
     pub id: u64,
-    /// The prompt, from its first token on; what comes after the blocks is not looked at.
+    /// The prompt, from its first token on. Without [`Self::draw`] what comes after the blocks is not looked at.
     pub prompt: Vec<u32>,
     /// Salt of the request.
     pub salt: Vec<u8>,
@@ -111,6 +122,8 @@ pub struct Prefill {
     pub first: usize,
     /// Blocks that are wanted.
     pub blocks: usize,
+    /// The token after the prompt; `None`: the other draws it.
+    pub draw: Option<Drawing>,
 }
 
 /// What the choices of one request share.
@@ -126,8 +139,10 @@ pub(crate) struct Request {
     pub(crate) params: Params,
     /// Tokens of a sequence at most, prompt and output: max_tokens and context.
     pub(crate) tokens_max: usize,
-    /// Computed for another worker: it says nothing, and no row of it is sampled.
+    /// Computed for another worker: it says nothing.
     pub(crate) is_silent: bool,
+    /// Choices whose next token is drawn for that worker.
+    pub(crate) draws: Vec<u32>,
 }
 
 impl Request {
@@ -142,51 +157,78 @@ impl Request {
         let request = Self {
             id: generate.request,
             attempt: generate.attempt,
-            prompt_set: if params.repetition_penalty == 1.0 {
-                HashSet::new()
-            } else {
-                prompt.iter().copied().collect()
-            },
+            prompt_set: prompt_set(&prompt, &params),
             prompt_hashes: hasher.chain(&prompt),
             hasher,
             tokens_max: prompt.len().saturating_add(params.max_tokens).min(limits.context_tokens),
             params,
             prompt,
             is_silent: false,
+            draws: Vec::new(),
         };
         Ok((request, generate.choices))
     }
 
-    /// The prompt of a request that runs elsewhere, of which this engine computes the full blocks `first..first + blocks`.
-    pub(crate) fn silent(prefill: Prefill, limits: &Limits) -> Result<Self, Refusal> {
-        let Prefill { id, mut prompt, salt, first, blocks, .. } = prefill;
+    /// The prompt of a request that runs elsewhere, of which this engine computes the full blocks `first..first + blocks`; and where the
+    /// sequence that does so begins.
+    pub(crate) fn silent(prefill: Prefill, limits: &Limits) -> Result<(Self, ChoiceStart), Refusal> {
+        let Prefill { id, mut prompt, salt, first, blocks, draw, .. } = prefill;
         check(salt.len() <= SALT_BYTES_MAX, || format!("salt has {} bytes", salt.len()))?;
         tokens_exist("prompt", &prompt, limits)?;
         let tokens = first.saturating_add(blocks).saturating_mul(BLOCK_TOKENS);
         check(blocks > 0 && tokens <= prompt.len(), || format!("{} tokens have no {tokens}", prompt.len()))?;
-        if tokens > limits.context_tokens {
-            let message = format!("the prompt has {tokens} tokens, the context is {}", limits.context_tokens);
+        let (mut params, mut start, mut draws) = (Params::silent(), ChoiceStart::default(), Vec::new());
+        match draw {
+            None => prompt.truncate(tokens),
+            Some(draw) => {
+                params = drawn_for_another(&draw, prompt.len(), limits)?;
+                start.emitted = prompt.split_off(prompt.len() - draw.emitted);
+                draws = draw.choices;
+            }
+        }
+        let (len, room) = (prompt.len() + start.emitted.len(), limits.context_tokens - usize::from(!draws.is_empty()));
+        if len > room {
+            let message = format!("the prompt has {len} tokens, the context is {}", limits.context_tokens);
             return Err(Refusal { kind: ErrorKind::ContextLength, message });
         }
-        prompt.truncate(tokens);
         let hasher = BlockHasher::for_request(&salt, &limits.numerics);
-        Ok(Self {
+        let request = Self {
             id,
             attempt: 0,
-            prompt_set: HashSet::new(),
+            prompt_set: prompt_set(&prompt, &params),
             prompt_hashes: hasher.chain(&prompt),
             hasher,
-            params: Params::silent(),
-            tokens_max: prompt.len(),
+            tokens_max: prompt.len().saturating_add(params.max_tokens).min(limits.context_tokens),
+            params,
             prompt,
             is_silent: true,
-        })
+            draws,
+        };
+        Ok((request, start))
     }
 
     /// Full blocks of the prompt.
     pub(crate) fn prompt_blocks(&self) -> usize {
         self.prompt.len() / BLOCK_TOKENS
     }
+}
+
+fn prompt_set(prompt: &[u32], params: &Params) -> HashSet<u32> {
+    if params.repetition_penalty == 1.0 { HashSet::new() } else { prompt.iter().copied().collect() }
+}
+
+/// How a token after `tokens` tokens is drawn for another worker.
+fn drawn_for_another(draw: &Drawing, tokens: usize, limits: &Limits) -> Result<Params, Refusal> {
+    let params = params(Some(&draw.sampling), limits)?;
+    let choices = draw.choices.len();
+    check((1..=limits.choices_max).contains(&choices), || {
+        format!("{choices} choices, limit 1 to {}", limits.choices_max)
+    })?;
+    // A prompt has a token at least, and there is another to be drawn.
+    check(draw.emitted < tokens && draw.emitted < params.max_tokens, || {
+        format!("after {} of {tokens} tokens nothing is drawn", draw.emitted)
+    })?;
+    Ok(Params { prompt_logprobs: None, ..params })
 }
 
 fn check(holds: bool, message: impl FnOnce() -> String) -> Result<(), Refusal> {

@@ -231,7 +231,7 @@ impl Scheduler {
                 break;
             }
             let sequence = &self.sequences[&order];
-            let samples_all = sequence.collecting().is_some() || sequence.wanted() == 1 && !sequence.request.is_silent;
+            let samples_all = sequence.collecting().is_some() || sequence.wanted() == 1 && sequence.draws();
             if plan.samples_left == 0 && samples_all || self.follows(order) {
                 continue;
             }
@@ -256,7 +256,7 @@ impl Scheduler {
             let spare = self.sizes.samples_max / 4;
             rows = rows.min(plan.samples_left.saturating_sub(spare).max(1)).min(plan.samples_left);
             samples = rows;
-        } else if rows == wanted && !sequence.request.is_silent {
+        } else if rows == wanted && sequence.draws() {
             rows -= usize::from(plan.samples_left == 0);
             samples = plan.samples_left.min(1);
         }

@@ -83,6 +83,11 @@ impl Sequence {
         self.len() - self.computed
     }
 
+    /// Whether the row of its last token is sampled.
+    pub(crate) fn draws(&self) -> bool {
+        !self.request.is_silent || !self.request.draws.is_empty()
+    }
+
     /// Has used up its window: computes nothing until the reader takes some.
     pub(crate) fn stalled(&self) -> bool {
         self.window == Some(0)
@@ -154,12 +159,15 @@ impl Sequence {
 
     /// Why it ends after what it has said, if it does. Also true of what an earlier attempt said.
     pub(crate) fn finish(&self) -> Option<Finish> {
-        let params = &self.request.params;
-        let last = self.output.last().copied();
-        if let Some(token) = last.filter(|token| params.stop_tokens.contains(token)) {
-            return Some(Finish { reason: FinishReason::Stop as i32, stop_token: Some(token), ..Default::default() });
-        }
-        let full = self.len() >= self.request.tokens_max;
-        full.then(|| Finish { reason: FinishReason::Length as i32, ..Default::default() })
+        let Request { params, tokens_max, .. } = &*self.request;
+        finish(self.output.last().copied(), &params.stop_tokens, self.len() >= *tokens_max)
     }
+}
+
+/// Why a choice ends after its last token, if it does; `is_full`: it may have no more.
+pub(crate) fn finish(last: Option<u32>, stop_tokens: &[u32], is_full: bool) -> Option<Finish> {
+    if let Some(token) = last.filter(|token| stop_tokens.contains(token)) {
+        return Some(Finish { reason: FinishReason::Stop as i32, stop_token: Some(token), ..Default::default() });
+    }
+    is_full.then(|| Finish { reason: FinishReason::Length as i32, ..Default::default() })
 }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! receive(chain) → pages held → accept(block, layer, bytes)… → settle(what the sender vouches for) → sealed, in the prefix cache
-//! send(chain) | prefill(prompt) → layers of complete blocks into a PageSink: while a step computes them, or between two steps
+//! send(chain) | prefill(prompt) → layers of complete blocks into a PageSink: while a step computes them, or between two steps;
+//!                                  and the token after the prompt, with the step that computes its last row
 //! ```
 //! Plain state: bytes come in and go out as slices, nothing here waits. A block that was received can be read by others only once
 //! all of its layers are here and its sender says that the step which computed it ended well. Pages held for a transfer
@@ -12,6 +13,7 @@ use crate::forward::{Forward, Pages};
 use crate::scheduler::{Order, Plan, Scheduler};
 use crate::sequence::Status;
 use penstock_kv::PageId;
+use penstock_proto::transfer::First;
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,6 +27,8 @@ pub trait PageSink: Send {
     fn page(&mut self, block: usize, layer: usize, fill: &mut dyn FnMut(&mut [u8]));
     /// The steps that computed the first `blocks` blocks have ended well.
     fn computed(&mut self, blocks: usize);
+    /// The token after the prompt, of each choice that was asked for. Once at most; pages may come after it.
+    fn first(&mut self, first: First);
     /// Nothing more comes. `complete`: every page that was asked for was given.
     fn end(&mut self, complete: bool);
 }
@@ -260,6 +264,14 @@ impl Transfers {
                 out.sink.page(*block, layer, &mut |bytes| pages.read_page(layer, *page, bytes));
                 out.given[*block] += 1;
             }
+        }
+    }
+
+    /// What the sequence at `order` was to draw for another is drawn.
+    pub(crate) fn first(&mut self, order: Order, first: First) {
+        let of = |out: &&mut Outgoing| matches!(out.source, Source::Sequence(at) if at == order);
+        if let Some(out) = self.outgoing.values_mut().find(of) {
+            out.sink.first(first);
         }
     }
 

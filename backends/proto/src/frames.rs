@@ -637,6 +637,9 @@ pub struct TransferState {
     /// Blocks received that could be used.
     #[prost(uint64, tag = "8")]
     pub blocks_in: u64,
+    /// First tokens that other workers drew for requests here.
+    #[prost(uint64, tag = "9")]
+    pub first_tokens: u64,
 }
 
 /// A change of the prefix cache.

@@ -6,9 +6,10 @@
 //! asker → holder   Proof
 //! holder → asker   Welcome
 //! asker → holder   Fetch{hashes}          blocks that the holder has
-//!                | Prefill{prompt, …}     blocks that the holder computes, sent layer by layer while it does
+//!                | Prefill{prompt, …}     blocks that the holder computes, sent layer by layer while it does; and the token after them
 //! holder → asker   Page{block, layer, checksum, bytes}…   in any order of blocks, ascending layers of each
 //!                  Computed{blocks}       so many leading blocks are what their names say
+//!                  First{tokens}          what comes after the prompt, once, if it was asked for and computed; it overtakes pages
 //!                  Alive                  now and then, while there is nothing else to say
 //!                  End{blocks, why}
 //! ```
@@ -17,6 +18,7 @@
 //! if the holder vouched for it.
 
 use crate::BlockHash;
+use crate::frames::{Sampling, Token};
 use crate::handshake::{Challenge, Proof};
 use bytes::Bytes;
 use prost::{Message, Oneof};
@@ -59,7 +61,7 @@ pub enum AskBody {
 #[derive(Clone, PartialEq, Message)]
 pub struct Answer {
     /// What is said.
-    #[prost(oneof = "AnswerBody", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "AnswerBody", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub body: Option<AnswerBody>,
 }
 
@@ -87,6 +89,9 @@ pub enum AnswerBody {
     /// It will not, and says why.
     #[prost(message, tag = "7")]
     Refused(Refused),
+    /// The tokens after the prompt.
+    #[prost(message, tag = "8")]
+    First(First),
 }
 
 /// Opens a transfer.
@@ -133,7 +138,7 @@ impl Fetch {
 /// Wants blocks of a prompt computed.
 #[derive(Clone, PartialEq, Message)]
 pub struct Prefill {
-    /// The prompt from its first token to the last of the last block.
+    /// The prompt from its first token to the last of the last block; to its end, and what was emitted after it, where a token is drawn.
     #[prost(uint32, repeated, tag = "1")]
     pub prompt: Vec<u32>,
     /// Salt of the request.
@@ -148,6 +153,15 @@ pub struct Prefill {
     /// Blocks that are wanted.
     #[prost(uint32, tag = "5")]
     pub blocks: u32,
+    /// Choices whose next token is to be drawn there, all after these same tokens; empty: the asker draws it.
+    #[prost(uint32, repeated, tag = "6")]
+    pub choices: Vec<u32>,
+    /// How it is drawn; only with `choices`.
+    #[prost(message, optional, tag = "7")]
+    pub sampling: Option<Sampling>,
+    /// Tokens at the end of `prompt` that are output of earlier attempts; only with `choices`.
+    #[prost(uint32, tag = "8")]
+    pub emitted: u32,
 }
 
 /// One page of one layer.
@@ -194,6 +208,28 @@ pub struct Computed {
     /// Counted from the first that was asked for.
     #[prost(uint32, tag = "1")]
     pub blocks: u32,
+}
+
+/// The next token of each choice that was asked for, drawn from the request's own randoms: what the asker would draw, bit by bit.
+#[derive(Clone, PartialEq, Message)]
+pub struct First {
+    /// In the order in which they were asked for.
+    #[prost(message, repeated, tag = "1")]
+    pub tokens: Vec<FirstToken>,
+    /// Prompt tokens that the holder read from its cache.
+    #[prost(uint32, tag = "2")]
+    pub cached_tokens: u32,
+}
+
+/// The next token of one choice.
+#[derive(Clone, PartialEq, Message)]
+pub struct FirstToken {
+    /// The choice.
+    #[prost(uint32, tag = "1")]
+    pub choice: u32,
+    /// With its log-probabilities, when the sampling asks for them.
+    #[prost(message, optional, tag = "2")]
+    pub token: Option<Token>,
 }
 
 /// Shows that the holder lives, and that its engine steps.

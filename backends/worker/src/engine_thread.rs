@@ -10,6 +10,7 @@ use crate::transfer::{About, Arrival, Incoming, PageIn, Peers, Report, Taken};
 use crate::{Ended, chain};
 use penstock_engine::{Engine, PageSink, Prefill};
 use penstock_proto::frames::{Cancel, EngineState, Generate, Output, Pull, Ready, Role, Step, UpBody, Window};
+use penstock_proto::transfer::First;
 use penstock_proto::{BLOCK_TOKENS, BlockHash, PROTOCOL_VERSION};
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
@@ -44,6 +45,8 @@ pub(crate) enum Command {
     Pull { session: u64, pull: Pull },
     /// A page of a transfer in.
     Page(PageIn),
+    /// First tokens that the other end of a transfer in has drawn.
+    First { id: u64, first: First },
     /// A transfer in is over.
     Received { id: u64, report: Report },
     /// Send blocks to another worker.
@@ -310,6 +313,7 @@ impl Desk {
             }
             Command::Pull { session, pull } => self.pull(session, pull),
             Command::Page(page) => self.arrivals.push_back(Arrival::Page(page)),
+            Command::First { id, first } => self.first(id, first),
             Command::Received { id, report } => self.arrivals.push_back(Arrival::End(id, report)),
             Command::Send { hashes, sink, taken } => self.send_blocks(&hashes, sink, taken),
             Command::Prefill { prefill, sink, taken } => self.prefill(*prefill, sink, taken),
@@ -484,7 +488,7 @@ impl Desk {
     }
 
     /// Turns the numbers back and gives each session its frame.
-    fn publish(&mut self, step: Step) {
+    pub(crate) fn publish(&mut self, step: Step) {
         self.steps = step.number;
         let mut theirs: HashMap<u64, Vec<Output>> = HashMap::new();
         for mut output in step.outputs {

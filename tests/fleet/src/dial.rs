@@ -110,8 +110,11 @@ impl Session {
             {
                 let Output { at, tokens, finish, cached_tokens, .. } = output;
                 assert!(at as usize == told.tokens.len() || tokens.is_empty(), "exactly once, in order");
+                // The first output says it; what a continuation says is not of this request's prompt alone.
+                if told.tokens.is_empty() {
+                    told.cached = cached_tokens.unwrap_or(told.cached);
+                }
                 told.tokens.extend(tokens.iter().map(|token| token.id));
-                told.cached = cached_tokens.unwrap_or(told.cached);
                 if let Some(finish) = finish {
                     told.reason = finish.reason;
                     return;

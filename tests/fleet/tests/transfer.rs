@@ -2,8 +2,9 @@
 
 use penstock_fleet_tests::dial::{Session, Told};
 use penstock_fleet_tests::{Dir, Worker, job, wait_for};
+use penstock_proto::frames::Token;
 use penstock_proto::frames::{Cancel, ChoiceStart, DownBody, FinishReason, Generate, Pull};
-use penstock_proto::transfer::{Answer, AnswerBody, Ask, Computed, End, Page, Welcome};
+use penstock_proto::transfer::{Answer, AnswerBody, Ask, Computed, End, First, FirstToken, Page, Welcome};
 use penstock_proto::{BlockHash, BlockHasher, codec};
 use penstock_sim::PAGE_BYTES;
 use rustix::process::Signal;
@@ -133,7 +134,7 @@ async fn a_prefill_elsewhere_changes_no_token() {
     let prefill_at = p.ready.transfer.clone();
     // Across chunks, to the last token of a block and beside it, with and without hits at either end.
     for (number, tokens, salt, cached) in
-        [(1, 1700, 1, 1696), (2, 64, 2, 32), (3, 65, 3, 64), (4, 1700, 1, 1696), (5, 31, 4, 0), (6, 33, 5, 32)]
+        [(1, 1700, 1, 0), (2, 64, 2, 0), (3, 65, 3, 0), (4, 1700, 1, 1696), (5, 31, 4, 0), (6, 33, 5, 0)]
     {
         let prompt = prompt(tokens, salt);
         let whole = alone(&dir, &prompt, 40).await;
@@ -151,7 +152,8 @@ async fn a_prefill_elsewhere_changes_no_token() {
     let (out, came) = (p.transfers.expect("told"), d.transfers.expect("told"));
     // Its last word may be of before the last page.
     assert!(out.bytes_out > 0 && out.bytes_out <= came.bytes_in);
-    assert_eq!((came.failed, p.output_tokens), (0, 0));
+    // Four prompts were computed there, and that of three choices.
+    assert_eq!((came.failed, p.output_tokens, came.first_tokens), (0, 0, 7));
     assert!(came.hidden_seconds > 0.0 && came.hidden_seconds <= came.seconds, "{came:?}");
 }
 
@@ -269,6 +271,10 @@ async fn a_lying_holder_is_not_believed() {
     let mut damaged = page(0, 0, 1);
     damaged.bytes = vec![2; PAGE_BYTES].into();
     let end = |blocks| AnswerBody::End(End { blocks, complete: true });
+    let first = |choice, id| {
+        let tokens = vec![FirstToken { choice, token: Some(Token { id, logprobs: None }) }];
+        AnswerBody::First(First { tokens, cached_tokens: u32::MAX })
+    };
     let lies: Vec<Vec<AnswerBody>> = vec![
         // Damaged, elsewhere, of another size, twice, never vouched for, vouched for and never sent.
         vec![AnswerBody::Page(damaged), end(6)],
@@ -279,6 +285,11 @@ async fn a_lying_holder_is_not_believed() {
         vec![AnswerBody::Computed(Computed { blocks: 6 }), end(6)],
         vec![AnswerBody::Computed(Computed { blocks: u32::MAX }), end(u32::MAX)],
         vec![AnswerBody::Welcome(Welcome { version: 1 })],
+        // A token of another choice, one that does not exist, none, and another one after the right one.
+        vec![first(1, whole.tokens[0]), end(0)],
+        vec![first(0, 256), end(0)],
+        vec![AnswerBody::First(First::default()), end(0)],
+        vec![first(0, whole.tokens[0]), first(0, 9), end(0)],
         vec![],
     ];
     for (number, answers) in (1..).zip(lies) {

@@ -1,7 +1,8 @@
 //! KV between two engines under a seed: pages that come late, in part, or not at all change no token and leak no page.
 
-use penstock_engine::{Engine, EngineConfig, Geometry, PageSink, Prefill};
+use penstock_engine::{Drawing, Engine, EngineConfig, Geometry, PageSink, Prefill};
 use penstock_proto::frames::{Cancel, ChoiceStart, Generate, Sampling};
+use penstock_proto::transfer::First;
 use penstock_sim::client::Client;
 use penstock_sim::{FakeForward, PAGE_BYTES, Random};
 use std::collections::{BTreeMap, VecDeque};
@@ -16,6 +17,7 @@ struct Wire {
     room: usize,
     pages: VecDeque<(usize, usize, Vec<u8>)>,
     computed: usize,
+    first: Option<First>,
     ended: Option<bool>,
 }
 
@@ -46,6 +48,11 @@ impl PageSink for End {
         self.wire().computed = blocks;
     }
 
+    fn first(&mut self, first: First) {
+        let mut wire = self.wire();
+        assert!(wire.ended.is_none() && wire.first.replace(first).is_none(), "it comes once");
+    }
+
     fn end(&mut self, complete: bool) {
         assert!(self.wire().ended.replace(complete).is_none(), "it ends once");
     }
@@ -73,6 +80,8 @@ struct World {
     /// Blocks that were read at the receiver without being computed there.
     moved: usize,
     broken: usize,
+    /// First tokens that the sender drew.
+    drawn: usize,
 }
 
 fn boot(random: &mut Random, geometry: &Geometry) -> Engine {
@@ -101,7 +110,7 @@ impl World {
         let stems = (0..3).map(|_| (0..200).map(|_| r.between(1, 60) as u32).collect()).collect();
         let (p, d) = (boot(r, &geometry), boot(r, &geometry));
         let (clients, transfers) = (BTreeMap::new(), BTreeMap::new());
-        Self { random, geometry, p, d, clients, transfers, stems, next: 0, moved: 0, broken: 0 }
+        Self { random, geometry, p, d, clients, transfers, stems, next: 0, moved: 0, broken: 0, drawn: 0 }
     }
 
     fn arrive(&mut self) {
@@ -112,9 +121,11 @@ impl World {
         let sampling = Sampling {
             temperature: r.pick(&[0.0, 1.0]),
             top_p: 1.0,
-            repetition_penalty: 1.0,
+            repetition_penalty: r.pick(&[1.0, 1.2]),
             seed: r.bits(),
             max_tokens: r.between(1, 40) as u32,
+            presence_penalty: r.pick(&[0.0, 0.5]),
+            stop_tokens: vec![7, 8, 9],
             logprobs: r.pick(&[-1, 2]),
             prompt_logprobs: if r.one_in(8) { 0 } else { -1 },
             ..Sampling::default()
@@ -147,13 +158,20 @@ impl World {
         if self.random.one_in(3) {
             self.p.send(sender, &chain[wanted], Box::new(end.clone()));
         } else {
+            let draws = self.random.one_in(2);
+            let drawing = || Drawing {
+                sampling: generate.sampling.clone().expect("set"),
+                choices: generate.choices.iter().map(|choice| choice.index).collect(),
+                emitted: 0,
+            };
             let prefill = Prefill {
                 id: sender,
-                prompt: generate.prompt[..wanted.end * 32].to_vec(),
+                prompt: generate.prompt[..if draws { generate.prompt.len() } else { wanted.end * 32 }].to_vec(),
                 salt: generate.salt.clone(),
                 priority: 0,
                 first: wanted.start,
                 blocks: wanted.len(),
+                draw: draws.then(drawing),
             };
             let taken = self.p.prefill(prefill, Box::new(end.clone()));
             assert!(taken.is_ok(), "{taken:?}");
@@ -183,14 +201,25 @@ impl World {
                 *left == 0
             });
             let vouched = wire.computed;
+            // It may come late, or with the end; or never.
+            let first = if over || self.random.one_in(2) { wire.first.take() } else { None };
             drop(wire);
-            if over || given_up || lost {
+            if let Some(first) = first {
+                let outputs = self.d.say_first(&mut transfer.generate, first, 0).expect("what was asked for");
+                self.drawn += outputs.len();
+                let client = self.clients.get_mut(&id).expect("asked");
+                outputs.iter().for_each(|output| assert!(!client.take(output)));
+            }
+            let answered = transfer.generate.choices.is_empty();
+            if over || given_up || lost || answered {
                 let transfer = self.transfers.remove(&id).expect("listed");
                 self.p.stop(transfer.sender);
-                let readable = self.d.settle(id, vouched, true);
+                let readable = self.d.settle(id, vouched, !answered);
                 self.moved += usize::from(over) * readable;
                 self.broken += usize::from(!over);
-                self.d.submit(transfer.generate);
+                if !answered {
+                    self.d.submit(transfer.generate);
+                }
             }
         }
     }
@@ -221,7 +250,7 @@ impl World {
         }
     }
 
-    fn run(mut self) -> (usize, usize) {
+    fn run(mut self) -> [usize; 3] {
         for _ in 0..self.random.between(20, 120) {
             if self.random.one_in(3) {
                 self.arrive();
@@ -265,17 +294,17 @@ impl World {
             );
         }
         self.clients.values().for_each(|client| client.check(&self.geometry, CONTEXT));
-        (self.moved, self.broken)
+        [self.moved, self.broken, self.drawn]
     }
 }
 
 #[test]
 fn blocks_from_elsewhere_change_no_token() {
-    let (mut moved, mut broken) = (0, 0);
+    let mut sums = [0; 3];
     for seed in 0..400 {
         let run = std::panic::catch_unwind(|| World::new(seed).run());
         let Ok(run) = run else { panic!("seed {seed}") };
-        (moved, broken) = (moved + run.0, broken + run.1);
+        sums.iter_mut().zip(run).for_each(|(sum, one)| *sum += one);
     }
-    assert!(moved > 1000 && broken > 100, "it happens: {moved} {broken}");
+    assert!(sums[0] > 1000 && sums[1] > 100 && sums[2] > 200, "it happens: {sums:?}");
 }

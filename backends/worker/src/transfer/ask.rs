@@ -83,6 +83,7 @@ async fn transfer(peers: &Peers, errand: Errand, progress: &mut Progress) -> Res
         match answer.body.ok_or(Fault::Unexpected)? {
             AnswerBody::Page(page) => take(peers, about, &place, page, progress).await?,
             AnswerBody::Computed(computed) => progress.vouch(computed.blocks as usize, errand.blocks),
+            AnswerBody::First(first) => peers.tell(Command::First { id: place.id, first }).await?,
             AnswerBody::Alive(_) => {}
             AnswerBody::End(end) => {
                 progress.vouch(end.blocks as usize, errand.blocks);

@@ -5,8 +5,8 @@ use super::ask::{Errand, run};
 use super::{ASKED_MAX, FETCH_DEADLINE, PREFILL_DEADLINE, PageIn, Report};
 use crate::engine_thread::{Command, Desk};
 use penstock_engine::{Missing, PageSink, Prefill};
-use penstock_proto::frames::{EngineState, Generate, Pull, Pulled, UpBody};
-use penstock_proto::transfer::{AskBody, BLOCKS_MAX, Fetch, Prefill as WantedPrefill};
+use penstock_proto::frames::{EngineState, Generate, Pull, Pulled, Step, UpBody};
+use penstock_proto::transfer::{AskBody, BLOCKS_MAX, Fetch, First, Prefill as WantedPrefill};
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,8 +37,8 @@ pub(crate) struct Incoming {
 enum Awaited {
     /// The gateway wants them here.
     Pull { session: u64, pull: u64 },
-    /// A request needs them; `later`: what came for it meanwhile.
-    Request { generate: Box<Generate>, later: Vec<Command> },
+    /// A request needs them; `later`: what came for it meanwhile, `is_drawn_there`: its first token is to come before them.
+    Request { generate: Box<Generate>, later: Vec<Command>, is_drawn_there: bool },
 }
 
 /// What the engine has to do about pages that came in, in order.
@@ -87,7 +87,8 @@ impl Desk {
     fn end(&mut self, id: u64, report: &Report) {
         let Some(Incoming { what, have, began, task }) = self.incoming.remove(&id) else { return };
         task.abort();
-        let keep = matches!(what, Awaited::Request { .. });
+        // Choices that ended with their first tokens need nothing any more.
+        let keep = matches!(&what, Awaited::Request { generate, .. } if !generate.choices.is_empty());
         let blocks = self.engine.settle(id, report.vouched, keep);
         self.peers.count_blocks(blocks.saturating_sub(have).min(report.vouched));
         let (bytes, seconds) = (report.bytes, began.elapsed().as_secs_f64());
@@ -100,10 +101,35 @@ impl Desk {
                 let pulled = Pulled { id: pull, blocks: blocks as u32, bytes, seconds, why };
                 self.answer(session, UpBody::Pulled(pulled));
             }
-            Awaited::Request { generate, later } => {
+            Awaited::Request { generate, later, .. } if keep => {
                 self.engine.submit(*generate);
                 later.into_iter().for_each(|command| self.apply(command));
             }
+            // What it held is free again, and no step will tell it.
+            Awaited::Request { .. } => self.is_untold = true,
+        }
+    }
+
+    /// The other end has drawn the first token of each choice: they are said at once, whatever comes after them.
+    pub(crate) fn first(&mut self, id: u64, first: First) {
+        let Some(Incoming { what: Awaited::Request { generate, is_drawn_there, .. }, have, .. }) =
+            self.incoming.get_mut(&id)
+        else {
+            return;
+        };
+        let was_asked = std::mem::take(is_drawn_there);
+        let cached_tokens = (*have * BLOCK_TOKENS) as u32;
+        let outputs = Some(first).filter(|_| was_asked).and_then(|f| self.engine.say_first(generate, f, cached_tokens));
+        let Some(outputs) = outputs else {
+            let why = "a first token that was not asked for".to_owned();
+            return self.end(id, &Report { why, ..Report::default() });
+        };
+        let is_over = generate.choices.is_empty();
+        self.peers.drawn_elsewhere(outputs.len());
+        let step = self.engine.report();
+        self.publish(Step { outputs, ..step });
+        if is_over {
+            self.end(id, &Report { why: "it has all its tokens".into(), ..Report::default() });
         }
     }
 
@@ -132,7 +158,7 @@ impl Desk {
     /// Submits a request, after what it lacks was brought from where it says.
     pub(crate) fn submit(&mut self, generate: Generate) {
         let is_prefill = !generate.prefill_at.is_empty();
-        let from = if is_prefill { &generate.prefill_at } else { &generate.pull_from };
+        let from = if is_prefill { generate.prefill_at.clone() } else { generate.pull_from.clone() };
         if from.is_empty() || self.is_draining || self.incoming.len() >= ASKED_MAX {
             return self.start(generate);
         }
@@ -144,13 +170,15 @@ impl Desk {
             self.engine.settle(id, 0, false);
             return self.start(generate);
         }
+        let is_drawn_there = is_prefill && has_one_next(&generate);
         let (question, deadline) = if is_prefill {
-            (prefill(&generate, have, wanted), PREFILL_DEADLINE)
+            (prefill(&generate, have, wanted, is_drawn_there), PREFILL_DEADLINE)
         } else {
             (fetch(&chain[have..have + wanted]), FETCH_DEADLINE)
         };
-        let errand = Errand { id, from: from.clone(), question, blocks: wanted, deadline };
-        self.send_out(errand, have, Awaited::Request { generate: Box::new(generate), later: Vec::new() });
+        let what = Awaited::Request { generate: Box::new(generate), later: Vec::new(), is_drawn_there };
+        let errand = Errand { id, from, question, blocks: wanted, deadline };
+        self.send_out(errand, have, what);
     }
 
     /// Brings blocks from another worker into the cache.
@@ -189,8 +217,7 @@ impl Desk {
     pub(crate) fn send_blocks(&mut self, hashes: &[BlockHash], sink: Box<dyn PageSink>, taken: Taken) {
         self.next += 1;
         self.engine.send(self.next, hashes, sink);
-        // Err: it has gone again; its task notices.
-        let _ = taken.send(Ok(self.next));
+        self.answer_taken(Ok(()), taken);
     }
 
     /// Computes for another worker.
@@ -201,7 +228,15 @@ impl Desk {
         if let Err(why) = &done {
             info!(why, "prefill for another worker refused");
         }
-        let _ = taken.send(done.map(|()| self.next));
+        self.answer_taken(done, taken);
+    }
+
+    /// Tells who asked under which number it runs; nobody computes for one that has gone meanwhile.
+    fn answer_taken(&mut self, done: Result<(), String>, taken: Taken) {
+        if taken.send(done.map(|()| self.next)).is_err() {
+            self.engine.stop(self.next);
+            self.is_untold = true;
+        }
     }
 
     /// The engine's state, and what waits for blocks beside it.
@@ -227,18 +262,34 @@ fn fetch(names: &[BlockHash]) -> AskBody {
     AskBody::Fetch(Fetch { hashes: names.iter().map(|name| name.to_bytes().to_vec()).collect() })
 }
 
-fn prefill(generate: &Generate, have: usize, wanted: usize) -> AskBody {
-    let emitted = match generate.choices.as_slice() {
-        [only] => only.emitted.as_slice(),
-        _ => &[],
-    };
+/// What all choices of a request have beside its prompt, if they have the same.
+fn shared_output(generate: &Generate) -> Option<&[u32]> {
+    let (first, rest) = generate.choices.split_first()?;
+    (rest.is_empty() || generate.choices.iter().all(|choice| choice.emitted.is_empty())).then_some(&first.emitted)
+}
+
+/// Whether the next token of every choice comes after the same tokens, and can be said before the request runs here.
+fn has_one_next(generate: &Generate) -> bool {
+    let tokens_max = generate.sampling.as_ref().map_or(0, |sampling| sampling.max_tokens as usize);
+    // A window of one token would be used up, which a frame that continues the request cannot say.
+    generate.window != 1 && shared_output(generate).is_some_and(|emitted| emitted.len() < tokens_max)
+}
+
+fn prefill(generate: &Generate, have: usize, wanted: usize, is_drawn_there: bool) -> AskBody {
+    let emitted = shared_output(generate).unwrap_or_default();
     let mut prompt = [&generate.prompt[..], emitted].concat();
-    prompt.truncate((have + wanted) * BLOCK_TOKENS);
+    let choices = generate.choices.iter().map(|choice| choice.index).filter(|_| is_drawn_there).collect();
+    if !is_drawn_there {
+        prompt.truncate((have + wanted) * BLOCK_TOKENS);
+    }
     AskBody::Prefill(WantedPrefill {
         prompt,
         salt: generate.salt.clone(),
         priority: generate.priority,
         first: have as u32,
         blocks: wanted as u32,
+        choices,
+        sampling: generate.sampling.clone().filter(|_| is_drawn_there),
+        emitted: if is_drawn_there { emitted.len() as u32 } else { 0 },
     })
 }

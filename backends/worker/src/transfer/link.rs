@@ -12,8 +12,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-/// A greeting takes no longer.
-pub(super) const GREETING_DEADLINE: Duration = Duration::from_secs(5);
+/// A greeting takes no longer: no engine is asked, so who is later is not there.
+pub(super) const GREETING_DEADLINE: Duration = Duration::from_millis(2500);
 
 /// A write takes no longer, or the other end is not alive.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);

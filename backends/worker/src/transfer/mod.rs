@@ -10,7 +10,8 @@
 //! ```
 //! One idea: a prefill elsewhere is a pull of blocks that the other side computes first. The asker holds pages, takes what comes, and runs
 //! the request on what it has when the connection ends, whatever way it ends: what is missing is computed. So there is one path for
-//! "moved", "moved in part" and "the other died", and all tokens, the first one too, are drawn where the request runs.
+//! "moved", "moved in part" and "the other died". The first token is drawn where the prompt was computed, comes ahead of the last pages and
+//! is said at once: to the request it is one that an earlier attempt has emitted, so what happens afterwards changes nothing about it.
 //!
 //! # Other ways for the bytes
 //! What a transport has to do is [`penstock_engine::PageSink`] at one end and `Command::Page` at the other: take the page of a layer when
@@ -113,6 +114,11 @@ impl Peers {
         self.meters.blocks_in.fetch_add(blocks as u64, Ordering::Relaxed);
     }
 
+    /// So many first tokens came from the other end of a transfer.
+    pub(crate) fn drawn_elsewhere(&self, tokens: usize) {
+        self.meters.first_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
+    }
+
     /// Sums so far.
     pub(crate) fn state(&self) -> TransferState {
         self.meters.state()
@@ -130,6 +136,7 @@ struct Meters {
     failed: AtomicU64,
     cancelled: AtomicU64,
     blocks_in: AtomicU64,
+    first_tokens: AtomicU64,
 }
 
 impl Meters {
@@ -152,6 +159,7 @@ impl Meters {
             failed: sum(&self.failed),
             cancelled: sum(&self.cancelled),
             blocks_in: sum(&self.blocks_in),
+            first_tokens: sum(&self.first_tokens),
         }
     }
 }

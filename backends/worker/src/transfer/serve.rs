@@ -5,13 +5,15 @@ use super::link::{Fault, GREETING_DEADLINE, Link};
 use crate::engine_thread::Command;
 use crate::listen::{Incoming, Listener};
 use bytes::Bytes;
-use penstock_engine::{PageSink, Prefill};
-use penstock_proto::transfer::{Alive, Answer, AnswerBody, AskBody, Computed, End, Page, Refused};
-use std::sync::Arc;
+use penstock_engine::{Drawing, PageSink, Prefill};
+use penstock_proto::transfer::{
+    Alive, Answer, AnswerBody, Ask, AskBody, Computed, End, First, Page, Prefill as WantedPrefill, Refused,
+};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 /// Pages that wait for one socket.
@@ -52,7 +54,7 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
             Ok(None) => debug!("connection of another user refused"),
             Err(error) => {
                 warn!(%error, "accept");
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                sleep(Duration::from_millis(50)).await;
             }
         }
     }
@@ -76,20 +78,12 @@ async fn serve(peers: &Peers, incoming: Incoming) -> Result<(), Fault> {
             Command::Send { hashes, sink: Box::new(sink), taken }
         }
         AskBody::Prefill(wanted) => {
-            let prefill = Prefill {
-                id: 0,
-                prompt: wanted.prompt,
-                salt: wanted.salt,
-                priority: wanted.priority,
-                first: wanted.first as usize,
-                blocks: wanted.blocks as usize,
-            };
-            Command::Prefill { prefill: Box::new(prefill), sink: Box::new(sink), taken }
+            Command::Prefill { prefill: Box::new(prefill(wanted)), sink: Box::new(sink), taken }
         }
         AskBody::Greeting(_) | AskBody::Proof(_) => return Err(Fault::Unexpected),
     };
     peers.tell(command).await?;
-    let id = match answer.await.map_err(|_| Fault::Ending)? {
+    let id = match taken_as(peers, &mut link, answer).await? {
         Ok(id) => id,
         Err(message) => return link.answer(AnswerBody::Refused(Refused { message })).await,
     };
@@ -101,10 +95,59 @@ async fn serve(peers: &Peers, incoming: Incoming) -> Result<(), Fault> {
     sent
 }
 
+/// Under which number the engine has taken a question, or why it has not. It may be in a step: an asker that leaves meanwhile is not begun.
+async fn taken_as(
+    peers: &Peers,
+    link: &mut Link,
+    mut answer: oneshot::Receiver<Result<u64, String>>,
+) -> Result<Result<u64, String>, Fault> {
+    let why = loop {
+        tokio::select! {
+            answer = &mut answer => return answer.map_err(|_| Fault::Ending),
+            _ = link.incoming.next::<Ask>() => break Fault::Closed,
+            () = sleep(ALIVE) => {
+                if let Err(why) = live(peers, link).await {
+                    break why;
+                }
+            }
+        }
+    };
+    answer.close();
+    // Both may have happened at once.
+    if let Ok(Ok(id)) = answer.try_recv() {
+        let _ = peers.tell(Command::Stop { id }).await;
+    }
+    Err(why)
+}
+
+/// Says that it lives, unless its engine does not.
+async fn live(peers: &Peers, link: &mut Link) -> Result<(), Fault> {
+    let age = peers.age.get().map_or(0.0, |age| age.seconds());
+    if age < STEP_SECONDS_MAX { link.answer(AnswerBody::Alive(Alive {})).await } else { Ok(()) }
+}
+
+fn prefill(wanted: WantedPrefill) -> Prefill {
+    let WantedPrefill { prompt, salt, priority, first, blocks, choices, sampling, emitted } = wanted;
+    let drawing = |sampling| Drawing { sampling, choices, emitted: emitted as usize };
+    Prefill {
+        id: 0,
+        prompt,
+        salt,
+        priority,
+        first: first as usize,
+        blocks: blocks as usize,
+        draw: sampling.map(drawing),
+    }
+}
+
 /// What sink and socket share.
 #[derive(Default)]
 struct Shared {
     computed: AtomicUsize,
+    /// Drawn, and not sent yet.
+    first: Mutex<Option<First>>,
+    /// It is there: it does not wait behind pages.
+    drawn: Notify,
     complete: AtomicBool,
     /// The engine found no room and waits to be told of some.
     is_full: AtomicBool,
@@ -160,6 +203,11 @@ impl PageSink for Sink {
         self.shared.computed.store(blocks, Ordering::SeqCst);
     }
 
+    fn first(&mut self, first: First) {
+        *self.shared.first.lock().unwrap_or_else(PoisonError::into_inner) = Some(first);
+        self.shared.drawn.notify_one();
+    }
+
     fn end(&mut self, complete: bool) {
         self.shared.complete.store(complete, Ordering::SeqCst);
     }
@@ -175,22 +223,26 @@ impl Stream {
                     Ok(None) => break,
                     Err(_) => {
                         self.tell(link).await?;
-                        let age = peers.age.get().map_or(0.0, |age| age.seconds());
-                        if age < STEP_SECONDS_MAX {
-                            link.answer(AnswerBody::Alive(Alive {})).await?;
-                        }
+                        live(peers, link).await?;
                     }
                 },
+                () = self.shared.drawn.notified() => self.tell(link).await?,
                 // Nothing is asked twice on one connection: whatever comes is its end.
-                _ = link.incoming.next::<penstock_proto::transfer::Ask>() => return Err(Fault::Closed),
+                _ = link.incoming.next::<Ask>() => return Err(Fault::Closed),
             }
         }
+        self.tell(link).await?;
         let blocks = self.shared.computed.load(Ordering::SeqCst) as u32;
         let complete = self.shared.complete.load(Ordering::SeqCst);
         link.answer(AnswerBody::End(End { blocks, complete })).await
     }
 
+    /// What is known beside the pages.
     async fn tell(&mut self, link: &mut Link) -> Result<(), Fault> {
+        let first = self.shared.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(first) = first {
+            link.answer(AnswerBody::First(first)).await?;
+        }
         let computed = self.shared.computed.load(Ordering::SeqCst);
         if computed > self.told {
             self.told = computed;

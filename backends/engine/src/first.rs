@@ -1,0 +1,138 @@
+//! First tokens that another engine drew while it computed the prompt: said here, where the request runs, before it is submitted.
+//!
+//! One idea: a token that came is like one of an earlier attempt. The request goes on after it (`emitted`), so the second token is drawn
+//! here as it would be after any other way to the first; and a choice that ends with its first token never starts here.
+
+use crate::request::Limits;
+use crate::sequence::finish;
+use penstock_proto::frames::{Generate, Output, Sampling, Token};
+use penstock_proto::transfer::First;
+
+/// See [`crate::Engine::say_first`].
+pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, limits: &Limits) -> Option<Vec<Output>> {
+    let sampling = generate.sampling.as_ref()?;
+    let tokens: Vec<Token> = first
+        .tokens
+        .into_iter()
+        .zip(&generate.choices)
+        .map(|(first, start)| first.token.filter(|token| first.choice == start.index && fits(token, sampling, limits)))
+        .collect::<Option<_>>()?;
+    // One token of each; the frame cannot say that there is no room for another.
+    if tokens.len() != generate.choices.len() || generate.window == 1 {
+        return None;
+    }
+    let prompt = generate.prompt.len();
+    let tokens_max = prompt.saturating_add(sampling.max_tokens as usize).min(limits.context_tokens);
+    let cached_tokens = cached_tokens.max(first.cached_tokens).min(prompt as u32);
+    let mut outputs = Vec::with_capacity(tokens.len());
+    for (token, start) in tokens.into_iter().zip(&mut generate.choices) {
+        let at = start.emitted.len();
+        start.emitted.push(token.id);
+        outputs.push(Output {
+            request: generate.request,
+            attempt: generate.attempt,
+            choice: start.index,
+            at: at as u32,
+            finish: finish(Some(token.id), &sampling.stop_tokens, prompt + at + 1 >= tokens_max),
+            tokens: vec![token],
+            cached_tokens: Some(cached_tokens),
+            ..Output::default()
+        });
+    }
+    let mut ended = outputs.iter().map(|output| output.finish.is_some());
+    generate.choices.retain(|_| !ended.next().unwrap_or(false));
+    // 0 is no limit, and stays it.
+    generate.window = generate.window.saturating_sub(1);
+    Some(outputs)
+}
+
+/// Whether a token is one that the sampling can give: what is passed on has been checked.
+fn fits(token: &Token, sampling: &Sampling, limits: &Limits) -> bool {
+    let exists = |token: u32| (token as usize) < limits.vocab_size;
+    let is_told = match &token.logprobs {
+        None => sampling.logprobs < 0,
+        Some(told) => {
+            told.top_tokens.len() == told.top_logprobs.len()
+                && i64::from(sampling.logprobs) >= told.top_tokens.len() as i64
+                && told.top_tokens.iter().all(|token| exists(*token))
+        }
+    };
+    exists(token.id) && is_told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::frames::{ChoiceStart, FinishReason, TokenLogprobs};
+    use penstock_proto::transfer::FirstToken;
+
+    fn limits() -> Limits {
+        Limits {
+            vocab_size: 100,
+            context_tokens: 64,
+            choices_max: 4,
+            logprobs_max: 5,
+            prompt_logprobs_max: 40,
+            numerics: String::new(),
+        }
+    }
+
+    fn generate(choices: u32) -> Generate {
+        let sampling = Sampling { max_tokens: 10, logprobs: -1, stop_tokens: vec![7], ..Default::default() };
+        let choices = (0..choices).map(|index| ChoiceStart { index, emitted: vec![] }).collect();
+        Generate {
+            request: 3,
+            attempt: 2,
+            prompt: vec![1; 20],
+            choices,
+            sampling: Some(sampling),
+            ..Default::default()
+        }
+    }
+
+    fn first(tokens: &[(u32, u32)]) -> First {
+        let token = |&(choice, id): &(u32, u32)| FirstToken { choice, token: Some(Token { id, logprobs: None }) };
+        First { tokens: tokens.iter().map(token).collect(), cached_tokens: 0 }
+    }
+
+    #[test]
+    fn a_first_token_is_said_once_and_the_rest_goes_on_after_it() {
+        let mut request = Generate { window: 8, ..generate(2) };
+        let outputs = say(&mut request, first(&[(0, 5), (1, 7)]), 3, &limits()).expect("they are its tokens");
+        let told = |output: &Output| (output.request, output.attempt, output.choice, output.at, output.tokens[0].id);
+        assert_eq!(outputs.iter().map(told).collect::<Vec<_>>(), [(3, 2, 0, 0, 5), (3, 2, 1, 0, 7)]);
+        assert_eq!(outputs[0].finish, None);
+        let end = outputs[1].finish.as_ref().expect("a stop token");
+        assert_eq!((end.reason, end.stop_token), (FinishReason::Stop as i32, Some(7)));
+        assert_eq!(request.choices, [ChoiceStart { index: 0, emitted: vec![5] }]);
+        assert_eq!((request.window, outputs[0].cached_tokens), (7, Some(3)));
+    }
+
+    #[test]
+    fn one_token_may_be_all() {
+        let mut request = generate(1);
+        request.sampling.as_mut().expect("set").max_tokens = 1;
+        let outputs = say(&mut request, first(&[(0, 5)]), 0, &limits()).expect("its token");
+        assert_eq!(outputs[0].finish.as_ref().map(|end| end.reason), Some(FinishReason::Length as i32));
+        assert!(request.choices.is_empty() && request.window == 0);
+    }
+
+    #[test]
+    fn tokens_of_another_request_are_not_said() {
+        let wrong = [first(&[]), first(&[(0, 5)]), first(&[(1, 5), (0, 5)]), first(&[(0, 5), (1, 100)])];
+        for (number, wrong) in wrong.into_iter().enumerate() {
+            let mut request = generate(2);
+            assert_eq!(say(&mut request, wrong, 0, &limits()), None, "{number}");
+            assert_eq!(request, generate(2), "{number}: nothing is changed");
+        }
+        let mut told = first(&[(0, 5)]);
+        let logprobs = TokenLogprobs { top_tokens: vec![5], top_logprobs: vec![0.0], ..Default::default() };
+        told.tokens[0].token.as_mut().expect("set").logprobs = Some(logprobs);
+        assert_eq!(say(&mut generate(1), told.clone(), 0, &limits()), None, "nobody asked for them");
+        let mut asks = generate(1);
+        asks.sampling.as_mut().expect("set").logprobs = 1;
+        assert!(say(&mut asks.clone(), told, 0, &limits()).is_some());
+        assert_eq!(say(&mut asks, first(&[(0, 5)]), 0, &limits()), None, "they are missing");
+        assert_eq!(say(&mut Generate { window: 1, ..generate(1) }, first(&[(0, 5)]), 0, &limits()), None);
+    }
+}
