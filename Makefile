@@ -52,8 +52,8 @@ test-stores: ## The store's tests against real PostgreSQL and Redis servers alon
 test-shared: ## One budget of two gateways on real PostgreSQL and Redis, with 1,000 streams (`e2e` takes 200)
 	@$(TOOLS); need_build_tools; need_test_tools; need_stores; cargo build --locked -p penstock; PENSTOCK_STREAMS=1000 run_e2e_tests -k test_shared_budget $(E2E_ARGS)
 
-test-faults: ## Every cell of the fault matrix and a storm of a hundred faults (`unit` runs a choice of them)
-	@$(TOOLS); need_build_tools; PENSTOCK_FAULTS=full cargo test --workspace --locked --test matrix --test storm -- --nocapture
+test-faults: ## Every cell of the fault matrices, a pulled cable, a storm of a hundred faults (`unit` runs a choice of them)
+	@$(TOOLS); need_build_tools; PENSTOCK_FAULTS=full cargo test --workspace --locked --test matrix --test apart --test network --test storm -- --nocapture
 
 test-wasm: ## Plugins that are WebAssembly, with the feature that hosts them
 	@$(TOOLS); need_build_tools; need_test_tools; run_wasm_tests

@@ -1,8 +1,10 @@
 //! What the fleet tests share: worker processes that end with the test, pools over them, and streams read to their end.
 #![forbid(unsafe_code)]
 
+pub mod apart;
 pub mod dial;
 pub mod matrix;
+pub mod pairs;
 pub mod puppet;
 pub mod relay;
 
@@ -55,7 +57,7 @@ impl Drop for Dir {
 /// A worker process, killed at the end.
 pub struct Worker {
     child: Child,
-    /// Its socket.
+    /// Its socket; none on TCP.
     pub socket: PathBuf,
 }
 
@@ -66,16 +68,22 @@ impl Worker {
     /// If it cannot be started.
     pub fn start(binary: &str, dir: &Dir, name: &str, args: &[&str]) -> Self {
         let socket = dir.file(&format!("{name}.sock"));
+        let listen = format!("unix://{}", socket.display());
+        Self::listening(Command::new(binary), dir, name, &listen, socket, args)
+    }
+
+    /// Starts `command`, which becomes a worker that listens on a TCP address.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn start_tcp(command: Command, dir: &Dir, name: &str, listen: &str, args: &[&str]) -> Self {
+        Self::listening(command, dir, name, listen, PathBuf::new(), args)
+    }
+
+    fn listening(mut command: Command, dir: &Dir, name: &str, listen: &str, socket: PathBuf, args: &[&str]) -> Self {
         let log = std::fs::File::create(dir.file(&format!("{name}.log"))).expect("log file");
-        let child = Command::new(binary)
-            .arg("--listen")
-            .arg(format!("unix://{}", socket.display()))
-            .args(args)
-            .stdin(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .expect("the worker starts");
-        Self { child, socket }
+        command.args(["--listen", listen]).args(args).stdin(Stdio::null()).stderr(log);
+        Self { child: command.spawn().expect("the worker starts"), socket }
     }
 
     /// Its process id.

@@ -1,8 +1,11 @@
-//! A real worker process over the fake model of `tests/sim`, for tests that kill it.
+//! A real worker process over the fake model of `tests/sim`, or over the demo model, for tests that kill it.
 #![forbid(unsafe_code)]
 
+use penstock_engine::checkpoint::Checkpoint;
+use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
-use penstock_kernels::{KernelError, StepBatch};
+use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path as CpuPath};
+use penstock_kernels::{KernelError, Limits, StepBatch};
 use penstock_proto::frames::{Loading, Role};
 use penstock_proto::handshake::PoolKey;
 use penstock_sim::FakeForward;
@@ -12,7 +15,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str = "fleet-worker --listen ADDRESS [--cores LIST] [--key-file FILE] [--step-ms N] [--load-ms N] [--orphan-ms N] \
-                     [--numerics ID] [--sequences N] [--death-token ID] [--hang-at STEP] [--model NAME] [--role ROLE] [--fail-load] [--gate CONTEXT:DIR]";
+                     [--numerics ID] [--sequences N] [--death-token ID] [--hang-at STEP] [--model NAME] [--role ROLE] [--fail-load] [--gate CONTEXT:DIR] [--demo] \
+                     [--beyond-loopback]";
+
+/// Rows of prefill in a step of the demo model: few, so that a prompt takes several.
+const CHUNK: usize = 128;
+
+/// Of the demo model.
+const DEMO_PAGES: usize = 256;
 
 struct Options {
     worker: WorkerConfig,
@@ -26,6 +36,8 @@ struct Options {
     hang_at: u64,
     fail_load: bool,
     gate: Option<Gate>,
+    /// The demo model on the CPU instead of the fake one.
+    demo: bool,
 }
 
 fn options() -> Result<Options, String> {
@@ -41,12 +53,21 @@ fn options() -> Result<Options, String> {
         hang_at: u64::MAX,
         fail_load: false,
         gate: None,
+        demo: false,
     };
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
         match flag.as_str() {
             "--fail-load" => {
                 options.fail_load = true;
+                continue;
+            }
+            "--demo" => {
+                options.demo = true;
+                continue;
+            }
+            "--beyond-loopback" => {
+                options.worker.beyond_loopback = true;
                 continue;
             }
             "--own-session" => {
@@ -90,9 +111,9 @@ fn options() -> Result<Options, String> {
     Ok(options)
 }
 
-/// The fake model, slower, and mortal.
+/// A model, slower, and mortal.
 struct Slow {
-    inner: FakeForward,
+    inner: Box<dyn Forward>,
     step: Duration,
     death_token: Option<u32>,
     steps: u64,
@@ -160,6 +181,39 @@ fn pause(time: Duration) {
     }
 }
 
+fn fake_model(numerics: &str) -> Box<dyn Forward> {
+    let geometry = Geometry {
+        vocab_size: 256,
+        context_tokens: 4096,
+        pages: 1024,
+        rows_max: 512,
+        sampled_max: 64,
+        numerics: numerics.to_owned(),
+        ..Geometry::default()
+    };
+    Box::new(FakeForward::new(geometry, 0))
+}
+
+/// The demo model on one thread of the CPU.
+fn demo_model() -> Result<(Box<dyn Forward>, String), WorkerError> {
+    let failed = |error: String| WorkerError::Model(error);
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/penstock-demo");
+    let checkpoint = Checkpoint::open(folder.as_ref()).map_err(|error| failed(error.to_string()))?;
+    let sizes = Limits { rows_max: 512, sampled_max: 64 };
+    let options = CpuOptions { threads: 1, cores: None, path: CpuPath::Auto };
+    let device = CpuDevice::new(options, sizes).map_err(|error| failed(error.to_string()))?;
+    let limits = ModelLimits {
+        context_tokens: None,
+        kv: KvBudget::Pages(DEMO_PAGES),
+        rows_max: sizes.rows_max,
+        sampled_max: sizes.sampled_max,
+    };
+    let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {});
+    let model = model.map_err(|error| failed(error.to_string()))?;
+    let name = model.device().info().name;
+    Ok((Box::new(model), name))
+}
+
 fn main() -> ExitCode {
     let options = match options() {
         Ok(options) => options,
@@ -169,7 +223,7 @@ fn main() -> ExitCode {
         }
     };
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    let Options { worker, step, load, numerics, model, sequences, role, death_token, hang_at, fail_load, gate } =
+    let Options { worker, step, load, numerics, model, sequences, role, death_token, hang_at, fail_load, gate, demo } =
         options;
     let build: Build = Box::new(move |progress| {
         for part in 0..10 {
@@ -179,17 +233,13 @@ fn main() -> ExitCode {
         if fail_load {
             return Err(WorkerError::Model("model.safetensors: tensor \"a\" ends behind the file".into()));
         }
-        let geometry = Geometry {
-            vocab_size: 256,
-            context_tokens: 4096,
-            pages: 1024,
-            rows_max: 512,
-            sampled_max: 64,
-            numerics: numerics.clone(),
-            ..Geometry::default()
-        };
-        let inner = FakeForward::new(geometry, 0);
-        let config = EngineConfig { sequences_max: sequences, ..EngineConfig::default() };
+        let (inner, device) = if demo { demo_model()? } else { (fake_model(&numerics), "fake".to_owned()) };
+        let geometry = inner.geometry();
+        let (numerics, vocab_size) = (geometry.numerics.clone(), geometry.vocab_size as u32);
+        let mut config = EngineConfig { sequences_max: sequences, ..EngineConfig::default() };
+        if demo {
+            config.chunk_tokens = CHUNK;
+        }
         let mut engine = Engine::new(Box::new(Slow { inner, step, death_token, steps: 0, hang_at, gate }), &config);
         engine.set_role(role);
         let info = ReadyInfo {
@@ -197,8 +247,8 @@ fn main() -> ExitCode {
             model_hash: model.as_bytes().to_vec(),
             model,
             numerics_id: numerics,
-            vocab_size: 256,
-            device: "fake".into(),
+            vocab_size,
+            device,
         };
         Ok((engine, info))
     });

@@ -1,0 +1,123 @@
+//! Prefill and decode apart, with the demo model: every two of (fault, worker, point, kind) on every commit; all of them with
+//! `PENSTOCK_FAULTS=full` (`make test-faults`). And clients that leave.
+
+use penstock_fleet_tests::apart::{
+    Cell, Fault, KINDS, Kind, Outcome, POINTS, Point, Victim, all, pairwise, run, undisturbed,
+};
+use penstock_fleet_tests::matrix::descriptors;
+use penstock_fleet_tests::{Answer, wait_for};
+use penstock_proxy::pool::FleetRuntime;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
+
+/// Cells at once: each has up to three workers.
+const AT_ONCE: usize = 4;
+
+/// A stream goes on within this time after a worker hung or was cut off. Twice what is promised: the cells share the machine.
+const HANG_MAX: Duration = Duration::from_secs(10);
+
+fn is_full() -> bool {
+    std::env::var("PENSTOCK_FAULTS").is_ok_and(|what| what == "full")
+}
+
+/// Runs cells, a few at a time.
+async fn run_all(cells: Vec<Cell>, runtime: &Arc<FleetRuntime>) -> Vec<(Cell, Option<Outcome>)> {
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    let start = |cell| {
+        let (runtime, places) = (Arc::clone(runtime), Arc::clone(&places));
+        let running = tokio::spawn(async move {
+            let _place = places.acquire_owned().await;
+            run(BINARY, &runtime, cell).await
+        });
+        (cell, running)
+    };
+    let running: Vec<_> = cells.into_iter().map(start).collect();
+    let mut outcomes = Vec::new();
+    for (cell, running) in running {
+        outcomes.push((cell, running.await.ok()));
+    }
+    outcomes
+}
+
+async fn expected(runtime: &FleetRuntime) -> Vec<Answer> {
+    let mut expected = Vec::new();
+    for kind in KINDS {
+        expected.push(undisturbed(BINARY, runtime, kind).await);
+    }
+    expected
+}
+
+#[tokio::test]
+async fn whatever_happens_to_either_worker_the_answer_is_that_of_one() {
+    let runtime = Arc::new(FleetRuntime::start().expect("the fleet runtime starts"));
+    let expected = expected(&runtime).await;
+    let before = descriptors(std::process::id());
+    let (mut wrong, mut gaps) = (Vec::new(), Vec::new());
+    for (cell, outcome) in run_all(if is_full() { all() } else { pairwise() }, &runtime).await {
+        let Some(Outcome { answer, gap }) = outcome else {
+            wrong.push(format!("{cell:?}: see above"));
+            continue;
+        };
+        let expected = &expected[cell.kind as usize];
+        let is_same = answer.tokens == expected.tokens
+            && answer.logprobs == expected.logprobs
+            && answer.finished == expected.finished
+            && answer.failed.is_none();
+        // A lost prefill worker is no business of the gateway's: the decode worker computes what is missing.
+        let resumed: &[bool] = if cell.victim == Victim::Decode { &[true] } else { &[] };
+        if !is_same || answer.resumed != resumed {
+            wrong.push(format!("{cell:?}: {answer:?}\nand not {expected:?}"));
+        }
+        gaps.push((cell, gap));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    report(&gaps);
+    let late: Vec<_> = gaps.iter().filter(|(_, gap)| *gap > HANG_MAX).collect();
+    assert!(late.is_empty(), "too late: {late:?}");
+    let left = || descriptors(std::process::id());
+    assert!(wait_for(|| (left() <= before).then_some(())).await.is_some(), "descriptors: {before}, now {}", left());
+}
+
+/// Gaps by fault, worker and part of the request's life, for a person: `--nocapture` shows them.
+fn report(gaps: &[(Cell, Duration)]) {
+    for fault in [Fault::Kill, Fault::Stop, Fault::Cut] {
+        for victim in [Victim::Prefill, Victim::Decode] {
+            for decodes in [false, true] {
+                let is_in = |cell: &Cell| {
+                    (cell.fault, cell.victim) == (fault, victim)
+                        && matches!(cell.point, Point::First | Point::Middle | Point::Last) == decodes
+                };
+                let mut of: Vec<_> =
+                    gaps.iter().filter(|(cell, _)| is_in(cell)).map(|(_, gap)| gap.as_millis()).collect();
+                of.sort_unstable();
+                if let (Some(median), Some(worst)) = (of.get(of.len() / 2), of.last()) {
+                    let when = if decodes { "while it decodes" } else { "before" };
+                    eprintln!(
+                        "{fault:?} {victim:?} {when}: {} streams, median gap {median} ms, worst {worst} ms",
+                        of.len()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_leaves_is_forgotten_by_both_at_once() {
+    let runtime = Arc::new(FleetRuntime::start().expect("the fleet runtime starts"));
+    let kinds: &[Kind] = if is_full() { &KINDS } else { &[Kind::Two] };
+    let cell = |point, kind| Cell { fault: Fault::Leave, victim: Victim::Decode, point, kind };
+    let cells = POINTS.into_iter().flat_map(|point| kinds.iter().map(move |kind| cell(point, *kind))).collect();
+    let mut times = Vec::new();
+    for (cell, outcome) in run_all(cells, &runtime).await {
+        let outcome = outcome.unwrap_or_else(|| panic!("{cell:?}: see above"));
+        assert_eq!((outcome.answer.finished, outcome.answer.failed), (0, None), "{cell:?}");
+        times.push(outcome.gap);
+    }
+    times.sort_unstable();
+    let (median, worst) = (times[times.len() / 2], times.last().expect("there are cells"));
+    eprintln!("{} clients left: all was free after a median of {median:?}, {worst:?} at worst", times.len());
+}
