@@ -1,7 +1,7 @@
 //! Requests that move while they run: to be drained, to balance, or because a test says so a thousand times.
 
 use penstock_fleet_tests::puppet::{Habits, Puppet, expected};
-use penstock_fleet_tests::{Answer, Dir, PATIENCE, job, read, read_into, wait_for};
+use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, read, read_into, wait_for};
 use penstock_proxy::pool::{FleetRuntime, Job, MoveError, Pool, PoolConfig, PoolEvent, Steer, Ticket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -232,6 +232,60 @@ async fn a_thousand_migrations_under_load_change_no_token() {
         let status = pool.status();
         let is_idle = status.workers.iter().all(|worker| worker.bound == 0 && worker.state.running == 0);
         (status.open == 0 && is_idle).then_some(())
+    };
+    assert!(wait_for(is_clean).await.is_some(), "left behind: {:?}", pool.status());
+}
+
+#[tokio::test]
+async fn a_real_model_moves_to_and_fro_with_its_keys_and_values() {
+    const MOVES: usize = 10;
+    let (dir, runtime) = (Dir::new(), runtime());
+    let workers = ["a", "b"].map(|name| Worker::start(env!("CARGO_BIN_EXE_fleet-worker"), &dir, name, &["--demo"]));
+    let pool = penstock_fleet_tests::pool(&runtime, &[&workers[0], &workers[1]], |config| config.balance = false);
+    let ready = || (pool.status().workers.iter().filter(|worker| worker.epoch > 0).count() == 2).then_some(());
+    assert!(wait_for(ready).await.is_some(), "{:?}", pool.status());
+    let mut took = Vec::new();
+    for choices in [1, 2] {
+        let mut asked = job((0..620).map(|i| 1 + i * 37 % 4000).collect::<Vec<u32>>(), choices, 900);
+        asked.sampling.logprobs = 1;
+        let whole = read(&mut pool.submit(asked.clone()).expect("taken")).await;
+        assert_eq!(whole.tokens.len(), choices as usize);
+        let mut ticket = pool.submit(asked).expect("taken");
+        let id = ticket.id();
+        let (mut answer, at, to) = begin(&pool, &mut ticket, 10).await;
+        for moves in 0..MOVES {
+            let to = if moves % 2 == 0 { &to } else { &at };
+            assert_eq!(pool.migrate(id, to).await, Ok(()), "move {moves}");
+            // Until it speaks again, and a little more.
+            while answer.gaps.len() <= moves {
+                let more = answer.tokens[0].len() + 1;
+                read_into(&mut ticket, &mut answer, more).await;
+            }
+            let more = answer.tokens[0].len() + 20;
+            read_into(&mut ticket, &mut answer, more).await;
+        }
+        read_into(&mut ticket, &mut answer, usize::MAX).await;
+        assert_eq!((&answer.tokens, &answer.logprobs), (&whole.tokens, &whole.logprobs));
+        assert_eq!((answer.moved, &answer.resumed, &answer.failed), (MOVES, &vec![], &None));
+        took.extend(answer.gaps);
+    }
+    took.sort_unstable();
+    let steps: Vec<f64> = pool.status().workers.iter().map(|worker| worker.state.step_seconds * 1e3).collect();
+    let counts = pool.status().counts;
+    eprintln!(
+        "{} migrations of the demo model, {} blocks moved: gap median {:.1?}, worst {:.1?}; last steps {steps:.1?} ms",
+        took.len(),
+        counts.moved_blocks,
+        took[took.len() / 2],
+        took[took.len() - 1],
+    );
+    // The prompt moves once; then each worker has it, and what was said since is what moves.
+    assert!(counts.moved_blocks >= 19 && took.len() == 2 * MOVES, "{counts:?}");
+    let is_clean = || {
+        let is_idle = |state: &penstock_proto::frames::EngineState| {
+            state.running + state.waiting == 0 && state.blocks_free == state.blocks_total
+        };
+        pool.status().workers.iter().all(|worker| is_idle(&worker.state)).then_some(())
     };
     assert!(wait_for(is_clean).await.is_some(), "left behind: {:?}", pool.status());
 }
