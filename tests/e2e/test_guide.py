@@ -1,0 +1,160 @@
+"""Pages of the guide, done as they say: their configs, their programs, their commands, and what they say comes out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+
+import httpx
+import pytest
+from test_examples import mocked
+
+from harness import ROOT, Gateway, binary, free_port, serving, user, wait_until
+from providers import OpenAi
+from servers import Postgres, Redis
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a page in one language; an empty one for those without."""
+    found, inside = [], None
+    for line in (ROOT / "docs" / "guide" / page).read_text().splitlines(keepends=True):
+        if not line.startswith("```"):
+            if inside is not None:
+                inside.append(line)
+        elif inside is None:
+            inside, said = [], line[3:].strip()
+        else:
+            found += ["".join(inside)] if said == language else []
+            inside = None
+    return found
+
+
+def one(page: str, language: str, holds: str) -> str:
+    """The one block that holds these words."""
+    found = [block for block in blocks(page, language) if holds in block]
+    assert len(found) == 1, f"{page} has {len(found)} {language} blocks with {holds!r}"
+    return found[0]
+
+
+def shell(text: str, folder, env: dict, seconds: int = 120) -> str:
+    """What the commands print, in a folder of their own, with this build's program."""
+    places = f"{binary().parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        check=False,
+        cwd=folder,
+        env=os.environ | env | {"PATH": places},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_a_key_with_a_budget(tmp_path):
+    page = "limits.md"
+    example = (ROOT / "configs" / "examples" / "limits.toml").read_text()
+    assert one(page, "toml", 'id = "budget"') in example, "the page shows the file"
+    with mocked(example) as (text, env, _), serving(tmp_path, config=text, env=env, workers=0) as gateway:
+        key = {"SEARCH_KEY": "pk-example"}
+        for holds in ("grep -i ratelimit", "/status"):
+            command, _, shown = one(page, "console", holds).removeprefix("$ ").partition("\nx-")
+            command = command.replace("localhost:8080", f"127.0.0.1:{gateway.port}")
+            said = [line.strip() for line in shell(command, tmp_path, key).splitlines()]
+            assert said, command
+            # The names as the page shows them, and what does not change from one request to the next.
+            lines = [f"x-{shown}".splitlines(), []][shown == ""]
+            names = [line.split(":")[0] for line in lines]
+            assert [line.split(":")[0] for line in said if line.startswith("x-")] == names
+            assert {line for line in lines if "-limit-" in line} <= set(said)
+
+
+def test_a_plugin_that_is_a_service_of_ones_own(tmp_path):
+    page, port = "plugins.md", free_port()
+    program = tmp_path / "hook.py"
+    program.write_text(one(page, "python", "class Hook").replace("9000", str(port)))
+    env = {"HOOK_SECRET": "hunter2", "KEY_INTERNS": "pk-interns", "KEY_STAFF": "pk-staff", "KEY_UP": ""}
+    with OpenAi() as mock, open(tmp_path / "hook.log", "wb") as log:
+        mock.models = ("chat",)
+        env["KEY_UP"] = mock.key
+        config = one(page, "toml", 'name = "http_hook"').replace("9000", str(port))
+        config += '[[keys]]\nid = "interns"\nkey_env = "KEY_INTERNS"\n[[keys]]\nid = "staff"\nkey_env = "KEY_STAFF"\n'
+        config += f'[[providers]]\nid = "up"\nbase_url = "{mock.url}/v1"\nkey_env = "KEY_UP"\nmodels = ["chat"]\n'
+        hook = subprocess.Popen([sys.executable, program], env=os.environ | env, stdout=log, stderr=log)
+        try:
+            with serving(tmp_path / "g", config=config, env=env, workers=0) as gateway:
+
+                def ask(key: str, choices: int) -> httpx.Response:
+                    body = {"model": "chat", "messages": user("Hello"), "n": choices}
+                    headers = {"authorization": f"Bearer {key}"}
+                    url = f"{gateway.url}/v1/chat/completions"
+                    return httpx.post(url, json=body, headers=headers, timeout=30)
+
+                wait_until(lambda: ask("pk-staff", 1).status_code == 200, "the service answers", 30)
+                assert ask("pk-interns", 1).status_code == 200 and ask("pk-staff", 2).status_code == 200
+                refused = ask("pk-interns", 2)
+                assert refused.status_code == 403 and "One answer at a time." in refused.text
+                hook.terminate()
+                hook.wait(10)
+                assert ask("pk-staff", 1).status_code == 500, "on_fail is closed"
+        finally:
+            hook.kill()
+            hook.wait()
+
+
+def test_a_plugin_by_config(tmp_path):
+    config = one("plugins.md", "toml", 'name = "pii"')
+    with OpenAi() as mock:
+        mock.models = ("chat",)
+        config += f'[[providers]]\nid = "up"\nbase_url = "{mock.url}/v1"\nkey_env = "KEY_UP"\nmodels = ["chat"]\n'
+        (tmp_path / "penstock.toml").write_text(config)
+        checks = next(line for line in one("plugins.md", "console", "penstock check").splitlines() if "check" in line)
+        shell(checks.removeprefix("$ "), tmp_path, {"KEY_UP": mock.key})
+        with serving(tmp_path / "g", config=config, env={"KEY_UP": mock.key}, workers=0) as gateway:
+            answer = gateway.client().chat.completions.create(
+                model="chat", messages=user("Repeat: mail ann@example.com")
+            )
+            assert answer.choices[0].message.content == "mail ann@example.com"
+            assert b"[EMAIL_1]" in mock.last.raw and b"ann@" not in mock.last.raw
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with contextlib.ExitStack() as stack:
+        postgres = Postgres()
+        stack.callback(postgres.close)
+        redis = Redis()
+        stack.callback(redis.close)
+        yield postgres, redis
+
+
+def test_several_gateways(tmp_path, servers):
+    """Two of them with the page's config, and its loop: ten requests a minute, whichever is asked."""
+    page = "several-gateways.md"
+    postgres, redis = servers
+    env = {"PENSTOCK_STORE_URL": postgres.url, "PENSTOCK_COUNTERS_URL": redis.url, "TEAM_A_KEY": "pk-team-a"}
+    env["PENSTOCK_PEPPER"] = "0123456789abcdef" * 4
+    config = one(page, "toml", "# gateways.toml")
+    names = re.findall(r'_env = "(\w+)"', config)
+    assert sorted(names) == sorted(env), "the page exports what its config names"
+    assert all(name in one(page, "sh", "penstock serve") for name in names)
+    with contextlib.ExitStack() as stack:
+        gateways = [Gateway(tmp_path / name, "--admin", "off", config=config, env=env) for name in ("one", "two")]
+        for gateway in gateways:
+            gateway.start()
+            stack.callback(gateway.stop)
+        loop = one(page, "sh", "for n in").replace("8080", str(gateways[0].port)).replace("8090", str(gateways[1].port))
+
+        def begins_a_minute() -> bool:
+            return int(subprocess.run(["date", "+%S"], check=True, capture_output=True, text=True).stdout) < 30
+
+        # The loop takes some seconds of one minute.
+        wait_until(begins_a_minute, "a minute with time left", 40, 0.2)
+        said = shell(loop, tmp_path, env).split()
+        shown = next(block for block in blocks(page, "") if block.startswith("200 ")).split()
+        assert (len(said), said[:9]) == (len(shown), shown[:9])
+        assert said.count("200") == shown.count("200") and set(said) == set(shown)
