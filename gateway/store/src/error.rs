@@ -17,6 +17,9 @@ pub enum StoreError {
     /// More work waits than is done in time. Nothing was changed, unless it was already being done.
     #[error("the store is busy")]
     Busy,
+    /// What was counted is gone: the server was restarted or emptied. Nothing was changed.
+    #[error("the counters have lost what they had counted")]
+    Lost,
     /// What was asked for does not fit what is there: a bug of the caller, or of another process.
     #[error("the store was asked for what cannot be: {0}")]
     Misuse(&'static str),

@@ -1,6 +1,6 @@
 //! What the gateway keeps beyond one request: files, batches, stored responses; issued keys, the ledger, the audit log, configs.
 //!
-//! One set of traits by purpose ([`Files`], [`Batches`], [`Responses`], [`Keys`], [`Ledger`], [`Audit`], [`Configs`]), async because a
+//! One set of traits by purpose ([`Files`], [`Batches`], [`Responses`], [`Keys`], [`Ledger`], [`Audit`], [`Configs`], [`People`]), async because a
 //! store may be across a network; [`Sqlite`] is the one that needs nothing else. What several gateways count together goes through
 //! [`Counters`]. Two rules hold for every store. **A tenant sees its own**: whatever is asked for on behalf of a client names its
 //! [`Tenant`], and what belongs to another is not there. **A result counts once**: a batch line's result is kept in the same transaction
@@ -25,6 +25,7 @@ mod json;
 mod keys;
 mod ledger;
 mod page;
+mod people;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "redis")]
@@ -40,7 +41,7 @@ pub use batches::{
 };
 pub use cache::{CACHE_KEY_BYTES_MAX, CACHE_VALUE_BYTES_MAX, Cache};
 pub use configs::{CONFIG_BYTES_MAX, ConfigRecord, Configs, NewConfig};
-pub use counters::{Ask, Counters, Grant, MemoryCounters, Settlement, Window};
+pub use counters::{Ask, Begun, Counters, Grant, Kept, MemoryCounters, Settlement, Window};
 pub use error::StoreError;
 pub use files::{CHUNK_BYTES_MAX, Deleted, FileRecord, Files, NewFile};
 pub use ids::{AuditId, BatchId, FileId, KeyId, ResponseId, Tenant};
@@ -53,6 +54,7 @@ pub use ledger::{
     USAGE_GROUPS_MAX, USAGE_ROWS_MAX, UsageQuery, UsageRow,
 };
 pub use page::{Listing, Order, Page};
+pub use people::{IDENTITY_BYTES_MAX, People};
 #[cfg(feature = "postgres")]
 pub use postgres::{Postgres, PostgresOptions};
 #[cfg(feature = "redis")]
@@ -79,7 +81,7 @@ pub struct Stats {
 
 /// A store of everything.
 #[async_trait]
-pub trait Store: Files + Batches + Responses + Keys + Ledger + Audit + Configs {
+pub trait Store: Files + Batches + Responses + Keys + Ledger + Audit + Configs + People {
     /// Becomes the one process that runs what is in the store, or says that another is. Once it is, it stays it until it ends,
     /// or until a server ends its connection: to be asked again before each piece of work.
     async fn lead(&self) -> Result<bool, StoreError>;

@@ -18,6 +18,7 @@ pub(super) async fn all(store: &dyn Store) {
     responses_make_conversations(store).await;
     background_responses_change_until_they_end(store).await;
     tenants_see_their_own(store).await;
+    people_are_known_while_they_have_something_open(store).await;
 }
 
 fn new_file(purpose: &str, bytes: u64) -> NewFile {
@@ -357,4 +358,32 @@ async fn tenants_see_their_own(store: &dyn Store) {
         assert_eq!(store.delete_response(stranger, &id).await, Ok(false));
     }
     assert!(store.file(&owner, &file).await.expect("read").is_some());
+}
+
+/// Whoever has a batch or a response open is not forgotten; what is kept last counts.
+async fn people_are_known_while_they_have_something_open(store: &dyn Store) {
+    let (ada, bob, eve) = (Tenant::new("jwt:corp:ada"), Tenant::new("jwt:corp:bob"), Tenant::new("jwt:corp:eve"));
+    assert_eq!(store.identity(&ada).await, Ok(None));
+    for (tenant, identity, at) in
+        [(&ada, "{\"a\":1}", 100), (&bob, "b", 100), (&eve, "e", 100), (&ada, "{\"a\":2}", 200)]
+    {
+        store.keep_identity(tenant, identity, at).await.expect("kept");
+    }
+    assert_eq!(store.identity(&ada).await, Ok(Some(("{\"a\":2}".to_owned(), 200))));
+    let input = put(store, &bob, "batch", b"{}").await;
+    let batch = store.create_batch(&bob, new_batch(&input)).await.expect("created").expect("its file is there");
+    let id = ResponseId::random();
+    let queued = ResponseRecord { status: ResponseStatus::Queued, ..response(&id, None, "[]", "[]") };
+    store.save_response(&eve, queued, 10).await.expect("saved");
+    assert_eq!(store.sweep_identities(1_000).await, Ok(1), "ada has nothing open");
+    assert_eq!(store.identity(&ada).await, Ok(None));
+    let end = EndedBatch { status: BatchStatus::Failed, output: None, errors: None, faults: String::new(), now: 900 };
+    assert_eq!(store.end_batch(&batch.id, end).await, Ok(true));
+    assert_eq!(store.sweep_identities(100).await, Ok(0), "not yet");
+    assert_eq!(store.sweep_identities(1_000).await, Ok(1));
+    assert_eq!(store.identity(&eve).await, Ok(Some(("e".to_owned(), 100))));
+    assert_eq!(store.update_response(&id, ResponseStatus::Ended, "{}".into(), "[]".into()).await, Ok(true));
+    assert_eq!(store.sweep_identities(1_000).await, Ok(1), "her response has ended");
+    let long = "x".repeat(crate::IDENTITY_BYTES_MAX + 1);
+    assert!(matches!(store.keep_identity(&eve, &long, 1).await, Err(StoreError::Misuse(_))));
 }

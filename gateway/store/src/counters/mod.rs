@@ -18,6 +18,8 @@ mod memory;
 
 pub use memory::MemoryCounters;
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use crate::StoreError;
@@ -101,7 +103,34 @@ pub struct Settlement {
     pub spent: u64,
 }
 
+/// What a counter has to say at least, once it has lost what it had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The counter.
+    pub counter: String,
+    /// The stretch of time.
+    pub window: Window,
+    /// Spent, or leased by the holder.
+    pub amount: u64,
+    /// Unix seconds at which a lease lapses.
+    pub until: u64,
+}
+
+/// What [`Counters::begin`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// What was counted is there.
+    Whole,
+    /// It is gone, or was never seen by this client: to be restored now. Nobody is granted anything for that long, so that all who
+    /// count here have the time.
+    Anew(Duration),
+}
+
 /// Shared counters.
+///
+/// A server may lose what it has (it is emptied, or restarted without what it had). It then says [`StoreError::Lost`] to everybody who
+/// counted there before, until they begin again and say what they know: what is spent ([`Counters::restore`]), what they lease
+/// ([`Counters::lease`]).
 #[async_trait]
 pub trait Counters: Send + Sync + 'static {
     /// Asks for portions of counters, each named once; answers in the order of the asks. `whole`: if one gets less than its `least`,
@@ -113,6 +142,24 @@ pub trait Counters: Send + Sync + 'static {
     /// [`StoreError::Misuse`]: a counter asked for twice, too many asks, a name that is too long. [`StoreError::Full`]: too many counters.
     async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError>;
 
+    /// Begins, or looks whether what was counted is still there. Stores that lose nothing have nothing to do.
+    async fn begin(&self) -> Result<Begun, StoreError> {
+        Ok(Begun::Whole)
+    }
+
+    /// Lifts what is spent to what is known. Twice the same is once.
+    async fn restore(&self, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        let _ = (kept, now);
+        Ok(())
+    }
+
+    /// Sets what `holder` leases, whatever the maximum is: what was granted and lost, and nothing of what was granted without its
+    /// learning of it. Not while it asks for more.
+    async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        let _ = (holder, kept, now);
+        Ok(())
+    }
+
     /// Ends leases, and notes what was spent. All settlements or none. When it fails, it is not known whether it was done.
     async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError>;
 }
@@ -121,6 +168,12 @@ pub trait Counters: Send + Sync + 'static {
 pub(crate) fn granted(ask: &Ask, used: u64) -> u64 {
     let got = ask.want.min(ask.max.min(AMOUNT_MAX).saturating_sub(used));
     if got < ask.least { 0 } else { got }
+}
+
+/// The same for what is to be restored.
+#[cfg(feature = "redis")]
+pub(crate) fn check_kept(holder: &str, kept: &[Kept]) -> Result<(), StoreError> {
+    check_names(holder, kept.iter().map(|one| (&one.counter, one.window)))
 }
 
 /// Refuses what no store answers.

@@ -17,6 +17,7 @@ mod held;
 mod keys;
 mod ledger;
 mod listen;
+mod people;
 mod responses;
 mod schema;
 

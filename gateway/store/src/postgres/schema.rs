@@ -4,7 +4,7 @@ use super::held::{Held, cell};
 use crate::StoreError;
 
 /// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
-const VERSIONS: [&str; 4] = [KEPT, GOVERNED, COUNTED, LIVES];
+const VERSIONS: [&str; 5] = [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE];
 
 /// Files, batches, responses.
 const KEPT: &str = "
@@ -305,6 +305,15 @@ const LIVES: &str = "
     CREATE TABLE penstock.lives (
         gateway TEXT PRIMARY KEY,
         seen BIGINT NOT NULL
+    );
+";
+
+/// Who people are whom no key stands for.
+const PEOPLE: &str = "
+    CREATE TABLE penstock.people (
+        tenant TEXT PRIMARY KEY,
+        identity TEXT NOT NULL,
+        at BIGINT NOT NULL
     );
 ";
 

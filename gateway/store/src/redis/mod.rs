@@ -1,10 +1,13 @@
 //! Redis or Valkey: counters that several gateways share, and a cache.
 //!
 //! Each call is one script, so that comparison and change are one step of the server. One connection carries all calls of the process,
-//! interleaved; it is made anew when it breaks, and until then calls fail at once. What is here may be lost with the server: counters
-//! are restored from the ledger by whoever keeps them. The server must not evict (`maxmemory-policy noeviction`, or `volatile-*` with
+//! interleaved; it is made anew when it breaks, and until then calls fail at once. What is here may be lost with the server, or be what
+//! it was some time ago. So everything counted belongs to an *era*: a server that has none, or whose run is another than its era's, is
+//! given a new one by whoever comes first ([`Counters::begin`]); whoever speaks of an older one hears [`StoreError::Lost`], and restores
+//! what it knows from the ledger; and in its first [`YOUNG`] nobody is granted anything, so that all have had the time. The server must not evict (`maxmemory-policy noeviction`, or `volatile-*` with
 //! memory to spare), and is one server, not a cluster: the counters of one call live on different slots.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use ::redis::aio::{ConnectionManager, ConnectionManagerConfig};
@@ -14,9 +17,12 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::counters::{AMOUNT_MAX, check_asks, check_settlements};
+use crate::counters::{AMOUNT_MAX, check_asks, check_kept, check_settlements};
 use crate::home;
-use crate::{Ask, CACHE_KEY_BYTES_MAX, CACHE_VALUE_BYTES_MAX, Cache, Counters, Grant, Settlement, StoreError, Window};
+use crate::{
+    Ask, Begun, CACHE_KEY_BYTES_MAX, CACHE_VALUE_BYTES_MAX, Cache, Counters, Grant, Kept, Settlement, StoreError,
+    Window,
+};
 
 /// Longest wait for an answer. Whoever asks has a local answer to fall back to, and a request waiting.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -26,6 +32,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const WAITING_MAX: usize = 1024;
 /// Longest life of a key: ten years.
 const LIVE_MAX: u64 = 315_360_000;
+/// Nothing is granted for so long after counters were lost: gateways look several times a second.
+const YOUNG: Duration = Duration::from_millis(1500);
 /// Clocks may differ by this much.
 const SLACK_SECONDS: u64 = 60;
 
@@ -47,17 +55,22 @@ pub struct Redis {
     prefix: String,
     take: Script,
     settle: Script,
+    begin: Script,
+    restore: Script,
+    /// The era that this client counts in; empty: none yet.
+    era: Mutex<String>,
 }
 
 impl Redis {
-    /// Connects.
+    /// Connects, and begins to count with nothing to restore.
     ///
     /// # Errors
     /// [`StoreError::Broken`] or [`StoreError::Busy`] where it cannot be reached.
     pub async fn open(options: &RedisOptions) -> Result<Self, StoreError> {
         let this = Self::lazy(options)?;
-        let command = ::redis::cmd("PING");
-        this.ask(async |mut connection| command.query_async::<()>(&mut connection).await).await?;
+        if let Begun::Anew(wait) = this.begin().await? {
+            tokio::time::sleep(wait).await;
+        }
         Ok(this)
     }
 
@@ -92,7 +105,53 @@ impl Redis {
             prefix: options.prefix.clone(),
             take: Script::new(include_str!("take.lua")),
             settle: Script::new(include_str!("settle.lua")),
+            begin: Script::new(include_str!("begin.lua")),
+            restore: Script::new(include_str!("restore.lua")),
+            era: Mutex::default(),
         })
+    }
+
+    /// The keys of the era, and of its first time.
+    fn eras(&self) -> [String; 2] {
+        ["era", "young"].map(|name| format!("{}{name}", self.prefix))
+    }
+
+    fn era(&self) -> String {
+        self.era.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What tells one run of the server from the next; empty where this user may not ask.
+    async fn run(&self) -> Result<String, StoreError> {
+        let command = ::redis::cmd("INFO").arg("server").take();
+        let told: Result<String, _> = self.ask(async |mut connection| command.query_async(&mut connection).await).await;
+        match told {
+            Ok(told) => {
+                let line = told.lines().find_map(|line| line.strip_prefix("run_id:"));
+                Ok(line.unwrap_or_default().trim().to_owned())
+            }
+            Err(StoreError::Broken(why)) if why.contains("NOPERM") => Ok(String::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn lift(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let mut script = self.restore.prepare_invoke();
+        let [era, _] = self.eras();
+        script.key(era).arg(self.era()).arg(holder);
+        for one in kept {
+            script.key(self.counter(&one.counter, one.window));
+            // What never ends lives for as long as its lease.
+            let window = if one.window.seconds > 0 {
+                live(one.window, now)
+            } else {
+                one.until.saturating_sub(now) + SLACK_SECONDS
+            };
+            script.arg(one.amount.min(AMOUNT_MAX)).arg(one.until.min(AMOUNT_MAX)).arg(window.min(LIVE_MAX));
+        }
+        self.ask(async |mut connection| script.invoke_async::<()>(&mut connection).await).await
     }
 
     fn counter(&self, name: &str, window: Window) -> String {
@@ -122,6 +181,8 @@ fn fault(error: &RedisError) -> StoreError {
     match error.kind() {
         ::redis::ErrorKind::Server(ServerErrorKind::BusyLoading | ServerErrorKind::TryAgain) => StoreError::Busy,
         _ if error.code() == Some("OOM") => StoreError::Full,
+        _ if error.code() == Some("LOST") => StoreError::Lost,
+        _ if error.code() == Some("YOUNG") => StoreError::Busy,
         _ if error.is_io_error() => StoreError::Broken(format!("Redis: {error}")),
         // What the server says may quote what it was asked.
         _ => StoreError::Broken(format!("Redis: {} {}", error.category(), error.code().unwrap_or_default())),
@@ -136,7 +197,8 @@ impl Counters for Redis {
             return Ok(vec![]);
         }
         let mut script = self.take.prepare_invoke();
-        script.arg(holder).arg(now).arg(u8::from(whole));
+        let [era, young] = self.eras();
+        script.key(era).key(young).arg(holder).arg(now).arg(u8::from(whole)).arg(self.era());
         for ask in asks {
             let before = ask.window.before(now).filter(|_| ask.sliding);
             let (window, part) = before.map_or((ask.window, 0), |(window, part, _)| (window, part));
@@ -150,13 +212,45 @@ impl Counters for Redis {
         if grants.len() == asks.len() { Ok(grants) } else { Err(StoreError::Broken("Redis: an odd answer".into())) }
     }
 
+    async fn begin(&self) -> Result<Begun, StoreError> {
+        let mut random = [0; 16];
+        getrandom::fill(&mut random).map_err(|error| StoreError::Broken(format!("no random numbers: {error}")))?;
+        let new = format!("{:032x}", u128::from_le_bytes(random));
+        let run = self.run().await?;
+        let mut script = self.begin.prepare_invoke();
+        let [era, young] = self.eras();
+        script.key(era).key(young).arg(&new).arg(run).arg(YOUNG.as_millis() as u64);
+        let told: (String, u64) = self.ask(async |mut connection| script.invoke_async(&mut connection).await).await?;
+        let (era, wait) = told;
+        let mut known = self.era.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that has told nothing yet, and comes when all is counted, has nothing to restore.
+        let is_settled = known.is_empty() && wait == 0;
+        if *known == era || is_settled {
+            *known = era;
+            return Ok(Begun::Whole);
+        }
+        *known = era;
+        Ok(Begun::Anew(Duration::from_millis(wait)))
+    }
+
+    async fn restore(&self, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        check_kept("ledger", kept)?;
+        self.lift("", kept, now).await
+    }
+
+    async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        check_kept(holder, kept)?;
+        self.lift(holder, kept, now).await
+    }
+
     async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
         check_settlements(holder, settlements)?;
         if settlements.is_empty() {
             return Ok(());
         }
         let mut script = self.settle.prepare_invoke();
-        script.arg(holder);
+        let [era, _] = self.eras();
+        script.key(era).arg(holder).arg(self.era());
         for one in settlements {
             script.key(self.counter(&one.counter, one.window));
             script.arg(one.leased).arg(one.spent).arg(one.window.seconds).arg(live(one.window, now));

@@ -1,9 +1,10 @@
 -- Ends leases and notes what was spent.
--- KEYS: the counters. ARGV: holder; per counter: leased, spent, seconds, seconds to live.
+-- KEYS: the era; the counters. ARGV: holder, the teller's era; per counter: leased, spent, seconds, seconds to live.
 local MAX = 9007199254740991
 local holder = ARGV[1]
-for i, key in ipairs(KEYS) do
-  local at = 1 + (i - 1) * 4
+if redis.call('HGET', KEYS[1], 'id') ~= ARGV[2] then return redis.error_reply('LOST what was counted') end
+for i = 2, #KEYS do
+  local key, at = KEYS[i], 2 + (i - 2) * 4
   local amount = redis.call('HGET', key, 'a:' .. holder)
   if amount then
     local left = math.max(tonumber(amount) - tonumber(ARGV[at + 1]), 0)

@@ -5,7 +5,7 @@ use rusqlite::Connection;
 use crate::StoreError;
 
 /// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
-const VERSIONS: [&str; 3] = [KEPT, GOVERNED, LIVES];
+const VERSIONS: [&str; 4] = [KEPT, GOVERNED, LIVES, PEOPLE];
 
 /// Files, batches, responses.
 const KEPT: &str = "
@@ -185,6 +185,15 @@ const LIVES: &str = "
     CREATE TABLE lives (
         gateway TEXT PRIMARY KEY,
         seen INTEGER NOT NULL
+    ) WITHOUT ROWID;
+";
+
+/// Who people are whom no key stands for.
+const PEOPLE: &str = "
+    CREATE TABLE people (
+        tenant TEXT PRIMARY KEY,
+        identity TEXT NOT NULL,
+        at INTEGER NOT NULL
     ) WITHOUT ROWID;
 ";
 

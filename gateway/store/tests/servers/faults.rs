@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use penstock_store::{
-    Ask, Cache, Counters, Entry, EntryFilter, Keys, Ledger, OpenEntry, Postgres, Redis, Store, StoreError, UsageQuery,
-    Window,
+    Ask, Begun, Cache, Counters, Entry, EntryFilter, Kept, Keys, Ledger, OpenEntry, Postgres, Redis, Settlement, Store,
+    StoreError, UsageQuery, Window,
 };
 
 use crate::harness::{PASSWORD, PostgresServer, RedisServer};
@@ -105,8 +105,62 @@ async fn redis_dies_hangs_and_comes_back() {
     assert!(store.get("a").await.is_err_and(|error| is_outage(&error)));
     assert!(Redis::open(&server.options("")).await.is_err_and(|error| is_outage(&error)));
     server.restart();
-    let grant = until_it_works(async || store.take("g", &ask, false, 1).await).await[0];
-    assert_eq!((grant.granted, grant.used), (4, 4), "it has forgotten, and whoever keeps the ledger restores");
+    let lost = until_it_works(async || is_lost(store.take("g", &ask, false, 1).await));
+    assert!(lost.await, "it has forgotten, and nobody goes on as if it had not");
+    assert!(matches!(store.begin().await, Ok(Begun::Anew(_))));
+}
+
+/// However a server loses what it had: nothing is granted until all have said what they know, and then it counts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_is_told_what_it_has_lost() {
+    let mut server = RedisServer::start("lost");
+    let (one, two) = (server.open("l:").await, server.open("l:").await);
+    let window = Window { start: 0, seconds: 1000 };
+    let ask = |want| [Ask { counter: "a".into(), window, sliding: false, max: 10, want, least: 0, until: 900 }];
+    let kept = |amount, until| [Kept { counter: "a".into(), window, amount, until }];
+    for round in 0..2 {
+        one.take("g1", &ask(3), false, 1).await.expect("taken");
+        match round {
+            0 => server.command(&["FLUSHALL"]),
+            _ => {
+                server.kill();
+                server.restart();
+            }
+        }
+        let settled = [Settlement { counter: "a".into(), window, leased: 1, spent: 1 }];
+        assert!(until_it_works(async || is_lost(two.settle("g2", &settled, 1).await)).await);
+        assert!(until_it_works(async || is_lost(one.take("g1", &ask(1), false, 1).await)).await);
+        let Ok(Begun::Anew(wait)) = one.begin().await else { panic!("a new era") };
+        assert_eq!(one.begin().await, Ok(Begun::Whole), "it is its own by now");
+        assert_eq!(one.take("g1", &ask(1), false, 1).await, Err(StoreError::Busy), "the other has had no time yet");
+        assert!(is_lost(two.take("g2", &ask(1), false, 1).await).expect("an answer"));
+        assert!(matches!(two.begin().await, Ok(Begun::Anew(left)) if left <= wait));
+        for told in [&one, &two, &one] {
+            told.restore(&kept(4, 0), 1).await.expect("restored");
+            told.lease("g1", &kept(3, 900), 1).await.expect("leased");
+        }
+        let late = server.open("l:").await;
+        assert_eq!(late.begin().await, Ok(Begun::Whole), "whoever comes later finds it whole");
+        let grant = two.take("g2", &ask(9), false, 1).await.expect("taken")[0];
+        assert_eq!((grant.granted, grant.used), (3, 10), "four were spent, three are leased");
+        // What a holder did not learn of, it gives back by saying what it has.
+        two.lease("g2", &kept(1, 900), 1).await.expect("leased");
+        assert_eq!(two.take("g3", &ask(9), false, 1).await.expect("taken")[0].granted, 2);
+        two.lease("g2", &kept(0, 900), 1).await.expect("leased");
+        assert_eq!(two.take("g3", &ask(9), false, 1).await.expect("taken")[0].granted, 1);
+        // What is known of a counter never lowers it.
+        one.restore(&kept(1, 0), 1).await.expect("restored");
+        assert_eq!(two.take("g2", &ask(1), false, 1).await.expect("taken")[0].granted, 0);
+        server.command(&["DEL", "l:c:0:1000:a"]);
+    }
+}
+
+/// Whether that is how the loss is said; other failures are no answer.
+fn is_lost<T>(told: Result<T, StoreError>) -> Result<bool, StoreError> {
+    match told {
+        Err(StoreError::Lost) => Ok(true),
+        told => told.map(|_| false),
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -248,6 +248,14 @@ impl RedisServer {
         }
     }
 
+    /// Tells it something, as its operator.
+    pub(crate) fn command(&self, words: &[&str]) {
+        let mut command = Command::new(find("redis-cli"));
+        command.arg("-s").arg(self.folder.0.join("socket")).args(["-a", PASSWORD, "--no-auth-warning"]).args(words);
+        let done = run(&mut command);
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
+    }
+
     /// How it is reached.
     pub(crate) fn options(&self, prefix: &str) -> RedisOptions {
         let password: String = PASSWORD.bytes().map(|byte| format!("%{byte:02x}")).collect();
