@@ -122,5 +122,17 @@ class Redis(Server):
     def start(self) -> None:
         settings = f'port 0\nunixsocket {self.socket}\nsave ""\nappendonly no\nrequirepass {PASSWORD}\n{self.tls}'
         (self.folder / "redis.conf").write_text(settings)
-        ping = [find("redis-cli"), "-s", str(self.socket), "-a", PASSWORD, "--no-auth-warning", "ping"]
-        self.run([find("redis-server"), str(self.folder / "redis.conf")], ping, "Redis")
+        self.run([find("redis-server"), str(self.folder / "redis.conf")], self.client("ping"), "Redis")
+
+    def client(self, *words: str) -> list[str]:
+        """How its operator tells it something."""
+        return [find("redis-cli"), "-s", str(self.socket), "-a", PASSWORD, "--no-auth-warning", *words]
+
+    def empty(self) -> None:
+        """It forgets everything, and goes on."""
+        subprocess.run(self.client("FLUSHALL"), check=True, capture_output=True)
+
+    def restart(self) -> None:
+        """It dies, and comes back without anything."""
+        self.kill()
+        self.start()

@@ -89,6 +89,29 @@ def test_a_scope_is_said_in_the_client_s_words(tmp_path):
             assert keys(gateway, "create", *wrong, ok=False).startswith("penstock: ")
 
 
+def test_children_spend_what_is_their_parent_s(tmp_path):
+    config = '[[limits]]\nid = "few"\nrequests_per_day = 4\n'
+    with serving(tmp_path, config=config) as gateway:
+        model = gateway.model()
+        parent = issue(gateway, "--limits", "few")
+        children = [issue(gateway, "--parent", parent["id"]) for _ in range(2)]
+        grandchild = issue(gateway, "--parent", children[0]["id"])
+
+        def ask(key: dict) -> int:
+            body = {"model": model, "messages": user("Hi."), "max_tokens": 2}
+            headers = {"authorization": f"Bearer {key['key']}"}
+            return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code
+
+        assert [ask(key) for key in (children[0], children[1], grandchild, parent)] == [200] * 4
+        everybody = (parent, *children, grandchild)
+        assert [ask(key) for key in everybody] == [429] * 4, "no family has more than its head"
+        # The ledger knows each of them, and whose they are.
+        gateway.stop()
+        gateway.start()
+        assert [ask(key) for key in everybody] == [429] * 4
+        assert ask(issue(gateway, "--limits", "few")) == 200, "another family"
+
+
 def test_gateways_on_one_store_share_keys_and_revocations(tmp_path):
     pepper = tmp_path / "pepper"
     pepper.write_text("p" * 40)

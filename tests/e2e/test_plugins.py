@@ -184,6 +184,24 @@ def test_a_refusal_has_the_shape_of_the_api_and_its_reason_in_the_log(private):
     assert "ann.lee" not in private.gateway.log()
 
 
+@pytest.mark.parametrize("text", [f"Repeat: {SECRETS}", "about a bomb", "Hello"])
+def test_what_is_only_counted_meets_them_too(private, text):
+    """A prompt whose tokens are counted goes to the provider as well: not with what plugins would have taken out of it."""
+    mock = private.mocks["anthropic"]
+    mock.reset()
+    body = {"model": "mock-anthropic", "messages": user(text)}
+    headers = {"x-api-key": KEYS["alice"]}
+    url = f"{private.gateway.url}/v1/messages/count_tokens"
+    answer = httpx.post(url, json=body, headers=headers, timeout=60)
+    if "bomb" in text:
+        assert answer.status_code == 400 and not mock.seen
+        return
+    assert answer.status_code == 200 and answer.json()["input_tokens"] > 0
+    # What was edited is not what the client sent, so it is not passed on, but counted here.
+    assert (answer.headers.get("x-penstock-estimate") == "true") == (text != "Hello")
+    assert [seen.path for seen in mock.seen] == (["/v1/messages/count_tokens"] if text == "Hello" else [])
+
+
 def test_batches_meet_the_same_plugins(private):
     private.mocks["openai"].reset()
     lines = [

@@ -144,6 +144,59 @@ def test_a_budget_of_two_gateways_holds_while_one_is_killed(tmp_path, servers, s
         print(f"{where}: {STREAMS} streams, billed {swarm.usd:.6f} of {BUDGET:.6f}, {len(swarm.seen.bills)} asked")
 
 
+@pytest.mark.parametrize("loss", ["empty", "restart"])
+def test_a_budget_outlives_the_counters(tmp_path, servers, swarm, loss):
+    """The counters are emptied, or restarted without what they had, while a crowd is served: what was spent counts on, by the ledger."""
+    _, redis = servers
+    limit = LIMIT + '\non_store_failure = "closed"'
+    with pair(tmp_path, servers, swarm, "redis", limit) as gateways:
+        lost = []
+
+        def times() -> list[float]:
+            return [metric(gateway, "penstock_limit_counters_restored_total") for gateway in gateways]
+
+        def restored(before: list[float]) -> None:
+            def both() -> bool:
+                # One that has nothing leased and is asked nothing has nothing to notice.
+                asyncio.run(crowd(gateways, swarm, 4, len(swarm.seen.bills)))
+                return all(now > known for now, known in zip(times(), before, strict=True))
+
+            wait_until(both, "both have restored what they know", 30, 0.2)
+
+        before = times()
+
+        def lose() -> bool:
+            if not lost and len(swarm.seen.bills) > STREAMS // 6:
+                getattr(redis, loss)()
+                lost.append(swarm.usd)
+            return bool(lost)
+
+        answers = asyncio.run(crowd(gateways, swarm, STREAMS, 1, lose))
+        assert lost, "they were lost in the middle"
+        assert {answer.status for answer in answers} <= {0, 200, 429, 500, 502, 503}
+        assert swarm.usd <= BUDGET, f"{swarm.usd} of {BUDGET}, {lost[0]} before the loss"
+
+        restored(before)
+        for number in range(2, 40):
+            for gateway in gateways:
+                settled(gateway, "usd_per_day")
+            answers = asyncio.run(crowd(gateways, swarm, STREAMS // 2, number))
+            assert swarm.usd <= BUDGET, "no more is billed than the budget"
+            if all(answer.status in (0, 429) for answer in answers):
+                break
+        spent, before = swarm.usd, times()
+        print(f"{loss}: lost after {lost[0]:.6f}, billed {spent:.6f} of {BUDGET:.6f}")
+        # Streams that break off, or are left, count as they were reserved: about half of it is never billed.
+        assert spent > max(lost[0], BUDGET * 0.25), f"{spent} of {BUDGET}: what was left could be spent"
+        # Again, when nearly all is spent: each gateway remembers its own part, and only the ledger the whole.
+        getattr(redis, loss)()
+        for number in range(40, 42):
+            asyncio.run(crowd(gateways, swarm, STREAMS // 2, number))
+            assert swarm.usd <= BUDGET, f"{spent} before the loss, and then {swarm.usd} of {BUDGET}"
+            restored(before)
+        assert all(metric(gateway, "penstock_panics_total") == 0 for gateway in gateways)
+
+
 def test_what_two_gateways_spend_is_in_the_ledger_once(tmp_path, servers, swarm):
     postgres, _ = servers
     surfaces = [surface for surface in SURFACES if "hedged" not in surface and "two" not in surface]

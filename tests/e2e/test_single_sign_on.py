@@ -1,11 +1,13 @@
 """Tokens of an identity provider, from its login to an answer; certificates of clients."""
 
+import sqlite3
 import ssl
 import subprocess
 
 import httpx
 import openai
 import pytest
+from test_batches import begin, lines
 
 from harness import START_SECONDS, Gateway, serving, text_of, user, wait_until
 from issuer import issuing
@@ -44,6 +46,76 @@ def test_a_service_signs_in_and_asks(tmp_path):
             issuer.server.shutdown()
             issuer.server.server_close()
             assert status(gateway, issuer.token("grace", **groups)) == 200, "its keys are good while it is away"
+
+
+def test_a_batch_goes_on_without_its_user(tmp_path):
+    """The gateway is killed in the middle of a batch of a token's user, who never comes back: its lines run on in that name, under what
+    the config says then."""
+    more = 'team_claim = "groups"\nteam_required = true\n'
+    teams = '[[teams]]\nid = "search"\nmodels = ["penstock-*"]\n[[keys]]\nid = "ops"\nkey_env = "OPS"\nroutes = ["/metrics"]\n'
+    ops = {"authorization": "Bearer sk-ops"}
+    with issuing(tmp_path) as issuer:
+        config = issuer.config(more) + teams
+
+        def metric(gateway, name: str) -> float:
+            text = httpx.get(f"{gateway.url}/metrics", headers=ops, timeout=10).raise_for_status().text
+            return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
+        with serving(tmp_path / "g", "--access-log", "off", config=config, env={"OPS": "sk-ops"}) as gateway:
+            token = issuer.token("ada", groups=["search"])
+            client = gateway.client(api_key=token)
+            count = 300
+            batch = begin(client, lines(count, "penstock-demo"))
+            second = begin(client, lines(2, "penstock-demo"), endpoint="/v1/chat/completions")
+
+            def some_ran() -> bool:
+                return client.batches.retrieve(batch.id).request_counts.completed >= 20
+
+            wait_until(some_ran, "some lines ran", 120)
+            gateway.process.kill()
+            gateway.process.wait()
+            # Nobody can be asked who she is, and no token comes.
+            issuer.server.shutdown()
+            issuer.server.server_close()
+            gateway.start()
+            wait_until(lambda: metric(gateway, "penstock_batch_lines_total") > 0, "lines run again", 60)
+            wait_until(lambda: metric(gateway, "penstock_batches_running") == 0, "both batches have ended", 240)
+            assert metric(gateway, 'penstock_batch_lines_total{outcome="failed"}') == 0
+            assert metric(gateway, 'penstock_batch_lines_total{outcome="retried"}') == 0
+            gateway.stop()
+            # What was left behind is not done when its user may not any more: the config that runs it decides.
+            database = sqlite3.connect(gateway.state / "penstock.db")
+            done = database.execute("SELECT id, status, completed, failed FROM batches ORDER BY seq").fetchall()
+            assert done == [(batch.id, "completed", count, 0), (second.id, "completed", 2, 0)]
+            (who,) = database.execute("SELECT tenant FROM people").fetchone()
+            assert who == "jwt:corp:ada"
+
+
+def test_a_batch_ends_with_what_its_user_may(tmp_path):
+    """Its issuer leaves the config while the gateway is down: what the user left is not done any more."""
+    with issuing(tmp_path) as issuer:
+        keys = '[[keys]]\nid = "ops"\nkey_env = "OPS"\nroutes = ["/metrics"]\n'
+        options = {"config": issuer.config() + keys, "env": {"OPS": "sk-ops"}}
+        with serving(tmp_path / "g", "--access-log", "off", **options) as gateway:
+            client = gateway.client(api_key=issuer.token("ada"))
+            batch = begin(client, lines(300, "penstock-demo", max_tokens=20, ignore_eos=True))
+            ran = lambda: client.batches.retrieve(batch.id).request_counts.completed  # noqa: E731
+            wait_until(lambda: ran() >= 5, "some lines ran", 120)
+            gateway.process.kill()
+            gateway.process.wait()
+            gateway.config = keys
+            gateway.start(ready=False)
+
+            def ended() -> tuple | None:
+                with sqlite3.connect(f"file:{gateway.state}/penstock.db?mode=ro", uri=True) as database:
+                    row = database.execute("SELECT status, completed, failed FROM batches").fetchone()
+                return row if row[0] == "completed" else None
+
+            _, completed, failed = wait_until(ended, "the batch ends", 120)
+            assert completed >= 5 and failed > 0 and completed + failed == 300
+            with sqlite3.connect(f"file:{gateway.state}/penstock.db?mode=ro", uri=True) as database:
+                said = b"".join(row[0] for row in database.execute("SELECT data FROM file_chunks"))
+            assert b"issuer of whoever asked for this is not known any more" in said
 
 
 def run(*words) -> None:

@@ -151,7 +151,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), provider::all(&config)?);
     let gateway = gateway.with_store(store.clone()).with_ledger().context("the ledger")?.shared();
     if let Some(shared) = stored::shared(&config).context("the shared counters")? {
-        gateway.governor.share(shared.counters).context("the shared counters")?;
+        let serving = Arc::downgrade(&gateway);
+        let limits = move || serving.upgrade().map_or(Vec::new(), |gateway| gateway.serving().rules.limits().to_vec());
+        gateway.governor.share(shared.counters, store.clone(), limits).context("the shared counters")?;
         if let Some(cache) = shared.cache {
             gateway.hub.share(cache);
         }

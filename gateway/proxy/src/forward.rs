@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use penstock_dialects::{ApiError, Bounds, peek};
+use penstock_dialects::{ApiError, Bounds, Dialect, peek};
 use penstock_proto::ErrorKind;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use crate::auth::Principal;
 use crate::error::Failure;
 use crate::gateway::Gateway;
-use crate::governed;
+use crate::governed::{self, Plain, Reservation, Uses};
 use crate::http::{Body, Exchange};
 use crate::multipart::{self, Part};
 use crate::phases::{End, watched};
@@ -35,6 +35,10 @@ const MODEL_BYTES_MAX: usize = 256;
 const TUNNEL_BYTES: usize = 16 * 1024;
 /// A tunnel in which nobody says anything ends after this long; WebSocket clients send pings.
 const TUNNEL_SILENCE: Duration = Duration::from_secs(300);
+/// Between two looks at whether a tunnel's credential is still good: what is revoked ends within a second.
+const LAPSE_LOOK: Duration = Duration::from_millis(500);
+/// The route of tunnels, as scopes name it.
+const REALTIME: &str = "/v1/realtime";
 /// Longest wait for one side to take what the other said.
 const TUNNEL_STALL: Duration = Duration::from_secs(30);
 
@@ -75,13 +79,28 @@ pub(crate) async fn serve(
         model_at: Some(at),
         trace: trail.trace.clone(),
     };
-    let held =
-        governed::admit_opaque(&gateway.governor, serving, principal, &entry, exchange.client(), trail.route).await?;
-    let answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
-    drop(lease);
-    let sent = send(exchange, answered).await;
-    drop(held);
-    sent
+    let plain = plain(exchange, trail);
+    let held = governed::admit_plain(&gateway.governor, serving, principal, &entry, &plain).await?;
+    let sent = async {
+        let answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
+        drop(lease);
+        send(exchange, answered).await
+    };
+    closed(held, sent.await)
+}
+
+fn plain(exchange: &Exchange, trail: &Trail) -> Plain<'static> {
+    Plain { uses: Uses::Unknown, dialect: Dialect::OpenAi, from: exchange.client(), route: trail.route }
+}
+
+/// What was held is settled by how the request has ended; left by its client, by what it held.
+fn closed(held: Option<Reservation>, ended: Result<(), End>) -> Result<(), End> {
+    match &ended {
+        Ok(()) => governed::close(held, None),
+        Err(End::Failed(failure)) => governed::close(held, Some(failure)),
+        Err(End::Gone) => drop(held),
+    }
+    ended
 }
 
 /// The model that a JSON body or a form names, and where.
@@ -168,9 +187,22 @@ pub(crate) async fn realtime(
     trail.live.iter().for_each(|live| live.asks(&entry.name, true));
     let headers = std::mem::take(&mut exchange.head.headers);
     let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None, trace: trail.trace.clone() };
-    let _held =
-        governed::admit_opaque(&gateway.governor, serving, principal, &entry, exchange.client(), trail.route).await?;
-    let mut answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
+    let plain = plain(exchange, trail);
+    let held = governed::admit_plain(&gateway.governor, serving, principal, &entry, &plain).await?;
+    let ended = async {
+        let answered = watched(exchange, entry.upstream.forward(Arc::new(forward))).await??;
+        tunnel(gateway, exchange, answered, principal).await
+    };
+    closed(held, ended.await)
+}
+
+/// Carries the tunnel's bytes, for as long as nobody cancels it and its credential is good.
+async fn tunnel(
+    gateway: &Gateway,
+    exchange: &mut Exchange,
+    mut answered: Forwarded,
+    principal: &Principal,
+) -> Result<(), End> {
     let Some((stream, early)) = answered.response.upgraded.take() else {
         return send(exchange, answered).await;
     };
@@ -180,11 +212,25 @@ pub(crate) async fn realtime(
         fields.extend(value.map(|value| (name, value)));
     }
     let tunnel = exchange.upgrade(&fields).await?;
-    let whole = both_ways(tunnel.stream, &tunnel.early, stream, &early).await;
+    let whole = tokio::select! {
+        whole = both_ways(tunnel.stream, &tunnel.early, stream, &early) => whole,
+        () = exchange.cancelled() => return Err(End::Gone),
+        failure = lapsed(gateway, principal) => return Err(failure.into()),
+    };
     if whole {
         answered.complete();
     }
     Ok(())
+}
+
+/// Ends when whoever opened a tunnel may not have one any more: it can last for hours, and a credential is not looked at again.
+async fn lapsed(gateway: &Gateway, principal: &Principal) -> Failure {
+    loop {
+        tokio::time::sleep(LAPSE_LOOK).await;
+        if let Err(failure) = gateway.guard.still(&gateway.serving().identity, principal, REALTIME) {
+            return failure;
+        }
+    }
 }
 
 /// Carries bytes until one side closes or both are silent; whether it ended by a close.

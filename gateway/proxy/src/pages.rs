@@ -12,9 +12,11 @@ use crate::auth::Principal;
 use crate::call::{Ask, Call};
 use crate::error::Failure;
 use crate::gateway::Gateway;
-use crate::governed;
+use crate::governed::{self, Plain, Uses};
 use crate::http::Exchange;
 use crate::phases::{End, decoded, read_body, watched};
+use crate::plugins::Asked;
+use crate::relay::models::Entry;
 use crate::route::Route;
 use crate::serving::Serving;
 use crate::stored;
@@ -28,7 +30,7 @@ pub(crate) async fn serve(
     serving: &Serving,
     exchange: &mut Exchange,
     route: Route,
-    principal: &Principal,
+    principal: &Arc<Principal>,
 ) -> Result<Option<Ask>, End> {
     match route {
         Route::Ask(ask) => return Ok(Some(ask)),
@@ -100,25 +102,83 @@ async fn count(
     serving: &Serving,
     exchange: &mut Exchange,
     ask: Ask,
-    principal: &Principal,
+    principal: &Arc<Principal>,
 ) -> Result<(), End> {
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = read_body(gateway, exchange, &headers).await?;
-    let call = Arc::new(Call::new(ask, body, exchange.request_id.clone(), headers).await?);
-    let upstream = serving.upstream(&call.model, principal)?;
-    let body = |tokens| match call.dialect() {
+    let mut call = Call::new(ask, body, exchange.request_id.clone(), headers).await?;
+    call.client = exchange.client();
+    let dialect = call.dialect();
+    // Plugins come first: what they take out of a prompt, whoever counts it does not see either.
+    let asked = watched(exchange, Box::pin(serving.plugins.ask(principal, call))).await??;
+    let Asked { call, mut shell, answer } = asked;
+    let work = async {
+        let entry = serving.entry_of(&call, principal)?;
+        let plain = plain(exchange, call.ask.label(), dialect);
+        let held = governed::admit_plain(&gateway.governor, serving, principal, &entry, &plain).await?;
+        let fields = held.as_ref().map_or(Vec::new(), |held| held.fields().to_vec());
+        // Where a plugin would answer, nobody is asked for the count either.
+        let counted = watched(exchange, counted(&entry, Arc::new(call), answer.is_none())).await?;
+        governed::close(held, counted.as_ref().err());
+        Ok((counted?, fields))
+    };
+    let ended: Result<_, End> = work.await;
+    shell.iter_mut().for_each(|shell| match &ended {
+        Ok(_) => shell.counted(),
+        Err(End::Failed(failure)) => drop(shell.failed(failure.clone())),
+        Err(End::Gone) => {}
+    });
+    let ((tokens, is_guess), mut fields) = ended?;
+    fields.push((header::CONTENT_TYPE, JSON));
+    fields.extend(is_guess.then_some((ESTIMATE, HeaderValue::from_static("true"))));
+    let body = match dialect {
         Dialect::Gemini => gemini::count_body(tokens),
         Dialect::Anthropic | Dialect::OpenAi => anthropic::count_body(tokens),
     };
-    if let Some(tokens) = watched(exchange, upstream.count(call.clone())).await?? {
-        return json(exchange, body(tokens)).await;
+    Ok(exchange.respond(200, &fields, body.into()).await?)
+}
+
+/// The tokens of a prompt, and whether they are a guess.
+async fn counted(entry: &Entry, call: Arc<Call>, asks: bool) -> Result<(u64, bool), Failure> {
+    if asks && let Some(tokens) = entry.upstream.count(call.clone()).await? {
+        return Ok((tokens, false));
     }
-    let tokens = match &call.decoded().await?.request {
-        Request::Chat(chat) => anthropic::estimate(chat),
-        _ => return Err(Failure::internal("counting what is no conversation").into()),
-    };
-    let headers = [(header::CONTENT_TYPE, JSON), (ESTIMATE, HeaderValue::from_static("true"))];
-    Ok(exchange.respond(200, &headers, body(tokens).into()).await?)
+    match &call.decoded().await?.request {
+        Request::Chat(chat) => Ok((anthropic::estimate(chat), true)),
+        _ => Err(Failure::internal("counting what is no conversation")),
+    }
+}
+
+/// A request that makes no tokens.
+fn plain(exchange: &Exchange, route: &'static str, dialect: Dialect) -> Plain<'static> {
+    Plain { uses: Uses::Nothing, dialect, from: exchange.client(), route }
+}
+
+/// Whoever asks a pool's tokenizer.
+struct Asker<'a> {
+    gateway: &'a Gateway,
+    serving: &'a Serving,
+    principal: &'a Principal,
+    route: &'static str,
+}
+
+impl Asker<'_> {
+    /// Answers with what the tokenizer says, as one request to its model.
+    async fn answer(
+        &self,
+        exchange: &mut Exchange,
+        entry: &Entry,
+        reply: impl Future<Output = Result<Vec<u8>, Failure>>,
+    ) -> Result<(), End> {
+        let plain = plain(exchange, self.route, Dialect::OpenAi);
+        let governor = &self.gateway.governor;
+        let held = governed::admit_plain(governor, self.serving, self.principal, entry, &plain).await?;
+        let mut fields = held.as_ref().map_or(Vec::new(), |held| held.fields().to_vec());
+        fields.push((header::CONTENT_TYPE, JSON));
+        let reply = watched(exchange, reply).await?;
+        governed::close(held, reply.as_ref().err());
+        Ok(exchange.respond(200, &fields, reply?.into()).await?)
+    }
 }
 
 async fn tokenize(
@@ -130,9 +190,9 @@ async fn tokenize(
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = read_body(gateway, exchange, &headers).await?;
     let (request, _lease) = decoded(body, openai::decode_tokenize).await?;
-    let upstream = serving.upstream_or_only(request.model.as_deref(), principal)?;
-    let reply = watched(exchange, upstream.tokenize(request)).await??;
-    json(exchange, reply).await
+    let entry = serving.entry_or_only(request.model.as_deref(), principal)?;
+    let asked = Asker { gateway, serving, principal, route: "/tokenize" };
+    asked.answer(exchange, &entry, entry.upstream.tokenize(request)).await
 }
 
 async fn detokenize(
@@ -144,7 +204,7 @@ async fn detokenize(
     let headers = std::mem::take(&mut exchange.head.headers);
     let body = read_body(gateway, exchange, &headers).await?;
     let (request, _lease) = decoded(body, openai::decode_detokenize).await?;
-    let upstream = serving.upstream_or_only(request.model.as_deref(), principal)?;
-    let reply = watched(exchange, upstream.detokenize(request)).await??;
-    json(exchange, reply).await
+    let entry = serving.entry_or_only(request.model.as_deref(), principal)?;
+    let asked = Asker { gateway, serving, principal, route: "/detokenize" };
+    asked.answer(exchange, &entry, entry.upstream.detokenize(request)).await
 }

@@ -118,11 +118,11 @@ impl Serving {
         Some(Entry { upstream, price, billing, name: model.into() })
     }
 
-    /// The same where a request may leave the model out: then it is the only one.
-    pub fn upstream_or_only(&self, model: Option<&str>, principal: &Principal) -> Result<Arc<dyn Upstream>, Failure> {
+    /// As [`Self::entry`] where a request may leave the model out: then it is the only one.
+    pub fn entry_or_only(&self, model: Option<&str>, principal: &Principal) -> Result<Entry, Failure> {
         match (model, self.cards(principal).as_slice()) {
-            (Some(model), _) => self.upstream(model, principal),
-            (None, [only]) => self.upstream(&only.id, principal),
+            (Some(model), _) => self.entry(model, principal),
+            (None, [only]) => self.entry(&only.id, principal),
             (None, _) => {
                 let message = "Several models are served: name one.";
                 Err(Failure::new(ErrorKind::InvalidRequest, message).param("model"))

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use penstock_hostile::provider::{Front, Provider, Script, Step};
 use penstock_hostile::raw::{Client, Reply, get, post, send};
+use penstock_hostile::{PATIENCE, eventually};
+use penstock_proxy::config::{self, Overrides};
 
 const FIRST: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
 const PIECE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"x\"},\"finish_reason\":null}]}\n\n";
@@ -564,4 +566,47 @@ async fn a_websocket_is_a_tunnel() {
     assert_eq!(client.until_closed().await.text, " last");
     let plain = get("/v1/realtime?model=big").replacen("Host: a", "Host: a\r\nConnection: close", 1);
     assert_eq!(send(front.address, plain).await.status, 426);
+}
+
+/// An open tunnel counts for as long as it lasts, and lasts as long as whoever opened it may have one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_is_held_to_what_its_key_may() {
+    let open = "HTTP/1.1 101 Switching\r\nupgrade: websocket\r\nconnection: upgrade\r\nsec-websocket-accept: abc=\r\n\r\nfirst";
+    let limited = "[[limits]]\nid = \"one\"\nin_flight = 1\nrequests_per_day = 3\n[[keys]]\nid = \"other\"\nkey_env = \"KEY_B\"\n";
+    let key = "[[keys]]\nid = \"a\"\nkey_env = \"KEY_A\"\nlimits = [\"one\"]\n";
+    let (provider, front) = setup(vec![vec![say(open), Step::Hang]], &format!("{limited}{key}")).await;
+    let ask = "GET /v1/realtime?model=big HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+               Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nAuthorization: Bearer sk-aaaa\r\n\r\n";
+    let tunnel = async || {
+        let mut client = Client::connect(front.address).await;
+        client.send(ask).await;
+        let reply = client.until(PATIENCE, |text| text.ends_with("first") || text.contains("\"error\"")).await;
+        (client, reply)
+    };
+    let (mut first, reply) = tunnel().await;
+    assert_eq!(reply.status, 101, "{}", reply.text);
+    let (_, refused) = tunnel().await;
+    assert!(refused.status == 429 && refused.text.contains("in_flight"), "{}", refused.text);
+    // An operator ends it.
+    let live = front.gateway.live.list();
+    assert!(front.gateway.live.cancel(live[0].id));
+    first.until_closed().await;
+    eventually("its place is free", || front.gateway.live.list().is_empty()).await;
+    let (mut second, reply) = tunnel().await;
+    assert_eq!(reply.status, 101, "{}", reply.text);
+    // Its key leaves the config.
+    let text = format!(
+        "[[providers]]\nid = \"acme\"\nbase_url = \"http://{}/v1\"\nmodels = [\"big\"]\n{limited}",
+        provider.address
+    );
+    let overrides = Overrides { access_log: Some("off".into()), ..Overrides::default() };
+    let secret = |_: &str| Some("sk-bbbb".to_owned());
+    let config = config::load(Some(("test.toml", &text)), &overrides, &secret).expect("a valid config");
+    front.gateway.swap(config, Vec::new(), front.gateway.serving().providers().to_vec());
+    let began = std::time::Instant::now();
+    second.until_closed().await;
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    eventually("nothing is left of it", || front.gateway.live.list().is_empty()).await;
+    let log = front.gateway.render_metrics();
+    assert!(log.contains("penstock_limit_decisions_total{limit=\"one\",decision=\"allowed\"} 2"), "{log}");
 }

@@ -13,10 +13,10 @@ use penstock_store::{Changes, KeyId, KeyRecord, OwnerKind, OwnerRecord};
 
 use super::identity::Identity;
 use super::key::Digest;
-use super::principal::Principal;
+use super::principal::{Parent, Principal};
 
 /// Keys from a key, from a key, …: further than this, they are refused.
-pub(super) const DEPTH_MAX: usize = 8;
+pub(crate) const DEPTH_MAX: usize = 8;
 
 /// The directory at one version.
 #[derive(Clone, Debug, Default)]
@@ -153,7 +153,9 @@ impl Directory {
         while let Some(id) = next {
             let parent = self.by_id.get(id).map(|entry| &entry.record).filter(|parent| parent.revoked.is_none());
             let parent = parent.filter(|_| principal.parents.len() < DEPTH_MAX).ok_or(Denied::Parent)?;
-            principal.parents.push(parent.id.to_string());
+            let mut limits = parent.limits.clone();
+            add(&mut limits, parent.team.as_deref().map_or(&[][..], |team| self.team_limits(team, identity)));
+            principal.parents.push(Parent { id: parent.id.to_string(), limits });
             principal.scopes.push(Arc::new(scope_of(parent)));
             add(&mut principal.limits, &parent.limits);
             next = parent.parent.as_ref();
@@ -183,6 +185,12 @@ impl Directory {
             add(&mut principal.limits, &team.budgets);
         }
         Ok(principal)
+    }
+
+    /// Limits that name a team's keys.
+    fn team_limits<'a>(&'a self, id: &str, identity: &'a Identity) -> &'a [String] {
+        let own = identity.team(id).map(|team| &team.limits);
+        own.or_else(|| self.owner(OwnerKind::Team, id).map(|team| &team.limits)).map_or(&[], Vec::as_slice)
     }
 
     /// Whether there is that team.
@@ -292,7 +300,7 @@ pub(super) mod tests {
         let leaf = KeyRecord { parent: Some(middle.id.clone()), ..record("key_leaf") };
         let all = with(&Directory::default(), vec![top.clone(), middle, leaf], Vec::new());
         let found = who(&all, "key_leaf").expect("good");
-        assert_eq!(found.parents, ["key_middle", "key_top"]);
+        assert_eq!(found.parents.iter().map(|parent| &*parent.id).collect::<Vec<_>>(), ["key_middle", "key_top"]);
         assert_eq!(found.limits, ["key_leaf-limit", "key_middle-limit", "key_top-limit"]);
         assert!(found.may_use("chat-1") && !found.may_use("other") && found.is_expired(100));
         assert_eq!(found.tenant(), "key_leaf");

@@ -10,6 +10,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use http::HeaderMap;
 use penstock_dialects::{Dialect, Surface};
 use penstock_proto::ErrorKind;
+use penstock_store::{Store, StoreError, Tenant};
 
 use super::certificate::Certificate;
 use super::credential::{self, Given};
@@ -18,9 +19,9 @@ use super::follow::Follow;
 use super::identity::{Anonymous, Identity};
 use super::jwt::cache::Found;
 use super::jwt::is_token;
-use super::jwt::issuer::Issuer;
+use super::jwt::issuer::{Issuer, User};
 use super::jwt::ring::Ring;
-use super::jwt::token::{Claims, Flaw, LEEWAY_SECONDS, Unverified};
+use super::jwt::token::{Flaw, LEEWAY_SECONDS, Unverified};
 use super::key::Digest;
 use super::pepper::Pepper;
 use super::principal::{Principal, Use};
@@ -38,6 +39,10 @@ static NOBODY: LazyLock<Arc<Principal>> = LazyLock::new(Arc::default);
 
 /// Users of tokens that are remembered for what they left to be done.
 const USERS_MAX: usize = 10_000;
+/// What tenants of tokens begin with.
+const TOKENS: &str = "jwt:";
+/// The store is asked again who somebody is after this long.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
 /// What authentication keeps for as long as the process lives.
 #[derive(Debug)]
@@ -52,7 +57,17 @@ pub struct Guard {
     /// Keys of issuers; they outlive configs.
     rings: Mutex<Vec<Arc<Ring>>>,
     /// Users of tokens, by tenant.
-    users: Mutex<HashMap<String, Arc<Principal>>>,
+    users: Mutex<HashMap<String, Seen>>,
+}
+
+/// A token's user, for what it leaves to be done.
+#[derive(Clone, Debug)]
+struct Seen {
+    user: Arc<User>,
+    /// When a token said so, in Unix seconds.
+    at: u64,
+    /// When somebody looked whether the store knows something newer.
+    asked: Instant,
 }
 
 /// A secret that is known: what it stands for, and whether it has been used before.
@@ -153,12 +168,14 @@ impl Guard {
     ///
     /// # Errors
     /// What the batch or the response says.
-    pub(crate) fn recall(
+    pub(crate) async fn recall(
         &self,
         identity: &Identity,
+        store: &dyn Store,
         tenant: &str,
         surface: Surface,
     ) -> Result<Arc<Principal>, Failure> {
+        self.look_up(store, tenant).await;
         let principal = self.tenant(identity, tenant)?;
         let route = Route::Ask(Ask::new(surface));
         let (route, class, now) = (route.label(), route.auth_class(), clock::unix_seconds());
@@ -166,14 +183,33 @@ impl Guard {
         Ok(principal)
     }
 
+    /// Whether somebody who was let in may still be where they are: what is revoked, blocked, expired or gone from the config may not.
+    ///
+    /// # Errors
+    /// As a request that comes now; what cannot be told changes nothing.
+    pub(crate) fn still(&self, identity: &Identity, principal: &Principal, route: &'static str) -> Result<(), Failure> {
+        let now = clock::unix_seconds();
+        let known = match self.tenant(identity, principal.tenant()) {
+            Err(failure) if failure.kind == ErrorKind::Unavailable => return Ok(()),
+            known => known?,
+        };
+        let dialect = Dialect::OpenAi;
+        known.check(&Use { route, class: AuthClass::Key, dialect, address: None, is_live: false, now })
+    }
+
     fn tenant(&self, identity: &Identity, tenant: &str) -> Result<Arc<Principal>, Failure> {
         if tenant.is_empty() && self.is_open(identity) {
             return Ok(NOBODY.clone());
         }
-        if tenant.starts_with("jwt:") {
-            let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
-            let unseen = "Whoever asked for this has not been seen since the gateway started; it is tried again.";
-            return users.get(tenant).cloned().ok_or_else(|| Failure::new(ErrorKind::Unavailable, unseen));
+        if tenant.starts_with(TOKENS) {
+            let unseen = "Nobody can tell at the moment who asked for this; it is tried again.";
+            let seen = self.seen(tenant).ok_or_else(|| Failure::new(ErrorKind::Unavailable, unseen))?;
+            let gone = "The issuer of whoever asked for this is not known any more.";
+            let issuer = identity.issuers.iter().find(|issuer| issuer.config.id == seen.user.issuer);
+            let issuer = issuer.ok_or_else(|| Failure::new(ErrorKind::Unauthorized, gone))?;
+            let person = person(&self.directory.load(), identity, issuer, &seen.user);
+            let refused = |flaw| Failure::new(ErrorKind::Unauthorized, format!("Who asked for this may not: {flaw}."));
+            return person.map(Arc::new).map_err(refused);
         }
         if let Some(known) = identity.by_id(tenant) {
             return Ok(known.principal.clone());
@@ -297,7 +333,6 @@ impl Guard {
         self.unhurried(identity, address)?;
         match Box::pin(self.verified(identity, given, now)).await {
             Ok(found) => {
-                self.remember(&found.principal);
                 let principal = found.principal.clone();
                 identity.tokens.put(digest, found, now);
                 Ok(principal)
@@ -332,22 +367,65 @@ impl Guard {
         let claims = verified?;
         let until = claims.check(&issuer.config.audiences, now)?;
         let directory = self.directory.load();
-        let principal = Arc::new(person(&directory, identity, issuer, &claims)?);
+        let user = Arc::new(issuer.user(&claims)?);
+        let principal = Arc::new(person(&directory, identity, issuer, &user)?);
+        self.remember(user, now);
         let since = now.saturating_sub(LEEWAY_SECONDS);
         Ok(Found { principal, since, until, issuer: at, keys: held.number, owners: directory.owners_version })
     }
 
-    /// Remembers who a token's user is, for what it leaves to be done.
-    fn remember(&self, principal: &Arc<Principal>) {
+    /// Remembers who a token's user is, for what it leaves to be done; a token that said so before the one that is known changes nothing.
+    fn remember(&self, user: Arc<User>, at: u64) {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
-        if users.len() >= USERS_MAX && !users.contains_key(principal.tenant()) {
+        if users.len() >= USERS_MAX && !users.contains_key(&user.tenant) {
             let mut kept = 0;
             users.retain(|_, _| {
                 kept += 1;
                 kept <= USERS_MAX / 2
             });
         }
-        users.insert(principal.tenant().to_owned(), principal.clone());
+        let asked = Instant::now();
+        if let Some(seen) = users.get_mut(&user.tenant).filter(|seen| seen.at > at) {
+            seen.asked = asked;
+            return;
+        }
+        users.insert(user.tenant.clone(), Seen { user, at, asked });
+    }
+
+    fn seen(&self, tenant: &str) -> Option<Seen> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner).get(tenant).cloned()
+    }
+
+    /// Keeps who a token's user is beside what it leaves to be done, which another process may have to do. Others are known by their keys.
+    ///
+    /// # Errors
+    /// The store's.
+    pub(crate) async fn keep_identity(&self, store: &dyn Store, principal: &Principal) -> Result<(), StoreError> {
+        let Some(user) = &principal.person else { return Ok(()) };
+        let now = clock::unix_seconds();
+        self.remember(user.clone(), now);
+        let identity = serde_json::to_string(&**user).map_err(|error| StoreError::Broken(error.to_string()))?;
+        store.keep_identity(&Tenant::new(principal.tenant()), &identity, now).await
+    }
+
+    /// Asks the store who a token's user is, where that is not known here or may be old: another gateway may have met it since.
+    async fn look_up(&self, store: &dyn Store, tenant: &str) {
+        let is_fresh = |seen: Seen| seen.asked.elapsed() < LOOK_AGAIN;
+        if !tenant.starts_with(TOKENS) || self.seen(tenant).is_some_and(is_fresh) {
+            return;
+        }
+        match store.identity(&Tenant::new(tenant)).await {
+            Ok(Some((identity, at))) => match serde_json::from_str::<User>(&identity) {
+                Ok(user) if user.tenant == tenant => self.remember(Arc::new(user), at),
+                _ => tracing::warn!(tenant, "what the store knows of a user cannot be read"),
+            },
+            // Nothing newer: what is known here is as good as before.
+            Ok(None) => {
+                let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+                users.get_mut(tenant).into_iter().for_each(|seen| seen.asked = Instant::now());
+            }
+            Err(error) => tracing::warn!(%error, "the store does not say who somebody is"),
+        }
     }
 
     /// The keys of an issuer; another config's, if that has the same.
@@ -409,18 +487,18 @@ impl Guard {
 }
 
 /// What a token's user may do: what the issuer's config, the token, its team and the directory's word about it allow together.
-fn person(directory: &Directory, identity: &Identity, issuer: &Issuer, claims: &Claims) -> Result<Principal, Flaw> {
-    let user = issuer.user(claims)?;
-    let team = user.teams.into_iter().find(|team| directory.has_team(team, identity));
+fn person(directory: &Directory, identity: &Identity, issuer: &Issuer, user: &Arc<User>) -> Result<Principal, Flaw> {
+    let team = user.teams.iter().find(|team| directory.has_team(team, identity)).cloned();
     if user.needs_team && team.is_none() {
         return Err(Flaw::Claim("for the team names none that is known here".into()));
     }
     let principal = Principal {
-        user: Some(user.name),
+        user: Some(user.name.clone()),
         team,
-        limits: user.limits,
-        tenant: user.tenant,
-        scopes: user.scopes,
+        limits: issuer.limits(user),
+        tenant: user.tenant.clone(),
+        scopes: issuer.scopes(user),
+        person: Some(user.clone()),
         ..Principal::default()
     };
     directory

@@ -138,11 +138,6 @@ impl Identity {
         self.teams.get(id)
     }
 
-    /// Whether the key of that id is under that limit.
-    pub(crate) fn is_under(&self, key: &str, limit: &str) -> bool {
-        self.by_id.get(key).is_some_and(|known| known.principal.limits.iter().any(|have| have == limit))
-    }
-
     /// The key of that id.
     pub(super) fn by_id(&self, id: &str) -> Option<&Arc<Known>> {
         self.by_id.get(id)
@@ -170,6 +165,7 @@ fn principal(key: &Key, teams: &HashMap<String, Team>) -> Principal {
         user: key.user.clone(),
         limits: limits.cloned().collect(),
         tenant: key.id.clone(),
+        person: None,
         scopes: scopes.cloned().collect(),
     }
 }

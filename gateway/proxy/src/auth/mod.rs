@@ -32,7 +32,8 @@ pub use identity::{Anonymous, AuthConfig, Identity, is_open};
 pub use jwt::{IssuerConfig, KeySource};
 pub use key::{Digest, Key, Proof, Team};
 pub use pepper::{Pepper, PepperSource};
-pub use principal::Principal;
+pub use principal::{Parent, Principal};
 pub use secret::PREFIX;
 
+pub(crate) use directory::DEPTH_MAX;
 pub(crate) use principal::DIALECTS;

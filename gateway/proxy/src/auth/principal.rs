@@ -7,6 +7,7 @@ use penstock_dialects::Dialect;
 use penstock_govern::Scope;
 use penstock_proto::ErrorKind;
 
+use super::jwt::issuer::User;
 use crate::error::Failure;
 use crate::route::AuthClass;
 
@@ -16,7 +17,7 @@ pub struct Principal {
     /// Id of the key; `None` for a token's user, and where nobody needs a credential.
     pub key: Option<String>,
     /// Keys that this one was made from, nearest first: what it spends is theirs.
-    pub parents: Vec<String>,
+    pub parents: Vec<Parent>,
     /// The team that it belongs to.
     pub team: Option<String>,
     /// The person or service behind it.
@@ -25,8 +26,19 @@ pub struct Principal {
     pub limits: Vec<String>,
     /// What separates its things and its prefix cache from the others'.
     pub(super) tenant: String,
+    /// What a token said, where it was one.
+    pub(super) person: Option<Arc<User>>,
     /// What it may do; with several (a key's, its parents', its team's), all must allow it.
     pub(super) scopes: Vec<Arc<Scope>>,
+}
+
+/// A key that another was made from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parent {
+    /// Its id.
+    pub id: String,
+    /// Ids of the limits that name it, or its team: what its children spend counts in them as its own.
+    pub limits: Vec<String>,
 }
 
 /// One use of a credential, as scopes judge it.

@@ -150,8 +150,8 @@ async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Bytes, Fail
         Failure::new(ErrorKind::InvalidRequest, fault.message).param(fault.param.unwrap_or_default())
     })?;
     let surface = surface_of(&job.endpoint).ok_or_else(|| Failure::internal("a batch for an unknown endpoint"))?;
-    let serving = gateway.serving();
-    let principal = gateway.guard.recall(&serving.identity, job.tenant.as_str(), surface)?;
+    let (serving, store) = (gateway.serving(), job.bench.keeper().store.as_ref());
+    let principal = gateway.guard.recall(&serving.identity, store, job.tenant.as_str(), surface).await?;
     let mut lease = gateway.bodies.lease();
     let full = |_| Failure::new(ErrorKind::Overloaded, "The memory for request bodies is used up.");
     lease.cover(request.body.len()).map_err(full)?;

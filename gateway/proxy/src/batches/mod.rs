@@ -50,6 +50,8 @@ const POLL: Duration = Duration::from_secs(2);
 const STORE_PAUSE: Duration = Duration::from_secs(5);
 /// Between two sweeps.
 const SWEEP: Duration = Duration::from_secs(60);
+/// Whoever has left nothing to be done for this long is forgotten: longer than a batch may run.
+const IDENTITY_SECONDS: u64 = 7 * 86_400;
 /// A file that is not sealed after this long is nobody's.
 const UNSEALED_SECONDS: u64 = 3600;
 
@@ -198,6 +200,7 @@ async fn sweep(gateway: &Gateway, keeper: &Keeper) -> Result<(), StoreError> {
     }
     while keeper.store.sweep_files(now, now.saturating_sub(UNSEALED_SECONDS)).await? > 0 {}
     while keeper.store.sweep_responses(now).await? > 0 {}
+    keeper.store.sweep_identities(now.saturating_sub(IDENTITY_SECONDS)).await?;
     Ok(())
 }
 

@@ -29,6 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use penstock_dialects::Dialect;
 use penstock_govern::{
     Book, BookState, Calendar, Claim, Denied, Hold, Learned, Limit, Measure, Now, OnStoreFailure, Standing, Unit,
     Unmetered,
@@ -56,8 +57,9 @@ use crate::upgrade::{Claimed, Give, Given};
 use estimate::Guess;
 use journal::Journal;
 use orphans::Watch;
+use restore::Sums;
 use rules::Who;
-use shared::{Refused, Shared};
+use shared::{BEGIN_MAX, Refused, Shared};
 use subjects::{Seen, Subjects};
 
 /// The clock of the windows begins here, so that what another process counted before this one began has a place before it.
@@ -173,18 +175,29 @@ impl Governor {
         Ok(())
     }
 
-    /// Counts together with other gateways: once, before requests are served.
+    /// Counts together with other gateways: once, before requests are served, and after [`Self::keep_ledger`]. `limits`: those in force,
+    /// whose days and months are restored from the ledger in `store` where the counters have lost them. Waits for that, not for long.
     ///
     /// # Errors
     /// The system has no thread for it.
-    pub fn share(&self, counters: Arc<dyn Counters>) -> std::io::Result<()> {
+    pub fn share(
+        &self,
+        counters: Arc<dyn Counters>,
+        store: Arc<dyn Store>,
+        limits: impl Fn() -> Vec<Arc<Limit>> + Send + Sync + 'static,
+    ) -> std::io::Result<()> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(std::io::Error::other)?;
-        let shared = Arc::new(Shared::new(counters, format!("{:016x}", u64::from_le_bytes(random))));
+        let holder = format!("{:016x}", u64::from_le_bytes(random));
+        let sums = Sums { store, limits: Box::new(limits), journal: self.journal().cloned() };
+        let shared = Arc::new(Shared::new(counters, holder, Some(sums)));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (begun, has_begun) = std::sync::mpsc::sync_channel(1);
         let reports = shared.clone();
-        let report = move || runtime.block_on(async move { reports.report().await });
+        let report = move || runtime.block_on(async move { reports.report(begun).await });
         std::thread::Builder::new().name("counters".into()).spawn(report)?;
+        // Counters that are away are no reason not to serve.
+        let _ = has_begun.recv_timeout(BEGIN_MAX);
         let _ = self.shared.set(shared);
         Ok(())
     }
@@ -287,6 +300,7 @@ impl Governor {
         out.push((Gauge::LimitHolds, String::new(), state.book.open() as f64));
         if let Some(shared) = self.shared.get() {
             out.push((Gauge::StoreUp, "counters".to_owned(), f64::from(u8::from(shared.is_up()))));
+            out.push((Gauge::CountersRestored, String::new(), shared.restored() as f64));
         }
     }
 }
@@ -319,8 +333,7 @@ pub(crate) async fn admit(
         false => Guess::unguessed(call),
     };
     let from = call.client;
-    let is_under = |key: &str, limit: &str| serving.identity.is_under(key, limit);
-    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from, is_under: &is_under };
+    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from };
     let reservation = Reservation::new(governor.clone(), call, entry, guess);
     let mut held = reserve(governor, &limits, &who, reservation).await?;
     if noted {
@@ -329,17 +342,33 @@ pub(crate) async fn admit(
     Ok(Some(held))
 }
 
-/// The same for what is passed on without being understood: its requests are counted, its tokens cannot be.
+/// What an operation that is not understood uses of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Uses {
+    /// Nobody knows: audio, images.
+    Unknown,
+    /// Nothing: tokens are counted, none are made.
+    Nothing,
+}
+
+/// A request of which only that it is one counts.
+pub(crate) struct Plain<'a> {
+    pub(crate) uses: Uses,
+    pub(crate) dialect: Dialect,
+    pub(crate) from: Option<IpAddr>,
+    pub(crate) route: &'a str,
+}
+
+/// The same for a request that is one request and one in flight, and nothing else that could be counted.
 ///
 /// # Errors
 /// As [`admit`].
-pub(crate) async fn admit_opaque(
+pub(crate) async fn admit_plain(
     governor: &Arc<Governor>,
     serving: &Serving,
     principal: &Principal,
     entry: &Entry,
-    from: Option<IpAddr>,
-    route: &str,
+    plain: &Plain<'_>,
 ) -> Result<Option<Reservation>, Failure> {
     let limits = serving.rules.of(principal, &entry.name)?;
     let noted = is_noted(governor, principal, &limits);
@@ -348,16 +377,26 @@ pub(crate) async fn admit_opaque(
     }
     check_store(governor, &limits)?;
     let strict = limits.iter().find(|limit| limit.needs_tokens() && limit.unmetered == Unmetered::Refuse);
-    if let Some(limit) = strict {
+    if let Some(limit) = strict.filter(|_| plain.uses == Uses::Unknown) {
         return Err(unmetered(limit, "what this operation uses cannot be counted"));
     }
-    let is_under = |key: &str, limit: &str| serving.identity.is_under(key, limit);
-    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from, is_under: &is_under };
-    let mut held = reserve(governor, &limits, &who, Reservation::opaque(governor.clone(), entry)).await?;
+    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: plain.from };
+    let mut held = Reservation::opaque(governor.clone(), entry);
+    held.dialect = plain.dialect;
+    let mut held = reserve(governor, &limits, &who, held).await?;
     if noted {
-        held.note(opened(governor, &limits, &who, new_request_id(), route, &[]));
+        held.note(opened(governor, &limits, &who, new_request_id(), plain.route, &[]));
     }
     Ok(Some(held))
+}
+
+/// A request without an answer of a model has ended like this.
+pub(crate) fn close(held: Option<Reservation>, failure: Option<&Failure>) {
+    let Some(held) = held else { return };
+    match failure {
+        None => held.free(),
+        Some(failure) => held.refused(failure),
+    }
 }
 
 /// Whether the ledger says something of a request: it has an owner, or a limit.

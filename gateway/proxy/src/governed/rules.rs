@@ -7,7 +7,7 @@ use std::sync::Arc;
 use penstock_govern::{By, For, Limit};
 use penstock_proto::ErrorKind;
 
-use crate::auth::Principal;
+use crate::auth::{Parent, Principal};
 use crate::error::Failure;
 
 /// The limits of a config.
@@ -64,18 +64,17 @@ pub(super) struct Who<'a> {
     pub(super) model: &'a str,
     pub(super) providers: &'a [Arc<str>],
     pub(super) from: Option<IpAddr>,
-    /// Whether the key of that id is under that limit.
-    pub(super) is_under: &'a (dyn Fn(&str, &str) -> bool + Sync),
 }
 
-/// Whose counters a request is counted in, limit by limit.
+/// Whose counters a request is counted in, limit by limit; of one limit its own last.
 pub(super) fn subjects<'a>(limits: &[&'a Arc<Limit>], who: &Who<'a>) -> Vec<(&'a Arc<Limit>, Cow<'a, str>)> {
     let mut out = Vec::with_capacity(limits.len());
     for &limit in limits {
         if limit.by == By::Key {
             // What a key spends is also its parents', where they are under the limit themselves.
-            let parents = who.principal.parents.iter().filter(|parent| (who.is_under)(parent, &limit.id));
-            out.extend(parents.map(|parent| (limit, Cow::Borrowed(parent.as_str()))));
+            let is_under = |parent: &&Parent| covers_parent(limit, &parent.limits);
+            let parents = who.principal.parents.iter().filter(is_under);
+            out.extend(parents.map(|parent| (limit, Cow::Borrowed(parent.id.as_str()))));
         }
         match limit.by {
             By::Provider if !who.providers.is_empty() => {
@@ -85,6 +84,11 @@ pub(super) fn subjects<'a>(limits: &[&'a Arc<Limit>], who: &Who<'a>) -> Vec<(&'a
         }
     }
     out
+}
+
+/// Whether a key that others were made from is under a limit, by the limits that name it.
+pub(super) fn covers_parent(limit: &Limit, named: &[String]) -> bool {
+    limit.applies == For::Everyone || named.iter().any(|have| **have == *limit.id)
 }
 
 /// What a request lacks is its key, and without a key its address.

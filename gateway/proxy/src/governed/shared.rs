@@ -6,19 +6,25 @@
 //! used is told behind the requests, by one task, some times a second; what a portion has left goes back when nobody has used it
 //! for a while. The gateway's own book always counts too, so one gateway alone never lets in more than the limit.
 //!
+//! A store that has been away may have lost what it had. It says so, or is asked when it is back ([`Counters::begin`]); then days and
+//! months are restored from the ledger, which is the truth, and each gateway says what it leases. Until that is done the store is as good
+//! as away.
+//!
 //! ```text
 //! store:  used = spent + leases                     here:  leased = held by requests + left
 //! take:   leases += portion                         request: left → held      settle: held → spent (told later)
 //! ```
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use penstock_govern::{Claim, OnStoreFailure, Span, Unit, began};
-use penstock_store::{Ask, Counters, Settlement, StoreError, Window};
+use penstock_govern::{Claim, Measure, OnStoreFailure, Span, Unit, began};
+use penstock_store::{Ask, Begun, Counters, Kept, Settlement, StoreError, Window};
 use tokio::time::{sleep, timeout};
 
+use super::restore::{Sum, Sums};
 use crate::clock;
 
 /// Longest wait of a request for the store.
@@ -40,18 +46,35 @@ const IN_FLIGHT_SECONDS: u64 = 15;
 /// Times that a request asks: others may take what was leased for it.
 const TRIES: u32 = 3;
 
+/// Others write what they have settled into the ledger within this, and only then it says all.
+const LEDGER_LAG: Duration = Duration::from_millis(400);
+/// Between two looks at whether the store still has what was leased, where nothing else is said to it: well within the time in which one
+/// that begins anew grants nothing.
+const LOOK: Duration = Duration::from_millis(700);
+/// Longest wait of a start for counters that begin anew.
+pub(super) const BEGIN_MAX: Duration = Duration::from_secs(5);
+
 /// The shared counters, and this gateway's portions.
 pub(super) struct Shared {
     counters: Arc<dyn Counters>,
     /// This life of this gateway.
     holder: String,
+    /// Says what is spent, where that was lost; `None`: nobody knows.
+    ledger: Option<Sums>,
     state: Mutex<State>,
+    /// Times that what was lost has been restored.
+    restored: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
     cells: HashMap<Key, Cell>,
     down_until: Option<Instant>,
+    /// Whether what the store says can be believed: it has been asked since it was away.
+    is_begun: bool,
+    /// What it had is to be restored; nothing is granted until then.
+    owed: Option<Instant>,
+    looked_at: Option<Instant>,
 }
 
 /// A counter's name and stretch of time.
@@ -99,8 +122,13 @@ struct Want {
 }
 
 impl Shared {
-    pub(super) fn new(counters: Arc<dyn Counters>, holder: String) -> Self {
-        Self { counters, holder, state: Mutex::default() }
+    pub(super) fn new(counters: Arc<dyn Counters>, holder: String, ledger: Option<Sums>) -> Self {
+        Self { counters, holder, ledger, state: Mutex::default(), restored: AtomicU64::new(0) }
+    }
+
+    /// Times that what the store had lost has been restored.
+    pub(super) fn restored(&self) -> u64 {
+        self.restored.load(Ordering::Relaxed)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -154,8 +182,11 @@ impl Shared {
 
     /// Asks the store for more; `Some`: that ask does not fit. An error: it does not answer.
     async fn ask(&self, wants: &[Want], which: &[usize]) -> Result<Option<(usize, u64)>, ()> {
-        if self.state().down_until.is_some_and(|until| Instant::now() < until) {
-            return Err(());
+        {
+            let state = self.state();
+            if !state.is_begun || state.down_until.is_some_and(|until| Instant::now() < until) {
+                return Err(());
+            }
         }
         let now = clock::unix_seconds();
         let asks: Vec<Ask> = {
@@ -192,15 +223,44 @@ impl Shared {
                 }
                 Ok(full.map(|at| (at, grants[at].used)))
             }
-            Ok(Err(error)) => self.down(&error.to_string()),
-            Err(_) => self.down("no answer in time"),
+            Ok(Err(StoreError::Lost)) => self.lost(),
+            Ok(Err(error)) => self.unknown(&asks, &error.to_string()),
+            Err(_) => self.unknown(&asks, "no answer in time"),
         }
+    }
+
+    /// Nobody knows what was granted: that is told when the store is back.
+    fn unknown<T>(&self, asks: &[Ask], why: &str) -> Result<T, ()> {
+        let mut state = self.state();
+        for ask in asks {
+            let cell = state.cells.entry((ask.counter.clone(), ask.window)).or_default();
+            cell.lapses = cell.lapses.max(ask.until);
+            cell.used_at = cell.used_at.or_else(|| Some(Instant::now()));
+        }
+        drop(state);
+        self.down(why)
+    }
+
+    /// What was counted is gone: it is restored at once.
+    fn lost<T>(&self) -> Result<T, ()> {
+        let mut state = self.state();
+        (state.is_begun, state.down_until) = (false, None);
+        Err(())
+    }
+
+    fn failed(&self, why: &Untold) {
+        let _ = match why {
+            Untold::Lost => self.lost::<()>(),
+            Untold::Away(why) => self.down(why),
+        };
     }
 
     fn down<T>(&self, why: &str) -> Result<T, ()> {
         let mut state = self.state();
         let was_up = state.down_until.is_none();
         state.down_until = Some(Instant::now() + DOWN_FOR);
+        // It may come back without what it had.
+        state.is_begun = false;
         drop(state);
         if was_up {
             tracing::error!(why, "the shared counters are away: limits that are open count by themselves");
@@ -216,7 +276,8 @@ impl Shared {
 
     /// Whether the store answers.
     pub(super) fn is_up(&self) -> bool {
-        self.state().down_until.is_none()
+        let state = self.state();
+        state.down_until.is_none() && state.is_begun
     }
 
     /// What was held has ended; `spent` as in the book.
@@ -239,12 +300,102 @@ impl Shared {
         }
     }
 
-    /// Tells the store what was used, renews leases, gives back what is idle. Never ends.
-    pub(super) async fn report(&self) {
+    /// Tells the store what was used, renews leases, gives back what is idle. Never ends. `begun` hears of the first beginning, or that
+    /// there was none.
+    pub(super) async fn report(&self, begun: std::sync::mpsc::SyncSender<()>) {
         loop {
+            if self.begin().await {
+                self.report_once(Instant::now()).await;
+            }
+            // Only the first is waited for.
+            let _ = begun.try_send(());
             sleep(REPORT).await;
-            self.report_once(Instant::now()).await;
         }
+    }
+
+    /// Whether the store has what was counted, or has it again.
+    async fn begin(&self) -> bool {
+        let now = Instant::now();
+        {
+            let mut state = self.state();
+            let looked = state.looked_at.is_some_and(|at| now.duration_since(at) < LOOK);
+            if state.is_begun && (looked || state.cells.values().all(|cell| cell.leased == 0)) {
+                return true;
+            }
+            if state.down_until.is_some_and(|until| now < until) {
+                return false;
+            }
+            state.looked_at = Some(now);
+        }
+        match self.begun(now).await {
+            Ok(()) => {
+                self.state().is_begun = true;
+                self.up();
+                true
+            }
+            Err(error) => self.down::<()>(&error.to_string()).is_ok(),
+        }
+    }
+
+    async fn begun(&self, now: Instant) -> Result<(), StoreError> {
+        if let Begun::Anew(wait) = self.counters.begin().await? {
+            let mut state = self.state();
+            (state.is_begun, state.owed) = (false, Some(now + wait));
+        }
+        let (was_away, owed) = {
+            let state = self.state();
+            (!state.is_begun, state.owed)
+        };
+        if was_away {
+            // Lost with the rest, or granted to a request that had stopped waiting: nobody would give that back.
+            let second = clock::unix_seconds();
+            for chunk in self.leases(second).chunks(REPORTS) {
+                self.counters.lease(&self.holder, chunk, second).await?;
+            }
+        }
+        if let Some(until) = owed {
+            self.restore(until).await?;
+            self.state().owed = None;
+        }
+        Ok(())
+    }
+
+    /// Tells a store that has lost everything what is spent, and waits until all have had the time to.
+    async fn restore(&self, until: Instant) -> Result<(), StoreError> {
+        let now = clock::unix_seconds();
+        if let Some(ledger) = &self.ledger {
+            sleep(LEDGER_LAG).await;
+            // What waits to be told is in the ledger when that is read: it would count twice.
+            let untold: HashMap<Key, u64> =
+                self.state().cells.iter().map(|(key, cell)| (key.clone(), cell.spent)).collect();
+            let spent: Vec<Kept> = ledger.spent().await?.iter().map(|sum| kept(sum, now)).collect();
+            for chunk in spent.chunks(REPORTS) {
+                self.counters.restore(chunk, now).await?;
+            }
+            let mut state = self.state();
+            for key in spent.into_iter().map(|one| (one.counter, one.window)) {
+                if let (Some(known), Some(cell)) = (untold.get(&key), state.cells.get_mut(&key)) {
+                    cell.spent = cell.spent.saturating_sub(*known);
+                }
+            }
+        }
+        sleep(until.saturating_duration_since(Instant::now())).await;
+        self.restored.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!("the shared counters begin anew: what is spent was restored from the ledger");
+        Ok(())
+    }
+
+    /// What this gateway was granted and has not given back; also of counters of which it knows nothing.
+    fn leases(&self, now: u64) -> Vec<Kept> {
+        let state = self.state();
+        let leased = state.cells.iter().filter(|(_, cell)| cell.lapses > now);
+        let kept = leased.map(|((counter, window), cell)| Kept {
+            counter: counter.clone(),
+            window: *window,
+            amount: cell.leased + cell.over,
+            until: cell.lapses,
+        });
+        kept.collect()
     }
 
     async fn report_once(&self, at: Instant) {
@@ -255,16 +406,14 @@ impl Shared {
             if let Err(why) = flat(told) {
                 // It may have been done all the same: then what was used counts twice, never less than once.
                 self.untold(chunk);
-                let _ = self.down::<()>(&why);
-                return;
+                return self.failed(&why);
             }
         }
         let renewals = self.renewals(at, now);
         for chunk in renewals.chunks(REPORTS) {
             let told = timeout(REPORT_MAX, self.counters.take(&self.holder, chunk, false, now)).await;
             if let Err(why) = flat(told) {
-                let _ = self.down::<()>(&why);
-                return;
+                return self.failed(&why);
             }
         }
         if !(settlements.is_empty() && renewals.is_empty()) {
@@ -323,8 +472,19 @@ pub(super) fn wait_ms(span: Span) -> Option<u64> {
     Some(end.saturating_sub(clock::since_epoch().as_millis() as u64))
 }
 
-fn flat<T>(told: Result<Result<T, StoreError>, tokio::time::error::Elapsed>) -> Result<T, String> {
-    told.map_err(|_| "no answer in time".to_owned())?.map_err(|error| error.to_string())
+/// Why the store was not told.
+enum Untold {
+    Lost,
+    Away(String),
+}
+
+fn flat<T>(told: Result<Result<T, StoreError>, tokio::time::error::Elapsed>) -> Result<T, Untold> {
+    match told {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(StoreError::Lost)) => Err(Untold::Lost),
+        Ok(Err(error)) => Err(Untold::Away(error.to_string())),
+        Err(_) => Err(Untold::Away("no answer in time".to_owned())),
+    }
 }
 
 impl Cell {
@@ -343,6 +503,16 @@ fn portions(claims: &[Claim<'_>], wants: Vec<Want>, is_held: bool) -> Vec<Portio
         amount: want.amount,
     };
     claims.iter().zip(wants).map(portion).collect()
+}
+
+/// What the ledger says of a counter.
+fn kept(sum: &Sum, now: u64) -> Kept {
+    let counter = name(&sum.limit, &sum.subject, sum.measure);
+    Kept { counter, window: window(sum.measure.span, now).0, amount: sum.amount, until: 0 }
+}
+
+fn name(limit: &str, subject: &str, measure: Measure) -> String {
+    format!("{limit}/{subject}/{}", measure.name())
 }
 
 /// The stretch of time that is counted together, and whether the one before counts in part.
@@ -366,16 +536,15 @@ fn want(claim: &Claim<'_>) -> Want {
     let now = clock::unix_seconds();
     let (window, sliding) = window(claim.measure.span, now);
     let lapses = window.end().unwrap_or(now + IN_FLIGHT_SECONDS);
-    let counter = format!("{}/{}/{}", claim.limit, claim.subject, claim.measure.name());
+    let counter = name(claim.limit, claim.subject, claim.measure);
     Want { key: (counter, window), sliding, max: claim.measure.max, amount: claim.amount, lapses }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     use async_trait::async_trait;
-    use penstock_govern::Measure;
     use penstock_store::{Grant, MemoryCounters};
 
     use super::*;
@@ -410,6 +579,13 @@ mod tests {
         Measure { unit, span, max }
     }
 
+    /// A gateway's side, that has asked the store.
+    fn begun(store: &Arc<Store>, name: &str) -> Shared {
+        let shared = Shared::new(store.clone(), name.into(), None);
+        shared.state().is_begun = true;
+        shared
+    }
+
     async fn try_take(shared: &Shared, measure: Measure, amount: u64) -> Result<Vec<Portion>, Refused> {
         let limit: Arc<str> = "l".into();
         shared.take(&[Claim { limit: &limit, subject: "k", measure, amount, tag: 0 }], |_| OnStoreFailure::Open).await
@@ -418,7 +594,7 @@ mod tests {
     #[tokio::test]
     async fn two_gateways_let_in_no_more_than_one_would() {
         let store = Arc::new(Store::default());
-        let gateways = ["a", "b"].map(|name| Shared::new(store.clone(), name.into()));
+        let gateways = ["a", "b"].map(|name| begun(&store, name));
         let month = measure(Unit::NanoUsd, Span::Month, 10_000);
         let (mut spent, mut open) = (0, [Vec::new(), Vec::new()]);
         for turn in 0..2000u64 {
@@ -447,7 +623,7 @@ mod tests {
     #[tokio::test]
     async fn most_requests_ask_nobody() {
         let store = Arc::new(Store::default());
-        let gateway = Shared::new(store.clone(), "a".into());
+        let gateway = begun(&store, "a");
         for _ in 0..1000 {
             let portions = try_take(&gateway, measure(Unit::Requests, Span::Month, 100_000), 1).await.expect("room");
             gateway.settle(portions, |_, _| Some(1));
@@ -458,7 +634,7 @@ mod tests {
     #[tokio::test]
     async fn places_in_flight_come_back() {
         let store = Arc::new(Store::default());
-        let gateways = ["a", "b"].map(|name| Shared::new(store.clone(), name.into()));
+        let gateways = ["a", "b"].map(|name| begun(&store, name));
         let places = measure(Unit::InFlight, Span::Now, 2);
         let first = try_take(&gateways[0], places, 1).await.expect("room");
         let second = try_take(&gateways[1], places, 1).await.expect("room");
@@ -474,7 +650,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_store_that_is_away_delays_one_request_and_decides_by_the_limit() {
         let store = Arc::new(Store::default());
-        let gateway = Shared::new(store.clone(), "a".into());
+        let gateway = begun(&store, "a");
         store.away.store(true, Ordering::Relaxed);
         let day = measure(Unit::Tokens, Span::Day, 1000);
         let portions = try_take(&gateway, day, 10).await.expect("open");
@@ -487,8 +663,11 @@ mod tests {
         assert_eq!(closed.expect_err("closed"), Refused::Away { claim: 0 });
         gateway.settle(portions, |_, _| Some(7));
         store.away.store(false, Ordering::Relaxed);
+        assert!(!gateway.begin().await, "it is left alone");
+        gateway.state().down_until = None;
+        assert!(gateway.begin().await && gateway.is_up(), "asked, and it lost nothing");
         gateway.report_once(Instant::now()).await;
-        let other = Shared::new(store, "b".into());
+        let other = begun(&store, "b");
         assert!(matches!(try_take(&other, day, 994).await, Err(Refused::Full { used: 7, .. })), "told when it is back");
     }
 }

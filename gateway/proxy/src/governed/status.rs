@@ -40,10 +40,11 @@ fn one(
             };
             let mut out = json!({ "measure": measure.name(), "max": shown(measure.max) });
             if yours {
-                let who = Who { principal, model: "", providers: &[], from, is_under: &|_, _| false };
+                let who = Who { principal, model: "", providers: &[], from };
                 let subjects = rules::subjects(&[limit], &who);
                 let (mut state, now) = governor.state();
-                let standing = state.book.standing(&limit.id, &subjects[0].1, *measure, now);
+                let own = &subjects[subjects.len() - 1].1;
+                let standing = state.book.standing(&limit.id, own, *measure, now);
                 drop(state);
                 out["used"] = shown(standing.used);
                 out["reserved"] = shown(standing.reserved);

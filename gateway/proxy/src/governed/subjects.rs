@@ -108,7 +108,7 @@ mod tests {
         let tags = [vec![], vec![("env".to_owned(), "x".to_owned())]];
         let providers = [Arc::from("acme")];
         let of = |principal: &Principal, model: &str, tags: &[(String, String)]| {
-            let who = Who { principal, model, providers: &providers, from: None, is_under: &|_, _| false };
+            let who = Who { principal, model, providers: &providers, from: None };
             subjects.of(&Seen { who: &who, route: "/v1/x", limits: &[], tags })
         };
         let first = of(&keys[0], "m", &tags[0]);

@@ -363,6 +363,12 @@ impl Exchange {
         self.cancel = cancel;
     }
 
+    /// Waits until the request is cancelled: for one whose connection was handed out ([`Self::upgrade`]). Cancel-safe.
+    pub async fn cancelled(&mut self) {
+        (&mut self.cancel).await;
+        self.cancelled = true;
+    }
+
     /// Whether the request was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled

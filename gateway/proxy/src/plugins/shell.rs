@@ -141,6 +141,11 @@ impl Shell {
         failure
     }
 
+    /// The request has been answered without a model's answer: its tokens were counted.
+    pub(crate) fn counted(&mut self) {
+        self.end(Outcome::Complete, Facts::default(), None);
+    }
+
     pub(super) fn rejected(&mut self, failure: Failure) -> Failure {
         self.end(Outcome::Rejected, Facts::default(), None);
         failure

@@ -221,7 +221,8 @@ impl Upstream for ProviderUpstream {
 
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {
         let provider = &self.provider;
-        if !(provider.config.protocol.speaks(&call.ask) && call.ask.surface == Surface::CountTokens) {
+        // What plugins made of the request is not in its body: it is not sent, but counted here.
+        if call.own || !(provider.config.protocol.speaks(&call.ask) && call.ask.surface == Surface::CountTokens) {
             return Ok(None);
         }
         let _place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;

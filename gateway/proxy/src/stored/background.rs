@@ -146,7 +146,9 @@ async fn once(
     collector: &mut ResponseCollector,
 ) -> Result<(), Failure> {
     let serving = gateway.serving();
-    let principal = gateway.guard.recall(&serving.identity, open.tenant.as_str(), Surface::Responses)?;
+    let keeper = gateway.keeper().ok_or_else(|| Failure::internal("a stored response without a store"))?;
+    let (store, tenant) = (keeper.store.as_ref(), open.tenant.as_str());
+    let principal = gateway.guard.recall(&serving.identity, store, tenant, Surface::Responses).await?;
     let body = Body { bytes: open.response.request.clone(), lease: gateway.bodies.lease() };
     let mut call = Call::new(Ask::new(Surface::Responses), body, new_request_id(), HeaderMap::new()).await?;
     let decoded = Decoded { request: Request::Chat(Box::new(chat.clone())), form: Box::new(form.clone()) };

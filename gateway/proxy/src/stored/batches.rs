@@ -44,6 +44,9 @@ pub(super) async fn create(visit: &mut Visit<'_>) -> Result<(), End> {
     let (now, open_max) = (unix_seconds(), config.batches.open_max);
     let (new, _lease) = decoded(body, move |bytes, _| read(bytes, now, open_max)).await?;
     let input = new.input.clone();
+    // First: a batch of somebody whom nobody knows could not run.
+    let store = visit.keeper.store.as_ref();
+    visit.gateway.guard.keep_identity(store, visit.principal).await.map_err(failed)?;
     let made = visit.keeper.store.create_batch(&visit.tenant, new).await.map_err(failed)?;
     let batch = made.ok_or_else(|| absent("File", input.as_str()).param("input_file_id"))?;
     visit.keeper.wake.notify_one();

@@ -34,7 +34,7 @@ pub(crate) fn failed(error: StoreError) -> Failure {
             let failure = Failure::new(ErrorKind::Overloaded, "The gateway's storage is busy.").log(error.to_string());
             failure.retry_after(Duration::from_secs(1))
         }
-        StoreError::Misuse(_) | StoreError::Broken(_) => Failure::internal(error.to_string()),
+        StoreError::Lost | StoreError::Misuse(_) | StoreError::Broken(_) => Failure::internal(error.to_string()),
     }
 }
 

@@ -98,6 +98,7 @@ struct Visit<'a> {
     gateway: &'a Gateway,
     keeper: &'a Keeper,
     exchange: &'a mut Exchange,
+    principal: &'a Principal,
     tenant: Tenant,
 }
 
@@ -110,7 +111,7 @@ pub(crate) async fn serve(
 ) -> Result<(), End> {
     let none = || Failure::new(penstock_proto::ErrorKind::Unavailable, "This gateway has no store.");
     let keeper = gateway.keeper().ok_or_else(none)?;
-    let mut visit = Visit { gateway, keeper, exchange, tenant: Tenant::new(principal.tenant()) };
+    let mut visit = Visit { gateway, keeper, exchange, principal, tenant: Tenant::new(principal.tenant()) };
     match route {
         StoredRoute::UploadFile => files::upload(&mut visit).await,
         StoredRoute::ListFiles => files::list(&mut visit).await,

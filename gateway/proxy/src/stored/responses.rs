@@ -85,6 +85,7 @@ pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: 
         record.body = form.resource(&meta(&record), Word::Queued, b"", None);
         record.request = call.body.clone();
         let said = record.body.clone();
+        gateway.guard.keep_identity(keeper.store.as_ref(), principal).await.map_err(failed)?;
         keeper.store.save_response(&tenant, record, RESPONSES_MAX).await.map_err(failed)?;
         keeper.wake_responses.notify_one();
         return Ok(Prepared::Queued(said));

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use jsonwebtoken::Algorithm;
 use penstock_govern::Scope;
+use serde::{Deserialize, Serialize};
 
 use super::ring::Ring;
 use super::token::{Claims, Flaw};
@@ -93,16 +94,21 @@ pub(crate) struct Issuer {
     pub(crate) ring: OnceLock<Arc<Ring>>,
 }
 
-/// What a genuine token says about its user, by the issuer's config.
-#[derive(Debug, PartialEq, Eq)]
+/// What a genuine token says about its user, by the issuer's config. Kept in the store for what the user leaves to be done: what the
+/// config says besides is looked up again when that is done, so it may change meanwhile.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct User {
+    /// Id of its issuer in the config.
+    pub(crate) issuer: String,
     pub(crate) name: String,
     pub(crate) tenant: String,
     /// Teams that it may be in, in order; the first that there is counts.
     pub(crate) teams: Vec<String>,
     /// Whether it has to be in one of them.
     pub(crate) needs_team: bool,
-    pub(crate) scopes: Vec<Arc<Scope>>,
+    /// Models that the token itself names.
+    pub(crate) models: Option<Vec<String>>,
+    /// Limits that the token itself names.
     pub(crate) limits: Vec<String>,
 }
 
@@ -123,18 +129,29 @@ impl Issuer {
         let name = claims.name(&config.user_claim).ok_or_else(|| missing(&config.user_claim))?;
         // Names of people can pass to others; a subject does not.
         let subject = claims.name("sub").unwrap_or(name);
-        let mut scopes = vec![config.scope.clone()];
-        if let Some(path) = &config.models_claim {
-            let models = claims.words(path).filter(|models| !models.is_empty()).ok_or_else(|| missing(path))?;
-            scopes.push(Arc::new(Scope { models: owned(&models), ..Scope::default() }));
-        }
-        let mut limits = config.limits.clone();
-        if let Some(path) = &config.limits_claim {
-            limits.extend(owned(&claims.words(path).ok_or_else(|| missing(path))?));
-        }
-        let tenant = format!("jwt:{}:{subject}", config.id);
+        let models = config.models_claim.as_ref().map(|path| {
+            let models = claims.words(path).filter(|models| !models.is_empty());
+            models.map(|models| owned(&models)).ok_or_else(|| missing(path))
+        });
+        let limits = config.limits_claim.as_ref().map(|path| {
+            let limits = claims.words(path);
+            limits.map(|limits| owned(&limits)).ok_or_else(|| missing(path))
+        });
+        let (issuer, tenant) = (config.id.clone(), format!("jwt:{}:{subject}", config.id));
         let (teams, needs_team) = self.teams(claims);
-        Ok(User { name: name.to_owned(), tenant, teams, needs_team, scopes, limits })
+        let (models, limits) = (models.transpose()?, limits.transpose()?.unwrap_or_default());
+        Ok(User { issuer, name: name.to_owned(), tenant, teams, needs_team, models, limits })
+    }
+
+    /// What the config and the token allow together.
+    pub(crate) fn scopes(&self, user: &User) -> Vec<Arc<Scope>> {
+        let own = user.models.as_ref().map(|models| Scope { models: models.clone(), ..Scope::default() });
+        [self.config.scope.clone()].into_iter().chain(own.map(Arc::new)).collect()
+    }
+
+    /// The limits that a user is under: the config's and the token's.
+    pub(crate) fn limits(&self, user: &User) -> Vec<String> {
+        self.config.limits.iter().chain(&user.limits).cloned().collect()
     }
 
     /// Teams that the token names, and whether it has to be one of them: who says one team and is wrong is not let in without any.

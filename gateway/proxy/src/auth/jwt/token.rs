@@ -515,8 +515,12 @@ pub(crate) mod tests {
         assert_eq!(found.teams, ["search"]);
         let models = |config: &mut IssuerConfig| config.models_claim = Some("https://x.example/models".into());
         let found = user(models, &json!({ "https://x.example/models": "chat-* big" })).expect("a user");
-        assert!(found.scopes.iter().all(|scope| scope.has_model("chat-1")));
-        assert!(!found.scopes.iter().all(|scope| scope.has_model("small")));
+        assert_eq!(found.models, Some(vec!["chat-*".to_owned(), "big".to_owned()]));
+        let mut config = config();
+        models(&mut config);
+        let scopes = Issuer::new(&config).scopes(&found);
+        assert!(scopes.iter().all(|scope| scope.has_model("chat-1")));
+        assert!(!scopes.iter().all(|scope| scope.has_model("small")));
         for none in [json!({}), json!({ "https://x.example/models": [] }), json!({ "https://x.example/models": 7 })] {
             assert!(matches!(user(models, &none), Err(Flaw::Claim(_))), "an absent list is not all models");
         }

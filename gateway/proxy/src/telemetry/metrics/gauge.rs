@@ -145,6 +145,8 @@ pub enum Gauge {
     LedgerAssumed,
     /// Whether a store answers.
     StoreUp,
+    /// Times that shared counters were restored from the ledger.
+    CountersRestored,
     /// KV blocks in a tier below the devices.
     TierBlocks(Tier),
     /// Room in it.
@@ -357,6 +359,11 @@ impl Gauge {
                 "penstock_store_up",
                 "gauge",
                 "1 when the last operation of the store, or of the shared counters, succeeded.",
+            ),
+            Gauge::CountersRestored => (
+                "penstock_limit_counters_restored_total",
+                "counter",
+                "Times that shared counters had lost what they had counted, and were restored from the ledger.",
             ),
             Gauge::LimitHolds => ("penstock_limit_holds", "gauge", "Requests that hold reservations."),
             Gauge::IssuedKeys => ("penstock_auth_issued_keys", "gauge", "Issued keys that are not revoked."),
