@@ -73,7 +73,7 @@ start_worker() {
 need_build_tools
 have nginx || apt_install nginx-light || die "nginx is missing: install it and run again"
 ulimit -n "$(ulimit -Hn)"
-cargo build --release --locked -p penstock -p penstock-load --manifest-path "$root/Cargo.toml"
+cargo build --release --locked --workspace --bin penstock --bin penstock-load --manifest-path "$root/Cargo.toml"
 : > "$results"
 
 upstream=$(port)

@@ -18,7 +18,7 @@ key=bench-key-0123456789abcdef
 
 need_build_tools
 ulimit -n "$(ulimit -Hn)"
-cargo build --release --locked -p penstock -p penstock-load --manifest-path "$root/Cargo.toml"
+cargo build --release --locked --workspace --bin penstock --bin penstock-load --manifest-path "$root/Cargo.toml"
 : > "$results"
 
 upstream=$(port)

@@ -9,7 +9,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/common.sh"
 bin=${BIN:-${CARGO_TARGET_DIR:-$root/target}/release/penstock}
-[ -n "${BIN:-}" ] || cargo build --release --locked -p penstock --manifest-path "$root/Cargo.toml"
+[ -n "${BIN:-}" ] || cargo build --release --locked --workspace --bin penstock --manifest-path "$root/Cargo.toml"
 folder=$(mktemp -d "$work/tiers.XXXXXX")
 trap 'rm -rf "$folder"' EXIT
 timed python3 "$here/peers/tiers.py" "$bin" "$folder" --model "${1:-}" --tokens ${TOKENS:-2000 6000} --rounds "${ROUNDS:-5}" \

@@ -67,7 +67,7 @@ listen=$(free_port)
 } > "$folder/penstock.toml"
 binary=${PENSTOCK:-}
 if [ -z "$binary" ]; then
-  cargo build --release --locked -p penstock --manifest-path "$root/Cargo.toml"
+  cargo build --release --locked --workspace --bin penstock --manifest-path "$root/Cargo.toml"
   binary=${CARGO_TARGET_DIR:-$root/target}/release/penstock
 fi
 XDG_STATE_HOME=$folder setsid "$binary" serve --config "$folder/penstock.toml" > "$out/vllm-gateway.log" 2>&1 &

@@ -142,14 +142,17 @@ def load(serve: Serve, args: argparse.Namespace, seed: int) -> dict:
         thread.join()
     wall = time.perf_counter() - began
     gaps.sort()
-    workers = serve.workers()
+    moved = serve.ask("GET", "/admin/v1/pools")["data"][0]["transfers"]
     return {
         "itl_p50": statistics.median(gaps) * 1e3,
         "itl_p99": gaps[int(len(gaps) * 0.99)] * 1e3,
         "itl_max": gaps[-1] * 1e3,
         "ttft": statistics.median(firsts) * 1e3,
         "tokens_per_s": count[0] / wall,
-        "moved_mb": sum(worker["transfer_bytes_in"] for worker in workers) / 1e6,
+        "moved_mb": moved["bytes"] / 1e6,
+        "transfers": moved["completed"],
+        "transfers_failed": moved["failed"],
+        "hidden_percent": 100 * moved["hidden_seconds"] / moved["seconds"] if moved["seconds"] else 0.0,
         "said": said,
         "prompt_tokens": statistics.median(lengths),
     }
@@ -182,7 +185,18 @@ def main() -> None:
         assert all(mixed[key] == apart_[key] for key in both), "an answer depends on where it was computed"
         print(f"round {round_}: {len(both)} answers equal", file=sys.stderr)
     print("| | two mixed | prefill + decode | ratio |\n|---|---|---|---|")
-    for name in ["itl_p50", "itl_p99", "itl_max", "ttft", "tokens_per_s", "moved_mb", "prompt_tokens"]:
+    for name in [
+        "itl_p50",
+        "itl_p99",
+        "itl_max",
+        "ttft",
+        "tokens_per_s",
+        "moved_mb",
+        "transfers",
+        "transfers_failed",
+        "hidden_percent",
+        "prompt_tokens",
+    ]:
         mixed, apart_ = (statistics.median(run[name] for run in runs[apart]) for apart in (False, True))
         ratio = f"{apart_ / mixed:.2f}" if mixed else ""
         print(f"| {name} | {mixed:.1f} | {apart_:.1f} | {ratio} |")
