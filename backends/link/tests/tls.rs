@@ -149,7 +149,7 @@ fn a_file_that_is_wrong_is_named() {
         TlsFiles { ca: "/nonexistent/ca.pem".into(), ..good.clone() },
         TlsFiles { certificate: good.key.clone(), ..good.clone() },
         TlsFiles { key: good.ca.clone(), ..good.clone() },
-        TlsFiles { key: ours.member("other").key, ..good.clone() },
+        TlsFiles { key: ours.member("other").key, ..good },
     ] {
         let error = Tls::read(&wrong).expect_err("wrong").to_string();
         let named =
