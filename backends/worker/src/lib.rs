@@ -22,6 +22,7 @@ pub mod inspect;
 mod listen;
 mod model;
 mod session;
+mod strangers;
 mod tiers;
 mod transfer;
 

@@ -115,7 +115,7 @@ fn beside(path: &Path, extension: &str) -> PathBuf {
     name.into()
 }
 
-/// Accepts for ever; each connection is a task. Above the limit a connection is closed at once.
+/// Accepts for ever; each connection is a task.
 pub(crate) async fn accept(listener: Listener, host: Arc<Host>) {
     loop {
         let accepted = match &listener {
@@ -164,19 +164,7 @@ impl Incoming {
 }
 
 fn spawn(host: &Arc<Host>, incoming: Incoming) {
-    let Ok(permit) = Arc::clone(&host.connections).try_acquire_owned() else {
-        return debug!("too many connections");
-    };
-    let stranger = match incoming.must_prove().then(|| Arc::clone(&host.strangers).try_acquire_owned()) {
-        Some(Err(_)) => return debug!("too many connections without a proof"),
-        place => place.and_then(Result::ok),
-    };
+    let stranger = incoming.must_prove().then(|| host.strangers.enter());
     let host = Arc::clone(host);
-    tokio::spawn(async move {
-        match incoming.open(host.tls.as_ref()).await {
-            Ok((reader, writer)) => host.serve(reader, writer, stranger).await,
-            Err(error) => debug!(%error, "connection refused"),
-        }
-        drop(permit);
-    });
+    tokio::spawn(async move { host.serve(incoming, stranger).await });
 }

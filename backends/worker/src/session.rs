@@ -2,6 +2,8 @@
 
 use crate::config::{WorkerConfig, random};
 use crate::engine_thread::{Command, StepAge};
+use crate::listen::Incoming;
+use crate::strangers::{Stranger, Strangers};
 use bytes::BytesMut;
 use penstock_link::Tls;
 use penstock_proto::codec::FRAME_BYTES_MAX;
@@ -12,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, info};
 
@@ -47,8 +49,8 @@ pub(crate) struct Host {
     key: Option<PoolKey>,
     pub(crate) tls: Option<Tls>,
     pub(crate) connections: Arc<Semaphore>,
-    /// Places for peers that have not proved the pool key yet: they cannot take those of gateways.
-    pub(crate) strangers: Arc<Semaphore>,
+    /// Peers that have not proved the pool key yet: they cannot take the places of gateways.
+    pub(crate) strangers: Arc<Strangers>,
     connections_max: usize,
     commands: mpsc::Sender<Command>,
     phases: watch::Receiver<Phase>,
@@ -83,6 +85,8 @@ pub(crate) enum SessionEnd {
     Version(u32),
     #[error("the proof of the pool key is wrong")]
     Proof,
+    #[error("its place was needed before it proved itself")]
+    Displaced,
     #[error("a frame that does not belong here")]
     Unexpected,
     #[error("the gateway does not read")]
@@ -110,7 +114,7 @@ impl Host {
             key: config.key.clone(),
             tls: config.tls.clone(),
             connections: Arc::new(Semaphore::new(config.connections_max)),
-            strangers: Arc::new(Semaphore::new(config.connections_max.div_ceil(4))),
+            strangers: Strangers::new(config.connections_max.div_ceil(4)),
             connections_max: config.connections_max,
             commands,
             phases,
@@ -138,23 +142,24 @@ impl Host {
         let _ = timeout(deadline, self.connections.acquire_many(self.connections_max as u32)).await;
     }
 
-    /// Serves one connection to its end.
-    /// `stranger`: its place among those that have not proved themselves, given back once it has.
-    pub(crate) async fn serve(
-        &self,
-        reader: impl AsyncRead + Unpin,
-        writer: impl AsyncWrite + Unpin,
-        stranger: Option<OwnedSemaphorePermit>,
-    ) {
-        let prove = stranger.is_some();
-        let mut reader = Reader { inner: reader, input: BytesMut::new(), frame_bytes_max: GREETING_BYTES_MAX };
-        let mut writer = Writer { inner: writer, output: BytesMut::new(), sequence: 0 };
-        let greeted = timeout(HANDSHAKE_DEADLINE, self.handshake(&mut reader, &mut writer, prove)).await;
-        let hello = match greeted.unwrap_or(Err(SessionEnd::HandshakeLate)) {
-            Ok(hello) => hello,
+    /// Serves one connection to its end. `stranger`: its place among those that have not proved themselves yet.
+    pub(crate) async fn serve(&self, incoming: Incoming, stranger: Option<Stranger>) {
+        // Who can open a socket file is none.
+        let early = stranger.is_none().then(|| self.connections.try_acquire());
+        if matches!(early, Some(Err(_))) {
+            return debug!("too many connections");
+        }
+        let greeted = match stranger {
+            Some(stranger) => stranger.within(self.greeted(incoming, true)).await,
+            None => Some(self.greeted(incoming, false).await),
+        };
+        let (mut reader, mut writer, hello) = match greeted.unwrap_or(Err(SessionEnd::Displaced)) {
+            Ok(greeted) => greeted,
             Err(why) => return debug!(%why, "connection refused"),
         };
-        drop(stranger);
+        let Ok(_place) = early.unwrap_or_else(|| self.connections.try_acquire()) else {
+            return debug!("too many connections");
+        };
         reader.frame_bytes_max = FRAME_BYTES_MAX;
         self.sessions.fetch_add(1, Ordering::Relaxed);
         let _counted = Counted(&self.sessions);
@@ -167,6 +172,16 @@ impl Host {
         info!(session, why = %why.err().unwrap_or(SessionEnd::Closed), "gateway disconnected");
         // Err: the engine has ended, and with it what there was to cancel.
         let _ = self.commands.send(Command::Detach { session }).await;
+    }
+
+    /// Opens a connection and shakes hands, in time.
+    async fn greeted(&self, incoming: Incoming, prove: bool) -> Result<Greeted, SessionEnd> {
+        let (reader, writer) = incoming.open(self.tls.as_ref()).await?;
+        let mut reader = Reader { inner: reader, input: BytesMut::new(), frame_bytes_max: GREETING_BYTES_MAX };
+        let mut writer = Writer { inner: writer, output: BytesMut::new(), sequence: 0 };
+        let greeted = timeout(HANDSHAKE_DEADLINE, self.handshake(&mut reader, &mut writer, prove)).await;
+        let hello = greeted.unwrap_or(Err(SessionEnd::HandshakeLate))?;
+        Ok((reader, writer, hello))
     }
 
     async fn handshake<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
@@ -297,6 +312,9 @@ impl Host {
         }
     }
 }
+
+/// A connection that was greeted.
+type Greeted = (Reader<penstock_link::Reader>, Writer<penstock_link::Writer>, Hello);
 
 struct Reader<R> {
     inner: R,

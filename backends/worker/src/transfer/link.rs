@@ -32,6 +32,8 @@ pub(super) enum Fault {
     Late,
     #[error("the proof of the pool key is wrong, or there is none")]
     Proof,
+    #[error("its place was needed before it proved itself")]
+    Displaced,
     #[error("a frame that does not belong here")]
     Unexpected,
     #[error("a page that was not asked for, or is not what was sent")]

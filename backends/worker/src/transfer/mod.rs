@@ -30,6 +30,7 @@ pub(crate) use serve::accept;
 
 use crate::config::WorkerConfig;
 use crate::engine_thread::{Command, StepAge};
+use crate::strangers::Strangers;
 use bytes::Bytes;
 use penstock_link::Tls;
 use penstock_proto::frames::TransferState;
@@ -44,6 +45,9 @@ const PAGES_IN_MAX: usize = 64;
 
 /// Transfers out at once.
 const SERVED_MAX: usize = 64;
+
+/// Connections at once that have not proved the pool key yet.
+const STRANGERS_MAX: usize = 64;
 
 /// Transfers in at once; requests above that compute.
 const ASKED_MAX: usize = 64;
@@ -72,6 +76,7 @@ pub(crate) struct Peers {
     about: OnceLock<About>,
     room: Arc<Semaphore>,
     served: Arc<Semaphore>,
+    strangers: Arc<Strangers>,
     meters: Meters,
     /// Where others reach it; empty: nowhere.
     pub(crate) address: String,
@@ -87,6 +92,7 @@ impl Peers {
             about: OnceLock::new(),
             room: Arc::new(Semaphore::new(PAGES_IN_MAX)),
             served: Arc::new(Semaphore::new(SERVED_MAX)),
+            strangers: Strangers::new(STRANGERS_MAX),
             meters: Meters::default(),
             address,
         }

@@ -4,6 +4,7 @@ use super::Peers;
 use super::link::{Fault, GREETING_DEADLINE, Link};
 use crate::engine_thread::Command;
 use crate::listen::{Incoming, Listener};
+use crate::strangers::Stranger;
 use bytes::Bytes;
 use penstock_engine::{Drawing, PageSink, Prefill};
 use penstock_proto::transfer::{
@@ -25,7 +26,7 @@ const ALIVE: Duration = Duration::from_millis(250);
 /// A step older than this is no sign of life.
 const STEP_SECONDS_MAX: f64 = 20.0;
 
-/// Accepts for ever; each connection is a task. Above the limit a connection is closed at once.
+/// Accepts for ever; each connection is a task.
 pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
     loop {
         let accepted = match &listener {
@@ -39,16 +40,11 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
         };
         match accepted {
             Ok(Some(incoming)) => {
-                let Ok(place) = Arc::clone(&peers.served).try_acquire_owned() else {
-                    debug!("too many transfers");
-                    continue;
-                };
-                let peers = Arc::clone(&peers);
+                let (peers, stranger) = (Arc::clone(&peers), peers.strangers.enter());
                 tokio::spawn(async move {
-                    if let Err(why) = serve(&peers, incoming).await {
+                    if let Err(why) = serve(&peers, incoming, stranger).await {
                         debug!(%why, "transfer out ended early");
                     }
-                    drop(place);
                 });
             }
             Ok(None) => debug!("connection of another user refused"),
@@ -60,7 +56,8 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
     }
 }
 
-async fn serve(peers: &Peers, incoming: Incoming) -> Result<(), Fault> {
+/// A connection that was greeted, and what is asked on it.
+async fn greeted(peers: &Peers, incoming: Incoming) -> Result<(Link, AskBody), Fault> {
     let prove = incoming.must_prove();
     let (reader, writer) = incoming.open(peers.tls.as_ref()).await?;
     let mut link = Link::new(reader, writer);
@@ -70,6 +67,14 @@ async fn serve(peers: &Peers, incoming: Incoming) -> Result<(), Fault> {
     }
     let greeting = timeout(GREETING_DEADLINE, link.welcome(peers.about.get(), key));
     let question = greeting.await.map_err(|_| Fault::Late)??;
+    Ok((link, question))
+}
+
+async fn serve(peers: &Peers, incoming: Incoming, stranger: Stranger) -> Result<(), Fault> {
+    let (mut link, question) = stranger.within(greeted(peers, incoming)).await.ok_or(Fault::Displaced)??;
+    let Ok(_place) = peers.served.try_acquire() else {
+        return link.answer(AnswerBody::Refused(Refused { message: "too many transfers are under way".into() })).await;
+    };
     let (sink, mut stream) = stream(peers);
     let (taken, answer) = oneshot::channel();
     let command = match question {
