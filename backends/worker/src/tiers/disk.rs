@@ -9,16 +9,20 @@
 //! that reorders writes, header and bytes agree or the checksum says so. Nothing is synced: it is a cache. Reads and writes go
 //! through the page cache, so a tier that fits into free memory is as fast as memory.
 //!
+//! Keys and values tell an owner of the model the prompt, so folders and files are their owner's alone, and a link in a file's place is
+//! not followed.
+//!
 //! Each worker locks a folder `N` of its own: two never write one file, and one that starts again finds the folder it had.
 
 use super::block::{HEADER_BYTES, Identity, Unusable};
 use penstock_kv::SlotId;
 use penstock_kv::tier::Link;
 use penstock_proto::BlockHash;
+use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
@@ -75,7 +79,7 @@ impl DiskSet {
     /// # Errors
     /// What the file system says; no room for one block.
     pub(crate) fn open(path: &Path, bytes_max: u64, identity: &Identity) -> io::Result<(Self, Vec<Found>)> {
-        std::fs::create_dir_all(path)?;
+        make_folder(path)?;
         forget_others(path, &identity.name());
         let (folder, lock) = lock(&path.join(identity.name()))?;
         let stride = identity.block_bytes().next_multiple_of(PAGE);
@@ -127,7 +131,7 @@ impl DiskSet {
         let mut table = vec![0; self.table_bytes()];
         for segment in 0.. {
             let path = self.segment_path(segment);
-            let file = match OpenOptions::new().read(true).write(true).open(&path) {
+            let file = match private().read(true).open(&path) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => break,
                 Err(error) => return Err(error),
@@ -166,9 +170,7 @@ impl DiskSet {
         let path = self.segment_path(segment);
         let file = match self.open.entry(segment) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(OpenOptions::new().read(true).write(true).open(path)?)
-            }
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(private().read(true).open(path)?),
         };
         Ok((file, header as u64, bytes as u64))
     }
@@ -178,7 +180,7 @@ impl DiskSet {
         let path = self.segment_path(self.segments);
         let slots = self.slots_per_segment.min(self.slots - self.segments * self.slots_per_segment);
         let bytes = (PAGE + self.table_bytes() + slots * self.stride) as u64;
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
+        let file = private().read(true).create(true).truncate(true).open(&path)?;
         let made = reserve(&file, bytes).and_then(|()| file.write_all_at(&self.preamble(), 0));
         if let Err(error) = made {
             // It gives back what it got.
@@ -226,12 +228,24 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
+/// To write a file that is its owner's alone, and no link to another.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    options
+}
+
+/// A folder, and those above it, for its owner alone where they are made here.
+fn make_folder(path: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
 /// A folder below `path` that no other worker uses, and the lock on it.
 fn lock(path: &Path) -> io::Result<(PathBuf, File)> {
     for n in 0..SHARERS_MAX {
         let folder = path.join(n.to_string());
-        std::fs::create_dir_all(&folder)?;
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(folder.join("lock"))?;
+        make_folder(&folder)?;
+        let file = private().create(true).truncate(false).open(folder.join("lock"))?;
         match file.try_lock() {
             Ok(()) => return Ok((folder, file)),
             Err(TryLockError::WouldBlock) => {}
@@ -256,7 +270,7 @@ fn forget_others(path: &Path, name: &str) {
 fn forget(identity: &Path) {
     for n in 0..SHARERS_MAX {
         let folder = identity.join(n.to_string());
-        let Ok(lock) = OpenOptions::new().write(true).open(folder.join("lock")) else { continue };
+        let Ok(lock) = private().open(folder.join("lock")) else { continue };
         if lock.try_lock().is_err() {
             continue;
         }
@@ -278,6 +292,7 @@ fn forget(identity: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
 
     /// A folder that goes with its owner.
     struct Folder(PathBuf);
@@ -328,6 +343,23 @@ mod tests {
         assert_eq!(set.read(SlotId(0), BlockHash(4)).expect("reads"), vec![4; BYTES]);
         assert!(matches!(set.read(SlotId(0), BlockHash(2)), Err(ReadError::Unusable(Unusable::Other))));
         assert!(matches!(set.read(SlotId(5), BlockHash(2)), Err(ReadError::Unusable(Unusable::NoBlock))));
+    }
+
+    #[test]
+    fn nobody_else_reads_it_and_no_link_leads_elsewhere() {
+        let folder = Folder::new("private");
+        let (mut set, _) = open(&folder);
+        set.write(SlotId(0), link(1), &[1; BYTES]).expect("writes");
+        let segment = set.segment_path(0);
+        let mode = |path: &Path| path.metadata().expect("there").mode() & 0o777;
+        assert_eq!([&folder.0, &set.folder, &segment].map(|path| mode(path)), [0o700, 0o700, 0o600]);
+        drop(set);
+        let others = folder.0.join("precious");
+        std::fs::rename(&segment, &others).expect("moves");
+        std::os::unix::fs::symlink(&others, &segment).expect("links");
+        assert!(DiskSet::open(&folder.0, 100_000, &identity()).is_err(), "a link is no segment");
+        let (made, _) = (std::fs::metadata(&others).expect("still there"), std::fs::remove_file(&segment));
+        assert!(made.len() > 0);
     }
 
     #[test]
