@@ -158,12 +158,13 @@ impl Truth {
             return Err(Violation("tokens are missing before this output"));
         }
         let twice = (have - at.min(have)).min(count);
+        // Before anything is kept: what was not handed out was not emitted, and comes again from the next worker.
+        if have + (count - twice) > choice.allowed as usize {
+            return Err(Violation("tokens beyond the window"));
+        }
         output.tokens.drain(..twice);
         output.at = have as u32;
         choice.emitted.extend(output.tokens.iter().map(|token| token.id));
-        if choice.emitted.len() as u64 > u64::from(choice.allowed) {
-            return Err(Violation("tokens beyond the window"));
-        }
         if choice.begun {
             output.cached_tokens = None;
         }
@@ -335,6 +336,9 @@ mod tests {
         assert!(truth.accept(output(0, 0, 1, &[5]), &numerics()).is_err(), "hole");
         assert!(truth.accept(output(0, 1, 0, &[5]), &numerics()).is_err(), "no such choice");
         assert!(truth.accept(output(0, 0, 0, &[5, 6, 7]), &numerics()).is_err(), "beyond the window");
+        assert!(truth.lose(None));
+        assert_eq!(truth.generate(5).0.choices, [ChoiceStart::default()], "nobody got what was refused");
+        assert_eq!(delivered(&mut truth, output(1, 0, 0, &[5, 6])), (0, vec![5, 6]));
     }
 
     #[test]
