@@ -128,6 +128,8 @@ impl Member {
                 let is_open = matches!(named, "0.0.0.0" | "[::]");
                 if is_open || !is_here { Address::Tcp(format!("{host}:{port}")).to_string() } else { told.to_owned() }
             }
+            // A socket file is reached on its own machine alone: nobody else is sent to a path, or from a file to anywhere.
+            (Ok(Address::Unix(_)), Address::Tcp(_)) | (Ok(Address::Tcp(_)), Address::Unix(_)) => String::new(),
             _ => told.to_owned(),
         }
     }
@@ -257,6 +259,19 @@ mod tests {
         // A long prompt was sent to it, or its steps are long.
         check(100, 0.01, 2.0, 7.9, Doubt::None);
         check(100, 1.5, 0.0, 14.0, Doubt::None);
+    }
+
+    #[test]
+    fn a_worker_sends_others_only_to_itself() {
+        let told_at = |told: &str, ours: &str| {
+            let mut member = Member::new("a".into(), ours.parse().expect("an address"), false, Instant::now());
+            member.ready = Some(Box::new(Ready { transfer: told.into(), ..Ready::default() }));
+            member.transfer_address()
+        };
+        assert_eq!(told_at("tcp://10.9.9.9:77", "tcp://10.0.0.1:70"), "tcp://10.0.0.1:77");
+        assert_eq!(told_at("unix:///run/a.sock.kv", "unix:///run/a.sock"), "unix:///run/a.sock.kv");
+        assert_eq!(told_at("unix:///run/other.sock", "tcp://10.0.0.1:70"), "");
+        assert_eq!(told_at("tcp://10.9.9.9:77", "unix:///run/a.sock"), "");
     }
 
     #[test]
