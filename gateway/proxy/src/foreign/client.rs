@@ -20,6 +20,10 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest silence within a replay.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Longest replay, and most batches of one: a server keeps ten thousand unless told otherwise. Meanwhile nothing new is heard.
+const REPLAY_WHOLE: Duration = Duration::from_secs(120);
+const REPLAY_BATCHES_MAX: usize = 1 << 18;
+
 /// Number that ends a replay.
 const REPLAY_END: [u8; 8] = [0xff; 8];
 
@@ -103,15 +107,19 @@ impl Connection {
 
 /// The batches from number `from` on that the server still has, in order, each given to `found`.
 pub(super) async fn replay(endpoint: &Endpoint, from: u64, mut found: impl FnMut(Vec<Vec<u8>>)) -> Result<()> {
-    let mut connection = Connection::open(endpoint, Role::Dealer).await?;
-    connection.zmtp.send(&[b"", &from.to_be_bytes()]);
-    connection.flush().await?;
-    loop {
-        let message = timeout(REPLAY_TIMEOUT, connection.message()).await;
-        let message = message.map_err(|_| Error::from(ErrorKind::TimedOut))??;
-        if message.len() >= 2 && message[message.len() - 2] == REPLAY_END {
-            return Ok(());
+    let replaying = async {
+        let mut connection = Connection::open(endpoint, Role::Dealer).await?;
+        connection.zmtp.send(&[b"", &from.to_be_bytes()]);
+        connection.flush().await?;
+        for _ in 0..REPLAY_BATCHES_MAX {
+            let message = timeout(REPLAY_TIMEOUT, connection.message()).await;
+            let message = message.map_err(|_| Error::from(ErrorKind::TimedOut))??;
+            if message.len() >= 2 && message[message.len() - 2] == REPLAY_END {
+                return Ok(());
+            }
+            found(message);
         }
-        found(message);
-    }
+        Err(Error::new(ErrorKind::InvalidData, "a replay without an end"))
+    };
+    timeout(REPLAY_WHOLE, replaying).await.map_err(|_| Error::from(ErrorKind::TimedOut))?
 }

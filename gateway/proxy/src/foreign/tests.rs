@@ -208,6 +208,26 @@ async fn a_lost_connection_forgets_and_comes_back() {
     assert_eq!(feed.state().malformed, 0);
 }
 
+#[tokio::test]
+async fn a_replay_without_an_end_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let endpoint = Endpoint::parse(&format!("tcp://{}", listener.local_addr().expect("an address"))).expect("good");
+    let server = async {
+        let (mut stream, _) = listener.accept().await.ok()?;
+        let mut zmtp = Zmtp::new(Role::Dealer, 1 << 20);
+        while zmtp.message().is_none() {
+            exchange(&mut stream, &mut zmtp).await?;
+        }
+        (0..1000).for_each(|_| zmtp.send(&[b"", &[0; 8], b""]));
+        let same = zmtp.take_output();
+        while stream.write_all(&same).await.is_ok() {}
+        None::<()>
+    };
+    let mut heard = 0_u32;
+    let (told, _) = tokio::join!(super::client::replay(&endpoint, 0, |_| heard += 1), server);
+    assert!(told.is_err() && heard > 100_000, "{told:?} after {heard}");
+}
+
 #[test]
 fn endpoints_are_of_one_server() {
     for text in
