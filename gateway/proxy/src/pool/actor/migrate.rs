@@ -121,8 +121,18 @@ struct Chain {
     have: usize,
     /// Of these when the pull that runs was asked for.
     had: usize,
-    /// Number of the pull that runs.
-    pull: Option<u64>,
+    /// Number of the pull that runs, and the blocks that it asks for.
+    pull: Option<(u64, usize)>,
+}
+
+impl Chain {
+    /// A pull has ended, and its worker says that so many blocks are there: how many of them are new. It has no more than was asked for,
+    /// whatever it says. `None`: it is another chain's pull.
+    fn came(&mut self, pull: u64, blocks: u32) -> Option<usize> {
+        let (_, asked) = self.pull.take_if(|(id, _)| *id == pull)?;
+        let have = (blocks as usize).min(asked).max(self.have);
+        Some(have - std::mem::replace(&mut self.have, have))
+    }
 }
 
 /// All migrations of a pool.
@@ -217,7 +227,7 @@ impl Actor {
             if hashes.len() > chain.have {
                 self.moves.next_pull += 1;
                 let id = self.moves.next_pull;
-                chain.pull = Some(id);
+                chain.pull = Some((id, hashes.len()));
                 self.moves.pulls.insert(id, request);
                 let hashes = hashes.iter().map(|hash| hash.to_bytes().to_vec()).collect();
                 let deadline_seconds = PULL_DEADLINE.as_secs_f64();
@@ -236,11 +246,9 @@ impl Actor {
             return;
         }
         self.moves.pulls.remove(&pulled.id);
-        let Some(chain) = one.chains.iter_mut().find(|chain| chain.pull == Some(pulled.id)) else { return };
-        chain.pull = None;
-        let have = (pulled.blocks as usize).max(chain.have);
-        self.counts.moved_blocks += (have - chain.have) as u64;
-        chain.have = have;
+        let came = one.chains.iter_mut().find_map(|chain| chain.came(pulled.id, pulled.blocks));
+        let Some(new) = came else { return };
+        self.counts.moved_blocks += new as u64;
         if !pulled.why.is_empty() {
             debug!(request, blocks = pulled.blocks, why = pulled.why, "pull");
         }
@@ -420,4 +428,18 @@ impl Actor {
 fn tell(done: Done, result: Result<(), MoveError>) {
     // Err: nobody waits any more.
     let _ = done.map(|done| done.send(result));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_came_than_was_asked_for() {
+        let mut chain = Chain { choice: 0, have: 3, had: 3, pull: Some((7, 5)) };
+        assert_eq!((chain.came(6, 5), chain.came(7, u32::MAX), chain.have), (None, Some(2), 5));
+        assert_eq!(chain.came(7, 9), None, "said twice");
+        chain.pull = Some((8, 9));
+        assert_eq!((chain.came(8, 1), chain.have), (Some(0), 5), "what came is not taken back");
+    }
 }
