@@ -89,7 +89,10 @@ impl WorkerView {
         self.fit.observe(batch);
         if batch.seconds > 0.0 {
             let prefill = self.fit.work_seconds(f64::from(batch.prefill_tokens), batch.prefill_context);
-            self.busy += ((prefill / batch.seconds).clamp(0.0, 1.0) - self.busy) / 64.0;
+            let share = (prefill / batch.seconds).clamp(0.0, 1.0);
+            // One that is no number would stay in the mean for ever.
+            let share = if share.is_nan() { 0.0 } else { share };
+            self.busy += (share - self.busy) / 64.0;
         }
     }
 
@@ -178,9 +181,10 @@ impl WorkerView {
     /// Seconds of a step once all that runs decodes, with so many sequences and tokens more.
     pub(crate) fn step_seconds(&self, more: u32, tokens: usize) -> f64 {
         let state = &self.member.state;
-        let promised: usize = self.coming().map(|sent| sent.tokens).sum();
+        let coming: usize = self.coming().map(|sent| sent.tokens).sum();
         let decoding = f64::from(state.running.saturating_add(self.promised()).saturating_add(more));
-        self.fit.step_seconds(decoding, (state.context_tokens as usize + promised + tokens) as f64)
+        // In floating point: what a worker says may be anything.
+        self.fit.step_seconds(decoding, state.context_tokens as f64 + (coming + tokens) as f64)
     }
 
     /// Seconds between tokens when its steps take `step` and prefill takes its usual share of them.
@@ -222,5 +226,19 @@ impl WorkerView {
         let rate = measured.map_or(PULL_BYTES_PER_SECOND, |t| t.bytes_in as f64 / t.seconds);
         let blocks = f64::from(tokens) / BLOCK_TOKENS as f64;
         (fits && rate.is_finite() && rate > 0.0).then(|| PULL_LATENCY + blocks * bytes as f64 / rate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_worker_says_of_itself_may_be_anything() {
+        let state = EngineState { context_tokens: u64::MAX, running: u32::MAX, ..EngineState::default() };
+        let mut view = WorkerView::new(Member { state, ..Member::default() }, Fit::default());
+        assert!(view.step_seconds(1, 1000) > 0.0);
+        view.observe(&Batch { prefill_tokens: 1, prefill_context: f64::NAN, seconds: 0.1, ..Batch::default() });
+        assert!(view.tpot(1.0) < 2.0, "{}", view.tpot(1.0));
     }
 }
