@@ -184,7 +184,7 @@ impl<'a> World<'a> {
 
     fn after(&mut self, seconds: f64, event: Event) {
         self.serial += 1;
-        self.events.push(Reverse((self.now + (seconds * 1e9) as u64, self.serial, event)));
+        self.events.push(Reverse((self.now.saturating_add((seconds * 1e9) as u64), self.serial, event)));
     }
 
     fn seconds(&self) -> f64 {

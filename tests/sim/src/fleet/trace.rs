@@ -24,6 +24,9 @@ const LINE_BYTES_MAX: u64 = 1 << 20;
 /// Longest prompt or answer, in tokens.
 const TOKENS_MAX: usize = 1 << 20;
 
+/// Latest and earliest time of a request, in milliseconds: some centuries, so that nanoseconds are numbers at any sensible rate.
+const TIMESTAMP_MAX: f64 = 1e13;
+
 /// Requests of a trace at most.
 const REQUESTS_MAX: usize = 1_000_000;
 
@@ -69,7 +72,7 @@ pub enum TraceError {
         source: serde_json::Error,
     },
     /// A line or a trace beyond the bounds.
-    #[error("line {line}: longer than any request or trace that is simulated")]
+    #[error("line {line}: longer or later than any request or trace that is simulated")]
     TooLong {
         /// From 1.
         line: usize,
@@ -123,7 +126,7 @@ impl Trace {
                 return Err(TraceError::TooLong { line });
             }
             let parsed: Line = serde_json::from_slice(&text).map_err(|source| TraceError::Parse { line, source })?;
-            if parsed.input_length.max(parsed.output_length) > TOKENS_MAX || !parsed.timestamp.is_finite() {
+            if parsed.input_length.max(parsed.output_length) > TOKENS_MAX || parsed.timestamp.abs() > TIMESTAMP_MAX {
                 return Err(TraceError::TooLong { line });
             }
             if parsed.input_length > 0 && parsed.output_length > 0 {
@@ -356,5 +359,7 @@ mod tests {
         let bad = Trace::read(&b"\n{\"timestamp\": true}"[..], 0, 10).err().expect("not a request");
         assert!(bad.to_string().starts_with("line 2: "), "{bad}");
         assert!(matches!(Trace::read(&b""[..], 0, 10), Err(TraceError::Empty)));
+        let late = Trace::read(&b"{\"timestamp\": 1e300, \"input_length\": 3, \"output_length\": 2}"[..], 0, 10).err();
+        assert!(matches!(late, Some(TraceError::TooLong { line: 1 })));
     }
 }
