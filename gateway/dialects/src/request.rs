@@ -91,6 +91,8 @@ pub struct ChatRequest {
     pub reasoning_tokens_max: Option<u32>,
     /// The client's id of its own user.
     pub user: Option<String>,
+    /// What requests of one conversation have in common (`prompt_cache_key`).
+    pub cache_key: Option<String>,
     /// JSON object of template arguments (bounded), as text.
     pub template_kwargs: Option<String>,
     /// Open the assistant's turn (default true).
@@ -127,6 +129,7 @@ impl ChatRequest {
             reasoning_effort: None,
             reasoning_tokens_max: None,
             user: None,
+            cache_key: None,
             template_kwargs: None,
             add_generation_prompt: true,
             continue_final_message: false,
@@ -168,6 +171,10 @@ pub struct CompleteRequest {
     pub return_token_ids: bool,
     /// Narrows cache sharing.
     pub cache_salt: Option<String>,
+    /// The client's id of its own user.
+    pub user: Option<String>,
+    /// What requests of one conversation have in common (`prompt_cache_key`).
+    pub cache_key: Option<String>,
     /// Lower runs first.
     pub priority: i32,
     /// Unknown fields, by name: warned about, ignored.

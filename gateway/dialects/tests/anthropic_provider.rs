@@ -210,6 +210,8 @@ fn what_has_no_place_is_refused() {
         keep_special_tokens: false,
         return_token_ids: false,
         cache_salt: None,
+        user: None,
+        cache_key: None,
         priority: 0,
         ignored: Vec::new(),
     };

@@ -38,6 +38,7 @@ pub mod server;
 pub mod serving;
 pub mod stored;
 pub mod telemetry;
+mod told;
 mod trail;
 #[doc(hidden)]
 pub mod untrusted;

@@ -15,7 +15,6 @@ use crate::config::Snapshot;
 use crate::error::Failure;
 use crate::forward;
 use crate::gateway::Gateway;
-use crate::generate::events;
 use crate::http::exchange::BodyFault;
 use crate::http::{Body, BodyLease, Exchange, Gone};
 use crate::live_requests::{self, About};
@@ -94,7 +93,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.operation = Some(call.ask.surface.operation());
     let says_cost = config.cost_header || relay::cost::is_asked(&call.headers);
     let (price, stream) = (entry.price, call.stream);
-    let origin = Origin { explain: events::asks_route(&call.headers), ..origin(&principal, config, exchange, trail) };
+    let origin = origin(&principal, config, exchange, trail).told(&call.headers, exchange.started.into_std())?;
     let mut answer = Answer::new(call);
     answer.keep(keeping);
     let mut events = watched(exchange, admitted.open(origin)).await??;
@@ -208,9 +207,10 @@ pub(crate) async fn decoded<T: Send + 'static>(
 fn origin(principal: &Principal, config: &Snapshot, exchange: &Exchange, trail: &Trail) -> Origin {
     Origin {
         tenant: principal.tenant().to_owned(),
+        weight: principal.weight,
         deadline: config.request_timeout.map(|limit| (exchange.started + limit).into_std()),
         trace: trail.trace.clone(),
-        explain: false,
+        ..Origin::default()
     }
 }
 

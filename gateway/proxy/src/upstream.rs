@@ -33,10 +33,14 @@ pub struct Card {
 }
 
 /// What an upstream needs to know besides the request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Origin {
     /// Separates prefix caches.
     pub tenant: String,
+    /// The tenant's share of our workers against others'; 0 counts as 1.
+    pub weight: u32,
+    /// What the client says that its conversation is called, beside what the body says.
+    pub session: Option<Box<str>>,
     /// When the answer must have ended.
     pub deadline: Option<Instant>,
     /// The trace that the answer is a part of.

@@ -95,8 +95,8 @@ async fn collect(
         trace,
     });
     let trace = root.as_ref().map(|root| root.trace.clone());
-    let mut events =
-        admitted.open(Origin { tenant: principal.tenant().to_owned(), deadline, trace, explain: false }).await?;
+    let (tenant, weight) = (principal.tenant().to_owned(), principal.weight);
+    let mut events = admitted.open(Origin { tenant, weight, deadline, trace, ..Origin::default() }).await?;
     let (mut batch, mut finished) = (Vec::new(), 0);
     loop {
         let more = poll_fn(|context| events.poll_events(context, &mut batch)).await?;

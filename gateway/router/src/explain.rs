@@ -27,8 +27,10 @@ pub struct Found {
 pub struct Candidate {
     /// The worker.
     pub worker: WorkerId,
-    /// Whether it would start the request at its next step.
+    /// Whether it would start the request at its next step, and may.
     pub free: bool,
+    /// Whether that would make the tokens of those that run there come slower than promised.
+    pub crowded: bool,
     /// Sequences that it has, promised ones included.
     pub sequences: u32,
     /// What it has of the prompt.

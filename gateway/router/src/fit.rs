@@ -203,6 +203,11 @@ impl Fit {
         self.now
     }
 
+    /// Whether it is more than a guess: steps were seen, of its own or of equals, or the worker has said how fast it is.
+    pub fn is_known(&self) -> bool {
+        self.steps() > 0 || self.prior != SHAPE.map(|unit| unit * UNKNOWN)
+    }
+
     /// Steps seen.
     pub fn steps(&self) -> u32 {
         self.with_prefill.steps.saturating_add(self.decode_only.steps)

@@ -9,6 +9,7 @@ use crate::policy::Policy;
 use crate::queue::{Queue, View, Waiting};
 use crate::random::Random;
 use crate::record::Record;
+use crate::roles::Traffic;
 use crate::slo::Slo;
 use crate::worker::{Member, Sent, WorkerView};
 use crate::{WORKERS_MAX, WorkerId};
@@ -20,8 +21,12 @@ use std::time::Duration;
 
 /// Waiting requests looked at when the first ones cannot be bound.
 const LOOK_AHEAD: usize = 256;
+/// Seconds of prefill that are believed of a request while nothing is known of the workers: a guess puts nobody behind others.
+const GUESSED_MAX: f64 = 0.05;
 /// Decisions that are remembered with all their candidates.
 const DECISIONS_MAX: usize = 256;
+/// Share of the past that a binding leaves in what is known of the traffic: about the last two hundred count.
+const TRAFFIC_KEPT: f64 = 0.995;
 /// Tokens of an answer before any has ended.
 const OUTPUT_TOKENS: f64 = 256.0;
 
@@ -93,8 +98,10 @@ pub struct Reject {
 pub enum Refusal {
     /// Too many wait.
     Full,
-    /// Its first token, or its tokens, would come too late.
+    /// Its first token would come later than the pool allows.
     Late,
+    /// Its first token would come after its deadline.
+    Impatient,
     /// Its deadline has passed.
     Deadline,
 }
@@ -122,6 +129,8 @@ struct Site {
     turn: u64,
     /// Tokens of an answer, smoothed.
     output_tokens: f64,
+    /// Seconds of prefill that were bound, in long prompts and in all, with forgetting.
+    bound_seconds: (f64, f64),
 }
 
 impl Site {
@@ -134,6 +143,7 @@ impl Site {
             weights: &self.weights,
             policy: self.policy,
             exact_wait: self.limits.exact_wait,
+            tpot: self.limits.slo.map(|slo| slo.tpot.as_secs_f64()).filter(|tpot| *tpot > 0.0),
             load: sum / self.workers.len().max(1) as f64,
             output_tokens: self.output_tokens,
             turn: self.turn,
@@ -165,6 +175,7 @@ impl Fleet {
             index: KvIndex::default(),
             turn: 0,
             output_tokens: OUTPUT_TOKENS,
+            bound_seconds: (0.0, 0.0),
         };
         Self {
             site,
@@ -197,12 +208,14 @@ impl Fleet {
         let equals = self.site.workers.values().filter(|view| view.member.device == member.device);
         let fit = Fit::like(equals.map(|view| &view.fit)).unwrap_or_default();
         self.site.workers.insert(worker, WorkerView::new(member, fit));
+        self.queue.shared_by(self.site.workers.len());
     }
 
     /// A worker is gone. Requests bound to it are the caller's to enqueue again.
     pub fn leave(&mut self, worker: WorkerId) {
         if self.site.workers.remove(&worker).is_some() {
             self.site.index.leave(worker);
+            self.queue.shared_by(self.site.workers.len());
             self.bound.retain(|_, bound| bound.worker != worker);
         }
     }
@@ -254,11 +267,14 @@ impl Fleet {
     pub fn enqueue(&mut self, request: u64, view: View, now: Duration) -> Result<(), Reject> {
         let mut waiting = Waiting::new(request, view, now);
         waiting.estimate = self.site.market(self.queue.seconds(), now).least_own(&mut waiting);
+        if !self.is_known() {
+            waiting.estimate = waiting.estimate.min(GUESSED_MAX);
+        }
         if !waiting.view.resumed
-            && let Some(late) = self.too_late(&waiting)
+            && let Some((late, refusal)) = self.too_late(&waiting, now)
         {
             let retry_after = late.max(Duration::from_secs(1));
-            return Err(Reject { retry_after, refusal: Refusal::Late });
+            return Err(Reject { retry_after, refusal });
         }
         let retry_after = || self.predicted_ttft(0).clamp(Duration::from_secs(1), Duration::from_secs(60));
         let reject = Reject { retry_after: retry_after(), refusal: Refusal::Full };
@@ -272,18 +288,42 @@ impl Fleet {
         }
     }
 
-    /// How much too late a new request would be served.
-    fn too_late(&self, waiting: &Waiting) -> Option<Duration> {
-        if self.site.limits.ttft_max.is_none() && self.site.limits.slo.is_none_or(|slo| slo.refuse_above <= 0.0) {
+    /// How much too late a new request would be served: later than its client waits, or than the pool allows.
+    fn too_late(&self, waiting: &Waiting, now: Duration) -> Option<(Duration, Refusal)> {
+        let Limits { ttft_max, slo, .. } = self.site.limits;
+        let view = &waiting.view;
+        let patience = view.deadline.map(|deadline| deadline.saturating_sub(now));
+        if patience.is_none() && ttft_max.is_none() && slo.is_none_or(|slo| slo.refuse_above <= 0.0) {
             return None;
         }
+        let ttft = self.soonest(waiting)?;
+        let beyond = |most: Duration| ttft.checked_sub(most).filter(|over| !over.is_zero());
+        if let Some(over) = patience.filter(|_| self.is_known()).and_then(beyond) {
+            return Some((over, Refusal::Impatient));
+        }
+        let late = ttft_max.and_then(beyond);
+        late.or_else(|| slo.and_then(|slo| slo.too_late(ttft, view.tokens.len()))).map(|over| (over, Refusal::Late))
+    }
+
+    /// Predicted time to the first token of a request that begins to wait now.
+    fn soonest(&self, waiting: &Waiting) -> Option<Duration> {
         let view = &waiting.view;
         let ahead = self.queue.ahead(&view.tenant, view.weight) / self.site.workers.len().max(1) as f64;
-        let at = |worker: &WorkerView| worker.queue_seconds() + worker.step_seconds(1, view.tokens.len());
+        let tpot = self.site.limits.slo.map_or(f64::INFINITY, |slo| slo.tpot.as_secs_f64());
+        let at = |worker: &WorkerView| {
+            let (sequences, tokens) = (view.sequences.max(1), view.tokens.len());
+            // Somebody has to end first.
+            let waits = !worker.starts(sequences) || worker.is_crowded(sequences, tokens, tpot);
+            let place = if waits { worker.place_seconds(self.site.output_tokens) } else { 0.0 };
+            worker.queue_seconds().max(place) + worker.step_seconds(1, tokens)
+        };
         let soonest = self.site.workers.values().map(at).min_by(f64::total_cmp)?;
-        let ttft = seconds(ahead + soonest + waiting.estimate);
-        let over = self.site.limits.ttft_max.and_then(|most| (ttft > most).then(|| ttft - most));
-        over.or_else(|| self.site.limits.slo.and_then(|slo| slo.too_late(ttft, view.tokens.len())))
+        Some(seconds(ahead + soonest + waiting.estimate))
+    }
+
+    /// Whether predictions are more than guesses.
+    fn is_known(&self) -> bool {
+        self.site.workers.values().all(WorkerView::is_known)
     }
 
     /// A request ended, or will wait again: forgets that it waits and what was promised for it.
@@ -422,6 +462,13 @@ impl Fleet {
             .map_or(Duration::MAX, |soonest| seconds(ahead + soonest))
     }
 
+    /// What comes to the fleet, for [`crate::roles`].
+    pub fn traffic(&self) -> Traffic {
+        let (long, all) = self.site.bound_seconds;
+        let long_share = if all > 0.0 { long / all } else { 0.0 };
+        Traffic { waiting: self.queue.len(), waiting_seconds: self.queue.seconds(), long_share }
+    }
+
     /// Prefill seconds of the requests that wait here.
     pub fn waiting_seconds(&self) -> f64 {
         self.queue.seconds()
@@ -453,8 +500,15 @@ impl Fleet {
         let sequences = waiting.view.sequences.max(1);
         // What is computed elsewhere takes no rows here.
         let rows = if prefill.is_some() { BLOCK_TOKENS.min(rows) } else { rows };
+        let uncached = view.prefill_seconds(tokens, cached_tokens as usize);
+        // What is only guessed is not charged: one guess can be more than a tenant's share of minutes.
+        let charge = if view.is_known() { parts.own } else { 0.0 };
         let sent = view.send(Sent { sequences, seconds: parts.own, tokens, rows, blocks });
         let hashes = waiting.hashes(&view.member.numerics_id);
+        let is_long = tokens.saturating_sub(cached_tokens as usize) > self.site.weights.apart_tokens;
+        let (long, all) = &mut self.site.bound_seconds;
+        *long = *long * TRAFFIC_KEPT + if is_long { uncached } else { 0.0 };
+        *all = *all * TRAFFIC_KEPT + uncached;
         if let Some(view) = prefill.and_then(|prefill| self.site.workers.get_mut(&prefill)) {
             let rows = tokens.saturating_sub(cached_tokens as usize);
             view.lend(Sent {
@@ -468,7 +522,7 @@ impl Fleet {
         self.remove(request);
         self.site.index.promise(worker, &hashes);
         let View { tenant, weight, .. } = &waiting.view;
-        self.queue.serve(tenant, *weight, parts.own);
+        self.queue.serve(tenant, *weight, charge);
         let (tenant, weight) = (Arc::clone(tenant), *weight);
         let gives_way = self.queue.gives_way(&tenant, now);
         self.bound.insert(request, Bound { worker, sent, tenant, weight, emitted: 0, hashes: Some(hashes) });

@@ -64,11 +64,11 @@ impl Market<'_> {
         let mut parts = self.weights.price(&Terms { own, queue, ..*terms });
         (parts.later, parts.harm) = (parts.later + beside.later, parts.harm + beside.harm);
         let ttft = queue + own + terms.step;
-        // A worker of the role decode is kept from long prefills unless that takes very much longer.
-        let takes = match worker.role() {
-            Role::Decode => ttft <= DECODE_PATIENCE * candidate.ttft + 1.0,
-            _ => parts.sum() < candidate.parts.sum(),
-        };
+        // A worker of the role decode is kept from long prefills unless that takes very much longer, and so is one that decodes for
+        // somebody to whom the time between tokens is promised.
+        let is_kept = worker.role() == Role::Decode || self.tpot.is_some() && worker.sequences() > 0;
+        let takes =
+            if is_kept { ttft <= DECODE_PATIENCE * candidate.ttft + 1.0 } else { parts.sum() < candidate.parts.sum() };
         if !takes {
             return candidate;
         }
@@ -102,7 +102,8 @@ impl Market<'_> {
             };
             // Bytes per second as in a pull; none where blocks cannot be moved.
             let Some(moved) = decode.pull_seconds(worker, lacks as u32) else { continue };
-            let known = have.max((theirs.device + theirs.promised) as usize);
+            // It computes all that it lacks itself, whatever the decode side has.
+            let known = (theirs.device + theirs.promised) as usize;
             let compute = worker.prefill_seconds(tokens, known.min(tokens));
             let ahead = worker.queue_seconds() + self.ahead[usize::from(id.0)];
             let terms =

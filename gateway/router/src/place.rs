@@ -2,6 +2,9 @@
 //!
 //! A worker without credits is a candidate too: its price has the wait in it, and when it is the cheapest the request waits for it. The
 //! wait is bounded: what it takes longer than predicted is charged, and after [`HOLD_MAX`] only workers that are free count.
+//!
+//! Where a pool has objectives, a worker is not free for a request that would make the tokens of those that run there come slower
+//! than promised: it goes elsewhere, or waits until one of them has ended. Continued requests are exempt: they were let in before.
 
 use crate::cost::{Terms, Weights, fill};
 use crate::explain::{Candidate, Found};
@@ -38,6 +41,8 @@ pub(crate) struct Market<'a> {
     pub(crate) weights: &'a Weights,
     pub(crate) policy: Policy,
     pub(crate) exact_wait: Duration,
+    /// Seconds between tokens that are promised.
+    pub(crate) tpot: Option<f64>,
     /// Mean queue of the fleet in seconds, those that wait in the gateway included.
     pub(crate) load: f64,
     /// Tokens of an answer, as they usually are.
@@ -155,8 +160,11 @@ impl Market<'_> {
         for (id, found) in &waiting.found {
             let can = |worker: &&WorkerView| suits(worker) && !self.only_prefills(worker);
             let Some(worker) = self.workers.get(id).filter(can) else { continue };
-            let free = worker.starts(view.sequences) || takes_part && worker.starts_one(view.sequences);
+            let has_room = worker.starts(view.sequences) || takes_part && worker.starts_one(view.sequences);
+            let crowded = self.crowds(worker, view);
+            let free = has_room && !crowded;
             let mut candidate = self.price(worker, *id, view, *found, &waiting.found, free);
+            candidate.crowded = crowded;
             candidate.overdue = if free { 0.0 } else { overdue };
             candidates.push(candidate);
         }
@@ -195,6 +203,7 @@ impl Market<'_> {
         let candidate = Candidate {
             worker: id,
             free,
+            crowded: false,
             sequences: worker.sequences(),
             found,
             pull_from,
@@ -205,6 +214,12 @@ impl Market<'_> {
             tpot: worker.tpot(step),
         };
         self.apart(candidate, worker, &terms, tokens, all)
+    }
+
+    /// Whether a request would break the promise to those that run there.
+    fn crowds(&self, worker: &WorkerView, view: &View) -> bool {
+        let tpot = self.tpot.filter(|_| !view.resumed);
+        tpot.is_some_and(|tpot| worker.is_crowded(view.sequences.max(1), view.tokens.len(), tpot))
     }
 
     /// Blocks that a request takes beside those that hold `have` of its tokens.

@@ -6,7 +6,8 @@
 //! Served is counted in engine seconds after cache credit, by weight (virtual token counters, Sheng et al. 2024, in seconds): prefill
 //! when a request is bound, decode as tokens come. Tenants whose counters are within one *bound* of each other are equals, and among
 //! equals what is due first goes first, so a request with little to compute may overtake others, by that much and no further. A tenant
-//! that comes back from silence starts one bound ahead of those that waited, whatever it was served before.
+//! that comes back from silence starts one bound for each worker ahead of those that waited, whatever it was served before: a burst of
+//! its own that the pool does in that time waits for nobody.
 //!
 //! *Due* is arrival plus the objective of its first token, where the pool has one, else plus its own prefill, two seconds at most.
 //! What cannot make its objective any more lets those pass that can, until it has waited for long.
@@ -155,6 +156,8 @@ pub(crate) struct Queue {
     level: f64,
     /// Engine seconds by which tenants may differ and be equals.
     bound: f64,
+    /// Workers that they share.
+    workers: f64,
     slo: Option<Slo>,
 }
 
@@ -177,8 +180,14 @@ impl Queue {
             seconds: 0.0,
             level: 0.0,
             bound: bound.max(1e-3),
+            workers: 1.0,
             slo,
         }
+    }
+
+    /// So many workers share the work from now on.
+    pub(crate) fn shared_by(&mut self, workers: usize) {
+        self.workers = workers.max(1) as f64;
     }
 
     /// Adds a request. `Err` with the one that is put out for it, or with itself, when `limit` new ones wait already.
@@ -204,7 +213,7 @@ impl Queue {
 
     fn enter(&mut self, waiting: &Waiting) {
         let Waiting { request, view, place, .. } = waiting;
-        let newcomer = self.lowest().unwrap_or(self.level) - self.bound;
+        let newcomer = self.lowest().unwrap_or(self.level) - self.bound * self.workers;
         let beginner = Account { served: newcomer, ..Account::default() };
         let account = self.accounts.entry(Arc::clone(&view.tenant)).or_insert(beginner);
         if account.waiting == 0 {

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 /// Sequences that may wait at a worker that was sent more than it granted; a worker refuses above that.
 const WAITING_AT_WORKER_MAX: u32 = 256;
-/// Bytes per second that a transfer is believed to move before any was measured, and what each takes besides.
-const PULL_BYTES_PER_SECOND: f64 = 1e9;
+/// Bytes per second that a transfer is believed to move before any was measured, and what each takes besides. Rather too many: what
+/// is believed to be slow is never tried, and what was tried is known.
+const PULL_BYTES_PER_SECOND: f64 = 1e10;
 const PULL_LATENCY: f64 = 3e-3;
 /// Bytes from which the measured rate is believed.
 const PULLED_BYTES_MIN: u64 = 1 << 20;
-/// Most of a worker's time that prefill is believed to take.
-const BUSY_MAX: f64 = 0.95;
+/// Weight of a step in the mean of what prefill takes of one.
+const STALL_FRESH: f64 = 1.0 / 64.0;
 
 /// A worker as it announces itself.
 #[derive(Clone, Debug, Default)]
@@ -55,14 +56,14 @@ pub(crate) struct WorkerView {
     /// What other workers will ask it to prefill, and how many states came since: by the second it counts it itself.
     lent: Vec<(Sent, u8)>,
     pub(crate) suspended: bool,
-    /// Share of its time that prefill takes, smoothed.
-    busy: f64,
+    /// Seconds of prefill in a step of those that decode, smoothed: what they wait for others between two tokens.
+    stall: f64,
 }
 
 impl WorkerView {
     pub(crate) fn new(member: Member, mut fit: Fit) -> Self {
         fit.observe_state(&member.state);
-        Self { member, fit, unseen: BTreeMap::new(), sent: 0, lent: Vec::new(), suspended: false, busy: 0.0 }
+        Self { member, fit, unseen: BTreeMap::new(), sent: 0, lent: Vec::new(), suspended: false, stall: 0.0 }
     }
 
     /// Takes in a state that counts the first `accepted` frames.
@@ -87,12 +88,12 @@ impl WorkerView {
 
     pub(crate) fn observe(&mut self, batch: &Batch) {
         self.fit.observe(batch);
-        if batch.seconds > 0.0 {
+        if batch.decodes > 0 && batch.seconds > 0.0 {
             let prefill = self.fit.work_seconds(f64::from(batch.prefill_tokens), batch.prefill_context);
-            let share = (prefill / batch.seconds).clamp(0.0, 1.0);
             // One that is no number would stay in the mean for ever.
-            let share = if share.is_nan() { 0.0 } else { share };
-            self.busy += (share - self.busy) / 64.0;
+            let stall = prefill.clamp(0.0, batch.seconds);
+            let stall = if stall.is_finite() { stall } else { 0.0 };
+            self.stall += (stall - self.stall) * STALL_FRESH;
         }
     }
 
@@ -187,14 +188,30 @@ impl WorkerView {
         self.fit.step_seconds(decoding, state.context_tokens as f64 + (coming + tokens) as f64)
     }
 
-    /// Seconds between tokens when its steps take `step` and prefill takes its usual share of them.
+    /// Seconds between tokens when its steps take `step` and prefill what it usually takes of them.
     pub(crate) fn tpot(&self, step: f64) -> f64 {
-        step / (1.0 - self.busy.min(BUSY_MAX))
+        step + self.stall
     }
 
-    /// Seconds until one of its sequences ends and leaves its place, if answers have so many tokens.
+    /// Whether those that run there would get their tokens later than `tpot` seconds apart once so many sequences and tokens more have
+    /// joined. Not where the newcomer would have to wait as long all alone: then it is not the others that are in its way.
+    pub(crate) fn is_crowded(&self, more: u32, tokens: usize, tpot: f64) -> bool {
+        self.sequences() > 0
+            && self.tpot(self.step_seconds(more, tokens)) > tpot
+            && self.fit.step_seconds(f64::from(more), tokens as f64) <= tpot
+    }
+
+    /// Whether anything is known of how fast it is.
+    pub(crate) fn is_known(&self) -> bool {
+        self.fit.is_known()
+    }
+
+    /// Seconds until one of its sequences ends and leaves its place, if answers have so many tokens; 0 when none runs.
     pub(crate) fn place_seconds(&self, output_tokens: f64) -> f64 {
-        output_tokens * self.tpot(self.step_seconds(0, 0)) / f64::from(self.member.state.running.max(1))
+        match self.member.state.running {
+            0 => 0.0,
+            running => output_tokens * self.tpot(self.step_seconds(0, 0)) / f64::from(running),
+        }
     }
 
     /// Engine seconds that one token of a sequence takes of a step. What a step takes anyhow is shared as if the worker were half full at

@@ -1,8 +1,8 @@
 //! The router's face: who gets a request, who waits, who is refused.
 
-use penstock_proto::frames::{EngineState, KvEvent};
+use penstock_proto::frames::{Batch, EngineState, KvEvent};
 use penstock_proto::{BLOCK_TOKENS, BlockHasher};
-use penstock_router::{Choice, Fleet, Limits, Member, View, Weights, WorkerId};
+use penstock_router::{Choice, Fleet, Limits, Member, Refusal, Slo, View, Weights, WorkerId};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -217,6 +217,78 @@ fn the_queue_is_bounded_and_late_answers_are_refused_at_once() {
     prompt.enqueue(1, view(1500), Duration::ZERO).expect("1.5 s");
     let reject = prompt.enqueue(2, view(1500), Duration::ZERO).expect_err("3 s");
     assert!(reject.retry_after >= Duration::from_secs(1) && reject.retry_after < Duration::from_secs(2), "{reject:?}");
+}
+
+/// Steps of 10 ms and 1 ms for each that decodes.
+fn steady(fleet: &mut Fleet, worker: WorkerId) {
+    for at in 0..200 {
+        let decodes = 1 + at % 40;
+        let seconds = 0.01 + 0.001 * f64::from(decodes);
+        fleet.observe(worker, &Batch { decodes, seconds, ..Batch::default() });
+    }
+}
+
+fn promised(tpot_ms: u64) -> Limits {
+    let slo = Slo { tpot: Duration::from_millis(tpot_ms), ..Slo::default() };
+    Limits { slo: Some(slo), ..Limits::default() }
+}
+
+#[test]
+fn a_request_joins_nobody_whose_tokens_it_would_delay_beyond_the_promise() {
+    let mut fleet = fleet(promised(30));
+    let running = |running| EngineState { running, ..state(8) };
+    fleet.join(A, Member { state: running(19), ..member("n", 0) }, &[]);
+    fleet.join(B, Member { state: running(25), ..member("n", 0) }, &[]);
+    steady(&mut fleet, A);
+    steady(&mut fleet, B);
+    for request in 1..4 {
+        fleet.enqueue(request, view(10 + request as u32), Duration::ZERO).expect("room");
+    }
+    assert_eq!(bindings(&mut fleet, 0), [(1, A, true)], "29 ms become 30; then both are full");
+    assert!(fleet.explain(view(50), Duration::ZERO).candidates.iter().all(|candidate| candidate.crowded));
+    fleet.enqueue(4, resumed("n"), Duration::ZERO).expect("never refused");
+    assert_eq!(bindings(&mut fleet, 0).len(), 1, "who was let in before is not held");
+    fleet.update(B, Some(&running(3)), &[], 0);
+    assert_eq!(bindings(&mut fleet, 0), [(2, B, true), (3, B, true)], "places are free again");
+}
+
+#[test]
+fn a_promise_that_nobody_can_keep_keeps_nobody_out() {
+    let mut fleet = fleet(promised(5));
+    fleet.join(A, Member { state: EngineState { running: 3, ..state(8) }, ..member("n", 0) }, &[]);
+    steady(&mut fleet, A);
+    fleet.enqueue(1, view(10), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);
+}
+
+#[test]
+fn who_would_be_served_after_its_deadline_is_told_at_once() {
+    let mut fleet = fleet(Limits::default());
+    fleet.join(A, member("n", 0), &[]);
+    let at = |tokens, deadline| View { deadline: Some(Duration::from_millis(deadline)), ..view(tokens) };
+    let now = Duration::from_millis(1000);
+    fleet.enqueue(1, at(1500, 2600), now).expect("1.5 s, and 1.6 s are left");
+    let reject = fleet.enqueue(2, at(1500, 2600), now).expect_err("3 s");
+    assert_eq!(reject.refusal, Refusal::Impatient);
+    assert!(reject.retry_after >= Duration::from_secs(1) && reject.retry_after < Duration::from_secs(2), "{reject:?}");
+    fleet.enqueue(3, View { resumed: true, ..at(1500, 1001) }, now).expect("its client has read half of it");
+    let refused = |fleet: &mut Fleet, now| match fleet.next(Duration::from_millis(now)) {
+        Choice::Refuse { request, reject } => Some((request, reject.refusal)),
+        _ => None,
+    };
+    assert_eq!(refused(&mut fleet, 1000), None);
+    assert_eq!(refused(&mut fleet, 2600), Some((3, Refusal::Deadline)));
+    assert_eq!(refused(&mut fleet, 2600), Some((1, Refusal::Deadline)));
+    assert_eq!((fleet.waiting(), fleet.waiting_seconds()), (0, 0.0), "nothing of them is left");
+}
+
+#[test]
+fn nobody_is_turned_away_by_a_guess() {
+    let mut fleet = fleet(Limits::default());
+    let unknown = EngineState { prefill_tokens_per_second: 0.0, step_seconds: 0.0, ..state(0) };
+    fleet.join(A, Member { state: unknown, ..member("n", 0) }, &[]);
+    let view = View { deadline: Some(Duration::from_millis(1)), ..view(5000) };
+    fleet.enqueue(1, view, Duration::ZERO).expect("nothing is known of the worker");
 }
 
 #[test]

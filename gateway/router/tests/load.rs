@@ -36,6 +36,8 @@ struct Sequence {
 /// Chunked prefill in order of arrival beside decodes, a prefix cache, credits as our worker grants them.
 struct Engine {
     slow: f64,
+    /// It has not said how fast it is: nobody knows.
+    cold: bool,
     sequences: Vec<Sequence>,
     cache: HashSet<BlockHash>,
     stored: Vec<BlockHash>,
@@ -50,6 +52,7 @@ impl Engine {
     fn new(slow: f64) -> Self {
         Self {
             slow,
+            cold: false,
             sequences: Vec::new(),
             cache: HashSet::new(),
             stored: Vec::new(),
@@ -141,7 +144,7 @@ impl Engine {
             credits: (SLOTS - self.sequences.len()).min(rows_free) as u32,
             prefill_rows_free: rows_free as u32,
             // As measured in its life before.
-            prefill_tokens_per_second: 10_000.0 / self.slow,
+            prefill_tokens_per_second: if self.cold { 0.0 } else { 10_000.0 / self.slow },
             prefill_tokens_pending: pending,
             prefill_context_pending: self.sequences.iter().map(attended).sum(),
             context_tokens: self.sequences.iter().map(|s| u64::from(s.context + s.wanted)).sum(),
@@ -163,8 +166,18 @@ struct World {
 
 impl World {
     fn new(speeds: &[f64], limits: Limits, policy: Policy, seed: u64) -> Self {
+        let engines = speeds.iter().map(|slow| Engine::new(*slow)).collect();
+        Self::of(engines, limits, policy, seed)
+    }
+
+    /// Of equals that have never run, and have not said how fast they are.
+    fn cold(count: usize, limits: Limits, seed: u64) -> Self {
+        let engines = (0..count).map(|_| Engine { cold: true, ..Engine::new(1.0) }).collect();
+        Self::of(engines, limits, Policy::CacheAware, seed)
+    }
+
+    fn of(engines: Vec<Engine>, limits: Limits, policy: Policy, seed: u64) -> Self {
         let mut fleet = Fleet::new(Weights::default(), limits).with_policy(policy).seeded(seed);
-        let engines: Vec<Engine> = speeds.iter().map(|slow| Engine::new(*slow)).collect();
         for (id, engine) in (0..).zip(&engines) {
             let device = format!("{}", engine.slow).into();
             let (blocks_total, sequences_max) = (BLOCKS as u32, SLOTS as u32);
@@ -188,7 +201,8 @@ impl World {
                 (Some((id, request)), step) if step.is_none_or(|(until, _)| request.at <= until) => {
                     let now = request.at;
                     let (tokens, tenant) = (Arc::clone(&request.tokens), request.tenant.into());
-                    let view = View { tokens, tenant, sequences: 1, ..View::default() };
+                    let weight = if request.tenant == "heavy" { 3 } else { 1 };
+                    let view = View { tokens, tenant, weight, sequences: 1, ..View::default() };
                     self.fleet.enqueue(*id, view, Duration::from_secs_f64(now)).expect("room");
                     arrivals.next();
                     now
@@ -302,6 +316,39 @@ fn a_flood_does_not_double_the_others_first_token() {
         assert!(beside <= 2.5 * own, "seed {seed}: {beside:.3} s beside a flood, {own:.3} s alone");
         assert!(flood > 10.0 * beside, "seed {seed}: it was no flood");
     }
+}
+
+/// Nobody knows how fast the workers are when a flood of eight times what they can do begins, and every step has noise. The others pay
+/// for the first steps, which are full of the flood before anybody can know better.
+#[test]
+fn a_flood_in_a_cold_pool_delays_others_by_its_first_steps_only() {
+    let limits = Limits { queue_max: 10_000, ..Limits::default() };
+    let quiet = traffic(&mut Random::new(1), "quiet", 6.0, 24.0, (1000, 3000));
+    let mut alone = World::cold(4, limits, 1);
+    alone.run(&quiet);
+    let flood = traffic(&mut Random::new(101), "flood", 160.0, 4.0, (1000, 3000));
+    let both = merged(vec![quiet.clone(), flood]);
+    let mut flooded = World::cold(4, limits, 1);
+    flooded.run(&both);
+    let (own, beside) = (alone.ttft_p99(&quiet, "quiet"), flooded.ttft_p99(&both, "quiet"));
+    println!("TTFT p99 alone {own:.3} s, beside a flood {beside:.3} s");
+    assert!(beside <= 2.5 * own, "{beside:.3} s beside a flood, {own:.3} s alone");
+}
+
+#[test]
+fn tenants_that_ask_for_more_than_there_is_share_by_weight() {
+    let limits = Limits { queue_max: 10_000, ..Limits::default() };
+    let [heavy, light] = [("heavy", 1), ("light", 2)]
+        .map(|(tenant, seed)| traffic(&mut Random::new(seed), tenant, 30.0, 20.0, (1000, 3000)));
+    let both = merged(vec![heavy, light]);
+    let mut world = World::cold(4, limits, 1);
+    world.run(&both);
+    let served = |tenant: &str| -> f64 {
+        let own = (0..).zip(&both).filter(|(_, request)| request.tenant == tenant);
+        own.filter(|(id, request)| request.at + world.firsts[id] < 20.0).map(|(_, r)| r.tokens.len() as f64).sum()
+    };
+    let ratio = served("heavy") / served("light");
+    assert!((2.2..3.6).contains(&ratio), "{ratio:.2} times as much for three times the weight");
 }
 
 #[test]

@@ -143,6 +143,7 @@ impl Draft {
             reasoning_effort: self.reasoning_effort,
             reasoning_tokens_max: None,
             user: common.user,
+            cache_key: common.cache_key,
             template_kwargs: self.template_kwargs,
             add_generation_prompt,
             continue_final_message: self.continue_final_message,

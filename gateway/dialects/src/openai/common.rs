@@ -17,6 +17,7 @@ pub(super) struct Common {
     pub(super) return_token_ids: bool,
     pub(super) cache_salt: Option<String>,
     pub(super) user: Option<String>,
+    pub(super) cache_key: Option<String>,
     pub(super) priority: i32,
     pub(super) ignored: Vec<String>,
 }
@@ -34,6 +35,7 @@ impl Common {
             return_token_ids: false,
             cache_salt: None,
             user: None,
+            cache_key: None,
             priority: 0,
             ignored: Vec::new(),
         }
@@ -51,6 +53,7 @@ impl Common {
             "return_token_ids" => self.return_token_ids = reader.boolean()?,
             "cache_salt" => self.cache_salt = Some(fields::name(reader, bounds.name_chars_max)?),
             "user" => self.user = Some(fields::string(reader, 512)?),
+            "prompt_cache_key" => self.cache_key = Some(fields::string(reader, 1_024)?),
             "priority" => {
                 self.priority = fields::integer(reader, i128::from(i32::MIN)..=i128::from(i32::MAX))? as i32;
             }

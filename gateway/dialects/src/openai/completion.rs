@@ -108,6 +108,8 @@ impl Draft {
             keep_special_tokens: common.keep_special_tokens,
             return_token_ids: common.return_token_ids,
             cache_salt: common.cache_salt,
+            user: common.user,
+            cache_key: common.cache_key,
             priority: common.priority,
             ignored: common.ignored,
         })

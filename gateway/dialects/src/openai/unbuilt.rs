@@ -59,7 +59,6 @@ const SEARCH: &str = "beam search is not built";
 #[rustfmt::skip]
 const FATES: &[(&str, Fate)] = &[
     ("safety_identifier", Fate::Unused(Unused::Text(512))),
-    ("prompt_cache_key", Fate::Unused(Unused::Text(1_024))),
     ("prompt_cache_retention", Fate::Unused(Unused::Text(64))),
     ("request_id", Fate::Unused(Unused::Text(256))),
     ("prompt_cache_options", Fate::Unused(Unused::Anything)),

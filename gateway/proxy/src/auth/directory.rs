@@ -177,6 +177,7 @@ impl Directory {
         let Some(id) = &principal.team else { return Ok(principal) };
         if let Some(team) = identity.team(id) {
             principal.scopes.push(team.scope.clone());
+            principal.weight = team.weight;
             add(&mut principal.limits, &team.limits);
         } else {
             let team = self.owner(OwnerKind::Team, id).filter(|team| !team.blocked).ok_or(Denied::Team)?;

@@ -164,6 +164,7 @@ fn principal(key: &Key, teams: &HashMap<String, Team>) -> Principal {
         team: key.team.clone(),
         user: key.user.clone(),
         limits: limits.cloned().collect(),
+        weight: if key.weight > 0 { key.weight } else { team.map_or(0, |team| team.weight) },
         tenant: key.id.clone(),
         person: None,
         scopes: scopes.cloned().collect(),

@@ -22,6 +22,8 @@ pub struct Key {
     pub user: Option<String>,
     /// Ids of its limits.
     pub limits: Vec<String>,
+    /// Its share of our workers against others'; 0: its team's.
+    pub weight: u32,
 }
 
 /// What a key is proven by.
@@ -42,6 +44,8 @@ pub struct Team {
     pub scope: Arc<Scope>,
     /// Ids of the limits that they share.
     pub limits: Vec<String>,
+    /// The share of our workers that each of its keys and users has against others'.
+    pub weight: u32,
 }
 
 /// A digest of a secret. Equality takes the same time wherever two differ, also inside a map.

@@ -24,6 +24,8 @@ pub struct Principal {
     pub user: Option<String>,
     /// Ids of the limits that it is under: its own, its parents', its team's.
     pub limits: Vec<String>,
+    /// Its share of our workers against others'; 0 counts as 1.
+    pub weight: u32,
     /// What separates its things and its prefix cache from the others'.
     pub(super) tenant: String,
     /// What a token said, where it was one.

@@ -265,6 +265,7 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
             Policy::default()
         }),
         slo: slo(table),
+        balance: table.flag("balance"),
         explain: table.flag("explain"),
         prefill_workers: table.number("prefill_workers", 0..=127) as usize,
         roles: roles(table),

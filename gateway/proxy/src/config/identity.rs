@@ -14,6 +14,9 @@ use crate::auth::{Anonymous, AuthConfig, DIALECTS, Digest, Key, PepperSource, Pr
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
+/// Largest share of one key or team against others'.
+const WEIGHT_MAX: u64 = 1000;
+
 /// Reads `[auth]`.
 pub(super) fn auth(document: &Document<'_>, env: Env<'_>) -> AuthConfig {
     let table = &document.table("auth");
@@ -62,14 +65,15 @@ fn pepper(table: &Reader<'_, '_>, env: Env<'_>) -> PepperSource {
 /// Reads one of `[[teams]]`.
 pub(super) fn team(table: &Reader<'_, '_>) -> Option<Team> {
     let (id, scope, limits) = (id(table), scope(table), table.texts("limits"));
-    Some(Team { id: id?, scope: Arc::new(scope), limits })
+    Some(Team { id: id?, scope: Arc::new(scope), limits, weight: table.number("weight", 1..=WEIGHT_MAX) as u32 })
 }
 
 /// Reads one of `[[keys]]`.
 pub(super) fn key(table: &Reader<'_, '_>, env: Env<'_>) -> Option<Key> {
     let (id, proof, scope) = (id(table), proof(table, env), scope(table));
     let (team, user, limits) = (table.text("team"), table.text("user"), table.texts("limits"));
-    Some(Key { id: id?, proof: proof?, scope: Arc::new(scope), team, user, limits })
+    let weight = table.number("weight", 0..=WEIGHT_MAX) as u32;
+    Some(Key { id: id?, proof: proof?, scope: Arc::new(scope), team, user, limits, weight })
 }
 
 /// What holds between the tables.
@@ -207,6 +211,7 @@ mod tests {
         assert_eq!(key.scope.expires, Some(1_798_761_600));
         assert_eq!(key.scope.addresses.len(), 2);
         assert_eq!((key.team.as_deref(), key.user.as_deref(), key.limits.len()), (Some("t"), Some("u"), 1));
+        assert_eq!((key.weight, snapshot.teams[0].weight), (0, 1));
     }
 
     #[test]

@@ -195,6 +195,8 @@ pub struct PoolConfig {
     pub policy: penstock_router::Policy,
     /// Objectives, if it has any.
     pub slo: Option<SloConfig>,
+    /// Requests move from a slow worker to a faster one while they run.
+    pub balance: bool,
     /// Requests may ask who was chosen and why.
     pub explain: bool,
     /// Workers that prefill for the others at the start.

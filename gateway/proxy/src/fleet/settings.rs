@@ -45,6 +45,7 @@ pub(super) fn settings(
     settings.requests_max = asked.queue_max;
     settings.policy = asked.policy;
     settings.explain = asked.explain;
+    settings.balance = asked.balance;
     settings.record.clone_from(&asked.record);
     settings.limits.slo = asked.slo.map(|slo| Slo {
         ttft: slo.ttft,

@@ -9,6 +9,7 @@ use penstock_dialects::{ChatRequest, Prompt, Request, ToolChoice};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{LogitBias, Sampling};
 use penstock_text::{ChoiceOptions, TextModel};
+use sha2::{Digest, Sha256};
 
 use crate::answer::ANSWER_BYTES_MAX;
 use crate::error::Failure;
@@ -47,6 +48,8 @@ pub(crate) struct Plan {
     pub(super) rank: bool,
     cache_salt: Option<String>,
     priority: i32,
+    /// What the body calls the conversation, and what it is known by where it is not called anything.
+    named: Option<String>,
     session: Option<u64>,
 }
 
@@ -131,6 +134,7 @@ impl Plan {
             rank: false,
             cache_salt: chat.cache_salt.clone(),
             priority: chat.priority,
+            named: named([&chat.cache_key]),
             session: Some(session(chat)),
         })
     }
@@ -185,6 +189,7 @@ impl Plan {
             rank,
             cache_salt: complete.cache_salt.clone(),
             priority: complete.priority,
+            named: named([&complete.cache_key, &complete.user]),
             session: None,
         })
     }
@@ -201,6 +206,15 @@ impl Plan {
         self.priority = self.priority.max(PRIORITY_BACKGROUND);
     }
 
+    /// A number for the conversation. Others' conversations of the same name have another.
+    fn session_of(&self, origin: &Origin) -> Option<u64> {
+        let Some(name) = origin.session.as_deref().or(self.named.as_deref()) else {
+            return self.session.map(|session| session ^ hash(origin.tenant.as_bytes()));
+        };
+        let digest = Sha256::digest(salt(&origin.tenant, "session", Some(name)));
+        Some(u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes")))
+    }
+
     /// The pool's job for one prompt.
     pub(super) fn job(&self, prompt: &PlannedPrompt, model: &str, origin: &Origin) -> Job {
         Job {
@@ -215,11 +229,16 @@ impl Plan {
             priority: self.priority.max(PRIORITY_MIN),
             deadline: origin.deadline,
             tenant: origin.tenant.as_str().into(),
-            weight: 1,
-            session: self.session.map(|session| session ^ hash(origin.tenant.as_bytes())),
+            weight: origin.weight.max(1),
+            session: self.session_of(origin),
             explain: origin.explain,
         }
     }
+}
+
+/// What a body calls its conversation: the first of these that says anything.
+fn named<const N: usize>(names: [&Option<String>; N]) -> Option<String> {
+    names.into_iter().flatten().find(|text| !text.is_empty()).cloned()
 }
 
 /// What a conversation keeps from turn to turn: whose it is, as the client says, and how it begins, to the person's first words.
@@ -412,13 +431,40 @@ mod tests {
             prompt_only: false,
             rank: false,
             cache_salt: None,
-            session: None,
             priority,
+            named: None,
         };
         let prompt = PlannedPrompt { index: 0, tokens: Arc::from([1]), text: String::new(), max_tokens: 1 };
-        let origin = Origin { tenant: "t".into(), deadline: None, trace: None, explain: false };
+        let origin = Origin { tenant: "t".into(), ..Origin::default() };
         let given = |priority| plan(priority).job(&prompt, "m", &origin).priority;
         assert_eq!([i32::MIN, -1, 0, 7].map(given), [0, 0, 0, 7]);
+    }
+
+    #[test]
+    fn a_conversation_is_what_the_header_says_else_the_body() {
+        let of = |tenant: &str, header: Option<&str>, key: Option<&str>, known: Option<u64>| {
+            let plan = Plan {
+                prompts: Vec::new(),
+                choices: 1,
+                sampling: Sampling::default(),
+                options: ChoiceOptions::default(),
+                tell_prompt: false,
+                prompt_logprobs: false,
+                prompt_only: false,
+                rank: false,
+                cache_salt: None,
+                priority: 0,
+                named: named([&key.map(str::to_owned)]),
+                session: known,
+            };
+            plan.session_of(&Origin { tenant: tenant.into(), session: header.map(Into::into), ..Origin::default() })
+        };
+        assert_eq!(of("t", None, None, None), None);
+        assert_ne!(of("t", None, None, Some(7)), of("s", None, None, Some(7)));
+        assert_eq!(of("t", Some("a"), Some("k"), Some(7)), of("t", Some("a"), None, None));
+        assert_eq!(of("t", None, Some("k"), Some(7)), of("t", None, Some("k"), Some(8)));
+        assert_eq!(of("t", None, Some(""), Some(7)), of("t", None, None, Some(7)));
+        assert_ne!(of("t", None, Some("k"), None), of("s", None, Some("k"), None));
     }
 
     #[test]

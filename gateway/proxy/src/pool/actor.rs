@@ -126,7 +126,7 @@ impl Actor {
         let router =
             Fleet::new(config.weights, config.limits).with_policy(config.policy).seeded(u64::from_le_bytes(id));
         let planned = &config.roles;
-        let roles = roles::Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers, now);
+        let roles = roles::Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers);
         let actor = Self {
             config,
             mailbox,
@@ -260,7 +260,7 @@ impl Actor {
         self.members.iter_mut().for_each(|member| member.heard = (member.heard + late).min(now));
         self.doubts(now);
         self.steer_tick(now);
-        self.roles_tick(now);
+        self.roles_tick();
         self.move_tick(now);
         self.note_nobody(now);
         self.deadlines(now);

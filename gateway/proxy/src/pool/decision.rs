@@ -72,10 +72,10 @@ impl Decision {
             self.tokens
         );
         for (at, offer) in offers.into_iter().take(8).enumerate() {
-            let Candidate { parts, found, free, .. } = &offer.candidate;
+            let Candidate { parts, found, free, crowded, .. } = &offer.candidate;
             let _ = write!(
                 line,
-                "{} {} cost={:.4} queue={:.4} own={:.4} later={:.4} harm={:.4} decode={:.4} pressure={:.4} cached={} promised={} loaded={} free={free}",
+                "{} {} cost={:.4} queue={:.4} own={:.4} later={:.4} harm={:.4} decode={:.4} pressure={:.4} cached={} promised={} loaded={} free={free} crowded={crowded}",
                 if at == 0 { ";" } else { "," },
                 offer.worker,
                 offer.candidate.cost(),

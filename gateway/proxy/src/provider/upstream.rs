@@ -226,8 +226,7 @@ impl Upstream for ProviderUpstream {
             return Ok(None);
         }
         let _place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
-        let deadlines =
-            self.deadlines(&call, &Origin { tenant: String::new(), deadline: None, trace: None, explain: false });
+        let deadlines = self.deadlines(&call, &Origin::default());
         let mut response = self.answered(&self.passed_on(&call, deadlines)).await?;
         let mut bytes = Vec::new();
         while bytes.len() <= COUNT_BYTES_MAX {

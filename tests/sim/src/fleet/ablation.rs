@@ -14,11 +14,13 @@ pub struct Parts {
     pub fit: bool,
     /// Requests wait in the gateway until a worker grants a credit; else every worker always grants.
     pub credits: bool,
+    /// A request does not join a worker where it would break the promise of the time between tokens.
+    pub tpot: bool,
 }
 
 impl Default for Parts {
     fn default() -> Self {
-        Self { promises: true, fit: true, credits: true }
+        Self { promises: true, fit: true, credits: true, tpot: true }
     }
 }
 
@@ -31,11 +33,13 @@ pub enum Part {
     Fit,
     /// Late binding.
     Credits,
+    /// Admission by the time between tokens.
+    Tpot,
 }
 
 impl Part {
     /// All of them.
-    pub const ALL: [Part; 3] = [Part::Promises, Part::Fit, Part::Credits];
+    pub const ALL: [Part; 4] = [Part::Promises, Part::Fit, Part::Credits, Part::Tpot];
 
     /// Leaves it out.
     pub fn take_from(self, parts: &mut Parts) {
@@ -43,6 +47,7 @@ impl Part {
             Self::Promises => parts.promises = false,
             Self::Fit => parts.fit = false,
             Self::Credits => parts.credits = false,
+            Self::Tpot => parts.tpot = false,
         }
     }
 }
@@ -53,6 +58,7 @@ impl fmt::Display for Part {
             Self::Promises => "promises",
             Self::Fit => "fit",
             Self::Credits => "credits",
+            Self::Tpot => "tpot",
         })
     }
 }
@@ -62,7 +68,7 @@ impl FromStr for Part {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|part| part.to_string() == text);
-        found.ok_or_else(|| format!("no part {text:?}; there are promises, fit and credits"))
+        found.ok_or_else(|| format!("no part {text:?}; there are promises, fit, credits and tpot"))
     }
 }
 

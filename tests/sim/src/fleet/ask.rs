@@ -3,6 +3,32 @@
 use penstock_proto::BlockHash;
 use std::sync::Arc;
 
+/// Where a request's KV comes from, as far as its engine lacks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// This engine computes it.
+    Prefill(usize),
+    /// This engine has it.
+    Pull(usize),
+}
+
+impl Source {
+    /// The engine.
+    pub fn engine(self) -> usize {
+        let (Self::Prefill(engine) | Self::Pull(engine)) = self;
+        engine
+    }
+}
+
+/// For whom a prompt is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lent {
+    /// The engine that decodes.
+    pub engine: usize,
+    /// Prompt tokens that it has.
+    pub have: usize,
+}
+
 /// What a worker is asked for.
 #[derive(Clone, Debug)]
 pub struct Ask {
@@ -26,6 +52,12 @@ pub struct Ask {
     pub given: Option<usize>,
     /// Where it went when it was recorded.
     pub recorded: Option<usize>,
+    /// It goes behind those that do not.
+    pub gives_way: bool,
+    /// Who gives its KV.
+    pub source: Option<Source>,
+    /// It is only computed, for another engine.
+    pub lent: Option<Lent>,
 }
 
 /// What came of a request; times in seconds of the simulation.

@@ -3,11 +3,12 @@
 use super::ablation::{Part, ablations};
 use super::audit::{Audit, WEIGHTS, alternatives, record};
 use super::engine::Sizes;
+use super::peer::Foreign;
 use super::placement::Policy;
 use super::report::Report;
 use super::run::{Kill, Setup, run, run_with_outcomes};
 use super::search::highest_rate;
-use super::trace::{Shape, Trace, synthetic};
+use super::trace::{Shape, Trace, shifting, synthetic};
 use clap::Args;
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ Examples:
   penstock simulate --trace hour.jsonl.gz --find 0.9                  the highest rate with 90 % of the requests in SLO
   penstock simulate --trace hour.jsonl.gz --policies round_robin,cache_aware
   penstock simulate --trace hour.jsonl.gz --rate 1.5 --ablate         what each part of the router is worth
+  penstock simulate --shift 600 --roles mixed,2:6,6:2,follow          long prompts, then long answers: who prefills for whom
   penstock simulate --trace hour.jsonl.gz --kill 3@600s --slow 2:0.5  an engine dies, another is slow
   penstock simulate --trace hour.jsonl.gz --record decisions.jsonl
   penstock simulate --replay decisions.jsonl                          what other weights would have made of it
@@ -54,18 +56,21 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "N", default_value_t = 8)]
     steps: usize,
     /// Who chooses engines: cache_aware is the router of this gateway; round_robin, least_load, power_of_two, session; rules of
-    /// other routers: longest_match, block_cost, least_ttft; with perfect knowledge: oracle; with one cache for all: bound
+    /// other routers: longest_match, block_cost, least_ttft; what it does in front of other servers: foreign_events, foreign_guess; with perfect knowledge: oracle; with one cache for all: bound
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_values_t = [Policy::Router(penstock_router::Policy::CacheAware)])]
     policies: Vec<Policy>,
     /// Run without each part of the router in turn
     #[arg(long, conflicts_with_all = ["policies", "replay"])]
     ablate: bool,
-    /// Run without parts of the router: promises, fit, credits
+    /// Run without parts of the router: promises, fit, credits, tpot
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     without: Vec<Part>,
     /// A weight of the router's cost: own, congestion, decoding, step, pressure
     #[arg(long = "weight", value_name = "NAME=VALUE", value_parser = weight)]
     weights: Vec<(usize, f64)>,
+    /// Weights of the rules foreign_events and foreign_guess: OWN:HARM:ANSWER
+    #[arg(long, value_name = "WEIGHTS", value_parser = foreign)]
+    foreign: Option<Foreign>,
     /// Engines
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
     engines: u16,
@@ -93,6 +98,15 @@ pub struct SimulateArgs {
     /// An engine has this share of the others' speed
     #[arg(long = "slow", value_name = "ENGINE:SHARE", value_parser = slow)]
     slow: Vec<(usize, f64)>,
+    /// Instead of a trace: so many seconds of long prompts, then as many of long answers
+    #[arg(long, value_name = "SECONDS", conflicts_with = "trace")]
+    shift: Option<f64>,
+    /// Who prefills for whom, a row each: mixed, PREFILL:OTHERS, or follow (mixed at first, then as the planner finds)
+    #[arg(long, value_name = "ROLES", value_delimiter = ',', value_parser = roles)]
+    roles: Vec<(String, usize, bool)>,
+    /// Gigabytes of KV that an engine can send and receive in a second; 0: none. With --roles 25
+    #[arg(long, value_name = "GBYTES")]
+    link: Option<f64>,
     /// Another tenant sends so many times the trace's requests
     #[arg(long, value_name = "FACTOR")]
     flood: Option<f64>,
@@ -190,6 +204,9 @@ pub fn simulate(args: &SimulateArgs, open: Open<'_>, out: &mut dyn Write) -> Res
 }
 
 fn load(args: &SimulateArgs, open: Open<'_>) -> Result<Trace, SimulateError> {
+    if let Some(seconds) = args.shift.filter(|seconds| *seconds > 0.0 && *seconds < 1e5) {
+        return with_flood(Trace::new(shifting(seconds, 1)), args, Path::new("the trace"));
+    }
     let Some(path) = args.replay.as_ref().or(args.trace.as_ref()) else {
         let requests = synthetic(&Shape { requests: args.limit.min(400), ..Shape::default() });
         return with_flood(Trace::new(requests), args, Path::new("the trace"));
@@ -243,11 +260,27 @@ fn setup(args: &SimulateArgs) -> Result<Setup, SimulateError> {
     });
     setup.kills.clone_from(&args.kills);
     setup.slow.clone_from(&args.slow);
+    setup.foreign = args.foreign.unwrap_or_default();
     for part in &args.without {
         part.take_from(&mut setup.parts);
     }
     for (at, value) in &args.weights {
         *WEIGHTS[*at].1(&mut setup.weights) = *value;
+    }
+    let link = args.link.unwrap_or(if args.roles.is_empty() { 0.0 } else { 25.0 });
+    if !(0.0..1e6).contains(&link) {
+        return Err(SimulateError::Argument("--link is not negative"));
+    }
+    setup.apart.link = link * 1e9;
+    if args.roles.iter().any(|(_, prefill, follow)| (*prefill > 0 || *follow) && link <= 0.0) {
+        return Err(SimulateError::Argument("--roles needs a --link"));
+    }
+    let others = |name: &str| name.split_once(':').and_then(|(_, others)| others.parse::<usize>().ok());
+    let adds_up = |(name, prefill, _): &(String, usize, bool)| {
+        !name.contains(':') || others(name).is_some_and(|others| others > 0 && prefill + others == setup.engines)
+    };
+    if !args.roles.iter().all(adds_up) {
+        return Err(SimulateError::Argument("--roles adds up to --engines, with somebody to decode"));
     }
     let known = |engine: usize| engine < setup.engines;
     if !args.kills.iter().all(|kill| known(kill.engine)) || !args.slow.iter().all(|(engine, _)| known(*engine)) {
@@ -267,6 +300,12 @@ fn jobs(args: &SimulateArgs, trace: &Trace, setup: &Setup) -> Vec<(String, Setup
                 jobs.extend(alternatives(trace, &base));
             } else if args.ablate {
                 jobs.extend(ablations(&base));
+            } else if !args.roles.is_empty() {
+                for (name, prefill, follow) in &args.roles {
+                    let mut setup = base.clone();
+                    (setup.apart.prefill, setup.apart.follow) = (*prefill, *follow);
+                    jobs.push((name.clone(), setup));
+                }
             } else {
                 let of = |policy: &Policy| (policy.to_string(), Setup { policy: *policy, ..base.clone() });
                 jobs.extend(args.policies.iter().map(of));
@@ -350,6 +389,27 @@ fn weight(text: &str) -> Result<(usize, f64), String> {
     if (0.0..1e6).contains(&value) { Ok((at, value)) } else { Err("a weight is not negative".into()) }
 }
 
+fn foreign(text: &str) -> Result<Foreign, String> {
+    let numbers: Result<Vec<f64>, _> = text.split(':').map(str::parse).collect();
+    match numbers.as_deref() {
+        Ok([own, harm, answer]) if [own, harm, answer].into_iter().all(|number| (0.0..1e9).contains(number)) => {
+            Ok(Foreign { own: *own, harm: *harm, answer: *answer })
+        }
+        _ => Err(format!("{text:?} is not three numbers, as 2:0.05:64")),
+    }
+}
+
+/// Name of the row, engines that prefill at first, whether that changes.
+fn roles(text: &str) -> Result<(String, usize, bool), String> {
+    let bad = || format!("{text:?} is none of mixed, follow, or PREFILL:OTHERS as 2:6");
+    let (prefill, follow) = match text {
+        "mixed" => (0, false),
+        "follow" => (0, true),
+        _ => (text.split_once(':').and_then(|(prefill, _)| prefill.parse().ok()).ok_or_else(bad)?, false),
+    };
+    Ok((text.to_owned(), prefill, follow))
+}
+
 fn seconds(text: &str) -> Result<f64, String> {
     let number = text.trim_end_matches('s');
     let value: f64 = number.parse().map_err(|_| format!("{text:?} is not a time in seconds"))?;
@@ -382,6 +442,8 @@ mod tests {
         assert_eq!(slow("2:0.5"), Ok((2, 0.5)));
         assert!(slow("2:0").is_err());
         assert_eq!(weight("step=20"), Ok((3, 20.0)));
+        assert_eq!(roles("2:6"), Ok(("2:6".into(), 2, false)));
+        assert!(roles("follow").is_ok_and(|(_, prefill, follow)| prefill == 0 && follow) && roles("some").is_err());
         assert!(weight("beta=2").unwrap_err().contains("own, congestion"));
     }
 }

@@ -3,11 +3,14 @@
 //! Requests start in order of arrival, when pages for prompt and answer are there (so nothing is preempted). A step serves
 //! all decodes, then prefills in order, within one token budget. Blocks can be read by others once computed. The host tier
 //! takes what the device evicts and gives it back at [`Speed::host`] seconds a token.
+//!
+//! A sequence whose KV comes from another engine holds its pages and waits ([`Engine::take_wants`]) until it has come
+//! ([`Engine::arrive`]), then computes what is missing. A prompt that is computed for another engine ends with its prefill.
 
-use super::ask::Ask;
+use super::ask::{Ask, Lent, Source};
 use super::meter::{Meter, StepWork};
 use penstock_kv::{BlockPool, PageId};
-use penstock_proto::frames::{Batch, EngineState, KvEvent, Tier, TierState};
+use penstock_proto::frames::{Batch, EngineState, KvEvent, Role, Tier, TierState, TransferState};
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::VecDeque;
 
@@ -92,12 +95,46 @@ struct Sequence {
     /// Tokens that its first step reads from the host tier.
     loads: usize,
     chunk: usize,
+    /// Its KV is on its way.
+    awaits: bool,
+    /// Prompt tokens that the engine has which it is computed for.
+    moved: usize,
 }
 
 impl Sequence {
     fn decodes(&self) -> bool {
         self.computed >= self.ask.input
     }
+
+    fn ended(&self) -> bool {
+        self.decodes() && (self.ask.lent.is_some() || self.produced >= self.ask.output)
+    }
+}
+
+/// A request whose KV is to come from another engine.
+#[derive(Clone, Debug)]
+pub struct Want {
+    /// The request.
+    pub ask: Ask,
+    /// From whom.
+    pub source: Source,
+    /// Prompt tokens that are here.
+    pub have: usize,
+}
+
+/// KV that a step computed for another engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Moved {
+    /// The other engine.
+    pub to: usize,
+    /// Index in the trace.
+    pub request: usize,
+    /// The life of it.
+    pub attempt: u32,
+    /// Prompt tokens whose KV is on its way now.
+    pub tokens: usize,
+    /// That was the last.
+    pub done: bool,
 }
 
 /// A request that has not started.
@@ -158,6 +195,12 @@ pub struct Engine {
     events: Vec<KvEvent>,
     meter: Meter,
     accepted: u64,
+    wants: Vec<Want>,
+    moved: Vec<Moved>,
+    /// What kind of work the router gives it.
+    pub role: Role,
+    /// KV that came.
+    pub transfers: TransferState,
     /// Sums.
     pub sums: Sums,
 }
@@ -180,6 +223,10 @@ impl Engine {
             events: Vec::new(),
             meter: Meter::default(),
             accepted: 0,
+            wants: Vec::new(),
+            moved: Vec::new(),
+            role: Role::Mixed,
+            transfers: TransferState::default(),
             sums: Sums::default(),
         }
     }
@@ -187,9 +234,68 @@ impl Engine {
     /// A request arrives.
     pub fn take(&mut self, ask: Ask) {
         self.accepted += 1;
+        self.queue(ask);
+    }
+
+    /// Another engine asks for a prompt to be computed.
+    pub fn lend(&mut self, ask: Ask, to: Lent) {
+        self.queue(Ask { lent: Some(to), source: None, output: 0, ..ask });
+    }
+
+    fn queue(&mut self, ask: Ask) {
         let (device, host) = self.cached_blocks(&ask.hashes);
         let hint = ask.given.unwrap_or(((device + host) * BLOCK_TOKENS).min(ask.input - 1));
-        self.waiting.push_back(Waiting { pages: blocks(&ask) - device.min(blocks(&ask)), ask, hint });
+        let before = self.waiting.iter().take_while(|waiting| waiting.ask.gives_way <= ask.gives_way).count();
+        let waiting = Waiting { pages: blocks(&ask) - device.min(blocks(&ask)), ask, hint };
+        self.blocked &= before > 0;
+        self.waiting.insert(before, waiting);
+    }
+
+    /// KV of a request came, or will not: of its first `tokens`. What is missing is computed here.
+    pub fn arrive(&mut self, request: usize, attempt: u32, tokens: usize) {
+        let Self { running, pool, sums, .. } = self;
+        let is_it = |sequence: &&mut Sequence| {
+            sequence.awaits && sequence.ask.request == request && sequence.ask.attempt == attempt
+        };
+        let Some(sequence) = running.iter_mut().find(is_it) else { return };
+        sequence.awaits = false;
+        let whole = tokens / BLOCK_TOKENS * BLOCK_TOKENS;
+        let computed = sequence.computed.max(whole.min(sequence.ask.input - 1));
+        if let Some(Source::Pull(_)) = sequence.ask.source {
+            sums.hits += (computed - sequence.computed) as u64;
+        }
+        sequence.computed = computed;
+        seal(pool, sequence);
+        self.collect_events();
+    }
+
+    /// Another engine is gone: who waits for its KV computes, and what was computed for it is not wanted any more.
+    pub fn lost(&mut self, engine: usize) {
+        let orphans = self.running.iter().filter(|sequence| sequence.awaits);
+        let orphans = orphans.filter(|sequence| sequence.ask.source.is_some_and(|source| source.engine() == engine));
+        let orphans: Vec<_> = orphans.map(|sequence| (sequence.ask.request, sequence.ask.attempt)).collect();
+        orphans.into_iter().for_each(|(request, attempt)| self.arrive(request, attempt, 0));
+        let is_for = |ask: &Ask| ask.lent.is_some_and(|lent| lent.engine == engine);
+        self.waiting.retain(|waiting| !is_for(&waiting.ask));
+        let Self { running, pool, .. } = self;
+        running.retain(|sequence| {
+            let stays = !is_for(&sequence.ask);
+            if !stays {
+                sequence.table.iter().rev().for_each(|page| pool.release(*page));
+            }
+            stays
+        });
+        self.blocked = false;
+    }
+
+    /// Requests that started since it was last asked and whose KV is to come from elsewhere.
+    pub fn take_wants(&mut self) -> Vec<Want> {
+        std::mem::take(&mut self.wants)
+    }
+
+    /// KV that the last step computed for others.
+    pub fn take_moved(&mut self) -> Vec<Moved> {
+        std::mem::take(&mut self.moved)
     }
 
     /// Requests taken since the engine began.
@@ -211,19 +317,21 @@ impl Engine {
             }
         }
         let mut budget = self.sizes.batch_tokens.saturating_sub(work.decodes);
-        for sequence in &mut self.running {
-            sequence.chunk = 0;
-            if !sequence.decodes() && budget > 0 {
-                let rows = (sequence.ask.input - sequence.computed).min(budget);
-                sequence.chunk = rows;
-                budget -= rows;
-                work.prefill += rows;
-                work.attention += attended(rows, sequence.computed);
-                work.loaded += std::mem::take(&mut sequence.loads);
+        for gives_way in [false, true] {
+            for sequence in self.running.iter_mut().filter(|sequence| sequence.ask.gives_way == gives_way) {
+                sequence.chunk = 0;
+                if !sequence.decodes() && !sequence.awaits && budget > 0 {
+                    let rows = (sequence.ask.input - sequence.computed).min(budget);
+                    sequence.chunk = rows;
+                    budget -= rows;
+                    work.prefill += rows;
+                    work.attention += attended(rows, sequence.computed);
+                    work.loaded += std::mem::take(&mut sequence.loads);
+                }
             }
         }
         self.work = work;
-        Some(self.speed.step_seconds(&work))
+        (work.prefill + work.decodes > 0).then(|| self.speed.step_seconds(&work))
     }
 
     /// The planned step took `seconds`: what it gave.
@@ -233,11 +341,18 @@ impl Engine {
         self.sums.busy += seconds;
         self.sums.steps += 1;
         self.sums.prefilled += self.work.prefill as u64;
-        let Self { running, pool, blocked, .. } = self;
-        for sequence in running.iter_mut() {
+        let Self { running, pool, blocked, moved, .. } = self;
+        for sequence in running.iter_mut().filter(|sequence| !sequence.awaits) {
             let was_prefill = !sequence.decodes();
-            sequence.computed += sequence.chunk;
+            sequence.computed += std::mem::take(&mut sequence.chunk);
             seal(pool, sequence);
+            if let Some(Lent { engine: to, .. }) = sequence.ask.lent {
+                let Ask { request, attempt, .. } = sequence.ask;
+                let tokens = sequence.computed.saturating_sub(sequence.moved);
+                sequence.moved = sequence.moved.max(sequence.computed);
+                moved.push(Moved { to, request, attempt, tokens, done: sequence.decodes() });
+                continue;
+            }
             if !sequence.decodes() {
                 continue;
             }
@@ -251,7 +366,7 @@ impl Engine {
             });
         }
         running.retain_mut(|sequence| {
-            let ended = sequence.decodes() && sequence.produced >= sequence.ask.output;
+            let ended = sequence.ended();
             if ended {
                 sequence.table.iter().rev().for_each(|page| pool.release(*page));
                 *blocked = false;
@@ -283,14 +398,15 @@ impl Engine {
                 decodes += 1;
             } else {
                 prefills += 1;
-                let left = sequence.ask.input - sequence.computed;
+                let left = if sequence.awaits { 0 } else { sequence.ask.input - sequence.computed };
                 rows += left;
                 pending_context += attended(left, sequence.computed);
             }
         }
         for Waiting { ask, hint, pages } in &self.waiting {
-            rows += ask.input - hint;
-            pending_context += attended(ask.input - hint, *hint);
+            let left = if ask.source.is_some() { 0 } else { ask.input - hint };
+            rows += left;
+            pending_context += attended(left, *hint);
             pages_wanted += pages;
         }
         let rate = self.meter.prefill_tokens_per_second();
@@ -317,6 +433,8 @@ impl Engine {
             blocks_wanted: pages_wanted as u32,
             prefill_rows_free: rows_free as u32,
             tiers: self.host.iter().map(|host| self.tier(host)).collect(),
+            role: self.role as i32,
+            transfers: (self.transfers.completed > 0).then_some(self.transfers),
             ..Default::default()
         }
     }
@@ -374,6 +492,11 @@ impl Engine {
             let total = blocks(ask);
             if total > self.pool.total() {
                 let Waiting { ask, .. } = self.waiting.pop_front().expect("looked at");
+                if let Some(Lent { engine: to, .. }) = ask.lent {
+                    let (request, attempt) = (ask.request, ask.attempt);
+                    self.moved.push(Moved { to, request, attempt, tokens: 0, done: true });
+                    continue;
+                }
                 let (request, attempt) = (ask.request, ask.attempt);
                 self.refused.push(Emitted { request, attempt, cached: None, last: true, refused: true });
                 continue;
@@ -410,10 +533,28 @@ impl Engine {
             table.push(self.allocate().expect("room was made"));
         }
         let cached = ask.given.unwrap_or((hit * BLOCK_TOKENS).min(ask.input - 1));
-        self.sums.looked_up += ask.input as u64;
-        self.sums.hits += cached as u64;
+        let moved = ask.lent.map_or(0, |lent| lent.have);
+        if ask.lent.is_none() {
+            self.sums.looked_up += ask.input as u64;
+        }
+        self.sums.hits += cached.saturating_sub(moved) as u64;
         self.sums.host_hits += loads as u64;
-        self.running.push(Sequence { ask, table, sealed: hit, computed: cached, produced: 0, cached, loads, chunk: 0 });
+        let source = ask.source.filter(|_| cached + BLOCK_TOKENS < ask.input);
+        self.wants.extend(source.map(|source| Want { ask: ask.clone(), source, have: cached }));
+        let awaits = source.is_some();
+        let (sealed, computed) = (hit, cached);
+        self.running.push(Sequence {
+            ask,
+            table,
+            sealed,
+            computed,
+            produced: 0,
+            cached,
+            loads,
+            chunk: 0,
+            awaits,
+            moved,
+        });
     }
 
     fn is_known(&self, hash: BlockHash) -> bool {

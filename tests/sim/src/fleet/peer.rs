@@ -25,6 +25,27 @@ pub enum Rule {
     Bound,
     /// Where the trace says that it went.
     Recorded,
+    /// What this gateway does in front of servers that are not ours, with [`Foreign`]: caches as their events tell.
+    ForeignEvents,
+    /// The same where they tell nothing: what was sent there is believed to be there.
+    ForeignGuess,
+}
+
+/// Weights of the cost of a server that is not ours, in tokens of prompt.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Foreign {
+    /// What a token of own prompt costs those that come later.
+    pub own: f64,
+    /// What it costs each answer that is being made there.
+    pub harm: f64,
+    /// What one answer that is being made there costs.
+    pub answer: f64,
+}
+
+impl Default for Foreign {
+    fn default() -> Self {
+        Self { own: 2.0, harm: 0.05, answer: 64.0 }
+    }
 }
 
 /// Blocks that a rule without events remembers to have sent, over all engines.
@@ -40,6 +61,7 @@ struct Sent {
 /// A rule and its books.
 pub struct Peer {
     rule: Rule,
+    foreign: Foreign,
     random: Random,
     alive: Vec<bool>,
     asks: VecDeque<Ask>,
@@ -56,9 +78,10 @@ pub struct Peer {
 
 impl Peer {
     /// A rule for so many engines.
-    pub fn new(rule: Rule, engines: usize, seed: u64) -> Self {
+    pub fn new(rule: Rule, foreign: Foreign, engines: usize, seed: u64) -> Self {
         Self {
             rule,
+            foreign,
             random: Random::new(seed),
             alive: vec![false; engines],
             asks: VecDeque::new(),
@@ -128,7 +151,7 @@ impl Peer {
         }
         let sent = Sent { engine, uncached, hashes: ask.hashes.clone(), prefills: true };
         self.sent.insert(ask.request, sent);
-        Some(Bound { request: ask.request, engine, cached: hit })
+        Some(Bound { request: ask.request, engine, cached: hit, source: None, gives_way: false })
     }
 
     /// For [`Rule::Bound`]: prompt tokens that the one shared cache has.
@@ -157,6 +180,13 @@ impl Peer {
             Rule::Recorded => {
                 let there = ask.recorded.filter(|engine| self.alive.get(*engine) == Some(&true));
                 there.unwrap_or_else(|| self.least(|peer, engine| peer.requests[engine] as f64))
+            }
+            Rule::ForeignEvents => self.least(|peer, engine| {
+                let (device, host) = engines[engine].cached_blocks(&ask.hashes);
+                peer.foreign(ask, engine, device as f64 + host as f64 / 2.0)
+            }),
+            Rule::ForeignGuess => {
+                self.least(|peer, engine| peer.foreign(ask, engine, peer.memory.depth(&ask.hashes, engine) as f64))
             }
             Rule::Bound => {
                 self.least(|_, engine| engines[engine].pending_seconds() + 3.0 * engines[engine].decode_seconds())
@@ -200,6 +230,14 @@ impl Peer {
         let active = &self.active[engine];
         let new = ask.hashes.iter().filter(|hash| !active.contains_key(hash)).count();
         (prefill - overlap as f64).max(0.0) + (active.len() + new) as f64
+    }
+
+    /// As `relay::balance` has it.
+    fn foreign(&self, ask: &Ask, engine: usize, blocks: f64) -> f64 {
+        let own = (ask.input as f64 - blocks * BLOCK_TOKENS as f64).max(1.0);
+        let Foreign { own: later, harm, answer } = self.foreign;
+        let busy = self.requests[engine] as f64;
+        self.prefill_tokens[engine] + own * (1.0 + later) + harm * own * busy + answer * busy
     }
 
     fn oracle(&self, ask: &Ask, truth: &Engine, engine: usize) -> f64 {
@@ -271,6 +309,14 @@ impl Memory {
     fn forget(&mut self, engine: usize) {
         let hashes: Vec<BlockHash> = self.holders.keys().copied().collect();
         hashes.into_iter().for_each(|hash| self.drop_holder(hash, |(holder, _)| *holder == engine));
+    }
+
+    /// Leading blocks that an engine was sent.
+    fn depth(&self, hashes: &[BlockHash], engine: usize) -> usize {
+        let was_sent = |hash: &&BlockHash| {
+            self.holders.get(hash).is_some_and(|holders| holders.iter().any(|(holder, _)| *holder == engine))
+        };
+        hashes.iter().take_while(was_sent).count()
     }
 
     /// The deepest known block and who was sent it.

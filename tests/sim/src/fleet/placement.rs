@@ -1,12 +1,13 @@
 //! Who decides: the real router over what workers report, or a peer's rule over the truth.
 
 use super::ablation::Parts;
-use super::ask::Ask;
+use super::ask::{Ask, Source};
 use super::engine::Engine;
 use super::peer::{Peer, Rule};
 use super::run::Setup;
 use super::trace::{NUMERICS_ID, Trace};
 use penstock_proto::frames::{Batch, EngineState, KvEvent};
+use penstock_router::roles::Traffic;
 use penstock_router::{Choice, Fleet, Member, View, WorkerId};
 use std::fmt;
 use std::str::FromStr;
@@ -23,7 +24,9 @@ pub enum Policy {
 }
 
 /// Rules of others, and those that nobody could have.
-const PEERS: [(&str, Rule); 6] = [
+const PEERS: [(&str, Rule); 8] = [
+    ("foreign_events", Rule::ForeignEvents),
+    ("foreign_guess", Rule::ForeignGuess),
     ("longest_match", Rule::LongestMatch),
     ("block_cost", Rule::BlockCost),
     ("least_ttft", Rule::LeastTtft),
@@ -63,6 +66,10 @@ pub struct Bound {
     pub engine: usize,
     /// Prompt tokens believed to be cached there.
     pub cached: usize,
+    /// Who gives the rest.
+    pub source: Option<Source>,
+    /// It goes behind those that do not.
+    pub gives_way: bool,
 }
 
 /// What is to be done now.
@@ -90,8 +97,8 @@ pub struct Frame {
 
 /// Whoever decides; see the module header.
 pub enum Placement {
-    /// The real router, with some of its parts.
-    Router(Box<Fleet>, Parts),
+    /// The real router, with some of its parts; bytes of a block that engines can hand over.
+    Router(Box<Fleet>, Parts, u64),
     /// A peer's rule.
     Peer(Box<Peer>),
 }
@@ -101,17 +108,19 @@ impl Placement {
     pub fn new(setup: &Setup) -> Self {
         match setup.policy {
             Policy::Router(policy) => {
-                let fleet = Fleet::new(setup.weights, setup.limits).with_policy(policy).seeded(setup.seed);
-                Self::Router(Box::new(fleet), setup.parts)
+                let mut limits = setup.limits;
+                limits.slo.iter_mut().filter(|_| !setup.parts.tpot).for_each(|slo| slo.tpot = Duration::ZERO);
+                let fleet = Fleet::new(setup.weights, limits).with_policy(policy).seeded(setup.seed);
+                Self::Router(Box::new(fleet), setup.parts, setup.apart.block_bytes())
             }
-            Policy::Peer(rule) => Self::Peer(Box::new(Peer::new(rule, setup.engines, setup.seed))),
+            Policy::Peer(rule) => Self::Peer(Box::new(Peer::new(rule, setup.foreign, setup.engines, setup.seed))),
         }
     }
 
     /// An engine begins, with an empty cache.
     pub fn join(&mut self, engine: usize, truth: &Engine) {
         match self {
-            Self::Router(fleet, parts) => {
+            Self::Router(fleet, parts, block_bytes) => {
                 let state = granted(truth.state(), *parts);
                 let member = Member {
                     numerics_id: NUMERICS_ID.into(),
@@ -119,7 +128,7 @@ impl Placement {
                     sequences_max: truth.sequences_max() as u32,
                     state,
                     device: NUMERICS_ID.into(),
-                    ..Member::default()
+                    block_bytes: *block_bytes,
                 };
                 fleet.join(id(engine), member, &[]);
             }
@@ -130,14 +139,14 @@ impl Placement {
     /// An engine is lost.
     pub fn leave(&mut self, engine: usize) {
         match self {
-            Self::Router(fleet, _) => fleet.leave(id(engine)),
+            Self::Router(fleet, ..) => fleet.leave(id(engine)),
             Self::Peer(peer) => peer.leave(engine),
         }
     }
 
     /// An engine speaks.
     pub fn frame(&mut self, engine: usize, frame: &Frame) {
-        if let Self::Router(fleet, parts) = self {
+        if let Self::Router(fleet, parts, _) = self {
             let state = granted(frame.state.clone(), *parts);
             fleet.update(id(engine), Some(&state), &frame.kv, frame.accepted);
             frame.batch.iter().filter(|_| parts.fit).for_each(|batch| fleet.observe(id(engine), batch));
@@ -147,7 +156,7 @@ impl Placement {
     /// A request wants to be placed. False: it is refused for good.
     pub fn enqueue(&mut self, trace: &Trace, ask: &Ask, now: Duration) -> bool {
         match self {
-            Self::Router(fleet, _) => {
+            Self::Router(fleet, ..) => {
                 let mut tokens = trace.tokens(ask.request);
                 tokens.resize(ask.input, 0);
                 let view = View {
@@ -172,13 +181,16 @@ impl Placement {
     /// The next thing to do.
     pub fn next(&mut self, engines: &[Engine], now: Duration) -> Next {
         match self {
-            Self::Router(fleet, parts) => match fleet.next(now) {
-                Choice::Bind { request, worker, cached_tokens, .. } => {
+            Self::Router(fleet, parts, _) => match fleet.next(now) {
+                Choice::Bind { request, worker, cached_tokens, gives_way, prefill, pull_from, .. } => {
                     if !parts.promises {
                         fleet.settle(request);
                     }
                     let engine = usize::from(worker.0);
-                    Next::Bind(Bound { request: request as usize, engine, cached: cached_tokens as usize })
+                    let prefill = prefill.map(|at| Source::Prefill(usize::from(at.0)));
+                    let source = prefill.or_else(|| pull_from.map(|at| Source::Pull(usize::from(at.0))));
+                    let cached = cached_tokens as usize;
+                    Next::Bind(Bound { request: request as usize, engine, cached, source, gives_way })
                 }
                 Choice::Refuse { request, .. } => Next::Refuse(request as usize),
                 Choice::Hold => Next::Hold,
@@ -190,22 +202,38 @@ impl Placement {
     /// The first token of a request came back.
     pub fn first(&mut self, request: usize) {
         match self {
-            Self::Router(fleet, _) => fleet.settle(request as u64),
+            Self::Router(fleet, ..) => fleet.settle(request as u64),
             Self::Peer(peer) => peer.first(request),
         }
     }
 
     /// A token of a request came back.
     pub fn emitted(&mut self, request: usize) {
-        if let Self::Router(fleet, _) = self {
+        if let Self::Router(fleet, ..) = self {
             fleet.emitted(request as u64, 1);
+        }
+    }
+
+    /// What comes to the fleet.
+    pub fn traffic(&self) -> Traffic {
+        match self {
+            Self::Router(fleet, ..) => fleet.traffic(),
+            Self::Peer(_) => Traffic::default(),
+        }
+    }
+
+    /// Seconds of an empty step of an engine, as far as they are known.
+    pub fn base_seconds(&self, engine: usize) -> f64 {
+        match self {
+            Self::Router(fleet, ..) => fleet.fit(id(engine)).map_or(0.0, |fit| fit.step_seconds(0.0, 0.0)),
+            Self::Peer(_) => 0.0,
         }
     }
 
     /// A request is over.
     pub fn end(&mut self, request: usize) {
         match self {
-            Self::Router(fleet, _) => fleet.remove(request as u64),
+            Self::Router(fleet, ..) => fleet.remove(request as u64),
             Self::Peer(peer) => peer.end(request),
         }
     }

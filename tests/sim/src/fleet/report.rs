@@ -99,6 +99,8 @@ pub struct Report {
     pub finished: usize,
     /// Requests refused.
     pub rejected: usize,
+    /// Roles of engines that changed.
+    pub flips: u64,
     /// Lost engines, over all requests.
     pub resumes: u64,
     /// Longest silence of a stream whose engine was lost.
@@ -151,6 +153,7 @@ impl Report {
             requests: rows.len(),
             finished: outcomes.iter().filter(|outcome| outcome.done).count(),
             rejected: outcomes.iter().filter(|outcome| outcome.rejected).count(),
+            flips: 0,
             resumes: outcomes.iter().map(|outcome| u64::from(outcome.resumes)).sum(),
             gap_max: outcomes.iter().map(|outcome| outcome.gap).fold(0.0, f64::max),
             hit: total(|sums| sums.hits) / looked_up,
@@ -208,6 +211,9 @@ impl Report {
         }
         if self.rejected > 0 {
             notes.push(format!("{} requests refused", self.rejected));
+        }
+        if self.flips > 0 {
+            notes.push(format!("{} changes of roles", self.flips));
         }
         for (tenant, report) in &self.tenants {
             notes.push(format!(

@@ -1,8 +1,11 @@
 //! One run: arrivals, bindings, steps, frames, deaths, in order of time.
 
+mod apart;
+
 use super::ablation::Parts;
 use super::ask::{Ask, Outcome};
 use super::engine::{Emitted, Engine, Sizes, Speed, Sums};
+use super::peer::Foreign;
 use super::placement::{Bound, Frame, Next, Placement, Policy};
 use super::report::{Ledger, Report, Slo};
 use super::trace::Trace;
@@ -12,6 +15,8 @@ use penstock_router::{Limits, Weights};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
+
+pub use apart::Apart;
 
 /// An engine dies, and a new one begins in its place, with an empty cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +58,10 @@ pub struct Setup {
     pub limits: Limits,
     /// Of the router.
     pub parts: Parts,
+    /// KV between engines, and who prefills for whom.
+    pub apart: Apart,
+    /// Of the rule for servers that are not ours.
+    pub foreign: Foreign,
     /// What counts as good.
     pub slo: Slo,
 }
@@ -73,6 +82,8 @@ impl Default for Setup {
             weights: Weights::default(),
             limits: Limits { queue_max: usize::MAX, slo: Some(penstock_router::Slo::default()), ..Limits::default() },
             parts: Parts::default(),
+            apart: Apart::default(),
+            foreign: Foreign::default(),
             slo: Slo::default(),
         }
     }
@@ -110,6 +121,10 @@ enum Event {
     Lost { engine: usize },
     /// A new engine in place of a dead one.
     Restart { engine: usize },
+    /// KV from another engine is there.
+    Come { engine: usize, life: u32, request: usize, attempt: u32, tokens: usize },
+    /// The planner of roles looks.
+    Look,
 }
 
 /// An engine, its wires, its life.
@@ -137,6 +152,7 @@ struct World<'a> {
     outcomes: Vec<Outcome>,
     ledger: Ledger,
     past: Vec<Sums>,
+    roads: apart::Roads,
 }
 
 impl<'a> World<'a> {
@@ -166,6 +182,7 @@ impl<'a> World<'a> {
             outcomes: vec![Outcome::default(); trace.requests.len()],
             ledger: Ledger::default(),
             past: vec![Sums::default(); setup.engines],
+            roads: apart::Roads::new(setup),
         };
         for (at, request) in trace.requests.iter().enumerate() {
             world.at(request.arrival / setup.rate, Event::Arrive(at));
@@ -174,6 +191,9 @@ impl<'a> World<'a> {
             world.at(kill.at, Event::Kill(at));
         }
         (0..setup.engines).for_each(|at| world.placement.join(at, &world.engines[at]));
+        if setup.apart.follow {
+            world.at(1.0, Event::Look);
+        }
         world
     }
 
@@ -200,7 +220,7 @@ impl<'a> World<'a> {
             add(past, &engine.sums);
         }
         let report = Report::of(self.trace, self.setup, &self.outcomes, &self.past, &self.ledger, self.seconds());
-        (report, self.outcomes)
+        (Report { flips: self.roads.flips, ..report }, self.outcomes)
     }
 
     fn event(&mut self, event: Event) {
@@ -231,6 +251,13 @@ impl<'a> World<'a> {
                 self.placement.join(engine, &self.engines[engine]);
                 self.dispatch();
             }
+            Event::Come { engine, life, request, attempt, tokens } => {
+                if self.seats[engine].life == life {
+                    self.engines[engine].arrive(request, attempt, tokens);
+                    self.step(engine);
+                }
+            }
+            Event::Look => self.look(),
         }
     }
 
@@ -248,6 +275,9 @@ impl<'a> World<'a> {
             resumed: false,
             given: None,
             recorded: request.engine,
+            gives_way: false,
+            source: None,
+            lent: None,
         };
         self.enqueue(ask);
         self.dispatch();
@@ -274,11 +304,12 @@ impl<'a> World<'a> {
                 }
                 Next::Hold => break,
             };
-            let Bound { request, engine, cached } = bound;
+            let Bound { request, engine, cached, source, gives_way } = bound;
             let now = self.seconds();
             let outcome = &mut self.outcomes[request];
             (outcome.engine, outcome.bound, outcome.believed) = (engine, now, cached);
             let ask = self.asks[request].clone().expect("it waited");
+            let ask = Ask { source, gives_way, ..ask };
             let seat = &mut self.seats[engine];
             seat.bound.push(request);
             if let Placement::Peer(peer) = &mut self.placement {
@@ -300,24 +331,30 @@ impl<'a> World<'a> {
         if self.seats[engine].stepping.is_some() {
             return;
         }
-        if let Some(seconds) = self.engines[engine].plan() {
+        let planned = self.engines[engine].plan();
+        let wants = self.engines[engine].take_wants();
+        if let Some(seconds) = planned {
             let seat = &mut self.seats[engine];
             let seconds = seconds * factor(&mut seat.random, self.setup.noise);
             seat.stepping = Some(seconds);
             let life = seat.life;
             self.after(seconds, Event::StepEnd { engine, life });
         } else {
+            self.moved(engine, 0.0);
             let refused = self.engines[engine].take_refused();
-            if !refused.is_empty() {
+            if !wants.is_empty() || !refused.is_empty() {
                 self.say(engine, refused, None);
             }
         }
+        wants.into_iter().for_each(|want| self.want(engine, want));
     }
 
     fn step_end(&mut self, engine: usize) {
         let seconds = self.seats[engine].stepping.take().expect("a step ends once");
         let emitted = self.engines[engine].finish(seconds);
         let batch = self.engines[engine].batch();
+        self.moved(engine, seconds);
+        self.watch(engine, &batch);
         self.say(engine, emitted, Some(batch));
         self.step(engine);
     }
@@ -389,7 +426,10 @@ impl<'a> World<'a> {
         seat.down.clear();
         seat.up.clear();
         add(&mut self.past[kill.engine], &self.engines[kill.engine].sums);
+        let role = self.engines[kill.engine].role;
         self.engines[kill.engine] = engine(self.setup, kill.engine);
+        self.engines[kill.engine].role = role;
+        self.forsake(kill.engine);
         self.after(self.setup.wire, Event::Lost { engine: kill.engine });
         self.after(kill.away.max(2.0 * self.setup.wire), Event::Restart { engine: kill.engine });
     }
@@ -423,7 +463,9 @@ fn engine(setup: &Setup, at: usize) -> Engine {
         context: context / share,
         host: host / share,
     };
-    Engine::new(speed, setup.sizes)
+    let mut engine = Engine::new(speed, setup.sizes);
+    engine.role = setup.apart.role(at);
+    engine
 }
 
 /// 1 with a normal deviation (sum of twelve uniforms), cut off where steps would not move forward.

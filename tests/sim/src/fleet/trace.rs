@@ -335,6 +335,22 @@ pub fn synthetic(shape: &Shape) -> Vec<Request> {
     requests
 }
 
+/// Traffic that shifts: long prompts with short answers for `seconds`, then short prompts with long answers for as long.
+pub fn shifting(seconds: f64, seed: u64) -> Vec<Request> {
+    let alone = Shape { sessions: 1, shared: 0, turns: 1, ..Shape::default() };
+    let read = Shape { per_second: 9.0, turn: 8000, output: 150, seed, ..alone };
+    let write = Shape { per_second: 24.0, turn: 400, output: 1200, seed: seed + 1000, ..alone };
+    let mut requests = Vec::new();
+    for (phase, shape) in [read, write].into_iter().enumerate() {
+        let count = (shape.per_second * seconds) as usize;
+        let mut more = synthetic(&Shape { requests: count, ..shape });
+        more.iter_mut().for_each(|request| request.arrival += phase as f64 * seconds);
+        requests.extend(more);
+    }
+    requests.sort_by(|a: &Request, b| a.arrival.total_cmp(&b.arrival));
+    requests
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

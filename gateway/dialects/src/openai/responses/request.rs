@@ -123,6 +123,7 @@ impl ResponsesRequest {
         chat.logprobs = logprobs.then_some(self.top_logprobs.unwrap_or(0));
         chat.reasoning_effort = self.effort.as_ref().map(|(effort, _)| *effort);
         chat.user = common.user;
+        chat.cache_key.clone_from(&self.echo.prompt_cache_key);
         chat.cache_salt = common.cache_salt;
         chat.priority = common.priority;
         chat.keep_special_tokens = common.keep_special_tokens;

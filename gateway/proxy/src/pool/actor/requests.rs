@@ -110,6 +110,11 @@ impl Actor {
             Refusal::Late => {
                 (ErrorKind::Overloaded, "an answer would come too late: too much is waiting", Some(reject.retry_after))
             }
+            Refusal::Impatient => {
+                let message =
+                    "the answer would not begin within the time that the request gives it: too much is waiting";
+                (ErrorKind::Overloaded, message, Some(reject.retry_after))
+            }
             Refusal::Deadline => (ErrorKind::DeadlineExceeded, "the request took too long", None),
         };
         self.fail(request, kind, message, retry_after);

@@ -297,7 +297,7 @@ impl World {
     /// A streamed request; nothing of it has been asked for.
     pub(super) fn ask(&self, headers: &[(&'static str, &str)], body: &str) -> Asking<'_> {
         let call = Arc::new(call(headers, body));
-        let origin = Origin { tenant: "team".into(), deadline: None, trace: None, explain: false };
+        let origin = Origin { tenant: "team".into(), ..Origin::default() };
         let now = self.clock.now();
         let core = self.core();
         let prefix = (core.rules.policy == Policy::CacheAware).then(|| Prefix::of_text(&core, &call, now));
@@ -313,7 +313,7 @@ impl World {
     /// The text of a streamed answer, served as the gateway serves it: by the real clock.
     pub(super) async fn serve(&self) -> String {
         let upstream = &self.models.find("m").expect("there").upstream;
-        let origin = Origin { tenant: String::new(), deadline: None, trace: None, explain: false };
+        let origin = Origin::default();
         let mut events = upstream.open(Arc::new(call(&[], STREAM)), origin).await.expect("open");
         let mut said = Vec::new();
         while poll_fn(|context| events.poll_events(context, &mut said)).await.expect("an answer") {}

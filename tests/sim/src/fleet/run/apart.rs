@@ -1,0 +1,173 @@
+//! KV from engine to engine: prompts that others compute, blocks that others have, and roles that follow the load.
+//!
+//! Every engine has one road in and one out; what moves keeps both. KV of a prompt that is computed elsewhere leaves layer by layer
+//! while its step runs, so only the last layer's is seen, unless the road is full.
+
+use super::super::ask::{Lent, Source};
+use super::super::engine::{Moved, Want};
+use super::{Event, Setup, World};
+use penstock_proto::BLOCK_TOKENS;
+use penstock_proto::frames::{Batch, Role};
+use penstock_router::WorkerId;
+use penstock_router::roles::{RoleLimits, Seen, Watch};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Layers of the model: the last one's KV leaves after its step.
+const LAYERS: f64 = 80.0;
+
+/// Seconds between two looks of the planner.
+const LOOK: f64 = 1.0;
+
+/// What engines can hand over, and who prefills for whom.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Apart {
+    /// Bytes of a token's KV: 80 layers of 8 heads of 128, two bytes each, K and V.
+    pub token_bytes: f64,
+    /// Bytes a second of each engine's road in, and out; 0: nothing can be handed over.
+    pub link: f64,
+    /// Engines that prefill for the others at the start: the first ones.
+    pub prefill: usize,
+    /// Roles follow the load.
+    pub follow: bool,
+    /// By which rules; times are those of the objectives.
+    pub limits: RoleLimits,
+}
+
+impl Default for Apart {
+    fn default() -> Self {
+        Self { token_bytes: 327_680.0, link: 0.0, prefill: 0, follow: false, limits: RoleLimits::default() }
+    }
+}
+
+impl Apart {
+    /// Bytes of a block, where blocks can be handed over.
+    pub fn block_bytes(&self) -> u64 {
+        if self.link > 0.0 { (self.token_bytes * BLOCK_TOKENS as f64) as u64 } else { 0 }
+    }
+
+    /// An engine's role at the start.
+    pub fn role(&self, engine: usize) -> Role {
+        match self.prefill {
+            0 => Role::Mixed,
+            prefill if engine < prefill => Role::Prefill,
+            _ => self.limits.decode_role,
+        }
+    }
+}
+
+/// What is on its way, and the planner.
+pub(super) struct Roads {
+    /// When each engine's road in and out is free.
+    free: Vec<(f64, f64)>,
+    /// When the first KV of a request moved: (engine, request).
+    began: HashMap<(usize, usize), f64>,
+    watch: Watch,
+    /// Roles that changed.
+    pub(super) flips: u64,
+}
+
+impl Roads {
+    pub(super) fn new(setup: &Setup) -> Self {
+        let limits = RoleLimits { ttft: setup.slo.ttft, tpot: setup.slo.tpot, ..setup.apart.limits };
+        let watch = Watch::new(limits, setup.engines);
+        Self { free: vec![(0.0, 0.0); setup.engines], began: HashMap::new(), watch, flips: 0 }
+    }
+}
+
+impl World<'_> {
+    /// KV moves; when it is there.
+    fn carry(&mut self, from: usize, to: usize, tokens: usize, earliest: f64) -> f64 {
+        let seconds = tokens as f64 * self.setup.apart.token_bytes / self.setup.apart.link.max(1.0);
+        let roads = &mut self.roads.free;
+        let end = earliest.max(roads[to].0).max(roads[from].1) + seconds;
+        (roads[to].0, roads[from].1) = (end, end);
+        end
+    }
+
+    /// A request started that wants KV from another engine.
+    pub(super) fn want(&mut self, engine: usize, want: Want) {
+        let Want { ask, source, have } = want;
+        let from = source.engine();
+        if !self.seats[from].alive || from == engine {
+            return self.come(engine, (ask.request, ask.attempt), 0, self.seconds());
+        }
+        if let Source::Prefill(_) = source {
+            self.engines[from].lend(ask, Lent { engine, have });
+            return self.step(from);
+        }
+        let (blocks, _) = self.engines[from].cached_blocks(&ask.hashes);
+        let there = (blocks * BLOCK_TOKENS).max(have);
+        let now = self.seconds();
+        let end = self.carry(from, engine, there - have, now + 2.0 * self.setup.wire);
+        self.received(engine, there - have, end - now);
+        self.come(engine, (ask.request, ask.attempt), there, end);
+    }
+
+    /// KV that an engine's last step, of so many seconds, computed for others.
+    pub(super) fn moved(&mut self, engine: usize, seconds: f64) {
+        let now = self.seconds();
+        for Moved { to, request, attempt, tokens, done } in self.engines[engine].take_moved() {
+            let began = *self.roads.began.entry((to, request)).or_insert(now - seconds);
+            let way = tokens as f64 * self.setup.apart.token_bytes / self.setup.apart.link.max(1.0);
+            let end = self.carry(engine, to, tokens, now - seconds).max(now + way / LAYERS);
+            self.received(to, tokens, if done { end - began } else { 0.0 });
+            if done {
+                self.roads.began.remove(&(to, request));
+                self.come(to, (request, attempt), usize::MAX / 2, end);
+            }
+        }
+    }
+
+    /// As a worker counts it: from the first byte to the last, whatever was computed meanwhile.
+    fn received(&mut self, engine: usize, tokens: usize, seconds: f64) {
+        let bytes = tokens as f64 * self.setup.apart.token_bytes;
+        let transfers = &mut self.engines[engine].transfers;
+        transfers.bytes_in += bytes as u64;
+        transfers.seconds += seconds;
+        transfers.completed += u64::from(seconds > 0.0);
+    }
+
+    fn come(&mut self, engine: usize, (request, attempt): (usize, u32), tokens: usize, at: f64) {
+        let (life, wait) = (self.seats[engine].life, (at - self.seconds()).max(0.0));
+        self.after(wait, Event::Come { engine, life, request, attempt, tokens });
+    }
+
+    /// An engine died: nobody waits for it, and nothing is computed for it.
+    pub(super) fn forsake(&mut self, engine: usize) {
+        self.roads.began.retain(|(to, _), _| *to != engine);
+        for other in (0..self.engines.len()).filter(|other| *other != engine) {
+            self.engines[other].lost(engine);
+            self.step(other);
+        }
+    }
+
+    /// Shows the planner a step.
+    pub(super) fn watch(&mut self, engine: usize, batch: &Batch) {
+        self.roads.watch.observe(WorkerId(engine as u8), batch);
+    }
+
+    /// The planner looks; a role may change.
+    pub(super) fn look(&mut self) {
+        if self.events.is_empty() {
+            return;
+        }
+        let states: Vec<_> = self.engines.iter().map(|engine| engine.state()).collect();
+        let seen = |at: usize| Seen {
+            worker: WorkerId(at as u8),
+            state: &states[at],
+            ready: self.seats[at].alive,
+            sequences_max: self.setup.sizes.sequences_max as u32,
+            base_seconds: self.placement.base_seconds(at),
+        };
+        let seen: Vec<Seen<'_>> = (0..states.len()).map(seen).collect();
+        let now = Duration::from_nanos(self.now);
+        if let Some(flip) = self.roads.watch.look(&seen, &self.placement.traffic(), now) {
+            let engine = usize::from(flip.worker.0);
+            self.roads.flips += 1;
+            self.engines[engine].role = flip.to;
+            self.say(engine, Vec::new(), None);
+        }
+        self.after(LOOK, Event::Look);
+    }
+}
