@@ -228,23 +228,23 @@ fn steady(fleet: &mut Fleet, worker: WorkerId) {
     }
 }
 
-fn promised(tpot_ms: u64) -> Limits {
-    let slo = Slo { tpot: Duration::from_millis(tpot_ms), ..Slo::default() };
+fn promised(tpot_us: u64) -> Limits {
+    let slo = Slo { tpot: Duration::from_micros(tpot_us), ..Slo::default() };
     Limits { slo: Some(slo), ..Limits::default() }
 }
 
 #[test]
 fn a_request_joins_nobody_whose_tokens_it_would_delay_beyond_the_promise() {
-    let mut fleet = fleet(promised(30));
+    let mut fleet = fleet(promised(29_500));
     let running = |running| EngineState { running, ..state(8) };
-    fleet.join(A, Member { state: running(19), ..member("n", 0) }, &[]);
+    fleet.join(A, Member { state: running(18), ..member("n", 0) }, &[]);
     fleet.join(B, Member { state: running(25), ..member("n", 0) }, &[]);
     steady(&mut fleet, A);
     steady(&mut fleet, B);
     for request in 1..4 {
         fleet.enqueue(request, view(10 + request as u32), Duration::ZERO).expect("room");
     }
-    assert_eq!(bindings(&mut fleet, 0), [(1, A, true)], "29 ms become 30; then both are full");
+    assert_eq!(bindings(&mut fleet, 0), [(1, A, true)], "28 ms become 29; then both are full");
     assert!(fleet.explain(view(50), Duration::ZERO).candidates.iter().all(|candidate| candidate.crowded));
     fleet.enqueue(4, resumed("n"), Duration::ZERO).expect("never refused");
     assert_eq!(bindings(&mut fleet, 0).len(), 1, "who was let in before is not held");
@@ -254,7 +254,7 @@ fn a_request_joins_nobody_whose_tokens_it_would_delay_beyond_the_promise() {
 
 #[test]
 fn a_promise_that_nobody_can_keep_keeps_nobody_out() {
-    let mut fleet = fleet(promised(5));
+    let mut fleet = fleet(promised(5_000));
     fleet.join(A, Member { state: EngineState { running: 3, ..state(8) }, ..member("n", 0) }, &[]);
     steady(&mut fleet, A);
     fleet.enqueue(1, view(10), Duration::ZERO).expect("room");

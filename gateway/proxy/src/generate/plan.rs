@@ -433,6 +433,7 @@ mod tests {
             cache_salt: None,
             priority,
             named: None,
+            session: None,
         };
         let prompt = PlannedPrompt { index: 0, tokens: Arc::from([1]), text: String::new(), max_tokens: 1 };
         let origin = Origin { tenant: "t".into(), ..Origin::default() };
