@@ -1,11 +1,9 @@
 //! The fleet simulator: seeds replay, nothing is lost, knowing caches pays, a flood does not drown others.
 
-use penstock_router::Limits;
 use penstock_sim::fleet::audit::{audit, record};
-use penstock_sim::fleet::run::{Apart, Kill, run_with_outcomes};
-use penstock_sim::fleet::trace::{Shape, shifting, synthetic};
+use penstock_sim::fleet::run::{Kill, run_with_outcomes};
+use penstock_sim::fleet::trace::{Shape, synthetic};
 use penstock_sim::fleet::{Report, Setup, Sizes, Slo, Trace, run};
-use std::time::Duration;
 
 /// Conversations behind one shared head, about as many as four small engines bear.
 fn slice() -> Trace {
@@ -111,53 +109,4 @@ fn a_record_is_a_trace_and_its_audit_finds_better() {
     assert_eq!(audit.rows[0].0, "as decided");
     assert!((audit.rows[0].1.hit - report.hit).abs() < 0.05, "the same decisions find about the same blocks");
     assert!(audit.regret() >= 0.0 && audit.best > 0, "round robin is not the best: {audit:?}");
-}
-
-/// A small fleet under [`shifting`] traffic, with what of it was in SLO.
-fn shifted(prefill: usize, follow: bool) -> Report {
-    let trace = Trace::new(shifting(120.0, 1)).expect("has requests");
-    let slo = Slo { tpot: 0.03, ..Slo::default() };
-    let limits = Limits {
-        queue_max: usize::MAX,
-        slo: Some(penstock_router::Slo { tpot: Duration::from_millis(30), ..penstock_router::Slo::default() }),
-        ..Limits::default()
-    };
-    let apart = Apart { link: 25e9, prefill, follow, ..Apart::default() };
-    run(&trace, &Setup { slo, limits, apart, ..Setup::default() })
-}
-
-#[test]
-fn prompts_are_computed_apart_and_nothing_is_lost() {
-    let shape =
-        Shape { requests: 120, per_second: 3.0, sessions: 1, shared: 0, turns: 1, turn: 8000, ..Shape::default() };
-    let trace = Trace::new(synthetic(&shape)).expect("has requests");
-    let apart = Apart { link: 25e9, prefill: 2, ..Apart::default() };
-    let setup = Setup { apart, ..small() };
-    let (report, outcomes) = run_with_outcomes(&trace, &setup);
-    assert_eq!(report.finished, 120);
-    assert!(outcomes.iter().all(|outcome| outcome.engine >= 2), "prefill engines answer nobody");
-    let mixed = run(&trace, &small());
-    assert!(report.itl[1] < mixed.itl[1] / 4.0, "{:?} against {:?}", report.itl, mixed.itl);
-    // Engines of both sides die while KV is on its way.
-    let kills = (0..20).map(|at| Kill { engine: at % 4, at: 2.0 + 1.7 * at as f64, away: 1.0 }).collect();
-    let (report, outcomes) = run_with_outcomes(&trace, &Setup { kills, ..setup });
-    assert_eq!((report.finished, report.rejected), (120, 0));
-    for (outcome, request) in outcomes.iter().zip(&trace.requests) {
-        assert_eq!(outcome.tokens, request.output, "every token once");
-    }
-}
-
-#[test]
-fn roles_that_follow_a_shift_beat_fixed_ones() {
-    let follow = shifted(0, true);
-    assert!(follow.flips >= 3, "{} changes of roles", follow.flips);
-    for prefill in [0, 2, 4] {
-        let fixed = shifted(prefill, false);
-        assert!(
-            follow.goodput > 1.05 * fixed.goodput,
-            "{:.2} against {:.2} of {prefill}",
-            follow.goodput,
-            fixed.goodput
-        );
-    }
 }
