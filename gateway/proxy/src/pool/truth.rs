@@ -134,7 +134,7 @@ impl Truth {
     /// Takes in what a worker said about one choice.
     ///
     /// # Errors
-    /// [`Violation`] for a choice that does not exist, a hole, or tokens beyond the window.
+    /// [`Violation`] for a choice that does not exist, a hole, tokens beyond the window, or more than were asked for.
     pub(super) fn accept(&mut self, mut output: Output, numerics_id: &Arc<str>) -> Result<Accepted, Violation> {
         let count = output.tokens.len();
         if output.attempt != self.attempt {
@@ -159,8 +159,12 @@ impl Truth {
         }
         let twice = (have - at.min(have)).min(count);
         // Before anything is kept: what was not handed out was not emitted, and comes again from the next worker.
-        if have + (count - twice) > choice.allowed as usize {
+        let comes_to = have + (count - twice);
+        if comes_to > choice.allowed as usize {
             return Err(Violation("tokens beyond the window"));
+        }
+        if comes_to > self.job.sampling.max_tokens as usize {
+            return Err(Violation("more tokens than were asked for"));
         }
         output.tokens.drain(..twice);
         output.at = have as u32;
@@ -336,6 +340,10 @@ mod tests {
         assert!(truth.accept(output(0, 0, 1, &[5]), &numerics()).is_err(), "hole");
         assert!(truth.accept(output(0, 1, 0, &[5]), &numerics()).is_err(), "no such choice");
         assert!(truth.accept(output(0, 0, 0, &[5, 6, 7]), &numerics()).is_err(), "beyond the window");
+        let all: Vec<u32> = (0..101).collect();
+        let mut wide = Truth::new(job(1), 1000);
+        assert!(wide.accept(output(0, 0, 0, &all), &numerics()).is_err(), "a hundred were asked for");
+        assert_eq!(delivered(&mut wide, output(0, 0, 0, &all[..100])), (0, all[..100].to_vec()));
         assert!(truth.lose(None));
         assert_eq!(truth.generate(5).0.choices, [ChoiceStart::default()], "nobody got what was refused");
         assert_eq!(delivered(&mut truth, output(1, 0, 0, &[5, 6])), (0, vec![5, 6]));
@@ -420,6 +428,7 @@ mod tests {
         #[test]
         fn emission_is_exactly_once(script in prop::collection::vec((0..8_u32, 1..6_u32, 0..10_u8), 1..60)) {
             let mut truth = Truth::new(job(1), 10_000);
+            truth.job.sampling.max_tokens = 10_000;
             let mut got: Vec<u32> = Vec::new();
             for (back, count, event) in script {
                 if event == 0 && !truth.lose(None) { break; }
