@@ -134,6 +134,11 @@ struct Site {
 }
 
 impl Site {
+    /// The promise of seconds between tokens, if there is one.
+    fn tpot_max(&self) -> Option<f64> {
+        self.limits.slo.map(|slo| slo.tpot.as_secs_f64()).filter(|tpot| *tpot > 0.0)
+    }
+
     /// `queued`: seconds of prefill that wait in the gateway.
     fn market(&self, queued: f64, now: Duration) -> Market<'_> {
         let sum = self.workers.values().map(WorkerView::queue_seconds).sum::<f64>() + queued;
@@ -143,7 +148,7 @@ impl Site {
             weights: &self.weights,
             policy: self.policy,
             exact_wait: self.limits.exact_wait,
-            tpot: self.limits.slo.map(|slo| slo.tpot.as_secs_f64()).filter(|tpot| *tpot > 0.0),
+            tpot: self.tpot_max(),
             load: sum / self.workers.len().max(1) as f64,
             output_tokens: self.output_tokens,
             turn: self.turn,
@@ -395,6 +400,13 @@ impl Fleet {
         self.site.workers.get(&worker).map_or(0.0, WorkerView::queue_seconds)
     }
 
+    /// Whether a worker takes nothing of what waits, however little it is: then nothing is priced.
+    fn is_shut(&self, view: &WorkerView) -> bool {
+        // What runs already is bound to no promise.
+        let tpot = self.site.tpot_max().filter(|_| !self.queue.has_resumed());
+        view.credits() == 0 || tpot.is_some_and(|tpot| view.is_crowded(1, 0, tpot))
+    }
+
     /// The next binding or refusal. Call until it says [`Choice::Hold`]; after any other the request has left the queue, and the
     /// caller sends it or tells its client.
     pub fn next(&mut self, now: Duration) -> Choice {
@@ -406,7 +418,7 @@ impl Fleet {
             let reject = Reject { retry_after: Duration::from_secs(1), refusal: Refusal::Deadline };
             return Choice::Refuse { request, reject };
         }
-        if self.queue.len() == 0 || self.site.workers.values().all(|view| view.credits() == 0) {
+        if self.queue.len() == 0 || self.site.workers.values().all(|view| self.is_shut(view)) {
             return Choice::Hold;
         }
         let order = self.queue.order(now, LOOK_AHEAD);

@@ -381,6 +381,11 @@ impl Queue {
         self.waiting.get_mut(&request)
     }
 
+    /// Whether any of those that wait have begun elsewhere.
+    pub(crate) fn has_resumed(&self) -> bool {
+        self.waiting.len() > self.new
+    }
+
     /// How many wait.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
