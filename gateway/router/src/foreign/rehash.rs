@@ -16,6 +16,8 @@ use std::collections::HashMap;
 
 /// Foreign blocks of one engine that are followed at most; some 300 bytes each.
 const NODES_MAX: usize = 1 << 20;
+/// Tokens of all of them: what is kept of a block grows with it. As many as 64 engines of a million tokens hold.
+const TOKENS_MAX: usize = 1 << 26;
 
 /// Counts since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +34,9 @@ pub struct Followed {
 pub struct Rehasher {
     hasher: BlockHasher,
     nodes: HashMap<ForeignHash, Node>,
+    /// Of all nodes, and how many there may be.
+    tokens: usize,
+    tokens_max: usize,
     /// Our blocks that are held in more than one way, by tier: in how many more.
     shared: HashMap<(BlockHash, Tier), u32>,
     followed: Followed,
@@ -65,7 +70,7 @@ struct Cover {
 impl Rehasher {
     /// For prompts that are hashed by `hasher`.
     pub fn new(hasher: BlockHasher) -> Self {
-        Self { hasher, nodes: HashMap::new(), shared: HashMap::new(), followed: Followed::default() }
+        Self { hasher, nodes: HashMap::new(), tokens: 0, tokens_max: TOKENS_MAX, shared: HashMap::new(), followed: Followed::default() }
     }
 
     /// Counts since the beginning.
@@ -109,7 +114,7 @@ impl Rehasher {
 
     /// Forgets everything: the engine did, or what it said is not known to be whole.
     pub fn clear(&mut self, index: &mut KvIndex, worker: WorkerId) {
-        (self.nodes, self.shared) = (HashMap::new(), HashMap::new());
+        (self.nodes, self.shared, self.tokens) = (HashMap::new(), HashMap::new(), 0);
         for tier in [Tier::Device, Tier::Host, Tier::Disk, Tier::Remote] {
             index.apply(worker, &KvEvent { cleared: true, tier: tier as i32, ..Default::default() });
         }
@@ -120,7 +125,8 @@ impl Rehasher {
         if self.nodes.contains_key(&hash) {
             return true;
         }
-        let Some(tokens) = tokens.filter(|_| self.nodes.len() < NODES_MAX) else { return false };
+        let has_room = |more: usize| self.nodes.len() < NODES_MAX && self.tokens + more <= self.tokens_max;
+        let Some(tokens) = tokens.filter(|tokens| has_room(tokens.len())) else { return false };
         let (mut last, mut waiting) = match parent {
             None => (None, Vec::new()),
             Some(parent) => {
@@ -140,6 +146,7 @@ impl Rehasher {
             covers.push(Cover { hash: ours, before: last, end: hash, parts });
             last = Some(ours);
         }
+        self.tokens += tokens.len();
         let tokens = tokens.len() as u32;
         self.nodes.insert(hash, Node { parent, children: 0, tokens, tiers: 0, last, tail, covers });
         true
@@ -222,6 +229,7 @@ impl Rehasher {
             && self.nodes.get(&hash).is_some_and(|node| node.tiers == 0 && node.children == 0)
             && let Some(node) = self.nodes.remove(&hash)
         {
+            self.tokens -= node.tokens as usize;
             for cover in node.covers.iter().filter(|cover| cover.end == hash) {
                 let mut part = node.parent;
                 for _ in 1..cover.parts {
@@ -321,6 +329,20 @@ mod tests {
         engine.say(&stored(3, 32, Tier::Device, true));
         engine.say(&stored(1, 32, Tier::Host, false));
         assert_eq!((engine.index.sizes().0, engine.rehasher.followed().orphans), (0, 2));
+    }
+
+    #[test]
+    fn large_blocks_are_followed_as_far_as_there_is_room() {
+        let mut engine = Engine::new();
+        engine.rehasher.tokens_max = 1000;
+        (1..=4).for_each(|number| engine.say(&stored(number, 320, Tier::Device, true)));
+        assert_eq!((engine.rehasher.len(), engine.rehasher.followed().orphans), (3, 1));
+        engine.say(&ForeignEvent::Removed { hashes: vec![ForeignHash(3)], tier: Tier::Device });
+        engine.say(&stored(4, 320, Tier::Device, true));
+        assert_eq!((engine.hit(4, 320), engine.rehasher.followed().orphans), (30, 1), "one that went made room");
+        engine.say(&ForeignEvent::Cleared);
+        (1..=3).for_each(|number| engine.say(&stored(number, 320, Tier::Device, true)));
+        assert_eq!(engine.rehasher.len(), 3);
     }
 
     proptest! {
