@@ -70,7 +70,14 @@ struct Cover {
 impl Rehasher {
     /// For prompts that are hashed by `hasher`.
     pub fn new(hasher: BlockHasher) -> Self {
-        Self { hasher, nodes: HashMap::new(), tokens: 0, tokens_max: TOKENS_MAX, shared: HashMap::new(), followed: Followed::default() }
+        Self {
+            hasher,
+            nodes: HashMap::new(),
+            tokens: 0,
+            tokens_max: TOKENS_MAX,
+            shared: HashMap::new(),
+            followed: Followed::default(),
+        }
     }
 
     /// Counts since the beginning.
