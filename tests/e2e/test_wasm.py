@@ -184,7 +184,7 @@ def test_another_module_under_a_thousand_streams(tmp_path):
                 with Steady(many, gateway.port, 20) as steady:
                     for at in range(17):
                         swap(gateway, wave * 17 + at)
-                        assert talk(gateway, "m") == 200
+                        assert talk(gateway, "m").status_code == 200
                 seconds = time.monotonic() - began
                 assert steady.failures() == [], steady.failures()[:3]
                 ended = [outcome for outcome in many.end() if outcome.words]
