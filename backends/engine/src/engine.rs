@@ -159,14 +159,14 @@ impl Engine {
             }
             None => {}
         }
-        let (priority, window) = (generate.priority, generate.window);
+        let (rank, window) = ((generate.priority, generate.turn), generate.window);
         let choices: Vec<u32> =
             generate.choices.iter().map(|choice| choice.index).take(self.limits.choices_max).collect();
         match self.admit(generate) {
             Ok((request, starts)) => {
                 let request = Arc::new(request);
                 for (n, start) in starts.into_iter().enumerate() {
-                    self.open(priority, Sequence::new(Arc::clone(&request), start, window, n == 0));
+                    self.open(rank, Sequence::new(Arc::clone(&request), start, window, n == 0));
                 }
             }
             Err(refusal) => {
@@ -200,7 +200,7 @@ impl Engine {
         Ok((request, starts))
     }
 
-    fn open(&mut self, priority: i32, mut sequence: Sequence) {
+    fn open(&mut self, rank: (i32, i64), mut sequence: Sequence) {
         match sequence.finish() {
             // Nothing left to say, and no prompt to report on.
             Some(finish) if sequence.collecting().is_none() => {
@@ -209,7 +209,7 @@ impl Engine {
                 output.finish = Some(finish);
                 self.outbox.push(output);
             }
-            _ => _ = self.scheduler.insert(priority, sequence),
+            _ => _ = self.scheduler.insert(rank, sequence),
         }
     }
 
@@ -426,7 +426,7 @@ impl Engine {
     /// # Errors
     /// Why it is not done, for the other engine's log; `sink` has been told.
     pub fn prefill(&mut self, prefill: Prefill, mut sink: Box<dyn PageSink>) -> Result<(), String> {
-        let (id, priority) = (prefill.id, prefill.priority);
+        let (id, rank) = (prefill.id, (prefill.priority, prefill.turn));
         let blocks = prefill.first..prefill.first.saturating_add(prefill.blocks);
         let silent = if self.draining {
             Err("the worker is draining".to_owned())
@@ -443,7 +443,7 @@ impl Engine {
             self.transfers.send(id, &wanted, sink, &mut self.scheduler);
             return Ok(());
         }
-        let order = self.scheduler.insert(priority, sequence);
+        let order = self.scheduler.insert(rank, sequence);
         self.transfers.follow(id, order, blocks, sink);
         Ok(())
     }

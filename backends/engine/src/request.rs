@@ -118,6 +118,8 @@ pub struct Prefill {
     pub salt: Vec<u8>,
     /// Lower runs first.
     pub priority: i32,
+    /// Then by turn; see [`penstock_proto::frames::Generate::turn`].
+    pub turn: i64,
     /// First block that is wanted; those before it are known to the other.
     pub first: usize,
     /// Blocks that are wanted.

@@ -1,6 +1,7 @@
 //! What runs next: sequences in order, pages for them, one token budget per step.
 //!
-//! Order is (priority, arrival) everywhere. A step serves decode rows first, then prefills that run, then starts what waits.
+//! Order is (priority, turn, arrival) everywhere. A step serves decode rows first, then prefills, those that run and those that wait for
+//! their start alike.
 //! Only a sequence whose whole text fits is started, and the first that does not fit blocks those behind it, so a large one
 //! is not starved. When a running one needs a page and none is left, the last in order gives up its pages (stalled ones
 //! before all others) and waits at its old place; its sealed blocks stay in the cache. The first in order can take every
@@ -20,6 +21,8 @@ use std::collections::{BTreeMap, HashMap};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Order {
     pub(crate) priority: i32,
+    /// See [`penstock_proto::frames::Generate::turn`].
+    pub(crate) turn: i64,
     pub(crate) arrival: u64,
 }
 
@@ -156,8 +159,8 @@ impl Scheduler {
         self.sequences.values().filter(|sequence| sequence.status == Status::Waiting).count()
     }
 
-    pub(crate) fn insert(&mut self, priority: i32, sequence: Sequence) -> Order {
-        let order = Order { priority, arrival: self.arrivals };
+    pub(crate) fn insert(&mut self, (priority, turn): (i32, i64), sequence: Sequence) -> Order {
+        let order = Order { priority, turn, arrival: self.arrivals };
         self.arrivals += 1;
         let Request { id, attempt, .. } = *sequence.request;
         let group = Group { attempt, members: Vec::new() };
@@ -193,8 +196,7 @@ impl Scheduler {
         if !plan.runs.is_empty() {
             plan.rows_left = plan.rows_left.min(prefill_rows_max);
         }
-        self.continue_prefills(&mut plan);
-        self.start_waiting(&mut plan);
+        self.prefill(&mut plan);
         plan
     }
 
@@ -216,33 +218,39 @@ impl Scheduler {
         self.places = places;
     }
 
-    fn continue_prefills(&mut self, plan: &mut Plan) {
-        let places = self.places(|s| s.status == Status::Running && !s.stalled() && s.wanted() > 1);
-        places.iter().for_each(|&order| self.plan_rows(order, plan));
-        self.places = places;
-    }
-
-    fn start_waiting(&mut self, plan: &mut Plan) {
-        let places = self.places(|s| s.status == Status::Waiting && !s.stalled());
+    /// Prefills that run go on and what waits starts, by their order: who comes later may be first in it.
+    fn prefill(&mut self, plan: &mut Plan) {
+        let prefills = |s: &Sequence| s.status == Status::Waiting || s.wanted() > 1;
+        let places = self.places(|s| !s.stalled() && prefills(s));
         self.writing.clear();
         (0..plan.runs.len()).for_each(|run| self.note_writing(plan.runs[run].order));
+        let mut has_room = true;
         for &order in &places {
             if plan.rows_left == 0 {
                 break;
             }
-            let sequence = &self.sequences[&order];
-            let samples_all = sequence.collecting().is_some() || sequence.wanted() == 1 && sequence.draws();
-            if plan.samples_left == 0 && samples_all || self.follows(order) {
-                continue;
+            if self.sequences[&order].status == Status::Waiting {
+                if !has_room || self.is_to_wait(order, plan) {
+                    continue;
+                }
+                has_room = self.make_room(order, plan);
+                if !has_room {
+                    continue;
+                }
+                self.start(order);
             }
-            if !self.make_room(order, plan) {
-                break;
-            }
-            self.start(order);
             self.plan_rows(order, plan);
             self.note_writing(order);
         }
         self.places = places;
+    }
+
+    /// Whether one that waits is better started in a later step: no samples are left that it wants, or another is just computing what it
+    /// lacks.
+    fn is_to_wait(&mut self, order: Order, plan: &Plan) -> bool {
+        let sequence = &self.sequences[&order];
+        let samples_all = sequence.collecting().is_some() || sequence.wanted() == 1 && sequence.draws();
+        plan.samples_left == 0 && samples_all || self.follows(order)
     }
 
     /// Gives a sequence as many rows as wanted, chunk and budgets allow.

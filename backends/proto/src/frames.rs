@@ -263,6 +263,10 @@ pub struct Generate {
     /// and computed if that fails. Empty: nowhere.
     #[prost(string, tag = "10")]
     pub pull_from: String,
+    /// Among those of one priority, lower goes first, and among equals who came first: what its tenant had been served, in microseconds
+    /// of engine time by weight, when the request was bound. Who asks for more than its share is behind those who do not.
+    #[prost(sint64, tag = "11")]
+    pub turn: i64,
 }
 
 /// One choice of a request, and what it has emitted already.

@@ -162,6 +162,9 @@ pub struct Prefill {
     /// Tokens at the end of `prompt` that are output of earlier attempts; only with `choices`.
     #[prost(uint32, tag = "8")]
     pub emitted: u32,
+    /// That of the request (`frames::Generate::turn`).
+    #[prost(sint64, tag = "9")]
+    pub turn: i64,
 }
 
 /// One page of one layer.

@@ -23,6 +23,7 @@ fn generate() -> impl Strategy<Value = Down> {
                 window: 64,
                 prefill_at: String::new(),
                 pull_from: String::new(),
+                turn: -7,
             })),
         })
 }

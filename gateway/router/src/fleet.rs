@@ -6,7 +6,7 @@ use crate::fit::Fit;
 use crate::index::KvIndex;
 use crate::place::{Market, Placement, Verdict};
 use crate::policy::Policy;
-use crate::queue::{Queue, View, Waiting};
+use crate::queue::{FIRST, Queue, Rank, View, Waiting};
 use crate::random::Random;
 use crate::record::Record;
 use crate::roles::Traffic;
@@ -18,6 +18,9 @@ use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// A token of prefill takes longer on any machine.
+const TOKEN_SECONDS_MIN: f64 = 1e-6;
 
 /// Waiting requests looked at when the first ones cannot be bound.
 const LOOK_AHEAD: usize = 256;
@@ -66,8 +69,9 @@ pub enum Choice {
         ttft: Duration,
         /// False when a resumed request goes on in other numerics.
         exact: bool,
-        /// Whether it goes behind those that do not, at the worker: its tenant asks for more than its share.
-        gives_way: bool,
+        /// Its place among those of one priority at the worker, lower first: what its tenant was served before, in microseconds of engine
+        /// time by weight; [`FIRST`] for what began elsewhere.
+        turn: i64,
         /// Who has more of the prompt, where fetching that is quicker than computing it.
         pull_from: Option<WorkerId>,
         /// Who computes the prompt for it, as far as it lacks it.
@@ -113,6 +117,7 @@ struct Bound {
     sent: u64,
     tenant: Arc<str>,
     weight: u32,
+    rank: Rank,
     /// Tokens emitted.
     emitted: u64,
     /// Blocks promised, until the first token.
@@ -149,6 +154,7 @@ impl Site {
             policy: self.policy,
             exact_wait: self.limits.exact_wait,
             tpot: self.tpot_max(),
+            rank: (0, i64::MAX),
             load: sum / self.workers.len().max(1) as f64,
             output_tokens: self.output_tokens,
             turn: self.turn,
@@ -346,6 +352,7 @@ impl Fleet {
             && let Some(hashes) = bound.hashes.take()
         {
             self.site.index.release(bound.worker, &hashes);
+            self.site.workers.get_mut(&bound.worker).into_iter().for_each(|view| view.settle(request, bound.rank));
         }
     }
 
@@ -384,8 +391,10 @@ impl Fleet {
         let hashes = waiting.hashes(&target.member.numerics_id);
         self.remove(request);
         self.site.index.promise(worker, &hashes);
-        let View { tenant, weight, .. } = waiting.view;
-        self.bound.insert(request, Bound { worker, sent, tenant, weight, emitted, hashes: Some(hashes) });
+        let View { tenant, weight, priority, .. } = waiting.view;
+        let rank = (priority, FIRST);
+        self.site.workers.get_mut(&worker).into_iter().for_each(|view| view.begin(request, rank, rows));
+        self.bound.insert(request, Bound { worker, sent, tenant, weight, rank, emitted, hashes: Some(hashes) });
         true
     }
 
@@ -418,7 +427,10 @@ impl Fleet {
             let reject = Reject { retry_after: Duration::from_secs(1), refusal: Refusal::Deadline };
             return Choice::Refuse { request, reject };
         }
-        if self.queue.len() == 0 || self.site.workers.values().all(|view| self.is_shut(view)) {
+        // Who waits for a worker without credits may pass what came after it.
+        let is_shut = self.site.workers.values().all(|view| self.is_shut(view));
+        let last = self.site.workers.values().filter_map(WorkerView::last_rank).max();
+        if self.queue.len() == 0 || is_shut && self.queue.first_rank() >= last {
             return Choice::Hold;
         }
         let order = self.queue.order(now, LOOK_AHEAD);
@@ -426,7 +438,11 @@ impl Fleet {
         let mut market = self.site.market(self.queue.seconds(), now);
         let mut found = None;
         for request in order {
-            let Some(waiting) = self.queue.get_mut(request) else { continue };
+            let Some((rank, waiting)) = self.queue.get_mut(request) else { continue };
+            if is_shut && Some(rank) >= last {
+                continue;
+            }
+            market.rank = rank;
             match market.place(waiting, &mut random) {
                 Verdict::Place(placement) => {
                     found = Some((request, placement));
@@ -513,8 +529,8 @@ impl Fleet {
         // What is computed elsewhere takes no rows here.
         let rows = if prefill.is_some() { BLOCK_TOKENS.min(rows) } else { rows };
         let uncached = view.prefill_seconds(tokens, cached_tokens as usize);
-        // What is only guessed is not charged: one guess can be more than a tenant's share of minutes.
-        let charge = if view.is_known() { parts.own } else { 0.0 };
+        // A guess can be more than a tenant's share of minutes: the least it can be is charged.
+        let charge = if view.is_known() { parts.own } else { parts.own.min(rows as f64 * TOKEN_SECONDS_MIN) };
         let sent = view.send(Sent { sequences, seconds: parts.own, tokens, rows, blocks });
         let hashes = waiting.hashes(&view.member.numerics_id);
         let is_long = tokens.saturating_sub(cached_tokens as usize) > self.site.weights.apart_tokens;
@@ -534,17 +550,18 @@ impl Fleet {
         self.remove(request);
         self.site.index.promise(worker, &hashes);
         let View { tenant, weight, .. } = &waiting.view;
+        let rank = self.queue.rank(&waiting.view);
         self.queue.serve(tenant, *weight, charge);
         let (tenant, weight) = (Arc::clone(tenant), *weight);
-        let gives_way = self.queue.gives_way(&tenant, now);
-        self.bound.insert(request, Bound { worker, sent, tenant, weight, emitted: 0, hashes: Some(hashes) });
+        self.site.workers.get_mut(&worker).into_iter().for_each(|view| view.begin(request, rank, rows));
+        self.bound.insert(request, Bound { worker, sent, tenant, weight, rank, emitted: 0, hashes: Some(hashes) });
         self.site.turn = self.site.turn.wrapping_add(1);
         let explanation = self.explanation(&waiting, candidates, Some(chosen), now);
         if self.decisions.len() >= DECISIONS_MAX {
             self.decisions.pop_front();
         }
         self.decisions.push_back(explanation);
-        Choice::Bind { request, worker, cached_tokens, ttft: seconds(ttft), exact, gives_way, pull_from, prefill }
+        Choice::Bind { request, worker, cached_tokens, ttft: seconds(ttft), exact, turn: rank.1, pull_from, prefill }
     }
 
     fn explanation(

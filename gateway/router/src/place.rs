@@ -10,7 +10,7 @@ use crate::cost::{Terms, Weights, fill};
 use crate::explain::{Candidate, Found};
 use crate::index::{Hits, KvIndex};
 use crate::policy::{Asked, Policy};
-use crate::queue::{Held, View, Waiting};
+use crate::queue::{Held, Rank, View, Waiting};
 use crate::random::Random;
 use crate::worker::WorkerView;
 use crate::{WORKERS_MAX, WorkerId};
@@ -43,6 +43,8 @@ pub(crate) struct Market<'a> {
     pub(crate) exact_wait: Duration,
     /// Seconds between tokens that are promised.
     pub(crate) tpot: Option<f64>,
+    /// Of the request in hand.
+    pub(crate) rank: Rank,
     /// Mean queue of the fleet in seconds, those that wait in the gateway included.
     pub(crate) load: f64,
     /// Tokens of an answer, as they usually are.
@@ -160,7 +162,10 @@ impl Market<'_> {
         for (id, found) in &waiting.found {
             let can = |worker: &&WorkerView| suits(worker) && !self.only_prefills(worker);
             let Some(worker) = self.workers.get(id).filter(can) else { continue };
-            let has_room = worker.starts(view.sequences) || takes_part && worker.starts_one(view.sequences);
+            let blocks = self.blocks(view, found.device + found.promised);
+            let has_room = worker.starts(view.sequences)
+                || takes_part && worker.starts_one(view.sequences)
+                || worker.lets_pass(self.rank, view.sequences.max(1), blocks);
             let crowded = self.crowds(worker, view);
             let free = has_room && !crowded;
             let mut candidate = self.price(worker, *id, view, *found, &waiting.found, free);
@@ -184,7 +189,7 @@ impl Market<'_> {
         let tokens = view.tokens.len();
         let (own, loaded, pull_from) = self.own(worker, id, view, found, all);
         let found = Found { loaded, ..found };
-        let mut queue = worker.queue_seconds() + self.ahead[usize::from(id.0)];
+        let mut queue = worker.queue_before(self.rank) + self.ahead[usize::from(id.0)];
         if !free {
             // Short of places rather than of time: somebody has to end first.
             queue = queue.max(worker.place_seconds(self.output_tokens));

@@ -24,12 +24,17 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Turn of a request that goes before all others of its priority: one that began elsewhere.
+pub const FIRST: i64 = i64::MIN;
+
+/// Place of a request among those that a worker computes, lower first: its priority; its turn, which is what its tenant was served
+/// before, in microseconds of engine time by weight, or [`FIRST`].
+pub(crate) type Rank = (i32, i64);
+
 /// Own prefill that counts for the due time without an objective.
 const DUE_MAX: f64 = 2.0;
 /// A request that is late by this many objectives goes before those that are not late at all: it is not starved.
 const STARVED_AFTER: u32 = 4;
-/// How long after it was last served a tenant counts as being there.
-const PRESENT: Duration = Duration::from_secs(30);
 /// Tenants without a waiting request whose counters are remembered.
 const IDLE_TENANTS_MAX: usize = 4096;
 
@@ -132,15 +137,6 @@ struct Account {
     waiting: usize,
     /// Seconds of prefill that wait.
     seconds: f64,
-    /// When it was last served.
-    last: Option<Duration>,
-}
-
-impl Account {
-    /// Seconds of prefill that wait, by weight.
-    fn backlog(&self) -> f64 {
-        self.seconds / self.share.max(1.0)
-    }
 }
 
 /// The queue; see the module header.
@@ -152,7 +148,7 @@ pub(crate) struct Queue {
     arrivals: u64,
     new: usize,
     seconds: f64,
-    /// Counter of the tenant that was bound last: where newcomers start when nobody waits.
+    /// Highest counter of a tenant: where newcomers start when nobody waits.
     level: f64,
     /// Engine seconds by which tenants may differ and be equals.
     bound: f64,
@@ -259,19 +255,13 @@ impl Queue {
     pub(crate) fn serve(&mut self, tenant: &Arc<str>, weight: u32, seconds: f64) {
         let account = self.accounts.entry(Arc::clone(tenant)).or_default();
         account.served += seconds / f64::from(weight.max(1));
-        self.level = account.served;
+        self.level = self.level.max(account.served);
     }
 
-    /// A request of a tenant was bound: whether it gives way, at its worker, to those of others. It does when its tenant has more than
-    /// twice as much waiting, by weight, as another that is there now and then: it asks for more than its share.
-    pub(crate) fn gives_way(&mut self, tenant: &Arc<str>, now: Duration) -> bool {
-        let account = self.accounts.entry(Arc::clone(tenant)).or_default();
-        account.last = Some(now);
-        let own = account.backlog();
-        let is_there =
-            |other: &Account| other.waiting > 0 || other.last.is_some_and(|last| now.saturating_sub(last) < PRESENT);
-        let mut others = self.accounts.iter().filter(|(other, account)| *other != tenant && is_there(account));
-        own > 0.0 && others.any(|(_, other)| 2.0 * other.backlog() < own)
+    /// The place of a request at the worker if it is bound now.
+    pub(crate) fn rank(&self, view: &View) -> Rank {
+        let served = || self.accounts.get(&view.tenant).map_or(self.level, |account| account.served);
+        (view.priority, if view.resumed { FIRST } else { micros(served()) })
     }
 
     /// The first `count` that wait, next first, as if each was served what it is estimated to take.
@@ -345,6 +335,15 @@ impl Queue {
         last.map_or(waiting.request, |(_, request)| *request)
     }
 
+    /// The first rank of those that wait.
+    pub(crate) fn first_rank(&self) -> Option<Rank> {
+        let rank = |(lane, lines): (&Lane, &HashMap<Arc<str>, Line>)| {
+            let served = lines.keys().filter_map(|tenant| self.accounts.get(tenant)).map(|account| account.served);
+            (lane.priority, if lane.new { served.min_by(f64::total_cmp).map_or(FIRST, micros) } else { FIRST })
+        };
+        self.lanes.iter().map(rank).min()
+    }
+
     /// The counter of the tenant that was served least of those that wait.
     fn lowest(&self) -> Option<f64> {
         let waiting = self.lanes.values().flat_map(HashMap::keys);
@@ -377,8 +376,10 @@ impl Queue {
         (own * (others + share) / share).min(self.seconds)
     }
 
-    pub(crate) fn get_mut(&mut self, request: u64) -> Option<&mut Waiting> {
-        self.waiting.get_mut(&request)
+    /// A request that waits, and its rank.
+    pub(crate) fn get_mut(&mut self, request: u64) -> Option<(Rank, &mut Waiting)> {
+        let rank = self.rank(&self.waiting.get(&request)?.view);
+        self.waiting.get_mut(&request).map(|waiting| (rank, waiting))
     }
 
     /// Whether any of those that wait have begun elsewhere.
@@ -401,6 +402,10 @@ impl Queue {
         let waiting = self.accounts.iter().filter(|(_, account)| account.waiting > 0);
         waiting.map(|(tenant, account)| (tenant, account.waiting, account.served))
     }
+}
+
+fn micros(seconds: f64) -> i64 {
+    (seconds * 1e6) as i64
 }
 
 type Next = Option<((Duration, u64), u64)>;

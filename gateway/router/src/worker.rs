@@ -1,9 +1,11 @@
 //! One worker as the router sees it: what it said last, what was sent since, how fast it is.
 
 use crate::fit::Fit;
+use crate::queue::Rank;
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{Batch, EngineState, Tier};
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 /// Sequences that may wait at a worker that was sent more than it granted; a worker refuses above that.
@@ -53,6 +55,8 @@ pub(crate) struct WorkerView {
     /// By the number of the frame, oldest first.
     unseen: BTreeMap<u64, Sent>,
     pub(crate) sent: u64,
+    /// Requests that have no first token yet: rows of prefill when they were bound.
+    prefilling: BTreeMap<(Rank, u64), usize>,
     /// What other workers will ask it to prefill, and how many states came since: by the second it counts it itself.
     lent: Vec<(Sent, u8)>,
     pub(crate) suspended: bool,
@@ -63,7 +67,8 @@ pub(crate) struct WorkerView {
 impl WorkerView {
     pub(crate) fn new(member: Member, mut fit: Fit) -> Self {
         fit.observe_state(&member.state);
-        Self { member, fit, unseen: BTreeMap::new(), sent: 0, lent: Vec::new(), suspended: false, stall: 0.0 }
+        let (unseen, prefilling) = Default::default();
+        Self { member, fit, unseen, sent: 0, prefilling, lent: Vec::new(), suspended: false, stall: 0.0 }
     }
 
     /// Takes in a state that counts the first `accepted` frames.
@@ -153,6 +158,39 @@ impl WorkerView {
         self.credits() >= sequences.min(self.most_credits()).max(1) && self.has_rows()
     }
 
+    /// Notes a request until its first token.
+    pub(crate) fn begin(&mut self, request: u64, rank: Rank, rows: usize) {
+        self.prefilling.insert((rank, request), rows);
+    }
+
+    /// It has its first token, or has left.
+    pub(crate) fn settle(&mut self, request: u64, rank: Rank) {
+        self.prefilling.remove(&(rank, request));
+    }
+
+    /// The last of those that have no first token.
+    pub(crate) fn last_rank(&self) -> Option<Rank> {
+        self.prefilling.last_key_value().map(|((rank, _), _)| *rank)
+    }
+
+    /// Rows of prefill that one of this rank goes before.
+    fn rows_after(&self, rank: Rank) -> usize {
+        self.prefilling.range((Bound::Excluded((rank, u64::MAX)), Bound::Unbounded)).map(|(_, rows)| rows).sum()
+    }
+
+    /// Whether a request starts here next although no rows are free: all that is to be computed comes after it, and there is a place, and room for `blocks` more.
+    pub(crate) fn lets_pass(&self, rank: Rank, sequences: u32, blocks: u32) -> bool {
+        if !self.takes_requests() || self.last_rank().is_none_or(|last| last <= rank) {
+            return false;
+        }
+        let state = &self.member.state;
+        let sent: u64 = self.coming().map(|sent| sent.rows as u64).sum();
+        let places = self.member.sequences_max.saturating_sub(self.sequences());
+        places >= sequences
+            && state.blocks_free >= blocks.saturating_add(self.promised_blocks())
+            && state.prefill_tokens_pending.saturating_add(sent) <= self.rows_after(rank) as u64
+    }
+
     /// Whether one of them would start and the others may wait at the worker.
     pub(crate) fn starts_one(&self, sequences: u32) -> bool {
         let waiting = self.member.state.waiting.saturating_add(self.promised());
@@ -166,7 +204,16 @@ impl WorkerView {
         state.credits.saturating_add(busy).min(self.member.sequences_max).max(1)
     }
 
-    /// Seconds of prefill ahead of a new request.
+    /// Seconds of prefill ahead of a request of this rank.
+    pub(crate) fn queue_before(&self, rank: Rank) -> f64 {
+        match self.rows_after(rank) {
+            0 => self.queue_seconds(),
+            // What came last is computed last: of these, all is still to be done.
+            rows => (self.queue_seconds() - self.prefill_seconds(rows, 0)).max(0.0),
+        }
+    }
+
+    /// Seconds of prefill that it has before it.
     pub(crate) fn queue_seconds(&self) -> f64 {
         let state = &self.member.state;
         // A worker that does not say what its tokens attend to has told the seconds.

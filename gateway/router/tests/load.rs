@@ -25,7 +25,7 @@ struct Request {
 
 struct Sequence {
     id: u64,
-    gives_way: bool,
+    turn: i64,
     context: u32,
     wanted: u32,
     chunk: u32,
@@ -64,7 +64,7 @@ impl Engine {
         }
     }
 
-    fn take(&mut self, id: u64, request: &Request, gives_way: bool) {
+    fn take(&mut self, id: u64, request: &Request, turn: i64) {
         let hashes = BlockHasher::for_request(b"", "n").chain(&request.tokens);
         let hits = hashes.iter().take_while(|hash| self.cache.contains(hash)).count() as u32;
         let tokens = request.tokens.len() as u32;
@@ -72,14 +72,14 @@ impl Engine {
         self.accepted += 1;
         self.sequences.push(Sequence {
             id,
-            gives_way,
+            turn,
             context,
             wanted: tokens - context,
             chunk: 0,
             output: request.output,
             hashes,
         });
-        self.sequences.sort_by_key(|sequence| sequence.gives_way);
+        self.sequences.sort_by_key(|sequence| sequence.turn);
         assert!(self.sequences.len() <= SLOTS, "bound without a credit");
     }
 
@@ -241,9 +241,9 @@ impl World {
     fn bind(&mut self, now: f64, requests: &[Request]) {
         loop {
             match self.fleet.next(Duration::from_secs_f64(now)) {
-                Choice::Bind { request, worker, gives_way, .. } => {
+                Choice::Bind { request, worker, turn, .. } => {
                     let at = usize::from(worker.0);
-                    self.engines[at].take(request, &requests[request as usize], gives_way);
+                    self.engines[at].take(request, &requests[request as usize], turn);
                     self.worker.insert(request, at);
                 }
                 Choice::Refuse { request, .. } => panic!("request {request} was refused"),
@@ -313,7 +313,7 @@ fn a_flood_does_not_double_the_others_first_token() {
         let (own, beside) = (alone.ttft_p99(&quiet, "quiet"), flooded.ttft_p99(&both, "quiet"));
         let flood = flooded.ttft_p99(&both, "flood");
         println!("seed {seed}: TTFT p99 alone {own:.3} s, beside a flood {beside:.3} s; the flood's own {flood:.1} s");
-        assert!(beside <= 2.5 * own, "seed {seed}: {beside:.3} s beside a flood, {own:.3} s alone");
+        assert!(beside <= 2.0 * own, "seed {seed}: {beside:.3} s beside a flood, {own:.3} s alone");
         assert!(flood > 10.0 * beside, "seed {seed}: it was no flood");
     }
 }
@@ -332,7 +332,7 @@ fn a_flood_in_a_cold_pool_delays_others_by_its_first_steps_only() {
     flooded.run(&both);
     let (own, beside) = (alone.ttft_p99(&quiet, "quiet"), flooded.ttft_p99(&both, "quiet"));
     println!("TTFT p99 alone {own:.3} s, beside a flood {beside:.3} s");
-    assert!(beside <= 2.5 * own, "{beside:.3} s beside a flood, {own:.3} s alone");
+    assert!(beside <= 2.0 * own, "{beside:.3} s beside a flood, {own:.3} s alone");
 }
 
 #[test]

@@ -178,6 +178,7 @@ impl World {
             window,
             prefill_at: String::new(),
             pull_from: String::new(),
+            turn: r.between(0, 3) as i64 - 1,
         }
     }
 

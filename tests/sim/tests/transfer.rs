@@ -169,6 +169,7 @@ impl World {
                 prompt: generate.prompt[..if draws { generate.prompt.len() } else { wanted.end * 32 }].to_vec(),
                 salt: generate.salt.clone(),
                 priority: 0,
+                turn: 0,
                 first: wanted.start,
                 blocks: wanted.len(),
                 draw: draws.then(drawing),

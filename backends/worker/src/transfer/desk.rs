@@ -286,6 +286,7 @@ fn prefill(generate: &Generate, have: usize, wanted: usize, is_drawn_there: bool
         prompt,
         salt: generate.salt.clone(),
         priority: generate.priority,
+        turn: generate.turn,
         first: have as u32,
         blocks: wanted as u32,
         choices,

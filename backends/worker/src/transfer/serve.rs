@@ -132,13 +132,14 @@ async fn live(peers: &Peers, link: &mut Link) -> Result<(), Fault> {
 }
 
 fn prefill(wanted: WantedPrefill) -> Prefill {
-    let WantedPrefill { prompt, salt, priority, first, blocks, choices, sampling, emitted } = wanted;
+    let WantedPrefill { prompt, salt, priority, turn, first, blocks, choices, sampling, emitted } = wanted;
     let drawing = |sampling| Drawing { sampling, choices, emitted: emitted as usize };
     Prefill {
         id: 0,
         prompt,
         salt,
         priority,
+        turn,
         first: first as usize,
         blocks: blocks as usize,
         draw: sampling.map(drawing),

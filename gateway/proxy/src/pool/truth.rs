@@ -124,6 +124,7 @@ impl Truth {
             window,
             prefill_at: String::new(),
             pull_from: String::new(),
+            turn: penstock_router::FIRST,
         };
         for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
             choice.allowed = choice.allowed.max(choice.emitted.len() as u32 + window);

@@ -52,8 +52,8 @@ pub struct Ask {
     pub given: Option<usize>,
     /// Where it went when it was recorded.
     pub recorded: Option<usize>,
-    /// It goes behind those that do not.
-    pub gives_way: bool,
+    /// Its place at the engine: lower first.
+    pub turn: i64,
     /// Who gives its KV.
     pub source: Option<Source>,
     /// It is only computed, for another engine.

@@ -245,7 +245,7 @@ impl Engine {
     fn queue(&mut self, ask: Ask) {
         let (device, host) = self.cached_blocks(&ask.hashes);
         let hint = ask.given.unwrap_or(((device + host) * BLOCK_TOKENS).min(ask.input - 1));
-        let before = self.waiting.iter().take_while(|waiting| waiting.ask.gives_way <= ask.gives_way).count();
+        let before = self.waiting.iter().take_while(|waiting| waiting.ask.turn <= ask.turn).count();
         let waiting = Waiting { pages: blocks(&ask) - device.min(blocks(&ask)), ask, hint };
         self.blocked &= before > 0;
         self.waiting.insert(before, waiting);
@@ -317,18 +317,19 @@ impl Engine {
             }
         }
         let mut budget = self.sizes.batch_tokens.saturating_sub(work.decodes);
-        for gives_way in [false, true] {
-            for sequence in self.running.iter_mut().filter(|sequence| sequence.ask.gives_way == gives_way) {
-                sequence.chunk = 0;
-                if !sequence.decodes() && !sequence.awaits && budget > 0 {
-                    let rows = (sequence.ask.input - sequence.computed).min(budget);
-                    sequence.chunk = rows;
-                    budget -= rows;
-                    work.prefill += rows;
-                    work.attention += attended(rows, sequence.computed);
-                    work.loaded += std::mem::take(&mut sequence.loads);
-                }
+        self.running.iter_mut().for_each(|sequence| sequence.chunk = 0);
+        let mut prefills: Vec<_> = self.running.iter_mut().filter(|one| !one.decodes() && !one.awaits).collect();
+        prefills.sort_by_key(|sequence| sequence.ask.turn);
+        for sequence in prefills {
+            let rows = (sequence.ask.input - sequence.computed).min(budget);
+            if rows == 0 {
+                break;
             }
+            sequence.chunk = rows;
+            budget -= rows;
+            work.prefill += rows;
+            work.attention += attended(rows, sequence.computed);
+            work.loaded += std::mem::take(&mut sequence.loads);
         }
         self.work = work;
         (work.prefill + work.decodes > 0).then(|| self.speed.step_seconds(&work))

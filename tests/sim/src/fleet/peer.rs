@@ -151,7 +151,7 @@ impl Peer {
         }
         let sent = Sent { engine, uncached, hashes: ask.hashes.clone(), prefills: true };
         self.sent.insert(ask.request, sent);
-        Some(Bound { request: ask.request, engine, cached: hit, source: None, gives_way: false })
+        Some(Bound { request: ask.request, engine, cached: hit, source: None, turn: 0 })
     }
 
     /// For [`Rule::Bound`]: prompt tokens that the one shared cache has.

@@ -68,8 +68,8 @@ pub struct Bound {
     pub cached: usize,
     /// Who gives the rest.
     pub source: Option<Source>,
-    /// It goes behind those that do not.
-    pub gives_way: bool,
+    /// Its place at the engine: lower first.
+    pub turn: i64,
 }
 
 /// What is to be done now.
@@ -182,7 +182,7 @@ impl Placement {
     pub fn next(&mut self, engines: &[Engine], now: Duration) -> Next {
         match self {
             Self::Router(fleet, parts, _) => match fleet.next(now) {
-                Choice::Bind { request, worker, cached_tokens, gives_way, prefill, pull_from, .. } => {
+                Choice::Bind { request, worker, cached_tokens, turn, prefill, pull_from, .. } => {
                     if !parts.promises {
                         fleet.settle(request);
                     }
@@ -190,7 +190,7 @@ impl Placement {
                     let prefill = prefill.map(|at| Source::Prefill(usize::from(at.0)));
                     let source = prefill.or_else(|| pull_from.map(|at| Source::Pull(usize::from(at.0))));
                     let cached = cached_tokens as usize;
-                    Next::Bind(Bound { request: request as usize, engine, cached, source, gives_way })
+                    Next::Bind(Bound { request: request as usize, engine, cached, source, turn })
                 }
                 Choice::Refuse { request, .. } => Next::Refuse(request as usize),
                 Choice::Hold => Next::Hold,

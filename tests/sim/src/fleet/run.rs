@@ -275,7 +275,7 @@ impl<'a> World<'a> {
             resumed: false,
             given: None,
             recorded: request.engine,
-            gives_way: false,
+            turn: 0,
             source: None,
             lent: None,
         };
@@ -304,12 +304,12 @@ impl<'a> World<'a> {
                 }
                 Next::Hold => break,
             };
-            let Bound { request, engine, cached, source, gives_way } = bound;
+            let Bound { request, engine, cached, source, turn } = bound;
             let now = self.seconds();
             let outcome = &mut self.outcomes[request];
             (outcome.engine, outcome.bound, outcome.believed) = (engine, now, cached);
             let ask = self.asks[request].clone().expect("it waited");
-            let ask = Ask { source, gives_way, ..ask };
+            let ask = Ask { source, turn, ..ask };
             let seat = &mut self.seats[engine];
             seat.bound.push(request);
             if let Placement::Peer(peer) = &mut self.placement {

@@ -274,9 +274,7 @@ impl Actor {
         }
         let Some(live) = self.requests.get_mut(&request) else { return };
         live.truth.leave();
-        let (mut generate, windows) = live.truth.generate(request);
-        // As the dispatcher sends them: the odd ones give way.
-        generate.priority = generate.priority.saturating_mul(2);
+        let (generate, windows) = live.truth.generate(request);
         live.place = Place::Bound(to);
         live.moved = Some(Instant::now());
         live.gap = live.spoke.map(|since| (Gap::Moved, since));

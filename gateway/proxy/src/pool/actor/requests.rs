@@ -127,9 +127,9 @@ impl Actor {
             let next = self.router.next(self.began.elapsed());
             self.counts.decisions += 1;
             self.counts.decision_ns += began.elapsed().as_nanos() as u64;
-            let (request, worker, cached_tokens, exact, gives_way, from, ttft) = match next {
-                Choice::Bind { request, worker, cached_tokens, exact, gives_way, pull_from, prefill, ttft } => {
-                    (request, worker, cached_tokens, exact, gives_way, (pull_from, prefill), ttft)
+            let (request, worker, cached_tokens, exact, turn, from, ttft) = match next {
+                Choice::Bind { request, worker, cached_tokens, exact, turn, pull_from, prefill, ttft } => {
+                    (request, worker, cached_tokens, exact, turn, (pull_from, prefill), ttft)
                 }
                 Choice::Refuse { request, reject } => {
                     self.refuse(request, reject);
@@ -143,7 +143,7 @@ impl Actor {
             let from = (at(from.0), at(from.1));
             let Some(live) = self.requests.get_mut(&request) else { continue };
             let (mut generate, windows) = live.truth.generate(request);
-            generate.priority = generate.priority.saturating_mul(2).saturating_add(i32::from(gives_way));
+            generate.turn = turn;
             (generate.pull_from, generate.prefill_at) = from;
             let is_apart = !generate.prefill_at.is_empty();
             let frame = DownBody::Generate(generate);
