@@ -211,6 +211,38 @@ fn after_a_prefix_hit() {
     });
 }
 
+/// The longest prompt has begun when the shortest comes, whose turn is before it: it goes first, and neither says anything else.
+#[test]
+fn a_turn_before_it_overtakes_a_prompt_that_has_begun() {
+    each(|bench| {
+        let length = |n: &usize| bench.requests[*n].prompt.len();
+        let numbers = || 0..bench.requests.len();
+        let long = numbers().max_by_key(length).expect("some");
+        let short = numbers().min_by_key(length).expect("some");
+        let config =
+            EngineConfig { batch_tokens: 16, chunk_tokens: 16, prefill_seconds_max: 0.0, ..EngineConfig::default() };
+        assert!(length(&long) > length(&short) + 32, "the long one takes more steps");
+        let mut engine = bench.engine(PAGES, &config);
+        let mut said: Vec<(u64, u32)> = Vec::new();
+        let mut step = |engine: &mut Engine| {
+            let outputs = engine.step(&|| Duration::ZERO).outputs;
+            said.extend(outputs.into_iter().flat_map(|o| o.tokens.into_iter().map(move |token| (o.request, token.id))));
+        };
+        engine.submit(Generate { turn: 5, ..bench.requests[long].clone() });
+        step(&mut engine);
+        engine.submit(Generate { turn: -5, ..bench.requests[short].clone() });
+        while engine.has_work() {
+            step(&mut engine);
+        }
+        let of = |number: usize| said.iter().filter(move |(id, _)| *id == bench.requests[number].request);
+        assert_eq!(said[0].0, bench.requests[short].request, "{}: who is first", bench.path);
+        for number in [long, short] {
+            let alone = bench.alone[number].tokens.iter().map(|token| token.id);
+            assert!(of(number).map(|(_, id)| *id).eq(alone), "{}: request {number}", bench.path);
+        }
+    });
+}
+
 #[test]
 fn with_too_few_pages() {
     each(|bench| {

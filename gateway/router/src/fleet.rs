@@ -289,6 +289,7 @@ impl Fleet {
         }
         let retry_after = || self.predicted_ttft(0).clamp(Duration::from_secs(1), Duration::from_secs(60));
         let reject = Reject { retry_after: retry_after(), refusal: Refusal::Full };
+        self.queue.in_service(self.site.workers.values().filter_map(WorkerView::first_turn).min());
         match self.queue.push(waiting, self.site.limits.queue_max) {
             Ok(()) => Ok(()),
             Err(out) if out == request => Err(reject),

@@ -6,8 +6,11 @@
 //! Served is counted in engine seconds after cache credit, by weight (virtual token counters, Sheng et al. 2024, in seconds): prefill
 //! when a request is bound, decode as tokens come. Tenants whose counters are within one *bound* of each other are equals, and among
 //! equals what is due first goes first, so a request with little to compute may overtake others, by that much and no further. A tenant
-//! that comes back from silence starts one bound for each worker ahead of those that waited, whatever it was served before: a burst of
-//! its own that the pool does in that time waits for nobody.
+//! that comes back from silence starts one bound for each worker ahead of those that wait, here or for their first token, whatever it
+//! was served before: a burst of its own that the pool does in that time waits for nobody.
+//!
+//! The counter of its tenant goes with a request to its worker, as its *turn* ([`Rank`]): prompts that are not computed yet are
+//! computed in this order there too (start-time fair queueing, Goyal et al. 1996).
 //!
 //! *Due* is arrival plus the objective of its first token, where the pool has one, else plus its own prefill, two seconds at most.
 //! What cannot make its objective any more lets those pass that can, until it has waited for long.
@@ -150,6 +153,8 @@ pub(crate) struct Queue {
     seconds: f64,
     /// Highest counter of a tenant: where newcomers start when nobody waits.
     level: f64,
+    /// Lowest counter at which a tenant's request was bound that has no first token yet.
+    in_service: Option<f64>,
     /// Engine seconds by which tenants may differ and be equals.
     bound: f64,
     /// Workers that they share.
@@ -175,6 +180,7 @@ impl Queue {
             new: 0,
             seconds: 0.0,
             level: 0.0,
+            in_service: None,
             bound: bound.max(1e-3),
             workers: 1.0,
             slo,
@@ -184,6 +190,11 @@ impl Queue {
     /// So many workers share the work from now on.
     pub(crate) fn shared_by(&mut self, workers: usize) {
         self.workers = workers.max(1) as f64;
+    }
+
+    /// The first turn of requests that were bound and have no first token yet: a newcomer competes with them too.
+    pub(crate) fn in_service(&mut self, turn: Option<i64>) {
+        self.in_service = turn.map(|turn| turn as f64 / 1e6);
     }
 
     /// Adds a request. `Err` with the one that is put out for it, or with itself, when `limit` new ones wait already.
@@ -209,7 +220,8 @@ impl Queue {
 
     fn enter(&mut self, waiting: &Waiting) {
         let Waiting { request, view, place, .. } = waiting;
-        let newcomer = self.lowest().unwrap_or(self.level) - self.bound * self.workers;
+        let lowest = self.lowest().into_iter().chain(self.in_service).min_by(f64::total_cmp);
+        let newcomer = lowest.unwrap_or(self.level) - self.bound * self.workers;
         let beginner = Account { served: newcomer, ..Account::default() };
         let account = self.accounts.entry(Arc::clone(&view.tenant)).or_insert(beginner);
         if account.waiting == 0 {
@@ -470,6 +482,22 @@ mod tests {
         let order = order(&queue);
         assert_eq!(order[0], 50, "a newcomer is a bound ahead: {order:?}");
         assert!(order[..8].contains(&52), "then they take turns: {order:?}");
+    }
+
+    #[test]
+    fn strangers_that_come_once_do_not_put_a_regular_behind_for_ever() {
+        let mut queue = queue();
+        let regular: Arc<str> = "regular".into();
+        queue.serve(&regular, 1, 1.0);
+        for request in 0..1000 {
+            assert_eq!(queue.push(waiting(request, &format!("stranger {request}"), 0, false, 0.1, 0), 9), Ok(()));
+            let stranger = queue.remove(request).expect("it waits").view.tenant;
+            queue.serve(&stranger, 1, 0.1);
+        }
+        (1000..1003).for_each(|n| assert_eq!(queue.push(waiting(n, "regular", 0, false, 0.1, 0), 99), Ok(())));
+        (2000..2080).for_each(|n| assert_eq!(queue.push(waiting(n, "new", 0, false, 0.1, 0), 99), Ok(())));
+        let first = order(&queue)[..40].iter().filter(|request| **request < 2000).count();
+        assert_eq!(first, 3, "a bound is ten requests");
     }
 
     #[test]

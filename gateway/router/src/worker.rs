@@ -1,7 +1,7 @@
 //! One worker as the router sees it: what it said last, what was sent since, how fast it is.
 
 use crate::fit::Fit;
-use crate::queue::Rank;
+use crate::queue::{FIRST, Rank};
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{Batch, EngineState, Tier};
 use std::collections::BTreeMap;
@@ -171,6 +171,11 @@ impl WorkerView {
     /// The last of those that have no first token.
     pub(crate) fn last_rank(&self) -> Option<Rank> {
         self.prefilling.last_key_value().map(|((rank, _), _)| *rank)
+    }
+
+    /// The first turn of those that have no first token, by rank; those that began elsewhere aside.
+    pub(crate) fn first_turn(&self) -> Option<i64> {
+        self.prefilling.keys().map(|((_, turn), _)| *turn).find(|turn| *turn != FIRST)
     }
 
     /// Rows of prefill that one of this rank goes before.

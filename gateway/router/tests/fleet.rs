@@ -179,6 +179,29 @@ fn a_request_that_finds_no_room_at_a_worker_lets_others_pass() {
     assert_eq!(bindings(&mut fleet, 1), [(2, A, true)], "the worker would refuse the large one");
 }
 
+/// A flood has filled a worker: what comes of another tenant is sent although there are no credits, once, and nothing of the flood is.
+#[test]
+fn who_was_served_less_passes_what_a_full_worker_has_before_it() {
+    let mut fleet = fleet(Limits::default());
+    let busy = EngineState { running: 2, prefill_tokens_pending: 2000, context_tokens: 2000, ..state(0) };
+    fleet.join(A, member("n", 2), &[]);
+    let of =
+        |tenant: &str, first: u32| View { tokens: (first..first + 1000).collect(), tenant: tenant.into(), ..view(0) };
+    (1..9).for_each(|n| fleet.enqueue(n, of("flood", n as u32 * 5000), Duration::ZERO).expect("room"));
+    assert_eq!(bindings(&mut fleet, 0), [(1, A, true), (2, A, true)]);
+    fleet.update(A, Some(&busy), &[], 2);
+    fleet.enqueue(20, of("quiet", 100_000), Duration::from_secs(1)).expect("room");
+    assert_eq!(bindings(&mut fleet, 1), [(20, A, true)], "and none of those that came before it");
+    fleet.enqueue(21, of("quiet", 200_000), Duration::from_secs(1)).expect("room");
+    assert_eq!(bindings(&mut fleet, 1), [], "its own prompt is before it now");
+    fleet.enqueue(22, View { priority: 1, ..of("third", 300_000) }, Duration::from_secs(1)).expect("room");
+    assert_eq!(bindings(&mut fleet, 1), [], "what is less urgent passes nobody");
+    let full = EngineState { blocks_free: 3, ..busy };
+    fleet.update(A, Some(&full), &[], 3);
+    fleet.enqueue(23, of("fourth", 400_000), Duration::from_secs(1)).expect("room");
+    assert_eq!(bindings(&mut fleet, 1), [], "there is no room for its blocks");
+}
+
 #[test]
 fn stalled_sequences_hold_no_slot() {
     let mut fleet = fleet(Limits::default());
