@@ -2,7 +2,8 @@
 //!
 //! 64 workers, an index of ten million blocks, prompts of 8k tokens (256 blocks, half of them shared by some). Timed: a whole request
 //! (enqueue: hash the prompt, price it for its place in the queue; next: price it everywhere and bind; settle; remove), the part without
-//! hashing, and a busy fleet (a thousand requests wait, one worker at a time has room). One thread.
+//! hashing, and a busy fleet (a thousand requests wait, one worker at a time
+//! has room; then as many tenants, and ten times as many). One thread.
 
 use penstock_proto::frames::{EngineState, KvEvent};
 use penstock_proto::{BLOCK_TOKENS, BlockHasher};
@@ -96,19 +97,30 @@ fn main() {
     report("next (price 64 workers, bind, explain)", next);
     report("both", whole);
 
-    (0..WORKERS).for_each(|worker| fleet.update(WorkerId(worker), Some(&state(0)), &[], u64::MAX));
-    for request in 0..1000 {
-        fleet.enqueue(request, view(prompt(&mut random), request % 10), Duration::from_secs(100)).expect("room");
+    let waiting: Vec<_> = (0..1000).map(|request| view(prompt(&mut random), request % 10)).collect();
+    report("a step frame while 1000 wait (32 looked at)", busy(&mut fleet, waiting));
+    for tenants in [1_000, 10_000] {
+        let short = |tenant| view((0..256).map(|at| tenant as u32 ^ at << 16).collect(), tenant);
+        let times = busy(&mut filled(0), (0..tenants).map(short).collect());
+        report(&format!("the same while {tenants} tenants wait, one request each"), times);
     }
-    let mut busy = Vec::new();
+}
+
+/// Of a fleet in which one worker at a time has room for one more, while those wait.
+fn busy(fleet: &mut Fleet, waiting: Vec<View>) -> Vec<Duration> {
+    (0..WORKERS).for_each(|worker| fleet.update(WorkerId(worker), Some(&state(0)), &[], u64::MAX));
+    for (request, view) in (0..).zip(waiting) {
+        fleet.enqueue(request, view, Duration::from_secs(100)).expect("room");
+    }
+    let mut times = Vec::new();
     for turn in 0..500_u64 {
         let worker = WorkerId((turn % u64::from(WORKERS)) as u8);
         let now = Duration::from_secs(100) + Duration::from_millis(turn);
         fleet.update(worker, Some(&state(1)), &[], u64::MAX);
         let began = Instant::now();
         while let Choice::Bind { .. } = fleet.next(now) {}
-        busy.push(began.elapsed());
+        times.push(began.elapsed());
         fleet.update(worker, Some(&state(0)), &[], u64::MAX);
     }
-    report("a step frame while 1000 wait (32 looked at)", busy);
+    times
 }

@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use penstock_proto::BlockHasher;
 use penstock_proto::frames::Tier;
-use penstock_router::foreign::{ForeignEvent, Order, Rehasher, Turn, events};
+use penstock_router::foreign::{Events, ForeignError, ForeignEvent, Order, Rehasher, Turn};
 use penstock_router::{KvIndex, WorkerId};
 use serde_json::Value;
 
@@ -30,11 +30,10 @@ impl Server {
         let payload = STANDARD.decode(message[2].as_str().expect("text")).expect("base64");
         assert_eq!(self.order.look(sequence), Turn::Next);
         self.order.took(sequence);
-        let batch = events::decode(&payload).expect("a batch");
-        assert_eq!(batch.skipped, 0);
-        for event in &batch.events {
+        for event in Events::new(&payload).expect("a batch") {
+            let event = event.expect("an event").expect("of use");
             self.removed += usize::from(matches!(event, ForeignEvent::Removed { .. }));
-            self.rehasher.apply(event, &mut self.index, SERVER);
+            self.rehasher.apply(&event, &mut self.index, SERVER);
         }
     }
 }
@@ -82,12 +81,13 @@ fn every_cut_and_every_flipped_byte_of_a_payload_is_an_answer() {
     for message in messages.flatten().take(6) {
         let payload = STANDARD.decode(message[2].as_str().expect("text")).expect("base64");
         for cut in 0..payload.len() {
-            assert!(events::decode(&payload[..cut]).is_err(), "cut at {cut}");
+            let read: Result<Vec<_>, ForeignError> = Events::new(&payload[..cut]).and_then(Iterator::collect);
+            assert!(read.is_err(), "cut at {cut}");
             let mut flipped = payload.clone();
             flipped[cut] ^= 0x55;
             let mut server = Server::new();
-            let batch = events::decode(&flipped).unwrap_or_default();
-            batch.events.iter().for_each(|event| server.rehasher.apply(event, &mut server.index, SERVER));
+            let read = Events::new(&flipped).into_iter().flatten().flatten().flatten();
+            read.for_each(|event| server.rehasher.apply(&event, &mut server.index, SERVER));
         }
     }
 }

@@ -23,6 +23,9 @@ pub const NUMERICS: &str = "puppet";
 /// Blocks of each.
 const BLOCKS: u32 = 4096;
 
+/// Tokens that there are.
+const VOCABULARY: u32 = 250;
+
 /// How a puppet behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
@@ -49,6 +52,8 @@ pub struct Ledger {
     pub rows_resumed: u64,
     /// Pulls that it answered.
     pub pulls: u64,
+    /// From now on it says tokens that are in no vocabulary.
+    pub babbles: bool,
 }
 
 type Shared = Arc<Mutex<Ledger>>;
@@ -118,7 +123,7 @@ fn absorb(hash: u64, token: u32) -> u64 {
 }
 
 fn draw(hash: u64) -> u32 {
-    (hash >> 40) as u32 % 250
+    (hash >> 40) as u32 % VOCABULARY
 }
 
 struct Sequence {
@@ -184,7 +189,7 @@ impl Stage {
             epoch: LIVES.fetch_add(1, Ordering::Relaxed),
             model: "puppet".into(),
             numerics_id: NUMERICS.into(),
-            vocab_size: 250,
+            vocab_size: VOCABULARY,
             context_tokens: 1 << 16,
             block_tokens: BLOCK_TOKENS as u32,
             blocks_total: BLOCKS,
@@ -383,6 +388,7 @@ impl Sequence {
         let at = self.emitted as u32;
         self.emitted += 1;
         let is_last = self.emitted >= self.output_max;
+        let id = if ledger.babbles { id + VOCABULARY } else { id };
         Output {
             request,
             attempt: self.attempt,

@@ -57,6 +57,22 @@ async fn begin(pool: &Pool, ticket: &mut Ticket, tokens: usize) -> (Answer, Stri
     (answer, worker.to_string(), other)
 }
 
+/// Such a token would be part of what the request is continued with, and every worker would refuse that.
+#[tokio::test]
+async fn tokens_of_no_vocabulary_are_the_fault_of_the_worker_that_says_them() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let puppets = Puppet::start(&dir, 2, habits(3));
+    let pool = pool(&runtime, &puppets, |_| {}).await;
+    let job = request(1, 2, 200);
+    let mut ticket = pool.submit(job.clone()).expect("taken");
+    let (mut answer, at, _) = begin(&pool, &mut ticket, 50).await;
+    let is_at = |puppet: &&Puppet| at.ends_with(&puppet.socket().display().to_string());
+    puppets.iter().find(is_at).expect("one of them").ledger().babbles = true;
+    read_into(&mut ticket, &mut answer, usize::MAX).await;
+    check(&job, &answer);
+    assert!(answer.resumed.iter().all(|exact| *exact) && !answer.resumed.is_empty(), "{:?}", answer.resumed);
+}
+
 #[tokio::test]
 async fn a_request_moves_and_computes_no_more_than_a_block_or_two() {
     let (dir, runtime) = (Dir::new(), runtime());

@@ -8,8 +8,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Largest message: a batch of some hundred thousand tokens is one megabyte.
-const MESSAGE_BYTES_MAX: usize = 32 << 20;
+/// Largest message. A server sends one for each of its steps, and a token takes five bytes at most: this is a step of more than a million
+/// tokens, where servers compute some ten thousand. It is held twice while it comes, and never unpacked as a whole.
+const MESSAGE_BYTES_MAX: usize = 8 << 20;
 
 /// Read at once.
 const READ_BYTES: usize = 64 * 1024;

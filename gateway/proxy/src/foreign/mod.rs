@@ -4,9 +4,13 @@
 //! seen (there, or in the replay that was asked for), *partial* when it came later: what it says is true then, but not all. After a gap
 //! it asks for a replay; where there is none it forgets everything and begins anew. A connection that is lost makes it forget too: the
 //! server may be another one when it comes back.
+//!
+//! Requests never wait for what a server says, however much that is: its events are taken in one by one, the index is locked for one
+//! block of 32 tokens at a time, and who finds it locked all the same is routed by what was sent there ([`Feed::hits`]).
 
 mod client;
 mod follow;
+mod held;
 #[cfg(test)]
 mod tests;
 mod texts;
@@ -15,22 +19,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use penstock_proto::{BlockHash, BlockHasher};
-use penstock_router::foreign::{Batch, Rehasher, Turn};
-use penstock_router::foreign::{Order, events};
-use penstock_router::{KvIndex, WorkerId};
+use penstock_router::WorkerId;
+use penstock_router::foreign::{Events, ForeignError, Order, Rehasher, Turn};
 use penstock_text::TextModel;
 
 pub use client::Endpoint;
 pub(crate) use follow::start;
+use held::Held;
 use texts::text_of;
 
 use crate::config::KvEventsConfig;
 
 /// The one worker of a feed's index.
 const SERVER: WorkerId = WorkerId(0);
-
-/// Blocks of one server that are followed at most: 64 million tokens.
-const BLOCKS_MAX: usize = 1 << 21;
 
 /// Separates these hashes from those of our own workers.
 const SALT: &[u8] = b"foreign engines";
@@ -45,7 +46,9 @@ pub struct Feed {
     /// Of the provider.
     id: String,
     config: KvEventsConfig,
-    view: Mutex<View>,
+    held: Held,
+    /// For its task alone: it is locked for as long as a message takes.
+    followed_by: Mutex<Follower>,
     text: OnceLock<Arc<TextModel>>,
     connected: AtomicBool,
     /// It has its task.
@@ -53,8 +56,7 @@ pub struct Feed {
     counts: Counts,
 }
 
-struct View {
-    index: KvIndex,
+struct Follower {
     rehasher: Rehasher,
     order: Order,
 }
@@ -67,6 +69,7 @@ struct Counts {
     replayed: AtomicU64,
     malformed: AtomicU64,
     skipped: AtomicU64,
+    orphans: AtomicU64,
 }
 
 /// A feed at one moment.
@@ -100,13 +103,12 @@ enum Heard {
 impl Feed {
     /// A feed that follows nobody yet.
     pub(crate) fn new(id: &str, config: &KvEventsConfig) -> Arc<Self> {
-        let mut index = KvIndex::default();
-        index.join(SERVER, BLOCKS_MAX);
         let rehasher = Rehasher::new(BlockHasher::new(SALT));
         Arc::new(Self {
             id: id.to_owned(),
             config: config.clone(),
-            view: Mutex::new(View { index, rehasher, order: Order::default() }),
+            held: Held::default(),
+            followed_by: Mutex::new(Follower { rehasher, order: Order::default() }),
             text: OnceLock::new(),
             connected: AtomicBool::new(false),
             followed: AtomicBool::new(false),
@@ -124,38 +126,35 @@ impl Feed {
         self.text.get().filter(|_| self.connected.load(Ordering::Relaxed)).cloned()
     }
 
-    /// Leading blocks of a prompt that the server holds: on its device, anywhere.
-    pub(crate) fn hits(&self, hashes: &[BlockHash]) -> (u32, u32) {
-        let hits = self.lock().index.hits_by_tier(hashes, [SERVER]);
-        (hits.on_device(SERVER), hits.any(SERVER))
+    /// Leading blocks of a prompt that the server holds: on its device, anywhere. Waits for nobody; `None`: something is being noted, and
+    /// nobody knows just now.
+    pub(crate) fn hits(&self, hashes: &[BlockHash]) -> Option<(u32, u32)> {
+        let hits = self.held.hits(hashes)?;
+        Some((hits.on_device(SERVER), hits.any(SERVER)))
     }
 
     /// For people and metrics.
     pub fn state(&self) -> FeedState {
-        let (blocks, orphans) = {
-            let view = self.lock();
-            (view.index.sizes().0, view.rehasher.followed().orphans)
-        };
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FeedState {
             connected: self.connected.load(Ordering::Relaxed),
-            blocks,
+            blocks: self.held.blocks(),
             batches: count(&self.counts.batches),
             gaps: count(&self.counts.gaps),
             replayed: count(&self.counts.replayed),
             malformed: count(&self.counts.malformed),
-            skipped: count(&self.counts.skipped) + orphans,
+            skipped: count(&self.counts.skipped) + count(&self.counts.orphans),
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, View> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Follower> {
+        self.followed_by.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets what the server held.
     fn forget(&self) {
-        let View { index, rehasher, order } = &mut *self.lock();
-        rehasher.clear(index, SERVER);
+        let Follower { rehasher, order } = &mut *self.lock();
+        rehasher.clear(&mut &self.held, SERVER);
         order.forget();
     }
 
@@ -165,37 +164,43 @@ impl Feed {
             self.counts.malformed.fetch_add(1, Ordering::Relaxed);
             return Heard::Fine;
         };
-        let View { index, rehasher, order } = &mut *self.lock();
+        let Follower { rehasher, order } = &mut *self.lock();
         match order.look(sequence) {
             Turn::Next => {}
             Turn::Old => return Heard::Fine,
             Turn::Gap(from) => return Heard::Missing(from),
             Turn::Restart => {
-                rehasher.clear(index, SERVER);
+                rehasher.clear(&mut &self.held, SERVER);
                 order.forget();
                 return Heard::Missing(0);
             }
         }
         order.took(sequence);
-        match events::decode(payload) {
-            Ok(Batch { events, skipped, .. }) => {
-                events.iter().for_each(|event| rehasher.apply(event, index, SERVER));
-                self.counts.batches.fetch_add(1, Ordering::Relaxed);
-                self.counts.skipped.fetch_add(skipped as u64, Ordering::Relaxed);
-            }
-            Err(_) => {
-                // What it would have said is unknown: as good as a gap that nobody can fill.
-                rehasher.clear(index, SERVER);
-                self.counts.malformed.fetch_add(1, Ordering::Relaxed);
+        if self.take_in(payload, rehasher).is_ok() {
+            self.counts.batches.fetch_add(1, Ordering::Relaxed);
+        } else {
+            // What it would have said is unknown: as good as a gap that nobody can fill.
+            rehasher.clear(&mut &self.held, SERVER);
+            self.counts.malformed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.counts.orphans.store(rehasher.followed().orphans, Ordering::Relaxed);
+        Heard::Fine
+    }
+
+    fn take_in(&self, payload: &[u8], rehasher: &mut Rehasher) -> Result<(), ForeignError> {
+        for event in Events::new(payload)? {
+            match event? {
+                Some(event) => rehasher.apply(&event, &mut &self.held, SERVER),
+                None => drop(self.counts.skipped.fetch_add(1, Ordering::Relaxed)),
             }
         }
-        Heard::Fine
+        Ok(())
     }
 
     /// Goes on with batch `next`: what was before it cannot be had.
     fn skip_to(&self, next: u64) {
-        let View { index, rehasher, order } = &mut *self.lock();
-        rehasher.clear(index, SERVER);
+        let Follower { rehasher, order } = &mut *self.lock();
+        rehasher.clear(&mut &self.held, SERVER);
         order.forget();
         match next.checked_sub(1) {
             Some(last) => order.took(last),

@@ -133,7 +133,11 @@ impl Publisher {
 /// Leading blocks of the chain that the feed knows.
 fn hit(feed: &Feed) -> u32 {
     let prompt: Vec<u32> = (0..10).flat_map(tokens).collect();
-    feed.hits(&chain(&prompt)).0
+    loop {
+        if let Some((on_device, _)) = feed.hits(&chain(&prompt)) {
+            return on_device;
+        }
+    }
 }
 
 async fn until(what: &str, is_so: impl Fn() -> bool) {
@@ -226,6 +230,41 @@ async fn a_replay_without_an_end_is_given_up() {
     let mut heard = 0_u32;
     let (told, _) = tokio::join!(super::client::replay(&endpoint, 0, |_| heard += 1), server);
     assert!(told.is_err() && heard > 100_000, "{told:?} after {heard}");
+}
+
+/// What a server says may be long; a request that asks meanwhile neither waits nor is left without an answer for as long as that takes.
+#[test]
+fn requests_wait_for_no_batch() {
+    let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/penstock-demo");
+    let endpoint = Endpoint::parse("tcp://127.0.0.1:9").expect("an endpoint");
+    let feed = Feed::new("test", &KvEventsConfig { endpoint, replay: None, tokenizer });
+    const BLOCKS: u64 = 30_000;
+    // One message: an event per block, and the end that takes all of it back.
+    let mut payload = vec![0x92, 0xc0, 0xdd];
+    payload.extend_from_slice(&(BLOCKS as u32 + 1).to_be_bytes());
+    (0..BLOCKS).for_each(|number| payload.extend_from_slice(&stored(number)[3..]));
+    payload.extend_from_slice(b"\x91\xb0AllBlocksCleared");
+    let prompt = chain(&(0..10).flat_map(tokens).collect::<Vec<_>>());
+    let is_taken = std::sync::atomic::AtomicBool::new(false);
+    let (mut asked, mut seen, mut longest) = (0_u32, 0_u32, Duration::ZERO);
+    let took = std::thread::scope(|scope| {
+        let taking = scope.spawn(|| {
+            let began = std::time::Instant::now();
+            assert_eq!(feed.hear(&[0_u64.to_be_bytes().to_vec(), payload]), super::Heard::Fine);
+            is_taken.store(true, std::sync::atomic::Ordering::Relaxed);
+            began.elapsed()
+        });
+        while !is_taken.load(std::sync::atomic::Ordering::Relaxed) {
+            let began = std::time::Instant::now();
+            seen += u32::from(feed.hits(&prompt) == Some((10, 10)));
+            longest = longest.max(began.elapsed());
+            asked += 1;
+        }
+        taking.join().expect("taken")
+    });
+    assert_eq!((feed.state().batches, feed.state().skipped, hit(&feed)), (1, 0, 0));
+    // They read in the middle of it. (How long the longest look took is the scheduler's affair as well: far from all of it.)
+    assert!(seen > 100 && longest < took / 2, "{seen} of {asked} in {took:?}, the longest {longest:?}");
 }
 
 #[test]

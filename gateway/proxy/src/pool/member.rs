@@ -8,6 +8,7 @@ use super::sums::Lives;
 use penstock_proto::Address;
 use penstock_proto::frames::{EngineState, Loading, Ready};
 use std::collections::HashSet;
+use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -61,6 +62,7 @@ pub(super) struct Member {
     pub(super) session: Session,
     pub(super) link: Option<Link>,
     pub(super) ready: Option<Box<Ready>>,
+    transfer: String,
     pub(super) numerics_id: Arc<str>,
     pub(super) state: EngineState,
     lives: Lives,
@@ -88,6 +90,7 @@ impl Member {
             session: Session::Absent { why: "not connected yet".into() },
             link: None,
             ready: None,
+            transfer: String::new(),
             numerics_id: "".into(),
             state: EngineState::default(),
             lives: Lives::default(),
@@ -113,25 +116,13 @@ impl Member {
         self.steps = 0;
         self.lives.begin(ready.epoch);
         self.say(ready.state.as_ref());
+        self.transfer = reached_at(&ready.transfer, &self.address);
         self.ready = Some(ready);
     }
 
-    /// Where other workers reach it for KV; empty: nowhere. Over TCP that is the host where this gateway reaches it (what it calls itself may
-    /// mean nothing elsewhere, and its certificate is for that host), unless the gateway only says that it is this very machine.
-    pub(super) fn transfer_address(&self) -> String {
-        let told = self.ready.as_ref().map_or("", |ready| ready.transfer.as_str());
-        match (told.parse(), &self.address) {
-            (Ok(Address::Tcp(theirs)), Address::Tcp(ours)) => {
-                let (named, port) = theirs.rsplit_once(':').unwrap_or_default();
-                let (host, _) = ours.rsplit_once(':').unwrap_or_default();
-                let is_here = matches!(host, "127.0.0.1" | "[::1]" | "localhost");
-                let is_open = matches!(named, "0.0.0.0" | "[::]");
-                if is_open || !is_here { Address::Tcp(format!("{host}:{port}")).to_string() } else { told.to_owned() }
-            }
-            // A socket file is reached on its own machine alone: nobody else is sent to a path, or from a file to anywhere.
-            (Ok(Address::Unix(_)), Address::Tcp(_)) | (Ok(Address::Tcp(_)), Address::Unix(_)) => String::new(),
-            _ => told.to_owned(),
-        }
+    /// Where other workers reach it for KV; empty: nowhere.
+    pub(super) fn transfer_address(&self) -> &str {
+        &self.transfer
     }
 
     /// Takes in a report.
@@ -228,6 +219,35 @@ impl Member {
     }
 }
 
+/// Where other workers reach one that calls itself `told` and that this gateway reaches at `ours`. Over TCP that is the host where this
+/// gateway reaches it (what it calls itself may mean nothing elsewhere, and its certificate is for that host), unless the gateway only says
+/// that it is this very machine: then it may name another address of this machine, and none of another one, to which it could send
+/// everybody with the pool's key.
+fn reached_at(told: &str, ours: &Address) -> String {
+    match (told.parse(), ours) {
+        (Ok(Address::Tcp(theirs)), Address::Tcp(ours)) => {
+            let (named, port) = theirs.rsplit_once(':').unwrap_or_default();
+            let (host, _) = ours.rsplit_once(':').unwrap_or_default();
+            let is_here = matches!(host, "127.0.0.1" | "[::1]" | "localhost");
+            let is_open = matches!(named, "0.0.0.0" | "[::]");
+            match is_here && !is_open {
+                true if is_of_this_machine(named) => told.to_owned(),
+                true => String::new(),
+                false => Address::Tcp(format!("{host}:{port}")).to_string(),
+            }
+        }
+        // A socket file is reached on its own machine alone: nobody else is sent to a path, or from a file to anywhere.
+        (Ok(Address::Unix(_)), Address::Tcp(_)) | (Ok(Address::Tcp(_)), Address::Unix(_)) => String::new(),
+        _ => told.to_owned(),
+    }
+}
+
+/// Whether that host is an address of this machine: only there a socket can be bound to it.
+fn is_of_this_machine(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    host == "localhost" || address.is_ok_and(|address| UdpSocket::bind((address, 0)).is_ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,15 +283,17 @@ mod tests {
 
     #[test]
     fn a_worker_sends_others_only_to_itself() {
-        let told_at = |told: &str, ours: &str| {
-            let mut member = Member::new("a".into(), ours.parse().expect("an address"), false, Instant::now());
-            member.ready = Some(Box::new(Ready { transfer: told.into(), ..Ready::default() }));
-            member.transfer_address()
-        };
+        let told_at = |told: &str, ours: &str| reached_at(told, &ours.parse().expect("an address"));
         assert_eq!(told_at("tcp://10.9.9.9:77", "tcp://10.0.0.1:70"), "tcp://10.0.0.1:77");
         assert_eq!(told_at("unix:///run/a.sock.kv", "unix:///run/a.sock"), "unix:///run/a.sock.kv");
         assert_eq!(told_at("unix:///run/other.sock", "tcp://10.0.0.1:70"), "");
         assert_eq!(told_at("tcp://10.9.9.9:77", "unix:///run/a.sock"), "");
+        // On this machine it knows better under which address others reach it, if it is one of this machine.
+        assert_eq!(told_at("tcp://0.0.0.0:77", "tcp://127.0.0.1:70"), "tcp://127.0.0.1:77");
+        assert_eq!(told_at("tcp://127.0.0.2:77", "tcp://localhost:70"), "tcp://127.0.0.2:77");
+        for elsewhere in ["192.0.2.1", "[2001:db8::1]", "example.org", "127.0.0.1x"] {
+            assert_eq!(told_at(&format!("tcp://{elsewhere}:77"), "tcp://127.0.0.1:70"), "", "{elsewhere}");
+        }
     }
 
     #[test]

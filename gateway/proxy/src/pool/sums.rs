@@ -103,34 +103,42 @@ fn seconds(told: f64) -> f64 {
 
 impl AddAssign for Sums {
     fn add_assign(&mut self, more: Self) {
-        add(&mut self.prompt_tokens, more.prompt_tokens);
-        add(&mut self.cached_tokens, more.cached_tokens);
-        add(&mut self.output_tokens, more.output_tokens);
-        add(&mut self.preemptions, more.preemptions);
+        // What a worker says may be anything.
+        self.join(more, u64::saturating_add, |sum, more| sum + more);
+    }
+}
+
+impl Sums {
+    /// With `more`, number by number.
+    fn join(&mut self, more: Self, count: fn(u64, u64) -> u64, time: fn(f64, f64) -> f64) {
+        let counted = |sum: &mut u64, more: u64| *sum = count(*sum, more);
+        let timed = |sum: &mut f64, more: f64| *sum = time(*sum, more);
+        counted(&mut self.prompt_tokens, more.prompt_tokens);
+        counted(&mut self.cached_tokens, more.cached_tokens);
+        counted(&mut self.output_tokens, more.output_tokens);
+        counted(&mut self.preemptions, more.preemptions);
         let (transfers, theirs) = (&mut self.transfers, more.transfers);
-        add(&mut transfers.completed, theirs.completed);
-        add(&mut transfers.failed, theirs.failed);
-        add(&mut transfers.cancelled, theirs.cancelled);
-        add(&mut transfers.blocks, theirs.blocks);
-        add(&mut transfers.bytes, theirs.bytes);
-        transfers.seconds += theirs.seconds;
-        transfers.hidden_seconds += theirs.hidden_seconds;
+        counted(&mut transfers.completed, theirs.completed);
+        counted(&mut transfers.failed, theirs.failed);
+        counted(&mut transfers.cancelled, theirs.cancelled);
+        counted(&mut transfers.blocks, theirs.blocks);
+        counted(&mut transfers.bytes, theirs.bytes);
+        timed(&mut transfers.seconds, theirs.seconds);
+        timed(&mut transfers.hidden_seconds, theirs.hidden_seconds);
         for (tier, theirs) in self.tiers.iter_mut().zip(more.tiers) {
-            add(&mut tier.loaded, theirs.loaded);
-            tier.load_seconds += theirs.load_seconds;
-            add(&mut tier.stored, theirs.stored);
-            add(&mut tier.dropped, theirs.dropped);
-            add(&mut tier.corrupt, theirs.corrupt);
+            counted(&mut tier.loaded, theirs.loaded);
+            timed(&mut tier.load_seconds, theirs.load_seconds);
+            counted(&mut tier.stored, theirs.stored);
+            counted(&mut tier.dropped, theirs.dropped);
+            counted(&mut tier.corrupt, theirs.corrupt);
         }
     }
 }
 
-/// What a worker says may be anything.
-fn add(sum: &mut u64, more: u64) {
-    *sum = sum.saturating_add(more);
-}
-
-/// The lives of one worker.
+/// The lives of one worker. One that begins anew under an epoch that it had before counts from where that life ended only when it has
+/// passed it: its sums stand still meanwhile, they never fall. (Elsewhere an epoch that comes again means as little: what such a worker
+/// holds is taken from what it says when it is ready, a restart that is not seen ends with its patience, and a request of which it dies
+/// is given up after [`ATTEMPTS_MAX`](super::truth::ATTEMPTS_MAX) lives instead of two.)
 #[derive(Debug, Default)]
 pub(super) struct Lives {
     epoch: u64,
@@ -149,7 +157,7 @@ impl Lives {
 
     /// What the present life says.
     pub(super) fn say(&mut self, state: &EngineState) {
-        self.now = Sums::of(state);
+        self.now.join(Sums::of(state), u64::max, f64::max);
     }
 
     /// All of them.
@@ -190,6 +198,21 @@ mod tests {
         assert_eq!(read(&lives), (13, 13, 1.0, 4));
         lives.say(&state(2, 0.25, 1));
         assert_eq!(read(&lives), (15, 15, 1.25, 5));
+    }
+
+    #[test]
+    fn a_life_that_is_told_twice_lets_no_sum_fall() {
+        let mut lives = Lives::default();
+        let read = |lives: &Lives| (lives.sums().output_tokens, lives.sums().transfers.hidden_seconds);
+        lives.begin(7);
+        lives.say(&state(10, 0.5, 3));
+        lives.say(&state(2, 1.0, 3));
+        assert_eq!(read(&lives), (10, 1.0));
+        lives.begin(7);
+        lives.say(&state(0, 0.0, 0));
+        assert_eq!(read(&lives), (10, 1.0));
+        lives.say(&state(11, 0.0, 0));
+        assert_eq!((read(&lives), lives.sums().tier(Tier::Disk).loaded), ((11, 1.0), 3));
     }
 
     #[test]

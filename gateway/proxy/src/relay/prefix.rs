@@ -133,7 +133,7 @@ impl Prefix {
             }
             let known = made.iter().find(|made| Arc::ptr_eq(&made.text, &text)).and_then(|made| made.tokens.as_ref());
             if let (Some((count, hashes)), Some(share)) = (known, prefix.shares.get_mut(index)) {
-                let (on_device, anywhere) = feed.hits(hashes);
+                let Some((on_device, anywhere)) = feed.hits(hashes) else { continue };
                 // What lies further away has to be loaded: it counts half.
                 let blocks = f64::from(on_device) + f64::from(anywhere.saturating_sub(on_device)) / 2.0;
                 *share = Share {

@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use penstock_proto::BlockHasher;
-use penstock_router::foreign::{ForeignEvent, Rehasher, events};
+use penstock_router::foreign::{Events, ForeignEvent, Rehasher};
 use penstock_router::{KvIndex, WorkerId};
 
 const SERVER: WorkerId = WorkerId(0);
@@ -13,8 +13,8 @@ fuzz_target!(|payloads: Vec<&[u8]>| {
     index.join(SERVER, 1000);
     let mut rehasher = Rehasher::new(BlockHasher::new(b"fuzz"));
     for payload in payloads {
-        let Ok(batch) = events::decode(payload) else { continue };
-        batch.events.iter().for_each(|event| rehasher.apply(event, &mut index, SERVER));
+        let events = Events::new(payload).into_iter().flatten().flatten().flatten();
+        events.for_each(|event| rehasher.apply(&event, &mut index, SERVER));
     }
     rehasher.apply(&ForeignEvent::Cleared, &mut index, SERVER);
     assert_eq!((index.sizes(), index.shape(), rehasher.len()), ((0, 0), (0, 0), 0));

@@ -13,17 +13,6 @@ const BLOCKS_MAX: usize = 1 << 18;
 /// Tokens per foreign block at most.
 const BLOCK_TOKENS_MAX: usize = 1 << 14;
 
-/// A batch of one publisher.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Batch {
-    /// What happened, in order.
-    pub events: Vec<ForeignEvent>,
-    /// Events that were there and are of no use here: adapters, images, windows, unknown types.
-    pub skipped: usize,
-    /// Data-parallel rank of the publisher, where it says one.
-    pub rank: Option<u32>,
-}
-
 /// A foreign engine's name for a block: opaque.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ForeignHash(pub u128);
@@ -55,37 +44,53 @@ pub enum ForeignEvent {
     Cleared,
 }
 
-/// Reads one payload.
-///
-/// # Errors
-/// It is not a batch, or not whole.
-pub fn decode(payload: &[u8]) -> Result<Batch, ForeignError> {
-    let mut reader = Reader::new(payload);
-    let fields = reader.array()?;
-    if fields < 2 {
-        return Err(ForeignError::Shape);
-    }
-    reader.skip()?;
-    let mut batch = Batch::default();
-    for _ in 0..reader.array()? {
-        match event(&mut reader)? {
-            Some(event) => batch.events.push(event),
-            None => batch.skipped += 1,
-        }
-    }
-    if fields > 2 && !reader.nil()? {
-        batch.rank = Some(reader.u32()?);
-    }
-    for _ in 3..fields {
+/// The events of one payload, in order, each read when it is asked for: a payload takes some bytes for what takes hundreds here, so no
+/// more than one event is ever unpacked. `None`: an event of no use here (adapters, images, windows, unknown types). An error is the last
+/// item: it is not a batch, or not whole.
+pub struct Events<'a> {
+    reader: Reader<'a>,
+    /// Events that come, and fields of the batch behind them.
+    left: usize,
+    behind: usize,
+}
+
+impl<'a> Events<'a> {
+    /// Begins to read.
+    ///
+    /// # Errors
+    /// It is not a batch.
+    pub fn new(payload: &'a [u8]) -> Result<Self, ForeignError> {
+        let mut reader = Reader::new(payload);
+        let behind = reader.array()?.checked_sub(2).ok_or(ForeignError::Shape)?;
         reader.skip()?;
+        let left = reader.array()?;
+        Ok(Self { reader, left, behind })
     }
-    Ok(batch)
+
+    /// What stands behind the events: the publisher's data-parallel rank, which says nothing that its address does not.
+    fn end(&mut self) -> Option<ForeignError> {
+        (0..std::mem::take(&mut self.behind)).try_for_each(|_| self.reader.skip()).err()
+    }
+}
+
+impl Iterator for Events<'_> {
+    type Item = Result<Option<ForeignEvent>, ForeignError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let Some(left) = self.left.checked_sub(1) else { return self.end().map(Err) };
+        self.left = left;
+        let event = event(&mut self.reader);
+        if event.is_err() {
+            (self.left, self.behind) = (0, 0);
+        }
+        Some(event)
+    }
 }
 
 /// Fields of an event in the order of the array form; [`Fields::extra`] and what follows stand in maps only.
 #[derive(Default)]
-struct Fields {
-    kind: Vec<u8>,
+struct Fields<'a> {
+    kind: &'a [u8],
     hashes: Vec<ForeignHash>,
     parent: Option<ForeignHash>,
     tokens: Vec<u32>,
@@ -108,12 +113,12 @@ fn event(reader: &mut Reader<'_>) -> Result<Option<ForeignEvent>, ForeignError> 
     Ok(fields.into_event())
 }
 
-fn in_order(reader: &mut Reader<'_>, fields: &mut Fields) -> Result<(), ForeignError> {
+fn in_order<'a>(reader: &mut Reader<'a>, fields: &mut Fields<'a>) -> Result<(), ForeignError> {
     const STORED: [&[u8]; 7] =
         [b"block_hashes", b"parent_block_hash", b"token_ids", b"block_size", b"lora_id", b"medium", b"lora_name"];
     const REMOVED: [&[u8]; 2] = [b"block_hashes", b"medium"];
     let count = reader.array()?.checked_sub(1).ok_or(ForeignError::Shape)?;
-    fields.kind = reader.blob()?.to_vec();
+    fields.kind = reader.blob()?;
     let names: &[&[u8]] = if fields.kind == b"BlockStored" { &STORED } else { &REMOVED };
     for number in 0..count {
         field(reader, names.get(number).copied().unwrap_or_default(), fields)?;
@@ -121,9 +126,9 @@ fn in_order(reader: &mut Reader<'_>, fields: &mut Fields) -> Result<(), ForeignE
     Ok(())
 }
 
-fn field(reader: &mut Reader<'_>, key: &[u8], fields: &mut Fields) -> Result<(), ForeignError> {
+fn field<'a>(reader: &mut Reader<'a>, key: &[u8], fields: &mut Fields<'a>) -> Result<(), ForeignError> {
     match key {
-        b"type" => fields.kind = reader.blob()?.to_vec(),
+        b"type" => fields.kind = reader.blob()?,
         b"block_hashes" => fields.hashes = many(reader, BLOCKS_MAX, hash)?,
         b"parent_block_hash" => fields.parent = if reader.nil()? { None } else { Some(hash(reader)?) },
         b"token_ids" => fields.tokens = many(reader, BLOCKS_MAX * 16, Reader::u32)?,
@@ -183,7 +188,11 @@ fn many<'a, T>(
     if count > max {
         return Err(ForeignError::Range);
     }
-    (0..count).map(|_| one(reader)).collect()
+    let mut out = Vec::with_capacity(count);
+    for _ in 0..count {
+        out.push(one(reader)?);
+    }
+    Ok(out)
 }
 
 /// A number, or bytes of which the first 16 are as good as all.
@@ -198,10 +207,10 @@ fn hash(reader: &mut Reader<'_>) -> Result<ForeignHash, ForeignError> {
     Ok(ForeignHash(u128::from_le_bytes(head)))
 }
 
-impl Fields {
+impl Fields<'_> {
     fn into_event(self) -> Option<ForeignEvent> {
         let tier = self.tier.unwrap_or(Some(Tier::Device));
-        match self.kind.as_slice() {
+        match self.kind {
             b"AllBlocksCleared" => Some(ForeignEvent::Cleared),
             _ if self.special => None,
             b"BlockRemoved" => Some(ForeignEvent::Removed { hashes: self.hashes, tier: tier? }),
@@ -214,5 +223,56 @@ impl Fields {
             }
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `[null, [event…], 3]`, with so many events.
+    fn batch(events: &[u8], count: u32) -> Vec<u8> {
+        let mut out = vec![0x93, 0xc0, 0xdd];
+        out.extend_from_slice(&count.to_be_bytes());
+        [&out[..], events, &[3]].concat()
+    }
+
+    const CLEARED: &[u8] = b"\x91\xb0AllBlocksCleared";
+
+    #[test]
+    fn a_batch_is_read_event_by_event_and_to_its_end() {
+        let whole = batch(&[CLEARED, b"\x91\xa1?", CLEARED].concat(), 3);
+        let read: Result<Vec<_>, _> = Events::new(&whole).expect("a batch").collect();
+        assert_eq!(read, Ok(vec![Some(ForeignEvent::Cleared), None, Some(ForeignEvent::Cleared)]));
+        for cut in 0..whole.len() {
+            let read: Result<Vec<_>, _> = Events::new(&whole[..cut]).and_then(Iterator::collect);
+            assert_eq!(read, Err(ForeignError::Short), "cut at {cut}");
+        }
+        let mut broken = Events::new(&whole[..20]).expect("its beginning");
+        assert_eq!(broken.by_ref().last(), Some(Err(ForeignError::Short)), "nothing is read behind an error");
+        assert_eq!((Events::new(&[0x91, 0xc0]).err(), broken.next()), (Some(ForeignError::Shape), None));
+    }
+
+    /// 16 bytes of a payload are an event of more than a hundred; a payload of 28 MiB must not become as many.
+    #[test]
+    fn only_one_event_is_unpacked_at_a_time() {
+        let small = b"\x92\xacBlockRemoved\x90";
+        let whole = batch(&small.repeat(2_000_000), 2_000_000);
+        assert!(whole.len() > 28 << 20);
+        let mut count = 0;
+        for event in Events::new(&whole).expect("a batch") {
+            let Ok(Some(ForeignEvent::Removed { hashes, .. })) = event else { panic!("{event:?}") };
+            assert_eq!(hashes.capacity(), 0);
+            count += 1;
+        }
+        assert_eq!(count, 2_000_000);
+        // The largest one: what its elements take, and no room besides.
+        let many = [&b"\x92\xacBlockRemoved\xdd"[..], &(BLOCKS_MAX as u32).to_be_bytes(), &[7; BLOCKS_MAX]].concat();
+        let payload = batch(&many, 1);
+        let Some(Ok(Some(ForeignEvent::Removed { hashes, .. }))) = Events::new(&payload).expect("a batch").next()
+        else {
+            panic!("an event")
+        };
+        assert_eq!((hashes.len(), hashes.capacity()), (BLOCKS_MAX, BLOCKS_MAX));
     }
 }

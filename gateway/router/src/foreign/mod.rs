@@ -15,9 +15,9 @@ pub mod order;
 pub mod rehash;
 pub mod zmtp;
 
-pub use events::{Batch, ForeignEvent};
+pub use events::{Events, ForeignEvent};
 pub use order::{Order, Turn};
-pub use rehash::Rehasher;
+pub use rehash::{Holdings, Rehasher};
 
 /// What is wrong with bytes of a foreign engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

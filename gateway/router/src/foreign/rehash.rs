@@ -19,6 +19,41 @@ const NODES_MAX: usize = 1 << 20;
 /// Tokens of all of them: what is kept of a block grows with it. As many as 64 engines of a million tokens hold.
 const TOKENS_MAX: usize = 1 << 26;
 
+/// Our blocks that run through one of theirs at most: prompts that fork inside it. Each event of it looks at all of them.
+const COVERS_MAX: usize = 1 << 15;
+
+/// Where our blocks are noted, one at a time: an index, or one that others read meanwhile.
+pub trait Holdings {
+    /// Whether the block is noted.
+    fn holds(&self, worker: WorkerId, tier: Tier, hash: BlockHash) -> bool;
+    /// The block is held now. `before`: the one before it.
+    fn stored(&mut self, worker: WorkerId, tier: Tier, before: Option<BlockHash>, hash: BlockHash);
+    /// It is not held any more.
+    fn removed(&mut self, worker: WorkerId, tier: Tier, hash: BlockHash);
+    /// Nothing is held any more.
+    fn cleared(&mut self, worker: WorkerId);
+}
+
+impl Holdings for KvIndex {
+    fn holds(&self, worker: WorkerId, tier: Tier, hash: BlockHash) -> bool {
+        self.holds(worker, tier, hash)
+    }
+
+    fn stored(&mut self, worker: WorkerId, tier: Tier, before: Option<BlockHash>, hash: BlockHash) {
+        self.stored(worker, tier, before, [hash]);
+    }
+
+    fn removed(&mut self, worker: WorkerId, tier: Tier, hash: BlockHash) {
+        self.removed(worker, tier, [hash]);
+    }
+
+    fn cleared(&mut self, worker: WorkerId) {
+        for tier in [Tier::Device, Tier::Host, Tier::Disk, Tier::Remote] {
+            self.apply(worker, &KvEvent { cleared: true, tier: tier as i32, ..Default::default() });
+        }
+    }
+}
+
 /// Counts since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Followed {
@@ -37,6 +72,7 @@ pub struct Rehasher {
     /// Of all nodes, and how many there may be.
     tokens: usize,
     tokens_max: usize,
+    covers_max: usize,
     /// Our blocks that are held in more than one way, by tier: in how many more.
     shared: HashMap<(BlockHash, Tier), u32>,
     followed: Followed,
@@ -75,6 +111,7 @@ impl Rehasher {
             nodes: HashMap::new(),
             tokens: 0,
             tokens_max: TOKENS_MAX,
+            covers_max: COVERS_MAX,
             shared: HashMap::new(),
             followed: Followed::default(),
         }
@@ -96,7 +133,7 @@ impl Rehasher {
     }
 
     /// Says to the index what an event means for `worker`.
-    pub fn apply(&mut self, event: &ForeignEvent, index: &mut KvIndex, worker: WorkerId) {
+    pub fn apply(&mut self, event: &ForeignEvent, index: &mut impl Holdings, worker: WorkerId) {
         match event {
             ForeignEvent::Stored { hashes, parent, tokens, block_tokens, tier } => {
                 self.followed.stored += hashes.len() as u64;
@@ -120,11 +157,9 @@ impl Rehasher {
     }
 
     /// Forgets everything: the engine did, or what it said is not known to be whole.
-    pub fn clear(&mut self, index: &mut KvIndex, worker: WorkerId) {
+    pub fn clear(&mut self, index: &mut impl Holdings, worker: WorkerId) {
+        index.cleared(worker);
         (self.nodes, self.shared, self.tokens) = (HashMap::new(), HashMap::new(), 0);
-        for tier in [Tier::Device, Tier::Host, Tier::Disk, Tier::Remote] {
-            index.apply(worker, &KvEvent { cleared: true, tier: tier as i32, ..Default::default() });
-        }
     }
 
     /// Makes a node for a block that has none. False: its tokens or its parent are not known.
@@ -134,23 +169,33 @@ impl Rehasher {
         }
         let has_room = |more: usize| self.nodes.len() < NODES_MAX && self.tokens + more <= self.tokens_max;
         let Some(tokens) = tokens.filter(|tokens| has_room(tokens.len())) else { return false };
-        let (mut last, mut waiting) = match parent {
+        let (mut last, mut waiting) = match parent.map(|parent| self.nodes.get(&parent)) {
             None => (None, Vec::new()),
-            Some(parent) => {
-                let Some(node) = self.nodes.get_mut(&parent) else { return false };
-                node.children += 1;
-                (node.last, node.tail.to_vec())
-            }
+            Some(None) => return false,
+            Some(Some(node)) => (node.last, node.tail.to_vec()),
         };
-        let mut missing = waiting.len();
+        let mut path = self.path(parent, waiting.len());
+        if path.iter().any(|part| self.nodes.get(part).is_none_or(|node| node.covers.len() >= self.covers_max)) {
+            return false;
+        }
+        if let Some(node) = parent.and_then(|parent| self.nodes.get_mut(&parent)) {
+            node.children += 1;
+        }
         waiting.extend_from_slice(tokens);
         let mut covers = Vec::new();
         let blocks = waiting.chunks_exact(BLOCK_TOKENS);
         let tail: Box<[u32]> = blocks.remainder().into();
         for block in blocks {
             let ours = self.hasher.block(last, block);
-            let parts = self.mark(parent, &mut missing, Cover { hash: ours, before: last, end: hash, parts: 0 });
-            covers.push(Cover { hash: ours, before: last, end: hash, parts });
+            // The first of ours began in the blocks before this one, the others begin in it.
+            let parts = path.len() as u32 + 1;
+            let cover = Cover { hash: ours, before: last, end: hash, parts };
+            for part in std::mem::take(&mut path) {
+                if let Some(node) = self.nodes.get_mut(&part) {
+                    node.covers.push(cover);
+                }
+            }
+            covers.push(cover);
             last = Some(ours);
         }
         self.tokens += tokens.len();
@@ -159,30 +204,21 @@ impl Rehasher {
         true
     }
 
-    /// Notes one of our blocks in the foreign ones before the last that hold its first `missing` tokens; returns how many foreign blocks
-    /// it covers in all.
-    fn mark(&mut self, parent: Option<ForeignHash>, missing: &mut usize, cover: Cover) -> u32 {
+    /// The foreign blocks that hold the last `tokens` tokens up to the end of `at`, backwards.
+    fn path(&self, mut at: Option<ForeignHash>, mut tokens: usize) -> Vec<ForeignHash> {
         let mut path = Vec::new();
-        let mut at = parent;
-        while *missing > 0
+        while tokens > 0
             && let Some(hash) = at
             && let Some(node) = self.nodes.get(&hash)
         {
-            *missing = missing.saturating_sub(node.tokens as usize);
+            tokens = tokens.saturating_sub(node.tokens as usize);
             path.push(hash);
             at = node.parent;
         }
-        *missing = 0;
-        let parts = path.len() as u32 + 1;
-        for hash in path {
-            if let Some(node) = self.nodes.get_mut(&hash) {
-                node.covers.push(Cover { parts, ..cover });
-            }
-        }
-        parts
+        path
     }
 
-    fn hold(&mut self, hash: ForeignHash, tier: Tier, index: &mut KvIndex, worker: WorkerId) {
+    fn hold(&mut self, hash: ForeignHash, tier: Tier, index: &mut impl Holdings, worker: WorkerId) {
         let Some(node) = self.nodes.get_mut(&hash) else { return };
         if node.tiers & bit(tier) != 0 {
             return;
@@ -192,7 +228,7 @@ impl Rehasher {
             if index.holds(worker, tier, cover.hash) {
                 *self.shared.entry((cover.hash, tier)).or_default() += 1;
             } else {
-                index.stored(worker, tier, cover.before, [cover.hash]);
+                index.stored(worker, tier, cover.before, cover.hash);
             }
         }
     }
@@ -212,13 +248,13 @@ impl Rehasher {
         })
     }
 
-    fn lose(&mut self, hash: ForeignHash, tier: Tier, index: &mut KvIndex, worker: WorkerId) {
+    fn lose(&mut self, hash: ForeignHash, tier: Tier, index: &mut impl Holdings, worker: WorkerId) {
         if self.nodes.get(&hash).is_none_or(|node| node.tiers & bit(tier) == 0) {
             return;
         }
         for cover in self.held(hash, tier) {
             match self.shared.get_mut(&(cover.hash, tier)) {
-                None => index.removed(worker, tier, [cover.hash]),
+                None => index.removed(worker, tier, cover.hash),
                 Some(1) => drop(self.shared.remove(&(cover.hash, tier))),
                 Some(more) => *more -= 1,
             }
@@ -350,6 +386,28 @@ mod tests {
         engine.say(&ForeignEvent::Cleared);
         (1..=3).for_each(|number| engine.say(&stored(number, 320, Tier::Device, true)));
         assert_eq!(engine.rehasher.len(), 3);
+    }
+
+    /// A publisher that lets all its prompts fork inside one block would have every event of that block look at all of them.
+    #[test]
+    fn prompts_that_fork_inside_one_block_are_followed_up_to_a_number() {
+        let mut engine = Engine::new();
+        engine.rehasher.covers_max = 10;
+        let half = |hash: u32, parent: Option<u32>| ForeignEvent::Stored {
+            hashes: vec![ForeignHash(hash.into())],
+            parent: parent.map(|parent| ForeignHash(parent.into())),
+            tokens: vec![hash; 16],
+            block_tokens: 16,
+            tier: Tier::Device,
+        };
+        engine.say(&half(1, None));
+        (2..22).for_each(|hash| engine.say(&half(hash, Some(1))));
+        assert_eq!((engine.index.sizes().0, engine.rehasher.followed().orphans), (10, 10));
+        // A block that ends where one of ours does has no such prompts behind it.
+        engine.say(&ForeignEvent::Removed { hashes: vec![ForeignHash(1)], tier: Tier::Device });
+        assert_eq!(engine.index.sizes().0, 0);
+        engine.say(&ForeignEvent::Removed { hashes: (2..12).map(ForeignHash).collect(), tier: Tier::Device });
+        assert!(engine.rehasher.is_empty());
     }
 
     proptest! {

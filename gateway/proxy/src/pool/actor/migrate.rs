@@ -220,7 +220,7 @@ impl Actor {
         }
         one.round += 1;
         let mut frames = Vec::new();
-        let from = self.members[usize::from(one.from.0)].transfer_address();
+        let from = self.members[usize::from(one.from.0)].transfer_address().to_owned();
         for (choice, hashes) in sealed {
             let Some(chain) = one.chains.iter_mut().find(|chain| chain.choice == choice) else { continue };
             chain.had = chain.have;

@@ -138,7 +138,7 @@ impl Actor {
                 Choice::Hold => return,
             };
             let at = |worker: Option<WorkerId>| {
-                worker.map_or_else(String::new, |worker| self.members[usize::from(worker.0)].transfer_address())
+                worker.map_or("", |worker| self.members[usize::from(worker.0)].transfer_address()).to_owned()
             };
             let from = (at(from.0), at(from.1));
             let Some(live) = self.requests.get_mut(&request) else { continue };
@@ -200,6 +200,11 @@ impl Actor {
         if !matches!(live.place, Place::Bound(at) if at == worker) {
             self.counts.tokens_dropped += output.tokens.len() as u64;
             return Ok(());
+        }
+        // What it would be continued with: every other worker would refuse that.
+        let vocab_size = self.model.as_ref().map_or(0, |model| model.vocab_size);
+        if output.tokens.iter().any(|token| token.id >= vocab_size) {
+            return Err("a token that is not in the vocabulary");
         }
         let ended = output.finish.is_some();
         match live.truth.accept(output, &numerics_id).map_err(|violation| violation.0)? {

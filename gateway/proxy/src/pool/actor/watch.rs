@@ -59,11 +59,12 @@ impl Actor {
         if self.config.tokenizer_hash.as_ref().is_some_and(|hash| *hash != ready.tokenizer_hash) {
             return Err("its tokenizer is not the gateway's");
         }
-        if self
-            .model
-            .as_ref()
-            .is_some_and(|model| model.tokenizer_hash != ready.tokenizer_hash || model.model_hash != ready.model_hash)
-        {
+        let is_another = |model: &ModelInfo| {
+            model.tokenizer_hash != ready.tokenizer_hash
+                || model.model_hash != ready.model_hash
+                || model.vocab_size != ready.vocab_size
+        };
+        if self.model.as_ref().is_some_and(is_another) {
             return Err("it serves another model than the rest of the pool");
         }
         Ok(())
