@@ -142,11 +142,17 @@ def load(serve: Serve, args: argparse.Namespace, seed: int) -> dict:
         thread.join()
     wall = time.perf_counter() - began
     gaps.sort()
+    # By the clock of the worker that decodes; of two that do, the mean.
+    decoding = [worker["decode_steps"] for worker in serve.workers() if worker["role"] != "prefill"]
+    step = {name: statistics.mean(one[f"{name}_seconds"] for one in decoding) * 1e3 for name in ("p50", "p99", "max")}
     moved = serve.ask("GET", "/admin/v1/pools")["data"][0]["transfers"]
     return {
         "itl_p50": statistics.median(gaps) * 1e3,
         "itl_p99": gaps[int(len(gaps) * 0.99)] * 1e3,
         "itl_max": gaps[-1] * 1e3,
+        "step_p50": step["p50"],
+        "step_p99": step["p99"],
+        "step_max": step["max"],
         "ttft": statistics.median(firsts) * 1e3,
         "tokens_per_s": count[0] / wall,
         "moved_mb": moved["bytes"] / 1e6,
@@ -189,6 +195,9 @@ def main() -> None:
         "itl_p50",
         "itl_p99",
         "itl_max",
+        "step_p50",
+        "step_p99",
+        "step_max",
         "ttft",
         "tokens_per_s",
         "moved_mb",

@@ -34,6 +34,7 @@ const WORKERS: &[(&str, &str)] = &[
     ("waiting", "sequences_waiting"),
     ("queue", "queue"),
     ("step", "step"),
+    ("step p99", "step_p99"),
     ("tokens/s", "tokens_rate"),
     ("hits", "hits"),
     ("kv", "kv"),
@@ -139,6 +140,7 @@ fn finish_worker(worker: &mut Value, sums: &mut Sums, elapsed: f64) {
     let shown = [
         ("queue", seconds(of("queue_seconds"))),
         ("step", seconds(of("step_seconds"))),
+        ("step_p99", seconds(number(&worker["decode_steps"]["p99_seconds"]))),
         ("tokens_rate", format!("{tokens:.0}")),
         ("hits", percent(of("cached_tokens"), of("prompt_tokens"))),
         ("kv", percent(used, of("blocks_total"))),
@@ -180,14 +182,15 @@ mod tests {
         let mut sums = Sums::default();
         let worker = |tokens: u64| {
             json!({ "name": "a-0", "output_tokens": tokens, "blocks_total": 200, "blocks_free": 150, "prompt_tokens": 80,
-                "cached_tokens": 20, "queue_seconds": 0.25, "step_seconds": 1.25 })
+                "cached_tokens": 20, "queue_seconds": 0.25, "step_seconds": 1.25,
+                "decode_steps": { "p99_seconds": 0.02 } })
         };
         finish_worker(&mut worker(100), &mut sums, 0.0);
         let mut second = worker(160);
         finish_worker(&mut second, &mut sums, 2.0);
-        let shown =
-            ["tokens_rate", "hits", "kv", "queue", "step"].map(|name| second[name].as_str().unwrap_or_default());
-        assert_eq!(shown, ["30", "25 %", "25 %", "250 ms", "1.2 s"]);
+        let shown = ["tokens_rate", "hits", "kv", "queue", "step", "step_p99"]
+            .map(|name| second[name].as_str().unwrap_or_default());
+        assert_eq!(shown, ["30", "25 %", "25 %", "250 ms", "1.2 s", "20 ms"]);
         // Its next life counts from nothing.
         let mut third = worker(10);
         finish_worker(&mut third, &mut sums, 2.0);

@@ -5,13 +5,31 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use penstock_proto::frames::Role;
-use penstock_proxy::pool::{Steer, SteerError, WorkerPhase, WorkerStatus};
+use penstock_proxy::pool::{self, Steer, SteerError, WorkerPhase, WorkerStatus};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::ApiError;
 use crate::extract::{Body, Id, ListQuery, Page, Params};
 use crate::state::Admin;
+
+/// Steps of a worker that gave sequences their next token, by its own clock.
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+struct DecodeSteps {
+    count: u64,
+    /// Half of them took no longer.
+    p50_seconds: f64,
+    /// 99 of 100 took no longer.
+    p99_seconds: f64,
+    max_seconds: f64,
+}
+
+impl From<pool::DecodeSteps> for DecodeSteps {
+    fn from(steps: pool::DecodeSteps) -> Self {
+        let pool::DecodeSteps { count, p50, p99, max } = steps;
+        Self { count, p50_seconds: p50, p99_seconds: p99, max_seconds: max }
+    }
+}
 
 /// One engine.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -36,6 +54,8 @@ pub(crate) struct Worker {
     queue_seconds: f64,
     /// Seconds of its last step.
     step_seconds: f64,
+    /// Steps that gave sequences their next token, in its present life.
+    decode_steps: DecodeSteps,
     sequences_running: u32,
     sequences_waiting: u32,
     blocks_total: u32,
@@ -139,6 +159,7 @@ impl Worker {
             requests: status.bound,
             queue_seconds: finite(state.queue_seconds),
             step_seconds: finite(state.step_seconds),
+            decode_steps: status.decode_steps.into(),
             sequences_running: state.running,
             sequences_waiting: state.waiting,
             blocks_total: state.blocks_total,

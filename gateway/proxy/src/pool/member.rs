@@ -4,6 +4,7 @@ use super::actor::steer::Steering;
 use super::config::PoolConfig;
 use super::session::Link;
 use super::status::{WorkerPhase, WorkerStatus};
+use super::steps::StepTimes;
 use super::sums::Lives;
 use penstock_proto::Address;
 use penstock_proto::frames::{EngineState, Loading, Ready};
@@ -72,6 +73,8 @@ pub(super) struct Member {
     longest_step: f64,
     /// Steps of this life that told what they computed.
     pub(super) steps: u64,
+    /// Of these, those with decodes.
+    pub(super) decode_steps: StepTimes,
     pub(super) bound: HashSet<u64>,
     pub(super) deaths: u64,
     /// Why it does not suit the pool, if that is so.
@@ -97,6 +100,7 @@ impl Member {
             heard: now,
             longest_step: 0.0,
             steps: 0,
+            decode_steps: StepTimes::default(),
             bound: HashSet::new(),
             deaths: 0,
             unsuited: None,
@@ -114,6 +118,7 @@ impl Member {
         self.heard = now;
         self.longest_step = 0.0;
         self.steps = 0;
+        self.decode_steps = StepTimes::default();
         self.lives.begin(ready.epoch);
         self.say(ready.state.as_ref());
         self.transfer = reached_at(&ready.transfer, &self.address);
@@ -186,6 +191,7 @@ impl Member {
             device: self.ready.as_ref().map_or_else(String::new, |ready| ready.device.clone()),
             numerics_id: Arc::clone(&self.numerics_id),
             state: self.state.clone(),
+            decode_steps: self.decode_steps.summary(),
             sums: self.lives.sums(),
             bound: self.bound.len(),
             deaths: self.deaths,

@@ -17,6 +17,7 @@ mod member;
 mod recorder;
 mod session;
 mod status;
+mod steps;
 mod sums;
 mod supervisor;
 mod ticket;
@@ -27,6 +28,7 @@ pub use config::{Follow, LocalWorkers, PoolConfig, PoolConfigError, RoleConfig};
 pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Gap, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
 pub use status::{Counts, ModelInfo, PoolStatus, WorkerPhase, WorkerStatus};
+pub use steps::DecodeSteps;
 pub use sums::{Sums, TierSums, TransferSums};
 pub use ticket::Ticket;
 

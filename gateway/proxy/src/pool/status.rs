@@ -1,6 +1,7 @@
 //! What a pool shows of itself: for `/ready`, `/metrics`, `/v1/models` and the progress bar. A snapshot, replaced as a whole.
 
 use super::MoveCause;
+use super::steps::DecodeSteps;
 use super::sums::Sums;
 use penstock_proto::frames::EngineState;
 use std::sync::Arc;
@@ -52,6 +53,8 @@ pub struct WorkerStatus {
     pub numerics_id: Arc<str>,
     /// Its last report; empty while it is not there.
     pub state: EngineState,
+    /// Steps with decodes, of its present life.
+    pub decode_steps: DecodeSteps,
     /// What it counted, in former lives too.
     pub sums: Sums,
     /// Requests bound to it.

@@ -81,7 +81,12 @@ impl Actor {
         }
         let ahead = self.router.prefill_ahead(worker);
         let member = &mut self.members[usize::from(worker.0)];
-        member.steps += u64::from(step.batch.is_some());
+        if let Some(batch) = &step.batch {
+            member.steps += 1;
+            if batch.decodes > 0 {
+                member.decode_steps.add(batch.seconds);
+            }
+        }
         if member.session == Session::Suspected && member.doubt_now(&self.config, ahead, now) == Doubt::None {
             member.session = Session::Ready;
             let is_free = member.steering == Steering::Free;

@@ -1,0 +1,89 @@
+//! How long the steps of a worker take that give sequences their next token: what those that run wait between two tokens, by the worker's
+//! own clock.
+
+/// Seconds of the first bucket's end.
+const LEAST: f64 = 1e-5;
+
+/// Buckets per doubling: what is told is at most a twelfth too much.
+const PER_DOUBLING: f64 = 8.0;
+
+/// Up to some hundred seconds.
+const BUCKETS: usize = 200;
+
+/// Counts by length, of one life of a worker.
+pub(super) struct StepTimes {
+    counts: [u64; BUCKETS],
+    longest: f64,
+}
+
+/// Steps with decodes, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DecodeSteps {
+    /// How many.
+    pub count: u64,
+    /// Half of them took no longer.
+    pub p50: f64,
+    /// 99 of 100 took no longer.
+    pub p99: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+impl Default for StepTimes {
+    fn default() -> Self {
+        Self { counts: [0; BUCKETS], longest: 0.0 }
+    }
+}
+
+impl StepTimes {
+    /// Counts one; what is no time is left out.
+    pub(super) fn add(&mut self, seconds: f64) {
+        if seconds.is_finite() && seconds > 0.0 {
+            let bucket = ((seconds / LEAST).log2() * PER_DOUBLING).ceil().max(0.0) as usize;
+            self.counts[bucket.min(BUCKETS - 1)] += 1;
+            self.longest = self.longest.max(seconds);
+        }
+    }
+
+    pub(super) fn summary(&self) -> DecodeSteps {
+        let count = self.counts.iter().sum();
+        let [p50, p99] = [0.5, 0.99].map(|share| self.quantile(share, count));
+        DecodeSteps { count, p50, p99, max: self.longest }
+    }
+
+    /// End of the bucket that this share of `count` lies in, or the longest.
+    fn quantile(&self, share: f64, count: u64) -> f64 {
+        let rank = (share * count as f64).ceil() as u64;
+        let mut below = 0;
+        let reaches = |here: &u64| {
+            below += here;
+            below >= rank
+        };
+        let end = |bucket: usize| LEAST * (bucket as f64 / PER_DOUBLING).exp2();
+        self.counts.iter().position(reaches).map_or(0.0, end).min(self.longest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_those_of_what_was_added() {
+        let mut times = StepTimes::default();
+        assert_eq!(times.summary(), DecodeSteps::default());
+        (1..=1000).for_each(|n| times.add(f64::from(n) / 1000.0));
+        let DecodeSteps { count, p50, p99, max } = times.summary();
+        assert_eq!((count, max), (1000, 1.0));
+        assert!((0.5..0.55).contains(&p50) && (0.99..=1.0).contains(&p99), "{p50} {p99}");
+    }
+
+    #[test]
+    fn a_worker_may_say_anything() {
+        let mut times = StepTimes::default();
+        [f64::NAN, f64::INFINITY, -1.0, 0.0].into_iter().for_each(|seconds| times.add(seconds));
+        assert_eq!(times.summary().count, 0);
+        [1e-300, 1e300].into_iter().for_each(|seconds| times.add(seconds));
+        assert_eq!((times.summary().count, times.summary().max), (2, 1e300));
+    }
+}
