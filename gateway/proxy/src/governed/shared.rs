@@ -15,7 +15,7 @@
 //! take:   leases += portion                         request: left → held      settle: held → spent (told later)
 //! ```
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -74,6 +74,10 @@ struct State {
     is_begun: bool,
     /// What it had is to be restored; nothing is granted until then.
     owed: Option<Instant>,
+    /// Times that it was told what is leased here: what it granted before that and was not heard of then is not leased.
+    told: u64,
+    /// Counters that were asked for more by requests that did not stay for the answer: their portion is to be told.
+    unheard: HashSet<Key>,
     looked_at: Option<Instant>,
 }
 
@@ -111,6 +115,25 @@ pub(super) enum Refused {
     Full { claim: usize, used: u64 },
     /// The store does not answer, and that claim's limit is closed.
     Away { claim: usize },
+}
+
+/// A question to the store; whoever asked may leave before it is answered.
+struct Asked<'a> {
+    shared: &'a Shared,
+    asks: &'a [Ask],
+    is_answered: bool,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.shared.unheard(self.asks);
+        }
+    }
+}
+
+fn key(ask: &Ask) -> Key {
+    (ask.counter.clone(), ask.window)
 }
 
 struct Want {
@@ -182,12 +205,13 @@ impl Shared {
 
     /// Asks the store for more; `Some`: that ask does not fit. An error: it does not answer.
     async fn ask(&self, wants: &[Want], which: &[usize]) -> Result<Option<(usize, u64)>, ()> {
-        {
+        let told = {
             let state = self.state();
             if !state.is_begun || state.down_until.is_some_and(|until| Instant::now() < until) {
                 return Err(());
             }
-        }
+            state.told
+        };
         let now = clock::unix_seconds();
         let asks: Vec<Ask> = {
             let state = self.state();
@@ -210,19 +234,28 @@ impl Shared {
             };
             which.iter().map(ask).collect()
         };
-        match timeout(WAIT_MAX, self.counters.take(&self.holder, &asks, true, now)).await {
+        let mut asked = Asked { shared: self, asks: &asks, is_answered: false };
+        let answer = timeout(WAIT_MAX, self.counters.take(&self.holder, &asks, true, now)).await;
+        asked.is_answered = true;
+        match answer {
             Ok(Ok(grants)) => {
                 let full = asks.iter().zip(&grants).position(|(ask, grant)| grant.granted < ask.least);
                 self.up();
                 let mut state = self.state();
+                if state.told != told {
+                    // It was told meanwhile what is held here, without this: that may be undone by now, or is once it is told again.
+                    state.unheard.extend(asks.iter().map(key));
+                    return Ok(None);
+                }
                 for (ask, grant) in asks.iter().zip(&grants) {
-                    let cell = state.cells.entry((ask.counter.clone(), ask.window)).or_default();
+                    let cell = state.cells.entry(key(ask)).or_default();
                     cell.leased += grant.granted;
                     cell.lapses = cell.lapses.max(ask.until);
                     cell.renewed_at = Some(Instant::now());
                 }
                 Ok(full.map(|at| (at, grants[at].used)))
             }
+            Ok(Err(StoreError::Lost)) if self.state().told != told => Ok(None),
             Ok(Err(StoreError::Lost)) => self.lost(),
             Ok(Err(error)) => self.unknown(&asks, &error.to_string()),
             Err(_) => self.unknown(&asks, "no answer in time"),
@@ -231,14 +264,19 @@ impl Shared {
 
     /// Nobody knows what was granted: that is told when the store is back.
     fn unknown<T>(&self, asks: &[Ask], why: &str) -> Result<T, ()> {
+        self.unheard(asks);
+        self.down(why)
+    }
+
+    /// The same, of a store that may well answer.
+    fn unheard(&self, asks: &[Ask]) {
         let mut state = self.state();
         for ask in asks {
-            let cell = state.cells.entry((ask.counter.clone(), ask.window)).or_default();
+            let cell = state.cells.entry(key(ask)).or_default();
             cell.lapses = cell.lapses.max(ask.until);
             cell.used_at = cell.used_at.or_else(|| Some(Instant::now()));
         }
-        drop(state);
-        self.down(why)
+        state.unheard.extend(asks.iter().map(key));
     }
 
     /// What was counted is gone: it is restored at once.
@@ -304,7 +342,7 @@ impl Shared {
     /// there was none.
     pub(super) async fn report(&self, begun: std::sync::mpsc::SyncSender<()>) {
         loop {
-            if self.begin().await {
+            if self.begin().await && self.correct().await {
                 self.report_once(Instant::now()).await;
             }
             // Only the first is waited for.
@@ -347,6 +385,7 @@ impl Shared {
             (!state.is_begun, state.owed)
         };
         if was_away {
+            self.tell_all();
             // Lost with the rest, or granted to a request that had stopped waiting: nobody would give that back.
             let second = clock::unix_seconds();
             for chunk in self.leases(second).chunks(REPORTS) {
@@ -385,17 +424,40 @@ impl Shared {
         Ok(())
     }
 
+    /// The store is told everything that is leased here.
+    fn tell_all(&self) {
+        let mut state = self.state();
+        state.told += 1;
+        state.unheard.clear();
+    }
+
+    /// Says what is leased of counters of which nobody heard what they granted. Whether the store has heard that.
+    async fn correct(&self) -> bool {
+        let now = clock::unix_seconds();
+        let kept: Vec<Kept> = {
+            let mut state = self.state();
+            if state.unheard.is_empty() {
+                return true;
+            }
+            state.told += 1;
+            let unheard = std::mem::take(&mut state.unheard);
+            unheard.iter().filter_map(|key| Some(state.cells.get(key)?.kept(key))).collect()
+        };
+        for chunk in kept.chunks(REPORTS) {
+            let told = timeout(REPORT_MAX, self.counters.lease(&self.holder, chunk, now)).await;
+            if let Err(why) = flat(told) {
+                self.failed(&why);
+                return false;
+            }
+        }
+        true
+    }
+
     /// What this gateway was granted and has not given back; also of counters of which it knows nothing.
     fn leases(&self, now: u64) -> Vec<Kept> {
         let state = self.state();
         let leased = state.cells.iter().filter(|(_, cell)| cell.lapses > now);
-        let kept = leased.map(|((counter, window), cell)| Kept {
-            counter: counter.clone(),
-            window: *window,
-            amount: cell.leased + cell.over,
-            until: cell.lapses,
-        });
-        kept.collect()
+        leased.map(|(key, cell)| cell.kept(key)).collect()
     }
 
     async fn report_once(&self, at: Instant) {
@@ -488,6 +550,11 @@ fn flat<T>(told: Result<Result<T, StoreError>, tokio::time::error::Elapsed>) -> 
 }
 
 impl Cell {
+    /// All of it, as the store has it.
+    fn kept(&self, (counter, window): &Key) -> Kept {
+        Kept { counter: counter.clone(), window: *window, amount: self.leased + self.over, until: self.lapses }
+    }
+
     /// What the portion has left.
     fn left(&self, now: u64) -> u64 {
         if self.lapses <= now { 0 } else { self.leased.saturating_sub(self.held) }
@@ -562,9 +629,15 @@ mod tests {
         async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError> {
             self.trips.fetch_add(1, Ordering::Relaxed);
             if self.away.load(Ordering::Relaxed) {
+                // It does what it is asked, and nobody hears of it.
+                self.inner.take(holder, asks, whole, now).await?;
                 return std::future::pending().await;
             }
             self.inner.take(holder, asks, whole, now).await
+        }
+
+        async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+            self.inner.lease(holder, kept, now).await
         }
 
         async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
@@ -645,6 +718,30 @@ mod tests {
         let again = try_take(&gateways[0], places, 1).await.expect("given back");
         gateways[0].settle(again, |_, _| Some(1));
         gateways[0].settle(first, |_, _| Some(1));
+    }
+
+    #[tokio::test]
+    async fn what_was_granted_to_whoever_left_comes_back() {
+        let store = Arc::new(Store::default());
+        let (gateway, other) = (begun(&store, "a"), begun(&store, "b"));
+        let month = measure(Unit::NanoUsd, Span::Month, 1000);
+        let known = try_take(&gateway, month, 100).await.expect("room");
+        store.away.store(true, Ordering::Relaxed);
+        tokio::select! {
+            biased;
+            _ = try_take(&gateway, month, 900) => panic!("nobody answers"),
+            () = tokio::task::yield_now() => {}
+        }
+        store.away.store(false, Ordering::Relaxed);
+        assert!(matches!(try_take(&other, month, 1).await, Err(Refused::Full { used: 1000, .. })), "it was granted");
+        assert!(gateway.is_up(), "who leaves says nothing about the store");
+        assert!(gateway.correct().await);
+        let rest = try_take(&other, month, 900).await.expect("it is nobody's");
+        gateway.settle(known, |_, _| Some(100));
+        gateway.report_once(Instant::now()).await;
+        other.settle(rest, |_, _| Some(900));
+        other.report_once(Instant::now()).await;
+        assert!(matches!(try_take(&gateway, month, 1).await, Err(Refused::Full { used: 1000, .. })));
     }
 
     #[tokio::test(start_paused = true)]

@@ -2,13 +2,14 @@
 
 use bytes::Bytes;
 
-use crate::{Ask, CACHE_VALUE_BYTES_MAX, Cache, Counters, Grant, Settlement, StoreError, Window};
+use crate::{Ask, CACHE_VALUE_BYTES_MAX, Cache, Counters, Grant, Kept, Settlement, StoreError, Window};
 
 /// What shared counters have to do. `name` is part of every counter's.
 pub async fn counters(store: &dyn Counters, name: &str) {
     nobody_gets_what_another_has(store, name).await;
     a_dead_holder_gives_back(store, name).await;
     what_is_spent_stays_spent(store, name).await;
+    what_nobody_heard_of_is_given_back(store, name).await;
     all_or_nothing(store, name).await;
     windows_slide(store, name).await;
     what_cannot_be_is_refused(store, name).await;
@@ -67,6 +68,29 @@ async fn what_is_spent_stays_spent(store: &dyn Counters, name: &str) {
     settle(40, 0).await;
     assert_eq!(take(store, "g2", &ask(1, NOW + 9), NOW + 6).await, [grant(0, 0, 105)], "spent does not lapse");
     store.settle("g1", &[], NOW).await.expect("nothing to settle");
+}
+
+/// The answer to an ask never came: its holder says what it knows of, and the rest is nobody's, long before its window ends.
+async fn what_nobody_heard_of_is_given_back(store: &dyn Counters, name: &str) {
+    let holder = format!("{name}:late");
+    let ask = |want| [Ask { until: NOW + 50, ..ask(name, "late", 100, want) }];
+    let holds = |amount| {
+        let kept = [Kept { counter: format!("{name}:late"), window: WINDOW, amount, until: NOW + 50 }];
+        let holder = &holder;
+        async move { store.lease(holder, &kept, NOW).await.expect("leased") }
+    };
+    assert_eq!(take(store, &holder, &ask(60), NOW).await, [grant(60, 60, 60)]);
+    holds(20).await;
+    assert_eq!(take(store, "g2", &ask(90), NOW).await, [grant(80, 80, 100)]);
+    assert_eq!(take(store, &holder, &ask(1), NOW).await, [grant(0, 20, 100)], "it has what it said");
+    holds(0).await;
+    assert_eq!(take(store, "g2", &ask(30), NOW).await, [grant(20, 100, 100)]);
+    // What it holds is told, not asked for: it was granted before somebody forgot it.
+    holds(10).await;
+    assert_eq!(take(store, &holder, &ask(0), NOW).await, [grant(0, 10, 110)]);
+    let one = Settlement { counter: format!("{name}:late"), window: WINDOW, leased: 10, spent: 4 };
+    store.settle(&holder, &[one], NOW).await.expect("settled");
+    assert_eq!(take(store, "g2", &ask(0), NOW).await, [grant(0, 100, 104)]);
 }
 
 async fn all_or_nothing(store: &dyn Counters, name: &str) {

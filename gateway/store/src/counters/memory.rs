@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
 
-use super::{AMOUNT_MAX, Ask, Counters, Grant, Settlement, Window, check_asks, check_settlements, granted};
+use super::{AMOUNT_MAX, Ask, Counters, Grant, Kept, Settlement, Window};
+use super::{check_asks, check_kept, check_settlements, granted};
 use crate::StoreError;
 
 /// Counters that are held; windows that have ended make place.
@@ -94,6 +95,16 @@ impl Book {
         Ok(grants.collect())
     }
 
+    fn set(&mut self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        self.make_place(now)?;
+        for one in kept {
+            let cell = self.cells.entry((one.counter.clone(), one.window)).or_default();
+            cell.leases.remove(holder);
+            cell.lease(holder, one.amount.min(AMOUNT_MAX), one.until, now);
+        }
+        Ok(())
+    }
+
     fn settle(&mut self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
         self.make_place(now)?;
         for one in settlements {
@@ -114,6 +125,11 @@ impl Counters for MemoryCounters {
     async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError> {
         check_asks(holder, asks)?;
         self.book.lock().unwrap_or_else(PoisonError::into_inner).take(holder, asks, whole, now)
+    }
+
+    async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        check_kept(holder, kept)?;
+        self.book.lock().unwrap_or_else(PoisonError::into_inner).set(holder, kept, now)
     }
 
     async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {

@@ -154,11 +154,8 @@ pub trait Counters: Send + Sync + 'static {
     }
 
     /// Sets what `holder` leases, whatever the maximum is: what was granted and lost, and nothing of what was granted without its
-    /// learning of it. Not while it asks for more.
-    async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
-        let _ = (holder, kept, now);
-        Ok(())
-    }
+    /// learning of it: an ask that is on its way when this is done grants nothing. Not while it asks for more.
+    async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError>;
 
     /// Ends leases, and notes what was spent. All settlements or none. When it fails, it is not known whether it was done.
     async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError>;
@@ -171,7 +168,6 @@ pub(crate) fn granted(ask: &Ask, used: u64) -> u64 {
 }
 
 /// The same for what is to be restored.
-#[cfg(feature = "redis")]
 pub(crate) fn check_kept(holder: &str, kept: &[Kept]) -> Result<(), StoreError> {
     check_names(holder, kept.iter().map(|one| (&one.counter, one.window)))
 }

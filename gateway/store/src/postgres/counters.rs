@@ -1,14 +1,30 @@
 //! [`Counters`] in PostgreSQL: each call is one statement, a function of the database (`schema`). Rows are locked in the order of their
 //! names, so two gateways that ask for the same counters never wait for each other.
+//!
+//! A statement that nobody waits for any more may still be on its way, or wait for a row, and be done much later. So a holder that says
+//! what it leases gets a number with that, every call bears the last one, and one that comes behind a later number changes nothing.
+
+use std::sync::PoisonError;
 
 use async_trait::async_trait;
 use serde_json::json;
 
 use super::Postgres;
-use super::held::{int, number};
-use crate::counters::{AMOUNT_MAX, check_asks, check_settlements};
+use super::held::{cell, int, number, odd};
+use crate::counters::{AMOUNT_MAX, check_asks, check_kept, check_settlements};
 use crate::json::to_json;
-use crate::{Ask, Counters, Grant, Settlement, StoreError};
+use crate::{Ask, Counters, Grant, Kept, Settlement, StoreError};
+
+impl Postgres {
+    fn words(&self) -> std::sync::MutexGuard<'_, std::collections::HashMap<String, i64>> {
+        self.words.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of a holder's last word.
+    fn word(&self, holder: &str) -> i64 {
+        self.words().get(holder).copied().unwrap_or(0)
+    }
+}
 
 #[async_trait]
 impl Counters for Postgres {
@@ -30,10 +46,30 @@ impl Counters for Postgres {
             })
         };
         let asks = to_json(&asks.iter().map(ask).collect::<Vec<_>>())?;
-        let sql = "SELECT granted, leased, used FROM penstock.take_1($1, $2::text::jsonb, $3, $4) ORDER BY nth";
-        let rows = self.held().await?.change(sql, &[&holder, &asks, &whole, &int(now)]).await?;
+        let sql = "SELECT granted, leased, used FROM penstock.take_2($1, $2, $3::text::jsonb, $4, $5) ORDER BY nth";
+        let word = self.word(holder);
+        let rows = self.held().await?.change(sql, &[&holder, &word, &asks, &whole, &int(now)]).await?;
         let grant = |row| Ok(Grant { granted: number(row, 0)?, leased: number(row, 1)?, used: number(row, 2)? });
         rows.iter().map(grant).collect()
+    }
+
+    async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
+        check_kept(holder, kept)?;
+        if kept.is_empty() {
+            return Ok(());
+        }
+        let one = |one: &Kept| {
+            json!({
+                "name": one.counter, "start": int(one.window.start), "seconds": int(one.window.seconds),
+                "amount": one.amount.min(AMOUNT_MAX), "until": int(one.until),
+            })
+        };
+        let kept = to_json(&kept.iter().map(one).collect::<Vec<_>>())?;
+        let sql = "SELECT penstock.lease_1($1, $2::text::jsonb, $3)";
+        let rows = self.held().await?.change(sql, &[&holder, &kept, &int(now)]).await?;
+        let word = cell(rows.first().ok_or_else(odd)?, 0)?;
+        self.words().insert(holder.to_owned(), word);
+        Ok(())
     }
 
     async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
@@ -48,7 +84,8 @@ impl Counters for Postgres {
             })
         };
         let settlements = to_json(&settlements.iter().map(one).collect::<Vec<_>>())?;
-        let sql = "SELECT penstock.settle_1($1, $2::text::jsonb, $3)::text";
-        self.held().await?.change(sql, &[&holder, &settlements, &int(now)]).await.map(drop)
+        let sql = "SELECT penstock.settle_2($1, $2, $3::text::jsonb, $4)::text";
+        let word = self.word(holder);
+        self.held().await?.change(sql, &[&holder, &word, &settlements, &int(now)]).await.map(drop)
     }
 }

@@ -173,6 +173,8 @@ pub(super) fn fault(error: &tokio_postgres::Error) -> StoreError {
     let Some(said) = error.as_db_error() else { return StoreError::Broken(chain(error)) };
     match *said.code() {
         SqlState::DISK_FULL => StoreError::Full,
+        // Of a function of ours (`schema`).
+        ref code if code.code() == "PS001" => StoreError::Lost,
         SqlState::QUERY_CANCELED
         | SqlState::TOO_MANY_CONNECTIONS
         | SqlState::T_R_SERIALIZATION_FAILURE

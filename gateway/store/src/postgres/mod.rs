@@ -21,6 +21,7 @@ mod people;
 mod responses;
 mod schema;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,6 +64,8 @@ pub struct Postgres {
     connector: Connector,
     leader: Mutex<Option<Client>>,
     listener: Listener,
+    /// Numbers of what holders of leases said last; a process has one or two.
+    words: std::sync::Mutex<HashMap<String, i64>>,
 }
 
 /// Makes connections.
@@ -124,6 +127,7 @@ impl Postgres {
             listener: Listener::start(connector.clone()),
             connector,
             leader: Mutex::default(),
+            words: std::sync::Mutex::default(),
         };
         schema::migrate(&mut store.held().await?).await?;
         Ok(store)

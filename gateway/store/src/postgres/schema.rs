@@ -4,7 +4,7 @@ use super::held::{Held, cell};
 use crate::StoreError;
 
 /// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
-const VERSIONS: [&str; 5] = [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE];
+const VERSIONS: [&str; 6] = [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD];
 
 /// Files, batches, responses.
 const KEPT: &str = "
@@ -315,6 +315,68 @@ const PEOPLE: &str = "
         identity TEXT NOT NULL,
         at BIGINT NOT NULL
     );
+";
+
+/// The last word of a holder of leases, and asks that come after a later one: they were on their way when it stopped waiting for them, and
+/// find that out once they have the rows of their counters. Whoever speaks its word changes the same rows after it is said, so either
+/// comes second and sees the other.
+const HELD: &str = r"
+    CREATE TABLE penstock.holders (
+        holder TEXT PRIMARY KEY,
+        word BIGINT NOT NULL,
+        at BIGINT NOT NULL
+    );
+
+    CREATE FUNCTION penstock.heed_1(c_holder text, c_word bigint) RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+        IF EXISTS (SELECT FROM penstock.holders h WHERE h.holder = c_holder AND h.word > c_word) THEN
+            RAISE EXCEPTION 'said before what counts now' USING ERRCODE = 'PS001';
+        END IF;
+    END
+    $$;
+
+    CREATE FUNCTION penstock.take_2(c_holder text, c_word bigint, c_asks jsonb, c_whole boolean, c_now bigint)
+    RETURNS TABLE (nth bigint, granted bigint, leased bigint, used bigint) LANGUAGE plpgsql AS $$
+    BEGIN
+        RETURN QUERY SELECT t.nth, t.granted, t.leased, t.used FROM penstock.take_1(c_holder, c_asks, c_whole, c_now) t;
+        PERFORM penstock.heed_1(c_holder, c_word);
+    END
+    $$;
+
+    CREATE FUNCTION penstock.settle_2(c_holder text, c_word bigint, c_settlements jsonb, c_now bigint) RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM penstock.settle_1(c_holder, c_settlements, c_now);
+        PERFORM penstock.heed_1(c_holder, c_word);
+    END
+    $$;
+
+    CREATE FUNCTION penstock.lease_1(c_holder text, c_kept jsonb, c_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+    DECLARE
+        one record;
+        said bigint;
+    BEGIN
+        INSERT INTO penstock.holders AS h (holder, word, at) VALUES (c_holder, 1, c_now)
+            ON CONFLICT (holder) DO UPDATE SET word = h.word + 1, at = c_now RETURNING h.word INTO said;
+        FOR one IN
+            SELECT x.* FROM jsonb_to_recordset(c_kept)
+                x(name text, start bigint, seconds bigint, amount bigint, until bigint)
+            ORDER BY x.name, x.start, x.seconds
+        LOOP
+            INSERT INTO penstock.counters AS c (name, start, seconds, ends)
+                VALUES (one.name, one.start, one.seconds,
+                        CASE WHEN one.seconds > 0 THEN least(one.start::numeric + 2 * one.seconds, 9007199254740991) END)
+                ON CONFLICT (name, start, seconds) DO UPDATE SET ends = excluded.ends;
+            UPDATE penstock.counters c
+                SET leases = CASE WHEN one.amount > 0
+                    THEN c.leases || jsonb_build_object(c_holder, jsonb_build_object('a', one.amount, 'u', one.until))
+                    ELSE c.leases - c_holder END
+                WHERE c.name = one.name AND c.start = one.start AND c.seconds = one.seconds;
+        END LOOP;
+        -- Longer than anything is on its way.
+        DELETE FROM penstock.holders WHERE at < c_now - 3456000;
+        RETURN said;
+    END
+    $$;
 ";
 
 /// Brings the database to the newest version. One that is newer is used as it is: its versions only added.

@@ -81,6 +81,50 @@ async fn postgres_dies_hangs_and_comes_back() {
     assert_eq!(store.directory_changed(seen, Duration::ZERO).await, Ok(seen));
 }
 
+/// An ask waits for a row that somebody has locked; whoever asked stops waiting and says what it has. Then the row is free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_postgres_grants_too_late_is_nobody_s() {
+    let server = PostgresServer::start("late");
+    let (store, other) = (server.open(4).await, server.open(2).await);
+    let window = Window { start: 0, seconds: 1_000_000 };
+    let ask = |counter: &str, want| Ask {
+        counter: counter.into(),
+        window,
+        sliding: false,
+        max: 10,
+        want,
+        least: 0,
+        until: 900_000,
+    };
+    assert_eq!(store.take("g", &[ask("a", 1)], false, 1).await.expect("taken")[0].granted, 1);
+
+    let (client, connection) =
+        tokio_postgres::connect(&server.options(1).url, tokio_postgres::NoTls).await.expect("a connection");
+    tokio::spawn(connection);
+    client.batch_execute("BEGIN; SELECT FROM penstock.counters WHERE name = 'a' FOR UPDATE").await.expect("locked");
+    let waiting = async || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%penstock%'";
+        let row = client.query_one(sql, &[]).await.expect("asked");
+        row.get::<_, i64>(0)
+    };
+    for late in [&ask("a", 9), &Ask { want: 2, ..ask("a", 9) }] {
+        let asked =
+            tokio::time::timeout(Duration::from_millis(300), store.take("g", std::slice::from_ref(late), false, 1));
+        assert!(asked.await.is_err(), "the row is locked");
+    }
+    assert_eq!(waiting().await, 2, "nobody waits for them, and they wait");
+    // Of the counter that it leases it cannot say anything now; the next one is said at once.
+    let kept = [Kept { counter: "b".into(), window, amount: 3, until: 900_000 }];
+    store.lease("g", &kept, 1).await.expect("leased");
+    client.batch_execute("COMMIT").await.expect("free");
+    until_it_works(async || if waiting().await == 0 { Ok(()) } else { Err(StoreError::Busy) }).await;
+
+    let grant = other.take("h", &[ask("a", 10), ask("b", 10)], false, 1).await.expect("taken");
+    assert_eq!([grant[0].granted, grant[1].granted], [9, 7], "what was heard of and said is all that is leased");
+    let grant = store.take("g", &[ask("a", 0), ask("c", 5)], false, 1).await.expect("its word is the last");
+    assert_eq!((grant[0].leased, grant[1].granted), (1, 5));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_dies_hangs_and_comes_back() {
     let mut server = RedisServer::start("faults");
