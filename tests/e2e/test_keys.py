@@ -2,6 +2,7 @@
 
 import json
 import re
+import sqlite3
 import subprocess
 import time
 
@@ -89,11 +90,12 @@ def test_a_scope_is_said_in_the_client_s_words(tmp_path):
             assert keys(gateway, "create", *wrong, ok=False).startswith("penstock: ")
 
 
-def test_children_spend_what_is_their_parent_s(tmp_path):
-    config = '[[limits]]\nid = "few"\nrequests_per_day = 4\n'
+@pytest.mark.parametrize("head", [("--limits", "few"), ("--team", "crowd")], ids=["its own limit", "its team's limit"])
+def test_children_spend_what_is_their_parent_s(tmp_path, head):
+    config = '[[limits]]\nid = "few"\nrequests_per_day = 4\n[[teams]]\nid = "crowd"\nlimits = ["few"]\n'
     with serving(tmp_path, config=config) as gateway:
         model = gateway.model()
-        parent = issue(gateway, "--limits", "few")
+        parent = issue(gateway, *head)
         children = [issue(gateway, "--parent", parent["id"]) for _ in range(2)]
         grandchild = issue(gateway, "--parent", children[0]["id"])
 
@@ -105,11 +107,15 @@ def test_children_spend_what_is_their_parent_s(tmp_path):
         assert [ask(key) for key in (children[0], children[1], grandchild, parent)] == [200] * 4
         everybody = (parent, *children, grandchild)
         assert [ask(key) for key in everybody] == [429] * 4, "no family has more than its head"
-        # The ledger knows each of them, and whose they are.
-        gateway.stop()
+        # The ledger knows each of them, and whose they are: also after a crash, once it was written.
+        database = sqlite3.connect(f"file:{gateway.state}/penstock.db?mode=ro", uri=True)
+        wait_until(lambda: database.execute("SELECT count(*) FROM ledger").fetchone() == (4,), "it is written")
+        database.close()
+        gateway.process.kill()
+        gateway.process.wait()
         gateway.start()
         assert [ask(key) for key in everybody] == [429] * 4
-        assert ask(issue(gateway, "--limits", "few")) == 200, "another family"
+        assert ask(issue(gateway, *head)) == 200, "another family"
 
 
 def test_gateways_on_one_store_share_keys_and_revocations(tmp_path):

@@ -152,8 +152,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let gateway = gateway.with_store(store.clone()).with_ledger().context("the ledger")?.shared();
     if let Some(shared) = stored::shared(&config).context("the shared counters")? {
         let serving = Arc::downgrade(&gateway);
-        let limits = move || serving.upgrade().map_or(Vec::new(), |gateway| gateway.serving().rules.limits().to_vec());
-        gateway.governor.share(shared.counters, store.clone(), limits).context("the shared counters")?;
+        let in_force = move || serving.upgrade().map_or_else(Default::default, |gateway| gateway.serving().in_force());
+        gateway.governor.share(shared.counters, store.clone(), in_force).context("the shared counters")?;
         if let Some(cache) = shared.cache {
             gateway.hub.share(cache);
         }

@@ -11,7 +11,7 @@ use crate::auth::{Identity, Principal};
 use crate::call::Call;
 use crate::config::Snapshot;
 use crate::error::Failure;
-use crate::governed::{Billing, Rules};
+use crate::governed::{Billing, InForce, Rules};
 use crate::plugins::{Chain, Hub};
 use crate::provider::Provider;
 use crate::relay::Checks;
@@ -61,6 +61,12 @@ impl Serving {
     pub fn named_limits(&self) -> impl Iterator<Item = &[String]> {
         let teams = self.config.teams.iter().map(|team| team.limits.as_slice());
         self.config.keys.iter().map(|key| key.limits.as_slice()).chain(teams)
+    }
+
+    /// The limits, and which of them name the config's teams.
+    pub fn in_force(&self) -> InForce {
+        let teams = self.config.teams.iter().map(|team| (team.id.clone(), team.limits.clone())).collect();
+        InForce { limits: self.rules.limits().to_vec(), teams }
     }
 
     /// The pools.

@@ -40,6 +40,7 @@ use penstock_store::{Counters, Held, OpenEntry, Store};
 pub(crate) use bill::Billing;
 pub(crate) use events::Governed;
 pub(crate) use reservation::Reservation;
+pub use restore::InForce;
 pub use rules::Rules;
 pub(crate) use status::status;
 pub use status::{CounterState, LimitState};
@@ -146,7 +147,7 @@ impl Governor {
     ///
     /// # Errors
     /// The system has no thread for it. A store that does not answer is no error: the counters begin anew, and the log says so.
-    pub fn keep_ledger(&self, store: &Arc<dyn Store>, limits: &[Arc<Limit>], is_shared: bool) -> std::io::Result<()> {
+    pub fn keep_ledger(&self, store: &Arc<dyn Store>, in_force: &InForce, is_shared: bool) -> std::io::Result<()> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(std::io::Error::other)?;
         let gateway: Arc<str> = format!("{:016x}", u64::from_le_bytes(random)).into();
@@ -161,7 +162,7 @@ impl Governor {
                 false => orphans::settle(store.as_ref(), now + 86_400, &name).await?,
             };
             self.assumed.fetch_add(orphans, Ordering::Relaxed);
-            restore::restore(self, store.as_ref(), limits).await
+            restore::restore(self, store.as_ref(), in_force).await
         };
         let restored = runtime.block_on(async { tokio::time::timeout(RESTORE_MAX, restored).await });
         match restored {
@@ -175,7 +176,7 @@ impl Governor {
         Ok(())
     }
 
-    /// Counts together with other gateways: once, before requests are served, and after [`Self::keep_ledger`]. `limits`: those in force,
+    /// Counts together with other gateways: once, before requests are served, and after [`Self::keep_ledger`]. `in_force`: the limits
     /// whose days and months are restored from the ledger in `store` where the counters have lost them. Waits for that, not for long.
     ///
     /// # Errors
@@ -184,12 +185,12 @@ impl Governor {
         &self,
         counters: Arc<dyn Counters>,
         store: Arc<dyn Store>,
-        limits: impl Fn() -> Vec<Arc<Limit>> + Send + Sync + 'static,
+        in_force: impl Fn() -> InForce + Send + Sync + 'static,
     ) -> std::io::Result<()> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(std::io::Error::other)?;
         let holder = format!("{:016x}", u64::from_le_bytes(random));
-        let sums = Sums { store, limits: Box::new(limits), journal: self.journal().cloned() };
+        let sums = Sums { store, in_force: Box::new(in_force), journal: self.journal().cloned() };
         let shared = Arc::new(Shared::new(counters, holder, Some(sums)));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (begun, has_begun) = std::sync::mpsc::sync_channel(1);

@@ -4,6 +4,7 @@
 //! is summed up, limit by limit: entries carry the limits that they were counted in as tags. Windows of hours and less begin anew,
 //! and so do counters by address, which the ledger does not know.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,15 +34,24 @@ pub(super) fn tag(limit: &str) -> String {
     format!("limit:{limit}")
 }
 
+/// The limits in force, and who is under them by the config. (The store says it of issued keys, and of the teams that it has.)
+#[derive(Debug, Default)]
+pub struct InForce {
+    /// The limits.
+    pub limits: Vec<Arc<Limit>>,
+    /// Ids of those that name a team of the config.
+    pub teams: HashMap<String, Vec<String>>,
+}
+
 /// Counts what the ledger has of the current day and month.
-pub(super) async fn restore(governor: &Governor, store: &dyn Store, limits: &[Arc<Limit>]) -> Result<(), StoreError> {
+pub(super) async fn restore(governor: &Governor, store: &dyn Store, in_force: &InForce) -> Result<(), StoreError> {
     let mut count = |sum: Sum| {
         let Sum { limit, subject, measure, amount } = &sum;
         let (mut state, now) = governor.state();
         let claim = Claim { limit, subject, measure: *measure, amount: *amount, tag: 0 };
         state.book.restore(&claim, now);
     };
-    sums(store, limits, &mut count).await
+    sums(store, in_force, &mut count).await
 }
 
 /// What the ledger says that a counter of the current day or month has used.
@@ -53,13 +63,10 @@ pub(super) struct Sum {
     pub(super) amount: u64,
 }
 
-/// The limits in force.
-pub(super) type InForce = Box<dyn Fn() -> Vec<Arc<Limit>> + Send + Sync>;
-
 /// The ledger, for counters that were lost.
 pub(super) struct Sums {
     pub(super) store: Arc<dyn Store>,
-    pub(super) limits: InForce,
+    pub(super) in_force: Box<dyn Fn() -> InForce + Send + Sync>,
     /// What is on its way into the ledger.
     pub(super) journal: Option<Journal>,
 }
@@ -72,7 +79,7 @@ impl Sums {
             sleep(WRITTEN_LOOK).await;
         }
         let mut out = Vec::new();
-        let summed = async { sums(self.store.as_ref(), &(self.limits)(), &mut |sum| out.push(sum)).await };
+        let summed = async { sums(self.store.as_ref(), &(self.in_force)(), &mut |sum| out.push(sum)).await };
         timeout(SUMMED_MAX, summed).await.map_err(|_| StoreError::Busy)??;
         // Several keys may be one's children.
         fn name(sum: &Sum) -> (&str, &str, &'static str) {
@@ -88,13 +95,13 @@ impl Sums {
     }
 }
 
-async fn sums(store: &dyn Store, limits: &[Arc<Limit>], take: &mut (dyn FnMut(Sum) + Send)) -> Result<(), StoreError> {
+async fn sums(store: &dyn Store, in_force: &InForce, take: &mut (dyn FnMut(Sum) + Send)) -> Result<(), StoreError> {
     let (day, month) = began(clock::since_epoch().as_millis() as u64);
-    for limit in limits {
+    for limit in &in_force.limits {
         for (span, from) in [(Span::Day, day), (Span::Month, month)] {
             let measures: Vec<_> = limit.measures.iter().filter(|measure| measure.span == span).copied().collect();
             if !measures.is_empty() && limit.by != By::Address {
-                sum(store, limit, &measures, from / 1000, take).await?;
+                sum(store, in_force, limit, &measures, from / 1000, take).await?;
             }
         }
     }
@@ -103,6 +110,7 @@ async fn sums(store: &dyn Store, limits: &[Arc<Limit>], take: &mut (dyn FnMut(Su
 
 async fn sum(
     store: &dyn Store,
+    in_force: &InForce,
     limit: &Arc<Limit>,
     measures: &[Measure],
     from: u64,
@@ -128,7 +136,8 @@ async fn sum(
                 _ => row.values.iter().map(String::as_str).find(|value| !value.is_empty()),
             };
             let Some(subject) = subject else { continue };
-            let parents = if limit.by == By::Key { parents(store, limit, subject).await? } else { Vec::new() };
+            let parents =
+                if limit.by == By::Key { parents(store, in_force, limit, subject).await? } else { Vec::new() };
             for subject in parents.iter().map(String::as_str).chain([subject]) {
                 for measure in measures {
                     let amount = used(row, measure.unit);
@@ -144,7 +153,7 @@ async fn sum(
 }
 
 /// The keys that a key was made from, as far as they are under the limit: what it has spent is theirs too.
-async fn parents(store: &dyn Store, limit: &Limit, key: &str) -> Result<Vec<String>, StoreError> {
+async fn parents(store: &dyn Store, in_force: &InForce, limit: &Limit, key: &str) -> Result<Vec<String>, StoreError> {
     let mut out = Vec::new();
     let mut next = KeyId::parse(key);
     for depth in 0..=DEPTH_MAX {
@@ -152,10 +161,11 @@ async fn parents(store: &dyn Store, limit: &Limit, key: &str) -> Result<Vec<Stri
         let Some(record) = store.key(&id).await? else { break };
         if depth > 0 {
             let mut named = record.limits.clone();
-            if let Some(team) = &record.team
-                && let Some(team) = store.owner(OwnerKind::Team, team).await?
-            {
-                named.extend(team.limits);
+            if let Some(team) = &record.team {
+                named.extend(match in_force.teams.get(team) {
+                    Some(limits) => limits.clone(),
+                    None => store.owner(OwnerKind::Team, team).await?.map_or_else(Vec::new, |team| team.limits),
+                });
             }
             out.extend(covers_parent(limit, &named).then(|| id.to_string()));
         }
