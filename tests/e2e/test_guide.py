@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import os
 import re
+import shlex
+import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
+import openai
 import pytest
+from many import Many
 from test_examples import mocked
+from test_reload import models, reloads
+from test_reload import path as config_of
+from test_upgrade import processes, quick, upgradable
 
 from harness import ROOT, Gateway, binary, free_port, serving, user, wait_until
+from issuer import issuing
 from providers import OpenAi
 from servers import Postgres, Redis
 
@@ -41,7 +52,7 @@ def one(page: str, language: str, holds: str) -> str:
 
 def shell(text: str, folder, env: dict, seconds: int = 120) -> str:
     """What the commands print, in a folder of their own, with this build's program."""
-    places = f"{binary().parent}:{os.environ['PATH']}"
+    places = f"{binary().parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         check=False,
@@ -53,6 +64,11 @@ def shell(text: str, folder, env: dict, seconds: int = 120) -> str:
     )
     assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def commands(block: str) -> list[str]:
+    """What a block of a terminal has behind its prompts."""
+    return [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
 
 
 def test_a_key_with_a_budget(tmp_path):
@@ -158,3 +174,128 @@ def test_several_gateways(tmp_path, servers):
         shown = next(block for block in blocks(page, "") if block.startswith("200 ")).split()
         assert (len(said), said[:9]) == (len(shown), shown[:9])
         assert said.count("200") == shown.count("200") and set(said) == set(shown)
+
+
+APP = """
+from openai import OpenAI
+messages = [{"role": "user", "content": "Repeat: signed in"}]
+print(OpenAI().chat.completions.create(model="chat-small", messages=messages).choices[0].message.content)
+"""
+
+
+def test_single_sign_on(tmp_path):
+    """The page's token, fetched as it says and used by a program; then its teams: who is in which, and what they may."""
+    page, elsewhere = "single-sign-on.md", "https://sso.example.com/realms/main"
+    (tmp_path / "app.py").write_text(APP)
+    first, teams = blocks(page, "toml")
+    with issuing(tmp_path) as issuer, OpenAi() as mock:
+        mock.models = ("chat-small", "chat-large", "embed")
+        secret, _ = issuer.clients["search"]
+        provider = f'[[providers]]\nid = "up"\nbase_url = "{mock.url}/v1"\nkey_env = "KEY_UP"\n'
+        provider += 'models = ["chat-small", "chat-large", "embed"]\n'
+        options = {"env": {"KEY_UP": mock.key}, "workers": 0}
+
+        with serving(tmp_path / "one", config=first.replace(elsewhere, issuer.url) + provider, **options) as gateway:
+            env = {"OPENAI_BASE_URL": f"{gateway.url}/v1", "CLIENT_SECRET": secret}
+            assert shell(one(page, "sh", "TOKEN=").replace(elsewhere, issuer.url), tmp_path, env) == "signed in\n"
+            with pytest.raises(openai.AuthenticationError):
+                gateway.client(api_key=issuer.token("ada", aud="another")).models.list()
+
+        with serving(tmp_path / "two", config=teams.replace(elsewhere, issuer.url) + provider, **options) as gateway:
+
+            def listed(*groups: str, verified: object = True) -> list[str] | str:
+                claims = {"groups": list(groups), "email": "ada@example.com", "email_verified": verified}
+                try:
+                    cards = gateway.client(api_key=issuer.token("ada", **claims)).models.list()
+                    return sorted(card.id for card in cards)
+                except openai.AuthenticationError as error:
+                    return error.message
+
+            assert listed("/guests", "/engineering/search") == ["chat-large", "chat-small"]
+            assert listed("/sales", "/engineering/search") == ["chat-small"], "the first that is a team counts"
+            assert "team" in listed("/guests")
+            assert "email_verified" in listed("/sales", verified=False)
+            claims = {"groups": ["/engineering/search"], "email": "ada@example.com", "email_verified": True}
+            client = gateway.client(api_key=issuer.token("ada", **claims))
+            answer = client.chat.completions.with_raw_response.create(model="chat-large", messages=user("Hello"))
+            assert int(answer.headers["x-ratelimit-limit-tokens"]) == 50_000_000, "the team's limit"
+
+
+def test_another_config_and_another_version(tmp_path):
+    """The page's commands, with a stream that notices none of them."""
+    page = "upgrades.md"
+    check, reload = commands(one(page, "console", "penstock check"))
+    upgrade = one(page, "console", "penstock upgrade")
+    with Many() as many:
+        many.models = ["m", "n"]
+        config = quick(many).replace("[server]", f'[server]\nstate_dir = "{tmp_path}/g/state"')
+        with upgradable(tmp_path / "g", workers=0, config=config) as gateway:
+            many.begin(gateway.port, 3)
+            file = config_of(gateway)
+
+            def said(command: str) -> str:
+                command = command.replace("/etc/penstock.toml", str(file))
+                # Others of that name may run on this machine.
+                return shell(command.replace("$(pidof -s penstock)", str(gateway.process.pid)) + " 2>&1", tmp_path, {})
+
+            file.write_text(config.replace('models = ["m"]', 'models = ["m", "n"]'))
+            assert "n" in said(check)
+            said(reload)
+            wait_until(lambda: models(gateway) == ["m", "n"], "the new config", 30)
+            assert "config in force" in gateway.log()
+            file.write_text(config.replace("base_url", "base_ulr"))
+            said(reload)
+            wait_until(lambda: gateway.metric("penstock_config_last_reload_ok") == 0, "what is wrong is noticed", 30)
+            assert models(gateway) == ["m", "n"] and "base_ulr" in gateway.log()
+            file.write_text(config)
+
+            (command,), shown = commands(upgrade), upgrade.splitlines()[1:]
+            lines = said(command).splitlines()
+            assert [re.sub(r"\d+", "4711", line) for line in lines] == shown
+            wait_until(lambda: models(gateway) == ["m"], "the new process has the file", 30)
+            assert str(processes(gateway)[-1]) in lines[-1]
+            ended = [outcome for outcome in many.end() if outcome.words]
+            assert len(ended) == 3 and all(outcome.complete for outcome in ended), ended
+
+
+def test_a_service_of_systemd(tmp_path):
+    """The unit's commands, as systemd runs them, and what they tell it."""
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str
+    unit.read_string(one("upgrades.md", "ini", "ExecStart"))
+    service, port, file = unit["Service"], free_port(), tmp_path / "penstock.toml"
+    assert (service["Type"], service["NotifyAccess"]) == ("notify", "all"), "another process than the first will tell"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager, OpenAi() as mock:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        mock.models = ("m",)
+        file.write_text(f"""[server]
+listen = "127.0.0.1:{port}"
+state_dir = "{tmp_path}/state"
+watch = false
+[admin]
+listen = "off"
+[[providers]]
+id = "up"
+base_url = "{mock.url}/v1"
+models = ["m"]
+""")
+        start = (
+            service["ExecStart"].replace("/etc/penstock.toml", str(file)).replace("/usr/bin/penstock", str(binary()))
+        )
+        env = os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        with open(tmp_path / "log", "wb") as log:
+            process = subprocess.Popen(shlex.split(start), env=env, stdout=log, stderr=log)
+        try:
+            assert manager.recv(1024).decode() == f"READY=1\nMAINPID={process.pid}"
+            gateway = Gateway(tmp_path)
+            gateway.url = f"http://127.0.0.1:{port}"
+            file.write_text(file.read_text().replace('["m"]', '["m", "n"]'))
+            shell(service["ExecReload"], tmp_path, {"MAINPID": str(process.pid)})
+            wait_until(lambda: reloads(gateway, "applied") == 1, "the config is read again", 30)
+            assert models(gateway) == ["m", "n"]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(int(service["TimeoutStopSec"])) == 0
+        finally:
+            process.kill()
+            process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import resource
 import shutil
@@ -13,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 from many import Many, Steady
+from test_guide import blocks, commands, one, shell
 from test_memory import memory
 from test_reload import hang_up, reloads, talk
 
@@ -139,6 +141,58 @@ def test_a_plugin_of_a_public_kit(tmp_path):
             assert (checked.status_code, echo.checks, echo.headers[-1]["x-checked"]) == (200, 1, "yes")
             echo.allows = False
             assert ask(gateway, "hi", **{"x-check": "me"}).status_code == 401
+
+
+def test_the_guide_s_plugin(tmp_path):
+    """The page's config and commands: checked, used, and another module in its place."""
+    page, module, file = "wasm-plugins.md", tmp_path / "etc" / "plugin.wasm", tmp_path / "g" / "penstock.toml"
+    module.parent.mkdir()
+    shutil.copy(SDK, module)
+    (check,), replace = (commands(one(page, "console", holds)) for holds in ("penstock check", "sha256sum"))
+    with Echo() as echo:
+        plugin = one(page, "toml", 'name = "wasm"').replace("/etc/penstock/plugin.wasm", str(module))
+        plugin = plugin.replace("http://127.0.0.1:9000", echo.url)
+        up = f'[[providers]]\nid = "up"\nbase_url = "{echo.url}/v1"\nmodels = ["chat-m", "m"]\n'
+        config = f"[server]\nwatch = false\n{up}{plugin}"
+        with serving(file.parent, workers=0, config=config) as gateway:
+
+            def said(command: str) -> str:
+                for there, here in (("penstock.toml", file), ("plugin.wasm", module)):
+                    command = command.replace(f"/etc/penstock/{there}", str(here))
+                return shell(command.replace("$(pidof -s penstock)", str(gateway.process.pid)), tmp_path, {})
+
+            def told(model: str) -> httpx.Response:
+                body = {"model": model, "messages": user("my secret")}
+                headers = {"x-check": "me"}
+                return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+            assert said(check)
+            assert told("chat-m").json()["choices"][0]["message"]["content"] == "HELLO, my ******"
+            assert echo.checks == 1, "it asked the service that the config names"
+            assert told("m").json()["choices"][0]["message"]["content"] == "hello, my secret", "not its model"
+
+            # A custom section at the end: another module that does the same.
+            (tmp_path / "plugin.wasm").write_bytes(SDK.read_bytes() + b"\0\5\4note")
+            move, pin, reload = replace
+            said(move)
+            said(reload)
+            wait_until(lambda: reloads(gateway, "refused") == 1, "it is not the pinned one", 60)
+            assert told("chat-m").status_code == 200
+            said(pin)
+            said(reload)
+            wait_until(lambda: reloads(gateway, "applied") == 1, "another module is in force", 60)
+            assert told("chat-m").json()["choices"][0]["message"]["content"] == "HELLO, my ******"
+
+
+def test_the_guide_s_plugin_is_built_as_it_says(tmp_path):
+    """With the kit from npm's registry, where that can be reached: the very module that the page pins."""
+    if subprocess.run(["npm", "ping"], check=False, capture_output=True, timeout=60).returncode != 0:
+        pytest.skip("npm's registry cannot be reached")
+    shutil.copytree(SDK.parent / "assembly", tmp_path / "assembly")
+    build = next(block for block in blocks("wasm-plugins.md", "") if "npx asc" in block)
+    shell(build, tmp_path, {}, 300)
+    pinned = one("wasm-plugins.md", "toml", "sha256").split('sha256 = "')[1].split('"')[0]
+    assert hashlib.sha256((tmp_path / "plugin.wasm").read_bytes()).hexdigest() == pinned
 
 
 def test_what_cannot_run_is_refused_with_the_config(tmp_path):
