@@ -5,8 +5,9 @@
 #
 # All forward to the same mock upstream (tests/load). `plain` has a provider and nothing else. `governed` adds a key, a limit with
 # requests, tokens, money and concurrency (so every request is reserved, settled and put into the ledger on disk) and two plugins on
-# requests. `watched` adds a plugin on events: the stream is decoded and encoded anew. Rounds alternate, their median counts. CPU time
-# is that of the whole process, writers of ledger and log included.
+# requests. `watched` adds a plugin on events: the stream is decoded and encoded anew. `keyed` and `signed` only ask who it is: by an
+# issued key, and by a token of an identity provider (RS256), which is checked once and remembered then. Rounds alternate, their median
+# counts. CPU time is that of the whole process, writers of ledger and log included.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/common.sh"
@@ -81,17 +82,49 @@ action = "mask"
 CONF
 }
 
-declare -A pid listen
-for name in plain governed watched; do
+signed() {
+  provider
+  cat << CONF
+[[jwt]]
+id = "corp"
+issuer = "https://sso.example.com"
+audience = ["penstock"]
+jwks_file = "$work/jwks.json"
+CONF
+}
+
+# A token that is good for a day; the keys that it is checked by go to $work/jwks.json.
+token() {
+  PYTHONPATH=$root/tests/e2e python3 - "$work" << 'PROGRAM'
+import json, sys, time
+from pathlib import Path
+from issuer import issuing
+
+folder = Path(sys.argv[1])
+with issuing(folder) as issuer:
+    (folder / "jwks.json").write_text(json.dumps({"keys": [issuer.jwk]}))
+    print(issuer.token("bench", iss="https://sso.example.com", exp=int(time.time()) + 86_400))
+PROGRAM
+}
+
+declare -A pid listen secret
+for name in plain keyed signed governed watched; do
   listen[$name]=$(port)
-  case $name in plain) provider ;; *) $name ;; esac > "$work/$name.conf"
+  secret[$name]=$key
+  case $name in
+    plain | keyed) provider ;;
+    signed) secret[$name]=$(token) && signed ;;
+    *) $name ;;
+  esac > "$work/$name.conf"
   start_penstock "$name" "${listen[$name]}" < "$work/$name.conf"
   pid[$name]=$penstock_pid
 done
+secret[keyed]=$("$target/release/penstock" keys create --state-dir "$work/keyed/state" --name bench)
 for _ in $(seq "$rounds"); do
-  for name in plain governed watched; do
+  for name in plain keyed signed governed watched; do
     url=http://127.0.0.1:${listen[$name]}
-    run "$name/short" "${pid[$name]}" "$url" mock --key "$key" --connections 16 --requests "$requests" --tokens 1
+    run "$name/short" "${pid[$name]}" "$url" mock --key "${secret[$name]}" --connections 16 --requests "$requests" --tokens 1
+    case $name in keyed | signed) continue ;; esac
     run "$name/burst" "${pid[$name]}" "$url" mock --key "$key" --connections 32 --requests 256 --warmup 32 --tokens 200 --stream
   done
 done | tee -a "$results" >&2

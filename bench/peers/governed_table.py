@@ -16,6 +16,7 @@ ROWS = [
     ("CPU per chunk, as fast as they go, µs", "burst", "cpu_us_per_chunk"),
 ]
 NAMES = ["plain", "governed", "watched"]
+WHO = ["plain", "keyed", "signed"]
 
 
 def main():
@@ -32,6 +33,9 @@ def main():
             f"| {title} | {plain:.4g} | {governed:.4g} | {governed / plain:.2f}x "
             f"| {watched:.4g} | {watched / plain:.2f}x |"
         )
+    print("\n| CPU per short request, µs | plain | an issued key | a remembered token | ratio |\n|---|---|---|---|---|")
+    plain, keyed, signed = (median(run[ROWS[0][2]] for run in runs[f"{name}/short"]) for name in WHO)
+    print(f"| who asks | {plain:.4g} | {keyed:.4g} | {signed:.4g} | {signed / keyed:.2f}x |")
     for name, rounds in runs.items():
         for run in rounds:
             if run["errors"]:

@@ -13,7 +13,7 @@ libfuzzer_sys::fuzz_target!(|input: (&[u8], &[u8])| {
         name: "fuzz".into(),
         root_id: String::new(),
         vm_id: String::new(),
-        vm_config: Vec::new().into(),
+        vm_config: Default::default(),
         plugin_config: input.1.to_vec().into(),
         upstreams: Vec::new(),
         log: LogLevel::Critical,
