@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A token of prefill takes longer on any machine.
-const TOKEN_SECONDS_MIN: f64 = 1e-6;
+/// A token of prefill is charged with no more while nothing is known of the workers.
+const TOKEN_SECONDS_GUESSED: f64 = 5e-5;
 
 /// Waiting requests looked at when the first ones cannot be bound.
 const LOOK_AHEAD: usize = 256;
@@ -219,14 +219,12 @@ impl Fleet {
         let equals = self.site.workers.values().filter(|view| view.member.device == member.device);
         let fit = Fit::like(equals.map(|view| &view.fit)).unwrap_or_default();
         self.site.workers.insert(worker, WorkerView::new(member, fit));
-        self.queue.shared_by(self.site.workers.len());
     }
 
     /// A worker is gone. Requests bound to it are the caller's to enqueue again.
     pub fn leave(&mut self, worker: WorkerId) {
         if self.site.workers.remove(&worker).is_some() {
             self.site.index.leave(worker);
-            self.queue.shared_by(self.site.workers.len());
             self.bound.retain(|_, bound| bound.worker != worker);
         }
     }
@@ -289,7 +287,7 @@ impl Fleet {
         }
         let retry_after = || self.predicted_ttft(0).clamp(Duration::from_secs(1), Duration::from_secs(60));
         let reject = Reject { retry_after: retry_after(), refusal: Refusal::Full };
-        self.queue.in_service(self.site.workers.values().filter_map(WorkerView::first_turn).min());
+        self.queue.raise_level(self.site.workers.values().filter_map(WorkerView::first_turn).min());
         match self.queue.push(waiting, self.site.limits.queue_max) {
             Ok(()) => Ok(()),
             Err(out) if out == request => Err(reject),
@@ -530,8 +528,8 @@ impl Fleet {
         // What is computed elsewhere takes no rows here.
         let rows = if prefill.is_some() { BLOCK_TOKENS.min(rows) } else { rows };
         let uncached = view.prefill_seconds(tokens, cached_tokens as usize);
-        // A guess can be more than a tenant's share of minutes: the least it can be is charged.
-        let charge = if view.is_known() { parts.own } else { parts.own.min(rows as f64 * TOKEN_SECONDS_MIN) };
+        // A guess can be more than a tenant's share of minutes.
+        let charge = if view.is_known() { parts.own } else { parts.own.min(rows as f64 * TOKEN_SECONDS_GUESSED) };
         let sent = view.send(Sent { sequences, seconds: parts.own, tokens, rows, blocks });
         let hashes = waiting.hashes(&view.member.numerics_id);
         let is_long = tokens.saturating_sub(cached_tokens as usize) > self.site.weights.apart_tokens;

@@ -5,9 +5,11 @@
 //! ```
 //! Served is counted in engine seconds after cache credit, by weight (virtual token counters, Sheng et al. 2024, in seconds): prefill
 //! when a request is bound, decode as tokens come. Tenants whose counters are within one *bound* of each other are equals, and among
-//! equals what is due first goes first, so a request with little to compute may overtake others, by that much and no further. A tenant
-//! that comes back from silence starts one bound for each worker ahead of those that wait, here or for their first token, whatever it
-//! was served before: a burst of its own that the pool does in that time waits for nobody.
+//! equals what is due first goes first, so a request with little to compute may overtake others, by that much and no further.
+//!
+//! A tenant that comes back from silence starts at the *level* (virtual time), whatever it was served before: the lowest counter at
+//! which a request was bound that has no first token yet. While tenants at the level are served, it rises as if one more was served in
+//! turn: newcomers without end do not keep those waiting that were there before.
 //!
 //! The counter of its tenant goes with a request to its worker, as its *turn* ([`Rank`]): prompts that are not computed yet are
 //! computed in this order there too (start-time fair queueing, Goyal et al. 1996).
@@ -151,14 +153,14 @@ pub(crate) struct Queue {
     arrivals: u64,
     new: usize,
     seconds: f64,
-    /// Highest counter of a tenant: where newcomers start when nobody waits.
+    /// Where newcomers start. Never falls.
     level: f64,
-    /// Lowest counter at which a tenant's request was bound that has no first token yet.
-    in_service: Option<f64>,
+    /// Highest counter at which a tenant was served.
+    latest: f64,
+    /// Sum of the shares of tenants that wait.
+    waiting_share: f64,
     /// Engine seconds by which tenants may differ and be equals.
     bound: f64,
-    /// Workers that they share.
-    workers: f64,
     slo: Option<Slo>,
 }
 
@@ -180,21 +182,11 @@ impl Queue {
             new: 0,
             seconds: 0.0,
             level: 0.0,
-            in_service: None,
+            latest: 0.0,
+            waiting_share: 0.0,
             bound: bound.max(1e-3),
-            workers: 1.0,
             slo,
         }
-    }
-
-    /// So many workers share the work from now on.
-    pub(crate) fn shared_by(&mut self, workers: usize) {
-        self.workers = workers.max(1) as f64;
-    }
-
-    /// The first turn of requests that were bound and have no first token yet: a newcomer competes with them too.
-    pub(crate) fn in_service(&mut self, turn: Option<i64>) {
-        self.in_service = turn.map(|turn| turn as f64 / 1e6);
     }
 
     /// Adds a request. `Err` with the one that is put out for it, or with itself, when `limit` new ones wait already.
@@ -220,14 +212,15 @@ impl Queue {
 
     fn enter(&mut self, waiting: &Waiting) {
         let Waiting { request, view, place, .. } = waiting;
-        let lowest = self.lowest().into_iter().chain(self.in_service).min_by(f64::total_cmp);
-        let newcomer = lowest.unwrap_or(self.level) - self.bound * self.workers;
-        let beginner = Account { served: newcomer, ..Account::default() };
+        let beginner = Account { served: self.level, ..Account::default() };
         let account = self.accounts.entry(Arc::clone(&view.tenant)).or_insert(beginner);
         if account.waiting == 0 {
-            account.served = account.served.max(newcomer);
+            account.served = account.served.max(self.level);
+        } else {
+            self.waiting_share -= account.share;
         }
         account.share = view.share();
+        self.waiting_share += account.share;
         account.waiting += 1;
         account.seconds += waiting.estimate;
         self.new += usize::from(!view.resumed);
@@ -255,6 +248,9 @@ impl Queue {
         }
         if let Some(account) = self.accounts.get_mut(&view.tenant) {
             account.waiting -= 1;
+            if account.waiting == 0 {
+                self.waiting_share = (self.waiting_share - account.share).max(0.0);
+            }
             account.seconds = (account.seconds - waiting.estimate).max(0.0);
         }
         view.deadline.map(|deadline| self.deadlines.remove(&(deadline, request)));
@@ -263,11 +259,28 @@ impl Queue {
         Some(waiting)
     }
 
+    /// The first turn of requests that were bound and have no first token yet, if there are any: newcomers compete with them too.
+    pub(crate) fn raise_level(&mut self, first_turn: Option<i64>) {
+        let there = first_turn.map_or(self.latest, |turn| turn as f64 / 1e6);
+        self.level = self.level.max(there);
+    }
+
     /// Counts engine seconds that a tenant was served.
     pub(crate) fn serve(&mut self, tenant: &Arc<str>, weight: u32, seconds: f64) {
-        let account = self.accounts.entry(Arc::clone(tenant)).or_default();
-        account.served += seconds / f64::from(weight.max(1));
-        self.level = self.level.max(account.served);
+        if !seconds.is_finite() {
+            return;
+        }
+        let share = f64::from(weight.max(1));
+        let beginner = Account { served: self.level, ..Account::default() };
+        let account = self.accounts.entry(Arc::clone(tenant)).or_insert(beginner);
+        let before = account.served;
+        account.served += seconds / share;
+        self.latest = self.latest.max(before);
+        if before <= self.level {
+            // As if one more waited and was served in turn.
+            let own = if account.waiting == 0 { share } else { 0.0 };
+            self.level += seconds / (self.waiting_share + own + 1.0);
+        }
     }
 
     /// The place of a request at the worker if it is bound now.
@@ -354,12 +367,6 @@ impl Queue {
             (lane.priority, if lane.new { served.min_by(f64::total_cmp).map_or(FIRST, micros) } else { FIRST })
         };
         self.lanes.iter().map(rank).min()
-    }
-
-    /// The counter of the tenant that was served least of those that wait.
-    fn lowest(&self) -> Option<f64> {
-        let waiting = self.lanes.values().flat_map(HashMap::keys);
-        waiting.filter_map(|tenant| self.accounts.get(tenant)).map(|account| account.served).min_by(f64::total_cmp)
     }
 
     /// Forgets idle tenants when there are many: they come back as newcomers.
@@ -476,6 +483,11 @@ mod tests {
         for request in 0..50 {
             assert_eq!(queue.push(waiting(request, "flood", 0, false, 1.0, 0), 100), Ok(()));
         }
+        for request in 0..3 {
+            assert_eq!(order(&queue)[0], request);
+            queue.remove(request);
+            queue.serve(&"flood".into(), 1, 1.0);
+        }
         for request in 50..53 {
             assert_eq!(queue.push(waiting(request, "other", 0, false, 1.0, 9), 100), Ok(()));
         }
@@ -498,6 +510,43 @@ mod tests {
         (2000..2080).for_each(|n| assert_eq!(queue.push(waiting(n, "new", 0, false, 0.1, 0), 99), Ok(())));
         let first = order(&queue)[..40].iter().filter(|request| **request < 2000).count();
         assert_eq!(first, 3, "a bound is ten requests");
+    }
+
+    #[test]
+    fn strangers_are_served_in_the_order_they_came() {
+        let mut queue = queue();
+        for request in 0..50 {
+            assert_eq!(
+                queue.push(waiting(request, &format!("stranger {request}"), 0, false, 0.1, request), 99),
+                Ok(())
+            );
+        }
+        assert!(order(&queue).into_iter().eq(0..50));
+    }
+
+    #[test]
+    fn strangers_without_end_do_not_starve_who_was_served_much() {
+        let mut queue = queue();
+        let regular: Arc<str> = "regular".into();
+        (0..1000).for_each(|_| queue.serve(&regular, 1, 0.1));
+        queue.raise_level(None);
+        for request in 0..10 {
+            assert_eq!(queue.push(waiting(request, "regular", 0, false, 0.1, 0), 99), Ok(()));
+        }
+        let mut served = Vec::new();
+        for now in 0..2000_u64 {
+            // Fifty wait at any moment.
+            for request in 50 * now..50 * now + (60 - queue.len() as u64) {
+                let name = format!("stranger {request}");
+                assert_eq!(queue.push(waiting(1000 + request, &name, 0, false, 0.1, now), 99), Ok(()));
+            }
+            let next = queue.order(Duration::from_secs(now), 1)[0];
+            let tenant = queue.remove(next).expect("it waits").view.tenant;
+            queue.serve(&tenant, 1, 0.1);
+            served.extend((next < 1000).then_some(now));
+        }
+        assert_eq!(served.len(), 10, "{served:?}");
+        assert!(served[9] < 500, "{served:?}");
     }
 
     #[test]

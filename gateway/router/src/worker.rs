@@ -173,9 +173,9 @@ impl WorkerView {
         self.prefilling.last_key_value().map(|((rank, _), _)| *rank)
     }
 
-    /// The first turn of those that have no first token, by rank; those that began elsewhere aside.
+    /// The first turn of those that have no first token; of those that began elsewhere there is none.
     pub(crate) fn first_turn(&self) -> Option<i64> {
-        self.prefilling.keys().map(|((_, turn), _)| *turn).find(|turn| *turn != FIRST)
+        self.prefilling.keys().map(|((_, turn), _)| *turn).filter(|turn| *turn != FIRST).min()
     }
 
     /// Rows of prefill that one of this rank goes before.
@@ -183,7 +183,8 @@ impl WorkerView {
         self.prefilling.range((Bound::Excluded((rank, u64::MAX)), Bound::Unbounded)).map(|(_, rows)| rows).sum()
     }
 
-    /// Whether a request starts here next although no rows are free: all that is to be computed comes after it, and there is a place, and room for `blocks` more.
+    /// Whether a request starts here next although no rows are free: some of what is to be computed comes after it, nothing but the first
+    /// of all comes before it, and there is a place, and room for `blocks` more.
     pub(crate) fn lets_pass(&self, rank: Rank, sequences: u32, blocks: u32) -> bool {
         if !self.takes_requests() || self.last_rank().is_none_or(|last| last <= rank) {
             return false;
@@ -191,9 +192,11 @@ impl WorkerView {
         let state = &self.member.state;
         let sent: u64 = self.coming().map(|sent| sent.rows as u64).sum();
         let places = self.member.sequences_max.saturating_sub(self.sequences());
+        let first = self.prefilling.first_key_value().filter(|((first, _), _)| *first <= rank);
+        let others = self.rows_after(rank) + first.map_or(0, |(_, rows)| *rows);
         places >= sequences
             && state.blocks_free >= blocks.saturating_add(self.promised_blocks())
-            && state.prefill_tokens_pending.saturating_add(sent) <= self.rows_after(rank) as u64
+            && state.prefill_tokens_pending.saturating_add(sent) <= others as u64
     }
 
     /// Whether one of them would start and the others may wait at the worker.

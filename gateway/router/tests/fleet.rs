@@ -183,23 +183,44 @@ fn a_request_that_finds_no_room_at_a_worker_lets_others_pass() {
 #[test]
 fn who_was_served_less_passes_what_a_full_worker_has_before_it() {
     let mut fleet = fleet(Limits::default());
-    let busy = EngineState { running: 2, prefill_tokens_pending: 2000, context_tokens: 2000, ..state(0) };
     fleet.join(A, member("n", 2), &[]);
     let of =
-        |tenant: &str, first: u32| View { tokens: (first..first + 1000).collect(), tenant: tenant.into(), ..view(0) };
-    (1..9).for_each(|n| fleet.enqueue(n, of("flood", n as u32 * 5000), Duration::ZERO).expect("room"));
-    assert_eq!(bindings(&mut fleet, 0), [(1, A, true), (2, A, true)]);
-    fleet.update(A, Some(&busy), &[], 2);
-    fleet.enqueue(20, of("quiet", 100_000), Duration::from_secs(1)).expect("room");
-    assert_eq!(bindings(&mut fleet, 1), [(20, A, true)], "and none of those that came before it");
-    fleet.enqueue(21, of("quiet", 200_000), Duration::from_secs(1)).expect("room");
+        |tenant: &str, first: u32| View { tokens: (first..first + 100).collect(), tenant: tenant.into(), ..view(0) };
+    (1..30).for_each(|n| fleet.enqueue(n, of("flood", n as u32 * 500), Duration::ZERO).expect("room"));
+    for sent in (2..20).step_by(2) {
+        assert_eq!(bindings(&mut fleet, 0), [(sent - 1, A, true), (sent, A, true)]);
+        [sent - 1, sent].into_iter().for_each(|request| fleet.remove(request));
+        fleet.update(A, Some(&state(2)), &[], sent);
+    }
+    assert_eq!(bindings(&mut fleet, 0), [(19, A, true), (20, A, true)]);
+    let busy = EngineState { running: 2, prefill_tokens_pending: 200, context_tokens: 200, ..state(0) };
+    fleet.update(A, Some(&busy), &[], 20);
+    fleet.enqueue(40, of("quiet", 100_000), Duration::from_secs(1)).expect("room");
+    assert_eq!(bindings(&mut fleet, 1), [(40, A, true)], "and none of those that came before it");
+    fleet.enqueue(41, of("quiet", 200_000), Duration::from_secs(1)).expect("room");
     assert_eq!(bindings(&mut fleet, 1), [], "its own prompt is before it now");
-    fleet.enqueue(22, View { priority: 1, ..of("third", 300_000) }, Duration::from_secs(1)).expect("room");
+    fleet.enqueue(42, View { priority: 1, ..of("third", 300_000) }, Duration::from_secs(1)).expect("room");
     assert_eq!(bindings(&mut fleet, 1), [], "what is less urgent passes nobody");
-    let full = EngineState { blocks_free: 3, ..busy };
-    fleet.update(A, Some(&full), &[], 3);
-    fleet.enqueue(23, of("fourth", 400_000), Duration::from_secs(1)).expect("room");
-    assert_eq!(bindings(&mut fleet, 1), [], "there is no room for its blocks");
+}
+
+#[test]
+fn nobody_passes_where_there_is_no_room_for_its_blocks() {
+    let mut fleet = fleet(Limits::default());
+    fleet.join(A, member("n", 1), &[]);
+    fleet.enqueue(1, view(100), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), [(1, A, true)]);
+    let busy = |blocks_free| EngineState {
+        running: 1,
+        prefill_tokens_pending: 100,
+        context_tokens: 100,
+        blocks_free,
+        ..state(0)
+    };
+    fleet.enqueue(2, resumed("n"), Duration::ZERO).expect("room");
+    fleet.update(A, Some(&busy(3)), &[], 1);
+    assert_eq!(bindings(&mut fleet, 0), []);
+    fleet.update(A, Some(&busy(100)), &[], 1);
+    assert_eq!(bindings(&mut fleet, 0), [(2, A, true)], "what began elsewhere passes all");
 }
 
 #[test]
