@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod beside;
 mod tls;
 
 use penstock_proto::Address;
@@ -15,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
+pub use beside::{Came, dial_unix, send_beside};
 pub use tls::{Tls, TlsError, TlsFiles};
 
 /// Half of a connection, to read from.

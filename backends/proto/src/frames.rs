@@ -644,6 +644,18 @@ pub struct TransferState {
     /// First tokens that other workers drew for requests here.
     #[prost(uint64, tag = "9")]
     pub first_tokens: u64,
+    /// Of `seconds`, those of blocks that the sender computed for the purpose; only these can be hidden.
+    #[prost(double, tag = "10")]
+    pub prefill_seconds: f64,
+    /// Of `bytes_in`, those that came when the sender had nothing left to compute: for these alone it is known how long moving them took.
+    #[prost(uint64, tag = "11")]
+    pub moved_bytes: u64,
+    /// How long these took.
+    #[prost(double, tag = "12")]
+    pub moved_seconds: f64,
+    /// Of `bytes_in`, those that came through memory that both workers map.
+    #[prost(uint64, tag = "13")]
+    pub memory_bytes: u64,
 }
 
 /// A change of the prefix cache.

@@ -7,12 +7,17 @@
 //! holder → asker   Welcome
 //! asker → holder   Fetch{hashes}          blocks that the holder has
 //!                | Prefill{prompt, …}     blocks that the holder computes, sent layer by layer while it does; and the token after them
-//! holder → asker   Page{block, layer, checksum, bytes}…   in any order of blocks, ascending layers of each
+//! holder → asker   Page{block, layer, checksum, bytes | slot}…   in any order of blocks, ascending layers of each
 //!                  Computed{blocks}       so many leading blocks are what their names say
 //!                  First{tokens}          what comes after the prompt, once, if it was asked for and computed; it overtakes pages
 //!                  Alive                  now and then, while there is nothing else to say
 //!                  End{blocks, why}
+//! asker → holder   Taken{slots}…          these may be written again
 //! ```
+//! On a Unix socket, between processes that share memory, a page's bytes need not go through the socket: the asker says in its greeting that it
+//! can map memory, the descriptor of some comes beside the welcome, and the question says whether it was mapped (`through_memory`). Then a page
+//! names the slot in which its bytes are. Whoever does not know of this, or has no such memory, sends and gets bytes.
+//!
 //! Frames are those of [`crate::codec`]. The asker closes the connection when it wants no more, which stops the holder at once; the holder
 //! dies or closes, and the asker knows at once. A page is checked against what was asked for and its checksum, and its block is used only
 //! if the holder vouched for it.
@@ -36,8 +41,11 @@ pub const PAGE_BYTES_MAX: usize = 8 << 20;
 #[derive(Clone, PartialEq, Message)]
 pub struct Ask {
     /// What is said.
-    #[prost(oneof = "AskBody", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "AskBody", tags = "1, 2, 3, 4, 5")]
     pub body: Option<AskBody>,
+    /// With a question: the memory that came with the welcome is mapped, pages may come through it.
+    #[prost(bool, tag = "16")]
+    pub through_memory: bool,
 }
 
 /// Bodies of [`Ask`].
@@ -55,6 +63,9 @@ pub enum AskBody {
     /// Wants blocks computed.
     #[prost(message, tag = "4")]
     Prefill(Prefill),
+    /// Has taken pages out of slots.
+    #[prost(message, tag = "5")]
+    Taken(Taken),
 }
 
 /// Holder to asker.
@@ -109,6 +120,9 @@ pub struct Greeting {
     /// Bytes of one block in wire order.
     #[prost(uint64, tag = "4")]
     pub block_bytes: u64,
+    /// The sender can map memory whose descriptor comes beside the welcome.
+    #[prost(bool, tag = "5")]
+    pub maps_memory: bool,
 }
 
 /// The greeting is accepted.
@@ -117,6 +131,17 @@ pub struct Welcome {
     /// [`TRANSFER_VERSION`] of the sender.
     #[prost(uint32, tag = "1")]
     pub version: u32,
+    /// Slots, of a page each, of the memory whose descriptor comes beside this; 0: none comes.
+    #[prost(uint32, tag = "2")]
+    pub slots: u32,
+}
+
+/// Slots whose pages the asker has: the holder may write them again.
+#[derive(Clone, PartialEq, Message)]
+pub struct Taken {
+    /// Each named by a page before.
+    #[prost(uint32, repeated, tag = "1")]
+    pub slots: Vec<u32>,
 }
 
 /// Wants blocks by name.
@@ -179,15 +204,23 @@ pub struct Page {
     /// [`checksum`] of the rest.
     #[prost(fixed32, tag = "3")]
     pub checksum: u32,
-    /// In wire order.
+    /// In wire order; empty where a slot has them.
     #[prost(bytes = "bytes", tag = "4")]
     pub bytes: Bytes,
+    /// The slot of the shared memory that has the bytes.
+    #[prost(uint32, optional, tag = "5")]
+    pub slot: Option<u32>,
 }
 
 impl Page {
     /// A page with its checksum.
     pub fn new(block: u32, layer: u32, bytes: Bytes) -> Self {
-        Self { block, layer, checksum: checksum(block, layer, &bytes), bytes }
+        Self { block, layer, checksum: checksum(block, layer, &bytes), bytes, slot: None }
+    }
+
+    /// A page whose bytes are in a slot.
+    pub fn in_slot(block: u32, layer: u32, slot: u32, bytes: &[u8]) -> Self {
+        Self { block, layer, checksum: checksum(block, layer, bytes), bytes: Bytes::new(), slot: Some(slot) }
     }
 
     /// Whether it is what was sent.

@@ -166,7 +166,7 @@ async fn slow_holder(path: &Path, first: u32, cached_tokens: u32) -> String {
         }
         let tokens = vec![FirstToken { choice: 0, token: Some(Token { id: first, logprobs: None }) }];
         let first = AnswerBody::First(First { tokens, cached_tokens });
-        for answer in [AnswerBody::Welcome(Welcome { version: 1 }), first] {
+        for answer in [AnswerBody::Welcome(Welcome { version: 1, slots: 0 }), first] {
             codec::encode(&Answer { body: Some(answer) }, &mut bytes).expect("small");
         }
         stream.write_all(&bytes).await.expect("it reads");

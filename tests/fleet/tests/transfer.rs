@@ -245,7 +245,7 @@ async fn liar(path: &Path, answers: Vec<AnswerBody>) -> String {
         let (mut stream, _) = listener.accept().await.expect("the worker asks");
         let mut bytes = bytes::BytesMut::new();
         let mut asked = bytes::BytesMut::new();
-        let welcome = AnswerBody::Welcome(Welcome { version: 1 });
+        let welcome = AnswerBody::Welcome(Welcome { version: 1, slots: 0 });
         codec::encode(&Answer { body: Some(welcome) }, &mut bytes).expect("small");
         while codec::decode::<Ask>(&mut asked).expect("asks").is_none() {
             stream.read_buf(&mut asked).await.expect("it greets");
@@ -284,7 +284,7 @@ async fn a_lying_holder_is_not_believed() {
         vec![AnswerBody::Page(page(0, 0, 1)), end(0)],
         vec![AnswerBody::Computed(Computed { blocks: 6 }), end(6)],
         vec![AnswerBody::Computed(Computed { blocks: u32::MAX }), end(u32::MAX)],
-        vec![AnswerBody::Welcome(Welcome { version: 1 })],
+        vec![AnswerBody::Welcome(Welcome { version: 1, slots: 0 })],
         // A token of another choice, one that does not exist, none, and another one after the right one.
         vec![first(1, whole.tokens[0]), end(0)],
         vec![first(0, 256), end(0)],

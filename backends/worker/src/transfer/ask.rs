@@ -1,8 +1,10 @@
 //! The side that wants blocks: connect, greet, ask, and hand every page on to the engine.
 
 use super::link::{Fault, GREETING_DEADLINE, Link};
+use super::memory::Memory;
 use super::{About, PageIn, Peers, Report};
 use crate::engine_thread::Command;
+use penstock_link::Came;
 use penstock_proto::Address;
 use penstock_proto::transfer::{Answer, AnswerBody, Ask, AskBody, Page};
 use std::sync::Arc;
@@ -30,6 +32,8 @@ struct Progress {
     last: Option<Instant>,
     /// When the holder had computed everything.
     computed: Option<Instant>,
+    /// When the first page came after that; the bytes of those after it took until the last.
+    moving: Option<Instant>,
 }
 
 /// Runs an errand to its end and tells the engine's thread how it ended.
@@ -70,18 +74,20 @@ impl Drop for Running<'_> {
 
 async fn transfer(peers: &Peers, errand: Errand, progress: &mut Progress) -> Result<(), Fault> {
     let about = peers.about.get().ok_or(Fault::Ending)?;
-    let (mut link, prove) = connect(peers, &errand.from).await?;
-    let key = peers.key.as_ref().filter(|_| prove);
-    if prove && key.is_none() {
-        return Err(Fault::Proof);
-    }
-    timeout(GREETING_DEADLINE, link.greet(about, key)).await.map_err(|_| Fault::Late)??;
-    link.outgoing.send(&Ask { body: Some(errand.question) }).await?;
+    progress.report.is_prefill = matches!(errand.question, AskBody::Prefill(_));
+    let (mut link, mut memory) = greeted(peers, about, &errand.from).await?;
+    link.outgoing.send(&Ask { body: Some(errand.question), through_memory: memory.is_some() }).await?;
     let place = Place { id: errand.id, blocks: errand.blocks };
     loop {
         let answer = timeout(SILENCE, link.incoming.next::<Answer>()).await.map_err(|_| Fault::Silent)??;
         match answer.body.ok_or(Fault::Unexpected)? {
-            AnswerBody::Page(page) => take(peers, about, &place, page, progress).await?,
+            AnswerBody::Page(page) => {
+                take(peers, about, &place, page, memory.as_mut(), progress).await?;
+                if let Some(taken) = memory.as_mut().and_then(Memory::taken) {
+                    // Err: the holder has said all and gone, or has died; which of them, is read next.
+                    let _ = link.say(AskBody::Taken(taken)).await;
+                }
+            }
             AnswerBody::Computed(computed) => progress.vouch(computed.blocks as usize, errand.blocks),
             AnswerBody::First(first) => peers.tell(Command::First { id: place.id, first }).await?,
             AnswerBody::Alive(_) => {}
@@ -103,26 +109,58 @@ struct Place {
 }
 
 /// Checks a page and hands it on; waits while the engine has enough to do.
-async fn take(peers: &Peers, about: &About, place: &Place, page: Page, progress: &mut Progress) -> Result<(), Fault> {
+async fn take(
+    peers: &Peers,
+    about: &About,
+    place: &Place,
+    page: Page,
+    memory: Option<&mut Memory>,
+    progress: &mut Progress,
+) -> Result<(), Fault> {
+    progress.arrived();
+    let room = Arc::clone(&peers.room).acquire_owned().await.map_err(|_| Fault::Ending)?;
+    let through_memory = page.slot.is_some();
+    // Out of the slot first: what is checked is what is used.
+    let page = match memory {
+        Some(memory) => memory.copy(page)?,
+        None => page,
+    };
     let (block, layer) = (page.block as usize, page.layer as usize);
     let fits = block < place.blocks && page.bytes.len() == about.page_bytes;
     if !fits || !page.is_whole() {
         return Err(Fault::BadPage);
     }
-    let now = Instant::now();
-    progress.first.get_or_insert(now);
-    progress.last = Some(now);
-    progress.report.bytes += page.bytes.len() as u64;
-    let room = Arc::clone(&peers.room).acquire_owned().await.map_err(|_| Fault::Ending)?;
+    progress.took(page.bytes.len() as u64, through_memory);
     let page = PageIn { id: place.id, block, layer, bytes: page.bytes, _room: room };
     peers.tell(Command::Page(page)).await
 }
 
-/// A connection to a holder, and whether both ends have to prove the pool key on it.
-async fn connect(peers: &Peers, from: &str) -> Result<(Link, bool), Fault> {
+/// A connection to a holder on which a question may be asked, and the memory that came with it.
+async fn greeted(peers: &Peers, about: &About, from: &str) -> Result<(Link, Option<Memory>), Fault> {
     let address = from.parse::<Address>().map_err(|error| Fault::Other(error.to_string()))?;
-    let (reader, writer) = penstock_link::dial(&address, peers.tls.as_ref()).await?;
-    Ok((Link::new(reader, writer), matches!(address, Address::Tcp(_))))
+    let (mut link, came) = connect(peers, &address).await?;
+    // On TCP both ends have to prove the pool key.
+    let prove = matches!(address, Address::Tcp(_));
+    let key = peers.key.as_ref().filter(|_| prove);
+    if prove && key.is_none() {
+        return Err(Fault::Proof);
+    }
+    let greeting = timeout(GREETING_DEADLINE, link.greet(about, key, came.as_ref()));
+    let memory = greeting.await.map_err(|_| Fault::Late)??;
+    Ok((link, memory))
+}
+
+async fn connect(peers: &Peers, address: &Address) -> Result<(Link, Option<Came>), Fault> {
+    match address {
+        Address::Unix(path) => {
+            let (reader, writer, came) = penstock_link::dial_unix(path).await?;
+            Ok((Link::new(reader, writer), Some(came)))
+        }
+        Address::Tcp(_) => {
+            let (reader, writer) = penstock_link::dial(address, peers.tls.as_ref()).await?;
+            Ok((Link::new(reader, writer), None))
+        }
+    }
 }
 
 impl Progress {
@@ -134,10 +172,70 @@ impl Progress {
         }
     }
 
+    /// A page is there.
+    fn arrived(&mut self) {
+        let now = Instant::now();
+        self.first.get_or_insert(now);
+        self.last = Some(now);
+    }
+
+    /// It is what was asked for.
+    fn took(&mut self, bytes: u64, through_memory: bool) {
+        self.report.bytes += bytes;
+        self.report.memory_bytes += if through_memory { bytes } else { 0 };
+        match (self.computed, self.moving) {
+            (None, _) => {}
+            (Some(_), None) => self.moving = self.last,
+            (Some(_), Some(_)) => self.report.moved_bytes += bytes,
+        }
+    }
+
     fn end(self, why: String) -> Report {
-        let Self { report, first, last, computed } = self;
+        let Self { report, first, last, computed, moving } = self;
         let (Some(first), Some(last)) = (first, last) else { return Report { why, ..report } };
         let hidden = computed.unwrap_or(last).min(last).saturating_duration_since(first);
-        Report { taken: last - first, hidden, why, ..report }
+        let moved = moving.map_or(Duration::ZERO, |moving| last - moving);
+        Report { taken: last - first, hidden, moved, why, ..report }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_speed_of_the_way_is_told_apart_from_waiting_for_the_computing() {
+        let mut progress = Progress::default();
+        let mut page = |bytes| {
+            progress.arrived();
+            progress.took(bytes, false);
+        };
+        page(100);
+        page(100);
+        progress.vouch(2, 3);
+        progress.arrived();
+        progress.took(100, true);
+        progress.vouch(3, 3);
+        for _ in 0..3 {
+            progress.arrived();
+            progress.took(100, true);
+        }
+        let report = progress.end(String::new());
+        assert_eq!((report.bytes, report.memory_bytes), (600, 400));
+        // Of the three that came when all was computed, the first began the time that the others took.
+        assert_eq!(report.moved_bytes, 200);
+        assert!(report.moved <= report.taken && report.hidden <= report.taken);
+    }
+
+    #[test]
+    fn who_holds_all_from_the_start_hides_nothing() {
+        let mut progress = Progress::default();
+        progress.vouch(4, 4);
+        for _ in 0..4 {
+            progress.arrived();
+            progress.took(10, false);
+        }
+        let report = progress.end(String::new());
+        assert_eq!((report.hidden, report.moved, report.moved_bytes), (Duration::ZERO, report.taken, 30));
     }
 }

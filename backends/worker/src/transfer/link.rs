@@ -1,13 +1,16 @@
 //! Frames over a connection, with deadlines, and the greeting of both ends.
 
 use super::About;
+use super::memory::{self, Memory};
 use crate::config::random;
 use bytes::BytesMut;
-use penstock_link::{Reader, Writer};
+use penstock_link::{Came, Reader, Writer, send_beside};
 use penstock_proto::codec::{self, CodecError};
 use penstock_proto::handshake::{Challenge, NONCE_BYTES, PoolKey, Proof, Side};
 use penstock_proto::transfer::*;
+use penstock_shm::Ring;
 use prost::Message;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -16,7 +19,7 @@ use tokio::time::timeout;
 pub(super) const GREETING_DEADLINE: Duration = Duration::from_millis(2500);
 
 /// A write takes no longer, or the other end is not alive.
-const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A stranger gets no memory for more.
 const GREETING_BYTES_MAX: usize = 4096;
@@ -38,6 +41,8 @@ pub(super) enum Fault {
     Unexpected,
     #[error("a page that was not asked for, or is not what was sent")]
     BadPage,
+    #[error("the other end takes no pages")]
+    Slow,
     #[error("the other end refuses: {0}")]
     Refused(String),
     #[error("the other end has only {0} of the blocks")]
@@ -93,12 +98,32 @@ impl Outgoing {
     pub(super) async fn send<M: Message>(&mut self, message: &M) -> Result<(), Fault> {
         self.output.clear();
         codec::encode(message, &mut self.output)?;
+        self.write(0).await
+    }
+
+    /// The same, with a descriptor beside it on the socket of this connection. False: nothing was sent, because that cannot be.
+    async fn send_beside<M: Message>(&mut self, message: &M, socket: &OwnedFd, with: &OwnedFd) -> Result<bool, Fault> {
+        self.output.clear();
+        codec::encode(message, &mut self.output)?;
+        let Ok(sent) = send_beside(socket.as_fd(), &self.output, with.as_fd()) else { return Ok(false) };
+        self.write(sent).await?;
+        Ok(true)
+    }
+
+    async fn write(&mut self, from: usize) -> Result<(), Fault> {
         let written = async {
-            self.inner.write_all(&self.output).await?;
+            self.inner.write_all(&self.output[from..]).await?;
             self.inner.flush().await
         };
         Ok(timeout(WRITE_DEADLINE, written).await.map_err(|_| Fault::Silent)??)
     }
+}
+
+/// What is asked on a connection.
+pub(super) struct Question {
+    pub(super) body: AskBody,
+    /// Memory that the asker has mapped, for the pages.
+    pub(super) ring: Option<Ring>,
 }
 
 impl Link {
@@ -107,8 +132,8 @@ impl Link {
         Self { incoming, outgoing: Outgoing { inner: writer, output: BytesMut::new() } }
     }
 
-    async fn say(&mut self, body: AskBody) -> Result<(), Fault> {
-        self.outgoing.send(&Ask { body: Some(body) }).await
+    pub(super) async fn say(&mut self, body: AskBody) -> Result<(), Fault> {
+        self.outgoing.send(&Ask { body: Some(body), ..Ask::default() }).await
     }
 
     pub(super) async fn answer(&mut self, body: AnswerBody) -> Result<(), Fault> {
@@ -119,14 +144,21 @@ impl Link {
         self.incoming.next::<Ask>().await?.body.ok_or(Fault::Unexpected)
     }
 
-    /// Greets as the one that asks. `key`: both ends have to prove it.
-    pub(super) async fn greet(&mut self, about: &About, key: Option<&PoolKey>) -> Result<(), Fault> {
+    /// Greets as the one that asks. `key`: both ends have to prove it; `came`: where a descriptor may come beside the welcome. What is
+    /// mapped of that.
+    pub(super) async fn greet(
+        &mut self,
+        about: &About,
+        key: Option<&PoolKey>,
+        came: Option<&Came>,
+    ) -> Result<Option<Memory>, Fault> {
         let nonce: Vec<u8> = if key.is_some() { nonce()?.to_vec() } else { Vec::new() };
         let greeting = Greeting {
             version: TRANSFER_VERSION,
             nonce: nonce.clone(),
             numerics_id: about.numerics_id.clone(),
             block_bytes: about.block_bytes as u64,
+            maps_memory: came.is_some(),
         };
         self.say(AskBody::Greeting(greeting)).await?;
         let mut answer = self.incoming.next::<Answer>().await?.body;
@@ -140,17 +172,23 @@ impl Link {
             answer = self.incoming.next::<Answer>().await?.body;
         }
         match answer {
-            Some(AnswerBody::Welcome(_)) => {
+            Some(AnswerBody::Welcome(welcome)) => {
                 self.incoming.trust();
-                Ok(())
+                let memory = came.and_then(Came::take);
+                Ok(memory.and_then(|memory| Memory::open(&memory, welcome.slots, about.page_bytes)))
             }
             Some(AnswerBody::Refused(refused)) => Err(Fault::Refused(refused.message)),
             _ => Err(Fault::Unexpected),
         }
     }
 
-    /// Answers a greeting; the question that follows it. `key`: both ends have to prove it.
-    pub(super) async fn welcome(&mut self, about: Option<&About>, key: Option<&PoolKey>) -> Result<AskBody, Fault> {
+    /// Answers a greeting; the question that follows it. `key`: both ends have to prove it; `socket`: a descriptor can go beside the welcome.
+    pub(super) async fn welcome(
+        &mut self,
+        about: Option<&About>,
+        key: Option<&PoolKey>,
+        socket: Option<OwnedFd>,
+    ) -> Result<Question, Fault> {
         let AskBody::Greeting(greeting) = self.heard().await? else { return Err(Fault::Unexpected) };
         if let Some(key) = key {
             let nonce = nonce()?;
@@ -165,9 +203,24 @@ impl Link {
             self.answer(AnswerBody::Refused(Refused { message: why.into() })).await?;
             return Err(Fault::Other(why.into()));
         }
-        self.answer(AnswerBody::Welcome(Welcome { version: TRANSFER_VERSION })).await?;
+        let socket = socket.filter(|_| greeting.maps_memory);
+        let ring = self.accept(socket, about.map_or(0, |about| about.page_bytes)).await?;
         self.incoming.trust();
-        self.heard().await
+        let Ask { body, through_memory } = self.incoming.next().await?;
+        Ok(Question { body: body.ok_or(Fault::Unexpected)?, ring: ring.filter(|_| through_memory) })
+    }
+
+    /// Says welcome, with memory for pages beside it where the asker can map it.
+    async fn accept(&mut self, socket: Option<OwnedFd>, page_bytes: usize) -> Result<Option<Ring>, Fault> {
+        let welcome = |slots| Answer { body: Some(AnswerBody::Welcome(Welcome { version: TRANSFER_VERSION, slots })) };
+        if let Some(socket) = socket
+            && let Some((ring, memory, slots)) = memory::make(page_bytes)
+            && self.outgoing.send_beside(&welcome(slots), &socket, &memory).await?
+        {
+            return Ok(Some(ring));
+        }
+        self.outgoing.send(&welcome(0)).await?;
+        Ok(None)
     }
 }
 

@@ -23,6 +23,7 @@
 mod ask;
 mod desk;
 mod link;
+mod memory;
 mod serve;
 
 pub(crate) use desk::{Arrival, Incoming, Taken};
@@ -143,15 +144,25 @@ struct Meters {
     cancelled: AtomicU64,
     blocks_in: AtomicU64,
     first_tokens: AtomicU64,
+    prefill_micros: AtomicU64,
+    moved_bytes: AtomicU64,
+    moved_micros: AtomicU64,
+    memory_bytes: AtomicU64,
 }
 
 impl Meters {
     /// A transfer in is over; `ended`: which of the three ways.
     fn received(&self, report: &Report, ended: &AtomicU64) {
-        self.bytes_in.fetch_add(report.bytes, Ordering::Relaxed);
-        self.micros.fetch_add(report.taken.as_micros() as u64, Ordering::Relaxed);
-        self.hidden_micros.fetch_add(report.hidden.as_micros() as u64, Ordering::Relaxed);
-        ended.fetch_add(1, Ordering::Relaxed);
+        let add = |sum: &AtomicU64, more: u64| _ = sum.fetch_add(more, Ordering::Relaxed);
+        let taken = report.taken.as_micros() as u64;
+        add(&self.bytes_in, report.bytes);
+        add(&self.micros, taken);
+        add(&self.prefill_micros, if report.is_prefill { taken } else { 0 });
+        add(&self.hidden_micros, report.hidden.as_micros() as u64);
+        add(&self.moved_bytes, report.moved_bytes);
+        add(&self.moved_micros, report.moved.as_micros() as u64);
+        add(&self.memory_bytes, report.memory_bytes);
+        add(ended, 1);
     }
 
     fn state(&self) -> TransferState {
@@ -166,6 +177,10 @@ impl Meters {
             cancelled: sum(&self.cancelled),
             blocks_in: sum(&self.blocks_in),
             first_tokens: sum(&self.first_tokens),
+            prefill_seconds: sum(&self.prefill_micros) as f64 / 1e6,
+            moved_bytes: sum(&self.moved_bytes),
+            moved_seconds: sum(&self.moved_micros) as f64 / 1e6,
+            memory_bytes: sum(&self.memory_bytes),
         }
     }
 }
@@ -183,13 +198,20 @@ pub(crate) struct PageIn {
 /// How a transfer in ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report {
+    /// The holder computed what it sent.
+    is_prefill: bool,
     /// Leading blocks that the holder vouched for.
     vouched: usize,
     bytes: u64,
+    /// Of these, through memory that both map.
+    memory_bytes: u64,
     /// From the first page to the last.
     taken: Duration,
     /// Of that, while the holder still computed.
     hidden: Duration,
+    /// Bytes that came when it had computed all, beside the page that came first then, and how long they took: the speed of the way.
+    moved_bytes: u64,
+    moved: Duration,
     /// Why it stopped early; empty: it did not.
     why: String,
 }

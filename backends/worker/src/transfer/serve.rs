@@ -1,7 +1,8 @@
 //! The side that has, or computes, what another worker wants.
 
-use super::Peers;
-use super::link::{Fault, GREETING_DEADLINE, Link};
+use super::link::{Fault, GREETING_DEADLINE, Link, Question};
+use super::memory::{Filled, Lent};
+use super::{PREFILL_DEADLINE, Peers};
 use crate::engine_thread::Command;
 use crate::listen::{Incoming, Listener};
 use crate::strangers::Stranger;
@@ -10,6 +11,8 @@ use penstock_engine::{Drawing, PageSink, Prefill};
 use penstock_proto::transfer::{
     Alive, Answer, AnswerBody, Ask, AskBody, Computed, End, First, Page, Prefill as WantedPrefill, Refused,
 };
+use penstock_shm::Ring;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,7 +21,10 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 /// Pages that wait for one socket.
-const PAGES_OUT_MAX: usize = 32;
+pub(super) const PAGES_OUT_MAX: usize = 32;
+
+/// A place is kept no longer: nobody waits for pages so long after asking.
+const PLACE_DEADLINE: Duration = PREFILL_DEADLINE.saturating_add(Duration::from_secs(5));
 
 /// Silence after which it says that it lives.
 const ALIVE: Duration = Duration::from_millis(250);
@@ -33,16 +39,21 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
             Listener::Unix { listener, .. } => listener.accept().await.map(|(stream, _)| {
                 let ours = rustix::process::geteuid().as_raw();
                 let known = stream.peer_cred().is_ok_and(|peer| peer.uid() == ours || peer.uid() == 0);
+                // Err: out of descriptors; pages go as bytes.
+                let socket = stream.as_fd().try_clone_to_owned().ok();
                 let (reader, writer) = stream.into_split();
-                known.then(|| Incoming::Unix(Box::new(reader), Box::new(writer)))
+                known.then(|| Caller { incoming: Incoming::Unix(Box::new(reader), Box::new(writer)), socket })
             }),
-            Listener::Tcp { listener, .. } => listener.accept().await.map(|(stream, _)| Some(Incoming::Tcp(stream))),
+            Listener::Tcp { listener, .. } => {
+                let caller = |stream| Caller { incoming: Incoming::Tcp(stream), socket: None };
+                listener.accept().await.map(|(stream, _)| Some(caller(stream)))
+            }
         };
         match accepted {
-            Ok(Some(incoming)) => {
+            Ok(Some(caller)) => {
                 let (peers, stranger) = (Arc::clone(&peers), peers.strangers.enter());
                 tokio::spawn(async move {
-                    if let Err(why) = serve(&peers, incoming, stranger).await {
+                    if let Err(why) = serve(&peers, caller, stranger).await {
                         debug!(%why, "transfer out ended early");
                     }
                 });
@@ -56,8 +67,16 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
     }
 }
 
+/// A connection that was accepted.
+struct Caller {
+    incoming: Incoming,
+    /// Its socket, where descriptors can go beside the bytes; until it was greeted.
+    socket: Option<OwnedFd>,
+}
+
 /// A connection that was greeted, and what is asked on it.
-async fn greeted(peers: &Peers, incoming: Incoming) -> Result<(Link, AskBody), Fault> {
+async fn greeted(peers: &Peers, caller: Caller) -> Result<(Link, Question), Fault> {
+    let Caller { incoming, socket } = caller;
     let prove = incoming.must_prove();
     let (reader, writer) = incoming.open(peers.tls.as_ref()).await?;
     let mut link = Link::new(reader, writer);
@@ -65,19 +84,19 @@ async fn greeted(peers: &Peers, incoming: Incoming) -> Result<(Link, AskBody), F
     if prove && key.is_none() {
         return Err(Fault::Proof);
     }
-    let greeting = timeout(GREETING_DEADLINE, link.welcome(peers.about.get(), key));
+    let greeting = timeout(GREETING_DEADLINE, link.welcome(peers.about.get(), key, socket));
     let question = greeting.await.map_err(|_| Fault::Late)??;
     Ok((link, question))
 }
 
-async fn serve(peers: &Peers, incoming: Incoming, stranger: Stranger) -> Result<(), Fault> {
-    let (mut link, question) = stranger.within(greeted(peers, incoming)).await.ok_or(Fault::Displaced)??;
+async fn serve(peers: &Peers, caller: Caller, stranger: Stranger) -> Result<(), Fault> {
+    let (mut link, question) = stranger.within(greeted(peers, caller)).await.ok_or(Fault::Displaced)??;
     let Ok(_place) = peers.served.try_acquire() else {
         return link.answer(AnswerBody::Refused(Refused { message: "too many transfers are under way".into() })).await;
     };
-    let (sink, mut stream) = stream(peers);
+    let (sink, mut stream) = stream(peers, question.ring);
     let (taken, answer) = oneshot::channel();
-    let command = match question {
+    let command = match question.body {
         AskBody::Fetch(fetch) => {
             let hashes = fetch.names().ok_or(Fault::Unexpected)?;
             Command::Send { hashes, sink: Box::new(sink), taken }
@@ -85,14 +104,14 @@ async fn serve(peers: &Peers, incoming: Incoming, stranger: Stranger) -> Result<
         AskBody::Prefill(wanted) => {
             Command::Prefill { prefill: Box::new(prefill(wanted)), sink: Box::new(sink), taken }
         }
-        AskBody::Greeting(_) | AskBody::Proof(_) => return Err(Fault::Unexpected),
+        AskBody::Greeting(_) | AskBody::Proof(_) | AskBody::Taken(_) => return Err(Fault::Unexpected),
     };
     peers.tell(command).await?;
     let id = match taken_as(peers, &mut link, answer).await? {
         Ok(id) => id,
         Err(message) => return link.answer(AnswerBody::Refused(Refused { message })).await,
     };
-    let sent = stream.run(peers, &mut link).await;
+    let sent = timeout(PLACE_DEADLINE, stream.run(peers, &mut link)).await.unwrap_or(Err(Fault::Late));
     if sent.is_err() {
         // The asker went away, or does not read: nobody computes for it any more.
         let _ = peers.tell(Command::Stop { id }).await;
@@ -159,11 +178,11 @@ struct Shared {
     is_full: AtomicBool,
 }
 
-/// A page on its way to the socket.
+/// A page on its way to the asker.
 struct PageOut {
     block: usize,
     layer: usize,
-    bytes: Vec<u8>,
+    bytes: Filled,
 }
 
 /// The engine's end.
@@ -171,6 +190,7 @@ struct Sink {
     pages: mpsc::Sender<PageOut>,
     shared: Arc<Shared>,
     page_bytes: usize,
+    ring: Option<Ring>,
 }
 
 /// The socket's end.
@@ -179,27 +199,35 @@ struct Stream {
     shared: Arc<Shared>,
     /// Of `computed`, what was said.
     told: usize,
+    lent: Lent,
 }
 
-fn stream(peers: &Peers) -> (Sink, Stream) {
+fn stream(peers: &Peers, ring: Option<Ring>) -> (Sink, Stream) {
     let (sender, pages) = mpsc::channel(PAGES_OUT_MAX);
     let shared = Arc::new(Shared::default());
     let page_bytes = peers.about.get().map_or(0, |about| about.page_bytes);
-    (Sink { pages: sender, shared: Arc::clone(&shared), page_bytes }, Stream { pages, shared, told: 0 })
+    let sink = Sink { pages: sender, shared: Arc::clone(&shared), page_bytes, ring };
+    (sink, Stream { pages, shared, told: 0, lent: Lent::new() })
+}
+
+impl Sink {
+    fn has_place(&self) -> bool {
+        self.pages.capacity() > 0 && self.ring.as_ref().is_none_or(Ring::has_free)
+    }
 }
 
 impl PageSink for Sink {
     fn has_room(&mut self) -> bool {
-        if self.pages.capacity() > 0 {
+        if self.has_place() {
             return true;
         }
         self.shared.is_full.store(true, Ordering::SeqCst);
-        // It may have taken one in between, and told nobody.
-        self.pages.capacity() > 0
+        // One may have become free in between, and nobody was told.
+        self.has_place()
     }
 
     fn page(&mut self, block: usize, layer: usize, fill: &mut dyn FnMut(&mut [u8])) {
-        let mut bytes = vec![0; self.page_bytes];
+        let mut bytes = Filled::room(self.ring.as_ref(), self.page_bytes);
         fill(&mut bytes);
         // Err: the asker has gone, and whoever noticed says so.
         let _ = self.pages.try_send(PageOut { block, layer, bytes });
@@ -220,21 +248,28 @@ impl PageSink for Sink {
 }
 
 impl Stream {
-    /// Pages to the socket until the engine drops its end, or the asker goes away.
+    /// Pages to the asker until the engine drops its end, or the asker goes away.
     async fn run(&mut self, peers: &Peers, link: &mut Link) -> Result<(), Fault> {
         loop {
             tokio::select! {
                 page = timeout(ALIVE, self.pages.recv()) => match page {
                     Ok(Some(page)) => self.page(peers, link, page).await?,
                     Ok(None) => break,
+                    Err(_) if self.lent.is_overdue() => return Err(Fault::Slow),
                     Err(_) => {
                         self.tell(link).await?;
                         live(peers, link).await?;
                     }
                 },
                 () = self.shared.drawn.notified() => self.tell(link).await?,
-                // Nothing is asked twice on one connection: whatever comes is its end.
-                _ = link.incoming.next::<Ask>() => return Err(Fault::Closed),
+                said = link.incoming.next::<Ask>() => match said?.body {
+                    Some(AskBody::Taken(taken)) => {
+                        self.lent.back(&taken)?;
+                        self.nudge(peers).await?;
+                    }
+                    // Nothing is asked twice on one connection: whatever else comes is its end.
+                    _ => return Err(Fault::Closed),
+                },
             }
         }
         self.tell(link).await?;
@@ -257,14 +292,25 @@ impl Stream {
         Ok(())
     }
 
+    /// There is room again: the engine is told, if it waits for that.
+    async fn nudge(&self, peers: &Peers) -> Result<(), Fault> {
+        if self.shared.is_full.swap(false, Ordering::SeqCst) { peers.tell(Command::Nudge).await } else { Ok(()) }
+    }
+
     async fn page(&mut self, peers: &Peers, link: &mut Link, page: PageOut) -> Result<(), Fault> {
-        if self.shared.is_full.swap(false, Ordering::SeqCst) {
-            peers.tell(Command::Nudge).await?;
-        }
-        let bytes = page.bytes.len() as u64;
-        let page = Page::new(page.block as u32, page.layer as u32, Bytes::from(page.bytes));
+        self.nudge(peers).await?;
+        let PageOut { block, layer, bytes } = page;
+        let (block, layer, size) = (block as u32, layer as u32, bytes.len() as u64);
+        let page = match bytes {
+            Filled::Bytes(bytes) => Page::new(block, layer, Bytes::from(bytes)),
+            Filled::Slot(slot) => {
+                let page = Page::in_slot(block, layer, slot.number(), &slot);
+                self.lent.lend(slot);
+                page
+            }
+        };
         link.outgoing.send(&Answer { body: Some(AnswerBody::Page(page)) }).await?;
-        peers.meters.bytes_out.fetch_add(bytes, Ordering::Relaxed);
+        peers.meters.bytes_out.fetch_add(size, Ordering::Relaxed);
         self.tell(link).await
     }
 }

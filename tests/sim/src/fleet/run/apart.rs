@@ -125,6 +125,8 @@ impl World<'_> {
         let transfers = &mut self.engines[engine].transfers;
         transfers.bytes_in += bytes as u64;
         transfers.seconds += seconds;
+        transfers.moved_bytes += bytes as u64;
+        transfers.moved_seconds += bytes / self.setup.apart.link.max(1.0);
         transfers.completed += u64::from(seconds > 0.0);
     }
 
