@@ -39,9 +39,13 @@ def transfer_is_shown(gateway: Gateway) -> float:
     moved = metrics["penstock_kv_transfer_bytes_total"]
     assert moved >= metrics["penstock_kv_transfer_blocks_total"] * 96 * 1024, "the demo model's blocks"
     assert metrics["penstock_prefilled_apart_total"] == metrics["penstock_kv_transfers_total"] == 1
-    assert 0 <= metrics["penstock_kv_transfer_hidden_seconds_total"] <= metrics["penstock_kv_transfer_seconds_total"]
+    seconds = [metrics[f"penstock_kv_transfer_{kind}seconds_total"] for kind in ("hidden_", "prefill_", "")]
+    assert 0 <= seconds[0] <= seconds[1] == seconds[2]
+    assert metrics["penstock_kv_transfer_memory_bytes_total"] == moved, "both are on this machine"
+    assert metrics["penstock_kv_first_tokens_total"] == 1
     pool = json.loads(top(gateway, "--json"))["pools"][0]
     assert (pool["counts"]["prefilled_apart"], pool["transfers"]["completed"]) == (1, 1)
+    assert pool["transfers"]["first_tokens"] == 1
     assert pool["transfers"]["bytes"] == moved and pool["kv_moved"].endswith(" MB")
     return moved
 

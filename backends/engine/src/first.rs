@@ -66,17 +66,6 @@ mod tests {
     use penstock_proto::frames::{ChoiceStart, FinishReason, TokenLogprobs};
     use penstock_proto::transfer::FirstToken;
 
-    fn limits() -> Limits {
-        Limits {
-            vocab_size: 100,
-            context_tokens: 64,
-            choices_max: 4,
-            logprobs_max: 5,
-            prompt_logprobs_max: 40,
-            numerics: String::new(),
-        }
-    }
-
     fn generate(choices: u32) -> Generate {
         let sampling = Sampling { max_tokens: 10, logprobs: -1, stop_tokens: vec![7], ..Default::default() };
         let choices = (0..choices).map(|index| ChoiceStart { index, emitted: vec![] }).collect();
@@ -98,7 +87,7 @@ mod tests {
     #[test]
     fn a_first_token_is_said_once_and_the_rest_goes_on_after_it() {
         let mut request = Generate { window: 8, ..generate(2) };
-        let outputs = say(&mut request, first(&[(0, 5), (1, 7)]), 3, &limits()).expect("they are its tokens");
+        let outputs = say(&mut request, first(&[(0, 5), (1, 7)]), 3, &Limits::small()).expect("they are its tokens");
         let told = |output: &Output| (output.request, output.attempt, output.choice, output.at, output.tokens[0].id);
         assert_eq!(outputs.iter().map(told).collect::<Vec<_>>(), [(3, 2, 0, 0, 5), (3, 2, 1, 0, 7)]);
         assert_eq!(outputs[0].finish, None);
@@ -112,7 +101,7 @@ mod tests {
     fn one_token_may_be_all() {
         let mut request = generate(1);
         request.sampling.as_mut().expect("set").max_tokens = 1;
-        let outputs = say(&mut request, first(&[(0, 5)]), 0, &limits()).expect("its token");
+        let outputs = say(&mut request, first(&[(0, 5)]), 0, &Limits::small()).expect("its token");
         assert_eq!(outputs[0].finish.as_ref().map(|end| end.reason), Some(FinishReason::Length as i32));
         assert!(request.choices.is_empty() && request.window == 0);
     }
@@ -122,17 +111,17 @@ mod tests {
         let wrong = [first(&[]), first(&[(0, 5)]), first(&[(1, 5), (0, 5)]), first(&[(0, 5), (1, 100)])];
         for (number, wrong) in wrong.into_iter().enumerate() {
             let mut request = generate(2);
-            assert_eq!(say(&mut request, wrong, 0, &limits()), None, "{number}");
+            assert_eq!(say(&mut request, wrong, 0, &Limits::small()), None, "{number}");
             assert_eq!(request, generate(2), "{number}: nothing is changed");
         }
         let mut told = first(&[(0, 5)]);
         let logprobs = TokenLogprobs { top_tokens: vec![5], top_logprobs: vec![0.0], ..Default::default() };
         told.tokens[0].token.as_mut().expect("set").logprobs = Some(logprobs);
-        assert_eq!(say(&mut generate(1), told.clone(), 0, &limits()), None, "nobody asked for them");
+        assert_eq!(say(&mut generate(1), told.clone(), 0, &Limits::small()), None, "nobody asked for them");
         let mut asks = generate(1);
         asks.sampling.as_mut().expect("set").logprobs = 1;
-        assert!(say(&mut asks.clone(), told, 0, &limits()).is_some());
-        assert_eq!(say(&mut asks, first(&[(0, 5)]), 0, &limits()), None, "they are missing");
-        assert_eq!(say(&mut Generate { window: 1, ..generate(1) }, first(&[(0, 5)]), 0, &limits()), None);
+        assert!(say(&mut asks.clone(), told, 0, &Limits::small()).is_some());
+        assert_eq!(say(&mut asks, first(&[(0, 5)]), 0, &Limits::small()), None, "they are missing");
+        assert_eq!(say(&mut Generate { window: 1, ..generate(1) }, first(&[(0, 5)]), 0, &Limits::small()), None);
     }
 }

@@ -337,11 +337,10 @@ fn ranges(s: &Sampling) -> Result<(), Refusal> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn limits() -> Limits {
-        Limits {
+impl Limits {
+    /// Of a small model.
+    pub(crate) fn small() -> Self {
+        Self {
             vocab_size: 100,
             context_tokens: 64,
             choices_max: 4,
@@ -350,6 +349,11 @@ mod tests {
             numerics: String::new(),
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     fn good() -> Generate {
         let sampling = Sampling {
@@ -371,18 +375,18 @@ mod tests {
         let mut sampling = generate.sampling.take().expect("set");
         change(&mut generate, &mut sampling);
         generate.sampling = Some(sampling);
-        let refusal = Request::parse(generate, &limits()).err().expect("it is refused");
+        let refusal = Request::parse(generate, &Limits::small()).err().expect("it is refused");
         assert_eq!(refusal.kind, kind, "{}", refusal.message);
         assert!(refusal.message.contains(word), "{}", refusal.message);
     }
 
     #[test]
     fn a_good_request_is_taken() {
-        let (request, starts) = Request::parse(good(), &limits()).expect("it is good");
+        let (request, starts) = Request::parse(good(), &Limits::small()).expect("it is good");
         assert_eq!((request.tokens_max, starts.len(), request.prompt_blocks()), (30, 1, 0));
         let mut long = good();
         long.sampling.as_mut().expect("set").max_tokens = u32::MAX;
-        let (request, _) = Request::parse(long, &limits()).expect("it ends with the context");
+        let (request, _) = Request::parse(long, &Limits::small()).expect("it ends with the context");
         assert_eq!(request.tokens_max, 64);
     }
 

@@ -267,6 +267,12 @@ pub struct Generate {
     /// of engine time by weight, when the request was bound. Who asks for more than its share is behind those who do not.
     #[prost(sint64, tag = "11")]
     pub turn: i64,
+    /// Others that do the prefill when `prefill_at` is lost on the way: asked in turn, each for what is still missing.
+    #[prost(string, repeated, tag = "12")]
+    pub prefill_next: Vec<String>,
+    /// They are asked while more tokens than this are missing; the rest is computed here.
+    #[prost(uint32, tag = "13")]
+    pub prefill_next_tokens: u32,
 }
 
 /// One choice of a request, and what it has emitted already.

@@ -18,6 +18,9 @@
 //! can map memory, the descriptor of some comes beside the welcome, and the question says whether it was mapped (`through_memory`). Then a page
 //! names the slot in which its bytes are. Whoever does not know of this, or has no such memory, sends and gets bytes.
 //!
+//! Between machines a transfer may have several connections: the asker names it in its greeting (`ticket`), and greets again on others with the
+//! same name (`joins`). These get pages and an end of their own; all else is said on the first, whose end comes last.
+//!
 //! Frames are those of [`crate::codec`]. The asker closes the connection when it wants no more, which stops the holder at once; the holder
 //! dies or closes, and the asker knows at once. A page is checked against what was asked for and its checksum, and its block is used only
 //! if the holder vouched for it.
@@ -123,6 +126,12 @@ pub struct Greeting {
     /// The sender can map memory whose descriptor comes beside the welcome.
     #[prost(bool, tag = "5")]
     pub maps_memory: bool,
+    /// Random bytes that name a transfer of several connections; empty: it has this one.
+    #[prost(bytes = "vec", tag = "6")]
+    pub ticket: Vec<u8>,
+    /// This is not the first of them. Nothing is asked on it: it gets pages, and an end of its own.
+    #[prost(bool, tag = "7")]
+    pub joins: bool,
 }
 
 /// The greeting is accepted.

@@ -24,6 +24,8 @@ fn generate() -> impl Strategy<Value = Down> {
                 prefill_at: String::new(),
                 pull_from: String::new(),
                 turn: -7,
+                prefill_next: vec!["unix:///a".into()],
+                prefill_next_tokens: 512,
             })),
         })
 }

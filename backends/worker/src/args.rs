@@ -4,6 +4,7 @@ use crate::config::{Build, WorkerConfig};
 use crate::model::{DeviceChoice, ModelOptions, build};
 use crate::run;
 use crate::tiers::TierOptions;
+use crate::transfer::STREAMS_MAX;
 use penstock_kernels::cpu;
 use penstock_link::{Tls, TlsFiles};
 use penstock_proto::Address;
@@ -29,6 +30,13 @@ pub struct WorkerArgs {
     /// Port on the same host where other workers fetch KV, for --listen tcp. 0: any free one.
     #[arg(long, default_value_t = 0, value_name = "PORT")]
     pub transfer_port: u16,
+    /// Connections of one transfer of KV from another machine, and threads for transfers. More than one pays where a single one does not fill
+    /// the network.
+    #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=STREAMS_MAX as i64))]
+    pub transfer_streams: u8,
+    /// KV goes through the socket between workers of one machine too, not through memory that both map.
+    #[arg(long)]
+    pub no_shared_memory: bool,
     /// Checkpoint folder in Hugging Face's layout. Without it the demo model is served.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
@@ -130,6 +138,8 @@ impl WorkerArgs {
     fn config(&self) -> Result<WorkerConfig, String> {
         Ok(WorkerConfig {
             transfer_port: self.transfer_port,
+            transfer_streams: usize::from(self.transfer_streams),
+            shares_memory: !self.no_shared_memory,
             key: self.key_file.as_deref().map(read_key).transpose()?,
             tls: self.tls()?,
             beyond_loopback: self.beyond_loopback,
@@ -242,6 +252,8 @@ mod tests {
             "--listen tcp:a",
             "--listen unix:/a --device tpu",
             "--listen unix:/a --path mmx",
+            "--listen unix:/a --transfer-streams 0",
+            "--listen unix:/a --transfer-streams 17",
             "--listen tcp:a:1 --tls-certificate /a",
             "--listen tcp:a:1 --tls-ca /a",
         ] {

@@ -19,6 +19,10 @@ pub struct WorkerConfig {
     pub listen: Address,
     /// Port for transfers on TCP; 0: any.
     pub transfer_port: u16,
+    /// Connections of one transfer over TCP, and threads that serve transfers if that is more than one.
+    pub transfer_streams: usize,
+    /// Transfers between workers of this machine go through memory that both map.
+    pub shares_memory: bool,
     /// The pool's secret; needed on TCP.
     pub key: Option<PoolKey>,
     /// TLS with certificates at both ends, for everything on TCP.
@@ -46,6 +50,8 @@ impl WorkerConfig {
         Self {
             listen,
             transfer_port: 0,
+            transfer_streams: 1,
+            shares_memory: true,
             key: None,
             tls: None,
             beyond_loopback: false,

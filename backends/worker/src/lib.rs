@@ -36,6 +36,7 @@ use penstock_proto::frames::Loading;
 use session::{Host, Phase};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
@@ -67,9 +68,21 @@ fn live(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
         .enable_all()
         .build()
         .map_err(|source| WorkerError::Os { what: "starting the session thread".into(), source })?;
-    let result = runtime.block_on(serve(config, build));
-    runtime.shutdown_background();
+    let far = far_runtime(&config)?;
+    let transfers = far.as_ref().unwrap_or(&runtime).handle().clone();
+    let result = runtime.block_on(serve(config, build, transfers));
+    far.into_iter().chain([runtime]).for_each(Runtime::shutdown_background);
     result
+}
+
+/// Threads for transfers of several connections: what encrypts one need not wait for what encrypts another.
+fn far_runtime(config: &WorkerConfig) -> Result<Option<Runtime>, WorkerError> {
+    if config.transfer_streams < 2 {
+        return Ok(None);
+    }
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(config.transfer_streams).thread_name("penstock-kv").enable_all().build();
+    runtime.map(Some).map_err(|source| WorkerError::Os { what: "starting the threads of transfers".into(), source })
 }
 
 /// An error with its causes, in one line.
@@ -83,7 +96,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
+async fn serve(config: WorkerConfig, build: Build, transfers: Handle) -> Result<(), WorkerError> {
     let listener = listen::bind(&config).await?;
     info!(address = %listener.address(), pid = std::process::id(), "worker listens");
     let mut term = on_signal(SignalKind::terminate())?;
@@ -91,8 +104,8 @@ async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
     let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
     let (phase, phases) = watch::channel(Phase::Loading(Loading { stage: "starting".into(), ..Default::default() }));
     let (drains, mut drain_orders) = mpsc::channel(4);
-    let transfers = listen::bind_transfer(&config).await?;
-    let address = transfers.as_ref().map(listen::Listener::address).unwrap_or_default();
+    let kv = listen::bind_transfer(&config).await?;
+    let address = kv.as_ref().map(listen::Listener::address).unwrap_or_default();
     if address.is_empty() {
         warn!("the socket's path is too long for one of transfers beside it: no KV is moved");
     }
@@ -101,13 +114,13 @@ async fn serve(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
         tiers: config.tiers.clone(),
         commands: commands.downgrade(),
         peers: Arc::clone(&peers),
-        runtime: tokio::runtime::Handle::current(),
+        runtime: transfers.clone(),
     };
     let (thread, mut ended) = EngineThread::start(build, phase, inbox, wiring)?;
     let epoch = config::epoch()?;
     let host = Arc::new(Host::new(&config, commands.clone(), phases, drains, thread.step_age(), epoch));
     let accepting = tokio::spawn(listen::accept(listener, Arc::clone(&host)));
-    let serving = transfers.map(|listener| tokio::spawn(transfer::accept(listener, peers)));
+    let serving = kv.map(|listener| transfers.spawn(transfer::accept(listener, peers)));
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
     let mut patience = Patience { config: &config, left_alone_since: Some(Instant::now()), exit_by: None };
     let result = loop {

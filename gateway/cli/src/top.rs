@@ -18,6 +18,7 @@ const POOLS: &[(&str, &str)] = &[
     ("tokens/s", "tokens_rate"),
     ("hits", "hits"),
     ("apart", "counts.prefilled_apart"),
+    ("first there", "transfers.first_tokens"),
     ("kv moved", "kv_moved"),
     ("hidden", "hidden"),
     ("moved", "counts.moves"),
@@ -125,7 +126,7 @@ fn finish_pool(pool: &mut Value, workers: &[Value], sums: &mut Sums, elapsed: f6
         ("tokens_rate", format!("{tokens:.0}")),
         ("hits", percent(mine("cached_tokens"), mine("prompt_tokens"))),
         ("kv_moved", format!("{:.1} MB", moved("bytes") / 1e6)),
-        ("hidden", percent(moved("hidden_seconds"), moved("seconds"))),
+        ("hidden", percent(moved("hidden_seconds"), moved("prefill_seconds"))),
     ];
     shown.into_iter().for_each(|(name, text)| pool[name] = json!(text));
     pool["ttft"] = pool["ttft_predicted_seconds"].as_f64().map_or(Value::Null, |ttft| json!(seconds(ttft)));
@@ -169,7 +170,7 @@ mod tests {
     #[test]
     fn a_pool_is_shown_with_what_its_workers_moved() {
         let mut pool = json!({ "id": "a", "workers": 2, "workers_ready": 1, "counts": { "tokens": 5, "prefilled_apart": 3 },
-            "transfers": { "bytes": 2_500_000, "seconds": 4.0, "hidden_seconds": 3.0 }, "ttft_predicted_seconds": 0.5 });
+            "transfers": { "bytes": 2_500_000, "seconds": 9.0, "prefill_seconds": 4.0, "hidden_seconds": 3.0 }, "ttft_predicted_seconds": 0.5 });
         let workers = [("a", 10), ("a", 30), ("b", 1000)]
             .map(|(pool, cached)| json!({ "pool": pool, "cached_tokens": cached, "prompt_tokens": 100 }));
         finish_pool(&mut pool, &workers, &mut Sums::default(), 0.0);

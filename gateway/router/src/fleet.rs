@@ -12,7 +12,7 @@ use crate::record::Record;
 use crate::roles::Traffic;
 use crate::slo::Slo;
 use crate::worker::{Member, Sent, WorkerView};
-use crate::{WORKERS_MAX, WorkerId};
+use crate::{WORKERS_MAX, WorkerId, pair};
 use penstock_proto::frames::{Batch, EngineState, KvEvent};
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -406,6 +406,12 @@ impl Fleet {
     /// Predicted seconds of the prefill that a worker has before it.
     pub fn prefill_ahead(&self, worker: WorkerId) -> f64 {
         self.site.workers.get(&worker).map_or(0.0, WorkerView::queue_seconds)
+    }
+
+    /// Who prefills for `decode` when `prefill` is lost on the way, the one with the least ahead first; and how many tokens `decode` has to lack
+    /// then, for that to be worth it.
+    pub fn prefills_next(&self, decode: WorkerId, prefill: WorkerId) -> (Vec<WorkerId>, usize) {
+        pair::next(&self.site.workers, &self.site.weights, decode, prefill)
     }
 
     /// Whether a worker takes nothing of what waits, however little it is: then nothing is priced.

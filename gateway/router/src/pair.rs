@@ -11,12 +11,13 @@
 //! to it, `p` by a note that its own word replaces soon.
 
 use crate::WorkerId;
-use crate::cost::{Parts, Terms};
+use crate::cost::{Parts, Terms, Weights};
 use crate::explain::{Candidate, Found};
 use crate::place::Market;
 use crate::worker::WorkerView;
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::Role;
+use std::collections::BTreeMap;
 
 /// Share of a step that the decode side gives to pages that come in; the worker keeps to it.
 const MOVE_SHARE: f64 = 0.1;
@@ -86,11 +87,7 @@ impl Market<'_> {
     ) -> Option<Pair> {
         let have = (found.device + found.promised) as usize;
         let lacks = tokens.saturating_sub(have);
-        let longer_than = match decode.role() {
-            Role::Decode => self.weights.apart_tokens_decode,
-            _ => self.weights.apart_tokens,
-        };
-        if lacks <= longer_than.max(BLOCK_TOKENS) {
+        if lacks <= longer_than(self.weights, decode) {
             return None;
         }
         let mut best: Option<(f64, Pair)> = None;
@@ -122,6 +119,35 @@ impl Market<'_> {
         }
         best.map(|(_, pair)| pair)
     }
+}
+
+/// Prompts of which a worker lacks more tokens than this may be computed elsewhere.
+fn longer_than(weights: &Weights, decode: &WorkerView) -> usize {
+    let tokens = match decode.role() {
+        Role::Decode => weights.apart_tokens_decode,
+        _ => weights.apart_tokens,
+    };
+    tokens.max(BLOCK_TOKENS)
+}
+
+/// Who prefills for `decode` when `prefill` is lost on the way: those with the least ahead first. And how many tokens it has to lack then, for
+/// that to be worth it.
+pub(crate) fn next(
+    workers: &BTreeMap<WorkerId, WorkerView>,
+    weights: &Weights,
+    decode: WorkerId,
+    prefill: WorkerId,
+) -> (Vec<WorkerId>, usize) {
+    let Some(worker) = workers.get(&decode) else { return Default::default() };
+    let can = |(id, other): &(&WorkerId, &WorkerView)| {
+        ![decode, prefill].contains(id)
+            && (other.role() == Role::Prefill && other.credits() > 0)
+            && worker.pull_seconds(other, 0).is_some()
+    };
+    let mut next: Vec<(f64, WorkerId)> =
+        workers.iter().filter(can).map(|(id, other)| (other.queue_seconds(), *id)).collect();
+    next.sort_by(|a, b| a.0.total_cmp(&b.0));
+    (next.into_iter().map(|(_, id)| id).collect(), longer_than(weights, worker))
 }
 
 #[cfg(test)]
@@ -187,6 +213,20 @@ mod tests {
     fn without_roles_nothing_is_apart_and_without_decoders_prefill_workers_decode() {
         assert_eq!(place(&mut fleet(&[Role::Mixed, Role::Mixed]), 1, 4000).1, None);
         assert_eq!(place(&mut fleet(&[Role::Prefill]), 1, 4000), (0, None));
+    }
+
+    #[test]
+    fn who_loses_a_prefill_worker_may_ask_those_that_have_least_ahead() {
+        let mut fleet = fleet(&[Role::Prefill, Role::Prefill, Role::Decode, Role::Prefill, Role::Mixed]);
+        let ids = |next: (Vec<WorkerId>, usize)| (next.0.into_iter().map(|id| id.0).collect::<Vec<_>>(), next.1);
+        let busy = EngineState { queue_seconds: 3.0, ..member(Role::Prefill).state };
+        fleet.update(WorkerId(1), Some(&busy), &[], 0);
+        assert_eq!(ids(fleet.prefills_next(WorkerId(2), WorkerId(0))), (vec![3, 1], 512));
+        assert_eq!(ids(fleet.prefills_next(WorkerId(4), WorkerId(3))), (vec![0, 1], 2048));
+        fleet.suspend(WorkerId(3), true);
+        assert_eq!(ids(fleet.prefills_next(WorkerId(2), WorkerId(0))), (vec![1], 512));
+        fleet.leave(WorkerId(2));
+        assert_eq!(ids(fleet.prefills_next(WorkerId(2), WorkerId(0))), (vec![], 0));
     }
 
     #[test]

@@ -294,7 +294,8 @@ impl WorkerView {
     pub(crate) fn pull_seconds(&self, from: &Self, tokens: u32) -> Option<f64> {
         let bytes = self.member.block_bytes;
         let fits = bytes > 0 && from.member.block_bytes == bytes && from.member.numerics_id == self.member.numerics_id;
-        let measured = self.member.state.transfers.filter(|t| t.moved_bytes >= PULLED_BYTES_MIN && t.moved_seconds > 0.0);
+        let measured =
+            self.member.state.transfers.filter(|t| t.moved_bytes >= PULLED_BYTES_MIN && t.moved_seconds > 0.0);
         let rate = measured.map_or(PULL_BYTES_PER_SECOND, |t| t.moved_bytes as f64 / t.moved_seconds);
         let blocks = f64::from(tokens) / BLOCK_TOKENS as f64;
         (fits && rate.is_finite() && rate > 0.0).then(|| PULL_LATENCY + blocks * bytes as f64 / rate)

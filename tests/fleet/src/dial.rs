@@ -99,6 +99,18 @@ impl Session {
         }
     }
 
+    /// Waits until nothing runs there and no page is held.
+    ///
+    /// # Panics
+    /// As [`Self::hear`].
+    pub async fn idle(&mut self) {
+        self.until(|step| {
+            let state = step.state.as_ref().expect("always there");
+            state.running + state.waiting == 0 && state.blocks_free == state.blocks_total
+        })
+        .await;
+    }
+
     /// Takes in outputs of one request until choice 0 ends, or has `tokens` tokens.
     ///
     /// # Panics

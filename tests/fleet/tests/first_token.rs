@@ -54,15 +54,6 @@ async fn run(session: &mut Session, generate: Generate) -> Answers {
     answers
 }
 
-async fn idle(session: &mut Session) {
-    session
-        .until(|step| {
-            let state = step.state.as_ref().expect("always there");
-            state.running + state.waiting == 0 && state.blocks_free == state.blocks_total
-        })
-        .await;
-}
-
 #[tokio::test]
 async fn it_is_the_one_that_a_single_worker_draws() {
     let dir = Dir::new();
@@ -95,8 +86,8 @@ async fn it_is_the_one_that_a_single_worker_draws() {
         drawn += one.choices.len() as u64;
         let moved = run(&mut d, Generate { prefill_at: prefill_at.clone(), ..one }).await;
         assert_eq!(moved, whole, "{what}");
-        idle(&mut p).await;
-        idle(&mut d).await;
+        p.idle().await;
+        d.idle().await;
         let state = d.step().await.state.expect("always there");
         assert_eq!(state.transfers.expect("told").first_tokens, drawn, "{what}: all first tokens came from there");
     }
@@ -192,7 +183,7 @@ async fn it_is_said_before_the_blocks_are_there_and_the_rest_follows() {
     let mut told = Told { tokens: vec![whole.tokens[0]], ..Told::default() };
     d.read(1, &mut told, usize::MAX).await;
     assert_eq!(told.tokens, whole.tokens);
-    idle(&mut d).await;
+    d.idle().await;
     // Stopped while it waits: what was said counts.
     let prefill_at = slow_holder(&dir.file("slower.sock"), whole.tokens[0], 0).await;
     d.say(DownBody::Generate(Generate { request: 2, salt: b"u".to_vec(), prefill_at, ..one })).await;
@@ -201,7 +192,7 @@ async fn it_is_said_before_the_blocks_are_there_and_the_rest_follows() {
     let end = d.until(|step| step.outputs.iter().any(|output| output.finish.is_some())).await;
     let finish = end.outputs[0].finish.as_ref().expect("it was looked for");
     assert_eq!((finish.reason, end.outputs[0].at), (FinishReason::Cancelled as i32, 1));
-    idle(&mut d).await;
+    d.idle().await;
 }
 
 #[tokio::test]

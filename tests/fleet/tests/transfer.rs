@@ -1,10 +1,12 @@
 //! KV between workers: fetched by name, or computed elsewhere. A wrong page would change every token after it.
 
 use penstock_fleet_tests::dial::{Session, Told};
+use penstock_fleet_tests::relay::Relay;
 use penstock_fleet_tests::{Dir, Worker, job, wait_for};
-use penstock_proto::frames::Token;
-use penstock_proto::frames::{Cancel, ChoiceStart, DownBody, FinishReason, Generate, Pull};
-use penstock_proto::transfer::{Answer, AnswerBody, Ask, Computed, End, First, FirstToken, Page, Welcome};
+use penstock_proto::frames::{Cancel, ChoiceStart, DownBody, FinishReason, Generate, Pull, Step, Token};
+use penstock_proto::transfer::{
+    Answer, AnswerBody, Ask, AskBody, Computed, End, Fetch, First, FirstToken, Greeting, Page, Taken, Welcome,
+};
 use penstock_proto::{BlockHash, BlockHasher, codec};
 use penstock_sim::PAGE_BYTES;
 use rustix::process::Signal;
@@ -51,16 +53,6 @@ async fn alone(dir: &Dir, prompt: &[u32], tokens: u32) -> Told {
     Session::with(&worker).await.run(generate(1, prompt, tokens)).await
 }
 
-/// Waits until nothing runs, and checks that no page is held.
-async fn idle(session: &mut Session) {
-    session
-        .until(|step| {
-            let state = step.state.as_ref().expect("always there");
-            state.running + state.waiting == 0 && state.blocks_free == state.blocks_total
-        })
-        .await;
-}
-
 #[tokio::test]
 async fn blocks_are_fetched_and_read() {
     let dir = Dir::new();
@@ -78,10 +70,200 @@ async fn blocks_are_fetched_and_read() {
     let again = b.pull(pull(&from, &prompt)).await;
     assert_eq!((again.blocks, again.bytes), (10, 0));
     for session in [&mut a, &mut b] {
-        idle(session).await;
+        session.idle().await;
     }
     let state = b.step().await.state.expect("always there").transfers.expect("told");
     assert_eq!((state.completed, state.failed, state.bytes_in), (1, 0, pulled.bytes));
+    assert_eq!(state.memory_bytes, pulled.bytes, "both map the memory");
+    assert_eq!((state.moved_bytes, state.prefill_seconds), (9 * PAGE_BYTES as u64, 0.0));
+}
+
+#[tokio::test]
+async fn where_no_memory_can_be_shared_bytes_go_through_the_socket() {
+    let dir = Dir::new();
+    let [a, b] = ["a", "b"].map(|name| worker(&dir, name, &[]));
+    let (mut a, mut b) = (Session::with(&a).await, Session::with(&b).await);
+    let prompt = prompt(1700, 0);
+    let whole = a.run(generate(1, &prompt, 20)).await;
+    // It carries bytes, and loses the descriptor beside them.
+    let path = a.ready.transfer.strip_prefix("unix://").expect("a socket file").to_owned();
+    let _relay = Relay::before(Path::new(&path));
+    let pulled = b.pull(pull(&a.ready.transfer, &prompt)).await;
+    assert_eq!((pulled.blocks, pulled.why.as_str()), (53, ""));
+    let moved = b.run(generate(1, &prompt, 20)).await;
+    assert_eq!((moved.tokens, moved.cached), (whole.tokens, 1696));
+    let state = b.step().await.state.expect("always there").transfers.expect("told");
+    assert_eq!((state.bytes_in, state.memory_bytes), (pulled.bytes, 0));
+}
+
+/// An asker of our own, which says of memory what it likes.
+struct Asker {
+    stream: tokio::net::UnixStream,
+    read: bytes::BytesMut,
+}
+
+impl Asker {
+    async fn greet(transfer: &str, block_bytes: usize) -> Self {
+        let path = transfer.strip_prefix("unix://").expect("a socket file");
+        let stream = tokio::net::UnixStream::connect(path).await.expect("it listens");
+        let mut asker = Self { stream, read: bytes::BytesMut::new() };
+        let greeting = Greeting {
+            version: 1,
+            numerics_id: "fake".into(),
+            block_bytes: block_bytes as u64,
+            maps_memory: true,
+            ..Greeting::default()
+        };
+        asker.say(AskBody::Greeting(greeting)).await;
+        let Some(AnswerBody::Welcome(welcome)) = asker.next().await else { panic!("no welcome") };
+        assert!(welcome.slots > 1);
+        asker
+    }
+
+    async fn say(&mut self, body: AskBody) {
+        let mut bytes = bytes::BytesMut::new();
+        codec::encode(&Ask { body: Some(body), through_memory: true }, &mut bytes).expect("small");
+        // Err: it is closed, which is read.
+        let _ = self.stream.write_all(&bytes).await;
+    }
+
+    /// `None`: it is closed.
+    async fn next(&mut self) -> Option<AnswerBody> {
+        loop {
+            if let Some(answer) = codec::decode::<Answer>(&mut self.read).expect("our own") {
+                return answer.body;
+            }
+            let read = tokio::time::timeout(penstock_fleet_tests::PATIENCE, self.stream.read_buf(&mut self.read));
+            if !read.await.expect("in time").is_ok_and(|read| read > 0) {
+                return None;
+            }
+        }
+    }
+
+    async fn fetch(transfer: &str, prompt: &[u32]) -> Self {
+        let mut asker = Self::greet(transfer, PAGE_BYTES).await;
+        let hashes = chain(prompt).into_iter().map(|hash| hash.to_bytes().to_vec()).collect();
+        asker.say(AskBody::Fetch(Fetch { hashes })).await;
+        asker
+    }
+
+    /// Slots it is told of until the connection ends.
+    async fn read_all(mut self) -> Vec<u32> {
+        let mut slots = Vec::new();
+        while let Some(answer) = self.next().await {
+            if let AnswerBody::Page(page) = answer {
+                slots.extend(page.slot);
+            }
+        }
+        slots
+    }
+}
+
+#[tokio::test]
+async fn who_takes_no_pages_keeps_no_place() {
+    let dir = Dir::new();
+    let [a, b] = ["a", "b"].map(|name| worker(&dir, name, &[]));
+    let (mut a, mut b) = (Session::with(&a).await, Session::with(&b).await);
+    let prompt = prompt(1700, 0);
+    a.run(generate(1, &prompt, 1)).await;
+    let from = a.ready.transfer.clone();
+    // As many as there are places: each reads all that it is told, and gives no slot back.
+    let mut askers = tokio::task::JoinSet::new();
+    for _ in 0..64 {
+        let asker = Asker::fetch(&from, &prompt).await;
+        askers.spawn(asker.read_all());
+    }
+    let refused = b.pull(pull(&from, &prompt)).await;
+    assert!(refused.blocks == 0 && refused.why.contains("too many"), "{refused:?}");
+    while let Some(slots) = askers.join_next().await {
+        let mut slots = slots.expect("it reads");
+        slots.sort_unstable();
+        assert!(
+            slots.len() < 53 && slots.windows(2).all(|pair| pair[0] < pair[1]),
+            "none was written twice: {slots:?}"
+        );
+    }
+    let pulled = b.pull(pull(&from, &prompt)).await;
+    assert_eq!((pulled.blocks, pulled.why.as_str()), (53, ""));
+    a.idle().await;
+}
+
+#[tokio::test]
+async fn slots_that_nobody_has_are_not_given_back() {
+    let dir = Dir::new();
+    let a = worker(&dir, "a", &[]);
+    let mut a = Session::with(&a).await;
+    let prompt = prompt(1700, 0);
+    a.run(generate(1, &prompt, 1)).await;
+    for slots in [vec![u32::MAX], vec![0, 0]] {
+        let mut asker = Asker::fetch(&a.ready.transfer, &prompt).await;
+        while !matches!(asker.next().await, Some(AnswerBody::Page(_))) {}
+        asker.say(AskBody::Taken(Taken { slots })).await;
+        assert!(asker.read_all().await.len() < 53, "it is shown the door");
+    }
+    a.idle().await;
+}
+
+#[tokio::test]
+async fn who_loses_its_prefill_worker_asks_the_next_for_the_rest() {
+    let dir = Dir::new();
+    let prompt = prompt(3000, 1);
+    let whole = alone(&dir, &prompt, 25).await.tokens;
+    for (name, signal, few) in [("k", Signal::KILL, 512), ("s", Signal::STOP, 512), ("f", Signal::KILL, 100_000)] {
+        let [p, q] = ["p", "q"].map(|role| worker(&dir, &format!("{role}{name}"), &["--step-ms", "250"]));
+        let d = worker(&dir, &format!("d{name}"), &[]);
+        let (mut first, mut next, mut d) = (Session::with(&p).await, Session::with(&q).await, Session::with(&d).await);
+        let asked = Generate {
+            prefill_at: first.ready.transfer.clone(),
+            prefill_next: vec![next.ready.transfer.clone()],
+            prefill_next_tokens: few,
+            ..generate(1, &prompt, 25)
+        };
+        d.say(DownBody::Generate(asked)).await;
+        first.until(|step| bytes_out(step) > 20 * PAGE_BYTES as u64).await;
+        p.signal(signal);
+        let mut told = Told::default();
+        d.read(1, &mut told, usize::MAX).await;
+        assert_eq!(told.tokens, whole, "{name}");
+        d.idle().await;
+        p.signal(Signal::CONT);
+        let came = d.step().await.state.expect("always there").transfers.expect("told");
+        let has_sent = |step: &Step| bytes_out(step) > 0 && step.state.as_ref().is_some_and(|state| state.running == 0);
+        if few == 512 {
+            let sent = bytes_out(&next.until(has_sent).await);
+            assert!(sent < 93 * PAGE_BYTES as u64, "{name}: only what was missing: {sent}");
+            assert_eq!((came.completed, came.failed), (1, 1), "{name}");
+        } else {
+            assert_eq!((came.completed, came.failed), (0, 1), "{name}: it is not worth it");
+        }
+    }
+}
+
+fn bytes_out(step: &Step) -> u64 {
+    step.state.as_ref().and_then(|state| state.transfers).map_or(0, |transfers| transfers.bytes_out)
+}
+
+#[tokio::test]
+async fn a_pool_names_another_prefill_worker() {
+    let dir = Dir::new();
+    let runtime = penstock_proxy::pool::FleetRuntime::start().expect("the fleet runtime starts");
+    let start = |name: &str, role: &str| worker(&dir, name, &["--step-ms", "250", "--role", role]);
+    let workers = [start("p", "prefill"), start("q", "prefill"), start("d", "decode")];
+    let pool = penstock_fleet_tests::pool(&runtime, &workers.each_ref(), |_| {});
+    let ready = || (pool.status().workers.iter().filter(|worker| worker.pid > 0).count() == 3).then_some(());
+    assert!(wait_for(ready).await.is_some());
+    let prompt = prompt(3000, 5);
+    let mut ticket = pool.submit(job(prompt.clone(), 1, 6)).expect("taken");
+    let sent = |worker: &penstock_proxy::pool::WorkerStatus| {
+        worker.state.transfers.map_or(0, |transfers| transfers.bytes_out) / PAGE_BYTES as u64
+    };
+    let busy = || pool.status().workers.iter().position(|worker| sent(worker) > 20);
+    let busy = wait_for(busy).await.expect("one of them computes");
+    workers[busy].signal(Signal::KILL);
+    let answer = penstock_fleet_tests::read(&mut ticket).await;
+    assert_eq!((&answer.tokens[0], &answer.failed), (&alone(&dir, &prompt, 6).await.tokens, &None));
+    let other = || (1..93).contains(&sent(&pool.status().workers[1 - busy])).then_some(());
+    assert!(busy < 2 && wait_for(other).await.is_some(), "{:?}", pool.status().workers);
 }
 
 #[tokio::test]
@@ -95,7 +277,7 @@ async fn what_the_other_lacks_is_said() {
     assert!(pulled.blocks == 3 && pulled.why.contains('3'), "{pulled:?}");
     let nobody = b.pull(pull(&format!("unix://{}", dir.file("nobody.sock").display()), &prompt)).await;
     assert!(nobody.blocks == 3 && !nobody.why.is_empty(), "{nobody:?}");
-    idle(&mut b).await;
+    b.idle().await;
 }
 
 #[tokio::test]
@@ -146,15 +328,16 @@ async fn a_prefill_elsewhere_changes_no_token() {
     let three = (0..3).map(|index| ChoiceStart { index, emitted: Vec::new() }).collect();
     let told = d.run(Generate { prefill_at, choices: three, ..generate(9, &prompt, 30) }).await;
     assert_eq!(told.tokens, alone(&dir, &prompt, 30).await.tokens);
-    idle(&mut d).await;
-    idle(&mut p).await;
+    d.idle().await;
+    p.idle().await;
     let (p, d) = (p.step().await.state.expect("state"), d.step().await.state.expect("state"));
     let (out, came) = (p.transfers.expect("told"), d.transfers.expect("told"));
     // Its last word may be of before the last page.
     assert!(out.bytes_out > 0 && out.bytes_out <= came.bytes_in);
     // Four prompts were computed there, and that of three choices.
     assert_eq!((came.failed, p.output_tokens, came.first_tokens), (0, 0, 7));
-    assert!(came.hidden_seconds > 0.0 && came.hidden_seconds <= came.seconds, "{came:?}");
+    assert!(came.hidden_seconds > 0.0 && came.hidden_seconds <= came.prefill_seconds, "{came:?}");
+    assert_eq!(came.prefill_seconds, came.seconds, "nothing was fetched");
 }
 
 #[tokio::test]
@@ -177,7 +360,7 @@ async fn the_death_of_the_prefill_worker_costs_time_only() {
         let mut told = Told::default();
         d.read(1, &mut told, usize::MAX).await;
         assert_eq!(told.tokens, alone(&dir, &prompt, 25).await.tokens);
-        idle(&mut d).await;
+        d.idle().await;
         p.signal(Signal::CONT);
     }
 }
@@ -188,7 +371,7 @@ async fn who_is_not_needed_any_more_stops() {
     let p = worker(&dir, "p", &["--step-ms", "50"]);
     let d = worker(&dir, "d", &[]);
     let (mut p, mut session) = (Session::with(&p).await, Session::with(&d).await);
-    let runs = |step: &penstock_proto::frames::Step| step.state.as_ref().is_some_and(|state| state.running > 0);
+    let runs = |step: &Step| step.state.as_ref().is_some_and(|state| state.running > 0);
     let slow = |number| Generate { prefill_at: p.ready.transfer.clone(), ..generate(number, &prompt(3500, 1), 25) };
     let (first, second) = (slow(1), slow(2));
     // Cancelled.
@@ -198,13 +381,13 @@ async fn who_is_not_needed_any_more_stops() {
     let mut told = Told::default();
     session.read(1, &mut told, usize::MAX).await;
     assert_eq!((told.tokens.len(), told.reason), (0, FinishReason::Cancelled as i32));
-    idle(&mut p).await;
-    idle(&mut session).await;
+    p.idle().await;
+    session.idle().await;
     // Dead.
     session.say(DownBody::Generate(second)).await;
     p.until(runs).await;
     d.signal(Signal::KILL);
-    idle(&mut p).await;
+    p.idle().await;
 }
 
 #[tokio::test]
@@ -281,6 +464,8 @@ async fn a_lying_holder_is_not_believed() {
         vec![AnswerBody::Page(page(6, 0, 1)), end(6)],
         vec![AnswerBody::Page(page(0, 1, 1)), end(6)],
         vec![AnswerBody::Page(Page::new(0, 0, vec![1; 5].into())), end(6)],
+        // In a slot of memory that never came.
+        vec![AnswerBody::Page(Page::in_slot(0, 0, 0, &[1; PAGE_BYTES])), end(6)],
         vec![AnswerBody::Page(page(0, 0, 1)), end(0)],
         vec![AnswerBody::Computed(Computed { blocks: 6 }), end(6)],
         vec![AnswerBody::Computed(Computed { blocks: u32::MAX }), end(u32::MAX)],
@@ -296,7 +481,7 @@ async fn a_lying_holder_is_not_believed() {
         let prefill_at = liar(&dir.file(&format!("liar{number}.sock")), answers).await;
         let told = d.run(Generate { prefill_at, ..generate(number, &prompt, 20) }).await;
         assert_eq!(told.tokens, whole.tokens, "lie {number}");
-        idle(&mut d).await;
+        d.idle().await;
         // The next one finds nothing in the cache.
         let prompts = self::prompt(4000, number as u32);
         for _ in 0..9 {

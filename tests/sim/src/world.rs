@@ -176,9 +176,8 @@ impl World {
             salt: vec![r.between(0, 1) as u8],
             priority: if r.one_in(4) { r.between(0, 2) as i32 - 1 } else { 0 },
             window,
-            prefill_at: String::new(),
-            pull_from: String::new(),
             turn: r.between(0, 3) as i64 - 1,
+            ..Generate::default()
         }
     }
 

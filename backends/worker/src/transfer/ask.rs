@@ -1,8 +1,10 @@
 //! The side that wants blocks: connect, greet, ask, and hand every page on to the engine.
 
+use super::lanes::{LanesIn, Part, Ticket};
 use super::link::{Fault, GREETING_DEADLINE, Link};
 use super::memory::Memory;
 use super::{About, PageIn, Peers, Report};
+use crate::config::random;
 use crate::engine_thread::Command;
 use penstock_link::Came;
 use penstock_proto::Address;
@@ -42,7 +44,8 @@ pub(super) async fn run(peers: Arc<Peers>, errand: Errand) {
     let (id, deadline) = (errand.id, errand.deadline);
     let ended = timeout(deadline, transfer(&peers, errand, running.progress.get_or_insert_default())).await;
     let why = ended.unwrap_or(Err(Fault::Late)).err();
-    let report = running.end(why.map_or_else(String::new, |why| crate::chain(&why)));
+    let is_lost = why.as_ref().is_some_and(|why| !matches!(why, Fault::Late | Fault::Ending));
+    let report = Report { is_lost, ..running.end(why.map_or_else(String::new, |why| crate::chain(&why))) };
     // Err: the engine has ended, and with it what waited.
     let _ = peers.tell(Command::Received { id, report }).await;
 }
@@ -72,14 +75,23 @@ impl Drop for Running<'_> {
     }
 }
 
-async fn transfer(peers: &Peers, errand: Errand, progress: &mut Progress) -> Result<(), Fault> {
+async fn transfer(peers: &Arc<Peers>, errand: Errand, progress: &mut Progress) -> Result<(), Fault> {
     let about = peers.about.get().ok_or(Fault::Ending)?;
     progress.report.is_prefill = matches!(errand.question, AskBody::Prefill(_));
-    let (mut link, mut memory) = greeted(peers, about, &errand.from).await?;
+    let ticket = several(peers, &errand.from)?;
+    let (mut link, mut memory) = greeted(peers, &errand.from, ticket.map(Part::First)).await?;
+    let more = ticket.map_or(0, |_| peers.streams - 1);
+    let mut lanes = LanesIn::open(peers, &errand.from, ticket.unwrap_or_default(), more);
     link.outgoing.send(&Ask { body: Some(errand.question), through_memory: memory.is_some() }).await?;
     let place = Place { id: errand.id, blocks: errand.blocks };
     loop {
-        let answer = timeout(SILENCE, link.incoming.next::<Answer>()).await.map_err(|_| Fault::Silent)??;
+        let answer = tokio::select! {
+            answer = timeout(SILENCE, link.incoming.next::<Answer>()) => answer.map_err(|_| Fault::Silent)??,
+            Some(page) = lanes.next() => {
+                take(peers, about, &place, page?, None, progress).await?;
+                continue;
+            }
+        };
         match answer.body.ok_or(Fault::Unexpected)? {
             AnswerBody::Page(page) => {
                 take(peers, about, &place, page, memory.as_mut(), progress).await?;
@@ -92,6 +104,9 @@ async fn transfer(peers: &Peers, errand: Errand, progress: &mut Progress) -> Res
             AnswerBody::First(first) => peers.tell(Command::First { id: place.id, first }).await?,
             AnswerBody::Alive(_) => {}
             AnswerBody::End(end) => {
+                while let Some(page) = timeout(SILENCE, lanes.next()).await.map_err(|_| Fault::Silent)? {
+                    take(peers, about, &place, page?, None, progress).await?;
+                }
                 progress.vouch(end.blocks as usize, errand.blocks);
                 let all = end.complete && progress.report.vouched == errand.blocks;
                 return if all { Ok(()) } else { Err(Fault::Partly(progress.report.vouched)) };
@@ -135,8 +150,16 @@ async fn take(
     peers.tell(Command::Page(page)).await
 }
 
+/// A name for a transfer of several connections, where it is to have them: on TCP.
+fn several(peers: &Peers, from: &str) -> Result<Option<Ticket>, Fault> {
+    let is_far = matches!(from.parse(), Ok(Address::Tcp(_)));
+    let ticket = || random().map_err(|error| Fault::Other(error.to_string()));
+    if is_far && peers.streams > 1 { ticket().map(Some) } else { Ok(None) }
+}
+
 /// A connection to a holder on which a question may be asked, and the memory that came with it.
-async fn greeted(peers: &Peers, about: &About, from: &str) -> Result<(Link, Option<Memory>), Fault> {
+pub(super) async fn greeted(peers: &Peers, from: &str, part: Option<Part>) -> Result<(Link, Option<Memory>), Fault> {
+    let about = peers.about.get().ok_or(Fault::Ending)?;
     let address = from.parse::<Address>().map_err(|error| Fault::Other(error.to_string()))?;
     let (mut link, came) = connect(peers, &address).await?;
     // On TCP both ends have to prove the pool key.
@@ -145,18 +168,18 @@ async fn greeted(peers: &Peers, about: &About, from: &str) -> Result<(Link, Opti
     if prove && key.is_none() {
         return Err(Fault::Proof);
     }
-    let greeting = timeout(GREETING_DEADLINE, link.greet(about, key, came.as_ref()));
+    let greeting = timeout(GREETING_DEADLINE, link.greet(about, key, came.as_ref(), part));
     let memory = greeting.await.map_err(|_| Fault::Late)??;
     Ok((link, memory))
 }
 
 async fn connect(peers: &Peers, address: &Address) -> Result<(Link, Option<Came>), Fault> {
     match address {
-        Address::Unix(path) => {
+        Address::Unix(path) if peers.shares_memory => {
             let (reader, writer, came) = penstock_link::dial_unix(path).await?;
             Ok((Link::new(reader, writer), Some(came)))
         }
-        Address::Tcp(_) => {
+        _ => {
             let (reader, writer) = penstock_link::dial(address, peers.tls.as_ref()).await?;
             Ok((Link::new(reader, writer), None))
         }

@@ -37,8 +37,33 @@ pub(crate) struct Incoming {
 enum Awaited {
     /// The gateway wants them here.
     Pull { session: u64, pull: u64 },
-    /// A request needs them; `later`: what came for it meanwhile, `is_drawn_there`: its first token is to come before them.
-    Request { generate: Box<Generate>, later: Vec<Command>, is_drawn_there: bool },
+    /// A request needs them.
+    Request {
+        generate: Box<Generate>,
+        /// What came for it meanwhile.
+        later: Vec<Command>,
+        /// Its first token is to come before them.
+        is_drawn_there: bool,
+        /// Nobody is asked for them any more after this.
+        until: Instant,
+    },
+}
+
+impl Awaited {
+    /// Whether there is another worker to ask, and time for it.
+    fn has_another(&self) -> bool {
+        let Self::Request { generate, until, .. } = self else { return false };
+        !generate.prefill_next.is_empty() && Instant::now() < *until
+    }
+}
+
+/// A request that looks for its blocks, and what it brings along.
+struct Search {
+    generate: Box<Generate>,
+    later: Vec<Command>,
+    until: Instant,
+    /// So few missing tokens are computed instead.
+    few: usize,
 }
 
 /// What the engine has to do about pages that came in, in order.
@@ -89,7 +114,9 @@ impl Desk {
         task.abort();
         // Choices that ended with their first tokens need nothing any more.
         let keep = matches!(&what, Awaited::Request { generate, .. } if !generate.choices.is_empty());
-        let blocks = self.engine.settle(id, report.vouched, keep);
+        // Who is asked next is asked for what is missing then; the rest is looked up again.
+        let asks_next = report.is_lost && what.has_another();
+        let blocks = self.engine.settle(id, report.vouched, keep && !asks_next);
         self.peers.count_blocks(blocks.saturating_sub(have).min(report.vouched));
         let (bytes, seconds) = (report.bytes, began.elapsed().as_secs_f64());
         debug!(id, have, blocks, bytes, seconds, why = report.why, "transfer in ended");
@@ -101,9 +128,18 @@ impl Desk {
                 let pulled = Pulled { id: pull, blocks: blocks as u32, bytes, seconds, why };
                 self.answer(session, UpBody::Pulled(pulled));
             }
-            Awaited::Request { generate, later, .. } if keep => {
-                self.engine.submit(*generate);
-                later.into_iter().for_each(|command| self.apply(command));
+            Awaited::Request { generate, later, until, .. } if keep => {
+                let mut search = Search { generate, later, until, few: 0 };
+                if asks_next {
+                    search.generate.prefill_at = search.generate.prefill_next.remove(0);
+                    search.few = search.generate.prefill_next_tokens as usize;
+                    search = match self.search(search) {
+                        None => return info!(id, blocks, why = report.why, "another worker is asked for the rest"),
+                        Some(back) => back,
+                    };
+                }
+                self.engine.submit(*search.generate);
+                search.later.into_iter().for_each(|command| self.apply(command));
             }
             // What it held is free again, and no step will tell it.
             Awaited::Request { .. } => self.is_untold = true,
@@ -157,28 +193,40 @@ impl Desk {
 
     /// Submits a request, after what it lacks was brought from where it says.
     pub(crate) fn submit(&mut self, generate: Generate) {
+        let until = Instant::now() + PREFILL_DEADLINE;
+        let search = Search { generate: Box::new(generate), later: Vec::new(), until, few: 0 };
+        if let Some(Search { generate, .. }) = self.search(search) {
+            self.start(*generate);
+        }
+    }
+
+    /// Sends out for what a request lacks; gives back one that goes on with what there is.
+    fn search(&mut self, search: Search) -> Option<Search> {
+        let generate = &search.generate;
         let is_prefill = !generate.prefill_at.is_empty();
         let from = if is_prefill { generate.prefill_at.clone() } else { generate.pull_from.clone() };
         if from.is_empty() || self.is_draining || self.incoming.len() >= ASKED_MAX {
-            return self.start(generate);
+            return Some(search);
         }
         let id = generate.request;
-        let mut chain = self.engine.chain(&generate);
+        let mut chain = self.engine.chain(generate);
         chain.truncate(BLOCKS_MAX);
         let Missing { have, wanted } = self.engine.receive(id, chain.clone());
-        if wanted == 0 {
-            self.engine.settle(id, 0, false);
-            return self.start(generate);
+        if wanted * BLOCK_TOKENS <= search.few {
+            self.engine.settle(id, 0, wanted > 0);
+            return Some(search);
         }
+        let Search { generate, later, until, .. } = search;
         let is_drawn_there = is_prefill && has_one_next(&generate);
         let (question, deadline) = if is_prefill {
-            (prefill(&generate, have, wanted, is_drawn_there), PREFILL_DEADLINE)
+            (prefill(&generate, have, wanted, is_drawn_there), until.saturating_duration_since(Instant::now()))
         } else {
             (fetch(&chain[have..have + wanted]), FETCH_DEADLINE)
         };
-        let what = Awaited::Request { generate: Box::new(generate), later: Vec::new(), is_drawn_there };
+        let what = Awaited::Request { generate, later, is_drawn_there, until };
         let errand = Errand { id, from, question, blocks: wanted, deadline };
         self.send_out(errand, have, what);
+        None
     }
 
     /// Brings blocks from another worker into the cache.

@@ -1,7 +1,8 @@
 //! Frames over a connection, with deadlines, and the greeting of both ends.
 
-use super::About;
+use super::lanes::{Joining, Part, Ticket};
 use super::memory::{self, Memory};
+use super::{About, Peers};
 use crate::config::random;
 use bytes::BytesMut;
 use penstock_link::{Came, Reader, Writer, send_beside};
@@ -119,11 +120,21 @@ impl Outgoing {
     }
 }
 
+/// What a connection is for.
+pub(super) enum Purpose {
+    /// Something is asked on it.
+    Question(Box<Question>),
+    /// It joins a transfer.
+    Joins(Ticket),
+}
+
 /// What is asked on a connection.
 pub(super) struct Question {
     pub(super) body: AskBody,
     /// Memory that the asker has mapped, for the pages.
     pub(super) ring: Option<Ring>,
+    /// More connections may join.
+    pub(super) joining: Option<Joining>,
 }
 
 impl Link {
@@ -144,14 +155,20 @@ impl Link {
         self.incoming.next::<Ask>().await?.body.ok_or(Fault::Unexpected)
     }
 
-    /// Greets as the one that asks. `key`: both ends have to prove it; `came`: where a descriptor may come beside the welcome. What is
-    /// mapped of that.
+    /// Greets as the one that asks. `key`: both ends have to prove it; `came`: where a descriptor may come beside the welcome; `part`: of a
+    /// transfer of several connections. What is mapped of the descriptor.
     pub(super) async fn greet(
         &mut self,
         about: &About,
         key: Option<&PoolKey>,
         came: Option<&Came>,
+        part: Option<Part>,
     ) -> Result<Option<Memory>, Fault> {
+        let (ticket, joins) = match part {
+            None => (Vec::new(), false),
+            Some(Part::First(ticket)) => (ticket.to_vec(), false),
+            Some(Part::Joins(ticket)) => (ticket.to_vec(), true),
+        };
         let nonce: Vec<u8> = if key.is_some() { nonce()?.to_vec() } else { Vec::new() };
         let greeting = Greeting {
             version: TRANSFER_VERSION,
@@ -159,6 +176,8 @@ impl Link {
             numerics_id: about.numerics_id.clone(),
             block_bytes: about.block_bytes as u64,
             maps_memory: came.is_some(),
+            ticket,
+            joins,
         };
         self.say(AskBody::Greeting(greeting)).await?;
         let mut answer = self.incoming.next::<Answer>().await?.body;
@@ -182,13 +201,14 @@ impl Link {
         }
     }
 
-    /// Answers a greeting; the question that follows it. `key`: both ends have to prove it; `socket`: a descriptor can go beside the welcome.
+    /// Answers a greeting; what the connection is for. `key`: both ends have to prove it; `socket`: a descriptor can go beside the welcome.
     pub(super) async fn welcome(
         &mut self,
-        about: Option<&About>,
+        peers: &Peers,
         key: Option<&PoolKey>,
         socket: Option<OwnedFd>,
-    ) -> Result<Question, Fault> {
+    ) -> Result<Purpose, Fault> {
+        let about = peers.about.get();
         let AskBody::Greeting(greeting) = self.heard().await? else { return Err(Fault::Unexpected) };
         if let Some(key) = key {
             let nonce = nonce()?;
@@ -203,11 +223,23 @@ impl Link {
             self.answer(AnswerBody::Refused(Refused { message: why.into() })).await?;
             return Err(Fault::Other(why.into()));
         }
+        let ticket = Ticket::try_from(greeting.ticket.as_slice()).ok();
+        if let Some(ticket) = ticket.filter(|_| greeting.joins) {
+            if !peers.meeting.knows(&ticket) {
+                self.answer(AnswerBody::Refused(Refused { message: "no such transfer".into() })).await?;
+                return Err(Fault::Unexpected);
+            }
+            self.accept(None, 0).await?;
+            return Ok(Purpose::Joins(ticket));
+        }
+        let joining = ticket.and_then(|ticket| peers.meeting.expect(ticket));
         let socket = socket.filter(|_| greeting.maps_memory);
         let ring = self.accept(socket, about.map_or(0, |about| about.page_bytes)).await?;
         self.incoming.trust();
         let Ask { body, through_memory } = self.incoming.next().await?;
-        Ok(Question { body: body.ok_or(Fault::Unexpected)?, ring: ring.filter(|_| through_memory) })
+        let ring = ring.filter(|_| through_memory);
+        let body = body.ok_or(Fault::Unexpected)?;
+        Ok(Purpose::Question(Box::new(Question { body, ring, joining })))
     }
 
     /// Says welcome, with memory for pages beside it where the asker can map it.

@@ -9,6 +9,7 @@
 //! credit: the engine finds no room while the asker has not given any back.
 
 use super::link::Fault;
+use bytes::Bytes;
 use penstock_proto::transfer::{Page, Taken};
 use penstock_shm::{Layout, Ring, Slot, View};
 use std::ops::{Deref, DerefMut};
@@ -47,6 +48,14 @@ impl Filled {
     /// Room for a page: in a slot, if there are any.
     pub(super) fn room(ring: Option<&Ring>, page_bytes: usize) -> Self {
         ring.and_then(Ring::take).map_or_else(|| Self::Bytes(vec![0; page_bytes]), Self::Slot)
+    }
+
+    /// The bytes, for a socket.
+    pub(super) fn into_bytes(self) -> Bytes {
+        match self {
+            Self::Bytes(bytes) => bytes.into(),
+            Self::Slot(slot) => Bytes::copy_from_slice(&slot),
+        }
     }
 }
 

@@ -13,20 +13,21 @@
 //! "moved", "moved in part" and "the other died". The first token is drawn where the prompt was computed, comes ahead of the last pages and
 //! is said at once: to the request it is one that an earlier attempt has emitted, so what happens afterwards changes nothing about it.
 //!
-//! # Other ways for the bytes
+//! # Ways for the bytes
 //! What a transport has to do is [`penstock_engine::PageSink`] at one end and `Command::Page` at the other: take the page of a layer when
-//! the engine says that it is complete, bring it to the same place of the other's table, and say so in any order, once. Here both are a
-//! socket. GPUDirect or NIXL fit at the same seam: the asker's [`Ask`](penstock_proto::transfer::Ask) would carry the registered addresses
-//! of the pages it holds, the sink would post one write per page and layer where it copies now, and `Page` frames would shrink to
-//! notices of completion. Checks of what was asked for, `Computed` and the end of the connection stay what they are.
+//! the engine says that it is complete, bring it to the same place of the other's table, and say so in any order, once. Here that is memory of both
+//! (`memory.rs`), a socket, or several (`lanes.rs`); checks of what was asked for, `Computed` and the end of the connection are the same
+//! for all. How GPUDirect or NIXL fit at this seam is in `docs/reference/transfers.md`.
 
 mod ask;
 mod desk;
+mod lanes;
 mod link;
 mod memory;
 mod serve;
 
 pub(crate) use desk::{Arrival, Incoming, Taken};
+pub(crate) use lanes::STREAMS_MAX;
 pub(crate) use serve::accept;
 
 use crate::config::WorkerConfig;
@@ -75,6 +76,11 @@ pub(crate) struct Peers {
     commands: mpsc::WeakSender<Command>,
     age: OnceLock<StepAge>,
     about: OnceLock<About>,
+    /// Connections of a transfer in from another machine.
+    streams: usize,
+    /// Whether pages may go through memory where that can be shared.
+    shares_memory: bool,
+    meeting: Arc<lanes::Meeting>,
     room: Arc<Semaphore>,
     served: Arc<Semaphore>,
     strangers: Arc<Strangers>,
@@ -91,6 +97,9 @@ impl Peers {
             commands: commands.downgrade(),
             age: OnceLock::new(),
             about: OnceLock::new(),
+            streams: config.transfer_streams.clamp(1, STREAMS_MAX),
+            shares_memory: config.shares_memory,
+            meeting: Arc::default(),
             room: Arc::new(Semaphore::new(PAGES_IN_MAX)),
             served: Arc::new(Semaphore::new(SERVED_MAX)),
             strangers: Strangers::new(STRANGERS_MAX),
@@ -214,4 +223,6 @@ pub(crate) struct Report {
     moved: Duration,
     /// Why it stopped early; empty: it did not.
     why: String,
+    /// It stopped because of the other end, or the way to it: another may do better.
+    is_lost: bool,
 }

@@ -1,6 +1,7 @@
 //! The side that has, or computes, what another worker wants.
 
-use super::link::{Fault, GREETING_DEADLINE, Link, Question};
+use super::lanes::LanesOut;
+use super::link::{Fault, GREETING_DEADLINE, Link, Purpose, Question};
 use super::memory::{Filled, Lent};
 use super::{PREFILL_DEADLINE, Peers};
 use crate::engine_thread::Command;
@@ -40,7 +41,7 @@ pub(crate) async fn accept(listener: Listener, peers: Arc<Peers>) {
                 let ours = rustix::process::geteuid().as_raw();
                 let known = stream.peer_cred().is_ok_and(|peer| peer.uid() == ours || peer.uid() == 0);
                 // Err: out of descriptors; pages go as bytes.
-                let socket = stream.as_fd().try_clone_to_owned().ok();
+                let socket = stream.as_fd().try_clone_to_owned().ok().filter(|_| peers.shares_memory);
                 let (reader, writer) = stream.into_split();
                 known.then(|| Caller { incoming: Incoming::Unix(Box::new(reader), Box::new(writer)), socket })
             }),
@@ -75,7 +76,7 @@ struct Caller {
 }
 
 /// A connection that was greeted, and what is asked on it.
-async fn greeted(peers: &Peers, caller: Caller) -> Result<(Link, Question), Fault> {
+async fn greeted(peers: &Peers, caller: Caller) -> Result<(Link, Purpose), Fault> {
     let Caller { incoming, socket } = caller;
     let prove = incoming.must_prove();
     let (reader, writer) = incoming.open(peers.tls.as_ref()).await?;
@@ -84,19 +85,23 @@ async fn greeted(peers: &Peers, caller: Caller) -> Result<(Link, Question), Faul
     if prove && key.is_none() {
         return Err(Fault::Proof);
     }
-    let greeting = timeout(GREETING_DEADLINE, link.welcome(peers.about.get(), key, socket));
-    let question = greeting.await.map_err(|_| Fault::Late)??;
-    Ok((link, question))
+    let greeting = timeout(GREETING_DEADLINE, link.welcome(peers, key, socket));
+    let purpose = greeting.await.map_err(|_| Fault::Late)??;
+    Ok((link, purpose))
 }
 
-async fn serve(peers: &Peers, caller: Caller, stranger: Stranger) -> Result<(), Fault> {
-    let (mut link, question) = stranger.within(greeted(peers, caller)).await.ok_or(Fault::Displaced)??;
+async fn serve(peers: &Arc<Peers>, caller: Caller, stranger: Stranger) -> Result<(), Fault> {
+    let (mut link, purpose) = stranger.within(greeted(peers, caller)).await.ok_or(Fault::Displaced)??;
+    let Question { body, ring, joining } = match purpose {
+        Purpose::Question(question) => *question,
+        Purpose::Joins(ticket) => return peers.meeting.join(&ticket, link),
+    };
     let Ok(_place) = peers.served.try_acquire() else {
         return link.answer(AnswerBody::Refused(Refused { message: "too many transfers are under way".into() })).await;
     };
-    let (sink, mut stream) = stream(peers, question.ring);
+    let (sink, mut stream) = stream(peers, ring, LanesOut::new(peers, joining));
     let (taken, answer) = oneshot::channel();
-    let command = match question.body {
+    let command = match body {
         AskBody::Fetch(fetch) => {
             let hashes = fetch.names().ok_or(Fault::Unexpected)?;
             Command::Send { hashes, sink: Box::new(sink), taken }
@@ -179,10 +184,10 @@ struct Shared {
 }
 
 /// A page on its way to the asker.
-struct PageOut {
-    block: usize,
-    layer: usize,
-    bytes: Filled,
+pub(super) struct PageOut {
+    pub(super) block: usize,
+    pub(super) layer: usize,
+    pub(super) bytes: Filled,
 }
 
 /// The engine's end.
@@ -200,14 +205,15 @@ struct Stream {
     /// Of `computed`, what was said.
     told: usize,
     lent: Lent,
+    lanes: LanesOut,
 }
 
-fn stream(peers: &Peers, ring: Option<Ring>) -> (Sink, Stream) {
+fn stream(peers: &Peers, ring: Option<Ring>, lanes: LanesOut) -> (Sink, Stream) {
     let (sender, pages) = mpsc::channel(PAGES_OUT_MAX);
     let shared = Arc::new(Shared::default());
     let page_bytes = peers.about.get().map_or(0, |about| about.page_bytes);
     let sink = Sink { pages: sender, shared: Arc::clone(&shared), page_bytes, ring };
-    (sink, Stream { pages, shared, told: 0, lent: Lent::new() })
+    (sink, Stream { pages, shared, told: 0, lent: Lent::new(), lanes })
 }
 
 impl Sink {
@@ -261,6 +267,7 @@ impl Stream {
                         live(peers, link).await?;
                     }
                 },
+                changed = self.lanes.change() => changed?,
                 () = self.shared.drawn.notified() => self.tell(link).await?,
                 said = link.incoming.next::<Ask>() => match said?.body {
                     Some(AskBody::Taken(taken)) => {
@@ -272,6 +279,7 @@ impl Stream {
                 },
             }
         }
+        self.lanes.finish().await?;
         self.tell(link).await?;
         let blocks = self.shared.computed.load(Ordering::SeqCst) as u32;
         let complete = self.shared.complete.load(Ordering::SeqCst);
@@ -299,7 +307,9 @@ impl Stream {
 
     async fn page(&mut self, peers: &Peers, link: &mut Link, page: PageOut) -> Result<(), Fault> {
         self.nudge(peers).await?;
-        let PageOut { block, layer, bytes } = page;
+        // Whether it was computed before it was sent tells the asker what the way costs.
+        self.tell(link).await?;
+        let Some(PageOut { block, layer, bytes }) = self.lanes.deal(page) else { return self.tell(link).await };
         let (block, layer, size) = (block as u32, layer as u32, bytes.len() as u64);
         let page = match bytes {
             Filled::Bytes(bytes) => Page::new(block, layer, Bytes::from(bytes)),

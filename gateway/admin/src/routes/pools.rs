@@ -74,14 +74,30 @@ pub(crate) struct PoolTransfers {
     bytes: u64,
     /// From the first to the last page of each.
     seconds: f64,
+    /// Of these, seconds of blocks that the other worker computed for it.
+    prefill_seconds: f64,
     /// Of these, seconds in which the other worker still computed.
     hidden_seconds: f64,
+    /// Of the bytes, those that came through memory that both workers map.
+    memory_bytes: u64,
+    /// First tokens that were drawn by the worker that computed the prompt.
+    first_tokens: u64,
 }
 
 impl From<TransferSums> for PoolTransfers {
     fn from(sums: TransferSums) -> Self {
-        let TransferSums { completed, failed, cancelled, blocks, bytes, seconds, hidden_seconds } = sums;
-        Self { completed, failed, cancelled, blocks, bytes, seconds, hidden_seconds }
+        Self {
+            completed: sums.completed,
+            failed: sums.failed,
+            cancelled: sums.cancelled,
+            blocks: sums.blocks,
+            bytes: sums.bytes,
+            seconds: sums.seconds,
+            prefill_seconds: sums.prefill_seconds,
+            hidden_seconds: sums.hidden_seconds,
+            memory_bytes: sums.memory_bytes,
+            first_tokens: sums.first_tokens,
+        }
     }
 }
 

@@ -49,7 +49,10 @@ fn transfers(sums: &Sums, out: Out<'_>) {
     out(Gauge::KvTransferBlocks, transfers.blocks as f64);
     out(Gauge::KvTransferBytes, transfers.bytes as f64);
     out(Gauge::KvTransferSeconds, transfers.seconds);
+    out(Gauge::KvTransferPrefillSeconds, transfers.prefill_seconds);
     out(Gauge::KvTransferHiddenSeconds, transfers.hidden_seconds);
+    out(Gauge::KvTransferMemoryBytes, transfers.memory_bytes as f64);
+    out(Gauge::KvFirstTokens, transfers.first_tokens as f64);
 }
 
 /// Nothing of a tier that the pool has not.

@@ -37,8 +37,14 @@ pub struct TransferSums {
     pub bytes: u64,
     /// Seconds from the first to the last page of each.
     pub seconds: f64,
+    /// Of these, seconds of blocks that the other side computed for it.
+    pub prefill_seconds: f64,
     /// Of these, seconds in which the other side still computed.
     pub hidden_seconds: f64,
+    /// Of the bytes, those that came through memory that both workers map.
+    pub memory_bytes: u64,
+    /// First tokens that were drawn where the prompt was computed.
+    pub first_tokens: u64,
 }
 
 /// A tier below the devices.
@@ -84,7 +90,10 @@ impl Sums {
                 blocks: transfers.blocks_in,
                 bytes: transfers.bytes_in,
                 seconds: seconds(transfers.seconds),
+                prefill_seconds: seconds(transfers.prefill_seconds),
                 hidden_seconds: seconds(transfers.hidden_seconds),
+                memory_bytes: transfers.memory_bytes,
+                first_tokens: transfers.first_tokens,
             },
             tiers,
         }
@@ -123,7 +132,10 @@ impl Sums {
         counted(&mut transfers.cancelled, theirs.cancelled);
         counted(&mut transfers.blocks, theirs.blocks);
         counted(&mut transfers.bytes, theirs.bytes);
+        counted(&mut transfers.memory_bytes, theirs.memory_bytes);
+        counted(&mut transfers.first_tokens, theirs.first_tokens);
         timed(&mut transfers.seconds, theirs.seconds);
+        timed(&mut transfers.prefill_seconds, theirs.prefill_seconds);
         timed(&mut transfers.hidden_seconds, theirs.hidden_seconds);
         for (tier, theirs) in self.tiers.iter_mut().zip(more.tiers) {
             counted(&mut tier.loaded, theirs.loaded);

@@ -13,6 +13,9 @@ use penstock_router::{Choice, Refusal, Reject, View, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Prefill workers that are named beside the first: who has lost two is better off computing.
+const PREFILLS_NEXT_MAX: usize = 2;
+
 impl Actor {
     pub(super) fn posts(&mut self) {
         for post in self.mailbox.take() {
@@ -140,12 +143,15 @@ impl Actor {
             let at = |worker: Option<WorkerId>| {
                 worker.map_or("", |worker| self.members[usize::from(worker.0)].transfer_address()).to_owned()
             };
-            let from = (at(from.0), at(from.1));
+            let (prefill, from) = (from.1, (at(from.0), at(from.1)));
             let Some(live) = self.requests.get_mut(&request) else { continue };
             let (mut generate, windows) = live.truth.generate(request);
             generate.turn = turn;
             (generate.pull_from, generate.prefill_at) = from;
             let is_apart = !generate.prefill_at.is_empty();
+            if let Some(prefill) = prefill.filter(|_| is_apart) {
+                (generate.prefill_next, generate.prefill_next_tokens) = self.prefills_next(worker, prefill);
+            }
             let frame = DownBody::Generate(generate);
             if frame.encoded_len() > FRAME_BYTES_MAX {
                 self.router.unsent(request);
@@ -159,6 +165,14 @@ impl Actor {
             self.send(worker, frame);
             windows.into_iter().for_each(|window| self.send(worker, DownBody::Window(window)));
         }
+    }
+
+    /// Who prefills for `worker` when `prefill` is lost meanwhile, and from how many missing tokens on.
+    fn prefills_next(&self, worker: WorkerId, prefill: WorkerId) -> (Vec<String>, u32) {
+        let (next, tokens) = self.router.prefills_next(worker, prefill);
+        let address = |worker: WorkerId| self.members[usize::from(worker.0)].transfer_address();
+        let addresses = next.into_iter().map(address).filter(|address| !address.is_empty());
+        (addresses.take(PREFILLS_NEXT_MAX).collect(), u32::try_from(tokens).unwrap_or(u32::MAX))
     }
 
     /// A request has its worker: that is noted, and its handler hears of it.

@@ -55,8 +55,14 @@ pub enum Gauge {
     KvTransferBytes,
     /// Seconds that they took.
     KvTransferSeconds,
+    /// Of these, those of blocks that were computed for it.
+    KvTransferPrefillSeconds,
     /// Of these, seconds in which the other side still computed.
     KvTransferHiddenSeconds,
+    /// Bytes that came through memory that both workers map.
+    KvTransferMemoryBytes,
+    /// First tokens drawn where the prompt was computed.
+    KvFirstTokens,
     /// Roles that followed the load.
     RoleFlips,
     /// Requests continued after a lost worker.
@@ -268,10 +274,25 @@ impl Gauge {
             Gauge::KvTransferSeconds => {
                 ("penstock_kv_transfer_seconds_total", "counter", "Seconds from the first to the last page of each.")
             }
+            Gauge::KvTransferPrefillSeconds => (
+                "penstock_kv_transfer_prefill_seconds_total",
+                "counter",
+                "Of these, seconds of blocks that the other worker computed for it.",
+            ),
             Gauge::KvTransferHiddenSeconds => (
                 "penstock_kv_transfer_hidden_seconds_total",
                 "counter",
                 "Of these, seconds in which the other worker still computed.",
+            ),
+            Gauge::KvTransferMemoryBytes => (
+                "penstock_kv_transfer_memory_bytes_total",
+                "counter",
+                "Of the bytes, those that came through memory that both workers map.",
+            ),
+            Gauge::KvFirstTokens => (
+                "penstock_kv_first_tokens_total",
+                "counter",
+                "First tokens that were drawn by the worker that computed the prompt for another.",
             ),
             Gauge::RoleFlips => {
                 ("penstock_role_flips_total", "counter", "Changes of a worker's role that followed the load.")

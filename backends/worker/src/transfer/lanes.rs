@@ -1,0 +1,188 @@
+//! Several connections for one transfer between machines: the bytes of pages take what has room, all else goes on the first.
+//!
+//! ```text
+//! asker → holder   first: Greeting{ticket}    others: Greeting{ticket, joins}     each proves the pool key like any other
+//! holder → asker   first: as ever             others: Page…  End                  in no order between them
+//! ```
+//! One idea: the others carry pages and nothing else. What a page is, which blocks can be used and how it ends stays with the first, whose end is
+//! said when the others have said theirs; one that breaks ends the transfer. The asker makes the ticket, and the holder knows it before it
+//! says welcome, so that no connection comes too early.
+
+use super::Peers;
+use super::ask;
+use super::link::{Fault, Link};
+use super::serve::PageOut;
+use penstock_proto::transfer::{Answer, AnswerBody, End, Page};
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+/// Connections of one transfer at most.
+pub(crate) const STREAMS_MAX: usize = 16;
+
+/// Names a transfer to its other connections: random, so that nobody else can join.
+pub(super) type Ticket = [u8; 16];
+
+/// A connection of a transfer that has several.
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    /// The one on which everything is said; others come with the same ticket.
+    First(Ticket),
+    /// One of the others.
+    Joins(Ticket),
+}
+
+/// Transfers out that more connections may join.
+#[derive(Default)]
+pub(super) struct Meeting {
+    waiting: Mutex<HashMap<Ticket, mpsc::Sender<Link>>>,
+}
+
+impl Meeting {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<Ticket, mpsc::Sender<Link>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for connections with this ticket; `None`: there is such a ticket.
+    pub(super) fn expect(self: &Arc<Self>, ticket: Ticket) -> Option<Joining> {
+        let (sender, links) = mpsc::channel(STREAMS_MAX);
+        let mut waiting = self.waiting();
+        if waiting.contains_key(&ticket) {
+            return None;
+        }
+        waiting.insert(ticket, sender);
+        Some(Joining { meeting: Arc::clone(self), ticket, links })
+    }
+
+    /// Whether somebody waits for it.
+    pub(super) fn knows(&self, ticket: &Ticket) -> bool {
+        self.waiting().contains_key(ticket)
+    }
+
+    /// Hands a connection to the transfer that waits for it.
+    pub(super) fn join(&self, ticket: &Ticket, link: Link) -> Result<(), Fault> {
+        let transfer = self.waiting().get(ticket).cloned().ok_or(Fault::Unexpected)?;
+        transfer.try_send(link).map_err(|_| Fault::Unexpected)
+    }
+}
+
+/// A transfer out that more connections may join, until this is dropped.
+pub(super) struct Joining {
+    meeting: Arc<Meeting>,
+    ticket: Ticket,
+    links: mpsc::Receiver<Link>,
+}
+
+impl Drop for Joining {
+    fn drop(&mut self) {
+        self.meeting.waiting().remove(&self.ticket);
+    }
+}
+
+/// The holder's connections beside the first.
+pub(super) struct LanesOut {
+    peers: Arc<Peers>,
+    joining: Option<Joining>,
+    lanes: Vec<mpsc::Sender<PageOut>>,
+    tasks: JoinSet<Result<(), Fault>>,
+}
+
+impl LanesOut {
+    pub(super) fn new(peers: &Arc<Peers>, joining: Option<Joining>) -> Self {
+        Self { peers: Arc::clone(peers), joining, lanes: Vec::new(), tasks: JoinSet::new() }
+    }
+
+    /// Lets one more join; Err: one of those that have is broken. Never, when there are none. Cancel-safe.
+    pub(super) async fn change(&mut self) -> Result<(), Fault> {
+        let Some(joining) = &mut self.joining else { return std::future::pending().await };
+        tokio::select! {
+            Some(link) = joining.links.recv() => {
+                // One page waits while one is sent.
+                let (lane, pages) = mpsc::channel(1);
+                if self.lanes.len() + 1 < STREAMS_MAX {
+                    self.lanes.push(lane);
+                    self.tasks.spawn(carry(Arc::clone(&self.peers), link, pages));
+                }
+                Ok(())
+            }
+            Some(ended) = self.tasks.join_next() => ended.unwrap_or(Err(Fault::Ending)).and(Err(Fault::Closed)),
+        }
+    }
+
+    /// Gives a page to one that has room; gives it back if none has.
+    pub(super) fn deal(&self, page: PageOut) -> Option<PageOut> {
+        self.lanes
+            .iter()
+            .try_fold(page, |page, lane| lane.try_send(page).map_or_else(|back| Some(back.into_inner()), |()| None))
+    }
+
+    /// Waits until all have sent what they had, and said so.
+    pub(super) async fn finish(&mut self) -> Result<(), Fault> {
+        self.joining = None;
+        self.lanes.clear();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.unwrap_or(Err(Fault::Ending))?;
+        }
+        Ok(())
+    }
+}
+
+/// Pages to one connection, until there are no more.
+async fn carry(peers: Arc<Peers>, mut link: Link, mut pages: mpsc::Receiver<PageOut>) -> Result<(), Fault> {
+    while let Some(PageOut { block, layer, bytes }) = pages.recv().await {
+        let page = Page::new(block as u32, layer as u32, bytes.into_bytes());
+        let size = page.bytes.len() as u64;
+        link.outgoing.send(&Answer { body: Some(AnswerBody::Page(page)) }).await?;
+        peers.meters.bytes_out.fetch_add(size, Ordering::Relaxed);
+    }
+    link.answer(AnswerBody::End(End { blocks: 0, complete: true })).await
+}
+
+/// The asker's connections beside the first.
+pub(super) struct LanesIn {
+    pages: mpsc::Receiver<Page>,
+    tasks: JoinSet<Result<(), Fault>>,
+}
+
+impl LanesIn {
+    /// Opens so many.
+    pub(super) fn open(peers: &Arc<Peers>, from: &str, ticket: Ticket, count: usize) -> Self {
+        let (sender, pages) = mpsc::channel(1);
+        let mut tasks = JoinSet::new();
+        for _ in 0..count {
+            tasks.spawn(read(Arc::clone(peers), from.to_owned(), ticket, sender.clone()));
+        }
+        Self { pages, tasks }
+    }
+
+    /// The next page of any; `None`: all have ended well. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Option<Result<Page, Fault>> {
+        loop {
+            tokio::select! {
+                biased;
+                Some(page) = self.pages.recv() => return Some(Ok(page)),
+                Some(ended) = self.tasks.join_next() => {
+                    if let Err(why) = ended.unwrap_or(Err(Fault::Ending)) {
+                        return Some(Err(why));
+                    }
+                }
+                else => return None,
+            }
+        }
+    }
+}
+
+/// One connection to its end.
+async fn read(peers: Arc<Peers>, from: String, ticket: Ticket, pages: mpsc::Sender<Page>) -> Result<(), Fault> {
+    let (mut link, _) = ask::greeted(&peers, &from, Some(Part::Joins(ticket))).await?;
+    loop {
+        match link.incoming.next::<Answer>().await?.body {
+            Some(AnswerBody::Page(page)) => pages.send(page).await.map_err(|_| Fault::Ending)?,
+            Some(AnswerBody::End(_)) => return Ok(()),
+            Some(AnswerBody::Refused(refused)) => return Err(Fault::Refused(refused.message)),
+            _ => return Err(Fault::Unexpected),
+        }
+    }
+}
