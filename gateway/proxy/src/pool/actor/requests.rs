@@ -172,7 +172,7 @@ impl Actor {
         let (next, tokens) = self.router.prefills_next(worker, prefill);
         let address = |worker: WorkerId| self.members[usize::from(worker.0)].transfer_address();
         let addresses = next.into_iter().map(address).filter(|address| !address.is_empty());
-        (addresses.take(PREFILLS_NEXT_MAX).collect(), u32::try_from(tokens).unwrap_or(u32::MAX))
+        (addresses.take(PREFILLS_NEXT_MAX).map(str::to_owned).collect(), u32::try_from(tokens).unwrap_or(u32::MAX))
     }
 
     /// A request has its worker: that is noted, and its handler hears of it.
