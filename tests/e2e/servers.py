@@ -136,3 +136,14 @@ class Redis(Server):
         """It dies, and comes back without anything."""
         self.kill()
         self.start()
+
+
+@contextlib.contextmanager
+def both():
+    """A PostgreSQL and a Redis."""
+    with contextlib.ExitStack() as stack:
+        postgres = Postgres()
+        stack.callback(postgres.close)
+        redis = Redis()
+        stack.callback(redis.close)
+        yield postgres, redis

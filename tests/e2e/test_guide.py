@@ -25,7 +25,7 @@ from test_upgrade import processes, quick, upgradable
 from harness import ROOT, Gateway, binary, free_port, serving, user, wait_until
 from issuer import issuing
 from providers import OpenAi
-from servers import Postgres, Redis
+from servers import both
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -140,12 +140,8 @@ def test_a_plugin_by_config(tmp_path):
 
 @pytest.fixture(scope="module")
 def servers():
-    with contextlib.ExitStack() as stack:
-        postgres = Postgres()
-        stack.callback(postgres.close)
-        redis = Redis()
-        stack.callback(redis.close)
-        yield postgres, redis
+    with both() as servers:
+        yield servers
 
 
 def test_several_gateways(tmp_path, servers):

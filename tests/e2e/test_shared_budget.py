@@ -17,7 +17,7 @@ import pytest
 from test_limits import KEY, OPS, OTHER, SURFACES, body_of, config, metric, settled
 
 from harness import Gateway, wait_until
-from servers import PASSWORD, Postgres, Redis, find
+from servers import PASSWORD, Postgres, both, find
 from swarm import Swarm, ask
 
 STREAMS = int(os.environ.get("PENSTOCK_STREAMS", "200"))
@@ -31,12 +31,8 @@ WHERE = {"redis": 'url_env = "COUNTERS_URL"', "postgres": 'url = "store"'}
 
 @pytest.fixture(scope="module")
 def servers():
-    with contextlib.ExitStack() as stack:
-        postgres = Postgres()
-        stack.callback(postgres.close)
-        redis = Redis()
-        stack.callback(redis.close)
-        yield postgres, redis
+    with both() as servers:
+        yield servers
 
 
 @pytest.fixture

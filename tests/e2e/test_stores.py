@@ -8,7 +8,7 @@ import pytest
 from test_keys import issue, keys
 
 from harness import Gateway, wait_until
-from servers import PASSWORD, Postgres, Redis
+from servers import PASSWORD, both
 
 KEY, OPS = "pk-shared", "pk-ops"
 CONFIG = """
@@ -40,12 +40,8 @@ on_store_failure = "{failure}"
 
 @pytest.fixture
 def servers():
-    with contextlib.ExitStack() as stack:
-        postgres = Postgres()
-        stack.callback(postgres.close)
-        redis = Redis()
-        stack.callback(redis.close)
-        yield postgres, redis
+    with both() as servers:
+        yield servers
 
 
 @pytest.fixture

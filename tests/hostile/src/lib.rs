@@ -8,7 +8,9 @@ pub mod raw;
 pub mod upstream;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use penstock_proxy::config::{self, Overrides};
@@ -22,6 +24,33 @@ use upstream::Puppet;
 
 /// Longest wait of a test for something that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A folder of its own for one gateway; removed when dropped.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// A new one.
+    #[expect(clippy::new_without_default, reason = "a folder is made, which a default does not suggest")]
+    pub fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("penstock-hostile-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder");
+        Self(path)
+    }
+
+    /// A config whose store and pepper lie here.
+    pub fn config(&self, more: &str) -> String {
+        format!("[server]\nstate_dir = {:?}\n{more}", self.0)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left in the folder for temporary files harms nobody.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
 
 /// A running gateway; it stops when dropped.
 pub struct Server {

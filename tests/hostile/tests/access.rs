@@ -1,39 +1,12 @@
 //! Who gets in, and where: every route with every kind of credential, guessing, revocation, and one tenant looking for another's things.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use penstock_hostile::raw::{self, Reply};
-use penstock_hostile::{Server, eventually};
+use penstock_hostile::{Folder, Server, eventually};
 use penstock_proxy::auth::{Desk, Issued, NewKey};
 use penstock_proxy::{clock, route};
-
-/// A folder of its own for one gateway; removed when dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("penstock-access-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a folder");
-        Self(path)
-    }
-
-    /// A config whose store and pepper lie here.
-    fn config(&self, more: &str) -> String {
-        format!("[server]\nstate_dir = {:?}\n{more}", self.0)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // What is left in the folder for temporary files harms nobody.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 /// A request with these header lines; the connection closes after it.
 async fn ask(address: SocketAddr, method: &str, target: &str, headers: &[&str]) -> Reply {

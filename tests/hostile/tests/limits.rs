@@ -3,13 +3,11 @@
 //! A route that is added is in none of the arms of [`held`], and the compiler asks for it.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use http::Method;
 use penstock_dialects::Surface;
 use penstock_hostile::raw::{self, Client, Reply};
-use penstock_hostile::{PATIENCE, Server};
+use penstock_hostile::{Folder, PATIENCE, Server};
 use penstock_proxy::auth::NewKey;
 use penstock_proxy::route::{self, Route};
 use penstock_proxy::{call::Ask, clock};
@@ -48,26 +46,6 @@ const LIMITS: [(&str, &str, [u16; 3]); 3] = [
     ("tokens", "tokens_per_day = 1", [429, 0, 403]),
 ];
 
-/// A folder of its own for one gateway; removed when dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("penstock-limits-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a folder");
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // What is left in the folder for temporary files harms nobody.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Who is under the limit, and how.
 const CONFIG: &str = r#"
 [auth]
@@ -95,7 +73,7 @@ fn config(folder: &Folder, limit: &str) -> String {
     let limits = [("held", "named"), ("held-by-nobody", "anonymous")];
     let limits: String =
         limits.iter().map(|(id, applies)| format!("[[limits]]\nid = {id:?}\nfor = {applies:?}\n{limit}\n")).collect();
-    format!("[server]\nstate_dir = {:?}\n{CONFIG}{limits}", folder.0)
+    folder.config(&format!("{CONFIG}{limits}"))
 }
 
 /// A request that a route would answer, if it were let in.

@@ -419,9 +419,8 @@ mod tests {
         assert_eq!(prompt_bytes(&Prompt::Tokens(vec![1; 1000])), 4000);
     }
 
-    #[test]
-    fn nobody_goes_first_for_free() {
-        let plan = |priority| Plan {
+    fn plan() -> Plan {
+        Plan {
             prompts: Vec::new(),
             choices: 1,
             sampling: Sampling::default(),
@@ -431,33 +430,24 @@ mod tests {
             prompt_only: false,
             rank: false,
             cache_salt: None,
-            priority,
+            priority: 0,
             named: None,
             session: None,
-        };
+        }
+    }
+
+    #[test]
+    fn nobody_goes_first_for_free() {
         let prompt = PlannedPrompt { index: 0, tokens: Arc::from([1]), text: String::new(), max_tokens: 1 };
         let origin = Origin { tenant: "t".into(), ..Origin::default() };
-        let given = |priority| plan(priority).job(&prompt, "m", &origin).priority;
+        let given = |priority| Plan { priority, ..plan() }.job(&prompt, "m", &origin).priority;
         assert_eq!([i32::MIN, -1, 0, 7].map(given), [0, 0, 0, 7]);
     }
 
     #[test]
     fn a_conversation_is_what_the_header_says_else_the_body() {
         let of = |tenant: &str, header: Option<&str>, key: Option<&str>, known: Option<u64>| {
-            let plan = Plan {
-                prompts: Vec::new(),
-                choices: 1,
-                sampling: Sampling::default(),
-                options: ChoiceOptions::default(),
-                tell_prompt: false,
-                prompt_logprobs: false,
-                prompt_only: false,
-                rank: false,
-                cache_salt: None,
-                priority: 0,
-                named: named([&key.map(str::to_owned)]),
-                session: known,
-            };
+            let plan = Plan { named: named([&key.map(str::to_owned)]), session: known, ..plan() };
             plan.session_of(&Origin { tenant: tenant.into(), session: header.map(Into::into), ..Origin::default() })
         };
         assert_eq!(of("t", None, None, None), None);
