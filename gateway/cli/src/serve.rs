@@ -182,10 +182,11 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let hooks = server::Hooks {
         leave: leave.clone(),
         started: started(prepared, admin.clone(), {
-            let (gateway, listeners, admin) = (gateway.clone(), listeners.clone(), admin.clone());
+            let (gateway, listeners, admin, fleet) = (gateway.clone(), listeners.clone(), admin.clone(), fleet.clone());
             move || {
                 follower.begin(live.clone());
                 let leave = move || {
+                    fleet.settle();
                     admin.stop();
                     leave.now();
                 };

@@ -25,6 +25,11 @@ const POOLS: &[(&str, &str)] = &[
     ("resumed", "counts.resumed"),
     ("failed", "counts.failed"),
     ("roles", "role_advice"),
+    ("wanted", "replicas_wanted"),
+    ("because", "replicas.reason"),
+    ("late", "late"),
+    ("last change", "replicas.last_change"),
+    ("last failure", "replicas.last_failure"),
 ];
 
 const WORKERS: &[(&str, &str)] = &[
@@ -129,6 +134,17 @@ fn finish_pool(pool: &mut Value, workers: &[Value], sums: &mut Sums, elapsed: f6
         ("hidden", percent(moved("hidden_seconds"), moved("prefill_seconds"))),
     ];
     shown.into_iter().for_each(|(name, text)| pool[name] = json!(text));
+    let replicas = &pool["replicas"];
+    let how = match (replicas["paused"] == true, replicas["dry_run"] == true) {
+        (true, _) => ", paused",
+        (_, true) => ", dry run",
+        _ => "",
+    };
+    let wanted = replicas["wanted"]
+        .as_u64()
+        .map(|wanted| json!(format!("{wanted} ({} to {}{how})", replicas["min"], replicas["max"])));
+    let late = replicas["late"].as_f64().map(|late| json!(percent(late, 1.0)));
+    (pool["replicas_wanted"], pool["late"]) = (wanted.unwrap_or_default(), late.unwrap_or_default());
     pool["ttft"] = pool["ttft_predicted_seconds"].as_f64().map_or(Value::Null, |ttft| json!(seconds(ttft)));
 }
 
@@ -170,12 +186,14 @@ mod tests {
     #[test]
     fn a_pool_is_shown_with_what_its_workers_moved() {
         let mut pool = json!({ "id": "a", "workers": 2, "workers_ready": 1, "counts": { "tokens": 5, "prefilled_apart": 3 },
+            "replicas": { "wanted": 3, "min": 1, "max": 4, "paused": true, "late": 0.25 },
             "transfers": { "bytes": 2_500_000, "seconds": 9.0, "prefill_seconds": 4.0, "hidden_seconds": 3.0 }, "ttft_predicted_seconds": 0.5 });
         let workers = [("a", 10), ("a", 30), ("b", 1000)]
             .map(|(pool, cached)| json!({ "pool": pool, "cached_tokens": cached, "prompt_tokens": 100 }));
         finish_pool(&mut pool, &workers, &mut Sums::default(), 0.0);
-        let shown = ["ready", "hits", "kv_moved", "hidden", "ttft"].map(|name| pool[name].as_str().unwrap_or_default());
-        assert_eq!(shown, ["1 of 2", "20 %", "2.5 MB", "75 %", "500 ms"]);
+        let shown = ["ready", "hits", "kv_moved", "hidden", "ttft", "replicas_wanted", "late"]
+            .map(|name| pool[name].as_str().unwrap_or_default());
+        assert_eq!(shown, ["1 of 2", "20 %", "2.5 MB", "75 %", "500 ms", "3 (1 to 4, paused)", "25 %"]);
     }
 
     #[test]

@@ -272,6 +272,8 @@ impl Fleet {
                 (Ok((config, pool, upstream)), Some(mut known)) => {
                     state.turns += 1;
                     let next = Next { turn: state.turns, pool, upstream };
+                    // Two that change the number of the same workers would undo each other's changes.
+                    known.pool.settle();
                     leaving.extend(known.next.replace(next.clone()).map(|next| (next.pool, Some(next.upstream))));
                     known.config = config;
                     self.runtime.handle().spawn(replace(Arc::downgrade(&self.state), next));
@@ -282,11 +284,17 @@ impl Fleet {
         drop(state);
         for gone in before {
             tracing::info!(pool = %gone.config.id, "pool ends when its answers have");
+            gone.pool.settle();
             leaving.extend(gone.next.map(|next| (next.pool, Some(next.upstream))));
             self.leave_slot(gone.slot, gone.pool);
         }
         leaving.into_iter().for_each(|(pool, upstream)| self.leave(pool, upstream));
         Ok(())
+    }
+
+    /// Leaves the number of workers to another process, which takes them over.
+    pub fn settle(&self) {
+        self.pools().iter().for_each(|(_, pool)| pool.settle());
     }
 
     fn leave(&self, pool: Pool, upstream: Option<Arc<PoolUpstream>>) {

@@ -4,12 +4,12 @@ use crate::cost::Weights;
 use crate::explain::{Candidate, Explanation, Why, why};
 use crate::fit::Fit;
 use crate::index::KvIndex;
+use crate::load::Traffic;
 use crate::place::{Market, Placement, Verdict};
 use crate::policy::Policy;
 use crate::queue::{FIRST, Queue, Rank, View, Waiting};
 use crate::random::Random;
 use crate::record::Record;
-use crate::roles::Traffic;
 use crate::slo::Slo;
 use crate::worker::{Member, Sent, WorkerView};
 use crate::{WORKERS_MAX, WorkerId, pair};
@@ -495,7 +495,7 @@ impl Fleet {
             .map_or(Duration::MAX, |soonest| seconds(ahead + soonest))
     }
 
-    /// What comes to the fleet, for [`crate::roles`].
+    /// What comes to the fleet, for [`crate::roles`] and [`crate::replicas`].
     pub fn traffic(&self) -> Traffic {
         let (long, all) = self.site.bound_seconds;
         let long_share = if all > 0.0 { long / all } else { 0.0 };

@@ -16,15 +16,9 @@
 //! break the TPOT while they prefill. Pure: time is an argument.
 
 use crate::WorkerId;
-use crate::cost::fill;
-use penstock_proto::frames::{Batch, EngineState, Role};
+use crate::load::{Traffic, WorkerLoad};
+use penstock_proto::frames::Role;
 use std::time::Duration;
-
-/// How often the planner looks.
-const LOOK: Duration = Duration::from_secs(1);
-
-/// Weight of the last look in a worker's share of prefill.
-const FRESH: f64 = 0.3;
 
 /// Share of their time that mixed workers may spend on long prompts when the last prefill worker becomes one of them.
 const IDLE: f64 = 0.05;
@@ -72,56 +66,6 @@ impl Default for RoleLimits {
             rest: Duration::from_secs(15),
         }
     }
-}
-
-/// One worker at a moment.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WorkerLoad {
-    /// The worker.
-    pub worker: WorkerId,
-    /// Its role now.
-    pub role: Role,
-    /// Whether it takes requests; others are neither counted nor flipped.
-    pub ready: bool,
-    /// Share of the last seconds in which it computed prefill, 0 to 1.
-    pub prefill_busy: f64,
-    /// Prefill seconds that wait there.
-    pub queue_seconds: f64,
-    /// Seconds of its steps with sequences that decode, on average.
-    pub step_seconds: f64,
-    /// Seconds of a step that does nothing.
-    pub base_seconds: f64,
-    /// Share of its KV that is held, 0 to 1.
-    pub fill: f64,
-    /// Sequences that run there.
-    pub running: u32,
-    /// Sequences that can.
-    pub sequences_max: u32,
-}
-
-impl WorkerLoad {
-    fn prefills_for_others(&self) -> bool {
-        self.role == Role::Prefill
-    }
-
-    /// Seconds of its steps without the prefill in them, above those of an empty one.
-    fn above_base(&self) -> f64 {
-        match self.running {
-            0 => 0.0,
-            _ => (self.step_seconds * (1.0 - self.prefill_busy.clamp(0.0, 1.0)) - self.base_seconds).max(0.0),
-        }
-    }
-}
-
-/// What comes to the pool, beside what its workers have.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Traffic {
-    /// Requests that wait in the gateway.
-    pub waiting: usize,
-    /// Seconds of prefill that they are.
-    pub waiting_seconds: f64,
-    /// Share of all prefill that is in prompts long enough to be computed apart, 0 to 1.
-    pub long_share: f64,
 }
 
 /// A change of one worker's role.
@@ -266,100 +210,6 @@ impl Planner {
     }
 }
 
-/// One worker at a moment, as its last word has it.
-#[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
-    /// The worker.
-    pub worker: WorkerId,
-    /// What it said last.
-    pub state: &'a EngineState,
-    /// Whether it takes requests.
-    pub ready: bool,
-    /// Sequences that can run there.
-    pub sequences_max: u32,
-    /// Seconds of a step that does nothing; 0: not known.
-    pub base_seconds: f64,
-}
-
-/// What is known of one worker's work.
-#[derive(Clone, Copy, Debug, Default)]
-struct Work {
-    /// Seconds of prefill since the last look.
-    prefill: f64,
-    /// Share of its time, smoothed.
-    busy: f64,
-    /// Steps with sequences that decode since the last look, and their seconds.
-    steps: (u32, f64),
-    /// Seconds of one, smoothed.
-    step: f64,
-}
-
-/// The planner, and what it has to be shown: workers' steps go in, flips come out.
-#[derive(Debug)]
-pub struct Watch {
-    planner: Planner,
-    works: Vec<Work>,
-    looked: Duration,
-}
-
-impl Watch {
-    /// Over workers numbered from 0.
-    pub fn new(limits: RoleLimits, workers: usize) -> Self {
-        Self { planner: Planner::new(limits), works: vec![Work::default(); workers], looked: Duration::ZERO }
-    }
-
-    /// A worker computed a step.
-    pub fn observe(&mut self, worker: WorkerId, batch: &Batch) {
-        let (prefill, decodes) = (f64::from(batch.prefill_tokens), f64::from(batch.decodes));
-        let Some(work) = self.works.get_mut(usize::from(worker.0)) else { return };
-        if prefill > 0.0 && batch.seconds.is_finite() && batch.seconds > 0.0 {
-            work.prefill += batch.seconds * prefill / (prefill + decodes);
-        }
-        if batch.decodes > 0 && batch.seconds.is_finite() && batch.seconds > 0.0 {
-            work.steps = (work.steps.0 + 1, work.steps.1 + batch.seconds);
-        }
-    }
-
-    /// Whether it is time to look.
-    pub fn is_due(&self, now: Duration) -> bool {
-        now.saturating_sub(self.looked) >= LOOK
-    }
-
-    /// Lets the planner look; see [`Planner::look`].
-    pub fn look(&mut self, seen: &[Seen<'_>], traffic: &Traffic, now: Duration) -> Option<Flip> {
-        let elapsed = now.saturating_sub(self.looked).max(LOOK).as_secs_f64();
-        self.looked = now;
-        for work in &mut self.works {
-            let share = (std::mem::take(&mut work.prefill) / elapsed).min(1.0);
-            work.busy += (share - work.busy) * FRESH;
-            if let (steps @ 1.., seconds) = std::mem::take(&mut work.steps) {
-                let step = seconds / f64::from(steps);
-                work.step += (step - work.step) * if work.step > 0.0 { FRESH } else { 1.0 };
-            }
-        }
-        let loads: Vec<WorkerLoad> = seen.iter().map(|seen| self.load(seen)).collect();
-        self.planner.look(&loads, traffic, now)
-    }
-
-    fn load(&self, seen: &Seen<'_>) -> WorkerLoad {
-        let state = seen.state;
-        let finite = |value: f64| if value.is_finite() { value.max(0.0) } else { 0.0 };
-        let work = self.works.get(usize::from(seen.worker.0)).copied().unwrap_or_default();
-        WorkerLoad {
-            worker: seen.worker,
-            role: state.role(),
-            ready: seen.ready,
-            prefill_busy: work.busy,
-            queue_seconds: finite(state.queue_seconds),
-            step_seconds: work.step,
-            base_seconds: finite(seen.base_seconds),
-            fill: fill(state, 0),
-            running: state.running.saturating_sub(state.stalled),
-            sequences_max: seen.sequences_max,
-        }
-    }
-}
-
 /// Whether mixed workers' steps break the promise to those that decode, because they prefill.
 fn splits(ready: &[WorkerLoad], limits: &RoleLimits) -> bool {
     let late =
@@ -381,6 +231,7 @@ mod tests {
             role,
             ready: true,
             prefill_busy: 0.0,
+            decode_busy: 0.0,
             queue_seconds: 0.0,
             step_seconds: 0.02,
             base_seconds: 0.01,

@@ -59,6 +59,7 @@ pub(crate) fn all() -> OpenApiRouter<Admin> {
         .routes(routes!(owners::get_user, owners::update_user, owners::delete_user))
         .routes(routes!(plugins::list))
         .routes(routes!(pools::list))
+        .routes(routes!(pools::replicas))
         .routes(routes!(providers::list))
         .routes(routes!(providers::get))
         .routes(routes!(requests::list))

@@ -2,12 +2,12 @@
 
 use axum::Json;
 use axum::extract::State;
-use penstock_proxy::pool::{Counts, PoolStatus, TransferSums, WorkerPhase};
-use serde::Serialize;
+use penstock_proxy::pool::{Counts, PoolStatus, ReplicaError, ReplicaOrder, ReplicaStatus, TransferSums, WorkerPhase};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::ApiError;
-use crate::extract::{ListQuery, Page, Params};
+use crate::extract::{Body, Id, ListQuery, Page, Params};
 use crate::state::Admin;
 
 /// One pool.
@@ -27,8 +27,61 @@ pub(crate) struct Pool {
     blocks_indexed: usize,
     /// What the planner of roles did last, or would have done.
     role_advice: Option<String>,
+    /// How many workers there should be, and why; absent where their number is fixed.
+    replicas: Option<Replicas>,
     counts: PoolCounts,
     transfers: PoolTransfers,
+}
+
+/// The number of a pool's workers, which follows the load.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct Replicas {
+    /// What should be done is told, and not done.
+    dry_run: bool,
+    /// It does nothing until it is resumed.
+    paused: bool,
+    /// Workers at least.
+    min: usize,
+    /// Workers at most.
+    max: usize,
+    /// Workers that there should be.
+    wanted: usize,
+    /// Workers that there are, or that start.
+    running: usize,
+    /// Why so many are wanted.
+    reason: String,
+    /// Load of those that serve; 1 is all that they can do.
+    load: f64,
+    /// Share of first tokens that came later than promised, lately; absent when few came.
+    late: Option<f64>,
+    /// What was done last, or would have been in a dry run.
+    last_change: Option<String>,
+    starts: u64,
+    stops: u64,
+    /// Starts and stops that failed.
+    failures: u64,
+    last_failure: Option<String>,
+}
+
+impl From<ReplicaStatus> for Replicas {
+    fn from(status: ReplicaStatus) -> Self {
+        Self {
+            dry_run: status.dry_run,
+            paused: status.paused,
+            min: status.min,
+            max: status.max,
+            wanted: status.wanted,
+            running: status.running,
+            reason: status.why,
+            load: if status.load.is_finite() { status.load } else { 0.0 },
+            late: status.late,
+            last_change: status.last,
+            starts: status.starts,
+            stops: status.stops,
+            failures: status.failures,
+            last_failure: status.last_failure,
+        }
+    }
 }
 
 /// Counts since the gateway began.
@@ -134,6 +187,7 @@ impl Pool {
             ttft_predicted_seconds: (ready > 0).then_some(status.ttft_predicted.as_secs_f64()),
             blocks_indexed: status.blocks_indexed,
             role_advice: status.role_advice.clone(),
+            replicas: status.replicas.clone().map(Replicas::from),
             counts: status.counts.into(),
             transfers: status.sums().transfers.into(),
         }
@@ -149,4 +203,41 @@ pub(crate) async fn list(
 ) -> Result<Json<Page<Pool>>, ApiError> {
     let pools = admin.fleet.pools().into_iter().map(|(id, pool)| Pool::new(id, &pool.status())).collect();
     Page::cut(pools, &query, |pool| &pool.id)
+}
+
+/// Bounds of the number of workers; what is left out stays.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SetReplicas {
+    /// Workers at least.
+    #[schema(minimum = 1, maximum = 128)]
+    min: Option<usize>,
+    /// Workers at most.
+    #[schema(minimum = 1, maximum = 128)]
+    max: Option<usize>,
+    /// Change nothing from now on, or go on.
+    paused: Option<bool>,
+}
+
+/// Bounds or pauses the number of workers, until the config changes or the process ends.
+#[utoipa::path(post, path = "/admin/v1/pools/{id}/replicas", tag = "workers", operation_id = "set_replicas", request_body = SetReplicas,
+    params(("id" = String, Path, max_length = 512, description = "Model name in requests; a slash in it is sent as %2F.")),
+    responses((status = 200, description = "The pool.", body = Pool),
+        (status = 409, description = "The number of its workers is fixed.", body = crate::error::ErrorBody)),
+    security(("admin_key" = ["operator"])))]
+pub(crate) async fn replicas(
+    State(admin): State<Admin>,
+    Id(id): Id,
+    Body(wish): Body<SetReplicas>,
+) -> Result<Json<Pool>, ApiError> {
+    let order = ReplicaOrder { min: wish.min, max: wish.max, paused: wish.paused };
+    let pools: Vec<_> = admin.fleet.pools().into_iter().filter(|(other, _)| *other == id).collect();
+    // One that is being replaced is there twice: the last one stays.
+    let Some((id, pool)) = pools.last() else { return Err(ApiError::not_found("There is no pool of that id.")) };
+    match pool.replicas(order).await {
+        Ok(()) => Ok(Json(Pool::new(id.clone(), &pool.status()))),
+        Err(error @ ReplicaError::Fixed) => Err(ApiError::conflict(error.to_string())),
+        Err(error @ ReplicaError::Bounds(_)) => Err(ApiError::invalid("max", format!("max: {error}"))),
+        Err(error @ ReplicaError::Closed) => Err(ApiError::unavailable(error.to_string())),
+    }
 }

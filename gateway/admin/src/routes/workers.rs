@@ -94,6 +94,8 @@ pub(crate) enum Phase {
     Suspected,
     /// Gone; it is tried again.
     Down,
+    /// Not there, because the load needs no more.
+    Stopped,
 }
 
 /// What kind of work it does.
@@ -143,6 +145,7 @@ impl Worker {
             WorkerPhase::Draining => (Phase::Draining, None),
             WorkerPhase::Suspected => (Phase::Suspected, None),
             WorkerPhase::Down { why, .. } => (Phase::Down, Some(why.clone())),
+            WorkerPhase::Stopped => (Phase::Stopped, None),
         };
         let state = &status.state;
         let transfers = state.transfers.unwrap_or_default();
@@ -225,7 +228,7 @@ async fn steered(admin: &Admin, name: &str, steer: Steer) -> Result<Json<Worker>
         match pool.steer(name, steer).await {
             Ok(()) => return found(admin, name).map(Json),
             Err(SteerError::NotFound) => {}
-            Err(error @ (SteerError::Elsewhere | SteerError::Restarting)) => {
+            Err(error @ (SteerError::Elsewhere | SteerError::Restarting | SteerError::Stopped)) => {
                 return Err(ApiError::conflict(error.to_string()));
             }
             Err(error @ SteerError::Closed) => return Err(ApiError::unavailable(error.to_string())),

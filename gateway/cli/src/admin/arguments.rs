@@ -25,6 +25,8 @@ pub(crate) enum AdminCommand {
     Requests(Requests),
     /// Our own engines
     Workers(Workers),
+    /// Pools, and how many workers they have and should have
+    Pools(Pools),
     /// Which worker of a pool got which of the last requests, and why
     Decisions {
         /// The pool
@@ -105,6 +107,33 @@ pub(crate) enum RequestsCommand {
 pub(crate) struct Workers {
     #[command(subcommand)]
     pub(super) command: Option<WorkersCommand>,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Pools {
+    #[command(subcommand)]
+    pub(super) command: Option<PoolsCommand>,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum PoolsCommand {
+    /// Bound or pause the number of workers, where it follows the load
+    Replicas {
+        /// The pool
+        pool: String,
+        /// Workers at least
+        #[arg(long, value_name = "COUNT")]
+        min: Option<usize>,
+        /// Workers at most
+        #[arg(long, value_name = "COUNT")]
+        max: Option<usize>,
+        /// Change nothing from now on
+        #[arg(long, conflicts_with = "resume")]
+        pause: bool,
+        /// Go on
+        #[arg(long)]
+        resume: bool,
+    },
 }
 
 #[derive(Subcommand, Clone, Debug)]

@@ -63,6 +63,20 @@ pub(super) const REQUESTS: &[(&str, &str)] = &[
     ("route", "route"),
     ("request id", "request_id"),
 ];
+pub(super) const POOLS: &[(&str, &str)] = &[
+    ("id", "id"),
+    ("ready", "workers_ready"),
+    ("running", "replicas.running"),
+    ("wanted", "replicas.wanted"),
+    ("min", "replicas.min"),
+    ("max", "replicas.max"),
+    ("paused", "replicas.paused"),
+    ("dry run", "replicas.dry_run"),
+    ("why", "replicas.reason"),
+    ("last change", "replicas.last_change"),
+    ("last failure", "replicas.last_failure"),
+];
+
 pub(super) const WORKERS: &[(&str, &str)] = &[
     ("name", "name"),
     ("phase", "phase"),

@@ -70,6 +70,7 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
         }
         AdminCommand::Requests(asked) => requests(client, asked, show).await?,
         AdminCommand::Workers(asked) => workers(client, asked, show).await?,
+        AdminCommand::Pools(asked) => pools(client, asked, show).await?,
         AdminCommand::Decisions { pool, limit } => {
             let path = format!("/admin/v1/pools/{}/decisions?limit={limit}", encoded(pool));
             let page = client.get(&path).await?;
@@ -164,6 +165,20 @@ async fn workers(client: &Client, asked: &Workers, show: Show) -> anyhow::Result
     let path = format!("/admin/v1/workers/{}/{action}", encoded(name));
     let worker = client.change(Method::POST, &path, body.as_ref(), None).await?;
     show.rows(&[worker], WORKERS, "");
+    Ok(())
+}
+
+async fn pools(client: &Client, asked: &Pools, show: Show) -> anyhow::Result<()> {
+    let Some(PoolsCommand::Replicas { pool, min, max, pause, resume }) = &asked.command else {
+        show.rows(&all(client, "/admin/v1/pools", &[]).await?, POOLS, "no pools");
+        return Ok(());
+    };
+    let mut body = json!({ "min": min, "max": max });
+    if *pause || *resume {
+        body["paused"] = json!(pause);
+    }
+    let path = format!("/admin/v1/pools/{}/replicas", encoded(pool));
+    show.rows(&[client.change(Method::POST, &path, Some(&body), None).await?], POOLS, "");
     Ok(())
 }
 

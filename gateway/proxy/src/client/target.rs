@@ -43,6 +43,14 @@ impl fmt::Display for Target {
 }
 
 impl Target {
+    /// Whether nobody on the way can read or change what is said: TLS, or this very machine.
+    pub fn is_private(&self) -> bool {
+        match &self.place {
+            Place::Unix(_) => true,
+            Place::Tcp { host, tls, .. } => *tls || is_loopback(host),
+        }
+    }
+
     /// Reads `http://HOST[:PORT][/BASE]`, `https://…`, or `unix:///PATH/TO/SOCKET[:/BASE]`.
     ///
     /// # Errors
@@ -71,6 +79,10 @@ impl Target {
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         Ok(Self { place: Place::Tcp { host, port, tls }, authority: authority.to_owned(), base: base_of(base)? })
     }
+}
+
+fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
 fn base_of(path: &str) -> Result<String, String> {

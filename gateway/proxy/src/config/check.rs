@@ -10,6 +10,7 @@ use penstock_proto::Address;
 use penstock_router::policy::UnknownPolicy;
 use penstock_router::{Policy, Slo};
 
+use super::replicas::replicas;
 use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, SloConfig, Snapshot, TierConfig, TlsFiles};
 use super::store::has_password;
 use super::{Faults, identity, models};
@@ -245,10 +246,12 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         table.fault("device", message);
         DeviceChoice::Auto
     });
+    let workers = table.number("workers", 1..=256) as usize;
+    let replicas = replicas(table, workers, connect.len());
     PoolConfig {
         id: table.text("id").unwrap_or_else(|| default_id(model.as_deref())),
         model,
-        workers: table.number("workers", 1..=256) as usize,
+        workers,
         connect,
         key_file: table.text("key_file").map(PathBuf::from),
         tls: pool_tls(table),
@@ -268,7 +271,8 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         balance: table.flag("balance"),
         explain: table.flag("explain"),
         prefill_workers: table.number("prefill_workers", 0..=127) as usize,
-        roles: roles(table),
+        roles: follow(table, "roles"),
+        replicas,
         record: table.text("record").map(PathBuf::from),
     }
 }
@@ -287,13 +291,13 @@ fn pool_tls(table: &Reader<'_, '_>) -> Option<penstock_link::TlsFiles> {
     }
 }
 
-fn roles(table: &Reader<'_, '_>) -> Follow {
-    match table.text("roles").unwrap_or_default().as_str() {
+pub(super) fn follow(table: &Reader<'_, '_>, name: &'static str) -> Follow {
+    match table.text(name).unwrap_or_default().as_str() {
         "fixed" => Follow::Off,
         "dry_run" => Follow::DryRun,
         "follow" => Follow::On,
         other => {
-            table.fault("roles", format!("{other:?} is not one of fixed, dry_run, follow"));
+            table.fault(name, format!("{other:?} is not one of fixed, dry_run, follow"));
             Follow::Off
         }
     }
@@ -440,6 +444,7 @@ mod tests {
                     ("auth", "pepper_env"),
                     ("jwt", "jwks_file"),
                     ("pools", "workers"),
+                    ("pools", "replica_command"),
                     ("providers", "key_env"),
                     ("providers", "key_file"),
                     ("store", "path"),

@@ -14,6 +14,7 @@ mod models;
 mod plugins;
 mod providers;
 mod raw;
+mod replicas;
 mod snapshot;
 mod store;
 mod telemetry;
@@ -26,7 +27,8 @@ pub use plugins::{OnFail, PluginConfig};
 pub(crate) use providers::keys_in;
 pub use providers::{KvEventsConfig, ProviderConfig, Secret};
 pub use snapshot::{
-    BatchesConfig, CountersConfig, DeviceChoice, PoolConfig, PostgresConfig, Snapshot, StoreConfig, TlsFiles,
+    BatchesConfig, CountersConfig, DeviceChoice, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot, StoreConfig,
+    TlsFiles,
 };
 pub use telemetry::{OtlpConfig, TelemetryConfig};
 

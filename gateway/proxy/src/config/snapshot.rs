@@ -15,6 +15,7 @@ use super::telemetry::TelemetryConfig;
 use crate::auth::{AuthConfig, Key, Team};
 use crate::http::HttpLimits;
 use crate::pool::Follow;
+use crate::pool::hook::Hook;
 use crate::prices::Prices;
 
 /// Everything that a running gateway reads.
@@ -203,8 +204,25 @@ pub struct PoolConfig {
     pub prefill_workers: usize,
     /// Whether roles follow the load.
     pub roles: Follow,
+    /// Whether the number of workers does.
+    pub replicas: ReplicasConfig,
     /// Where decisions are written down.
     pub record: Option<PathBuf>,
+}
+
+/// How many workers a pool has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicasConfig {
+    /// Whether that follows the load.
+    pub follow: Follow,
+    /// Workers at least.
+    pub min: usize,
+    /// Workers at most.
+    pub max: usize,
+    /// How long fewer must be enough.
+    pub idle: Duration,
+    /// Who is asked for workers that are not started here.
+    pub hook: Option<Arc<Hook>>,
 }
 
 /// Objectives of a pool.

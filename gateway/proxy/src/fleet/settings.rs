@@ -7,12 +7,13 @@ use std::time::Duration;
 use penstock_link::Tls;
 use penstock_proto::handshake::PoolKey;
 use penstock_router::Slo;
+use penstock_router::replicas::ReplicaLimits;
 use penstock_text::{TextFiles, TextModel};
 use sha2::{Digest, Sha256};
 
 use super::{Embedded, WorkerCommand};
 use crate::config::PoolConfig;
-use crate::pool::{self, LocalWorkers};
+use crate::pool::{self, Follow, LocalWorkers, ReplicaConfig};
 
 /// The text side of a pool's model.
 pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
@@ -59,6 +60,7 @@ pub(super) fn settings(
     }
     settings.roles.prefill_workers = asked.prefill_workers;
     settings.roles.follow = asked.roles;
+    settings.replicas = replicas(asked, &settings);
     if let Some(path) = &asked.key_file {
         let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
         settings.key = Some(PoolKey::new(&bytes).map_err(|error| format!("{}: {error}", path.display()))?);
@@ -70,18 +72,36 @@ pub(super) fn settings(
         settings.connect.push(address.parse().map_err(|error| format!("{error}"))?);
     }
     if asked.connect.is_empty() {
+        let seats = if asked.replicas.follow == Follow::On { asked.replicas.max } else { asked.workers };
         settings.local = Some(LocalWorkers {
-            count: asked.workers,
+            count: seats,
             program: command.program.clone(),
             args: (command.args)(asked),
             // One worker floats: pinning it would only keep it off the cores that the gateway leaves idle.
-            cores: if asked.workers > 1 { cores.to_vec() } else { Vec::new() },
+            cores: if seats > 1 { cores.to_vec() } else { Vec::new() },
             state_dir,
             identity: format!("{} {}", command.identity, identity(asked)),
             exit_deadline: Duration::from_secs(5),
         });
     }
     Ok(settings)
+}
+
+/// How the number of workers follows the load; by the same promises as roles do.
+fn replicas(asked: &PoolConfig, settings: &pool::PoolConfig) -> ReplicaConfig {
+    let asked_for = &asked.replicas;
+    let roles = &settings.roles.limits;
+    let limits = ReplicaLimits {
+        min: asked_for.min,
+        max: asked_for.max,
+        ttft: roles.ttft,
+        tpot: roles.tpot,
+        idle: asked_for.idle,
+        in_order: asked_for.hook.as_ref().is_some_and(|hook| hook.is_in_order()),
+        ..ReplicaLimits::default()
+    };
+    let at_start = asked.workers.max(limits.min).min(limits.max);
+    ReplicaConfig { follow: asked_for.follow, at_start, limits, hook: asked_for.hook.clone() }
 }
 
 /// Changes with the program file.

@@ -2,7 +2,7 @@
 
 use penstock_proto::frames::{Role, Tier, TierState};
 
-use crate::pool::{Counts, MoveCause, PoolStatus, Sums, WorkerPhase, WorkerStatus};
+use crate::pool::{Counts, MoveCause, PoolStatus, ReplicaStatus, Sums, WorkerPhase, WorkerStatus};
 use crate::telemetry::Gauge;
 
 type Out<'a> = &'a mut dyn FnMut(Gauge, f64);
@@ -18,6 +18,17 @@ pub(super) fn pool(status: &PoolStatus, out: Out<'_>) {
     }
     router(&status.counts, out);
     changes(&status.counts, out);
+    if let Some(status) = &status.replicas {
+        replicas(status, out);
+    }
+}
+
+fn replicas(status: &ReplicaStatus, out: Out<'_>) {
+    out(Gauge::WorkersWanted, status.wanted as f64);
+    out(Gauge::WorkersLoad, status.load);
+    out(Gauge::ReplicaChanges("start"), status.starts as f64);
+    out(Gauge::ReplicaChanges("stop"), status.stops as f64);
+    out(Gauge::ReplicaFailures, status.failures as f64);
 }
 
 fn load(status: &PoolStatus, out: Out<'_>) {

@@ -108,6 +108,7 @@ impl Upstream for PoolUpstream {
             WorkerPhase::Draining => "draining".into(),
             WorkerPhase::Suspected => "silent".into(),
             WorkerPhase::Down { .. } => "down".into(),
+            WorkerPhase::Stopped => "stopped".into(),
             WorkerPhase::Ready => "ready".into(),
         });
         Some(told.collect::<Vec<_>>().join(", "))

@@ -5,6 +5,7 @@
 //! lost, its requests go back to the queue, ahead of all others, with what they have emitted.
 
 pub(super) mod migrate;
+mod replicas;
 mod requests;
 mod roles;
 pub(super) mod steer;
@@ -13,7 +14,7 @@ mod watch;
 use super::config::{PoolConfig, PoolConfigError};
 use super::decision::Decision;
 use super::job::Gap;
-use super::member::{Member, Session};
+use super::member::{Member, Seat, Session};
 use super::recorder::{BYTES_MAX as RECORD_BYTES_MAX, Recorder};
 use super::session::{Event, Keeper};
 use super::status::{Counts, ModelInfo, PoolStatus};
@@ -24,9 +25,11 @@ use super::{Control, Leave};
 use arc_swap::ArcSwap;
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{DownBody, Drain};
+use penstock_router::load::Watch;
 use penstock_router::{Fleet, Record, WorkerId};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
@@ -52,6 +55,8 @@ struct Live {
     truth: Truth,
     slot: Arc<Slot>,
     place: Place,
+    /// When its client asked.
+    came: Instant,
     /// It was bound before and lost its worker.
     interrupted: bool,
     /// When it was bound, and the time to its first token as predicted then; until that comes.
@@ -92,7 +97,10 @@ pub(super) struct Actor {
     counts: Counts,
     recorder: Option<Recorder>,
     ending: Option<Ending>,
+    /// What workers do, as planners see it.
+    watch: Watch,
     roles: roles::Roles,
+    replicas: replicas::Replicas,
     last_tick: Instant,
     moves: migrate::Moves,
 }
@@ -101,7 +109,7 @@ impl Actor {
     pub(super) fn new(
         config: Arc<PoolConfig>,
         mailbox: Arc<Mailbox>,
-        status: Arc<ArcSwap<PoolStatus>>,
+        (status, settled): (Arc<ArcSwap<PoolStatus>>, Arc<AtomicBool>),
         control: mpsc::Receiver<Control>,
     ) -> Result<Self, PoolConfigError> {
         let now = Instant::now();
@@ -127,6 +135,9 @@ impl Actor {
             Fleet::new(config.weights, config.limits).with_policy(config.policy).seeded(u64::from_le_bytes(id));
         let planned = &config.roles;
         let roles = roles::Roles::new(planned.follow, planned.limits, members.len(), planned.prefill_workers);
+        let replicas = replicas::Replicas::new(&config, settled, now);
+        replicas.seat(&mut members, &config);
+        let watch = Watch::new(members.len());
         let actor = Self {
             config,
             mailbox,
@@ -145,7 +156,9 @@ impl Actor {
             counts: Counts::default(),
             recorder,
             ending: None,
+            watch,
             roles,
+            replicas,
             last_tick: now,
             moves: migrate::Moves::default(),
         };
@@ -169,6 +182,7 @@ impl Actor {
                 order = self.control.recv() => match order {
                     // Err: whoever asked has gone.
                     Some(Control::Steer { worker, steer, done }) => _ = done.send(self.steer(&worker, steer)),
+                    Some(Control::Replicas { order, done }) => _ = done.send(self.order_replicas(order)),
                     Some(Control::Decisions { count, done }) => _ = done.send(self.decisions(count)),
                     Some(Control::Explain { view, done }) => {
                         let now = self.began.elapsed();
@@ -208,8 +222,9 @@ impl Actor {
             tasks.push(handle.spawn(keeper.run()));
             if let (Some(local), Some(_)) = (&self.config.local, &member.process) {
                 let (orders, inbox) = mpsc::channel(4);
-                let supervisor =
+                let mut supervisor =
                     Supervisor::new(worker, usize::from(at), &member.name, local.clone(), self.sender.clone(), inbox);
+                supervisor.starts = member.seat == Seat::On;
                 self.supervisors.insert(worker, orders);
                 tasks.push(handle.spawn(supervisor.run()));
             }
@@ -239,6 +254,8 @@ impl Actor {
             Event::Pulled { worker, session, pulled } => self.pulled(worker, session, &pulled),
             Event::Lost { worker, session, loss, why } => self.lost(worker, session, loss, &why),
             Event::Process { worker, update } => self.process(worker, update, now),
+            Event::Asked { worker, action, outcome } => self.asked(worker, action, outcome, now),
+            Event::Counted(outcome) => self.counted(outcome, now),
         }
     }
 
@@ -260,7 +277,8 @@ impl Actor {
         self.members.iter_mut().for_each(|member| member.heard = (member.heard + late).min(now));
         self.doubts(now);
         self.steer_tick(now);
-        self.roles_tick();
+        self.planners_tick(now);
+        self.seats_tick(now);
         self.move_tick(now);
         self.note_nobody(now);
         self.deadlines(now);
@@ -282,6 +300,7 @@ impl Actor {
             blocks_indexed: self.router.index_sizes().0,
             counts: self.counts,
             role_advice: self.roles.advice.clone(),
+            replicas: self.replicas.status(&self.members),
         }));
     }
 

@@ -1,13 +1,16 @@
 //! What a pool is made of.
 
+use super::hook::Hook;
 use penstock_link::Tls;
 use penstock_proto::Address;
 use penstock_proto::address::AddressError;
 use penstock_proto::handshake::PoolKey;
+use penstock_router::replicas::ReplicaLimits;
 use penstock_router::roles::RoleLimits;
 use penstock_router::{Limits, Policy, WORKERS_MAX, Weights};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Worker processes on this machine.
@@ -17,7 +20,7 @@ use std::time::Duration;
 /// identity are equal is adopted instead.
 #[derive(Clone, Debug)]
 pub struct LocalWorkers {
-    /// How many.
+    /// How many there can be; each gets this share of the machine.
     pub count: usize,
     /// The binary, usually this one.
     pub program: PathBuf,
@@ -33,16 +36,35 @@ pub struct LocalWorkers {
     pub exit_deadline: Duration,
 }
 
-/// Whether roles follow the load.
+/// Whether something follows the load: the roles of workers, their number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Follow {
-    /// They stay as they were set.
+    /// It stays as it was set.
     #[default]
     Off,
     /// What would be done is told, and not done.
     DryRun,
-    /// They do.
+    /// It does.
     On,
+}
+
+/// How many workers there are.
+#[derive(Clone, Debug)]
+pub struct ReplicaConfig {
+    /// Whether that changes with the load.
+    pub follow: Follow,
+    /// Local workers that are started at once, where it does; otherwise all are.
+    pub at_start: usize,
+    /// By which rules.
+    pub limits: ReplicaLimits,
+    /// Who starts and stops workers that are not local.
+    pub hook: Option<Arc<Hook>>,
+}
+
+impl Default for ReplicaConfig {
+    fn default() -> Self {
+        Self { follow: Follow::Off, at_start: 1, limits: ReplicaLimits::default(), hook: None }
+    }
 }
 
 /// What kind of work the workers of a pool do.
@@ -101,6 +123,8 @@ pub struct PoolConfig {
     pub explain: bool,
     /// Who prefills for whom.
     pub roles: RoleConfig,
+    /// How many workers there are.
+    pub replicas: ReplicaConfig,
     /// Where decisions are written down.
     pub record: Option<PathBuf>,
 }
@@ -189,6 +213,7 @@ impl PoolConfig {
             policy: Policy::default(),
             explain: false,
             roles: RoleConfig::default(),
+            replicas: ReplicaConfig::default(),
             record: None,
         }
     }

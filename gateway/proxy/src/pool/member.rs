@@ -46,6 +46,21 @@ pub(super) enum Session {
     Suspected,
 }
 
+/// Whether there shall be a worker, where their number follows the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seat {
+    /// None.
+    Off,
+    /// One.
+    On,
+    /// None soon: what it has goes elsewhere or is finished first.
+    Emptying(Instant),
+    /// It, or whoever runs it, has been asked to end it.
+    Ending(Instant),
+    /// It will end.
+    Going(Instant),
+}
+
 /// The process of a local worker.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Process {
@@ -81,6 +96,8 @@ pub(super) struct Member {
     pub(super) unsuited: Option<&'static str>,
     /// What an operator asked of it.
     pub(super) steering: Steering,
+    /// Whether it shall be there.
+    pub(super) seat: Seat,
     /// `Some` for local workers.
     pub(super) process: Option<Process>,
 }
@@ -105,6 +122,7 @@ impl Member {
             deaths: 0,
             unsuited: None,
             steering: Steering::Free,
+            seat: Seat::On,
             process: is_local.then(Process::default),
         }
     }
@@ -205,6 +223,7 @@ impl Member {
             return WorkerPhase::Down { retry_in: Duration::from_secs(1), why: why.into() };
         }
         match &self.session {
+            Session::Absent { .. } if self.seat == Seat::Off => WorkerPhase::Stopped,
             Session::Ready if self.state.draining || self.steering != Steering::Free => WorkerPhase::Draining,
             Session::Ready => WorkerPhase::Ready,
             Session::Suspected => WorkerPhase::Suspected,

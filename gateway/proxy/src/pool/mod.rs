@@ -7,10 +7,12 @@
 //! - `actor.rs`: one task that owns the router, the members and all requests; no locks on the way of a token
 //! - `session.rs`: one connection to one worker
 //! - `supervisor.rs`, `lease.rs`: local worker processes: started, adopted, restarted
+//! - `hook.rs`: others' worker processes: whoever starts and stops them is asked to
 
 mod actor;
 mod config;
 mod decision;
+pub mod hook;
 mod job;
 mod lease;
 mod member;
@@ -24,10 +26,10 @@ mod ticket;
 mod truth;
 
 pub use actor::migrate::{Cause as MoveCause, MoveError};
-pub use config::{Follow, LocalWorkers, PoolConfig, PoolConfigError, RoleConfig};
+pub use config::{Follow, LocalWorkers, PoolConfig, PoolConfigError, ReplicaConfig, RoleConfig};
 pub use decision::{Decision, Offer};
 pub use job::{CHOICES_MAX, Gap, Job, PROMPT_TOKENS_MAX, PoolError, PoolEvent};
-pub use status::{Counts, ModelInfo, PoolStatus, WorkerPhase, WorkerStatus};
+pub use status::{Counts, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, WorkerStatus};
 pub use steps::DecodeSteps;
 pub use sums::{Sums, TierSums, TransferSums};
 pub use ticket::Ticket;
@@ -107,6 +109,36 @@ pub enum SteerError {
     /// It starts anew already.
     #[error("the worker is being restarted")]
     Restarting,
+    /// The load needs fewer.
+    #[error("the worker is stopped, or is being stopped: the load needs fewer")]
+    Stopped,
+    /// The pool has ended, or does not answer.
+    #[error("the pool does not answer")]
+    Closed,
+}
+
+/// What an operator asks of the planner of replicas; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplicaOrder {
+    /// Workers at least.
+    pub min: Option<usize>,
+    /// Workers at most.
+    pub max: Option<usize>,
+    /// Do nothing from now on, or something again.
+    pub paused: Option<bool>,
+}
+
+/// Why an operator's word to the planner of replicas changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplicaError {
+    /// There is no planner.
+    #[error("the number of the pool's workers is fixed: replicas in its config lets it follow the load")]
+    Fixed,
+    /// The bounds contradict each other.
+    #[error(
+        "at least 1 and at most {0} workers: that many there are addresses or shares of the machine for, by the config"
+    )]
+    Bounds(usize),
     /// The pool has ended, or does not answer.
     #[error("the pool does not answer")]
     Closed,
@@ -116,6 +148,8 @@ pub enum SteerError {
 pub(crate) enum Control {
     /// Steers the worker of that name.
     Steer { worker: String, steer: Steer, done: oneshot::Sender<Result<(), SteerError>> },
+    /// Bounds or pauses the planner of replicas.
+    Replicas { order: ReplicaOrder, done: oneshot::Sender<Result<(), ReplicaError>> },
     /// The last decisions, newest first.
     Decisions { count: usize, done: oneshot::Sender<Vec<Decision>> },
     /// What would be decided about a prompt now.
@@ -148,6 +182,8 @@ struct Shared {
     control: mpsc::Sender<Control>,
     ids: AtomicU64,
     draining: AtomicBool,
+    /// The number of workers is somebody else's matter from now on.
+    settled: Arc<AtomicBool>,
     config: Arc<PoolConfig>,
 }
 
@@ -168,13 +204,15 @@ impl Pool {
         let mailbox = Arc::new(Mailbox::new());
         let status = Arc::new(ArcSwap::from_pointee(PoolStatus::default()));
         let (control, orders) = mpsc::channel(8);
-        let actor = actor::Actor::new(Arc::clone(&config), Arc::clone(&mailbox), Arc::clone(&status), orders)?;
+        let settled = Arc::new(AtomicBool::new(false));
+        let shown = (Arc::clone(&status), Arc::clone(&settled));
+        let actor = actor::Actor::new(Arc::clone(&config), Arc::clone(&mailbox), shown, orders)?;
         let handle = runtime.handle.clone();
         let task = runtime.handle.spawn(async move { actor.run(handle).await });
         // Without its actor a pool takes requests and never answers. Local workers outlive the process: the next one adopts them.
         runtime.handle.spawn(watch(task, || std::process::exit(EXIT_SOFTWARE)));
         let (ids, draining) = (AtomicU64::new(0), AtomicBool::new(false));
-        Ok(Self { shared: Arc::new(Shared { mailbox, status, control, ids, draining, config }) })
+        Ok(Self { shared: Arc::new(Shared { mailbox, status, control, ids, draining, settled, config }) })
     }
 
     /// Hands a request to the pool. Never waits; what happens to it comes out of the ticket.
@@ -253,6 +291,19 @@ impl Pool {
         tokio::time::timeout(STEER_TIMEOUT, asking).await.unwrap_or(Err(SteerError::Closed))
     }
 
+    /// Bounds or pauses the planner of replicas, until the config changes or the process ends.
+    ///
+    /// # Errors
+    /// [`ReplicaError`]; nothing has changed.
+    pub async fn replicas(&self, order: ReplicaOrder) -> Result<(), ReplicaError> {
+        self.ask(|done| Control::Replicas { order, done }).await.unwrap_or(Err(ReplicaError::Closed))
+    }
+
+    /// Leaves the number of workers to somebody else, as when another process or pool takes them over.
+    pub fn settle(&self) {
+        self.shared.settled.store(true, Ordering::Relaxed);
+    }
+
     /// The last decisions of the router, newest first.
     ///
     /// # Errors
@@ -294,6 +345,7 @@ impl Pool {
     /// Takes nothing new, lets open requests finish for at most `deadline`, then leaves the workers as told. Returns when done.
     pub async fn shutdown(&self, leave: Leave, deadline: Duration) {
         self.shared.draining.store(true, Ordering::Relaxed);
+        self.settle();
         let (done, ended) = oneshot::channel();
         if self.shared.control.send(Control::Shutdown { leave, deadline, done }).await.is_ok() {
             // Err when the actor ended first, which is what was wanted.

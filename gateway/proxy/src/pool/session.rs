@@ -3,6 +3,7 @@
 //! A session is lost at the end of the stream, at a gap in the worker's sequence numbers, at a frame that does not decode, or
 //! when the actor gives it up. Nothing of a lost session is used again: the next one starts from the worker's snapshot.
 
+use super::hook::Action;
 use super::supervisor::Update;
 use bytes::BytesMut;
 use penstock_link::{Reader, Tls, Writer};
@@ -53,6 +54,10 @@ pub(super) enum Event {
     Pulled { worker: WorkerId, session: u64, pulled: Pulled },
     /// The session is over.
     Lost { worker: WorkerId, session: u64, loss: Loss, why: String },
+    /// Somebody else was asked to start or stop a worker: what became of it.
+    Asked { worker: WorkerId, action: Action, outcome: Result<(), String> },
+    /// How many workers somebody else has started.
+    Counted(Result<Option<usize>, String>),
     /// The process of a local worker came or went.
     Process { worker: WorkerId, update: Update },
 }

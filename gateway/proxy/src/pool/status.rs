@@ -34,6 +34,8 @@ pub enum WorkerPhase {
         /// Why, for a person.
         why: String,
     },
+    /// Not there, because the load needs no more.
+    Stopped,
 }
 
 /// One worker.
@@ -158,6 +160,41 @@ pub struct PoolStatus {
     pub counts: Counts,
     /// What the planner of roles did last, or would have done.
     pub role_advice: Option<String>,
+    /// What the planner of replicas knows and does, where there is one.
+    pub replicas: Option<ReplicaStatus>,
+}
+
+/// How many workers there are and should be.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ReplicaStatus {
+    /// What should be done is told, and not done.
+    pub dry_run: bool,
+    /// An operator told it to do nothing.
+    pub paused: bool,
+    /// Workers at least.
+    pub min: usize,
+    /// Workers at most.
+    pub max: usize,
+    /// Workers that there should be.
+    pub wanted: usize,
+    /// Workers that there are, or that start.
+    pub running: usize,
+    /// Load of those that serve; 1 is all that they can do.
+    pub load: f64,
+    /// Share of first tokens that came later than promised, if enough came to tell.
+    pub late: Option<f64>,
+    /// Why so many are wanted.
+    pub why: String,
+    /// What was done last, or would have been.
+    pub last: Option<String>,
+    /// Workers that were started because of the load.
+    pub starts: u64,
+    /// Workers that were stopped because of it.
+    pub stops: u64,
+    /// Starts and stops that failed.
+    pub failures: u64,
+    /// Why the last one did.
+    pub last_failure: Option<String>,
 }
 
 impl PoolStatus {
@@ -180,7 +217,8 @@ impl PoolStatus {
             WorkerPhase::Down { retry_in, .. } if retry_in > patience => Some(retry_in),
             _ => None,
         };
-        let times: Option<Vec<Duration>> = self.workers.iter().map(down).collect();
+        let workers = self.workers.iter().filter(|worker| worker.phase != WorkerPhase::Stopped);
+        let times: Option<Vec<Duration>> = workers.map(down).collect();
         times.and_then(|times| times.into_iter().min())
     }
 }

@@ -38,12 +38,18 @@ pub(super) enum Update {
     Running { adopted: bool },
     /// It does not, and will be started after `retry_in`.
     Down { retry_in: Duration, why: String },
+    /// It does not, as was asked for.
+    Stopped,
 }
 
 /// What the actor tells the supervisor.
 pub(super) enum Order {
     /// The process shows no sign of life: end it, so that it can be started again.
     Kill,
+    /// There shall be a process.
+    Start,
+    /// There shall be none until [`Order::Start`]; it has been told over its session.
+    Stop,
     /// It shall exit and not be started again. `told`: over its session, so it may take its time.
     End { told: bool, ended: oneshot::Sender<()> },
 }
@@ -56,6 +62,18 @@ pub(super) struct Supervisor {
     local: LocalWorkers,
     events: mpsc::Sender<Event>,
     orders: mpsc::Receiver<Order>,
+    /// Whether there shall be a process from the beginning. One that is there is adopted in any case.
+    pub(super) starts: bool,
+}
+
+/// How a supervisor goes on.
+enum Next {
+    /// With a process.
+    Start,
+    /// Without one.
+    Park,
+    /// Not at all.
+    Leave,
 }
 
 struct Running {
@@ -75,19 +93,35 @@ impl Supervisor {
         events: mpsc::Sender<Event>,
         orders: mpsc::Receiver<Order>,
     ) -> Self {
-        Self { worker, at, name: name.into(), local, events, orders }
+        Self { worker, at, name: name.into(), local, events, orders, starts: true }
     }
 
     /// Runs until told to end, or the actor is gone.
     pub(super) async fn run(mut self) {
+        let is_there = self.starts || lease::find(&self.file("json")).is_some();
+        let mut next = if is_there { Next::Start } else { Next::Park };
+        loop {
+            next = match next {
+                Next::Start => self.keep().await,
+                Next::Park => self.park().await,
+                Next::Leave => return,
+            };
+        }
+    }
+
+    /// Keeps a process until there shall be none.
+    async fn keep(&mut self) -> Next {
         let mut fast_ends = 0_u32;
         loop {
             let why = match self.start().await {
                 Ok(mut running) => {
                     if !self.tell(Update::Running { adopted: running.adopted }).await {
-                        return;
+                        return Next::Leave;
                     }
-                    let Some(why) = self.watch(&mut running).await else { return };
+                    let why = match self.watch(&mut running).await {
+                        Ok(why) => why,
+                        Err(next) => return next,
+                    };
                     fast_ends = if running.since.elapsed() > SETTLED { 0 } else { fast_ends + 1 };
                     why
                 }
@@ -103,46 +137,78 @@ impl Supervisor {
             } else {
                 warn!(worker = %self.name, why, log = %log.display(), retry_in_ms = retry_in.as_millis() as u64, "worker ended");
             }
-            if !self.tell(Update::Down { retry_in, why }).await || !self.rest(retry_in).await {
-                return;
+            if !self.tell(Update::Down { retry_in, why }).await {
+                return Next::Leave;
+            }
+            match self.rest(retry_in).await {
+                Next::Start => {}
+                next => return next,
             }
         }
+    }
+
+    /// Waits until there shall be a process.
+    async fn park(&mut self) -> Next {
+        loop {
+            match self.orders.recv().await {
+                Some(Order::Start) => return Next::Start,
+                Some(Order::Kill | Order::Stop) => {}
+                Some(Order::End { ended, .. }) => {
+                    let _ = ended.send(());
+                    return Next::Leave;
+                }
+                None => return Next::Leave,
+            }
+        }
+    }
+
+    /// There is no process any more, as was asked for.
+    async fn stopped(&self) -> Next {
+        // Gone already is as good.
+        let _ = fs::remove_file(self.file("json"));
+        if self.tell(Update::Stopped).await { Next::Park } else { Next::Leave }
     }
 
     async fn tell(&self, update: Update) -> bool {
         self.events.send(Event::Process { worker: self.worker, update }).await.is_ok()
     }
 
-    /// Waits before the next start; false when there shall be none.
-    async fn rest(&mut self, pause: Duration) -> bool {
+    /// Waits before the next start.
+    async fn rest(&mut self, pause: Duration) -> Next {
         match timeout(pause, self.orders.recv()).await {
             // There is nothing to kill: somebody wants it started at once.
-            Err(_) | Ok(Some(Order::Kill)) => true,
+            Err(_) | Ok(Some(Order::Kill | Order::Start)) => Next::Start,
+            Ok(Some(Order::Stop)) => self.stopped().await,
             Ok(Some(Order::End { ended, .. })) => {
                 let _ = fs::remove_file(self.file("json"));
                 let _ = ended.send(());
-                false
+                Next::Leave
             }
-            Ok(None) => false,
+            Ok(None) => Next::Leave,
         }
     }
 
-    /// Waits for the end of the process and says why; `None` when it was asked for.
-    async fn watch(&mut self, running: &mut Running) -> Option<String> {
+    /// Waits for the end of the process and says why; `Err` when it was asked for.
+    async fn watch(&mut self, running: &mut Running) -> Result<String, Next> {
         loop {
             tokio::select! {
-                _ = running.pidfd.readable() => return Some(self.epitaph(running)),
+                _ = running.pidfd.readable() => return Ok(self.epitaph(running)),
                 order = self.orders.recv() => match order {
+                    Some(Order::Start) => {}
                     Some(Order::Kill) => {
                         warn!(worker = %self.name, pid = running.pid, "worker shows no sign of life and is killed");
                         signal(running, Signal::KILL);
                     }
+                    Some(Order::Stop) => {
+                        self.end(running, true).await;
+                        return Err(self.stopped().await);
+                    }
                     Some(Order::End { told, ended }) => {
                         self.end(running, told).await;
                         let _ = ended.send(());
-                        return None;
+                        return Err(Next::Leave);
                     }
-                    None => return None,
+                    None => return Err(Next::Leave),
                 },
             }
         }

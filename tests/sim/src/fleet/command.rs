@@ -6,10 +6,11 @@ use super::engine::Sizes;
 use super::peer::Foreign;
 use super::placement::Policy;
 use super::report::Report;
-use super::run::{Kill, Setup, run, run_with_outcomes};
+use super::run::{Kill, Replicas, Setup, run, run_with_outcomes};
 use super::search::highest_rate;
-use super::trace::{Shape, Trace, shifting, synthetic};
+use super::trace::{Shape, Trace, shifting, synthetic, tide};
 use clap::Args;
+use penstock_router::replicas::ReplicaLimits;
 use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +24,7 @@ Examples:
   penstock simulate --trace hour.jsonl.gz --policies round_robin,cache_aware
   penstock simulate --trace hour.jsonl.gz --rate 1.5 --ablate         what each part of the router is worth
   penstock simulate --shift 600 --roles mixed,2:6,6:2,follow          long prompts, then long answers: who prefills for whom
+  penstock simulate --tide 1800 --replicas 4,6,8,1:8                  traffic that comes and goes: fixed numbers of engines, and one that follows
   penstock simulate --trace hour.jsonl.gz --kill 3@600s --slow 2:0.5  an engine dies, another is slow
   penstock simulate --trace hour.jsonl.gz --record decisions.jsonl
   penstock simulate --replay decisions.jsonl                          what other weights would have made of it
@@ -104,6 +106,18 @@ pub struct SimulateArgs {
     /// Who prefills for whom, a row each: mixed, PREFILL:OTHERS, or follow (mixed at first, then as the planner finds)
     #[arg(long, value_name = "ROLES", value_delimiter = ',', value_parser = roles)]
     roles: Vec<(String, usize, bool)>,
+    /// Instead of a trace: traffic that comes and goes once in so many seconds
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["trace", "shift"])]
+    tide: Option<f64>,
+    /// How many engines there are, a row each: a number, or LEAST:MOST (the least at first, then as the planner finds)
+    #[arg(long, value_name = "ENGINES", value_delimiter = ',', value_parser = replicas, conflicts_with_all = ["engines", "roles", "ablate", "replay"])]
+    replicas: Vec<(usize, usize)>,
+    /// With --replicas: seconds until an engine that is started serves
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    start: f64,
+    /// With --replicas: an engine is stopped when fewer would have been enough for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 120.0)]
+    idle: f64,
     /// Gigabytes of KV that an engine can send and receive in a second; 0: none. With --roles 25
     #[arg(long, value_name = "GBYTES")]
     link: Option<f64>,
@@ -197,6 +211,9 @@ pub fn simulate(args: &SimulateArgs, open: Open<'_>, out: &mut dyn Write) -> Res
         return Ok(());
     }
     write_table(&rows, out)?;
+    if !args.replicas.is_empty() {
+        write_spent(&rows, out)?;
+    }
     if args.replay.is_some() {
         write_regret(rows, out)?;
     }
@@ -206,6 +223,9 @@ pub fn simulate(args: &SimulateArgs, open: Open<'_>, out: &mut dyn Write) -> Res
 fn load(args: &SimulateArgs, open: Open<'_>) -> Result<Trace, SimulateError> {
     if let Some(seconds) = args.shift.filter(|seconds| *seconds > 0.0 && *seconds < 1e5) {
         return with_flood(Trace::new(shifting(seconds, 1)), args, Path::new("the trace"));
+    }
+    if let Some(seconds) = args.tide.filter(|seconds| *seconds > 0.0 && *seconds < 1e5) {
+        return with_flood(Trace::new(tide(seconds, 1)), args, Path::new("the trace"));
     }
     let Some(path) = args.replay.as_ref().or(args.trace.as_ref()) else {
         let requests = synthetic(&Shape { requests: args.limit.min(400), ..Shape::default() });
@@ -238,6 +258,9 @@ fn setup(args: &SimulateArgs) -> Result<Setup, SimulateError> {
     let positive = [args.kv_tokens, args.slo_tpot, args.rate_max].into_iter().chain(args.rate.iter().copied());
     if positive.into_iter().any(|value| !(value > 0.0 && value < 1e9)) {
         return Err(SimulateError::Argument("rates, --kv-tokens, --slo-tpot and --rate-max are positive"));
+    }
+    if ![args.start, args.idle].iter().all(|seconds| (0.0..1e6).contains(seconds)) {
+        return Err(SimulateError::Argument("--start and --idle are not negative"));
     }
     let sizes = [args.host_tokens, args.noise, args.refuse_above, args.slo_ttft, args.slo_ttft_per_thousand];
     if sizes.iter().any(|value| !(*value >= 0.0 && *value < 1e9)) || args.batch_tokens == 0 || args.sequences == 0 {
@@ -306,6 +329,8 @@ fn jobs(args: &SimulateArgs, trace: &Trace, setup: &Setup) -> Vec<(String, Setup
                     (setup.apart.prefill, setup.apart.follow) = (*prefill, *follow);
                     jobs.push((name.clone(), setup));
                 }
+            } else if !args.replicas.is_empty() {
+                jobs.extend(args.replicas.iter().map(|bounds| scaled(args, *bounds, &base)));
             } else {
                 let of = |policy: &Policy| (policy.to_string(), Setup { policy: *policy, ..base.clone() });
                 jobs.extend(args.policies.iter().map(of));
@@ -313,6 +338,18 @@ fn jobs(args: &SimulateArgs, trace: &Trace, setup: &Setup) -> Vec<(String, Setup
         }
     }
     jobs
+}
+
+/// A fixed number of engines, or one that follows the load.
+fn scaled(args: &SimulateArgs, (least, most): (usize, usize), base: &Setup) -> (String, Setup) {
+    let mut setup = Setup { engines: most, ..base.clone() };
+    if least == most {
+        return (most.to_string(), setup);
+    }
+    let idle = Duration::from_secs_f64(args.idle);
+    let limits = ReplicaLimits { min: least, max: most, idle, ..ReplicaLimits::default() };
+    setup.replicas = Some(Replicas { limits, start: args.start });
+    (format!("{least}:{most}"), setup)
 }
 
 /// Does all jobs, as many at once as there are processors; results in order.
@@ -339,16 +376,22 @@ fn all<J: Sync, R: Send>(jobs: &[J], job: impl Fn(&J) -> R + Sync) -> Vec<R> {
 
 fn describe(trace: &Trace, args: &SimulateArgs, out: &mut dyn Write) -> std::io::Result<()> {
     let count = trace.requests.len() as f64;
+    let bounds =
+        |(least, most): &(usize, usize)| if least == most { most.to_string() } else { format!("{least}:{most}") };
+    let engines = match args.replicas.as_slice() {
+        [] => args.engines.to_string(),
+        several => several.iter().map(bounds).collect::<Vec<_>>().join(", "),
+    };
     let mean = |of: fn(&super::trace::Request) -> usize| trace.requests.iter().map(of).sum::<usize>() as f64 / count;
     writeln!(
         out,
-        "{} requests in {:.0} s, {:.0} tokens in and {:.0} out on average, {:.1} % of the prompts known to a cache of any size; {} engines\n",
+        "{} requests in {:.0} s, {:.0} tokens in and {:.0} out on average, {:.1} % of the prompts known to a cache of any size; engines: {}\n",
         trace.requests.len(),
         trace.seconds(),
         mean(|request| request.input),
         mean(|request| request.output),
         trace.ideal_hit_rate() * 100.0,
-        args.engines,
+        engines,
     )
 }
 
@@ -364,6 +407,16 @@ fn write_table(rows: &[(String, Option<Report>)], out: &mut dyn Write) -> std::i
         for note in report.notes() {
             writeln!(out, "\n{name} at {}: {note}", report.rate)?;
         }
+    }
+    Ok(())
+}
+
+/// What the engines were there for.
+fn write_spent(rows: &[(String, Option<Report>)], out: &mut dyn Write) -> std::io::Result<()> {
+    writeln!(out, "\n| engines | seconds of engines | most | starts and stops | in SLO % |\n|---|---|---|---|---|")?;
+    for (name, report) in rows.iter().filter_map(|(name, report)| Some((name, report.as_ref()?))) {
+        let Report { engine_seconds, engines_most, scalings, in_slo, .. } = report;
+        writeln!(out, "| {name} | {engine_seconds:.0} | {engines_most} | {scalings} | {:.1} |", in_slo * 100.0)?;
     }
     Ok(())
 }
@@ -397,6 +450,14 @@ fn foreign(text: &str) -> Result<Foreign, String> {
         }
         _ => Err(format!("{text:?} is not three numbers, as 2:0.05:64")),
     }
+}
+
+/// The least and the most engines.
+fn replicas(text: &str) -> Result<(usize, usize), String> {
+    let number = |text: &str| text.parse::<usize>().ok().filter(|count| (1..=64).contains(count));
+    let (least, most) = text.split_once(':').unwrap_or((text, text));
+    let bounds = number(least).zip(number(most)).filter(|(least, most)| least <= most);
+    bounds.ok_or_else(|| format!("{text:?} is neither a number of engines nor LEAST:MOST as 1:8"))
 }
 
 /// Name of the row, engines that prefill at first, whether that changes.
@@ -444,6 +505,8 @@ mod tests {
         assert_eq!(weight("step=20"), Ok((3, 20.0)));
         assert_eq!(roles("2:6"), Ok(("2:6".into(), 2, false)));
         assert!(roles("follow").is_ok_and(|(_, prefill, follow)| prefill == 0 && follow) && roles("some").is_err());
+        assert_eq!((replicas("4"), replicas("1:8")), (Ok((4, 4)), Ok((1, 8))));
+        assert!(replicas("8:1").is_err() && replicas("0:3").is_err() && replicas("1:65").is_err());
         assert!(weight("beta=2").unwrap_err().contains("own, congestion"));
     }
 }

@@ -7,7 +7,7 @@ use super::peer::{Peer, Rule};
 use super::run::Setup;
 use super::trace::{NUMERICS_ID, Trace};
 use penstock_proto::frames::{Batch, EngineState, KvEvent};
-use penstock_router::roles::Traffic;
+use penstock_router::load::Traffic;
 use penstock_router::{Choice, Fleet, Member, View, WorkerId};
 use std::fmt;
 use std::str::FromStr;
@@ -141,6 +141,13 @@ impl Placement {
         match self {
             Self::Router(fleet, ..) => fleet.leave(id(engine)),
             Self::Peer(peer) => peer.leave(engine),
+        }
+    }
+
+    /// An engine gets nothing new, or is used again.
+    pub fn suspend(&mut self, engine: usize, suspended: bool) {
+        if let Self::Router(fleet, ..) = self {
+            fleet.suspend(id(engine), suspended);
         }
     }
 

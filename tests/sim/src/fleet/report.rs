@@ -2,7 +2,7 @@
 
 use super::ask::Outcome;
 use super::engine::Sums;
-use super::run::Setup;
+use super::run::{Setup, Spent};
 use super::trace::{Request, Trace};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -101,6 +101,12 @@ pub struct Report {
     pub rejected: usize,
     /// Roles of engines that changed.
     pub flips: u64,
+    /// Seconds of engines, those that start and those that are emptied included.
+    pub engine_seconds: f64,
+    /// Engines at once, at most.
+    pub engines_most: usize,
+    /// Engines started and stopped because of the load.
+    pub scalings: u64,
     /// Lost engines, over all requests.
     pub resumes: u64,
     /// Longest silence of a stream whose engine was lost.
@@ -135,7 +141,14 @@ pub struct Report {
 
 impl Report {
     /// Sums a run up.
-    pub fn of(trace: &Trace, setup: &Setup, outcomes: &[Outcome], sums: &[Sums], ledger: &Ledger, end: f64) -> Self {
+    pub fn of(
+        trace: &Trace,
+        setup: &Setup,
+        outcomes: &[Outcome],
+        sums: &[Sums],
+        ledger: &Ledger,
+        spent: Spent,
+    ) -> Self {
         let rows: Vec<Row> =
             outcomes.iter().enumerate().map(|(at, outcome)| Row::of(trace, setup, at, outcome)).collect();
         let total = |of: fn(&Sums) -> u64| sums.iter().map(of).sum::<u64>() as f64;
@@ -154,6 +167,9 @@ impl Report {
             finished: outcomes.iter().filter(|outcome| outcome.done).count(),
             rejected: outcomes.iter().filter(|outcome| outcome.rejected).count(),
             flips: 0,
+            engine_seconds: spent.seconds,
+            engines_most: spent.most,
+            scalings: spent.starts + spent.stops,
             resumes: outcomes.iter().map(|outcome| u64::from(outcome.resumes)).sum(),
             gap_max: outcomes.iter().map(|outcome| outcome.gap).fold(0.0, f64::max),
             hit: total(|sums| sums.hits) / looked_up,
@@ -166,7 +182,7 @@ impl Report {
             in_slo: good as f64 / rows.len().max(1) as f64,
             goodput: good as f64 / (trace.seconds() / setup.rate).max(1e-9),
             imbalance: prefilled.iter().copied().fold(0.0, f64::max) / mean.max(1.0),
-            busy: sums.iter().map(|sums| sums.busy).sum::<f64>() / sums.len() as f64 / end.max(1e-9),
+            busy: sums.iter().map(|sums| sums.busy).sum::<f64>() / spent.seconds.max(1e-9),
             fairness: jain(tenants.values().map(|tenant| tenant.in_slo)),
             tenants: if tenants.len() > 1 { tenants } else { BTreeMap::new() },
         }

@@ -1,6 +1,7 @@
 //! One run: arrivals, bindings, steps, frames, deaths, in order of time.
 
 mod apart;
+mod replicas;
 
 use super::ablation::Parts;
 use super::ask::{Ask, Outcome};
@@ -17,6 +18,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 pub use apart::Apart;
+pub use replicas::{Replicas, Spent};
 
 /// An engine dies, and a new one begins in its place, with an empty cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,6 +62,8 @@ pub struct Setup {
     pub parts: Parts,
     /// KV between engines, and who prefills for whom.
     pub apart: Apart,
+    /// Whether the number of engines follows the load; `None`: all are there all the time.
+    pub replicas: Option<Replicas>,
     /// Of the rule for servers that are not ours.
     pub foreign: Foreign,
     /// What counts as good.
@@ -83,6 +87,7 @@ impl Default for Setup {
             limits: Limits { queue_max: usize::MAX, slo: Some(penstock_router::Slo::default()), ..Limits::default() },
             parts: Parts::default(),
             apart: Apart::default(),
+            replicas: None,
             foreign: Foreign::default(),
             slo: Slo::default(),
         }
@@ -123,7 +128,7 @@ enum Event {
     Restart { engine: usize },
     /// KV from another engine is there.
     Come { engine: usize, life: u32, request: usize, attempt: u32, tokens: usize },
-    /// The planner of roles looks.
+    /// Planners look.
     Look,
 }
 
@@ -131,6 +136,8 @@ enum Event {
 struct Seat {
     life: u32,
     alive: bool,
+    /// It gets nothing new and ends when it is empty.
+    leaving: bool,
     stepping: Option<f64>,
     down: VecDeque<Ask>,
     up: VecDeque<(Frame, Vec<Emitted>)>,
@@ -153,6 +160,7 @@ struct World<'a> {
     ledger: Ledger,
     past: Vec<Sums>,
     roads: apart::Roads,
+    scaler: replicas::Scaler,
 }
 
 impl<'a> World<'a> {
@@ -160,9 +168,11 @@ impl<'a> World<'a> {
         assert!(setup.engines > 0 && setup.engines <= penstock_router::WORKERS_MAX, "engines");
         let placement = Placement::new(setup);
         let engines = (0..setup.engines).map(|at| engine(setup, at)).collect();
+        let scaler = replicas::Scaler::new(setup);
         let seat = |at: usize| Seat {
             life: 0,
-            alive: true,
+            alive: scaler.has(at),
+            leaving: false,
             stepping: None,
             down: VecDeque::new(),
             up: VecDeque::new(),
@@ -183,6 +193,7 @@ impl<'a> World<'a> {
             ledger: Ledger::default(),
             past: vec![Sums::default(); setup.engines],
             roads: apart::Roads::new(setup),
+            scaler,
         };
         for (at, request) in trace.requests.iter().enumerate() {
             world.at(request.arrival / setup.rate, Event::Arrive(at));
@@ -190,8 +201,10 @@ impl<'a> World<'a> {
         for (at, kill) in setup.kills.iter().enumerate().filter(|(_, kill)| kill.engine < setup.engines) {
             world.at(kill.at, Event::Kill(at));
         }
-        (0..setup.engines).for_each(|at| world.placement.join(at, &world.engines[at]));
-        if setup.apart.follow {
+        for at in (0..setup.engines).filter(|at| world.scaler.has(*at)) {
+            world.placement.join(at, &world.engines[at]);
+        }
+        if setup.apart.follow || setup.replicas.is_some() {
             world.at(1.0, Event::Look);
         }
         world
@@ -219,7 +232,8 @@ impl<'a> World<'a> {
         for (engine, past) in self.engines.iter().zip(&mut self.past) {
             add(past, &engine.sums);
         }
-        let report = Report::of(self.trace, self.setup, &self.outcomes, &self.past, &self.ledger, self.seconds());
+        let spent = self.scaler.end(self.seconds());
+        let report = Report::of(self.trace, self.setup, &self.outcomes, &self.past, &self.ledger, spent);
         (Report { flips: self.roads.flips, ..report }, self.outcomes)
     }
 
@@ -401,10 +415,14 @@ impl<'a> World<'a> {
                     outcome.gap = outcome.gap.max(now - outcome.latest);
                 }
                 outcome.cached = cached;
-                outcome.first.get_or_insert(now);
+                let is_first = outcome.first.replace(outcome.first.unwrap_or(now)).is_none();
                 self.placement.first(request);
+                if is_first {
+                    self.first_token(request, now);
+                }
             }
             self.placement.emitted(request);
+            let outcome = &mut self.outcomes[request];
             outcome.latest = now;
             outcome.done = emitted.last;
         }

@@ -351,6 +351,20 @@ pub fn shifting(seconds: f64, seed: u64) -> Vec<Request> {
     requests
 }
 
+/// Traffic that comes and goes: from next to nothing to its most and back in `seconds`, as in a day.
+pub fn tide(seconds: f64, seed: u64) -> Vec<Request> {
+    const MOST: f64 = 24.0;
+    let shape =
+        Shape { per_second: MOST, sessions: 1, shared: 0, turns: 1, turn: 2000, output: 300, seed, ..Shape::default() };
+    let mut requests = synthetic(&Shape { requests: (MOST * seconds) as usize, ..shape });
+    let mut random = Random::new(seed ^ 0x71de);
+    requests.retain(|request| {
+        let share = 0.52 - 0.48 * (std::f64::consts::TAU * request.arrival / seconds).cos();
+        ((random.bits() >> 11) as f64 / (1_u64 << 53) as f64) < share
+    });
+    requests
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

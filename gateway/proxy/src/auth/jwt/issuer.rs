@@ -71,19 +71,11 @@ impl IssuerConfig {
             return Err(format!("{url:?} has characters that a URL cannot have"));
         }
         let target = Target::parse(origin)?;
-        let is_local = match &target.place {
-            crate::client::Place::Unix(_) => true,
-            crate::client::Place::Tcp { host, tls, .. } => *tls || is_loopback(host),
-        };
-        if !is_local {
+        if !target.is_private() {
             return Err(format!("{url:?} must be https://: whoever changes these keys on the way can be anybody"));
         }
         Ok((target, if path.is_empty() { "/".into() } else { path.to_owned() }))
     }
-}
-
-fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
 /// An issuer of the config in force.

@@ -35,6 +35,7 @@ impl Actor {
             truth,
             slot,
             place,
+            came: Instant::now(),
             interrupted: false,
             bound_at: None,
             record: None,
@@ -108,6 +109,7 @@ impl Actor {
 
     /// Tells a client that its request is not served.
     fn refuse(&mut self, request: u64, reject: Reject) {
+        self.replicas.promises.first_token(Duration::MAX, Duration::ZERO);
         let (kind, message, retry_after) = match reject.refusal {
             Refusal::Full => (ErrorKind::Overloaded, "too many requests are waiting", Some(reject.retry_after)),
             Refusal::Late => {
@@ -229,6 +231,10 @@ impl Actor {
                 let tokens = output.tokens.len() as u64;
                 if let Some((bound_at, predicted)) = live.bound_at.take() {
                     self.counts.first_token(bound_at.elapsed(), predicted);
+                    if live.spoke.is_none() && !live.interrupted {
+                        let promised = self.replicas.promised(live.truth.job.prompt.len());
+                        self.replicas.promises.first_token(live.came.elapsed(), promised);
+                    }
                     live.record.iter_mut().for_each(|record| record.ttft_ms = bound_at.elapsed().as_secs_f64() * 1e3);
                 }
                 live.record.iter_mut().for_each(|record| record.output_length += tokens as u32);

@@ -3,9 +3,11 @@
 //! A role is told to the worker and comes back with its state; only what comes back counts for the router. Where neither the config nor
 //! an operator said anything, a worker keeps the role that it was started with.
 
-use penstock_proto::frames::{Batch, DownBody, Role, SetRole};
+use penstock_proto::frames::{DownBody, Role, SetRole};
 use penstock_router::WorkerId;
-use penstock_router::roles::{Flip, RoleLimits, Seen, Watch};
+use penstock_router::load::{Traffic, WorkerLoad};
+use penstock_router::roles::{Flip, Planner, RoleLimits};
+use std::time::Duration;
 use tracing::info;
 
 use super::super::config::Follow;
@@ -14,7 +16,7 @@ use super::Actor;
 /// See the module header.
 pub(super) struct Roles {
     follow: Follow,
-    watch: Watch,
+    planner: Planner,
     /// What each worker should be; `None`: what it likes.
     wanted: Vec<Option<Role>>,
     /// What the planner would do, in a dry run.
@@ -30,12 +32,7 @@ impl Roles {
             _ => Some(limits.decode_role),
         };
         let wanted = (0..workers).map(wanted).collect();
-        Self { follow, watch: Watch::new(limits, workers), wanted, advice: None }
-    }
-
-    /// A worker computed a step.
-    pub(super) fn observe(&mut self, worker: WorkerId, batch: &Batch) {
-        self.watch.observe(worker, batch);
+        Self { follow, planner: Planner::new(limits), wanted, advice: None }
     }
 }
 
@@ -56,22 +53,10 @@ impl Actor {
     }
 
     /// Lets the planner look at the pool.
-    pub(super) fn roles_tick(&mut self) {
-        let now = self.began.elapsed();
-        if self.roles.follow == Follow::Off || !self.roles.watch.is_due(now) {
-            return;
-        }
-        let members = (0..).zip(&self.members);
-        let seen: Vec<Seen<'_>> = members
-            .map(|(at, member)| Seen {
-                worker: WorkerId(at),
-                state: &member.state,
-                ready: member.takes_requests(),
-                sequences_max: member.ready.as_ref().map_or(1, |ready| ready.sequences_max),
-                base_seconds: self.router.fit(WorkerId(at)).map_or(0.0, |fit| fit.step_seconds(0.0, 0.0)),
-            })
-            .collect();
-        if let Some(flip) = self.roles.watch.look(&seen, &self.router.traffic(), now) {
+    pub(super) fn plan_roles(&mut self, loads: &[WorkerLoad], traffic: &Traffic, now: Duration) {
+        if self.roles.follow != Follow::Off
+            && let Some(flip) = self.roles.planner.look(loads, traffic, now)
+        {
             self.flip(&flip);
         }
     }

@@ -9,6 +9,7 @@ use penstock_proto::frames::{DownBody, Drain};
 use penstock_router::WorkerId;
 use tracing::{info, warn};
 
+use super::super::member::Seat;
 use super::super::supervisor::Order;
 use super::super::{Steer, SteerError};
 use super::{Actor, DRAIN_NOTICE};
@@ -21,6 +22,8 @@ pub(in super::super) enum Steering {
     Free,
     /// Nothing new is bound to it.
     Held,
+    /// The same, because the load needs fewer workers.
+    Leaving,
     /// The life with that epoch ends.
     Restarting { epoch: u64, asked: Instant, until: Instant },
 }
@@ -31,7 +34,9 @@ impl Actor {
         let at = self.members.iter().position(|member| *member.name == *name).ok_or(SteerError::NotFound)?;
         let worker = WorkerId(at as u8);
         let is_restarting = matches!(self.members[at].steering, Steering::Restarting { .. });
+        let is_stopped = self.members[at].seat != Seat::On;
         match steer {
+            Steer::Hold | Steer::Release | Steer::Restart { .. } if is_stopped => return Err(SteerError::Stopped),
             Steer::Hold | Steer::Release if is_restarting => return Err(SteerError::Restarting),
             Steer::Hold => self.hold(worker, Steering::Held),
             Steer::Release => self.release(worker),
@@ -45,12 +50,12 @@ impl Actor {
         Ok(())
     }
 
-    fn hold(&mut self, worker: WorkerId, steering: Steering) {
+    pub(super) fn hold(&mut self, worker: WorkerId, steering: Steering) {
         self.member(worker).steering = steering;
         self.router.suspend(worker, true);
     }
 
-    fn release(&mut self, worker: WorkerId) {
+    pub(super) fn release(&mut self, worker: WorkerId) {
         self.member(worker).steering = Steering::Free;
         if self.members[usize::from(worker.0)].takes_requests() {
             self.router.suspend(worker, false);
@@ -80,7 +85,7 @@ impl Actor {
         match member.steering {
             Steering::Free => {}
             Steering::Restarting { epoch, .. } if epoch != now => self.release(worker),
-            Steering::Held => self.router.suspend(worker, true),
+            Steering::Held | Steering::Leaving => self.router.suspend(worker, true),
             Steering::Restarting { .. } => {
                 self.router.suspend(worker, true);
                 self.send(worker, DownBody::Drain(Drain { exit: true }));

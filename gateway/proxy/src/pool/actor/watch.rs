@@ -1,6 +1,6 @@
 //! What a worker says and what its silence means: ready, a step, lost, suspected, given up.
 
-use super::super::member::{Doubt, Member, Session};
+use super::super::member::{Doubt, Member, Seat, Session};
 use super::super::session::{Link, Loss};
 use super::super::status::ModelInfo;
 use super::super::supervisor::{Order, Update};
@@ -45,6 +45,7 @@ impl Actor {
         self.router.join(worker, told, &ready.kv);
         info!(worker = %self.members[usize::from(worker.0)].name, pid = ready.pid, device = %ready.device, "worker ready");
         self.member(worker).begin(ready, link, now);
+        self.seat_ready(worker);
         self.steer_ready(worker);
         self.tell_role(worker);
         self.note_nobody(now);
@@ -77,7 +78,7 @@ impl Actor {
         self.router.update(worker, step.state.as_ref(), &step.kv, step.accepted);
         if let Some(batch) = &step.batch {
             self.router.observe(worker, batch);
-            self.roles.observe(worker, batch);
+            self.watch.observe(worker, batch);
         }
         let ahead = self.router.prefill_ahead(worker);
         let member = &mut self.members[usize::from(worker.0)];
@@ -109,6 +110,11 @@ impl Actor {
                 process.starts += u64::from(!adopted);
                 process.down = None;
                 self.member(worker).heard = now;
+                self.seat_ready(worker);
+            }
+            Update::Stopped => {
+                (process.is_running, process.down) = (false, None);
+                self.seat_off(worker);
             }
             Update::Down { retry_in, why } => {
                 process.is_running = false;
@@ -129,7 +135,8 @@ impl Actor {
         let died = (was_ready && loss == Loss::Ended && !orderly)
             .then(|| member.ready.as_ref().map_or(0, |ready| ready.epoch));
         // Local ones are spoken of by their supervisor.
-        let is_news = !matches!(&member.session, Session::Absent { why: said } if *said == *why);
+        let is_news =
+            !matches!(&member.session, Session::Absent { why: said } if *said == *why) && member.seat == Seat::On;
         if is_news && !was_ready && member.process.is_none() {
             warn!(worker = %member.name, why, "worker not reached");
         }

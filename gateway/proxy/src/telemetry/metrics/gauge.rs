@@ -65,6 +65,14 @@ pub enum Gauge {
     KvFirstTokens,
     /// Roles that followed the load.
     RoleFlips,
+    /// Workers that there should be.
+    WorkersWanted,
+    /// Load of the workers that serve.
+    WorkersLoad,
+    /// Workers that were started or stopped because of it, by action.
+    ReplicaChanges(&'static str),
+    /// Starts and stops that failed.
+    ReplicaFailures,
     /// Requests continued after a lost worker.
     Resumes,
     /// Times that the router was asked what to do next.
@@ -181,6 +189,7 @@ impl Gauge {
             | Gauge::TierDrops(tier)
             | Gauge::TierCorrupt(tier) => Some(("tier", tier.name())),
             Gauge::Moves(reason) | Gauge::MovesFailed(reason) => Some(("reason", reason)),
+            Gauge::ReplicaChanges(action) => Some(("action", action)),
             Gauge::KvTransfers(outcome) => Some(("outcome", outcome)),
             _ => None,
         }
@@ -297,6 +306,24 @@ impl Gauge {
             Gauge::RoleFlips => {
                 ("penstock_role_flips_total", "counter", "Changes of a worker's role that followed the load.")
             }
+            Gauge::WorkersWanted => (
+                "penstock_workers_wanted",
+                "gauge",
+                "Workers that there should be, where their number follows the load.",
+            ),
+            Gauge::WorkersLoad => {
+                ("penstock_workers_load_ratio", "gauge", "Load of the workers that serve; 1 is all that they can do.")
+            }
+            Gauge::ReplicaChanges(_) => (
+                "penstock_replica_changes_total",
+                "counter",
+                "Workers started or stopped because of the load, by action.",
+            ),
+            Gauge::ReplicaFailures => (
+                "penstock_replica_failures_total",
+                "counter",
+                "Starts and stops of workers because of the load that failed.",
+            ),
             Gauge::Resumes => ("penstock_resumes_total", "counter", "Requests continued after a lost worker."),
             Gauge::TargetState => (
                 "penstock_target_state",

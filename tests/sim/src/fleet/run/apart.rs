@@ -1,4 +1,4 @@
-//! KV from engine to engine: prompts that others compute, blocks that others have, and roles that follow the load.
+//! KV from engine to engine: prompts that others compute, blocks that others have, and what planners see of it all.
 //!
 //! Every engine has one road in and one out; what moves keeps both. KV of a prompt that is computed elsewhere leaves layer by layer
 //! while its step runs, so only the last layer's is seen, unless the road is full.
@@ -9,7 +9,8 @@ use super::{Event, Setup, World};
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{Batch, Role};
 use penstock_router::WorkerId;
-use penstock_router::roles::{RoleLimits, Seen, Watch};
+use penstock_router::load::{Seen, Watch};
+use penstock_router::roles::{Planner, RoleLimits};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -63,6 +64,7 @@ pub(super) struct Roads {
     /// When the first KV of a request moved: (engine, request).
     began: HashMap<(usize, usize), f64>,
     watch: Watch,
+    planner: Planner,
     /// Roles that changed.
     pub(super) flips: u64,
 }
@@ -70,8 +72,9 @@ pub(super) struct Roads {
 impl Roads {
     pub(super) fn new(setup: &Setup) -> Self {
         let limits = RoleLimits { ttft: setup.slo.ttft, tpot: setup.slo.tpot, ..setup.apart.limits };
-        let watch = Watch::new(limits, setup.engines);
-        Self { free: vec![(0.0, 0.0); setup.engines], began: HashMap::new(), watch, flips: 0 }
+        let watch = Watch::new(setup.engines);
+        let free = vec![(0.0, 0.0); setup.engines];
+        Self { free, began: HashMap::new(), watch, planner: Planner::new(limits), flips: 0 }
     }
 }
 
@@ -149,7 +152,7 @@ impl World<'_> {
         self.roads.watch.observe(WorkerId(engine as u8), batch);
     }
 
-    /// The planner looks; a role may change.
+    /// The planners look; a role, or the number of engines, may change.
     pub(super) fn look(&mut self) {
         if self.events.is_empty() {
             return;
@@ -158,13 +161,17 @@ impl World<'_> {
         let seen = |at: usize| Seen {
             worker: WorkerId(at as u8),
             state: &states[at],
-            ready: self.seats[at].alive,
+            ready: self.seats[at].alive && !self.seats[at].leaving,
             sequences_max: self.setup.sizes.sequences_max as u32,
             base_seconds: self.placement.base_seconds(at),
         };
         let seen: Vec<Seen<'_>> = (0..states.len()).map(seen).collect();
         let now = Duration::from_nanos(self.now);
-        if let Some(flip) = self.roads.watch.look(&seen, &self.placement.traffic(), now) {
+        let (loads, traffic) = (self.roads.watch.look(&seen, now), self.placement.traffic());
+        self.look_replicas(&loads, traffic, now);
+        if self.setup.apart.follow
+            && let Some(flip) = self.roads.planner.look(&loads, &traffic, now)
+        {
             let engine = usize::from(flip.worker.0);
             self.roads.flips += 1;
             self.engines[engine].role = flip.to;

@@ -1,0 +1,412 @@
+//! How many workers there are: what the planner finds better, and what has to be done for it, one worker at a time.
+//!
+//! ```text
+//! Off ──start──▶ On ──stop──▶ Emptying ──nothing is left there──▶ Ending ──agreed──▶ Going ──gone──▶ Off
+//!                 ▲              │ needed after all                 │ refused           │ it stays
+//!                 └──────────────┴──────────────────────────────────┴───────────────────┘
+//! ```
+//! Local workers are processes: their supervisors start and stop them. Others are somebody else's: a hook asks for them, in a task of
+//! its own. What fails is left alone for a while, longer each time. A worker that somebody started all the same counts as one that
+//! should be there.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use penstock_proto::frames::{DownBody, Drain};
+use penstock_router::load::{Promises, Seen, Traffic, WorkerLoad};
+use penstock_router::replicas::{Advice, Change, Replicas as Planner, Sight};
+use penstock_router::{Slo, WorkerId};
+use tracing::{info, warn};
+
+use super::super::config::{Follow, PoolConfig};
+use super::super::hook::{Action, Hook, Wish};
+use super::super::member::{Member, Seat};
+use super::super::session::Event;
+use super::super::status::ReplicaStatus;
+use super::super::supervisor::Order;
+use super::super::{ReplicaError, ReplicaOrder};
+use super::steer::Steering;
+use super::{Actor, DRAIN_NOTICE};
+
+/// What is bound to a worker has this long to move or finish; then it goes on elsewhere all the same.
+const EMPTY_MAX: Duration = Duration::from_secs(600);
+
+/// A worker that was stopped is gone after this long, or it was not.
+const GONE_MAX: Duration = Duration::from_secs(120);
+
+/// First and longest pause after something failed; doubles.
+const PAUSE_FIRST: Duration = Duration::from_secs(5);
+const PAUSE_LAST: Duration = Duration::from_secs(300);
+
+/// How long others' workers are listened for before it is said that they are not there.
+const LISTEN: Duration = Duration::from_secs(5);
+
+/// See the module header.
+pub(super) struct Replicas {
+    follow: Follow,
+    paused: bool,
+    planner: Planner,
+    hook: Option<Arc<Hook>>,
+    pub(super) promises: Promises,
+    slo: Option<Slo>,
+    /// Somebody else decides from now on.
+    settled: Arc<AtomicBool>,
+    /// Nothing is done before; `None`: it has to be asked first how many there are.
+    begins: Option<Instant>,
+    /// When it is asked.
+    asks_at: Instant,
+    advice: Option<Advice>,
+    late: Option<f64>,
+    /// Why the change that goes on is made.
+    reason: String,
+    pause: Duration,
+    told: ReplicaStatus,
+}
+
+impl Replicas {
+    pub(super) fn new(config: &PoolConfig, settled: Arc<AtomicBool>, now: Instant) -> Self {
+        let asked = &config.replicas;
+        let begins = match &asked.hook {
+            Some(hook) if hook.is_in_order() => None,
+            Some(_) => Some(now + LISTEN),
+            None => Some(now),
+        };
+        Self {
+            follow: asked.follow,
+            paused: false,
+            planner: Planner::new(asked.limits),
+            hook: asked.hook.clone(),
+            promises: Promises::default(),
+            slo: config.limits.slo,
+            settled,
+            begins,
+            asks_at: now,
+            advice: None,
+            late: None,
+            reason: String::new(),
+            pause: PAUSE_FIRST,
+            told: ReplicaStatus::default(),
+        }
+    }
+
+    /// Who is there at the beginning: as many local workers as the config says, others as they are found.
+    pub(super) fn seat(&self, members: &mut [Member], config: &PoolConfig) {
+        if self.follow != Follow::On {
+            return;
+        }
+        let first = if config.local.is_some() { config.replicas.at_start } else { 0 };
+        members.iter_mut().skip(first).for_each(|member| member.seat = Seat::Off);
+    }
+
+    /// When the first token of a prompt is due.
+    pub(super) fn promised(&self, tokens: usize) -> Duration {
+        let least = || Duration::from_secs_f64(self.planner.limits().ttft);
+        self.slo.map_or_else(least, |slo| slo.ttft(tokens))
+    }
+
+    /// For the snapshot.
+    pub(super) fn status(&self, members: &[Member]) -> Option<ReplicaStatus> {
+        if self.follow == Follow::Off {
+            return None;
+        }
+        let running = members.iter().filter(|member| member.seat == Seat::On).count();
+        let limits = self.planner.limits();
+        let advice = self.advice.as_ref();
+        Some(ReplicaStatus {
+            dry_run: self.follow == Follow::DryRun,
+            paused: self.paused,
+            min: limits.min,
+            max: limits.max,
+            wanted: advice.map_or(running, |advice| advice.wanted),
+            running,
+            load: advice.map_or(0.0, |advice| advice.load),
+            late: self.late,
+            why: advice.map_or_else(String::new, |advice| advice.why.to_string()),
+            ..self.told.clone()
+        })
+    }
+}
+
+impl Actor {
+    /// Lets the planners look at the pool, about once a second.
+    pub(super) fn planners_tick(&mut self, wall: Instant) {
+        let now = self.began.elapsed();
+        if !self.watch.is_due(now) {
+            return;
+        }
+        let members = (0..).zip(&self.members);
+        let seen: Vec<Seen<'_>> = members
+            .map(|(at, member)| Seen {
+                worker: WorkerId(at),
+                state: &member.state,
+                ready: member.takes_requests(),
+                sequences_max: member.ready.as_ref().map_or(1, |ready| ready.sequences_max),
+                base_seconds: self.router.fit(WorkerId(at)).map_or(0.0, |fit| fit.step_seconds(0.0, 0.0)),
+            })
+            .collect();
+        let loads = self.watch.look(&seen, now);
+        let traffic = self.router.traffic();
+        self.plan_roles(&loads, &traffic, now);
+        self.plan_replicas(&loads, traffic, wall);
+    }
+
+    fn plan_replicas(&mut self, loads: &[WorkerLoad], traffic: Traffic, wall: Instant) {
+        if self.replicas.follow == Follow::Off || self.ending.is_some() {
+            return;
+        }
+        self.replicas.late = self.replicas.promises.look();
+        let settled = self.replicas.settled.load(Ordering::Relaxed);
+        if settled || self.replicas.begins.is_none_or(|begins| wall < begins) {
+            return;
+        }
+        // One that an operator holds is not counted on.
+        let counts = |load: &&WorkerLoad| {
+            let member = &self.members[usize::from(load.worker.0)];
+            matches!(member.seat, Seat::On | Seat::Emptying(_)) && member.steering != Steering::Held
+        };
+        let there: Vec<WorkerLoad> = loads.iter().filter(counts).copied().collect();
+        let leaving = there.iter().map(|load| load.worker).find(|worker| self.seat_of(*worker) != Seat::On);
+        let sight = Sight { loads: &there, leaving, traffic, late: self.replicas.late };
+        let is_going = |member: &Member| matches!(member.seat, Seat::Ending(_) | Seat::Going(_));
+        if self.replicas.paused || self.members.iter().any(is_going) {
+            return;
+        }
+        let advice = self.replicas.planner.look(&sight, self.began.elapsed());
+        self.replicas.advice = Some(advice);
+        if let Some(change) = advice.change {
+            self.carry_out(change, &advice, there.len());
+        }
+    }
+
+    fn seat_of(&self, worker: WorkerId) -> Seat {
+        self.members[usize::from(worker.0)].seat
+    }
+
+    fn carry_out(&mut self, change: Change, advice: &Advice, running: usize) {
+        let dry_run = self.replicas.follow == Follow::DryRun;
+        let reason = advice.why.to_string();
+        let chosen = match change {
+            Change::Stop(worker) => Some(worker),
+            Change::Start => {
+                (0..).zip(&self.members).find(|(_, member)| member.seat == Seat::Off).map(|(at, _)| WorkerId(at))
+            }
+            Change::Keep => (0..)
+                .zip(&self.members)
+                .find(|(_, member)| matches!(member.seat, Seat::Emptying(_)))
+                .map(|(at, _)| WorkerId(at)),
+        };
+        let name = chosen.map_or_else(|| "a worker".into(), |worker| self.members[usize::from(worker.0)].name.clone());
+        let what = match change {
+            Change::Start => "start",
+            Change::Stop(_) => "stop",
+            Change::Keep => "keep",
+        };
+        let last = format!("{what} {name}: {reason} ({:.0} % of {running})", advice.load.min(99.0) * 100.0);
+        if !dry_run || self.replicas.told.last.as_ref() != Some(&last) {
+            let (load, wanted) = (advice.load, advice.wanted);
+            info!(pool = %self.config.id, worker = %name, what, reason, load, running, wanted, dry_run, "number of workers follows the load");
+        }
+        self.replicas.told.last = Some(last);
+        let Some(worker) = chosen.filter(|_| !dry_run) else { return };
+        self.replicas.reason = reason;
+        match change {
+            Change::Start => self.start_worker(worker),
+            Change::Stop(_) => {
+                self.member(worker).seat = Seat::Emptying(Instant::now());
+                self.hold(worker, Steering::Leaving);
+            }
+            Change::Keep => self.take_back(worker),
+        }
+    }
+
+    fn start_worker(&mut self, worker: WorkerId) {
+        self.member(worker).seat = Seat::On;
+        self.member(worker).steering = Steering::Free;
+        if self.members[usize::from(worker.0)].process.is_some() {
+            self.replicas.told.starts += 1;
+            self.order(worker, Order::Start);
+        } else {
+            self.ask(worker, Action::Start);
+        }
+    }
+
+    /// It is used again.
+    fn take_back(&mut self, worker: WorkerId) {
+        self.member(worker).seat = Seat::On;
+        self.release(worker);
+    }
+
+    /// Asks whoever runs a worker, in a task of its own.
+    fn ask(&mut self, worker: WorkerId, action: Action) {
+        let Some(hook) = self.replicas.hook.clone() else { return };
+        let index = self.members.iter().take(usize::from(worker.0)).filter(|member| member.process.is_none()).count();
+        let replicas = self.members.iter().filter(|member| member.seat == Seat::On).count();
+        let wish = Wish {
+            pool: self.config.id.clone(),
+            action,
+            worker: self.member(worker).name.to_string(),
+            index,
+            replicas,
+            reason: self.replicas.reason.clone(),
+        };
+        let events = self.sender.clone();
+        tokio::spawn(async move {
+            let outcome = hook.call(&wish).await;
+            // Err: the pool has ended, and with it the interest in the outcome.
+            let _ = events.send(Event::Asked { worker, action, outcome }).await;
+        });
+    }
+
+    /// What became of it.
+    pub(super) fn asked(&mut self, worker: WorkerId, action: Action, outcome: Result<(), String>, now: Instant) {
+        match (action, outcome) {
+            (Action::Start, Ok(())) => {
+                self.replicas.pause = PAUSE_FIRST;
+                self.replicas.told.starts += 1;
+            }
+            (Action::Stop, Ok(())) => {
+                self.member(worker).seat = Seat::Going(now);
+            }
+            (Action::Start, Err(why)) => {
+                // It may have come all the same.
+                if self.member(worker).link.is_none() {
+                    self.member(worker).seat = Seat::Off;
+                }
+                self.failed(worker, "start", &why, now);
+            }
+            (Action::Stop, Err(why)) => {
+                self.take_back(worker);
+                self.failed(worker, "stop", &why, now);
+            }
+        }
+    }
+
+    /// How many workers there are, by whoever runs them: the first ones.
+    pub(super) fn counted(&mut self, outcome: Result<Option<usize>, String>, now: Instant) {
+        match outcome {
+            Ok(count) => {
+                self.replicas.begins = Some(now + LISTEN);
+                self.replicas.pause = PAUSE_FIRST;
+                self.members.iter_mut().take(count.unwrap_or(0)).for_each(|member| member.seat = Seat::On);
+            }
+            Err(why) => {
+                self.replicas.asks_at = now + self.replicas.pause;
+                self.failed(WorkerId(0), "count", &why, now);
+            }
+        }
+    }
+
+    fn failed(&mut self, worker: WorkerId, what: &'static str, why: &str, now: Instant) {
+        let pause = self.replicas.pause;
+        let name = self.member(worker).name.clone();
+        warn!(pool = %self.config.id, worker = %name, what, why, pause_s = pause.as_secs(), "number of workers could not be changed");
+        self.replicas.told.failures += 1;
+        self.replicas.told.last_failure = Some(format!("{what} {name}: {why}"));
+        self.replicas.planner.rest_until(self.began.elapsed() + pause);
+        self.replicas.pause = (pause * 2).min(PAUSE_LAST);
+        self.publish(now);
+    }
+
+    /// A worker is there: somebody started it, whoever that was.
+    pub(super) fn seat_ready(&mut self, worker: WorkerId) {
+        let member = self.member(worker);
+        if member.seat == Seat::Off {
+            (member.seat, member.steering) = (Seat::On, Steering::Free);
+        }
+    }
+
+    /// A worker has ended, as it should.
+    pub(super) fn seat_off(&mut self, worker: WorkerId) {
+        let member = self.member(worker);
+        if matches!(member.seat, Seat::Going(_)) {
+            (member.seat, member.steering) = (Seat::Off, Steering::Free);
+            self.replicas.told.stops += 1;
+            self.replicas.pause = PAUSE_FIRST;
+        }
+    }
+
+    /// Goes on with those that are to leave.
+    pub(super) fn seats_tick(&mut self, now: Instant) {
+        if self.replicas.begins.is_none() && self.replicas.asks_at <= now {
+            self.count_workers(now);
+        }
+        for worker in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
+            let settled = self.replicas.settled.load(Ordering::Relaxed);
+            let member = &self.members[usize::from(worker.0)];
+            let is_empty = member.link.is_none() || member.bound.is_empty();
+            match member.seat {
+                // Whoever decides now has use for it, as far as is known here.
+                Seat::Emptying(_) if settled => self.take_back(worker),
+                Seat::Emptying(since) if is_empty || now > since + EMPTY_MAX => self.end_worker(worker, now),
+                Seat::Ending(since) if member.process.is_some() => self.ending_tick(worker, since, now),
+                Seat::Going(since) if member.process.is_none() => self.going_tick(worker, since, now),
+                _ => {}
+            }
+        }
+    }
+
+    fn count_workers(&mut self, now: Instant) {
+        let Some(hook) = self.replicas.hook.clone() else { return };
+        self.replicas.asks_at = now + hook.deadline + LISTEN;
+        let events = self.sender.clone();
+        tokio::spawn(async move {
+            let _ = events.send(Event::Counted(hook.count().await)).await;
+        });
+    }
+
+    /// It has nothing left.
+    fn end_worker(&mut self, worker: WorkerId, now: Instant) {
+        self.member(worker).seat = Seat::Ending(now);
+        if self.members[usize::from(worker.0)].process.is_none() {
+            self.ask(worker, Action::Stop);
+        } else {
+            self.send(worker, DownBody::Drain(Drain { exit: true }));
+        }
+    }
+
+    /// Whether a local worker that was told to end does: another gateway may hold it, and then it does not.
+    fn ending_tick(&mut self, worker: WorkerId, since: Instant, now: Instant) {
+        let member = self.member(worker);
+        if member.link.is_none() || member.state.draining {
+            member.seat = Seat::Going(now);
+            self.order(worker, Order::Stop);
+        } else if now > since + DRAIN_NOTICE {
+            self.stays(worker, "another gateway holds it, or it does not listen", now);
+        }
+    }
+
+    /// Whether a worker of somebody else has gone.
+    fn going_tick(&mut self, worker: WorkerId, since: Instant, now: Instant) {
+        if self.member(worker).link.is_none() {
+            self.seat_off(worker);
+        } else if now > since + GONE_MAX {
+            self.stays(worker, "it is still there", now);
+        }
+    }
+
+    fn stays(&mut self, worker: WorkerId, why: &str, now: Instant) {
+        self.take_back(worker);
+        self.failed(worker, "stop", why, now);
+    }
+
+    /// What an operator asks for.
+    pub(super) fn order_replicas(&mut self, order: ReplicaOrder) -> Result<(), ReplicaError> {
+        let replicas = &mut self.replicas;
+        if replicas.follow == Follow::Off {
+            return Err(ReplicaError::Fixed);
+        }
+        let limits = replicas.planner.limits();
+        let (min, max) = (order.min.unwrap_or(limits.min), order.max.unwrap_or(limits.max));
+        let most = if replicas.follow == Follow::On { self.members.len() } else { self.config.replicas.limits.max };
+        if min < 1 || max < min || max > most {
+            return Err(ReplicaError::Bounds(most));
+        }
+        replicas.planner.bound(min, max);
+        replicas.paused = order.paused.unwrap_or(replicas.paused);
+        let paused = replicas.paused;
+        info!(pool = %self.config.id, min, max, paused, "number of workers steered");
+        self.publish(Instant::now());
+        Ok(())
+    }
+}

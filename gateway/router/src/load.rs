@@ -1,0 +1,241 @@
+//! What workers do and what comes to them, as the planners of [roles](crate::roles) and of [replicas](crate::replicas) are shown it:
+//! steps go in one by one, a [`WorkerLoad`] each comes out once a second.
+//!
+//! Seconds of a step that are nobody's to save are not work: those of an empty step, and those of its first sequence, which no other
+//! worker would halve. Pure: time is an argument.
+
+use crate::WorkerId;
+use crate::cost::fill;
+use penstock_proto::frames::{Batch, EngineState, Role};
+use std::time::Duration;
+
+/// How often planners look.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Weight of the last look in a worker's share of work.
+const FRESH: f64 = 0.3;
+
+/// What is left after a look of what was known of first tokens: the last ten seconds count.
+const KEPT: f64 = 0.9;
+
+/// First tokens from which a share is told.
+const TELLING: f64 = 5.0;
+
+/// One worker at a moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WorkerLoad {
+    /// The worker.
+    pub worker: WorkerId,
+    /// Its role now.
+    pub role: Role,
+    /// Whether it takes requests; others are neither counted nor flipped.
+    pub ready: bool,
+    /// Share of the last seconds in which it computed prefill, 0 to 1.
+    pub prefill_busy: f64,
+    /// Share of the last seconds in which it computed what decoding sequences add to its steps, 0 to 1.
+    pub decode_busy: f64,
+    /// Prefill seconds that wait there.
+    pub queue_seconds: f64,
+    /// Seconds of its steps with sequences that decode, on average.
+    pub step_seconds: f64,
+    /// Seconds of a step that does nothing.
+    pub base_seconds: f64,
+    /// Share of its KV that is held, 0 to 1.
+    pub fill: f64,
+    /// Sequences that run there.
+    pub running: u32,
+    /// Sequences that can.
+    pub sequences_max: u32,
+}
+
+impl WorkerLoad {
+    pub(crate) fn prefills_for_others(&self) -> bool {
+        self.role == Role::Prefill
+    }
+
+    /// Seconds of its steps without the prefill in them, above those of an empty one.
+    pub(crate) fn above_base(&self) -> f64 {
+        match self.running {
+            0 => 0.0,
+            _ => (self.step_seconds * (1.0 - self.prefill_busy.clamp(0.0, 1.0)) - self.base_seconds).max(0.0),
+        }
+    }
+}
+
+/// What comes to the pool, beside what its workers have.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Traffic {
+    /// Requests that wait in the gateway.
+    pub waiting: usize,
+    /// Seconds of prefill that they are.
+    pub waiting_seconds: f64,
+    /// Share of all prefill that is in prompts long enough to be computed apart, 0 to 1.
+    pub long_share: f64,
+}
+
+/// One worker at a moment, as its last word has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// The worker.
+    pub worker: WorkerId,
+    /// What it said last.
+    pub state: &'a EngineState,
+    /// Whether it takes requests.
+    pub ready: bool,
+    /// Sequences that can run there.
+    pub sequences_max: u32,
+    /// Seconds of a step that does nothing; 0: not known.
+    pub base_seconds: f64,
+}
+
+/// What is known of one worker's work.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
+    /// Seconds of prefill since the last look.
+    prefill: f64,
+    /// Share of its time, smoothed.
+    busy: f64,
+    /// Seconds of decoding since the last look, and shares of steps that were decoding, both without those of a first sequence.
+    decode: (f64, f64),
+    /// Share of its time that is more than empty steps, smoothed.
+    decodes: f64,
+    /// Steps with sequences that decode since the last look, and their seconds.
+    steps: (u32, f64),
+    /// Seconds of one, smoothed.
+    step: f64,
+}
+
+/// What workers did lately.
+#[derive(Debug)]
+pub struct Watch {
+    works: Vec<Work>,
+    looked: Duration,
+}
+
+impl Watch {
+    /// Over workers numbered from 0.
+    pub fn new(workers: usize) -> Self {
+        Self { works: vec![Work::default(); workers], looked: Duration::ZERO }
+    }
+
+    /// A worker computed a step.
+    pub fn observe(&mut self, worker: WorkerId, batch: &Batch) {
+        let (prefill, decodes) = (f64::from(batch.prefill_tokens), f64::from(batch.decodes));
+        let Some(work) = self.works.get_mut(usize::from(worker.0)) else { return };
+        if !(batch.seconds.is_finite() && batch.seconds > 0.0 && prefill + decodes > 0.0) {
+            return;
+        }
+        work.prefill += batch.seconds * prefill / (prefill + decodes);
+        if batch.decodes > 0 {
+            let share = (decodes - 1.0) / (prefill + decodes);
+            work.decode = (work.decode.0 + batch.seconds * share, work.decode.1 + share);
+            work.steps = (work.steps.0 + 1, work.steps.1 + batch.seconds);
+        }
+    }
+
+    /// Whether it is time to look.
+    pub fn is_due(&self, now: Duration) -> bool {
+        now.saturating_sub(self.looked) >= LOOK
+    }
+
+    /// What every worker has now and did since the last look. Call when it [is due](Self::is_due).
+    pub fn look(&mut self, seen: &[Seen<'_>], now: Duration) -> Vec<WorkerLoad> {
+        let elapsed = now.saturating_sub(self.looked).max(LOOK).as_secs_f64();
+        self.looked = now;
+        for seen in seen {
+            let Some(work) = self.works.get_mut(usize::from(seen.worker.0)) else { continue };
+            let base = finite(seen.base_seconds);
+            let share = (std::mem::take(&mut work.prefill) / elapsed).min(1.0);
+            work.busy += (share - work.busy) * FRESH;
+            let (seconds, steps) = std::mem::take(&mut work.decode);
+            let share = ((seconds - base * steps) / elapsed).clamp(0.0, 1.0);
+            work.decodes += (share - work.decodes) * FRESH;
+            if let (steps @ 1.., seconds) = std::mem::take(&mut work.steps) {
+                let step = seconds / f64::from(steps);
+                work.step += (step - work.step) * if work.step > 0.0 { FRESH } else { 1.0 };
+            }
+        }
+        seen.iter().map(|seen| self.load(seen)).collect()
+    }
+
+    fn load(&self, seen: &Seen<'_>) -> WorkerLoad {
+        let state = seen.state;
+        let work = self.works.get(usize::from(seen.worker.0)).copied().unwrap_or_default();
+        WorkerLoad {
+            worker: seen.worker,
+            role: state.role(),
+            ready: seen.ready,
+            prefill_busy: work.busy,
+            decode_busy: work.decodes,
+            queue_seconds: finite(state.queue_seconds),
+            step_seconds: work.step,
+            base_seconds: finite(seen.base_seconds),
+            fill: fill(state, 0),
+            running: state.running.saturating_sub(state.stalled),
+            sequences_max: seen.sequences_max,
+        }
+    }
+}
+
+fn finite(value: f64) -> f64 {
+    if value.is_finite() { value.max(0.0) } else { 0.0 }
+}
+
+/// Which share of first tokens came later than was promised, lately.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Promises {
+    late: f64,
+    all: f64,
+}
+
+impl Promises {
+    /// A first token came, or can come no more in time.
+    pub fn first_token(&mut self, took: Duration, promised: Duration) {
+        self.all += 1.0;
+        self.late += f64::from(u8::from(took > promised));
+    }
+
+    /// The share that was late, unless too few came to tell; older ones count less with every call.
+    pub fn look(&mut self) -> Option<f64> {
+        let share = (self.all >= TELLING).then(|| self.late / self.all);
+        (self.late, self.all) = (self.late * KEPT, self.all * KEPT);
+        share
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_step_and_its_first_sequence_are_no_work() {
+        let busy = |decodes: u32, seconds: f64| {
+            let mut watch = Watch::new(1);
+            let state = EngineState::default();
+            let seen = Seen { worker: WorkerId(0), state: &state, ready: true, sequences_max: 8, base_seconds: 0.01 };
+            for second in 1..30 {
+                let steps = (1.0 / seconds) as u32;
+                (0..steps).for_each(|_| {
+                    watch.observe(WorkerId(0), &Batch { decodes, seconds, ..Batch::default() });
+                });
+                watch.look(&[seen], Duration::from_secs(second));
+            }
+            watch.look(&[seen], Duration::from_secs(30))[0].decode_busy / (1.0 - FRESH)
+        };
+        assert!(busy(1, 0.012) < 0.01, "{}", busy(1, 0.012));
+        assert!((busy(10, 0.02) - 0.45).abs() < 0.02, "{}", busy(10, 0.02));
+        assert!((busy(100, 0.1) - 0.89).abs() < 0.02, "{}", busy(100, 0.1));
+    }
+
+    #[test]
+    fn few_first_tokens_tell_nothing_and_old_ones_are_forgotten() {
+        let mut promises = Promises::default();
+        let (soon, late) = (Duration::from_millis(10), Duration::from_secs(2));
+        (0..4).for_each(|_| promises.first_token(late, Duration::from_secs(1)));
+        assert_eq!(promises.look(), None);
+        (0..4).for_each(|_| promises.first_token(soon, Duration::from_secs(1)));
+        assert!(promises.look().is_some_and(|share| (0.4..0.5).contains(&share)));
+        (0..100).for_each(|_| _ = promises.look());
+        assert_eq!(promises.look(), None);
+    }
+}

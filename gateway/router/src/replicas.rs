@@ -1,0 +1,514 @@
+//! How many workers a pool should have: their number follows the load, one worker at a time.
+//!
+//! The work that comes is counted in seconds of engines a second. A worker does not give all of its seconds to it: steps begin with
+//! what an empty one takes, and may not be longer than the TPOT that was promised.
+//!
+//! ```text
+//! n workers; D: seconds of prefill and of decoding a second, and what waits for it against the TTFT
+//! load(n) = max(D / n / (1 - base / TPOT), KV fill / n, (running + waiting) / slots of n)
+//! more    when load(n) > 80 %, or too many first tokens are late while it is above half of that, `hold` long
+//! fewer   when load(n - 1) < 60 % and nothing waits or is late, `idle` long
+//! ```
+//! One change at a time: the next one is thought of when the last one's worker serves, and what it does is known. A worker that is to
+//! go is emptied first, and is taken back if it is needed after all. Pure: time is an argument.
+
+use crate::WorkerId;
+use crate::load::{Traffic, WorkerLoad};
+use std::fmt;
+use std::time::Duration;
+
+/// Load above which there should be more workers.
+const HIGH: f64 = 0.8;
+
+/// Load that fewer workers would have to stay under.
+const LOW: f64 = 0.6;
+
+/// Least share of a worker's time that is believed to be left for work.
+const ROOM_MIN: f64 = 0.05;
+
+/// Weight of the last look in what waits.
+const FRESH: f64 = 0.3;
+
+/// How much sooner the next worker may be started while more than one is missing.
+const HURRY: u32 = 3;
+
+/// How the number may change.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReplicaLimits {
+    /// Workers at least, 1 or more.
+    pub min: usize,
+    /// Workers at most.
+    pub max: usize,
+    /// Time to the first token that is promised, in seconds.
+    pub ttft: f64,
+    /// Time per later token that is promised, in seconds.
+    pub tpot: f64,
+    /// Share of first tokens that may be late.
+    pub late_max: f64,
+    /// How long more must be needed before a worker is started.
+    pub hold: Duration,
+    /// How long nothing more is done after a worker came.
+    pub rest: Duration,
+    /// How long fewer must be enough before a worker is stopped.
+    pub idle: Duration,
+    /// A worker that does not serve after this long is not waited for.
+    pub start: Duration,
+    /// The last worker is the one to go, not the one that has least to finish.
+    pub in_order: bool,
+}
+
+impl Default for ReplicaLimits {
+    fn default() -> Self {
+        Self {
+            min: 1,
+            max: 1,
+            ttft: 1.0,
+            tpot: 0.1,
+            late_max: 0.1,
+            hold: Duration::from_secs(3),
+            rest: Duration::from_secs(10),
+            idle: Duration::from_secs(120),
+            start: Duration::from_secs(300),
+            in_order: false,
+        }
+    }
+}
+
+/// A pool at a moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Sight<'a> {
+    /// The workers that it has: those that serve, those that start and the one that is being emptied.
+    pub loads: &'a [WorkerLoad],
+    /// Which of them is being emptied.
+    pub leaving: Option<WorkerId>,
+    /// What comes.
+    pub traffic: Traffic,
+    /// Share of first tokens that came late, if enough came to tell.
+    pub late: Option<f64>,
+}
+
+/// What should be done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// One worker more.
+    Start,
+    /// Empty this one, then stop it.
+    Stop(WorkerId),
+    /// The one that is being emptied is needed after all.
+    Keep,
+}
+
+/// Why that many workers are wanted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Why {
+    /// They are enough, and fewer would not be.
+    Enough,
+    /// There are fewer than there must be.
+    Least,
+    /// There are more than there may be.
+    Most,
+    /// Their load.
+    Load,
+    /// Share of first tokens that were late.
+    Late(f64),
+    /// The load that fewer would have.
+    Idle(f64),
+    /// More would be needed than there may be.
+    Full,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = |share: f64| (share * 100.0).round();
+        match self {
+            Self::Enough => write!(out, "they are enough"),
+            Self::Least => write!(out, "fewer than the least"),
+            Self::Most => write!(out, "more than the most"),
+            Self::Load => write!(out, "their load is above {:.0} %", percent(HIGH)),
+            Self::Late(share) => write!(out, "{:.0} % of the first tokens were late", percent(*share)),
+            Self::Idle(load) => write!(out, "fewer would have a load of {:.0} %", percent(*load)),
+            Self::Full => write!(out, "more are needed, and there are as many as there may be"),
+        }
+    }
+}
+
+/// What the planner found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Advice {
+    /// Workers that the pool should have.
+    pub wanted: usize,
+    /// Load of those that serve; 1 is all that they can do.
+    pub load: f64,
+    /// Why.
+    pub why: Why,
+    /// What should be done about it now.
+    pub change: Option<Change>,
+}
+
+/// See the module header.
+#[derive(Debug, Default)]
+pub struct Replicas {
+    limits: ReplicaLimits,
+    /// Seconds of prefill that wait, smoothed.
+    queued: f64,
+    busy_since: Option<Duration>,
+    idle_since: Option<Duration>,
+    /// Since when a worker is on its way, or one has gone that should be there.
+    coming_since: Option<Duration>,
+    rests_until: Duration,
+}
+
+/// What is asked of the pool, in workers.
+struct Demand {
+    /// D of the module header over what a worker has for it.
+    work: f64,
+    fill: f64,
+    /// Sequences over those of one worker.
+    places: f64,
+}
+
+impl Demand {
+    fn at(&self, workers: usize) -> f64 {
+        self.work.max(self.fill).max(self.places) / workers.max(1) as f64
+    }
+
+    /// The least number of workers that have a load of no more than [`HIGH`].
+    fn workers(&self) -> usize {
+        // As much as anybody may ask for; a cast from a float stops at the ends.
+        (self.at(1) / HIGH).ceil().max(1.0) as usize
+    }
+}
+
+impl Replicas {
+    /// A planner that has seen nothing.
+    pub fn new(limits: ReplicaLimits) -> Self {
+        Self { limits, ..Self::default() }
+    }
+
+    /// Between which numbers from now on.
+    pub fn bound(&mut self, min: usize, max: usize) {
+        (self.limits.min, self.limits.max) = (min.max(1), max.max(min).max(1));
+    }
+
+    /// By which rules.
+    pub fn limits(&self) -> &ReplicaLimits {
+        &self.limits
+    }
+
+    /// What was done failed, or is to be left alone: nothing more until then.
+    pub fn rest_until(&mut self, until: Duration) {
+        self.rests_until = self.rests_until.max(until);
+    }
+
+    /// Looks at the pool. Call about once a second. A change comes out once; the planner then counts on it (or, in a dry run, on what
+    /// the next look shows).
+    pub fn look(&mut self, sight: &Sight<'_>, now: Duration) -> Advice {
+        let limits = self.limits;
+        let staying: Vec<&WorkerLoad> = sight.loads.iter().filter(|load| Some(load.worker) != sight.leaving).collect();
+        let (count, serving) = (staying.len(), staying.iter().filter(|load| load.ready).count());
+        self.queued += (sight.traffic.waiting_seconds.max(0.0) - self.queued) * FRESH;
+        let demand = self.demand(sight);
+        let load = demand.at(serving);
+        let (wanted, why) = self.wanted(&demand, (count, serving), sight.late);
+        let coming = self.is_coming(serving < count, wanted > count + 1, now);
+        let quiet = sight.traffic.waiting == 0 && sight.late.is_none_or(|late| late <= limits.late_max);
+        let spare = demand.at(serving.saturating_sub(1));
+        let idle = wanted <= count && count > limits.min && serving > 1 && quiet && spare < LOW;
+        since(&mut self.busy_since, wanted > count, now);
+        since(&mut self.idle_since, idle, now);
+        let long =
+            |began: Option<Duration>, least: Duration| began.is_some_and(|began| now.saturating_sub(began) >= least);
+        let advice = |wanted: usize, why: Why, change: Option<Change>| Advice { wanted, load, why, change };
+        if sight.leaving.is_some() {
+            // It is still there: better than another one that has to start.
+            let keep = wanted > count && count < limits.max;
+            return advice(wanted, why, keep.then(|| self.done(Change::Keep, now)));
+        }
+        if count > limits.max {
+            let change = self.least(sight).filter(|_| now >= self.rests_until);
+            return advice(limits.max, Why::Most, change.map(|worker| self.done(Change::Stop(worker), now)));
+        }
+        if wanted > count {
+            let due = count < limits.min || long(self.busy_since, limits.hold);
+            let due = due && now >= self.rests_until && !coming;
+            return advice(wanted, why, due.then(|| self.done(Change::Start, now)));
+        }
+        if idle && long(self.idle_since, limits.idle) && now >= self.rests_until && !coming {
+            let change = self.least(sight).map(|worker| self.done(Change::Stop(worker), now));
+            return advice(count - 1, Why::Idle(spare), change);
+        }
+        advice(wanted, why, None)
+    }
+
+    /// How many workers there should be at least, and why; `count`: that there are, and that serve.
+    fn wanted(&self, demand: &Demand, (count, serving): (usize, usize), late: Option<f64>) -> (usize, Why) {
+        let limits = &self.limits;
+        if count < limits.min {
+            return (limits.min, Why::Least);
+        }
+        // Nothing is known of those that start: what they are for, they are counted on for.
+        let needed = if serving == 0 { count } else { demand.workers() };
+        let late = late.filter(|late| *late > limits.late_max && demand.at(serving) > HIGH / 2.0);
+        let (needed, why) = match late {
+            _ if needed > count => (needed, Why::Load),
+            Some(late) if serving == count => (count + 1, Why::Late(late)),
+            _ => (count, Why::Enough),
+        };
+        match needed > limits.max {
+            true if count >= limits.max => (count, Why::Full),
+            true => (limits.max, why),
+            false => (needed, why),
+        }
+    }
+
+    /// Whether a worker is waited for. When one has come, figures are still those of fewer: there is a rest, a short one while it is `far`
+    /// from enough.
+    fn is_coming(&mut self, missing: bool, far: bool, now: Duration) -> bool {
+        if self.coming_since.is_some() && !missing {
+            self.rests_until = self.rests_until.max(now + self.limits.rest / if far { HURRY } else { 1 });
+            (self.busy_since, self.idle_since) = (None, None);
+        }
+        since(&mut self.coming_since, missing, now);
+        self.coming_since.is_some_and(|began| now.saturating_sub(began) < self.limits.start)
+    }
+
+    fn done(&mut self, change: Change, now: Duration) -> Change {
+        let short = matches!(change, Change::Keep | Change::Start);
+        self.rests_until = now + self.limits.rest / if short { HURRY } else { 1 };
+        (self.busy_since, self.idle_since, self.coming_since) = (None, None, None);
+        change
+    }
+
+    /// Who goes first: one that does not serve, else the one that has least to finish.
+    fn least(&self, sight: &Sight<'_>) -> Option<WorkerId> {
+        if self.limits.in_order {
+            return sight.loads.iter().map(|load| load.worker).max();
+        }
+        let weight = |load: &WorkerLoad| match load.ready {
+            false => -1.0,
+            true => load.queue_seconds + f64::from(load.running) * load.step_seconds.max(1e-6),
+        };
+        // Of equals the last one: pools shrink from their end.
+        let loads = sight.loads.iter().rev();
+        loads.min_by(|a, b| weight(a).total_cmp(&weight(b))).map(|load| load.worker)
+    }
+
+    fn demand(&self, sight: &Sight<'_>) -> Demand {
+        let ready = || sight.loads.iter().filter(|load| load.ready || Some(load.worker) == sight.leaving);
+        let count = ready().count().max(1) as f64;
+        let sum = |of: fn(&WorkerLoad) -> f64| ready().map(of).sum::<f64>();
+        let base = sum(|load| load.base_seconds) / count;
+        let decodes = ready().any(|load| load.running > 0);
+        let tpot = self.limits.tpot;
+        // No number of workers makes empty steps shorter.
+        let room = if decodes && base < tpot { (1.0 - base / tpot).max(ROOM_MIN) } else { 1.0 };
+        let waits = (sum(|load| load.queue_seconds.max(0.0)) + self.queued) / self.limits.ttft.max(1e-3);
+        let work = sum(|load| load.prefill_busy.clamp(0.0, 1.0) + load.decode_busy.clamp(0.0, 1.0));
+        let slots = sum(|load| f64::from(load.sequences_max.max(1))) / count;
+        let sequences = sum(|load| f64::from(load.running)) + sight.traffic.waiting as f64;
+        Demand {
+            work: (work + waits) / room,
+            fill: sum(|load| load.fill.clamp(0.0, 1.0)),
+            places: sequences / slots.max(1.0),
+        }
+    }
+}
+
+/// Notes when something began to be so.
+fn since(began: &mut Option<Duration>, is_so: bool, now: Duration) {
+    *began = if is_so { began.or(Some(now)) } else { None };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::frames::Role;
+    use proptest::prelude::*;
+
+    fn limits(min: usize, max: usize) -> ReplicaLimits {
+        ReplicaLimits { min, max, idle: Duration::from_secs(30), ..ReplicaLimits::default() }
+    }
+
+    fn worker(at: usize, ready: bool) -> WorkerLoad {
+        WorkerLoad {
+            worker: WorkerId(at as u8),
+            role: Role::Mixed,
+            ready,
+            prefill_busy: 0.0,
+            decode_busy: 0.0,
+            queue_seconds: 0.0,
+            step_seconds: 0.02,
+            base_seconds: 0.02,
+            fill: 0.0,
+            running: 1,
+            sequences_max: 32,
+        }
+    }
+
+    /// A pool that does what it is told: a worker takes so many seconds to start, and three to be emptied.
+    struct World {
+        planner: Replicas,
+        /// Serves from then on; `None`: not there.
+        serves: Vec<Option<u64>>,
+        leaving: Option<(usize, u64)>,
+        start: u64,
+    }
+
+    impl World {
+        fn new(limits: ReplicaLimits, count: usize, start: u64) -> Self {
+            let serves = (0..16).map(|at| (at < count).then_some(0)).collect();
+            Self { planner: Replicas::new(limits), serves, leaving: None, start }
+        }
+
+        fn count(&self) -> usize {
+            self.serves.iter().flatten().count()
+        }
+
+        /// One second with so much work to do, in workers.
+        fn second(&mut self, now: u64, work: f64, late: Option<f64>) -> Advice {
+            if let Some((at, _)) = self.leaving.filter(|(_, until)| now >= *until) {
+                (self.serves[at], self.leaving) = (None, None);
+            }
+            let there = self.serves.iter().enumerate().filter_map(|(at, serves)| Some((at, (*serves)?)));
+            let there: Vec<(usize, bool)> = there.map(|(at, serves)| (at, serves <= now)).collect();
+            let serving = there.iter().filter(|(_, ready)| *ready).count().max(1) as f64;
+            let share = work / serving;
+            let load = |(at, ready): &(usize, bool)| WorkerLoad {
+                prefill_busy: if *ready { share.min(1.0) } else { 0.0 },
+                queue_seconds: if *ready { (share - 1.0).max(0.0) } else { 0.0 },
+                ..worker(*at, *ready)
+            };
+            let loads: Vec<WorkerLoad> = there.iter().map(load).collect();
+            let leaving = self.leaving.map(|(at, _)| WorkerId(at as u8));
+            let sight = Sight { loads: &loads, leaving, traffic: Traffic::default(), late };
+            let advice = self.planner.look(&sight, Duration::from_secs(now));
+            match advice.change {
+                None => {}
+                Some(Change::Keep) => self.leaving = None,
+                Some(Change::Stop(worker)) => self.leaving = Some((usize::from(worker.0), now + 3)),
+                Some(Change::Start) => {
+                    let free = self.serves.iter().position(Option::is_none).expect("a free place");
+                    self.serves[free] = Some(now + self.start);
+                }
+            }
+            advice
+        }
+
+        fn run(&mut self, from: u64, seconds: u64, work: f64) -> Vec<(u64, Change)> {
+            (from..from + seconds).filter_map(|now| Some((now, self.second(now, work, None).change?))).collect()
+        }
+    }
+
+    #[test]
+    fn workers_come_with_the_load_one_by_one_and_go_slowly() {
+        let mut world = World::new(limits(1, 8), 1, 5);
+        assert_eq!(world.run(0, 100, 0.5), []);
+        let starts = world.run(100, 100, 2.6);
+        assert!(starts.iter().all(|(_, change)| *change == Change::Start), "{starts:?}");
+        assert_eq!((world.count(), starts[0].0), (5, 103), "2.6 / (1 - 20 ms / 100 ms) / 0.8: {starts:?}");
+        assert!(starts.windows(2).all(|two| two[1].0 - two[0].0 >= 5 + 3), "one at a time: {starts:?}");
+        let stops = world.run(200, 400, 0.2);
+        assert_eq!((world.count(), stops.len()), (1, 4), "{stops:?}");
+        assert!(stops.windows(2).all(|two| two[1].0 - two[0].0 >= 30), "slowly: {stops:?}");
+    }
+
+    #[test]
+    fn a_burst_starts_nobody_and_noise_keeps_the_number() {
+        let mut world = World::new(limits(1, 8), 2, 5);
+        let busy = |now: u64| if now % 10 < 2 { 2.0 } else { 1.0 };
+        let changes: Vec<_> = (0..600).filter_map(|now| world.second(now, busy(now), None).change).collect();
+        assert_eq!(changes, []);
+    }
+
+    #[test]
+    fn what_is_late_needs_more_unless_nobody_works() {
+        let mut world = World::new(limits(1, 4), 1, 5);
+        let idle = (0..60).filter_map(|now| world.second(now, 0.1, Some(1.0)).change).count();
+        assert_eq!((idle, world.count()), (0, 1), "prompts that are too long for one are too long for two");
+        let advice = (60..64).map(|now| world.second(now, 0.45, Some(0.5))).last().expect("a look");
+        assert_eq!((advice.wanted, advice.why, advice.change), (2, Why::Late(0.5), Some(Change::Start)));
+    }
+
+    #[test]
+    fn the_one_that_is_being_emptied_is_taken_back() {
+        let mut world = World::new(limits(1, 4), 2, 5);
+        let stop = world.run(0, 40, 0.2);
+        assert!(matches!(stop[..], [(at, Change::Stop(WorkerId(1)))] if at >= 30), "{stop:?}");
+        let mut world = World::new(limits(1, 4), 2, 5);
+        let (at, _) = (0..40).find_map(|now| Some((now, world.second(now, 0.2, None).change?))).expect("a stop");
+        let advice = world.second(at + 1, 1.5, None);
+        assert_eq!((advice.change, world.count()), (Some(Change::Keep), 2));
+    }
+
+    #[test]
+    fn the_least_is_there_at_once_and_the_most_is_kept() {
+        let mut world = World::new(limits(3, 4), 1, 5);
+        assert_eq!(world.second(0, 0.0, None).why, Why::Least);
+        world.run(1, 60, 0.0);
+        assert_eq!(world.count(), 3);
+        let advice = (61..200).map(|now| world.second(now, 50.0, None)).last().expect("a look");
+        assert_eq!((world.count(), advice.wanted, advice.why), (4, 4, Why::Full));
+        world.planner.bound(1, 2);
+        world.run(200, 60, 50.0);
+        assert_eq!(world.count(), 2, "an operator's word counts at once");
+        world.planner.bound(1, 4);
+        world.planner.rest_until(Duration::from_secs(400));
+        assert_eq!(world.run(300, 99, 50.0), [], "what failed is not tried at once");
+        assert_ne!(world.run(400, 20, 50.0), []);
+    }
+
+    #[test]
+    fn who_does_not_come_is_not_waited_for_for_ever() {
+        let mut world = World::new(ReplicaLimits { start: Duration::from_secs(60), ..limits(1, 8) }, 1, 100_000);
+        let starts = world.run(0, 200, 3.0);
+        assert!((2..=4).contains(&starts.len()), "{starts:?}");
+        assert_eq!(
+            Replicas::new(limits(1, 2))
+                .look(&Sight { loads: &[], leaving: None, traffic: Traffic::default(), late: None }, Duration::ZERO)
+                .change,
+            Some(Change::Start),
+            "a pool without workers gets its least"
+        );
+    }
+
+    #[test]
+    fn in_order_the_last_one_goes() {
+        let mut world = World::new(ReplicaLimits { in_order: true, ..limits(1, 4) }, 3, 5);
+        let stops: Vec<_> = world.run(0, 200, 0.1).into_iter().map(|(_, change)| change).collect();
+        assert_eq!(stops, [Change::Stop(WorkerId(2)), Change::Stop(WorkerId(1))]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_number_stays_in_bounds_and_enough_stay(
+            works in prop::collection::vec((0.0..8.0_f64, 1..40_u64), 20), min in 1..4_usize, more in 0..6_usize, start in 1..60_u64
+        ) {
+            let max = min + more;
+            let mut world = World::new(limits(min, max), min, start);
+            let (mut now, mut last) = (0, None::<(u64, Change)>);
+            for (work, seconds) in works {
+                for _ in 0..seconds {
+                    now += 1;
+                    let serving = world.serves.iter().flatten().filter(|serves| **serves <= now).count();
+                    let leaving = world.leaving.is_some();
+                    let advice = world.second(now, work, None);
+                    prop_assert!((min..=max).contains(&world.count()), "{} of {min}..{max}", world.count());
+                    prop_assert!((min..=max).contains(&advice.wanted));
+                    match advice.change {
+                        Some(Change::Stop(_)) => {
+                            prop_assert!(serving > 1 && work < LOW * (serving - 1) as f64, "{work} on {serving}");
+                            prop_assert!(!leaving);
+                        }
+                        Some(Change::Keep) => prop_assert!(leaving),
+                        Some(Change::Start) => prop_assert!(!leaving && serving == world.count() - 1, "one at a time"),
+                        None => {}
+                    }
+                    if let Some(change) = advice.change {
+                        prop_assert!(change == Change::Keep || last.is_none_or(|(at, _)| now - at >= 3), "{last:?} {now}");
+                        last = Some((now, change));
+                    }
+                }
+            }
+        }
+    }
+}
