@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::mpsc;
 
 const LAYERS: usize = 28;
 const PAGE_BYTES: usize = 128 << 10;
@@ -82,7 +83,7 @@ fn worker(args: &[String]) {
     config.shares_memory = memory == "shared";
     config.tls = rest.first().map(|folder| Tls::read(&files(Path::new(folder))).expect("certificates"));
     let build: penstock_worker::Build = Box::new(|_| {
-        let bytes = (0..REAL_PAGES * LAYERS * PAGE_BYTES).map(|at| (at % 251) as u8).collect();
+        let bytes = vec![7; REAL_PAGES * LAYERS * PAGE_BYTES];
         let model = Memory { bytes, logits: vec![0.5; 8 * 8] };
         let config = EngineConfig { batch_tokens: 4096, chunk_tokens: 4096, ..EngineConfig::default() };
         let info = ReadyInfo { numerics_id: "memory".into(), vocab_size: 8, ..ReadyInfo::default() };
@@ -110,10 +111,24 @@ fn certificates(folder: &Path) {
 /// A gateway's session with a worker process that ends with it.
 struct Session {
     process: Child,
-    reader: Reader,
+    /// What is waited for; all else is read and dropped, so that the worker never waits for this end.
+    heard: mpsc::Receiver<UpBody>,
     writer: Writer,
-    input: BytesMut,
     ready: Ready,
+}
+
+/// Reads to the end.
+async fn hear_all(mut reader: Reader, heard: mpsc::Sender<UpBody>) {
+    let mut input = BytesMut::new();
+    while reader.read_buf(&mut input).await.is_ok_and(|read| read > 0) {
+        while let Some(Up { body, .. }) = codec::decode(&mut input).expect("the contract") {
+            let body = body.expect("a body");
+            let is_idle = matches!(&body, UpBody::Step(step) if step.outputs.is_empty());
+            if !is_idle && heard.send(body).await.is_err() {
+                return;
+            }
+        }
+    }
 }
 
 impl Drop for Session {
@@ -133,7 +148,7 @@ impl Session {
         };
         let mut command = Command::new(std::env::current_exe().expect("a path"));
         command.args(["worker", &listen, &way.streams.to_string(), if way.memory { "shared" } else { "apart" }]);
-        command.args(way.tls.then_some(folder)).stdin(Stdio::null()).stderr(Stdio::null());
+        command.args(way.tls.then_some(folder)).stdin(Stdio::null());
         let process = command.spawn().expect("it starts");
         let tls = way.tls.then(|| Tls::read(&files(folder)).expect("certificates"));
         let address: Address = listen.parse().expect("an address");
@@ -145,7 +160,9 @@ impl Session {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
-        let mut session = Self { process, reader, writer, input: BytesMut::new(), ready: Ready::default() };
+        let (sender, heard) = mpsc::channel(1024);
+        tokio::spawn(hear_all(reader, sender));
+        let mut session = Self { process, heard, writer, ready: Ready::default() };
         session.greet(way.tcp).await;
         session
     }
@@ -174,12 +191,7 @@ impl Session {
     }
 
     async fn hear(&mut self) -> UpBody {
-        loop {
-            if let Some(Up { body, .. }) = codec::decode(&mut self.input).expect("the contract") {
-                return body.expect("a body");
-            }
-            assert!(self.reader.read_buf(&mut self.input).await.expect("it speaks") > 0, "the worker ended");
-        }
+        self.heard.recv().await.expect("the worker lives")
     }
 
     /// Runs a prompt, so that its blocks are there.
