@@ -24,6 +24,7 @@ pub mod fit;
 pub mod fleet;
 pub mod foreign;
 pub mod index;
+mod lines;
 pub mod load;
 pub mod pair;
 mod place;

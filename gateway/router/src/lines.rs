@@ -1,0 +1,103 @@
+//! Requests of one urgency that wait, by tenant; and which tenants are next, however many there are.
+//!
+//! A tenant stands in the *bucket* of what it was served: tenants of one bucket are equals. Within a bucket they are kept by what of
+//! theirs is due first, so that nobody looks at ten thousand tenants to find the next one.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What one tenant has waiting.
+#[derive(Default)]
+pub(crate) struct Line {
+    /// (due, arrival) → request.
+    pub(crate) requests: BTreeMap<(Duration, u64), u64>,
+    bucket: i64,
+}
+
+impl Line {
+    /// Where its tenant stands, by the first of its requests.
+    fn key(&self) -> Option<Key> {
+        self.requests.first_key_value().map(|((due, arrival), _)| (self.bucket, *due, *arrival))
+    }
+}
+
+/// Bucket, due, arrival: no two are equal.
+type Key = (i64, Duration, u64);
+
+/// See the module header.
+#[derive(Default)]
+pub(crate) struct Lines {
+    tenants: HashMap<Arc<str>, Line>,
+    next: BTreeMap<Key, Arc<str>>,
+}
+
+impl Lines {
+    /// Adds a request of a tenant, which is in that bucket.
+    pub(crate) fn insert(&mut self, tenant: &Arc<str>, bucket: i64, at: (Duration, u64), request: u64) {
+        self.change(tenant, |line| {
+            line.bucket = bucket;
+            line.requests.insert(at, request);
+        });
+    }
+
+    /// Takes a request out.
+    pub(crate) fn remove(&mut self, tenant: &Arc<str>, at: (Duration, u64)) {
+        self.change(tenant, |line| {
+            line.requests.remove(&at);
+        });
+    }
+
+    /// The tenant is in this bucket from now on.
+    pub(crate) fn stand(&mut self, tenant: &Arc<str>, bucket: i64) {
+        if self.tenants.get(tenant).is_some_and(|line| line.bucket != bucket) {
+            self.change(tenant, |line| line.bucket = bucket);
+        }
+    }
+
+    fn change(&mut self, tenant: &Arc<str>, change: impl FnOnce(&mut Line)) {
+        let line = self.tenants.entry(Arc::clone(tenant)).or_default();
+        let before = line.key();
+        change(line);
+        let after = line.key();
+        if before != after {
+            before.map(|key| self.next.remove(&key));
+            after.map(|key| self.next.insert(key, Arc::clone(tenant)));
+        }
+        if after.is_none() {
+            self.tenants.remove(tenant);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.tenants.is_empty()
+    }
+
+    /// What a tenant has waiting.
+    pub(crate) fn get(&self, tenant: &Arc<str>) -> Option<&Line> {
+        self.tenants.get(tenant)
+    }
+
+    /// Tenants among whose requests the first `count` are, with what they have: those of the lowest buckets; of a bucket, the first that
+    /// are due before `now`, and the first that are not.
+    pub(crate) fn first(&self, now: Duration, count: usize) -> Vec<(&Arc<str>, &Line)> {
+        let mut first = Vec::new();
+        let mut from = self.next.first_key_value().map(|((bucket, ..), _)| *bucket);
+        while let Some(bucket) = from.filter(|_| first.len() < count) {
+            let (begin, split) = ((bucket, Duration::ZERO, 0), (bucket, now, 0));
+            let end = (bucket, Duration::MAX, u64::MAX);
+            let late = self.next.range(begin..split).take(count);
+            let here = late.chain(self.next.range(split..=end).take(count));
+            first.extend(here.filter_map(|(_, tenant)| Some((tenant, self.tenants.get(tenant)?))));
+            from = self.next.range(end..).next().map(|((bucket, ..), _)| *bucket).filter(|next| *next > bucket);
+        }
+        first
+    }
+
+    /// The tenants of the lowest bucket, and which that is.
+    pub(crate) fn lowest(&self) -> Option<(i64, impl Iterator<Item = &Arc<str>>)> {
+        let ((bucket, ..), _) = self.next.first_key_value()?;
+        let end = (*bucket, Duration::MAX, u64::MAX);
+        Some((*bucket, self.next.range(..=end).map(|(_, tenant)| tenant)))
+    }
+}
