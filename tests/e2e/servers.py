@@ -1,14 +1,18 @@
-"""Real PostgreSQL and Redis servers for one test: started in a folder of their own, stopped by their process ids."""
+"""Real PostgreSQL, Redis and S3 servers for one test: started in a folder of their own, stopped by their process ids."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
+
+import boto3
 
 from harness import free_port, wait_until
 
@@ -110,6 +114,7 @@ class Redis(Server):
     def __init__(self, tls: tuple[Path, Path] | None = None):
         super().__init__("redis")
         self.socket = self.folder / "socket"
+        self.kv_url, self.secret = f"redis+unix://{self.socket}", PASSWORD
         self.url = f"redis+unix://{self.socket}?pass={PASSWORD}"
         self.tls = ""
         if tls:
@@ -136,6 +141,56 @@ class Redis(Server):
         """It dies, and comes back without anything."""
         self.kill()
         self.start()
+
+
+class S3(Server):
+    """S3 as moto plays it, with one bucket and one user; objects are in its memory, signatures are checked."""
+
+    BUCKET = "blocks"
+    REGION = "eu-central-1"
+
+    def __init__(self):
+        super().__init__("s3")
+        port = free_port()
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self.kv_url = f"s3://{self.BUCKET}/kv/test?endpoint={self.endpoint}&region={self.REGION}"
+        listens = f"import socket; socket.create_connection(('127.0.0.1', {port}), 1)"
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        # Until bucket and user are made, everybody may do everything.
+        env = os.environ | {"INITIAL_NO_AUTH_ACTION_COUNT": "4"}
+        self.run(command, [sys.executable, "-c", listens], "S3", env=env)
+        self.keys = ("first", "secret")
+        self.client("s3").create_bucket(
+            Bucket=self.BUCKET, CreateBucketConfiguration={"LocationConstraint": self.REGION}
+        )
+        users, policy = self.client("iam"), {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+        users.create_user(UserName="penstock")
+        document = json.dumps({"Version": "2012-10-17", "Statement": [policy]})
+        users.put_user_policy(UserName="penstock", PolicyName="all", PolicyDocument=document)
+        made = users.create_access_key(UserName="penstock")["AccessKey"]
+        self.keys = (made["AccessKeyId"], made["SecretAccessKey"])
+        self.secret = ":".join(self.keys)
+
+    def client(self, service: str):
+        """How its operator tells it something."""
+        key_id, key = self.keys
+        return boto3.client(
+            service,
+            endpoint_url=self.endpoint,
+            region_name=self.REGION,
+            aws_access_key_id=key_id,
+            aws_secret_access_key=key,
+        )
+
+    def objects(self) -> dict[str, bytes]:
+        """All that is in the bucket."""
+        client = self.client("s3")
+        listed = client.list_objects_v2(Bucket=self.BUCKET).get("Contents", [])
+        return {one["Key"]: client.get_object(Bucket=self.BUCKET, Key=one["Key"])["Body"].read() for one in listed}
+
+    def put(self, objects: dict[str, bytes]) -> None:
+        for name, body in objects.items():
+            self.client("s3").put_object(Bucket=self.BUCKET, Key=name, Body=body)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,10 @@ import random
 import signal
 from pathlib import Path
 
+import pytest
+
 from harness import Gateway, serving, user, wait_until
-from servers import PASSWORD, Redis
+from servers import S3, Redis
 
 # Forty blocks of the demo model: three prompts of these tests do not fit.
 KV_BYTES = 40 * 98_304
@@ -122,20 +124,80 @@ def test_a_disk_that_cannot_be_used_is_left_out(tmp_path):
         assert "no KV tier on disk" in gateway.log()
 
 
-def test_workers_share_a_server_and_go_on_without_it(tmp_path):
-    server = Redis()
-    secret = tmp_path / "password"
-    secret.write_text(PASSWORD + "\n")
-    remote = f'kv_remote = "redis+unix://{server.socket}"\nkv_remote_password_file = "{secret}"\n'
+def remote(server: Redis | S3, folder: Path) -> str:
+    """The keys for a tier at `server`, with its secret in a file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    secret = folder / "secret"
+    secret.write_text(server.secret + "\n")
+    return f'kv_remote = "{server.kv_url}"\nkv_remote_password_file = "{secret}"\n'
+
+
+def command_lines(gateway: Gateway) -> str:
+    """What everybody on the machine can read of its processes."""
+    paths = [Path(f"/proc/{pid}/cmdline") for pid in [gateway.process.pid, *gateway.worker_pids()]]
+    return " ".join(path.read_text() for path in paths)
+
+
+@pytest.mark.parametrize("kind", [Redis, S3])
+def test_workers_share_a_server_and_go_on_without_it(tmp_path, kind):
+    server = kind()
+    keys = remote(server, tmp_path)
     try:
-        with serving(tmp_path / "one", config=config(tmp_path, remote)) as one:
+        with serving(tmp_path / "one", config=config(tmp_path, keys)) as one:
             answers = fill(one, range(4))
-        with serving(tmp_path / "two", config=config(tmp_path, remote)) as two:
+        with serving(tmp_path / "two", config=config(tmp_path, keys)) as two:
             text, cached = ask(two, 0)
             assert (text, cached > 500) == (answers[0], True), "what another worker computed"
+            server.hang()
+            assert ask(two, 1)[0] == answers[1], "it waits for the server no longer than for computing"
             server.kill()
-            for seed in range(1, 4):
+            for seed in range(2, 4):
                 assert ask(two, seed)[0] == answers[seed], "it goes on without the server"
-            assert PASSWORD not in two.log()
+            secret = server.secret.split(":")[-1]
+            assert secret not in two.log() and secret not in command_lines(two)
+    finally:
+        server.close()
+
+
+def test_what_is_wrong_in_a_bucket_is_never_used(tmp_path):
+    server = S3()
+    # The secret of the environment, as on machines that have a role.
+    key_id, key = server.keys
+    env = {"AWS_ACCESS_KEY_ID": key_id, "AWS_SECRET_ACCESS_KEY": key}
+    keys = f'kv_remote = "{server.kv_url}"\n'
+    try:
+        with serving(tmp_path / "one", config=config(tmp_path, keys), env=env) as one:
+            answers = fill(one, range(4))
+        good = server.objects()
+        assert len(good) > 60, "the blocks of all four, orderly put away"
+        flipped = {name: body[:-9] + bytes([body[-9] ^ 1]) + body[-8:] for name, body in good.items()}
+        wrongs = [
+            flipped,
+            {name: body[:-1] for name, body in good.items()},
+            {name: body * 3 for name, body in good.items()},
+            # Each is whole, and not what its name says.
+            dict(zip(good, reversed(good.values()), strict=True)),
+        ]
+        for number, wrong in enumerate(wrongs):
+            server.put(wrong)
+            with serving(tmp_path / f"wrong-{number}", config=config(tmp_path, keys), env=env) as two:
+                text, cached = ask(two, number)
+                assert text == answers[number]
+                assert cached < 32 * 2, "nothing of it was good"
+                wait_until(lambda two=two: two.metric("penstock_kv_tier_corrupt_total") > 0, "it was counted")
+    finally:
+        server.close()
+
+
+def test_a_bucket_that_is_not_ours_is_left_alone(tmp_path):
+    server = S3()
+    server.secret = f"{server.keys[0]}:not-the-secret"
+    try:
+        with serving(tmp_path, config=config(tmp_path, remote(server, tmp_path))) as gateway:
+            answers = {seed: ask(gateway, seed)[0] for seed in range(4)}
+            assert ask(gateway, 0)[0] == answers[0]
+            wait_until(lambda: "the remote KV tier does not answer" in gateway.log(), "it is said")
+            assert "not-the-secret" not in gateway.log()
+        assert server.objects() == {}
     finally:
         server.close()

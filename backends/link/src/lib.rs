@@ -17,7 +17,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 pub use beside::{Came, dial_unix, send_beside};
-pub use tls::{Tls, TlsError, TlsFiles};
+pub use tls::{Tls, TlsError, TlsFiles, public_authorities, public_client};
 
 /// Half of a connection, to read from.
 pub type Reader = Box<dyn AsyncRead + Send + Unpin>;

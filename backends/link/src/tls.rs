@@ -92,6 +92,26 @@ impl Tls {
     }
 }
 
+/// The authorities of public servers: the system's, and where it has none, Mozilla's as they were when this was built.
+pub fn public_authorities() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().unwrap_or_default());
+    if roots.is_empty() {
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    roots
+}
+
+/// TLS to a public server.
+///
+/// # Errors
+/// What the library says; not with the provider that is built in.
+pub fn public_client() -> Result<ClientConfig, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    Ok(builder.with_root_certificates(public_authorities()).with_no_client_auth())
+}
+
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).map_err(|error| wrong(path, &error))?.collect();
     let all = all.map_err(|error| wrong(path, &error))?;

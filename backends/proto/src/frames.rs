@@ -9,7 +9,7 @@ use prost::{Message, Oneof};
 #[derive(Clone, PartialEq, Message)]
 pub struct Down {
     /// What the gateway says.
-    #[prost(oneof = "DownBody", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
+    #[prost(oneof = "DownBody", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
     pub body: Option<DownBody>,
 }
 
@@ -41,6 +41,9 @@ pub enum DownBody {
     /// Fetch blocks from another worker into the prefix cache.
     #[prost(message, tag = "8")]
     Pull(Pull),
+    /// Load blocks that a request will need.
+    #[prost(message, tag = "9")]
+    Prefetch(Prefetch),
 }
 
 /// Worker to gateway.
@@ -196,6 +199,21 @@ pub struct Pull {
     /// Seconds after which it is given up.
     #[prost(double, tag = "4")]
     pub deadline_seconds: f64,
+}
+
+/// A request that waits in the gateway will probably come here: what lower tiers have of its prompt may be loaded before it does. A hint:
+/// there is no answer, a [`Generate`] or [`Cancel`] of the same number ends it, and so does time.
+#[derive(Clone, PartialEq, Message)]
+pub struct Prefetch {
+    /// The request.
+    #[prost(uint64, tag = "1")]
+    pub request: u64,
+    /// Names of the blocks of its prompt from the first on, 16 bytes each.
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    pub hashes: Vec<Vec<u8>>,
+    /// Seconds that it is predicted to wait still.
+    #[prost(double, tag = "3")]
+    pub wait_seconds: f64,
 }
 
 /// What became of a [`Pull`].
@@ -586,6 +604,20 @@ pub struct EngineState {
     /// Blocks that the waiting sequences will take, beside those that are cached: they are spoken for, though still free.
     #[prost(uint32, tag = "24")]
     pub blocks_wanted: u32,
+    /// Blocks that were loaded for requests before those came.
+    #[prost(message, optional, tag = "25")]
+    pub prefetches: Option<PrefetchState>,
+}
+
+/// Blocks that a [`Prefetch`] brought, sums since the epoch began.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct PrefetchState {
+    /// Of these, found there by a request.
+    #[prost(uint64, tag = "1")]
+    pub used: u64,
+    /// Of these, not asked for by any request for a while.
+    #[prost(uint64, tag = "2")]
+    pub unused: u64,
 }
 
 /// One tier of one worker.

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address;
+pub mod bucket;
 pub mod codec;
 pub mod error;
 pub mod frames;
@@ -16,6 +17,7 @@ pub mod hash;
 pub mod transfer;
 
 pub use address::Address;
+pub use bucket::{Bucket, BucketError};
 pub use error::{ErrorKind, Fault, Retry};
 pub use hash::{BlockHash, BlockHasher};
 

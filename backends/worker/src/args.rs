@@ -67,10 +67,12 @@ pub struct WorkerArgs {
     /// Memory of the host for KV blocks of a device that has its own, in bytes.
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     pub kv_host_bytes: u64,
-    /// Redis or Valkey for KV blocks, shared by workers: redis://HOST:PORT/DB.
+    /// Redis, Valkey or a bucket of S3 for KV blocks, shared by workers: redis://HOST:PORT/DB, or
+    /// s3://BUCKET/PREFIX?endpoint=URL&region=REGION (endpoint: of a server that is not Amazon's).
     #[arg(long, value_name = "URL")]
     pub kv_remote: Option<String>,
-    /// File with the password of that server.
+    /// File with the password of that server; for S3 with ACCESS_KEY_ID:SECRET_ACCESS_KEY, without which AWS's environment variables and
+    /// the instance's role are used.
     #[arg(long, value_name = "FILE", requires = "kv_remote")]
     pub kv_remote_password_file: Option<PathBuf>,
     /// Sequences that run at once. 0: the engine's default.

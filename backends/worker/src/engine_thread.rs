@@ -5,12 +5,14 @@
 
 use crate::config::{Build, ReadyInfo, WorkerError};
 use crate::session::Phase;
-use crate::tiers::{Outcome, Tell, TierOptions, Tiers};
+use crate::tiers::{Ahead, Outcome, Tell, TierOptions, Tiers};
 use crate::transfer::{About, Arrival, Incoming, PageIn, Peers, Report, Taken};
 use crate::{Ended, chain};
 use penstock_engine::{Engine, PageSink, Prefill};
-use penstock_proto::frames::{Cancel, EngineState, Generate, Output, Pull, Ready, Role, Step, UpBody, Window};
-use penstock_proto::transfer::First;
+use penstock_proto::frames::{
+    Cancel, EngineState, Generate, Output, Prefetch, Pull, Ready, Role, Step, UpBody, Window,
+};
+use penstock_proto::transfer::{Fetch, First};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, PROTOCOL_VERSION};
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
@@ -43,6 +45,8 @@ pub(crate) enum Command {
     SetRole { role: Role },
     /// Fetch blocks from another worker.
     Pull { session: u64, pull: Pull },
+    /// Load what a request will need.
+    Prefetch { session: u64, prefetch: Prefetch },
     /// A page of a transfer in.
     Page(PageIn),
     /// First tokens that the other end of a transfer in has drawn.
@@ -292,6 +296,7 @@ impl Desk {
             Command::Detach { session } => self.detach(session),
             Command::Generate { session, generate } => self.generate(session, *generate),
             Command::Cancel { session, mut cancel } => {
+                self.end_ahead(session, cancel.request);
                 if let Some(id) = self.engine_ids.get(&(session, cancel.request)) {
                     cancel.request = *id;
                     self.cancel(cancel);
@@ -312,6 +317,7 @@ impl Desk {
                 self.tell_state();
             }
             Command::Pull { session, pull } => self.pull(session, pull),
+            Command::Prefetch { session, prefetch } => self.prefetch(session, prefetch),
             Command::Page(page) => self.arrivals.push_back(Arrival::Page(page)),
             Command::First { id, first } => self.first(id, first),
             Command::Received { id, report } => self.arrivals.push_back(Arrival::End(id, report)),
@@ -336,11 +342,7 @@ impl Desk {
                     self.tell_tiers();
                 }
             }
-            Command::Tick => {
-                if self.waits() {
-                    self.submit_all(Tiers::advance);
-                }
-            }
+            Command::Tick => self.submit_all(Tiers::advance),
         }
     }
 
@@ -349,12 +351,28 @@ impl Desk {
         self.tiers.as_ref().is_some_and(Tiers::is_waiting)
     }
 
+    /// Loads what a request will need that has not come yet. What makes no sense is not done: nobody waits for an answer.
+    fn prefetch(&mut self, session: u64, prefetch: Prefetch) {
+        let Prefetch { request, hashes, wait_seconds } = prefetch;
+        let Some(chain) = (Fetch { hashes }).names().filter(|_| !self.is_draining && !self.exit) else { return };
+        self.end_ahead(session, request);
+        self.next += 1;
+        let wait = Duration::try_from_secs_f64(wait_seconds).unwrap_or_default();
+        let ahead = Ahead { id: self.next, session, request, chain, wait };
+        self.submit_all(|tiers, engine| tiers.ahead(ahead, engine));
+    }
+
+    fn end_ahead(&mut self, session: u64, request: u64) {
+        self.tiers.iter_mut().for_each(|tiers| tiers.end_ahead(session, request));
+    }
+
     /// Submits the requests that the tiers let go.
     fn submit_all(&mut self, ready: impl FnOnce(&mut Tiers, &mut Engine) -> Vec<Generate>) {
         let Some(tiers) = &mut self.tiers else { return };
         for generate in ready(tiers, &mut self.engine) {
             self.engine.submit(generate);
         }
+        self.is_untold |= tiers.take_news();
     }
 
     /// Cancels a request, wherever it is.
@@ -462,6 +480,7 @@ impl Desk {
 
     fn detach(&mut self, session: u64) {
         self.sessions.remove(&session);
+        self.tiers.iter_mut().for_each(|tiers| tiers.end_session(session));
         let theirs: Vec<u64> =
             self.entries.iter().filter(|(_, entry)| entry.session == session).map(|(id, _)| *id).collect();
         for id in theirs {
@@ -474,6 +493,7 @@ impl Desk {
         let Some(view) = self.sessions.get_mut(&session) else { return };
         view.accepted += 1;
         let request = generate.request;
+        self.end_ahead(session, request);
         self.next += 1;
         let id = self.next;
         // So many ends are said, however many are asked for.

@@ -219,6 +219,7 @@ impl Host {
                 Some(DownBody::Window(window)) => Command::Window { session, window },
                 Some(DownBody::SetRole(set)) => Command::SetRole { role: set.role() },
                 Some(DownBody::Pull(pull)) => Command::Pull { session, pull },
+                Some(DownBody::Prefetch(prefetch)) => Command::Prefetch { session, prefetch },
                 Some(DownBody::Drain(drain)) => {
                     if done.is_none() {
                         self.done.fetch_add(1, Ordering::Relaxed);

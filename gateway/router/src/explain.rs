@@ -22,6 +22,13 @@ pub struct Found {
     pub loaded: u32,
 }
 
+impl Found {
+    /// In all.
+    pub fn all(&self) -> u32 {
+        self.device + self.promised + self.host + self.disk + self.remote
+    }
+}
+
 /// A worker as a place for one request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Candidate {

@@ -1,5 +1,9 @@
 //! All workers of a pool and all requests that wait for one: what workers say goes in, bindings come out.
 
+mod ahead;
+
+pub use ahead::Ahead;
+
 use crate::cost::Weights;
 use crate::explain::{Candidate, Explanation, Why, why};
 use crate::fit::Fit;
@@ -173,6 +177,8 @@ pub struct Fleet {
     bound: HashMap<u64, Bound>,
     refused: VecDeque<(u64, Reject)>,
     decisions: VecDeque<Explanation>,
+    /// Somebody came into the queue or left it since [`Self::ahead`] looked.
+    has_moved: bool,
 }
 
 impl Fleet {
@@ -195,6 +201,7 @@ impl Fleet {
             bound: HashMap::new(),
             refused: VecDeque::new(),
             decisions: VecDeque::new(),
+            has_moved: false,
         }
     }
 
@@ -285,6 +292,7 @@ impl Fleet {
             let retry_after = late.max(Duration::from_secs(1));
             return Err(Reject { retry_after, refusal });
         }
+        self.has_moved = true;
         let retry_after = || self.predicted_ttft(0).clamp(Duration::from_secs(1), Duration::from_secs(60));
         let reject = Reject { retry_after: retry_after(), refusal: Refusal::Full };
         self.queue.raise_level(self.site.workers.values().filter_map(WorkerView::first_turn).min());
@@ -338,6 +346,7 @@ impl Fleet {
 
     /// A request ended, or will wait again: forgets that it waits and what was promised for it.
     pub fn remove(&mut self, request: u64) {
+        self.has_moved = true;
         self.queue.remove(request);
         self.settle(request);
         if let Some(bound) = self.bound.remove(&request).filter(|bound| bound.emitted > 0) {

@@ -40,7 +40,7 @@ mod worker;
 pub use cost::Weights;
 pub use explain::{Candidate, Explanation};
 pub use fit::Fit;
-pub use fleet::{Choice, Fleet, Limits, Refusal, Reject};
+pub use fleet::{Ahead, Choice, Fleet, Limits, Refusal, Reject};
 pub use index::{Hits, KvIndex};
 pub use policy::Policy;
 pub use queue::{FIRST, View};

@@ -97,6 +97,8 @@ pub(crate) struct Waiting {
     /// What each worker has of its prompt, as of a moment ago.
     pub(crate) found: Vec<(WorkerId, Found)>,
     pub(crate) found_at: Duration,
+    /// It was looked at what a worker could load for it.
+    pub(crate) is_ahead: bool,
     place: Place,
     hashes: Vec<(Arc<str>, Arc<[BlockHash]>)>,
 }
@@ -105,7 +107,8 @@ impl Waiting {
     pub(crate) fn new(request: u64, view: View, since: Duration) -> Self {
         let place = Place { lane: Lane { new: !view.resumed, priority: view.priority }, due: since, arrival: 0 };
         let (found, found_at) = (Vec::new(), Duration::ZERO);
-        Self { request, view, since, estimate: 0.0, held: None, found, found_at, place, hashes: Vec::new() }
+        let (estimate, held, is_ahead, hashes) = (0.0, None, false, Vec::new());
+        Self { request, view, since, estimate, held, found, found_at, is_ahead, place, hashes }
     }
 
     /// Block hashes as a worker of these numerics would compute them; computed once per numerics.

@@ -290,6 +290,16 @@ impl WorkerView {
         (block.is_finite() && block > 0.0).then(|| block * f64::from(tokens) / BLOCK_TOKENS as f64)
     }
 
+    /// Whether it has blocks below its device.
+    pub(crate) fn has_tiers(&self) -> bool {
+        !self.member.state.tiers.is_empty()
+    }
+
+    /// Whether it has this tier, and the tier works.
+    pub(crate) fn has_tier(&self, tier: Tier) -> bool {
+        self.member.state.tiers.iter().any(|state| state.tier == tier as i32 && state.blocks_total > 0)
+    }
+
     /// Seconds to pull so many tokens from another worker, by what its transfers took so far; `None`: they cannot be moved.
     pub(crate) fn pull_seconds(&self, from: &Self, tokens: u32) -> Option<f64> {
         let bytes = self.member.block_bytes;

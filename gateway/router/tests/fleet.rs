@@ -1,6 +1,6 @@
 //! The router's face: who gets a request, who waits, who is refused.
 
-use penstock_proto::frames::{Batch, EngineState, KvEvent};
+use penstock_proto::frames::{Batch, EngineState, KvEvent, Tier, TierState};
 use penstock_proto::{BLOCK_TOKENS, BlockHasher};
 use penstock_router::{Choice, Fleet, Limits, Member, Refusal, Slo, View, Weights, WorkerId};
 use std::sync::Arc;
@@ -95,6 +95,50 @@ fn a_cached_prefix_draws_its_request() {
         assert_eq!((worker, cached_tokens), (B, 640 + 32 * u32::from(request > 0)), "resident, then promised too");
         assert!(ttft < Duration::from_millis(200), "60 tokens and a step: {ttft:?}");
     }
+}
+
+/// A worker that is full, with a disk.
+fn full(seconds: f64) -> EngineState {
+    let disk = TierState { load_seconds_per_block: 0.001, tier: Tier::Disk as i32, ..TierState::default() };
+    EngineState { credits: 0, running: 1, queue_seconds: seconds, tiers: vec![disk], ..state(0) }
+}
+
+fn on_disk(tokens: u32) -> KvEvent {
+    KvEvent { tier: Tier::Disk as i32, ..stored(tokens, "n") }
+}
+
+#[test]
+fn who_will_get_a_request_that_waits_may_load_for_it() {
+    let mut fleet = two();
+    fleet.update(A, Some(&full(1.0)), &[], 0);
+    fleet.update(B, Some(&full(1.0)), &[on_disk(640)], 0);
+    fleet.enqueue(1, view(704), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0), []);
+    let [ahead] = &fleet.ahead(Duration::ZERO)[..] else { panic!("one waits") };
+    assert_eq!((ahead.request, ahead.worker, ahead.blocks.len()), (1, B, 21), "the last token is always computed");
+    assert!(ahead.wait >= Duration::from_secs(1));
+    assert_eq!(fleet.ahead(Duration::ZERO), [], "it is said once");
+    // Nobody has anything of it below; nobody waits.
+    let other: Arc<[u32]> = vec![9; 704].into();
+    fleet.enqueue(2, View { tokens: other, ..view(0) }, Duration::ZERO).expect("room");
+    assert_eq!(fleet.ahead(Duration::ZERO), []);
+    fleet.update(B, Some(&EngineState { tiers: full(0.0).tiers, ..state(5) }), &[], 0);
+    fleet.enqueue(3, view(704), Duration::ZERO).expect("room");
+    assert_eq!(bindings(&mut fleet, 0).len(), 3);
+    assert_eq!(fleet.ahead(Duration::ZERO), []);
+}
+
+#[test]
+fn a_store_that_others_write_to_is_asked_ahead_too() {
+    let mut fleet = two();
+    let remote = TierState { tier: Tier::Remote as i32, blocks_total: 100, ..TierState::default() };
+    fleet.update(A, Some(&EngineState { tiers: vec![remote], ..full(1.0) }), &[], 0);
+    fleet.leave(B);
+    for (request, tokens) in [(1, 704), (2, 40)] {
+        fleet.enqueue(request, view(tokens), Duration::ZERO).expect("room");
+    }
+    let named: Vec<u64> = fleet.ahead(Duration::ZERO).iter().map(|ahead| ahead.request).collect();
+    assert_eq!(named, [1], "one block is not worth a question");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use rustix::fs::OFlags;
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 
@@ -37,6 +37,9 @@ const SLOTS_MAX: usize = 400_000;
 
 /// Workers that share one path at most.
 const SHARERS_MAX: usize = 64;
+
+/// Times that a folder may be removed by others while it is being locked.
+const REMOVALS_MAX: usize = 16;
 
 /// Segments open at once.
 const OPEN_MAX: usize = 64;
@@ -242,17 +245,38 @@ fn make_folder(path: &Path) -> io::Result<()> {
 
 /// A folder below `path` that no other worker uses, and the lock on it.
 fn lock(path: &Path) -> io::Result<(PathBuf, File)> {
+    let mut options = private();
+    options.create(true).truncate(false);
     for n in 0..SHARERS_MAX {
         let folder = path.join(n.to_string());
-        make_folder(&folder)?;
-        let file = private().create(true).truncate(false).open(folder.join("lock"))?;
-        match file.try_lock() {
-            Ok(()) => return Ok((folder, file)),
-            Err(TryLockError::WouldBlock) => {}
-            Err(TryLockError::Error(error)) => return Err(error),
+        let mut removals = 0..REMOVALS_MAX;
+        loop {
+            make_folder(&folder)?;
+            match own(&options, &folder) {
+                Ok(Some(lock)) => return Ok((folder, lock)),
+                Ok(None) => break,
+                // Removed under our hands: made anew.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && removals.next().is_some() => {}
+                Err(error) => return Err(error),
+            }
         }
     }
     Err(io::Error::new(io::ErrorKind::AddrInUse, format!("{} workers use {}", SHARERS_MAX, path.display())))
+}
+
+/// The lock of a folder, if nobody has it. Whoever has it may remove the file: what was opened before that is a lock on nothing.
+fn own(options: &OpenOptions, folder: &Path) -> io::Result<Option<File>> {
+    let path = folder.join("lock");
+    let file = options.open(&path)?;
+    match file.try_lock() {
+        Ok(()) => {
+            let (ours, there) = (file.metadata()?, std::fs::symlink_metadata(&path)?);
+            let is_there = (ours.dev(), ours.ino()) == (there.dev(), there.ino());
+            if is_there { Ok(Some(file)) } else { Err(io::ErrorKind::NotFound.into()) }
+        }
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
 }
 
 /// Removes what workers of another model or other numerics left, if they are gone: nobody would ever read it.
@@ -270,10 +294,7 @@ fn forget_others(path: &Path, name: &str) {
 fn forget(identity: &Path) {
     for n in 0..SHARERS_MAX {
         let folder = identity.join(n.to_string());
-        let Ok(lock) = private().open(folder.join("lock")) else { continue };
-        if lock.try_lock().is_err() {
-            continue;
-        }
+        let Ok(Some(_lock)) = own(&private(), &folder) else { continue };
         for segment in 0.. {
             if std::fs::remove_file(folder.join(format!("segment-{segment:04}.kv"))).is_err() {
                 break;
@@ -292,7 +313,6 @@ fn forget(identity: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
 
     /// A folder that goes with its owner.
     struct Folder(PathBuf);
@@ -401,6 +421,43 @@ mod tests {
         drop(one);
         drop(DiskSet::open(&folder.0, 100_000, &other).expect("opens"));
         assert!(!path.exists(), "nobody would ever read it");
+    }
+
+    #[test]
+    fn a_lock_that_was_removed_is_none() {
+        let folder = Folder::new("removed");
+        make_folder(&folder.0).expect("made");
+        let mut options = private();
+        options.create(true).truncate(false);
+        let lock = folder.0.join("lock");
+        let first = own(&options, &folder.0).expect("locks").expect("free");
+        assert!(own(&private(), &folder.0).expect("asks").is_none(), "somebody has it");
+        // Removed by its owner while another waited for it, and made anew by a third.
+        let opened = OpenOptions::new().write(true).open(&lock).expect("opens");
+        std::fs::remove_file(&lock).expect("removes");
+        let third = own(&options, &folder.0).expect("locks").expect("free");
+        drop(first);
+        opened.try_lock().expect("nobody has the old one");
+        assert!(own(&private(), &folder.0).expect("asks").is_none(), "the third still has its own");
+        drop((opened, third));
+        assert!(own(&private(), &folder.0).expect("asks").is_some());
+    }
+
+    #[test]
+    fn workers_that_come_and_go_never_lose_what_they_have_to_others() {
+        let folder = Folder::new("storm");
+        let one = |n: u128| {
+            let identity = Identity::new(&n.to_le_bytes(), "numerics", BYTES);
+            for round in 1..40 {
+                let (mut set, _) = DiskSet::open(&folder.0, 100_000, &identity).expect("opens");
+                set.write(SlotId(0), link(round), &[n as u8; BYTES]).expect("writes");
+                std::thread::yield_now();
+                let here = std::fs::symlink_metadata(set.folder.join("lock")).expect("its lock is there");
+                assert_eq!(here.ino(), set._lock.metadata().expect("open").ino(), "and its own");
+                assert!(set.segment_path(0).exists(), "nobody removes what is in use");
+            }
+        };
+        std::thread::scope(|scope| (0..6).for_each(|n| drop(scope.spawn(move || one(n % 3)))));
     }
 
     #[test]

@@ -4,12 +4,15 @@
 //! be quicker than to compute them; then it is submitted and finds them like any cached block. Blocks come one after another through a
 //! window that all requests share, oldest request first. Whatever goes wrong (a block is gone, is wrong, does not come in time, finds no
 //! page), the request is submitted with what it has, and the engine computes the rest.
+//!
+//! A request that still waits in the gateway can be here *ahead* of itself: its blocks are brought while it waits, after those of requests
+//! that are here, through half the window, and no more of them than a share of the device. They are cached blocks then like others.
 
 use super::levels::{Levels, Load, News};
 use super::lock;
 use penstock_engine::{Engine, Imported};
 use penstock_kv::load::worth_loading;
-use penstock_proto::frames::{Generate, Window};
+use penstock_proto::frames::{Generate, PrefetchState, Window};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
@@ -28,9 +31,30 @@ const FIND_MAX: usize = 256;
 /// Blocks below which the remote tier is not asked: a round trip for nothing.
 const FIND_MIN: usize = 2;
 
+/// Requests that may be here ahead of themselves; what is asked beyond is not done.
+const AHEAD_MAX: usize = 64;
+
+/// Their blocks take no more of the device than one in so many.
+const AHEAD_SHARE: usize = 4;
+
+/// They are given up after a multiple of what they were predicted to wait, within these limits.
+const AHEAD_MIN: Duration = Duration::from_secs(5);
+const AHEAD_MOST: Duration = Duration::from_secs(60);
+
+/// A block that came ahead and that no request has found after so long came for nothing.
+const FRESH_MAX: Duration = Duration::from_secs(60);
+
+/// What blocks are brought for.
+enum Errand {
+    /// A request, which waits for them.
+    Request(Box<Generate>),
+    /// One that will come from a session under this number.
+    Ahead { session: u64, request: u64 },
+}
+
 struct Held {
     id: u64,
-    generate: Generate,
+    errand: Errand,
     chain: Vec<BlockHash>,
     /// Blocks that are on the device.
     here: usize,
@@ -41,13 +65,45 @@ struct Held {
     deadline: Instant,
 }
 
+impl Held {
+    fn generate(&self) -> Option<&Generate> {
+        match &self.errand {
+            Errand::Request(generate) => Some(generate),
+            Errand::Ahead { .. } => None,
+        }
+    }
+
+    fn into_generate(self) -> Option<Generate> {
+        match self.errand {
+            Errand::Request(generate) => Some(*generate),
+            Errand::Ahead { .. } => None,
+        }
+    }
+}
+
+/// A request that will come, and what its blocks are called.
+pub(crate) struct Ahead {
+    pub(crate) id: u64,
+    pub(crate) session: u64,
+    pub(crate) request: u64,
+    pub(crate) chain: Vec<BlockHash>,
+    /// How long it is predicted to wait still.
+    pub(crate) wait: Duration,
+}
+
 /// All requests that wait.
 pub(crate) struct Intake {
+    /// Those that are here, then those that are ahead of themselves; oldest first.
     held: VecDeque<Held>,
     /// Blocks on their way.
     coming: HashSet<BlockHash>,
     /// Blocks that came before those in front of them.
     arrived: HashMap<BlockHash, Vec<u8>>,
+    /// Blocks that came ahead and that no request has found yet, and when they came.
+    fresh: HashMap<BlockHash, Instant>,
+    prefetches: PrefetchState,
+    /// Something came ahead that nobody was told of.
+    is_news: bool,
     window: usize,
     numerics: String,
 }
@@ -58,6 +114,9 @@ impl Intake {
             held: VecDeque::new(),
             coming: HashSet::new(),
             arrived: HashMap::new(),
+            fresh: HashMap::new(),
+            prefetches: PrefetchState::default(),
+            is_news: false,
             window: (WINDOW_BYTES / block_bytes.max(1)).clamp(2, 64),
             numerics: numerics.to_owned(),
         }
@@ -65,12 +124,23 @@ impl Intake {
 
     /// Requests that wait here.
     pub(crate) fn waiting(&self) -> usize {
-        self.held.len()
+        self.held.iter().filter(|held| held.generate().is_some()).count()
+    }
+
+    /// Whether there is nothing to do, whatever time it is.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.fresh.is_empty()
+    }
+
+    /// What came ahead.
+    pub(crate) fn prefetches(&self) -> PrefetchState {
+        self.prefetches
     }
 
     /// Tokens of their prompts that will still be computed.
     pub(crate) fn pending_tokens(&self) -> u64 {
-        self.held.iter().map(|held| held.generate.prompt.len().saturating_sub(held.end * BLOCK_TOKENS) as u64).sum()
+        let left = |held: &Held| Some(held.generate()?.prompt.len().saturating_sub(held.end * BLOCK_TOKENS) as u64);
+        self.held.iter().filter_map(left).sum()
     }
 
     /// Takes a request, or gives it back: there is nothing to wait for.
@@ -83,21 +153,74 @@ impl Intake {
     ) -> Option<Generate> {
         let chain = self.chain(&generate, engine);
         let here = chain.iter().take_while(|hash| engine.holds(**hash)).count();
-        let end = here + plan(&chain[here..], engine, levels, self.coming.len());
-        let missing = chain.len() - reach(&chain, here, levels);
-        let finding = missing >= FIND_MIN && levels.has_remote() && {
-            let from = chain.len() - missing;
-            levels.find(generate.request, &chain[from..chain.len().min(from + FIND_MAX)])
-        };
-        if end == here && !finding {
-            return Some(generate);
-        }
+        self.found(&chain[..here]);
         let compute = Duration::try_from_secs_f64(engine.block_seconds() * 2.0 * (chain.len() - here) as f64);
         let wait = compute.unwrap_or(WAIT_MAX).clamp(WAIT_MIN, WAIT_MAX);
         let wait = if engine.block_seconds() > 0.0 { wait } else { WAIT_MAX };
-        let id = generate.request;
-        self.held.push_back(Held { id, generate, chain, here, end, finding, deadline: now + wait });
+        let (id, errand) = (generate.request, Errand::Request(Box::new(generate)));
+        let held = Held { id, errand, chain, here, end: here, finding: false, deadline: now + wait };
+        self.hold(held, engine.state().queue_seconds, engine, levels).and_then(Held::into_generate)
+    }
+
+    /// Begins to bring the blocks of `chain` for a request that will come later, if that is worth it. `id`: a number that nothing else has.
+    pub(crate) fn ahead(&mut self, ahead: Ahead, engine: &Engine, levels: &mut Levels, now: Instant) {
+        let Ahead { id, session, request, mut chain, wait } = ahead;
+        let others = self.held.iter().filter(|held| held.generate().is_none());
+        let (count, blocks) = others.fold((0, 0), |(count, blocks), held| (count + 1, blocks + held.end - held.here));
+        let here = chain.iter().take_while(|hash| engine.holds(**hash)).count();
+        let share = engine.state().blocks_total as usize / AHEAD_SHARE;
+        let room = share.saturating_sub(self.fresh.len() + blocks);
+        if count >= AHEAD_MAX || room == 0 {
+            return;
+        }
+        chain.truncate(here + room);
+        let (errand, deadline) =
+            (Errand::Ahead { session, request }, now + (wait.min(AHEAD_MOST) * 4).clamp(AHEAD_MIN, AHEAD_MOST));
+        let held = Held { id, errand, chain, here, end: here, finding: false, deadline };
+        drop(self.hold(held, wait.as_secs_f64(), engine, levels));
+    }
+
+    /// Keeps what has something to wait for; gives back what has not. `hidden`: seconds that it waits anyway.
+    fn hold(&mut self, mut held: Held, hidden: f64, engine: &Engine, levels: &mut Levels) -> Option<Held> {
+        let Held { id, here, .. } = held;
+        held.end = here + plan(&held.chain[here..], engine, levels, self.coming.len(), hidden);
+        let from = reach(&held.chain, here, levels);
+        let missing = &held.chain[from..];
+        held.finding = missing.len() >= FIND_MIN
+            && levels.has_remote()
+            && levels.find(id, &missing[..missing.len().min(FIND_MAX)]);
+        if held.end == here && !held.finding {
+            return Some(held);
+        }
+        // A request that is here goes before those that are not.
+        let first_ahead = self.held.iter().position(|held| held.generate().is_none());
+        let at = first_ahead.filter(|_| held.generate().is_some()).unwrap_or(self.held.len());
+        self.held.insert(at, held);
         None
+    }
+
+    /// Whether something came ahead since this was last asked: no step may tell of it.
+    pub(crate) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.is_news)
+    }
+
+    /// A request finds these blocks on the device.
+    fn found(&mut self, blocks: &[BlockHash]) {
+        if !self.fresh.is_empty() {
+            self.prefetches.used += blocks.iter().filter(|hash| self.fresh.remove(hash).is_some()).count() as u64;
+        }
+    }
+
+    /// A request has come, or will not: nothing more is brought ahead of it.
+    pub(crate) fn end_ahead(&mut self, whose: u64, number: u64) {
+        self.held.retain(
+            |held| !matches!(held.errand, Errand::Ahead { session, request } if (session, request) == (whose, number)),
+        );
+    }
+
+    /// A session is over.
+    pub(crate) fn end_session(&mut self, whose: u64) {
+        self.held.retain(|held| !matches!(held.errand, Errand::Ahead { session, .. } if session == whose));
     }
 
     /// Names of the blocks that a request can read: never the last token, which draws the next, and none where each row of the prompt
@@ -133,7 +256,8 @@ impl Intake {
                 let queued = self.coming.len();
                 if let Some(held) = self.held.iter_mut().find(|held| held.id == request) {
                     held.finding = false;
-                    held.end = held.end.max(held.here + plan(&held.chain[held.here..], engine, levels, queued));
+                    let hidden = held.generate().map_or(f64::INFINITY, |_| engine.state().queue_seconds);
+                    held.end = held.end.max(held.here + plan(&held.chain[held.here..], engine, levels, queued, hidden));
                 }
             }
         }
@@ -154,15 +278,18 @@ impl Intake {
     pub(crate) fn advance(&mut self, engine: &mut Engine, levels: &Mutex<Levels>, now: Instant) -> Vec<Generate> {
         let mut ready = Vec::new();
         for at in 0..self.held.len() {
-            self.import(at, engine, levels);
+            self.import(at, engine, levels, now);
             self.ask(at, engine, &mut lock(levels));
             // What came at once.
-            self.import(at, engine, levels);
+            self.import(at, engine, levels, now);
         }
         let is_ready = |held: &Held| now >= held.deadline || held.here >= held.end && !held.finding;
         let (done, held): (VecDeque<_>, VecDeque<_>) = self.held.drain(..).partition(is_ready);
         self.held = held;
-        ready.extend(done.into_iter().map(|held| held.generate));
+        ready.extend(done.into_iter().filter_map(Held::into_generate));
+        let before = self.fresh.len();
+        self.fresh.retain(|_, came| now.saturating_duration_since(*came) < FRESH_MAX);
+        self.prefetches.unused += (before - self.fresh.len()) as u64;
         let wanted: HashSet<BlockHash> =
             self.held.iter().flat_map(|held| held.chain[held.here..held.end].iter().copied()).collect();
         self.arrived.retain(|hash, _| wanted.contains(hash));
@@ -170,8 +297,9 @@ impl Intake {
     }
 
     /// Takes into the device what has come, in order.
-    fn import(&mut self, at: usize, engine: &mut Engine, levels: &Mutex<Levels>) {
+    fn import(&mut self, at: usize, engine: &mut Engine, levels: &Mutex<Levels>, now: Instant) {
         let held = &mut self.held[at];
+        let is_ahead = held.generate().is_none();
         while held.here < held.end {
             let hash = held.chain[held.here];
             if !engine.holds(hash) {
@@ -179,7 +307,13 @@ impl Intake {
                 let began = Instant::now();
                 let parent = held.here.checked_sub(1).map(|parent| held.chain[parent]);
                 match engine.import(parent, hash, &bytes) {
-                    Imported::Stored | Imported::Known => lock(levels).imported(hash, began.elapsed().as_secs_f64()),
+                    Imported::Stored | Imported::Known => {
+                        lock(levels).imported(hash, began.elapsed().as_secs_f64());
+                        if is_ahead {
+                            self.fresh.insert(hash, now);
+                            self.is_news = true;
+                        }
+                    }
                     Imported::NoRoom | Imported::Refused => held.end = held.here,
                 }
             }
@@ -190,12 +324,14 @@ impl Intake {
     /// Asks for blocks, as far as the window allows.
     fn ask(&mut self, at: usize, engine: &Engine, levels: &mut Levels) {
         let held = &mut self.held[at];
+        // What is not needed yet leaves room for what is.
+        let window = if held.generate().is_some() { self.window } else { self.window / 2 };
         for block in held.here..held.end {
             let hash = held.chain[block];
             if self.coming.contains(&hash) || self.arrived.contains_key(&hash) || engine.holds(hash) {
                 continue;
             }
-            if self.coming.len() + self.arrived.len() >= self.window {
+            if self.coming.len() + self.arrived.len() >= window {
                 return;
             }
             match levels.load(hash) {
@@ -212,20 +348,21 @@ impl Intake {
     /// Gives a request back before its time.
     pub(crate) fn take(&mut self, id: u64) -> Option<Generate> {
         let at = self.held.iter().position(|held| held.id == id)?;
-        self.held.remove(at).map(|held| held.generate)
+        self.held.remove(at)?.into_generate()
     }
 
     /// Gives all requests back.
     pub(crate) fn take_all(&mut self) -> Vec<Generate> {
-        self.held.drain(..).map(|held| held.generate).collect()
+        self.held.drain(..).filter_map(Held::into_generate).collect()
     }
 
     /// More tokens are welcome of a request that waits. False: it does not wait here.
     pub(crate) fn window(&mut self, window: &Window) -> bool {
         let Some(held) = self.held.iter_mut().find(|held| held.id == window.request) else { return false };
+        let Errand::Request(generate) = &mut held.errand else { return false };
         // One number for all choices: the most generous one.
-        if held.generate.window > 0 {
-            held.generate.window = held.generate.window.saturating_add(window.tokens);
+        if generate.window > 0 {
+            generate.window = generate.window.saturating_add(window.tokens);
         }
         true
     }
@@ -236,14 +373,13 @@ fn reach(chain: &[BlockHash], here: usize, levels: &Levels) -> usize {
     here + chain[here..].iter().take_while(|hash| levels.seconds(**hash).is_some()).count()
 }
 
-/// How many of the first blocks of `chain` are better loaded than computed.
-fn plan(chain: &[BlockHash], engine: &Engine, levels: &mut Levels, queued: usize) -> usize {
+/// How many of the first blocks of `chain` are better loaded than computed by who waits for `hidden` seconds anyway.
+fn plan(chain: &[BlockHash], engine: &Engine, levels: &mut Levels, queued: usize, hidden: f64) -> usize {
     let loads: Vec<f64> = chain.iter().map_while(|hash| levels.seconds(*hash)).collect();
     let Some(first) = loads.first() else { return 0 };
-    // Those on their way come first; what waits for the engine anyway hides the time.
-    let queue = first * queued as f64;
-    let hidden = engine.state().queue_seconds - queue;
-    let blocks = worth_loading(&loads, engine.block_seconds(), hidden.max(0.0));
+    // Those on their way come first.
+    let hidden = (hidden - first * queued as f64).max(0.0);
+    let blocks = worth_loading(&loads, engine.block_seconds(), hidden);
     if blocks < loads.len() {
         levels.refused(chain[blocks]);
     }

@@ -2,7 +2,7 @@
 //!
 //! - [`levels`]: the tiers of this worker, their plans and counters
 //! - [`intake`]: requests that wait for blocks
-//! - [`disk`], [`remote`]: stores; [`io`]: the threads in front of them; [`block`]: what makes bytes a block
+//! - [`disk`], `remote`: stores; [`io`]: the threads in front of them; [`block`]: what makes bytes a block
 //!
 //! A step never waits for a tier: its evicted blocks are copied out (at the speed of memory, and only while the queue has room) and
 //! everything else happens on other threads.
@@ -12,14 +12,15 @@ mod disk;
 mod intake;
 mod io;
 mod levels;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "s3"))]
 mod remote;
 
 use crate::config::{ReadyInfo, WorkerError};
 use block::Identity;
 use disk::DiskSet;
+pub(crate) use intake::Ahead;
 use intake::Intake;
-use io::{Io, Store};
+use io::Io;
 pub(crate) use io::{Outcome, Tell};
 use levels::{Level, Levels, Medium};
 use penstock_engine::{Engine, Offload};
@@ -27,19 +28,13 @@ use penstock_kv::TierPool;
 use penstock_kv::tier::Link;
 use penstock_proto::BlockHash;
 use penstock_proto::frames::{EngineState, Generate, KvEvent, Tier, Window};
-#[cfg(feature = "redis")]
-use remote::Server;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-#[cfg(feature = "redis")]
-/// Connections to a server, and so blocks on their way from it at once.
-const REMOTE_CONNECTIONS: usize = 4;
-
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "s3"))]
 /// Blocks of a server whose names this worker remembers.
 const REMOTE_NAMES: usize = 100_000;
 
@@ -52,9 +47,9 @@ pub struct TierOptions {
     pub disk_path: Option<PathBuf>,
     /// How much of the disk.
     pub disk_bytes: u64,
-    /// `redis://…`, `rediss://…`, `redis+unix:///path`.
+    /// `redis://…`, `rediss://…`, `redis+unix:///path`, `s3://…`.
     pub remote: Option<String>,
-    /// Password of the server, if it is not to be in the URL.
+    /// Password of the server, if it is not to be in the URL; of a bucket `ACCESS_KEY_ID:SECRET_ACCESS_KEY`.
     pub remote_password: Option<String>,
 }
 
@@ -145,6 +140,27 @@ impl Tiers {
         ready
     }
 
+    /// Begins to load for a request that will come.
+    pub(crate) fn ahead(&mut self, ahead: Ahead, engine: &mut Engine) -> Vec<Generate> {
+        self.intake.ahead(ahead, engine, &mut lock(&self.levels), Instant::now());
+        self.advance(engine)
+    }
+
+    /// See [`Intake::take_news`].
+    pub(crate) fn take_news(&mut self) -> bool {
+        self.intake.take_news()
+    }
+
+    /// See [`Intake::end_ahead`].
+    pub(crate) fn end_ahead(&mut self, session: u64, request: u64) {
+        self.intake.end_ahead(session, request);
+    }
+
+    /// See [`Intake::end_session`].
+    pub(crate) fn end_session(&mut self, session: u64) {
+        self.intake.end_session(session);
+    }
+
     /// Takes in what a thread did. Returns requests that need not wait any more.
     pub(crate) fn outcome(&mut self, outcome: Outcome, engine: &mut Engine) -> Vec<Generate> {
         let news = lock(&self.levels).outcome(outcome);
@@ -154,7 +170,7 @@ impl Tiers {
 
     /// Moves what waits on. To be called now and then, for the deadlines.
     pub(crate) fn advance(&mut self, engine: &mut Engine) -> Vec<Generate> {
-        if self.intake.waiting() == 0 {
+        if self.intake.is_idle() {
             return Vec::new();
         }
         self.intake.advance(engine, &self.levels, Instant::now())
@@ -184,6 +200,7 @@ impl Tiers {
     pub(crate) fn complete(&self, state: &mut EngineState) {
         let waiting = self.intake.waiting() as u32;
         state.tiers = lock(&self.levels).states();
+        state.prefetches = Some(self.intake.prefetches());
         state.waiting += waiting;
         state.credits = state.credits.saturating_sub(waiting);
         state.prefill_tokens_pending += self.intake.pending_tokens();
@@ -232,26 +249,21 @@ impl Tiers {
     }
 }
 
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "s3"))]
 fn remote(options: &TierOptions, identity: &Identity, tell: &Tell) -> Result<Option<Level>, WorkerError> {
     let Some(url) = &options.remote else { return Ok(None) };
-    let server = Server::new(url, options.remote_password.as_deref(), identity).map_err(WorkerError::Tier)?;
-    let io = start(Tier::Remote, server.stores(REMOTE_CONNECTIONS), tell)?;
+    let stores = remote::open(url, options.remote_password.as_deref(), identity).map_err(WorkerError::Tier)?;
+    let what = || "starting the threads of the remote tier".to_owned();
+    let io = Io::start(Tier::Remote, stores, tell).map_err(|source| WorkerError::Os { what: what(), source })?;
     Ok(Some(Level::new(TierPool::new(Tier::Remote, REMOTE_NAMES), Medium::Store(io))))
 }
 
-#[cfg(not(feature = "redis"))]
+#[cfg(not(any(feature = "redis", feature = "s3")))]
 fn remote(options: &TierOptions, _: &Identity, _: &Tell) -> Result<Option<Level>, WorkerError> {
     match options.remote {
-        Some(_) => Err(WorkerError::Tier("this build has no Redis: build with the feature redis".into())),
+        Some(_) => Err(WorkerError::Tier("this build has no remote tier: build with the feature redis or s3".into())),
         None => Ok(None),
     }
-}
-
-#[cfg(feature = "redis")]
-fn start(tier: Tier, stores: Vec<Box<dyn Store>>, tell: &Tell) -> Result<Io, WorkerError> {
-    let what = || format!("starting the threads of the {} tier", tier.name());
-    Io::start(tier, stores, tell).map_err(|source| WorkerError::Os { what: what(), source })
 }
 
 fn disk(options: &TierOptions, identity: &Identity, tell: &Tell) -> Option<Level> {

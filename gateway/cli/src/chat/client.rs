@@ -248,14 +248,7 @@ async fn refusal(response: Response<Incoming>) -> anyhow::Error {
 
 /// TLS with the system's trusted certificates.
 fn tls_connector() -> anyhow::Result<tokio_rustls::TlsConnector> {
-    let mut roots = rustls::RootCertStore::empty();
-    let (_, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().context("no certificates")?);
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .context("TLS cannot be set up")?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    let config = penstock_link::public_client().context("TLS cannot be set up")?;
     Ok(Arc::new(config).into())
 }
 

@@ -137,8 +137,8 @@ fn tls_config(ca: Option<&Path>) -> Result<ClientConfig, String> {
 
 /// The certificates of `ca`; without it the system's, and where it has none, Mozilla's as they were when this was built.
 fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
-    let mut roots = RootCertStore::empty();
     if let Some(path) = ca {
+        let mut roots = RootCertStore::empty();
         let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         for certificate in CertificateDer::pem_file_iter(path).map_err(|error| wrong(&error))? {
             let certificate = certificate.map_err(|error| wrong(&error))?;
@@ -149,9 +149,5 @@ fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
         }
         return Ok(roots);
     }
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().unwrap_or_default());
-    if roots.is_empty() {
-        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    }
-    Ok(roots)
+    Ok(penstock_link::public_authorities())
 }

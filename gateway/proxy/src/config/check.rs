@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::raw::{Document, Reader};
-use penstock_proto::Address;
+use penstock_proto::{Address, Bucket};
 use penstock_router::policy::UnknownPolicy;
 use penstock_router::{Policy, Slo};
 
@@ -269,6 +269,7 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         }),
         slo: slo(table),
         balance: table.flag("balance"),
+        kv_prefetch: table.flag("kv_prefetch"),
         explain: table.flag("explain"),
         prefill_workers: table.number("prefill_workers", 0..=127) as usize,
         roles: follow(table, "roles"),
@@ -314,15 +315,8 @@ fn tiers(table: &Reader<'_, '_>) -> TierConfig {
     if tiers.disk_path.is_some() != (tiers.disk_bytes > 0) {
         table.fault("kv_disk_path", "kv_disk_path and kv_disk_bytes go together: a folder, and how much of it");
     }
-    let schemes = ["redis://", "rediss://", "redis+unix://"];
     if let Some(url) = &tiers.remote {
-        if !schemes.iter().any(|scheme| url.starts_with(scheme)) {
-            table.fault("kv_remote", format!("must begin with {}", schemes.join(" or ")));
-        } else if has_password(url) {
-            table.fault("kv_remote", "has a password in it: put it into kv_remote_password_file");
-        } else if cfg!(not(feature = "redis")) {
-            table.fault("kv_remote", "this build has no Redis: build with the feature redis");
-        }
+        remote_fault(url).into_iter().for_each(|fault| table.fault("kv_remote", fault));
     } else if tiers.remote_password_file.is_some() {
         table.fault("kv_remote_password_file", "is for kv_remote, and there is none");
     }
@@ -333,6 +327,23 @@ fn tiers(table: &Reader<'_, '_>) -> TierConfig {
         );
     }
     tiers
+}
+
+/// What is wrong with the place of the remote tier.
+fn remote_fault(url: &str) -> Option<String> {
+    let schemes = ["redis://", "rediss://", "redis+unix://", "s3://"];
+    if !schemes.iter().any(|scheme| url.starts_with(scheme)) {
+        return Some(format!("must begin with {}", schemes.join(" or ")));
+    }
+    if has_password(url) {
+        return Some("has a password in it: put it into kv_remote_password_file".into());
+    }
+    let is_bucket = url.starts_with("s3://");
+    let bucket = if is_bucket { url.parse::<Bucket>().err() } else { None };
+    let (has, name, feature) =
+        if is_bucket { (cfg!(feature = "s3"), "S3", "s3") } else { (cfg!(feature = "redis"), "Redis", "redis") };
+    let missing = || (!has).then(|| format!("this build has no {name}: build with the feature {feature}"));
+    bucket.map(|error| error.to_string()).or_else(missing)
 }
 
 fn slo(table: &Reader<'_, '_>) -> Option<SloConfig> {

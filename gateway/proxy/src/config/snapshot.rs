@@ -198,6 +198,8 @@ pub struct PoolConfig {
     pub slo: Option<SloConfig>,
     /// Requests move from a slow worker to a faster one while they run.
     pub balance: bool,
+    /// Tiers load for requests that wait.
+    pub kv_prefetch: bool,
     /// Requests may ask who was chosen and why.
     pub explain: bool,
     /// Workers that prefill for the others at the start.

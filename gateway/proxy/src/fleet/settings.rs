@@ -47,6 +47,7 @@ pub(super) fn settings(
     settings.policy = asked.policy;
     settings.explain = asked.explain;
     settings.balance = asked.balance;
+    settings.prefetch = asked.kv_prefetch;
     settings.record.clone_from(&asked.record);
     settings.limits.slo = asked.slo.map(|slo| Slo {
         ttft: slo.ttft,

@@ -54,6 +54,9 @@ fn engines(sums: &Sums, out: Out<'_>) {
 
 fn transfers(sums: &Sums, out: Out<'_>) {
     let transfers = &sums.transfers;
+    for (outcome, blocks) in ["used", "unused"].into_iter().zip(sums.prefetched) {
+        out(Gauge::KvPrefetched(outcome), blocks as f64);
+    }
     out(Gauge::KvTransfers("completed"), transfers.completed as f64);
     out(Gauge::KvTransfers("failed"), transfers.failed as f64);
     out(Gauge::KvTransfers("cancelled"), transfers.cancelled as f64);

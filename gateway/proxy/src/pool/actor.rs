@@ -59,6 +59,8 @@ struct Live {
     came: Instant,
     /// It was bound before and lost its worker.
     interrupted: bool,
+    /// While it waits: who loads blocks for it.
+    ahead: Option<WorkerId>,
     /// When it was bound, and the time to its first token as predicted then; until that comes.
     bound_at: Option<(Instant, Duration)>,
     /// What will be written down of it.

@@ -113,6 +113,8 @@ pub struct PoolConfig {
     pub step_max: Duration,
     /// Whether requests move from a worker that has become slow to one that would be faster.
     pub balance: bool,
+    /// Whether workers load from their tiers for requests that wait.
+    pub prefetch: bool,
     /// Weights of the router's cost.
     pub weights: Weights,
     /// The router's limits.
@@ -208,6 +210,7 @@ impl PoolConfig {
             kill_after: Duration::from_secs(30),
             step_max: Duration::from_secs(10),
             balance: true,
+            prefetch: true,
             weights: Weights::default(),
             limits: Limits::default(),
             policy: Policy::default(),

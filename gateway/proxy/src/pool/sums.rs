@@ -17,6 +17,8 @@ pub struct Sums {
     pub output_tokens: u64,
     /// Sequences preempted.
     pub preemptions: u64,
+    /// Blocks loaded for requests that waited: found by one, and not.
+    pub prefetched: [u64; 2],
     /// KV that came from other workers.
     pub transfers: TransferSums,
     tiers: [TierSums; TIERS],
@@ -66,6 +68,7 @@ impl Sums {
     /// Of a life, as it says itself.
     pub(super) fn of(state: &EngineState) -> Self {
         let transfers = state.transfers.unwrap_or_default();
+        let prefetches = state.prefetches.unwrap_or_default();
         let mut tiers = [TierSums::default(); TIERS];
         for told in &state.tiers {
             if let Ok(tier) = Tier::try_from(told.tier) {
@@ -83,6 +86,7 @@ impl Sums {
             cached_tokens: state.cached_tokens,
             output_tokens: state.output_tokens,
             preemptions: state.preemptions,
+            prefetched: [prefetches.used, prefetches.unused],
             transfers: TransferSums {
                 completed: transfers.completed,
                 failed: transfers.failed,
@@ -126,6 +130,7 @@ impl Sums {
         counted(&mut self.cached_tokens, more.cached_tokens);
         counted(&mut self.output_tokens, more.output_tokens);
         counted(&mut self.preemptions, more.preemptions);
+        self.prefetched.iter_mut().zip(more.prefetched).for_each(|(sum, more)| counted(sum, more));
         let (transfers, theirs) = (&mut self.transfers, more.transfers);
         counted(&mut transfers.completed, theirs.completed);
         counted(&mut transfers.failed, theirs.failed);

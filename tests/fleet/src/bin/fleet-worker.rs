@@ -16,10 +16,13 @@ use std::time::Duration;
 
 const USAGE: &str = "fleet-worker --listen ADDRESS [--cores LIST] [--key-file FILE] [--step-ms N] [--load-ms N] [--orphan-ms N] \
                      [--numerics ID] [--sequences N] [--death-token ID] [--hang-at STEP] [--model NAME] [--role ROLE] [--fail-load] [--gate CONTEXT:DIR] [--demo] \
-                     [--beyond-loopback]";
+                     [--beyond-loopback] [--pages N] [--kv-disk DIR]";
 
 /// Rows of prefill in a step of the demo model: few, so that a prompt takes several.
 const CHUNK: usize = 128;
+
+/// Of a disk tier.
+const DISK_BYTES: u64 = 64 << 20;
 
 /// Of the demo model.
 const DEMO_PAGES: usize = 256;
@@ -38,6 +41,8 @@ struct Options {
     gate: Option<Gate>,
     /// The demo model on the CPU instead of the fake one.
     demo: bool,
+    /// Of the fake one.
+    pages: usize,
 }
 
 fn options() -> Result<Options, String> {
@@ -54,6 +59,7 @@ fn options() -> Result<Options, String> {
         fail_load: false,
         gate: None,
         demo: false,
+        pages: 1024,
     };
     let mut args = std::env::args().skip(1);
     while let Some(flag) = args.next() {
@@ -87,6 +93,11 @@ fn options() -> Result<Options, String> {
             "--key-file" => {
                 let file = std::fs::read(&value).map_err(|error| format!("{value}: {error}"))?;
                 options.worker.key = Some(PoolKey::new(&file).map_err(|error| error.to_string())?);
+            }
+            "--pages" => options.pages = number()? as usize,
+            "--kv-disk" => {
+                options.worker.tiers.disk_path = Some(value.into());
+                options.worker.tiers.disk_bytes = DISK_BYTES;
             }
             "--step-ms" => options.step = Duration::from_millis(number()?),
             "--load-ms" => options.load = Duration::from_millis(number()?),
@@ -181,11 +192,11 @@ fn pause(time: Duration) {
     }
 }
 
-fn fake_model(numerics: &str) -> Box<dyn Forward> {
+fn fake_model(numerics: &str, pages: usize) -> Box<dyn Forward> {
     let geometry = Geometry {
         vocab_size: 256,
         context_tokens: 4096,
-        pages: 1024,
+        pages,
         rows_max: 512,
         sampled_max: 64,
         numerics: numerics.to_owned(),
@@ -223,8 +234,9 @@ fn main() -> ExitCode {
         }
     };
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    let Options { worker, step, load, numerics, model, sequences, role, death_token, hang_at, fail_load, gate, demo } =
+    let Options { worker, step, load, numerics, model, sequences, role, death_token, hang_at, fail_load, gate, .. } =
         options;
+    let (demo, pages) = (options.demo, options.pages);
     let build: Build = Box::new(move |progress| {
         for part in 0..10 {
             progress(Loading { stage: "packing weights".into(), bytes_done: part, bytes_total: 10 });
@@ -233,7 +245,7 @@ fn main() -> ExitCode {
         if fail_load {
             return Err(WorkerError::Model("model.safetensors: tensor \"a\" ends behind the file".into()));
         }
-        let (inner, device) = if demo { demo_model()? } else { (fake_model(&numerics), "fake".to_owned()) };
+        let (inner, device) = if demo { demo_model()? } else { (fake_model(&numerics, pages), "fake".to_owned()) };
         let geometry = inner.geometry();
         let (numerics, vocab_size) = (geometry.numerics.clone(), geometry.vocab_size as u32);
         let mut config = EngineConfig { sequences_max: sequences, ..EngineConfig::default() };

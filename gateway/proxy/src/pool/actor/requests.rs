@@ -8,8 +8,8 @@ use super::super::truth::{Accepted, Truth};
 use super::{Actor, Live, Place};
 use penstock_proto::ErrorKind;
 use penstock_proto::codec::FRAME_BYTES_MAX;
-use penstock_proto::frames::{Cancel, DownBody, Output};
-use penstock_router::{Choice, Refusal, Reject, View, WorkerId};
+use penstock_proto::frames::{Cancel, DownBody, Output, Prefetch};
+use penstock_router::{Ahead, Choice, Refusal, Reject, View, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,7 @@ impl Actor {
             place,
             came: Instant::now(),
             interrupted: false,
+            ahead: None,
             bound_at: None,
             record: None,
             spoke: None,
@@ -140,7 +141,7 @@ impl Actor {
                     self.refuse(request, reject);
                     continue;
                 }
-                Choice::Hold => return,
+                Choice::Hold => return self.prefetch(),
             };
             let at = |worker: Option<WorkerId>| {
                 worker.map_or("", |worker| self.members[usize::from(worker.0)].transfer_address()).to_owned()
@@ -177,6 +178,27 @@ impl Actor {
         (addresses.take(PREFILLS_NEXT_MAX).map(str::to_owned).collect(), u32::try_from(tokens).unwrap_or(u32::MAX))
     }
 
+    /// Lets workers load what requests will need that wait.
+    fn prefetch(&mut self) {
+        if !self.config.prefetch {
+            return;
+        }
+        for Ahead { request, worker, blocks, wait } in self.router.ahead(self.began.elapsed()) {
+            let Some(live) = self.requests.get_mut(&request) else { continue };
+            live.ahead = Some(worker);
+            let hashes = blocks.iter().map(|hash| hash.to_bytes().to_vec()).collect();
+            let wait_seconds = wait.as_secs_f64();
+            self.send(worker, DownBody::Prefetch(Prefetch { request, hashes, wait_seconds }));
+        }
+    }
+
+    /// A request does not come to the worker that loads for it.
+    fn end_ahead(&mut self, request: u64, ahead: Option<WorkerId>, bound: Option<WorkerId>) {
+        if let Some(worker) = ahead.filter(|worker| Some(*worker) != bound) {
+            self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
+        }
+    }
+
     /// A request has its worker: that is noted, and its handler hears of it.
     fn bound(&mut self, request: u64, worker: WorkerId, exact: bool, ttft: Duration) {
         let Some(live) = self.requests.get_mut(&request) else { return };
@@ -184,6 +206,7 @@ impl Actor {
             Place::Waiting(since) => since.elapsed(),
             Place::Bound(_) => Duration::ZERO,
         };
+        let ahead = live.ahead.take();
         live.place = Place::Bound(worker);
         live.bound_at = Some((Instant::now(), ttft));
         if self.recorder.is_some() && !live.interrupted {
@@ -192,7 +215,7 @@ impl Actor {
         let asked = self.config.explain && live.truth.job.explain;
         let made = self.router.decisions().next_back().filter(|made| asked && made.request == request);
         let route = made.map(|made| Decision::new(made, &self.members, self.began.elapsed()).line().into());
-        let worker = self.members[usize::from(worker.0)].name.clone();
+        let (at, worker) = (worker, self.members[usize::from(worker.0)].name.clone());
         live.slot.leave(PoolEvent::Bound { worker, waited, route });
         if live.interrupted {
             let exact = exact || !live.truth.has_begun();
@@ -200,6 +223,7 @@ impl Actor {
             self.counts.resumed += 1;
             self.counts.resumed_inexact += u64::from(!exact);
         }
+        self.end_ahead(request, ahead, Some(at));
     }
 
     /// The last decisions, newest first.
@@ -330,6 +354,7 @@ impl Actor {
         self.router.remove(request);
         self.end_move(request);
         let Some(live) = self.requests.remove(&request) else { return };
+        self.end_ahead(request, live.ahead, None);
         if let (Some(recorder), Some(record)) = (&mut self.recorder, live.record) {
             recorder.write(*record, &live.truth.job.tenant);
         }

@@ -47,6 +47,8 @@ pub enum Gauge {
     WorkersPrefill,
     /// Requests whose prompt another worker was asked to compute.
     PrefilledApart,
+    /// Blocks loaded from tiers for requests that waited, by outcome.
+    KvPrefetched(&'static str),
     /// Transfers of KV between workers, by outcome.
     KvTransfers(&'static str),
     /// KV blocks that came with them and could be used.
@@ -190,7 +192,7 @@ impl Gauge {
             | Gauge::TierCorrupt(tier) => Some(("tier", tier.name())),
             Gauge::Moves(reason) | Gauge::MovesFailed(reason) => Some(("reason", reason)),
             Gauge::ReplicaChanges(action) => Some(("action", action)),
-            Gauge::KvTransfers(outcome) => Some(("outcome", outcome)),
+            Gauge::KvTransfers(outcome) | Gauge::KvPrefetched(outcome) => Some(("outcome", outcome)),
             _ => None,
         }
     }
@@ -268,6 +270,11 @@ impl Gauge {
                 "penstock_prefilled_apart_total",
                 "counter",
                 "Requests whose prompt another worker was asked to compute.",
+            ),
+            Gauge::KvPrefetched(_) => (
+                "penstock_kv_prefetched_blocks_total",
+                "counter",
+                "KV blocks loaded from a tier for a request that still waited: used by one within a minute, or unused.",
             ),
             Gauge::KvTransfers(_) => {
                 ("penstock_kv_transfers_total", "counter", "Transfers of KV from one worker to another, by outcome.")

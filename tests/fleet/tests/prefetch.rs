@@ -1,0 +1,128 @@
+//! Blocks that a worker loads for a request before that comes.
+
+use penstock_fleet_tests::dial::{Session, Told};
+use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_into, wait_for};
+use penstock_proto::frames::{Cancel, ChoiceStart, DownBody, EngineState, Generate, Prefetch, PrefetchState, Step};
+use penstock_proto::{BLOCK_TOKENS, BlockHasher};
+use penstock_proxy::pool::FleetRuntime;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
+
+/// Blocks of the device; a quarter of them may be loaded ahead.
+const PAGES: &str = "64";
+
+/// Blocks of a prompt, and one token that is always computed.
+const BLOCKS: usize = 10;
+
+fn prompt(n: u32) -> Vec<u32> {
+    (0..(BLOCKS * BLOCK_TOKENS) as u32 + 1).map(|at| 1 + (at * 7 + n * 31) % 250).collect()
+}
+
+fn generate(request: u64, n: u32) -> Generate {
+    Generate {
+        request,
+        prompt: prompt(n),
+        choices: vec![ChoiceStart { index: 0, emitted: Vec::new() }],
+        sampling: Some(job([1], 1, 8).sampling),
+        salt: b"t".to_vec(),
+        ..Generate::default()
+    }
+}
+
+fn prefetch(request: u64, n: u32, wait_seconds: f64) -> Prefetch {
+    let chain = BlockHasher::for_request(b"t", "fake").chain(&prompt(n));
+    Prefetch { request, hashes: chain.iter().map(|hash| hash.to_bytes().to_vec()).collect(), wait_seconds }
+}
+
+fn worker(dir: &Dir, more: &[&str]) -> Worker {
+    let disk = dir.file("kv").display().to_string();
+    Worker::start(BINARY, dir, "a", &[&["--pages", PAGES, "--kv-disk", &disk], more].concat())
+}
+
+fn state(step: &Step) -> &EngineState {
+    step.state.as_ref().expect("always there")
+}
+
+fn loaded(step: &Step) -> u64 {
+    state(step).tiers.iter().map(|tier| tier.loaded).sum()
+}
+
+/// A worker whose device held prompts 0 to 9 one after another: the first are on its disk.
+async fn filled(session: &mut Session) -> Vec<Told> {
+    let mut told = Vec::new();
+    for n in 0..10 {
+        told.push(session.run(generate(u64::from(n) + 1, n)).await);
+    }
+    let gone = |step: &Step| state(step).tiers.iter().map(|tier| tier.stored).sum::<u64>() >= 3 * BLOCKS as u64;
+    session.until(gone).await;
+    told
+}
+
+#[tokio::test]
+async fn what_was_asked_for_is_there_when_the_request_comes() {
+    let dir = Dir::new();
+    let worker = worker(&dir, &[]);
+    let mut session = Session::with(&worker).await;
+    let told = filled(&mut session).await;
+    session.say(DownBody::Prefetch(prefetch(77, 0, 9.0))).await;
+    session.until(|step| loaded(step) == BLOCKS as u64).await;
+    let again = session.run(generate(77, 0)).await;
+    assert_eq!((again.tokens, again.cached), (told[0].tokens.clone(), (BLOCKS * BLOCK_TOKENS) as u32));
+    let used = PrefetchState { used: BLOCKS as u64, unused: 0 };
+    let step = session.until(|step| state(step).prefetches == Some(used)).await;
+    assert_eq!(loaded(&step), BLOCKS as u64, "nothing was loaded twice");
+}
+
+#[tokio::test]
+async fn what_is_asked_ahead_is_bounded_and_what_makes_no_sense_is_nothing() {
+    let dir = Dir::new();
+    let worker = worker(&dir, &[]);
+    let mut session = Session::with(&worker).await;
+    let told = filled(&mut session).await;
+    for wrong in [vec![vec![1; 15]], vec![vec![7; 16]; 1000], Vec::new()] {
+        for wait_seconds in [f64::NAN, f64::INFINITY, -1.0, 1e300] {
+            session.say(DownBody::Prefetch(Prefetch { request: 5, hashes: wrong.clone(), wait_seconds })).await;
+        }
+    }
+    // More than a quarter of the device: what is beyond stays where it is.
+    for n in 0..3 {
+        session.say(DownBody::Prefetch(prefetch(100 + u64::from(n), n, 1e300))).await;
+    }
+    session.until(|step| loaded(step) == 16).await;
+    session.say(DownBody::Cancel(Cancel { request: 100, choices: Vec::new() })).await;
+    for n in 0..3 {
+        let again = session.run(generate(200 + u64::from(n), n)).await;
+        assert_eq!(again.tokens, told[n as usize].tokens);
+    }
+    let step = session.until(|step| state(step).running == 0).await;
+    assert_eq!(state(&step).blocks_free, state(&step).blocks_total, "no page is held");
+}
+
+#[tokio::test]
+async fn a_request_that_waits_in_the_gateway_finds_its_blocks_loaded() {
+    let runtime = FleetRuntime::start().expect("the fleet runtime starts");
+    for prefetch in [false, true] {
+        let dir = Dir::new();
+        let worker = worker(&dir, &["--sequences", "1", "--step-ms", "5"]);
+        let pool = pool(&runtime, &[&worker], |config| config.prefetch = prefetch);
+        assert!(pool.ready(PATIENCE).await);
+        let ask = |n: u32, tokens: u32| pool.submit(job(prompt(n), 1, tokens)).expect("taken");
+        let first = read(&mut ask(0, 8)).await;
+        for n in 1..10 {
+            read(&mut ask(n, 8)).await;
+        }
+        // The only place is taken for a while.
+        let (mut long, mut begun) = (ask(10, 200), Answer::default());
+        read_into(&mut long, &mut begun, 1).await;
+        let mut again = ask(0, 8);
+        let (_, again) = tokio::join!(read_into(&mut long, &mut begun, usize::MAX), read(&mut again));
+        assert_eq!(again.tokens, first.tokens);
+        let used = || pool.status().sums().prefetched[0];
+        let wanted = if prefetch { BLOCKS as u64 } else { 0 };
+        assert!(
+            wait_for(|| (used() == wanted).then_some(())).await.is_some(),
+            "{} blocks were there before it",
+            used()
+        );
+    }
+}
