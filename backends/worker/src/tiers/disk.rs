@@ -251,17 +251,21 @@ fn lock(path: &Path) -> io::Result<(PathBuf, File)> {
         let folder = path.join(n.to_string());
         let mut removals = 0..REMOVALS_MAX;
         loop {
-            make_folder(&folder)?;
-            match own(&options, &folder) {
+            match make_folder(&folder).and_then(|()| own(&options, &folder)) {
                 Ok(Some(lock)) => return Ok((folder, lock)),
                 Ok(None) => break,
-                // Removed under our hands: made anew.
-                Err(error) if error.kind() == io::ErrorKind::NotFound && removals.next().is_some() => {}
+                // Removed under our hands, it or the one above it, or between two looks at it: made anew.
+                Err(error) if is_removal(&error) && removals.next().is_some() => {}
                 Err(error) => return Err(error),
             }
         }
     }
     Err(io::Error::new(io::ErrorKind::AddrInUse, format!("{} workers use {}", SHARERS_MAX, path.display())))
+}
+
+/// What one hears who makes a folder while another removes it.
+fn is_removal(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
 }
 
 /// The lock of a folder, if nobody has it. Whoever has it may remove the file: what was opened before that is a lock on nothing.
