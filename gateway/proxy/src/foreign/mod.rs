@@ -6,7 +6,7 @@
 //! server may be another one when it comes back.
 //!
 //! Requests never wait for what a server says, however much that is: its events are taken in one by one, the index is locked for one
-//! block of 32 tokens at a time, and who finds it locked all the same is routed by what was sent there ([`Feed::hits`]).
+//! block of 32 tokens at a time, and who finds it locked all the same is routed by what was sent there (`Feed::hits`).
 
 mod client;
 mod follow;
