@@ -118,6 +118,23 @@ def test_children_spend_what_is_their_parent_s(tmp_path, head):
         assert ask(issue(gateway, *head)) == 200, "another family"
 
 
+def test_what_pools_have_answered_is_counted_by_provider_after_a_crash(tmp_path):
+    config = '[[limits]]\nid = "each"\nfor = "everyone"\nby = "provider"\nrequests_per_day = 2\n'
+    with serving(tmp_path, config=config) as gateway:
+
+        def ask() -> int:
+            body = {"model": model, "messages": user("Hi."), "max_tokens": 2}
+            return httpx.post(f"{gateway.url}/v1/chat/completions", json=body, timeout=60).status_code
+
+        model = httpx.get(f"{gateway.url}/v1/models", timeout=60).json()["data"][0]["id"]
+        assert [ask() for _ in range(3)] == [200, 200, 429]
+        wait_until(lambda: gateway.metric("penstock_ledger_waiting") == 0, "the ledger is written")
+        gateway.process.kill()
+        gateway.process.wait()
+        gateway.start()
+        assert ask() == 429
+
+
 def test_gateways_on_one_store_share_keys_and_revocations(tmp_path):
     pepper = tmp_path / "pepper"
     pepper.write_text("p" * 40)

@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 
 use super::Governor;
 use super::journal::Journal;
-use super::rules::covers_parent;
+use super::rules::{POOLS, covers_parent};
 use crate::auth::DEPTH_MAX;
 use crate::clock;
 
@@ -132,6 +132,8 @@ async fn sum(
         for row in &rows.items {
             let subject = match limit.by {
                 By::All => Some("all"),
+                // What pools have answered has no provider.
+                By::Provider => row.values.first().map(|provider| if provider.is_empty() { POOLS } else { provider }),
                 // The first that is known, as when it was counted.
                 _ => row.values.iter().map(String::as_str).find(|value| !value.is_empty()),
             };

@@ -58,6 +58,9 @@ impl Rules {
     }
 }
 
+/// What all pools together are counted as where others are counted by provider.
+pub(super) const POOLS: &str = "pools";
+
 /// Who asks whom.
 pub(super) struct Who<'a> {
     pub(super) principal: &'a Principal,
@@ -97,7 +100,7 @@ fn subject<'a>(by: By, who: &Who<'a>) -> Cow<'a, str> {
     let own = match by {
         By::All => return Cow::Borrowed("all"),
         By::Model => return Cow::Borrowed(who.model),
-        By::Provider => return Cow::Borrowed("pools"),
+        By::Provider => return Cow::Borrowed(POOLS),
         By::Address => return Cow::Owned(address(who.from)),
         By::Team => principal.team.as_ref().map(|team| Cow::Borrowed(team.as_str())),
         By::User => principal.user.as_ref().map(|user| Cow::Borrowed(user.as_str())),
