@@ -10,14 +10,18 @@ use serde::{Deserialize, Serialize};
 use std::future::poll_fn;
 use std::io::Read;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::Command;
+use tokio::process::{ChildStderr, Command};
 use tokio::time::{Instant, timeout};
 
 /// What is read of an answer, of a command's errors, or of a token.
 const SAID_BYTES_MAX: usize = 64 << 10;
+
+/// What a command has said is there this soon after its end.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// What is shown of it.
 const SHOWN_CHARS_MAX: usize = 300;
@@ -166,11 +170,18 @@ impl Hook {
                 let _ = stdin.write_all(&wish).await;
             }
             let mut said = Vec::new();
-            if let Some(stderr) = stderr {
-                // Behind the bound the pipe is closed: whoever goes on writing is told so.
-                let _ = stderr.take(SAID_BYTES_MAX as u64).read_to_end(&mut said).await;
-            }
-            (child.wait().await, said)
+            let status = {
+                let mut listening = pin!(listen(stderr, &mut said));
+                tokio::select! {
+                    status = child.wait() => {
+                        // What it has left running, a worker perhaps, may hold the pipe: nobody waits for that to end.
+                        let _ = timeout(LAST_WORDS, listening).await;
+                        status
+                    }
+                    () = &mut listening => child.wait().await,
+                }
+            };
+            (status, said)
         };
         // When the time is over, the future is dropped, and the process with it.
         let Ok((status, said)) = timeout(self.deadline, all).await else {
@@ -243,6 +254,14 @@ fn filled(word: &str, named: &[(&str, &str)]) -> String {
 }
 
 /// What somebody said last, for an error.
+/// Reads what a command says on its standard error.
+async fn listen(stderr: Option<ChildStderr>, said: &mut Vec<u8>) {
+    if let Some(stderr) = stderr {
+        // Behind the bound the pipe is closed: whoever goes on writing is told so.
+        let _ = stderr.take(SAID_BYTES_MAX as u64).read_to_end(said).await;
+    }
+}
+
 fn last_line(said: &[u8]) -> String {
     let text = String::from_utf8_lossy(said);
     let line = text.lines().rev().find(|line| !line.trim().is_empty());
@@ -300,6 +319,15 @@ mod tests {
         );
         assert!(rest.ends_with(" start-3 4 $(touch /tmp/x) {pool}"), "{rest}");
         std::fs::remove_file(file).expect("it is there");
+    }
+
+    #[tokio::test]
+    async fn what_a_command_leaves_running_is_not_waited_for() {
+        let script = "sleep 6 & echo gone >&2; exit $1";
+        let hook = |status| command(&["sh", "-c", script, "hook", status], Duration::from_secs(4));
+        assert_eq!(hook("0").call(&wish(Action::Start)).await, Ok(()));
+        let said = hook("3").call(&wish(Action::Start)).await.expect_err("it says so");
+        assert!(said.contains('3') && said.ends_with("gone"), "{said}");
     }
 
     /// Answers one request a line of `answers`; what was asked, head and body.
