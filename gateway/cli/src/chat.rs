@@ -17,6 +17,7 @@ use std::ops::ControlFlow;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use client::{Answer, Client, Delta, Message};
 use screen::Screen;
@@ -83,12 +84,14 @@ async fn answer_one<W: Write>(args: &ChatArgs, input: impl Read, mut screen: Scr
 /// In a terminal: turn by turn.
 async fn converse<W: Write>(args: &ChatArgs, mut screen: Screen<W>) -> anyhow::Result<()> {
     let client = connect(args).await?;
+    // One listener for the whole conversation: Ctrl-C may come between two waits for it.
+    let mut interrupts = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
     screen.note(&format!("{} at {}. {HELP}", client.model(), args.url))?;
     let mut lines = Lines::start();
     let mut messages = opening(args);
     loop {
         screen.prompt()?;
-        let Some(line) = lines.next(&mut screen).await? else { break };
+        let Some(line) = lines.next(&mut interrupts, &mut screen).await? else { break };
         match line.trim() {
             "" => continue,
             "/exit" | "/quit" => break,
@@ -96,7 +99,7 @@ async fn converse<W: Write>(args: &ChatArgs, mut screen: Screen<W>) -> anyhow::R
             command if command.starts_with('/') => screen.note(HELP)?,
             prompt => {
                 messages.push(Message::user(prompt));
-                match turn(&client, &messages, &mut screen).await {
+                match turn(&client, &messages, &mut interrupts, &mut screen).await {
                     Ok(text) => messages.push(Message::assistant(text)),
                     Err(error) => {
                         messages.pop();
@@ -111,7 +114,12 @@ async fn converse<W: Write>(args: &ChatArgs, mut screen: Screen<W>) -> anyhow::R
 }
 
 /// Shows one answer and returns its text; Ctrl-C ends it early.
-async fn turn<W: Write>(client: &Client, messages: &[Message], screen: &mut Screen<W>) -> anyhow::Result<String> {
+async fn turn<W: Write>(
+    client: &Client,
+    messages: &[Message],
+    interrupts: &mut Signal,
+    screen: &mut Screen<W>,
+) -> anyhow::Result<String> {
     let mut text = String::new();
     let mut answer: Option<Answer> = None;
     loop {
@@ -132,17 +140,19 @@ async fn turn<W: Write>(client: &Client, messages: &[Message], screen: &mut Scre
             }
         };
         tokio::select! {
-            done = step => match done? {
-                ControlFlow::Continue(Some(begun)) => answer = Some(begun),
-                ControlFlow::Continue(None) => {}
-                ControlFlow::Break(()) => break,
-            },
-            _ = tokio::signal::ctrl_c() => {
+            // Who asks to stop goes before an answer that comes as fast as it is shown.
+            biased;
+            _ = interrupts.recv() => {
                 drop(answer);
                 screen.end_answer()?;
                 screen.note("stopped")?;
                 return Ok(text);
             }
+            done = step => match done? {
+                ControlFlow::Continue(Some(begun)) => answer = Some(begun),
+                ControlFlow::Continue(None) => {}
+                ControlFlow::Break(()) => break,
+            },
         }
     }
     screen.end_answer()?;
@@ -178,12 +188,16 @@ impl Lines {
     }
 
     /// The next line; `None` at the end of input, or after Ctrl-C twice in a row.
-    async fn next<W: Write>(&mut self, screen: &mut Screen<W>) -> anyhow::Result<Option<String>> {
+    async fn next<W: Write>(
+        &mut self,
+        interrupts: &mut Signal,
+        screen: &mut Screen<W>,
+    ) -> anyhow::Result<Option<String>> {
         let mut interrupted = false;
         loop {
             tokio::select! {
                 line = self.received.recv() => return line.transpose().context("cannot read the terminal"),
-                _ = tokio::signal::ctrl_c() => {
+                _ = interrupts.recv() => {
                     if interrupted {
                         return Ok(None);
                     }

@@ -143,3 +143,19 @@ async fn urls_are_checked_and_may_end_in_v1() {
         "{request}"
     );
 }
+
+#[tokio::test]
+async fn ctrl_c_is_not_lost_between_two_pieces_of_an_answer() {
+    let pieces: Vec<&str> = std::iter::repeat_n(WORLD, 20_000).collect();
+    let (url, _) = serve(vec![whole_body("200 OK", MODELS), stream(&pieces)]).await;
+    let client = connect(&args(&url)).await.unwrap();
+    let mut interrupts = signal(SignalKind::interrupt()).unwrap();
+    // Nobody waits for it at the moment.
+    let kill = std::process::Command::new("kill").args(["-INT", &std::process::id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let mut out = Vec::new();
+    let mut screen = Screen::new(&mut out, true);
+    let text = turn(&client, &[Message::user("Go on.")], &mut interrupts, &mut screen).await.unwrap();
+    assert!(text.len() < 2 * pieces.len(), "the answer was stopped");
+    assert!(String::from_utf8(out).unwrap().contains("stopped"));
+}
