@@ -46,6 +46,9 @@ class Api:
     def get(self, path: str) -> dict:
         return self.client.get(f"/admin/v1{path}").raise_for_status().json()
 
+    def post(self, path: str) -> None:
+        self.client.post(f"/admin/v1{path}").raise_for_status()
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
