@@ -121,9 +121,9 @@ def load(serve: Serve, args: argparse.Namespace, seed: int) -> dict:
         for round_ in range(1000):
             if time.monotonic() > over:
                 return
-            times, text, _ = serve.stream(words(seed + 1000 * number + round_, 20), 200)
+            times, text, _ = serve.stream(words(seed + 1000 * number + round_, 20), args.answer)
             gaps.extend(b - a for a, b in zip(times, times[1:], strict=False))
-            count[0] += 200
+            count[0] += args.answer
             said[number, round_] = text
 
     def long_one(number: int) -> None:
@@ -170,6 +170,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--model", default="")
     parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--answer", type=int, default=200, help="tokens of each running answer")
     parser.add_argument("--every", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--streams", type=int, default=4)
