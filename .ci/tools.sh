@@ -115,7 +115,7 @@ run_wasm_tests() {
 
 # A ceiling for the whole run: a hang is a failure, not a wait.
 run_e2e_tests() {
-  PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 900 "$venv/bin/python" -m pytest "$e2e" "$@"
+  PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 1800 "$venv/bin/python" -m pytest "$e2e" "$@"
 }
 
 run_client_tests() {
