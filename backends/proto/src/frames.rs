@@ -694,6 +694,12 @@ pub struct TransferState {
     /// Of `bytes_in`, those that came through memory that both workers map.
     #[prost(uint64, tag = "13")]
     pub memory_bytes: u64,
+    /// Of `bytes_in`, those that came on the connections of a transfer beside its first.
+    #[prost(uint64, tag = "14")]
+    pub stream_bytes: u64,
+    /// Of `failed`, those after which another prefill worker was asked for what was missing.
+    #[prost(uint64, tag = "15")]
+    pub asked_next: u64,
 }
 
 /// A change of the prefix cache.

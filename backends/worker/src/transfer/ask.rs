@@ -88,13 +88,13 @@ async fn transfer(peers: &Arc<Peers>, errand: Errand, progress: &mut Progress) -
         let answer = tokio::select! {
             answer = timeout(SILENCE, link.incoming.next::<Answer>()) => answer.map_err(|_| Fault::Silent)??,
             Some(page) = lanes.next() => {
-                take(peers, about, &place, page?, None, progress).await?;
+                take(peers, about, &place, page?, Source::Beside, progress).await?;
                 continue;
             }
         };
         match answer.body.ok_or(Fault::Unexpected)? {
             AnswerBody::Page(page) => {
-                take(peers, about, &place, page, memory.as_mut(), progress).await?;
+                take(peers, about, &place, page, Source::First(memory.as_mut()), progress).await?;
                 if let Some(taken) = memory.as_mut().and_then(Memory::taken) {
                     // Err: the holder has said all and gone, or has died; which of them, is read next.
                     let _ = link.say(AskBody::Taken(taken)).await;
@@ -105,7 +105,7 @@ async fn transfer(peers: &Arc<Peers>, errand: Errand, progress: &mut Progress) -
             AnswerBody::Alive(_) => {}
             AnswerBody::End(end) => {
                 while let Some(page) = timeout(SILENCE, lanes.next()).await.map_err(|_| Fault::Silent)? {
-                    take(peers, about, &place, page?, None, progress).await?;
+                    take(peers, about, &place, page?, Source::Beside, progress).await?;
                 }
                 progress.vouch(end.blocks as usize, errand.blocks);
                 let all = end.complete && progress.report.vouched == errand.blocks;
@@ -123,29 +123,49 @@ struct Place {
     blocks: usize,
 }
 
+/// Which of a transfer's connections a page came on.
+enum Source<'m> {
+    /// The first, which may have memory.
+    First(Option<&'m mut Memory>),
+    /// One of the others.
+    Beside,
+}
+
+/// How its bytes came.
+#[derive(Clone, Copy)]
+enum Way {
+    Socket,
+    Memory,
+    Stream,
+}
+
 /// Checks a page and hands it on; waits while the engine has enough to do.
 async fn take(
     peers: &Peers,
     about: &About,
     place: &Place,
     page: Page,
-    memory: Option<&mut Memory>,
+    source: Source<'_>,
     progress: &mut Progress,
 ) -> Result<(), Fault> {
     progress.arrived();
     let room = Arc::clone(&peers.room).acquire_owned().await.map_err(|_| Fault::Ending)?;
-    let through_memory = page.slot.is_some();
+    let way = match &source {
+        Source::Beside => Way::Stream,
+        Source::First(_) if page.slot.is_some() => Way::Memory,
+        Source::First(_) => Way::Socket,
+    };
     // Out of the slot first: what is checked is what is used.
-    let page = match memory {
-        Some(memory) => memory.copy(page)?,
-        None => page,
+    let page = match source {
+        Source::First(Some(memory)) => memory.copy(page)?,
+        Source::First(None) | Source::Beside => page,
     };
     let (block, layer) = (page.block as usize, page.layer as usize);
     let fits = block < place.blocks && page.bytes.len() == about.page_bytes;
     if !fits || !page.is_whole() {
         return Err(Fault::BadPage);
     }
-    progress.took(page.bytes.len() as u64, through_memory);
+    progress.took(page.bytes.len() as u64, way);
     let page = PageIn { id: place.id, block, layer, bytes: page.bytes, _room: room };
     peers.tell(Command::Page(page)).await
 }
@@ -203,9 +223,13 @@ impl Progress {
     }
 
     /// It is what was asked for.
-    fn took(&mut self, bytes: u64, through_memory: bool) {
+    fn took(&mut self, bytes: u64, way: Way) {
         self.report.bytes += bytes;
-        self.report.memory_bytes += if through_memory { bytes } else { 0 };
+        match way {
+            Way::Socket => {}
+            Way::Memory => self.report.memory_bytes += bytes,
+            Way::Stream => self.report.stream_bytes += bytes,
+        }
         match (self.computed, self.moving) {
             (None, _) => {}
             (Some(_), None) => self.moving = self.last,
@@ -231,20 +255,20 @@ mod tests {
         let mut progress = Progress::default();
         let mut page = |bytes| {
             progress.arrived();
-            progress.took(bytes, false);
+            progress.took(bytes, Way::Stream);
         };
         page(100);
         page(100);
         progress.vouch(2, 3);
         progress.arrived();
-        progress.took(100, true);
+        progress.took(100, Way::Memory);
         progress.vouch(3, 3);
         for _ in 0..3 {
             progress.arrived();
-            progress.took(100, true);
+            progress.took(100, Way::Memory);
         }
         let report = progress.end(String::new());
-        assert_eq!((report.bytes, report.memory_bytes), (600, 400));
+        assert_eq!((report.bytes, report.memory_bytes, report.stream_bytes), (600, 400, 200));
         // Of the three that came when all was computed, the first began the time that the others took.
         assert_eq!(report.moved_bytes, 200);
         assert!(report.moved <= report.taken && report.hidden <= report.taken);
@@ -256,7 +280,7 @@ mod tests {
         progress.vouch(4, 4);
         for _ in 0..4 {
             progress.arrived();
-            progress.took(10, false);
+            progress.took(10, Way::Socket);
         }
         let report = progress.end(String::new());
         assert_eq!((report.hidden, report.moved, report.moved_bytes), (Duration::ZERO, report.taken, 30));

@@ -134,7 +134,10 @@ impl Desk {
                     search.generate.prefill_at = search.generate.prefill_next.remove(0);
                     search.few = search.generate.prefill_next_tokens as usize;
                     search = match self.search(search) {
-                        None => return info!(id, blocks, why = report.why, "another worker is asked for the rest"),
+                        None => {
+                            self.peers.count_next();
+                            return info!(id, blocks, why = report.why, "another worker is asked for the rest");
+                        }
                         Some(back) => back,
                     };
                 }

@@ -135,6 +135,11 @@ impl Peers {
         self.meters.first_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
+    /// Another worker is asked for what one has not brought.
+    fn count_next(&self) {
+        self.meters.asked_next.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Sums so far.
     pub(crate) fn state(&self) -> TransferState {
         self.meters.state()
@@ -162,6 +167,8 @@ struct Meters {
 impl Meters {
     /// A transfer in is over; `ended`: which of the three ways.
     fn received(&self, report: &Report, ended: &AtomicU64) {
+    stream_bytes: AtomicU64,
+    asked_next: AtomicU64,
         let add = |sum: &AtomicU64, more: u64| _ = sum.fetch_add(more, Ordering::Relaxed);
         let taken = report.taken.as_micros() as u64;
         add(&self.bytes_in, report.bytes);
@@ -176,6 +183,7 @@ impl Meters {
 
     fn state(&self) -> TransferState {
         let sum = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        add(&self.stream_bytes, report.stream_bytes);
         TransferState {
             bytes_in: sum(&self.bytes_in),
             bytes_out: sum(&self.bytes_out),
@@ -195,6 +203,8 @@ impl Meters {
 }
 
 /// A page that came in.
+            stream_bytes: sum(&self.stream_bytes),
+            asked_next: sum(&self.asked_next),
 pub(crate) struct PageIn {
     id: u64,
     block: usize,
@@ -219,6 +229,8 @@ pub(crate) struct Report {
     /// Of that, while the holder still computed.
     hidden: Duration,
     /// Bytes that came when it had computed all, beside the page that came first then, and how long they took: the speed of the way.
+    /// Of these, on connections beside the first.
+    stream_bytes: u64,
     moved_bytes: u64,
     moved: Duration,
     /// Why it stopped early; empty: it did not.

@@ -133,6 +133,10 @@ pub(crate) struct PoolTransfers {
     hidden_seconds: f64,
     /// Of the bytes, those that came through memory that both workers map.
     memory_bytes: u64,
+    /// Of the bytes, those that came on connections beside the first of their transfer.
+    stream_bytes: u64,
+    /// Of the failed ones, those after which another prefill worker was asked for what was missing.
+    asked_next: u64,
     /// First tokens that were drawn by the worker that computed the prompt.
     first_tokens: u64,
 }
@@ -149,6 +153,8 @@ impl From<TransferSums> for PoolTransfers {
             prefill_seconds: sums.prefill_seconds,
             hidden_seconds: sums.hidden_seconds,
             memory_bytes: sums.memory_bytes,
+            stream_bytes: sums.stream_bytes,
+            asked_next: sums.asked_next,
             first_tokens: sums.first_tokens,
         }
     }

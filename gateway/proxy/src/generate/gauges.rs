@@ -66,6 +66,8 @@ fn transfers(sums: &Sums, out: Out<'_>) {
     out(Gauge::KvTransferPrefillSeconds, transfers.prefill_seconds);
     out(Gauge::KvTransferHiddenSeconds, transfers.hidden_seconds);
     out(Gauge::KvTransferMemoryBytes, transfers.memory_bytes as f64);
+    out(Gauge::KvTransferStreamBytes, transfers.stream_bytes as f64);
+    out(Gauge::KvTransfersNext, transfers.asked_next as f64);
     out(Gauge::KvFirstTokens, transfers.first_tokens as f64);
 }
 

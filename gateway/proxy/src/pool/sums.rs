@@ -45,6 +45,10 @@ pub struct TransferSums {
     pub hidden_seconds: f64,
     /// Of the bytes, those that came through memory that both workers map.
     pub memory_bytes: u64,
+    /// Of the bytes, those that came on connections beside the first of their transfer.
+    pub stream_bytes: u64,
+    /// Of the failed ones, those after which another prefill worker was asked for what was missing.
+    pub asked_next: u64,
     /// First tokens that were drawn where the prompt was computed.
     pub first_tokens: u64,
 }
@@ -97,6 +101,8 @@ impl Sums {
                 prefill_seconds: seconds(transfers.prefill_seconds),
                 hidden_seconds: seconds(transfers.hidden_seconds),
                 memory_bytes: transfers.memory_bytes,
+                stream_bytes: transfers.stream_bytes,
+                asked_next: transfers.asked_next,
                 first_tokens: transfers.first_tokens,
             },
             tiers,
@@ -138,6 +144,8 @@ impl Sums {
         counted(&mut transfers.blocks, theirs.blocks);
         counted(&mut transfers.bytes, theirs.bytes);
         counted(&mut transfers.memory_bytes, theirs.memory_bytes);
+        counted(&mut transfers.stream_bytes, theirs.stream_bytes);
+        counted(&mut transfers.asked_next, theirs.asked_next);
         counted(&mut transfers.first_tokens, theirs.first_tokens);
         timed(&mut transfers.seconds, theirs.seconds);
         timed(&mut transfers.prefill_seconds, theirs.prefill_seconds);

@@ -63,6 +63,10 @@ pub enum Gauge {
     KvTransferHiddenSeconds,
     /// Bytes that came through memory that both workers map.
     KvTransferMemoryBytes,
+    /// Bytes that came on connections beside the first of their transfer.
+    KvTransferStreamBytes,
+    /// Transfers after which another prefill worker was asked for the rest.
+    KvTransfersNext,
     /// First tokens drawn where the prompt was computed.
     KvFirstTokens,
     /// Roles that followed the load.
@@ -304,6 +308,16 @@ impl Gauge {
                 "penstock_kv_transfer_memory_bytes_total",
                 "counter",
                 "Of the bytes, those that came through memory that both workers map.",
+            ),
+            Gauge::KvTransferStreamBytes => (
+                "penstock_kv_transfer_stream_bytes_total",
+                "counter",
+                "Of the bytes, those that came on connections beside the first of their transfer.",
+            ),
+            Gauge::KvTransfersNext => (
+                "penstock_kv_transfers_next_total",
+                "counter",
+                "Transfers that broke off and after which another prefill worker was asked for the rest.",
             ),
             Gauge::KvFirstTokens => (
                 "penstock_kv_first_tokens_total",
