@@ -148,6 +148,15 @@ impl Engine {
     ///
     /// A request that is already open is continued if `attempt` is higher (what it held is freed) and ignored otherwise.
     pub fn submit(&mut self, generate: Generate) {
+        self.take(generate, self.draining);
+    }
+
+    /// The same for one that was taken before the engine began to drain, and has waited for its blocks since.
+    pub fn go_on(&mut self, generate: Generate) {
+        self.take(generate, false);
+    }
+
+    fn take(&mut self, generate: Generate, refuses: bool) {
         let (id, attempt) = (generate.request, generate.attempt);
         match self.scheduler.attempt(id) {
             Some(open) if open >= attempt => return,
@@ -162,7 +171,7 @@ impl Engine {
         let (rank, window) = ((generate.priority, generate.turn), generate.window);
         let choices: Vec<u32> =
             generate.choices.iter().map(|choice| choice.index).take(self.limits.choices_max).collect();
-        match self.admit(generate) {
+        match self.admit(generate, refuses) {
             Ok((request, starts)) => {
                 let request = Arc::new(request);
                 for (n, start) in starts.into_iter().enumerate() {
@@ -187,8 +196,12 @@ impl Engine {
         }
     }
 
-    fn admit(&self, generate: Generate) -> Result<(Request, Vec<penstock_proto::frames::ChoiceStart>), Refusal> {
-        if self.draining {
+    fn admit(
+        &self,
+        generate: Generate,
+        refuses: bool,
+    ) -> Result<(Request, Vec<penstock_proto::frames::ChoiceStart>), Refusal> {
+        if refuses {
             return Err(Refusal { kind: ErrorKind::Draining, message: "the worker is draining".to_owned() });
         }
         let waiting = self.scheduler.waiting() + generate.choices.len();
@@ -249,9 +262,9 @@ impl Engine {
         !self.outbox.is_empty() || self.scheduler.sequences.values().any(|sequence| !sequence.stalled())
     }
 
-    /// Whether nothing is open: a draining worker may exit.
+    /// Whether nothing is open, and nobody waits for pages: a draining worker may exit.
     pub fn is_empty(&self) -> bool {
-        self.outbox.is_empty() && self.scheduler.sequences.is_empty()
+        self.outbox.is_empty() && self.scheduler.sequences.is_empty() && self.transfers.has_given_all()
     }
 
     /// Load and capacity now.

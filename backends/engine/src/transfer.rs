@@ -200,6 +200,11 @@ impl Transfers {
         }
     }
 
+    /// Whether no page is owed to anybody.
+    pub(crate) fn has_given_all(&self) -> bool {
+        self.outgoing.is_empty()
+    }
+
     /// Whether [`Self::give`] would do something.
     pub(crate) fn can_give(&mut self, scheduler: &Scheduler) -> bool {
         let layers = self.layers;

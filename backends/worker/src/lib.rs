@@ -120,7 +120,7 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle) -> Result<
     let epoch = config::epoch()?;
     let host = Arc::new(Host::new(&config, commands.clone(), phases, drains, thread.step_age(), epoch));
     let accepting = tokio::spawn(listen::accept(listener, Arc::clone(&host)));
-    let serving = kv.map(|listener| transfers.spawn(transfer::accept(listener, peers)));
+    let serving = kv.map(|listener| transfers.spawn(transfer::accept(listener, Arc::clone(&peers))));
     let mut ticks = tokio::time::interval(Duration::from_millis(100));
     let mut patience = Patience { config: &config, left_alone_since: Some(Instant::now()), exit_by: None };
     let result = loop {
@@ -155,7 +155,7 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle) -> Result<
     accepting.abort();
     serving.into_iter().for_each(|serving| serving.abort());
     drop(commands);
-    host.flush(FLUSH_DEADLINE).await;
+    tokio::join!(host.flush(FLUSH_DEADLINE), peers.flush(FLUSH_DEADLINE));
     result
 }
 

@@ -52,6 +52,12 @@ pub struct Ledger {
     pub rows_resumed: u64,
     /// Pulls that it answered.
     pub pulls: u64,
+    /// Pulls that it was asked for.
+    pub asked: u64,
+    /// It answers none.
+    pub holds_pulls: bool,
+    /// Nobody gets blocks from it, as if they were still on their way to it.
+    pub gives_nothing: bool,
     /// From now on it says tokens that are in no vocabulary.
     pub babbles: bool,
 }
@@ -261,6 +267,7 @@ impl Stage {
                 sequence.into_iter().for_each(|sequence| sequence.allowed += window.tokens as usize);
             }
             DownBody::Pull(pull) => {
+                lock(&self.ledgers[self.at]).asked += 1;
                 let steps = self.chance(self.habits.pull_steps);
                 self.pulls.push_back((self.steps + steps, pull));
             }
@@ -311,7 +318,8 @@ impl Stage {
         }
         ended.iter().for_each(|key| drop(self.running.remove(key)));
         let mut pulled = Vec::new();
-        while self.pulls.front().is_some_and(|(at, _)| *at <= self.steps) {
+        let holds = lock(&self.ledgers[self.at]).holds_pulls;
+        while !holds && self.pulls.front().is_some_and(|(at, _)| *at <= self.steps) {
             let (_, pull) = self.pulls.pop_front().expect("it is there");
             pulled.push(self.pull(&pull));
         }
@@ -334,7 +342,8 @@ impl Stage {
         let fails = self.chance(100) < self.habits.pulls_fail;
         let there: Vec<bool> = {
             let other = lock(&self.ledgers[from]);
-            pull.hashes.iter().map(|hash| !fails && other.blocks.contains(hash)).collect()
+            let gives = !fails && !other.gives_nothing;
+            pull.hashes.iter().map(|hash| gives && other.blocks.contains(hash)).collect()
         };
         let mut own = lock(&self.ledgers[self.at]);
         let has = |(hash, there): &(&Vec<u8>, &bool)| **there || own.blocks.contains(*hash);

@@ -137,6 +137,76 @@ async fn what_a_held_worker_has_moves_away() {
     assert_eq!((answer.moved, &answer.resumed), (1, &vec![]));
 }
 
+/// What moves because its worker is being left goes on trying, and not for long.
+const SOON: Duration = Duration::from_secs(4);
+
+/// Where so many requests are.
+async fn settled(pool: &Pool, at: impl Fn(&Pool) -> bool) -> Duration {
+    let began = Instant::now();
+    assert!(wait_for(|| at(pool).then_some(())).await.is_some(), "{:?}", pool.status());
+    began.elapsed()
+}
+
+#[tokio::test]
+async fn who_was_to_take_a_request_is_left_too_and_a_third_one_takes_it() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let puppets = Puppet::start(&dir, 3, habits(6));
+    let pool = pool(&runtime, &puppets, |config| config.balance = false).await;
+    let name = |at: usize| pool.status().workers[at].name.clone();
+    let job = request(3, 1, 800);
+    let mut ticket = pool.submit(job.clone()).expect("taken");
+    let (mut answer, first, _) = begin(&pool, &mut ticket, 10).await;
+    puppets.iter().for_each(|puppet| puppet.ledger().holds_pulls = true);
+    pool.steer(&first, Steer::Hold).await.expect("held");
+    let asked = || puppets.iter().position(|puppet| puppet.ledger().asked > 0);
+    let second = wait_for(asked).await.expect("one of the others is asked to pull");
+    pool.steer(&name(second), Steer::Hold).await.expect("held");
+    puppets
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| *at != second)
+        .for_each(|(_, other)| other.ledger().holds_pulls = false);
+    let has_it = |pool: &Pool, at: usize| pool.status().workers[at].bound == 1;
+    let third = (0..3).find(|at| *at != second && name(*at) != first).expect("there are three");
+    let reader = tokio::spawn(async move {
+        read_into(&mut ticket, &mut answer, usize::MAX).await;
+        answer
+    });
+    let took = settled(&pool, |pool| has_it(pool, third)).await;
+    assert!(took < SOON, "{took:?}");
+    // What the second one was asked for comes after all, and is nobody's.
+    puppets[second].ledger().holds_pulls = false;
+    settled(&pool, |_| puppets[second].ledger().pulls > 0).await;
+    let answer = reader.await.expect("no panic");
+    check(&job, &answer);
+    let counts = pool.status().counts;
+    assert_eq!((answer.moved, answer.resumed, counts.moves, counts.moves_failed), (1, vec![], [0, 1, 0], [0, 1, 0]));
+}
+
+#[tokio::test]
+async fn a_request_whose_blocks_still_come_to_the_worker_that_is_left_moves_soon_after() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let puppets = Puppet::start(&dir, 2, habits(6));
+    let pool = pool(&runtime, &puppets, |config| config.balance = false).await;
+    let job = request(4, 2, 800);
+    let mut ticket = pool.submit(job.clone()).expect("taken");
+    let (mut answer, first, to) = begin(&pool, &mut ticket, 10).await;
+    puppets.iter().for_each(|puppet| puppet.ledger().gives_nothing = true);
+    pool.steer(&first, Steer::Hold).await.expect("held");
+    let reader = tokio::spawn(async move {
+        read_into(&mut ticket, &mut answer, usize::MAX).await;
+        answer
+    });
+    settled(&pool, |pool| pool.status().counts.moves_failed[1] > 0).await;
+    puppets.iter().for_each(|puppet| puppet.ledger().gives_nothing = false);
+    let has_it = |pool: &Pool| pool.status().workers.iter().any(|worker| worker.name == to && worker.bound == 1);
+    let took = settled(&pool, has_it).await;
+    assert!(took < SOON, "{took:?}");
+    let answer = reader.await.expect("no panic");
+    check(&job, &answer);
+    assert_eq!((answer.moved, answer.resumed), (1, vec![]));
+}
+
 #[tokio::test]
 async fn a_crowd_spreads_when_there_is_room_elsewhere_and_then_stays() {
     let (dir, runtime) = (Dir::new(), runtime());

@@ -141,7 +141,8 @@ impl Desk {
                         Some(back) => back,
                     };
                 }
-                self.engine.submit(*search.generate);
+                // It was taken before: a drain that began meanwhile is for those that come after it.
+                self.engine.go_on(*search.generate);
                 search.later.into_iter().for_each(|command| self.apply(command));
             }
             // What it held is free again, and no step will tell it.

@@ -119,6 +119,11 @@ impl Peers {
         let _ = self.age.set(age);
     }
 
+    /// Waits until all transfers out have written what they had, or `deadline` passes.
+    pub(crate) async fn flush(&self, deadline: Duration) {
+        let _ = tokio::time::timeout(deadline, self.served.acquire_many(SERVED_MAX as u32)).await;
+    }
+
     /// A command for the engine's thread.
     async fn tell(&self, command: Command) -> Result<(), link::Fault> {
         let commands = self.commands.upgrade().ok_or(link::Fault::Ending)?;
@@ -130,14 +135,14 @@ impl Peers {
         self.meters.blocks_in.fetch_add(blocks as u64, Ordering::Relaxed);
     }
 
-    /// So many first tokens came from the other end of a transfer.
-    pub(crate) fn drawn_elsewhere(&self, tokens: usize) {
-        self.meters.first_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
-    }
-
     /// Another worker is asked for what one has not brought.
     fn count_next(&self) {
         self.meters.asked_next.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// So many first tokens came from the other end of a transfer.
+    pub(crate) fn drawn_elsewhere(&self, tokens: usize) {
+        self.meters.first_tokens.fetch_add(tokens as u64, Ordering::Relaxed);
     }
 
     /// Sums so far.
@@ -162,13 +167,13 @@ struct Meters {
     moved_bytes: AtomicU64,
     moved_micros: AtomicU64,
     memory_bytes: AtomicU64,
+    stream_bytes: AtomicU64,
+    asked_next: AtomicU64,
 }
 
 impl Meters {
     /// A transfer in is over; `ended`: which of the three ways.
     fn received(&self, report: &Report, ended: &AtomicU64) {
-    stream_bytes: AtomicU64,
-    asked_next: AtomicU64,
         let add = |sum: &AtomicU64, more: u64| _ = sum.fetch_add(more, Ordering::Relaxed);
         let taken = report.taken.as_micros() as u64;
         add(&self.bytes_in, report.bytes);
@@ -178,12 +183,12 @@ impl Meters {
         add(&self.moved_bytes, report.moved_bytes);
         add(&self.moved_micros, report.moved.as_micros() as u64);
         add(&self.memory_bytes, report.memory_bytes);
+        add(&self.stream_bytes, report.stream_bytes);
         add(ended, 1);
     }
 
     fn state(&self) -> TransferState {
         let sum = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        add(&self.stream_bytes, report.stream_bytes);
         TransferState {
             bytes_in: sum(&self.bytes_in),
             bytes_out: sum(&self.bytes_out),
@@ -198,13 +203,13 @@ impl Meters {
             moved_bytes: sum(&self.moved_bytes),
             moved_seconds: sum(&self.moved_micros) as f64 / 1e6,
             memory_bytes: sum(&self.memory_bytes),
+            stream_bytes: sum(&self.stream_bytes),
+            asked_next: sum(&self.asked_next),
         }
     }
 }
 
 /// A page that came in.
-            stream_bytes: sum(&self.stream_bytes),
-            asked_next: sum(&self.asked_next),
 pub(crate) struct PageIn {
     id: u64,
     block: usize,
@@ -224,13 +229,13 @@ pub(crate) struct Report {
     bytes: u64,
     /// Of these, through memory that both map.
     memory_bytes: u64,
+    /// Of these, on connections beside the first.
+    stream_bytes: u64,
     /// From the first page to the last.
     taken: Duration,
     /// Of that, while the holder still computed.
     hidden: Duration,
     /// Bytes that came when it had computed all, beside the page that came first then, and how long they took: the speed of the way.
-    /// Of these, on connections beside the first.
-    stream_bytes: u64,
     moved_bytes: u64,
     moved: Duration,
     /// Why it stopped early; empty: it did not.

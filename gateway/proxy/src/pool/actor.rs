@@ -67,8 +67,8 @@ struct Live {
     record: Option<Box<Record>>,
     /// When its last tokens came.
     spoke: Option<Instant>,
-    /// When it was moved, or was not after all.
-    moved: Option<Instant>,
+    /// It was moved, or was not after all, and is left alone until then.
+    rests_until: Option<Instant>,
     /// It changed its worker and has said nothing since: why, and when it spoke last.
     gap: Option<(Gap, Instant)>,
 }

@@ -35,6 +35,9 @@ const BEARABLE: usize = 4;
 /// Pulls of one migration at most; a request that is faster than that stays.
 const ROUNDS_MAX: u32 = 8;
 
+/// Why a migration ends with one of its workers.
+const GONE: &str = "a worker has gone, or is being left";
+
 /// One pull takes no longer, and one migration.
 const PULL_DEADLINE: Duration = Duration::from_secs(10);
 const MOVE_DEADLINE: Duration = Duration::from_secs(30);
@@ -44,6 +47,9 @@ const MOVES_MAX: usize = 4;
 
 /// A request that was moved, or could not be, is left alone for so long.
 const REST: Duration = Duration::from_secs(5);
+
+/// The same where its worker is being left and has not its blocks: they may still be on their way there.
+const REST_LEAVING: Duration = Duration::from_millis(250);
 
 /// A worker's steps are so much longer than they would be elsewhere, for so long, before balance moves a request.
 const UNEVEN: f64 = 1.3;
@@ -147,6 +153,11 @@ pub(super) struct Moves {
 }
 
 impl Actor {
+    /// Whether a migration that began with these sessions can go on: both live on, and the new one has not been left meanwhile itself.
+    fn is_on(&self, from: WorkerId, to: WorkerId, sessions: [Option<u64>; 2]) -> bool {
+        self.sessions(from, to) == sessions && self.members[usize::from(to.0)].takes_requests()
+    }
+
     fn sessions(&self, from: WorkerId, to: WorkerId) -> [Option<u64>; 2] {
         [from, to].map(|at| self.members[usize::from(at.0)].link.as_ref().map(|link| link.session))
     }
@@ -215,8 +226,9 @@ impl Actor {
             return self.change(request);
         }
         if !brings || one.round >= ROUNDS_MAX {
+            let rest = if one.cause == Cause::Leaving && !brings { REST_LEAVING } else { REST };
             let why = if brings { "it grows faster than it is moved" } else { "its blocks are not to be had" };
-            return self.abandon(request, why);
+            return self.abandon(request, why, rest);
         }
         one.round += 1;
         let mut frames = Vec::new();
@@ -260,13 +272,13 @@ impl Actor {
         let Some(one) = self.moves.running.get(&request) else { return };
         let (from, to, cause, sessions) = (one.from, one.to, one.cause, one.sessions);
         let cached = one.chains.iter().map(|chain| chain.have).min().unwrap_or(0) * penstock_proto::BLOCK_TOKENS;
-        if self.sessions(from, to) != sessions || !self.members[usize::from(to.0)].takes_requests() {
-            return self.abandon(request, "a worker has gone");
+        if !self.is_on(from, to, sessions) {
+            return self.abandon(request, GONE, Duration::ZERO);
         }
         let Some(live) = self.requests.get(&request) else { return };
         let view = self.view(live);
         if live.truth.frame_bytes() > FRAME_BYTES_MAX {
-            return self.abandon(request, "with its output it is too long to be sent");
+            return self.abandon(request, "with its output it is too long to be sent", REST);
         }
         if !self.router.assign(request, view, to, cached as u32, self.began.elapsed()) {
             // No place there now: the next tick asks again, until the time is over.
@@ -276,7 +288,7 @@ impl Actor {
         live.truth.leave();
         let (generate, windows) = live.truth.generate(request);
         live.place = Place::Bound(to);
-        live.moved = Some(Instant::now());
+        live.rests_until = Some(Instant::now() + REST);
         live.gap = live.spoke.map(|since| (Gap::Moved, since));
         let name = Arc::clone(&self.members[usize::from(to.0)].name);
         live.slot.leave(PoolEvent::Moved { worker: Arc::clone(&name) });
@@ -299,12 +311,12 @@ impl Actor {
         self.moves.running.remove(&request)
     }
 
-    /// It stays where it is.
-    fn abandon(&mut self, request: u64, why: &'static str) {
+    /// It stays where it is, and is left alone for `rest`.
+    fn abandon(&mut self, request: u64, why: &'static str, rest: Duration) {
         let Some(one) = self.drop_move(request) else { return };
         self.counts.moves_failed[one.cause as usize] += 1;
         if let Some(live) = self.requests.get_mut(&request) {
-            live.moved = Some(Instant::now());
+            live.rests_until = Some(Instant::now() + rest);
         }
         info!(request, to = %self.members[usize::from(one.to.0)].name, cause = ?one.cause, why, "request not moved");
         tell(one.done, Err(MoveError::Failed(why)));
@@ -321,20 +333,17 @@ impl Actor {
 
     /// Looks after the migrations that run and begins those that are due.
     pub(super) fn move_tick(&mut self, now: Instant) {
-        let running: Vec<(u64, bool)> = self
-            .moves
-            .running
-            .iter()
-            .map(|(request, one)| {
-                let is_over = now.saturating_duration_since(one.began) > MOVE_DEADLINE;
-                (*request, is_over || self.sessions(one.from, one.to) != one.sessions)
-            })
-            .collect();
-        for (request, is_over) in running {
-            if is_over {
-                self.abandon(request, "its time is over, or a worker has gone");
-            } else {
-                self.advance_move(request);
+        let fate = |one: &Move| match now.saturating_duration_since(one.began) > MOVE_DEADLINE {
+            true => Some(("its time is over", REST)),
+            // Another worker may take it at once.
+            false if !self.is_on(one.from, one.to, one.sessions) => Some((GONE, Duration::ZERO)),
+            false => None,
+        };
+        let running: Vec<_> = self.moves.running.iter().map(|(request, one)| (*request, fate(one))).collect();
+        for (request, fate) in running {
+            match fate {
+                Some((why, rest)) => self.abandon(request, why, rest),
+                None => self.advance_move(request),
             }
         }
         for (request, to, cause) in self.due(now) {
@@ -378,7 +387,7 @@ impl Actor {
         let mut rested: Vec<(u32, u64)> = bound
             .filter_map(|request| {
                 let live = self.requests.get(request)?;
-                let rests = live.moved.is_some_and(|at| now.saturating_duration_since(at) < REST);
+                let rests = live.rests_until.is_some_and(|until| now < until);
                 let is_due = !rests && live.truth.decodes() && !self.moves.running.contains_key(request);
                 is_due.then(|| (live.truth.left(), *request))
             })

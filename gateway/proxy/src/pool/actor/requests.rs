@@ -41,7 +41,7 @@ impl Actor {
             bound_at: None,
             record: None,
             spoke: None,
-            moved: None,
+            rests_until: None,
             gap: None,
         };
         self.requests.insert(id, live);
