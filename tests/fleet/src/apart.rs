@@ -1,22 +1,20 @@
 //! The fault matrix of prefill and decode apart: what happens × to which of the two workers × where in the life of a request × what kind of
-//! request. Real workers with the demo model and real transfers between them.
+//! request × how pages go from one to the other × who computes what is missing then. Real workers with the demo model and real transfers
+//! between them.
 //!
 //! ```text
 //!               ┌─ relay ─ prefill worker ─┐
-//! pool (gateway)│                        relay (KV)     a third worker, held until the fault, takes over from a decode worker
-//!               └─ relay ─ decode worker ──┘
+//! pool (gateway)│                        relay (KV)     a third worker takes over: held until the fault, from a decode worker;
+//!               └─ relay ─ decode worker ──┘            with relays of its own, from a prefill worker
 //! ```
 //! Where is exact: the device of one of them waits at a gate (`fleet-worker --gate`), or the network between them stops after so many bytes;
 //! the fault is made meanwhile. Answers must be those of one worker that does everything, and nothing may be left behind.
 
-use crate::matrix::descriptors;
-use crate::relay::Relay;
-use crate::{Answer, Dir, Worker, job, wait_for};
-use penstock_proto::BLOCK_TOKENS;
-use penstock_proto::frames::EngineState;
-use penstock_proxy::pool::{FleetRuntime, Job, Pool, PoolConfig, PoolEvent, Steer, Ticket, WorkerPhase};
-use rustix::process::Signal;
-use std::path::{Path, PathBuf};
+mod scene;
+
+use crate::{Answer, Dir, Worker, job};
+use penstock_proxy::pool::{FleetRuntime, Job, PoolEvent, Steer, Ticket};
+use scene::Scene;
 use std::time::{Duration, Instant};
 
 /// Tokens of every prompt: several steps of the prefill worker, and some tokens after the last full block.
@@ -31,8 +29,8 @@ const HALF: usize = 256;
 /// Tokens of every answer.
 const OUTPUT: usize = 32;
 
-/// Bytes of KV after which the network stops: some blocks have come, most have not.
-const PART: u64 = 400_000;
+/// Tokens of one that has the time to move.
+const LONG: usize = 400;
 
 /// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +43,10 @@ pub enum Fault {
     Cut,
     /// Nothing: the client leaves.
     Leave,
+    /// An operator drains it: it shall be left, and lives.
+    Hold,
+    /// `SIGTERM`: it ends when it has nothing left to do.
+    End,
 }
 
 /// To whom.
@@ -73,6 +75,13 @@ pub enum Point {
     Last,
 }
 
+impl Point {
+    /// Whether pages are still to come then.
+    pub fn is_early(self) -> bool {
+        EARLY.contains(&self)
+    }
+}
+
 /// What kind of request it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -86,13 +95,35 @@ pub enum Kind {
     Tools,
 }
 
+/// How pages go from one worker to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// As bytes: something between the two loses descriptors.
+    Socket,
+    /// Through memory that both map.
+    Memory,
+}
+
+/// Who computes the rest of a prompt whose prefill worker is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// The decode worker: there is no other.
+    Itself,
+    /// Another prefill worker.
+    Another,
+}
+
 /// Faults that answers survive.
 pub const FAULTS: [Fault; 3] = [Fault::Kill, Fault::Stop, Fault::Cut];
+/// Nobody is lost by these: what is under way goes on where it is, or moves.
+pub const ORDERLY: [Fault; 2] = [Fault::Hold, Fault::End];
 /// Both.
 pub const VICTIMS: [Victim; 2] = [Victim::Prefill, Victim::Decode];
 /// All.
 pub const POINTS: [Point; 6] =
     [Point::Queued, Point::Computing, Point::Transferring, Point::First, Point::Middle, Point::Last];
+/// Those before the first token: pages are still to come.
+pub const EARLY: [Point; 3] = [Point::Queued, Point::Computing, Point::Transferring];
 /// All.
 pub const KINDS: [Kind; 4] = [Kind::Greedy, Kind::Sampled, Kind::Two, Kind::Tools];
 
@@ -107,25 +138,62 @@ pub struct Cell {
     pub point: Point,
     /// To what.
     pub kind: Kind,
+    /// On which way of its pages.
+    pub way: Way,
+    /// With whom to go on.
+    pub rest: Rest,
 }
 
-/// Every cell.
+/// Every cell. Where pages go counts while they are still to come, and another prefill worker when one is lost before.
 pub fn all() -> Vec<Cell> {
     let mut cells = Vec::new();
     for fault in FAULTS {
         for victim in VICTIMS {
             for point in POINTS {
-                cells.extend(KINDS.map(|kind| Cell { fault, victim, point, kind }));
+                for (way, rest) in ways(victim, point) {
+                    cells.extend(KINDS.map(|kind| Cell { fault, victim, point, kind, way: *way, rest: *rest }));
+                }
             }
         }
     }
     cells
 }
 
-/// Cells in which every two of (fault, victim, point, kind) meet.
-pub fn pairwise() -> Vec<Cell> {
-    let all = all();
-    let values = |cell: &Cell| [cell.fault as usize, cell.victim as usize, cell.point as usize, cell.kind as usize];
+fn ways(victim: Victim, point: Point) -> &'static [(Way, Rest)] {
+    let all = &[
+        (Way::Socket, Rest::Itself),
+        (Way::Memory, Rest::Itself),
+        (Way::Socket, Rest::Another),
+        (Way::Memory, Rest::Another),
+    ];
+    match (point.is_early(), victim) {
+        (false, _) => &all[..1],
+        (true, Victim::Decode) => &all[..2],
+        (true, Victim::Prefill) => all,
+    }
+}
+
+/// Every cell of what is orderly, while pages are to come, and with a decode worker in the middle of an answer.
+pub fn orderly() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for fault in ORDERLY {
+        for victim in VICTIMS {
+            let later = (victim == Victim::Decode).then_some(Point::Middle);
+            for point in EARLY.into_iter().chain(later) {
+                let way = if point.is_early() { Way::Memory } else { Way::Socket };
+                cells.extend(KINDS.map(|kind| Cell { fault, victim, point, kind, way, rest: Rest::Itself }));
+            }
+        }
+    }
+    cells
+}
+
+/// Of these, cells in which every two of (fault, victim, point, kind, way, rest) meet that can.
+pub fn pairwise(all: &[Cell]) -> Vec<Cell> {
+    let values = |cell: &Cell| {
+        let Cell { fault, victim, point, kind, way, rest } = *cell;
+        [fault as usize, victim as usize, point as usize, kind as usize, way as usize, rest as usize]
+    };
     crate::pairs::pairwise(&all.iter().map(values).collect::<Vec<_>>()).into_iter().map(|at| all[at]).collect()
 }
 
@@ -143,6 +211,22 @@ pub fn request(kind: Kind) -> Job {
             job.sampling.min_tokens = OUTPUT as u32;
         }
     }
+    job
+}
+
+impl Cell {
+    /// What is asked for.
+    fn request(self) -> Job {
+        let job = request(self.kind);
+        if ORDERLY.contains(&self.fault) { longer(job) } else { job }
+    }
+}
+
+/// The same with an answer that has the time to move.
+pub fn longer(mut job: Job) -> Job {
+    let sampling = &mut job.sampling;
+    sampling.min_tokens = if sampling.min_tokens > 0 { LONG as u32 } else { 0 };
+    sampling.max_tokens = LONG as u32;
     job
 }
 
@@ -170,213 +254,6 @@ pub struct Outcome {
     pub gap: Duration,
 }
 
-/// Two workers apart, and one more.
-struct Scene {
-    dir: Dir,
-    pool: Pool,
-    prefill: Worker,
-    decode: Worker,
-    spare: Option<Worker>,
-    /// To the prefill worker, to the decode worker.
-    sessions: [Relay; 2],
-    /// Between the two.
-    kv: Relay,
-}
-
-impl Scene {
-    async fn new(binary: &str, runtime: &FleetRuntime, cell: Cell) -> Self {
-        let dir = Dir::new();
-        let gate = |context: usize| ["--gate".to_owned(), format!("{context}:{}", dir.path().display())];
-        let (mut at_prefill, mut at_decode) = (Vec::new(), Vec::new());
-        match cell.point {
-            Point::Queued => at_prefill.extend(gate(AHEAD)),
-            Point::Computing => at_prefill.extend(gate(HALF)),
-            Point::Transferring => {}
-            Point::First => at_decode.extend(gate(PROMPT + 1)),
-            Point::Middle => at_decode.extend(gate(PROMPT + OUTPUT / 2)),
-            Point::Last => at_decode.extend(gate(PROMPT + OUTPUT - 1)),
-        }
-        let start = |name: &str, role: &str, gate: &[String]| {
-            let mut args = vec!["--demo", "--role", role];
-            args.extend(gate.iter().map(String::as_str));
-            Worker::start(binary, &dir, name, &args)
-        };
-        let prefill = start("p", "prefill", &at_prefill);
-        let decode = start("d", "decode", &at_decode);
-        let needs_spare = cell.victim == Victim::Decode && cell.fault != Fault::Leave;
-        let spare = needs_spare.then(|| start("s", "decode", &[]));
-        let transfers = kv_socket(&prefill);
-        assert!(wait_for(|| transfers.exists().then_some(())).await.is_some(), "it listens for transfers");
-        let kv = Relay::before(&transfers);
-        if cell.point == Point::Transferring {
-            kv.hold_after(PART);
-        }
-        let sessions = [("p", &prefill), ("d", &decode)].map(|(name, worker)| Relay::start(&dir, name, &worker.socket));
-        let mut config = PoolConfig::new("apart");
-        (config.weights.apart_tokens_decode, config.balance) = (BLOCK_TOKENS, false);
-        let sockets = sessions.iter().map(Relay::socket).chain(spare.as_ref().map(|worker| worker.socket.as_path()));
-        config.connect = sockets.map(address).collect();
-        let pool = Pool::start(runtime, config).expect("the pool starts");
-        let scene = Self { dir, pool, prefill, decode, spare, sessions, kv };
-        scene.ready(scene.workers().count()).await;
-        scene
-    }
-
-    fn workers(&self) -> impl Iterator<Item = &Worker> {
-        [&self.prefill, &self.decode].into_iter().chain(&self.spare)
-    }
-
-    fn victim(&self, victim: Victim) -> &Worker {
-        match victim {
-            Victim::Prefill => &self.prefill,
-            Victim::Decode => &self.decode,
-        }
-    }
-
-    async fn ready(&self, count: usize) {
-        let is_ready = || {
-            let status = self.pool.status();
-            let ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready).count();
-            (ready >= count).then_some(())
-        };
-        assert!(wait_for(is_ready).await.is_some(), "{:?}", self.pool.status());
-    }
-
-    /// The third worker takes nothing, or everything.
-    async fn steer_spare(&self, steer: Steer) {
-        if self.spare.is_some() {
-            let name = self.pool.status().workers[2].name.clone();
-            self.pool.steer(&name, steer).await.expect("steered");
-        }
-    }
-
-    async fn wait_for_gate(&self, worker: &Worker) {
-        let reached = self.dir.file(&format!("reached-{}", worker.pid()));
-        assert!(wait_for(|| reached.exists().then_some(())).await.is_some(), "the gate is reached");
-    }
-
-    /// Waits until the request is where it shall be.
-    async fn wait_for_point(&self, point: Point) {
-        match point {
-            Point::Queued => {
-                assert!(wait_for(|| (self.kv.opened() == 2).then_some(())).await.is_some(), "it has asked");
-            }
-            Point::Computing => self.wait_for_gate(&self.prefill).await,
-            Point::Transferring => {
-                assert!(wait_for(|| self.kv.is_holding().then_some(())).await.is_some(), "a part has come");
-            }
-            Point::First | Point::Middle | Point::Last => self.wait_for_gate(&self.decode).await,
-        }
-    }
-
-    fn open_gate(&self) {
-        std::fs::write(self.dir.file("open"), b"").expect("the gate opens");
-    }
-
-    fn strike(&self, cell: Cell) {
-        let carries_on = match cell.fault {
-            Fault::Kill => {
-                self.victim(cell.victim).signal(Signal::KILL);
-                true
-            }
-            Fault::Stop => {
-                self.victim(cell.victim).signal(Signal::STOP);
-                true
-            }
-            Fault::Cut => {
-                self.sessions[cell.victim as usize].hold();
-                // That of the decode worker to it alone: whoever comes after it is not cut off.
-                match cell.victim {
-                    Victim::Prefill => self.kv.hold(),
-                    Victim::Decode => {
-                        self.kv.hold_after(u64::MAX);
-                        self.kv.hold_open();
-                    }
-                }
-                false
-            }
-            Fault::Leave => true,
-        };
-        if carries_on {
-            self.kv.mend();
-        }
-        self.open_gate();
-    }
-
-    /// Whether nothing is left anywhere of what was asked.
-    fn is_clean(&self, alive: usize) -> bool {
-        let status = self.pool.status();
-        let ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready);
-        let is_idle =
-            |state: &EngineState| state.running + state.waiting == 0 && state.blocks_free == state.blocks_total;
-        let bound: usize = status.workers.iter().map(|worker| worker.bound).sum();
-        status.open + status.waiting + bound == 0
-            && ready.clone().count() == alive
-            && ready.clone().all(|worker| is_idle(&worker.state))
-    }
-
-    /// What can be mended is mended; then nothing may be left: no block, no descriptor, no request.
-    async fn settle(&self, cell: Cell, fds: &[usize]) {
-        let victim = self.victim(cell.victim);
-        if cell.fault == Fault::Stop {
-            victim.signal(Signal::CONT);
-        }
-        self.sessions.iter().chain([&self.kv]).for_each(Relay::mend);
-        let dead = usize::from(cell.fault == Fault::Kill);
-        let alive = self.workers().count() - dead;
-        self.ready(alive).await;
-        let clean = wait_for(|| self.is_clean(alive).then_some(())).await;
-        assert!(clean.is_some(), "left behind: {:?}", self.pool.status());
-        let fewer = || {
-            let mut workers = self.workers().zip(fds);
-            let is_dead = |worker: &Worker| dead == 1 && worker.pid() == victim.pid();
-            workers.all(|(worker, fds)| is_dead(worker) || descriptors(worker.pid()) <= *fds).then_some(())
-        };
-        let now = || self.workers().map(|worker| descriptors(worker.pid())).collect::<Vec<_>>();
-        assert!(wait_for(fewer).await.is_some(), "descriptors: {fds:?}, now {:?}", now());
-    }
-
-    fn descriptors(&self) -> Vec<usize> {
-        self.workers().map(|worker| descriptors(worker.pid())).collect()
-    }
-
-    /// The client has left: both workers stop what they do for it, at once and not when it is done.
-    async fn leave(&self, cell: Cell, fds: &[usize]) -> Duration {
-        let began = Instant::now();
-        if cell.point == Point::Transferring {
-            self.kv.mend();
-        }
-        // The engine of one waits at its gate, and cannot be told; the rest of it is, and closes the connection of the transfer.
-        let ahead = usize::from(cell.point == Point::Queued);
-        let told = || (descriptors(self.prefill.pid()) <= fds[0] + ahead).then_some(());
-        assert!(wait_for(told).await.is_some(), "the prefill worker is told");
-        self.strike(cell);
-        assert!(wait_for(|| self.is_clean(2).then_some(())).await.is_some(), "left behind: {:?}", self.pool.status());
-        let gone = began.elapsed();
-        let states = [0, 1].map(|at| self.pool.status().workers[at].state.clone());
-        // What the prefill worker has computed, and the decode worker said.
-        let computed = match cell.point {
-            Point::Queued => AHEAD,
-            Point::Computing => HALF,
-            _ => PROMPT,
-        };
-        assert!(states[0].blocks_cached as usize <= computed / BLOCK_TOKENS, "{cell:?}: it went on: {:?}", states[0]);
-        if matches!(cell.point, Point::Computing | Point::Transferring | Point::First | Point::Middle) {
-            let whole = (OUTPUT * request(cell.kind).choices as usize) as u64;
-            assert!(states[1].output_tokens < whole, "{cell:?}: it went on: {:?}", states[1]);
-        }
-        gone
-    }
-}
-
-fn kv_socket(worker: &Worker) -> PathBuf {
-    PathBuf::from(format!("{}.kv", worker.socket.display()))
-}
-
-fn address(path: &Path) -> penstock_proto::Address {
-    format!("unix://{}", path.display()).parse().expect("an address")
-}
-
 /// Runs one cell.
 ///
 /// # Panics
@@ -385,37 +262,37 @@ pub async fn run(binary: &str, runtime: &FleetRuntime, cell: Cell) -> Outcome {
     let scene = Scene::new(binary, runtime, cell).await;
     let fds = scene.descriptors();
     scene.steer_spare(Steer::Hold).await;
-    let mut ahead = None;
-    if cell.point == Point::Queued {
-        let prompt: Vec<u32> = (0..AHEAD as u32).map(|at| 2 + at).collect();
-        ahead = Some(scene.pool.submit(job(prompt, 1, 4)).expect("taken"));
-        scene.wait_for_gate(&scene.prefill).await;
-    }
-    let mut ticket = scene.pool.submit(request(cell.kind)).expect("taken");
+    let ahead = if cell.point == Point::Queued { scene.occupy().await } else { Vec::new() };
+    let mut ticket = scene.pool.submit(cell.request()).expect("taken");
     let mut seen = Seen::default();
-    let gap = if cell.fault == Fault::Leave {
-        tokio::select! {
+    let (at, gap) = if cell.fault == Fault::Leave {
+        let at = tokio::select! {
             () = read(&mut ticket, &mut seen) => panic!("it ends before its point"),
-            () = scene.wait_for_point(cell.point) => {}
-        }
+            at = scene.wait_for_point(cell.point) => at,
+        };
         drop(ticket);
-        scene.leave(cell, &fds).await
+        (at, scene.leave(cell, &fds).await)
     } else {
         let striking = async {
-            scene.wait_for_point(cell.point).await;
+            let at = scene.wait_for_point(cell.point).await;
             scene.steer_spare(Steer::Release).await;
-            scene.strike(cell);
-            Instant::now()
+            scene.strike(cell, at).await;
+            (at, Instant::now())
         };
-        let ((), struck) = tokio::join!(read(&mut ticket, &mut seen), striking);
+        let ((), (at, struck)) = tokio::join!(read(&mut ticket, &mut seen), striking);
         drop(ticket);
         let next = seen.came.iter().find(|came| **came > struck).copied();
-        next.map_or(Duration::ZERO, |next| next - struck)
+        (at, next.map_or(Duration::ZERO, |next| next - struck))
     };
-    if let Some(mut ahead) = ahead {
+    for mut ahead in ahead {
         assert_eq!(crate::read(&mut ahead).await.failed, None, "the one before it");
     }
-    scene.settle(cell, &fds).await;
+    scene.settle(cell, at, &fds).await;
+    if FAULTS.contains(&cell.fault) {
+        scene.check_ways(cell, at);
+    } else if ORDERLY.contains(&cell.fault) {
+        scene.check_order(cell);
+    }
     Outcome { answer: seen.answer, gap }
 }
 
@@ -423,12 +300,35 @@ pub async fn run(binary: &str, runtime: &FleetRuntime, cell: Cell) -> Outcome {
 ///
 /// # Panics
 /// If there is none.
-pub async fn undisturbed(binary: &str, runtime: &FleetRuntime, kind: Kind) -> Answer {
+pub async fn undisturbed(binary: &str, runtime: &FleetRuntime, job: Job) -> Answer {
+    let tokens = job.sampling.max_tokens as usize;
     let dir = Dir::new();
     let worker = Worker::start(binary, &dir, "u", &["--demo"]);
     let pool = crate::pool(runtime, &[&worker], |_| {});
     assert!(pool.ready(crate::PATIENCE).await);
-    let answer = crate::read(&mut pool.submit(request(kind)).expect("taken")).await;
-    assert_eq!((&answer.failed, answer.tokens[0].len()), (&None, OUTPUT));
+    let answer = crate::read(&mut pool.submit(job).expect("taken")).await;
+    assert_eq!((&answer.failed, answer.tokens[0].len()), (&None, tokens));
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_runs_few_cells() {
+        let all = all();
+        let chosen = pairwise(&all);
+        assert_eq!(all.len(), 3 * 4 * (2 * 3 + 3 * 2 + 3 * 4));
+        assert!(chosen.len() <= 32, "{}", chosen.len());
+        assert_eq!(orderly().len(), 2 * 4 * (3 + 4));
+        assert!(pairwise(&orderly()).len() <= 20);
+        for (kind, point) in KINDS.into_iter().flat_map(|kind| EARLY.map(|point| (kind, point))) {
+            let is_there = |what: fn(&Cell) -> bool| {
+                chosen.iter().any(|cell| cell.kind == kind && what(cell))
+                    && chosen.iter().any(|cell| cell.point == point && what(cell))
+            };
+            assert!(is_there(|cell| cell.way == Way::Memory) && is_there(|cell| cell.rest == Rest::Another));
+        }
+    }
 }

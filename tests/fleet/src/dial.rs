@@ -2,8 +2,11 @@
 
 use crate::{PATIENCE, Worker, wait_for};
 use bytes::BytesMut;
-use penstock_proto::frames::{Down, DownBody, Generate, Hello, Output, Pull, Pulled, Ready, Step, Up, UpBody};
+use penstock_proto::frames::{
+    ChoiceStart, Down, DownBody, Generate, Hello, Output, Pull, Pulled, Ready, Step, Up, UpBody,
+};
 use penstock_proto::{PROTOCOL_VERSION, codec};
+use penstock_proxy::pool::Job;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -14,6 +17,18 @@ pub struct Session {
     input: BytesMut,
     /// What the worker said of itself.
     pub ready: Ready,
+}
+
+/// A job as a gateway sends it.
+pub fn generate(request: u64, job: Job) -> Generate {
+    Generate {
+        request,
+        prompt: job.prompt.to_vec(),
+        choices: (0..job.choices).map(|index| ChoiceStart { index, emitted: Vec::new() }).collect(),
+        sampling: Some(job.sampling),
+        salt: job.salt.to_vec(),
+        ..Generate::default()
+    }
 }
 
 /// All that came of one choice.

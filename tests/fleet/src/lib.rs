@@ -8,9 +8,11 @@ pub mod pairs;
 pub mod puppet;
 pub mod relay;
 
+use penstock_link::TlsFiles;
 use penstock_proto::frames::{FinishReason, Sampling};
 use penstock_proxy::pool::{FleetRuntime, Job, LocalWorkers, Pool, PoolConfig, PoolEvent, Ticket};
 use rustix::process::{Pid, Signal, kill_process};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -111,6 +113,38 @@ impl Drop for Worker {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Files of a member of a pool over TLS, in a folder of them ([`certify`]).
+pub fn member_files(folder: &Path) -> TlsFiles {
+    let file = |name: &str| folder.join(name);
+    TlsFiles { certificate: file("cert.pem"), key: file("key.pem"), ca: file("ca.pem") }
+}
+
+/// Makes a certificate that all members of a pool on loopback show, and of which they know each other.
+///
+/// # Panics
+/// If the files cannot be written.
+pub fn certify(folder: &Path) -> TlsFiles {
+    let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
+    let files = member_files(folder);
+    for (path, text) in [
+        (&files.certificate, own.cert.pem()),
+        (&files.ca, own.cert.pem()),
+        (&files.key, own.signing_key.serialize_pem()),
+    ] {
+        std::fs::write(path, text).expect("written");
+    }
+    files
+}
+
+/// A port of loopback that nobody has, for a worker that must be known before it listens.
+///
+/// # Panics
+/// If there is none.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    listener.expect("a port").port()
 }
 
 /// Sends a signal to a process.

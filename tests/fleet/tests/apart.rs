@@ -1,12 +1,13 @@
-//! Prefill and decode apart, with the demo model: every two of (fault, worker, point, kind) on every commit; all of them with
-//! `PENSTOCK_FAULTS=full` (`make test-faults`). And clients that leave.
+//! Prefill and decode apart, with the demo model: every two of (fault, worker, point, kind, way of the pages, who computes the rest) on every
+//! commit; all of them with `PENSTOCK_FAULTS=full` (`make test-faults`). And clients that leave.
 
 use penstock_fleet_tests::apart::{
-    Cell, Fault, KINDS, Kind, Outcome, POINTS, Point, Victim, all, pairwise, run, undisturbed,
+    Cell, Fault, KINDS, Kind, Outcome, POINTS, Rest, Victim, Way, all, longer, orderly, pairwise, request, run,
+    undisturbed,
 };
 use penstock_fleet_tests::matrix::descriptors;
 use penstock_fleet_tests::{Answer, wait_for};
-use penstock_proxy::pool::FleetRuntime;
+use penstock_proxy::pool::{FleetRuntime, Job};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -42,33 +43,41 @@ async fn run_all(cells: Vec<Cell>, runtime: &Arc<FleetRuntime>) -> Vec<(Cell, Op
     outcomes
 }
 
-async fn expected(runtime: &FleetRuntime) -> Vec<Answer> {
+async fn expected(runtime: &FleetRuntime, job: impl Fn(Kind) -> Job) -> Vec<Answer> {
     let mut expected = Vec::new();
     for kind in KINDS {
-        expected.push(undisturbed(BINARY, runtime, kind).await);
+        expected.push(undisturbed(BINARY, runtime, job(kind)).await);
     }
     expected
+}
+
+fn choice(cells: Vec<Cell>) -> Vec<Cell> {
+    if is_full() { cells } else { pairwise(&cells) }
+}
+
+/// Whether it is what was expected, however it came about.
+fn is_same(answer: &Answer, expected: &Answer) -> bool {
+    answer.tokens == expected.tokens
+        && answer.logprobs == expected.logprobs
+        && answer.finished == expected.finished
+        && answer.failed.is_none()
 }
 
 #[tokio::test]
 async fn whatever_happens_to_either_worker_the_answer_is_that_of_one() {
     let runtime = Arc::new(FleetRuntime::start().expect("the fleet runtime starts"));
-    let expected = expected(&runtime).await;
+    let expected = expected(&runtime, request).await;
     let before = descriptors(std::process::id());
     let (mut wrong, mut gaps) = (Vec::new(), Vec::new());
-    for (cell, outcome) in run_all(if is_full() { all() } else { pairwise() }, &runtime).await {
+    for (cell, outcome) in run_all(choice(all()), &runtime).await {
         let Some(Outcome { answer, gap }) = outcome else {
             wrong.push(format!("{cell:?}: see above"));
             continue;
         };
         let expected = &expected[cell.kind as usize];
-        let is_same = answer.tokens == expected.tokens
-            && answer.logprobs == expected.logprobs
-            && answer.finished == expected.finished
-            && answer.failed.is_none();
         // A lost prefill worker is no business of the gateway's: the decode worker computes what is missing.
         let resumed: &[bool] = if cell.victim == Victim::Decode { &[true] } else { &[] };
-        if !is_same || answer.resumed != resumed {
+        if !is_same(&answer, expected) || answer.resumed != resumed {
             wrong.push(format!("{cell:?}: {answer:?}\nand not {expected:?}"));
         }
         gaps.push((cell, gap));
@@ -85,16 +94,18 @@ async fn whatever_happens_to_either_worker_the_answer_is_that_of_one() {
 fn report(gaps: &[(Cell, Duration)]) {
     for fault in [Fault::Kill, Fault::Stop, Fault::Cut] {
         for victim in [Victim::Prefill, Victim::Decode] {
-            for decodes in [false, true] {
+            for (is_early, rest, when) in [
+                (true, Rest::Itself, "before"),
+                (true, Rest::Another, "before, with another prefill worker"),
+                (false, Rest::Itself, "while it decodes"),
+            ] {
                 let is_in = |cell: &Cell| {
-                    (cell.fault, cell.victim) == (fault, victim)
-                        && matches!(cell.point, Point::First | Point::Middle | Point::Last) == decodes
+                    (cell.fault, cell.victim, cell.rest) == (fault, victim, rest) && cell.point.is_early() == is_early
                 };
                 let mut of: Vec<_> =
                     gaps.iter().filter(|(cell, _)| is_in(cell)).map(|(_, gap)| gap.as_millis()).collect();
                 of.sort_unstable();
                 if let (Some(median), Some(worst)) = (of.get(of.len() / 2), of.last()) {
-                    let when = if decodes { "while it decodes" } else { "before" };
                     eprintln!(
                         "{fault:?} {victim:?} {when}: {} streams, median gap {median} ms, worst {worst} ms",
                         of.len()
@@ -106,11 +117,34 @@ fn report(gaps: &[(Cell, Duration)]) {
 }
 
 #[tokio::test]
+async fn who_is_told_to_leave_finishes_what_others_wait_for_and_hands_over_the_rest() {
+    let runtime = Arc::new(FleetRuntime::start().expect("the fleet runtime starts"));
+    let expected = expected(&runtime, |kind| longer(request(kind))).await;
+    let mut wrong = Vec::new();
+    for (cell, outcome) in run_all(choice(orderly()), &runtime).await {
+        let Some(Outcome { answer, .. }) = outcome else {
+            wrong.push(format!("{cell:?}: see above"));
+            continue;
+        };
+        let moved = usize::from(cell.victim == Victim::Decode);
+        if !is_same(&answer, &expected[cell.kind as usize]) || (answer.moved, answer.resumed.len()) != (moved, 0) {
+            wrong.push(format!("{cell:?}: {answer:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
 async fn who_leaves_is_forgotten_by_both_at_once() {
     let runtime = Arc::new(FleetRuntime::start().expect("the fleet runtime starts"));
     let kinds: &[Kind] = if is_full() { &KINDS } else { &[Kind::Two] };
-    let cell = |point, kind| Cell { fault: Fault::Leave, victim: Victim::Decode, point, kind };
-    let cells = POINTS.into_iter().flat_map(|point| kinds.iter().map(move |kind| cell(point, *kind))).collect();
+    let (fault, victim, rest) = (Fault::Leave, Victim::Decode, Rest::Itself);
+    let cells = POINTS.into_iter().flat_map(move |point| {
+        let ways: &[Way] = if point.is_early() { &[Way::Socket, Way::Memory] } else { &[Way::Socket] };
+        let cell = move |way, kind| Cell { fault, victim, point, kind, way, rest };
+        ways.iter().flat_map(move |way| kinds.iter().map(move |kind| cell(*way, *kind)))
+    });
+    let cells = cells.collect();
     let mut times = Vec::new();
     for (cell, outcome) in run_all(cells, &runtime).await {
         let outcome = outcome.unwrap_or_else(|| panic!("{cell:?}: see above"));

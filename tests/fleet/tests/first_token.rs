@@ -1,7 +1,7 @@
 //! A prefill elsewhere draws the first token too: it must be the one that a single worker would draw, in every detail, be said before the
 //! last pages have come, and be neither lost nor said twice whatever happens after it.
 
-use penstock_fleet_tests::dial::{Session, Told};
+use penstock_fleet_tests::dial::{self, Session, Told};
 use penstock_fleet_tests::{Dir, Worker, job, wait_for};
 use penstock_proto::codec;
 use penstock_proto::frames::{
@@ -20,16 +20,10 @@ const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 const PROMPT: u32 = 700;
 
 fn generate(request: u64, salt: u32, choices: u32, change: impl FnOnce(&mut Sampling)) -> Generate {
-    let mut sampling = job([1], 1, 12).sampling;
-    change(&mut sampling);
-    Generate {
-        request,
-        prompt: (0..PROMPT).map(|at| 1 + (at * 7 + salt * 13) % 250).collect(),
-        choices: (0..choices).map(|index| ChoiceStart { index, emitted: Vec::new() }).collect(),
-        sampling: Some(sampling),
-        salt: b"t".to_vec(),
-        ..Generate::default()
-    }
+    let prompt: Vec<u32> = (0..PROMPT).map(|at| 1 + (at * 7 + salt * 13) % 250).collect();
+    let mut job = job(prompt, choices, 12);
+    change(&mut job.sampling);
+    dial::generate(request, job)
 }
 
 /// What every choice got.

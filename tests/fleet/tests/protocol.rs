@@ -1,7 +1,7 @@
 //! What a worker does with peers that are not its gateway, and with gateways that misbehave.
 
 use bytes::{BufMut, BytesMut};
-use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_into, wait_for};
+use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, free_port, job, pool, read, read_into, wait_for};
 use penstock_proto::frames::*;
 use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Proof, Side};
 use penstock_proto::{BLOCK_TOKENS, PROTOCOL_VERSION, codec};
@@ -9,7 +9,7 @@ use penstock_proxy::pool::{FleetRuntime, PoolConfig, WorkerPhase};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
@@ -284,14 +284,9 @@ impl Drop for Remote {
     }
 }
 
-async fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    listener.local_addr().expect("its address").port()
-}
-
 async fn remote(dir: &Dir, key: &str) -> (Remote, u16) {
     std::fs::write(dir.file("key"), key).expect("the key file");
-    let port = free_port().await;
+    let port = free_port();
     let child = Command::new(BINARY)
         .args(["--listen", &format!("tcp:127.0.0.1:{port}"), "--key-file"])
         .arg(dir.file("key"))

@@ -1,6 +1,6 @@
 //! KV between workers: fetched by name, or computed elsewhere. A wrong page would change every token after it.
 
-use penstock_fleet_tests::dial::{Session, Told};
+use penstock_fleet_tests::dial::{self, Session, Told};
 use penstock_fleet_tests::relay::Relay;
 use penstock_fleet_tests::{Dir, Worker, job, wait_for};
 use penstock_proto::frames::{Cancel, ChoiceStart, DownBody, FinishReason, Generate, Pull, Step, Token};
@@ -22,15 +22,7 @@ fn prompt(tokens: u32, salt: u32) -> Vec<u32> {
 }
 
 fn generate(request: u64, prompt: &[u32], tokens: u32) -> Generate {
-    let job = job([1], 1, tokens);
-    Generate {
-        request,
-        prompt: prompt.to_vec(),
-        choices: vec![ChoiceStart { index: 0, emitted: Vec::new() }],
-        sampling: Some(job.sampling),
-        salt: b"t".to_vec(),
-        ..Generate::default()
-    }
+    dial::generate(request, job(prompt, 1, tokens))
 }
 
 fn chain(prompt: &[u32]) -> Vec<BlockHash> {

@@ -4,6 +4,7 @@
 use penstock_engine::checkpoint::Checkpoint;
 use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{AfterLayer, Engine, EngineConfig, Forward, Geometry, Pages};
+use penstock_fleet_tests::member_files;
 use penstock_kernels::cpu::{CpuDevice, CpuOptions, Path as CpuPath};
 use penstock_kernels::{KernelError, Limits, StepBatch};
 use penstock_proto::frames::{Loading, Role};
@@ -16,7 +17,7 @@ use std::time::Duration;
 
 const USAGE: &str = "fleet-worker --listen ADDRESS [--cores LIST] [--key-file FILE] [--step-ms N] [--load-ms N] [--orphan-ms N] \
                      [--numerics ID] [--sequences N] [--death-token ID] [--hang-at STEP] [--model NAME] [--role ROLE] [--fail-load] [--gate CONTEXT:DIR] [--demo] \
-                     [--beyond-loopback] [--pages N] [--kv-disk DIR]";
+                     [--beyond-loopback] [--pages N] [--kv-disk DIR] [--tls DIR] [--transfer-port N] [--transfer-streams N]";
 
 /// Rows of prefill in a step of the demo model: few, so that a prompt takes several.
 const CHUNK: usize = 128;
@@ -94,6 +95,14 @@ fn options() -> Result<Options, String> {
                 let file = std::fs::read(&value).map_err(|error| format!("{value}: {error}"))?;
                 options.worker.key = Some(PoolKey::new(&file).map_err(|error| error.to_string())?);
             }
+            "--tls" => {
+                let tls = penstock_link::Tls::read(&member_files(value.as_ref()));
+                options.worker.tls = Some(tls.map_err(|error| error.to_string())?);
+            }
+            "--transfer-port" => {
+                options.worker.transfer_port = u16::try_from(number()?).map_err(|error| error.to_string())?;
+            }
+            "--transfer-streams" => options.worker.transfer_streams = number()? as usize,
             "--pages" => options.pages = number()? as usize,
             "--kv-disk" => {
                 options.worker.tiers.disk_path = Some(value.into());

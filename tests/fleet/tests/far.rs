@@ -1,0 +1,146 @@
+//! KV between machines: TCP, certificates at both ends, and several connections for one transfer. Four of them change no token, and one that
+//! breaks in the middle costs time only.
+
+use penstock_fleet_tests::apart::{KINDS, Kind, request, undisturbed};
+use penstock_fleet_tests::dial::{Session, Told, generate};
+use penstock_fleet_tests::matrix::descriptors;
+use penstock_fleet_tests::relay::Relay;
+use penstock_fleet_tests::{Dir, Worker, certify, free_port, read, wait_for};
+use penstock_link::Tls;
+use penstock_proto::BLOCK_TOKENS;
+use penstock_proto::frames::{DownBody, EngineState, Generate, TransferState};
+use penstock_proto::handshake::PoolKey;
+use penstock_proxy::pool::{FleetRuntime, Pool, PoolConfig, WorkerPhase};
+use std::net::SocketAddr;
+use std::process::Command;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
+
+/// Of the pool; both ends prove it.
+const KEY: &[u8] = b"a key for the time of one test, no longer";
+
+/// Bytes of KV after which a connection breaks: some blocks have come, most have not.
+const PART: u64 = 400_000;
+
+/// What workers that are far from each other share.
+struct Members {
+    dir: Dir,
+    args: Vec<String>,
+}
+
+impl Members {
+    fn new() -> Self {
+        let dir = Dir::new();
+        std::fs::write(dir.file("key"), KEY).expect("a key");
+        certify(dir.path());
+        let (key, tls) = (dir.file("key").display().to_string(), dir.path().display().to_string());
+        let args = ["--demo", "--key-file", &key, "--tls", &tls, "--transfer-streams", "4"].map(str::to_owned).to_vec();
+        Self { dir, args }
+    }
+
+    /// A worker on TCP: itself, where its sessions are, where its transfers are.
+    fn start(&self, name: &str, role: &str) -> (Worker, SocketAddr, SocketAddr) {
+        let [sessions, transfers] = [free_port(), free_port()];
+        let transfer_port = transfers.to_string();
+        let mut args = vec!["--role", role, "--transfer-port", &transfer_port];
+        args.extend(self.args.iter().map(String::as_str));
+        let [sessions, transfers] = [sessions, transfers].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let command = Command::new(BINARY);
+        let worker = Worker::start_tcp(command, &self.dir, name, &format!("tcp://{sessions}"), &args);
+        (worker, sessions, transfers)
+    }
+
+    fn pool(&self, runtime: &FleetRuntime, workers: &[SocketAddr]) -> Pool {
+        let mut config = PoolConfig::new("far");
+        config.connect = workers.iter().map(|worker| format!("tcp://{worker}").parse().expect("an address")).collect();
+        config.key = Some(PoolKey::new(KEY).expect("long enough"));
+        config.tls = Some(Tls::read(&penstock_fleet_tests::member_files(self.dir.path())).expect("certificates"));
+        (config.weights.apart_tokens_decode, config.balance) = (BLOCK_TOKENS, false);
+        Pool::start(runtime, config).expect("the pool starts")
+    }
+}
+
+async fn all_ready(pool: &Pool) {
+    let ready = || pool.status().workers.iter().all(|worker| worker.phase == WorkerPhase::Ready).then_some(());
+    assert!(wait_for(ready).await.is_some(), "{:?}", pool.status());
+}
+
+#[tokio::test]
+async fn four_streams_over_tls_change_no_token() {
+    let (members, runtime) = (Members::new(), FleetRuntime::start().expect("the fleet runtime starts"));
+    let [(p, at_p, _), (d, at_d, _)] =
+        [("p", "prefill"), ("d", "decode")].map(|(name, role)| members.start(name, role));
+    let pool = members.pool(&runtime, &[at_p, at_d]);
+    all_ready(&pool).await;
+    let before = [&p, &d].map(|worker| descriptors(worker.pid()));
+    for kind in KINDS {
+        let mut job = request(kind);
+        // Its own: nobody has the blocks.
+        job.salt = vec![kind as u8].into();
+        let answer = read(&mut pool.submit(job).expect("taken")).await;
+        assert_eq!(answer, undisturbed(BINARY, &runtime, request(kind)).await, "{kind:?}");
+    }
+    let came = || {
+        let transfers = pool.status().workers[1].state.transfers?;
+        (transfers.completed == KINDS.len() as u64).then_some(transfers)
+    };
+    let came = wait_for(came).await.unwrap_or_else(|| panic!("{:?}", pool.status()));
+    assert_eq!((came.failed, came.memory_bytes, pool.status().counts.prefilled_apart), (0, 0, 4), "{came:?}");
+    assert!(came.stream_bytes > 0 && came.stream_bytes <= came.bytes_in, "{came:?}");
+    let sums = pool.status().workers[1].sums.transfers;
+    assert_eq!((sums.stream_bytes, sums.bytes), (came.stream_bytes, came.bytes_in), "and metrics say so");
+    let closed = || {
+        let now = [&p, &d].map(|worker| descriptors(worker.pid()));
+        (now[0] <= before[0] && now[1] <= before[1]).then_some(())
+    };
+    assert!(wait_for(closed).await.is_some(), "connections are left");
+}
+
+/// Connection `number` of the transfer breaks when a part has come. With `another`, there is another prefill worker.
+async fn breaks(runtime: &FleetRuntime, number: u64, another: bool) -> (Told, TransferState) {
+    let members = Members::new();
+    let (p, p_sessions, at_p) = members.start("p", "prefill");
+    let (relay, at_relay) = Relay::far(at_p).await;
+    let other = another.then(|| members.start("q", "prefill"));
+    let sessions: Vec<_> = other.iter().map(|(_, sessions, _)| *sessions).chain([p_sessions]).collect();
+    let prefills = members.pool(runtime, &sessions);
+    all_ready(&prefills).await;
+    let mut args = vec!["--role", "decode"];
+    args.extend(members.args.iter().map(String::as_str));
+    let d = Worker::start(BINARY, &members.dir, "d", &args);
+    let mut session = Session::with(&d).await;
+    let before = descriptors(p.pid());
+    relay.cut_there(number, PART);
+    let asked = Generate {
+        prefill_at: format!("tcp://{at_relay}"),
+        prefill_next: other.iter().map(|(_, _, at)| format!("tcp://{at}")).collect(),
+        prefill_next_tokens: BLOCK_TOKENS as u32,
+        ..generate(1, request(Kind::Sampled))
+    };
+    session.say(DownBody::Generate(asked)).await;
+    let mut told = Told::default();
+    session.read(1, &mut told, usize::MAX).await;
+    assert_eq!(relay.cut(), Some(number), "it was cut in the middle");
+    session.idle().await;
+    let is_idle = |state: &EngineState| state.running + state.waiting == 0 && state.blocks_free == state.blocks_total;
+    let closed = || {
+        let are_idle = prefills.status().workers.iter().all(|worker| is_idle(&worker.state));
+        (are_idle && descriptors(p.pid()) <= before).then_some(())
+    };
+    assert!(wait_for(closed).await.is_some(), "the prefill workers keep something: {:?}", prefills.status());
+    (told, session.step().await.state.expect("always there").transfers.expect("told"))
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_costs_time_only() {
+    let runtime = FleetRuntime::start().expect("the fleet runtime starts");
+    let whole = undisturbed(BINARY, &runtime, request(Kind::Sampled)).await;
+    // The first, on which everything is said, and one that carries pages alone.
+    for number in [0, 2] {
+        let (told, came) = breaks(&runtime, number, false).await;
+        assert_eq!((&told.tokens, came.completed, came.failed), (&whole.tokens[0], 0, 1), "{number}: it computes");
+        let (told, came) = breaks(&runtime, number, true).await;
+        assert_eq!((&told.tokens, came.completed, came.failed), (&whole.tokens[0], 1, 1), "{number}: another does");
+        assert!(came.asked_next == 1 && came.stream_bytes > 0, "{number}: {came:?}");
+    }
+}
