@@ -2,7 +2,8 @@
 //!
 //! A pool whose config is the same stays as it is. One that is added is started. One that is gone ends when nobody can ask it any more
 //! and what it answers has ended. One that is changed is started beside the old one and takes its place when it is ready; until then,
-//! and if that never comes, the old one answers. A worker that suits both serves both: nothing is loaded twice.
+//! and if that never comes, the old one answers. A worker that suits both serves both: nothing is loaded twice, also where there are to be
+//! more workers, or fewer; their shares of the machine are put in order when the old one has gone.
 
 mod settings;
 mod slot;
@@ -215,9 +216,9 @@ impl Fleet {
     fn fits(&self, asked: &PoolConfig, settings: &pool::PoolConfig, weights: u64) -> Result<(), FleetError> {
         let state = lock(&self.state);
         let Some(running) = state.running.iter().find(|running| running.config.id == asked.id) else { return Ok(()) };
-        let needed = weights.saturating_mul(asked.workers as u64);
+        let needed = weights.saturating_mul(running.pool.lacks(settings).min(asked.workers) as u64);
         match settings::bytes_free() {
-            Some(free) if needed > free && !running.pool.shares_workers(settings) => {
+            Some(free) if needed > free => {
                 let (needed, free) = (needed as f64 / 1e9, free as f64 / 1e9);
                 Err(failed(
                     asked,
@@ -332,20 +333,21 @@ async fn replace(state: Weak<Mutex<State>>, next: Next) {
         tracing::warn!(pool = %running.config.id, waited_s, "changed pool is not ready; the old one still answers");
     }
     let Some(shared) = state.upgrade() else { return };
-    let (pool, upstream) = {
+    let (pool, upstream, new) = {
         let mut state = lock(&shared);
         let mine = |running: &&mut Running| running.next.as_ref().is_some_and(|other| other.turn == next.turn);
         let Some(running) = state.running.iter_mut().find(mine) else { return };
         let Some(next) = running.next.take() else { return };
         tracing::info!(pool = %running.config.id, "changed pool answers from now on");
         let upstream = running.slot.replace(next.upstream);
-        let pool = std::mem::replace(&mut running.pool, next.pool);
+        let pool = std::mem::replace(&mut running.pool, next.pool.clone());
         state.leaving.push(pool.clone());
-        (pool, upstream)
+        (pool, upstream, next.pool)
     };
     drop(shared);
     drop(next);
     leave(state, pool, Some(upstream)).await;
+    new.arrange().await;
 }
 
 /// Ends a pool when nobody can ask it any more and what it answers has ended.

@@ -1,7 +1,9 @@
 //! Local workers: started, adopted, restarted, ended; and what is left of them when nobody cares.
 
 use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, local, read, read_into, wait_for};
-use penstock_proxy::pool::{FleetRuntime, Leave, LocalWorkers, Pool, PoolConfig, Steer, SteerError, WorkerPhase};
+use penstock_proxy::pool::{
+    FleetRuntime, Follow, Leave, LocalWorkers, Pool, PoolConfig, ReplicaOrder, Steer, SteerError, WorkerPhase,
+};
 use rustix::process::{Pid, Signal, test_kill_process};
 use std::time::{Duration, Instant};
 
@@ -115,6 +117,92 @@ async fn the_next_gateway_adopts_the_workers_of_the_last() {
     assert!(pids(&other).iter().all(|pid| !pids(&pool).contains(pid)));
     other.shutdown(Leave::Exit, PATIENCE).await;
     pool.shutdown(Leave::Exit, PATIENCE).await;
+}
+
+/// What a worker was told of its share of the machine.
+fn share(pid: u32) -> String {
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut words = words.split(|byte| *byte == 0).skip_while(|word| *word != b"--machine-share");
+    words.nth(1).map(|share| String::from_utf8_lossy(share).into_owned()).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn another_number_of_workers_keeps_those_that_run_and_then_shares_the_machine_anew() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let workers = local(BINARY, &dir, 2, &["--orphan-ms", "20000", "--step-ms", "2"]);
+    let two = start(&runtime, workers.clone(), |_| {});
+    all_ready(&two).await;
+    let before = pids(&two);
+    let whole = read(&mut two.submit(job([8; 70], 2, 60)).expect("taken")).await;
+    let three = start(&runtime, LocalWorkers { count: 3, ..workers.clone() }, |_| {});
+    all_ready(&three).await;
+    assert_eq!(pids(&three)[..2], before, "those that run are taken over");
+    two.shutdown(Leave::Exit, PATIENCE).await;
+    assert!(before.iter().all(|pid| is_alive(*pid) && share(*pid) == "2"), "and stay as they are");
+    // Nobody else holds them: one after another starts anew, under load, and nothing is lost.
+    three.arrange().await;
+    let (mut answers, mut fewest) = (0, 3);
+    let is_done = |pool: &Pool| pids(pool).iter().all(|pid| share(*pid) == "3");
+    let until = Instant::now() + PATIENCE;
+    while !is_done(&three) {
+        assert!(Instant::now() < until, "{:?}", three.status());
+        let answer = read(&mut three.submit(job([8; 70], 2, 60)).expect("taken")).await;
+        assert_eq!((&answer.tokens, &answer.failed), (&whole.tokens, &None));
+        answers += 1;
+        let serve = three.status().workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready).count();
+        fewest = fewest.min(serve);
+    }
+    assert!(answers > 0 && fewest >= 2, "one at a time: {answers} answers, {fewest} workers");
+    all_ready(&three).await;
+    let status = three.status();
+    assert_eq!(status.workers.iter().map(|worker| (worker.starts, worker.deaths)).collect::<Vec<_>>(), [(1, 0); 3]);
+    // Fewer: the first one is the one that is left.
+    let first = pids(&three)[0];
+    let one = start(&runtime, LocalWorkers { count: 1, ..workers }, |_| {});
+    all_ready(&one).await;
+    three.shutdown(Leave::Exit, PATIENCE).await;
+    one.arrange().await;
+    assert_eq!(read(&mut one.submit(job([8; 70], 2, 60)).expect("taken")).await.tokens, whole.tokens);
+    assert_eq!((pids(&one), is_alive(first)), (vec![first], true), "nobody else would serve: it stays");
+    one.shutdown(Leave::Exit, PATIENCE).await;
+}
+
+#[tokio::test]
+async fn workers_that_the_load_has_started_stay_when_the_gateway_or_its_bounds_are_others() {
+    let (dir, first_runtime) = (Dir::new(), runtime());
+    let workers = local(BINARY, &dir, 3, &["--orphan-ms", "20000"]);
+    let follows = |max: usize| {
+        move |config: &mut PoolConfig| {
+            config.replicas.follow = Follow::On;
+            (config.replicas.limits.min, config.replicas.limits.max) = (1, max);
+        }
+    };
+    let ready = |pool: &Pool, count: usize| {
+        let status = pool.status();
+        let ready = status.workers.iter().filter(|worker| worker.phase == WorkerPhase::Ready).count();
+        (ready == count).then(|| pids(pool)[..count].to_vec())
+    };
+    let pool = start(&first_runtime, workers.clone(), follows(3));
+    assert!(wait_for(|| ready(&pool, 1)).await.is_some(), "one at the start: {:?}", pool.status());
+    pool.replicas(ReplicaOrder { min: Some(2), ..ReplicaOrder::default() }).await.expect("bounded");
+    let before = wait_for(|| ready(&pool, 2)).await.unwrap_or_else(|| panic!("a second one: {:?}", pool.status()));
+    // Another gateway, which would start one.
+    pool.shutdown(Leave::Adopt, PATIENCE).await;
+    drop((pool, first_runtime));
+    let second_runtime = runtime();
+    let pool = start(&second_runtime, workers.clone(), follows(3));
+    assert_eq!(wait_for(|| ready(&pool, 2)).await.as_ref(), Some(&before), "{:?}", pool.status());
+    // Another bound, as a reload of the config does it.
+    let more = start(&second_runtime, LocalWorkers { count: 4, ..workers }, follows(4));
+    assert_eq!(wait_for(|| ready(&more, 2)).await.as_ref(), Some(&before), "{:?}", more.status());
+    pool.settle();
+    pool.shutdown(Leave::Exit, PATIENCE).await;
+    let status = more.status();
+    assert!(before.iter().all(|pid| is_alive(*pid)), "{status:?}");
+    assert_eq!(status.workers.iter().map(|worker| worker.starts).sum::<u64>(), 0, "none was started");
+    assert_eq!(status.replicas.as_ref().map(|replicas| (replicas.running, replicas.max)), Some((2, 4)));
+    more.shutdown(Leave::Exit, PATIENCE).await;
+    assert!(before.iter().all(|pid| !is_alive(*pid)));
 }
 
 #[tokio::test]

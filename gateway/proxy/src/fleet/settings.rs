@@ -78,8 +78,7 @@ pub(super) fn settings(
             count: seats,
             program: command.program.clone(),
             args: (command.args)(asked),
-            // One worker floats: pinning it would only keep it off the cores that the gateway leaves idle.
-            cores: if seats > 1 { cores.to_vec() } else { Vec::new() },
+            cores: cores.to_vec(),
             state_dir,
             identity: format!("{} {}", command.identity, identity(asked)),
             exit_deadline: Duration::from_secs(5),

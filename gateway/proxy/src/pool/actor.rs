@@ -5,6 +5,7 @@
 //! lost, its requests go back to the queue, ahead of all others, with what they have emitted.
 
 pub(super) mod migrate;
+mod places;
 mod replicas;
 mod requests;
 mod roles;
@@ -103,6 +104,8 @@ pub(super) struct Actor {
     watch: Watch,
     roles: roles::Roles,
     replicas: replicas::Replicas,
+    /// When it is looked for workers whose share of the machine is not theirs; `None`: not at all.
+    arranges_at: Option<Instant>,
     last_tick: Instant,
     moves: migrate::Moves,
 }
@@ -161,6 +164,7 @@ impl Actor {
             watch,
             roles,
             replicas,
+            arranges_at: None,
             last_tick: now,
             moves: migrate::Moves::default(),
         };
@@ -191,6 +195,7 @@ impl Actor {
                         _ = done.send(Decision::new(&self.router.explain(*view, now), &self.members, now));
                     }
                     Some(Control::Move { request, worker, done }) => self.order_move(request, &worker, done),
+                    Some(Control::Arrange) => self.arranges_at = Some(Instant::now()),
                     Some(Control::Shutdown { leave, deadline, done }) => {
                         let deadline = Instant::now() + deadline;
                         self.ending = Some(Ending { leave, deadline, done });
@@ -281,6 +286,7 @@ impl Actor {
         self.steer_tick(now);
         self.planners_tick(now);
         self.seats_tick(now);
+        self.places_tick(now);
         self.move_tick(now);
         self.note_nobody(now);
         self.deadlines(now);

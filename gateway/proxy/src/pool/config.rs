@@ -17,7 +17,7 @@ use std::time::Duration;
 ///
 /// Worker `i` is started as `program args… --listen unix://STATE_DIR/ID-i-SPEC.sock --machine-share COUNT --own-session
 /// [--cores LIST]`, with its output appended to the `.log` beside the socket. A running worker whose program, arguments and
-/// identity are equal is adopted instead.
+/// identity are equal is adopted instead; its share of the machine stays what it was until it starts anew.
 #[derive(Clone, Debug)]
 pub struct LocalWorkers {
     /// How many there can be; each gets this share of the machine.
@@ -26,7 +26,7 @@ pub struct LocalWorkers {
     pub program: PathBuf,
     /// Arguments before those that the supervisor adds: `["worker", "--model", DIR]`.
     pub args: Vec<OsString>,
-    /// Cores to share out, disjoint as far as they go; empty: no `--cores`.
+    /// Cores to share out among several, disjoint as far as they go; empty: no `--cores`.
     pub cores: Vec<usize>,
     /// Sockets, leases and logs; made with mode 0700.
     pub state_dir: PathBuf,

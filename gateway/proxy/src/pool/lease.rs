@@ -1,8 +1,8 @@
 //! Leases of local workers: what the state directory says about a running worker, and whether it may be adopted.
 //!
-//! `NAME-SPEC.json` beside `NAME-SPEC.sock` holds process id, start time and spec. The spec is a hash of the program's path, its
-//! arguments, what tells this build and these model files from others (as the gateway found them), and the protocol version, so a
-//! worker that matches is the one that would be started. A gateway of another version finds no lease under its spec, starts its own
+//! `NAME-SPEC.json` beside `NAME-SPEC.sock` holds process id, start time, and its share of the machine. The spec is a hash of the program's
+//! path, its arguments, what tells this build and these model files from others (as the gateway found them), and the protocol version, so a
+//! worker that matches is the one that would be started, but for its share: how many workers there are changes none of them. A gateway of another version finds no lease under its spec, starts its own
 //! worker beside the old one, and the old one exits when its gateway has left; unless the one hands over to the other, which then
 //! goes on with the identity of the first. Nothing here depends on being the parent: a process is held by a pidfd, which neither pid
 //! reuse nor re-parenting can confuse.
@@ -24,6 +24,9 @@ pub(super) struct Lease {
     pub(super) pid: i32,
     /// Clock ticks after boot at which the process began; with the pid, names one process for ever.
     pub(super) start_time: u64,
+    /// With which share of the machine it was started.
+    #[serde(default)]
+    pub(super) place: String,
 }
 
 impl LocalWorkers {
@@ -68,7 +71,6 @@ impl LocalWorkers {
         self.args.iter().for_each(|arg| add(arg.as_encoded_bytes()));
         self.cores.iter().for_each(|core| add(&core.to_le_bytes()));
         add(self.identity.as_bytes());
-        add(&self.count.to_le_bytes());
         hash.finalize()[..4].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
@@ -151,6 +153,7 @@ mod tests {
             other.spec("a-0") != base.spec("a-0")
         };
         assert!(!differs(|local| local.state_dir = "/elsewhere".into()));
+        assert!(!differs(|local| local.count = 3), "those that run stay when there are to be more");
         assert!(differs(|local| local.identity = "model-b".into()));
         assert!(differs(|local| local.args.push("--threads=2".into())));
         assert!(differs(|local| local.program = "/bin/cat".into()));
@@ -174,9 +177,11 @@ mod tests {
     fn a_lease_finds_its_own_process_only() {
         let path = dir("find").join("a.json");
         let pid = std::process::id() as i32;
-        let lease = Lease { pid, start_time: start_time(pid).expect("this process runs") };
+        let lease = Lease { pid, start_time: start_time(pid).expect("this process runs"), place: "1".into() };
         write(&path, &lease).expect("writes");
         assert_eq!(find(&path).map(|(found, _)| found), Some(lease.clone()));
+        fs::write(&path, format!(r#"{{"pid":{pid},"start_time":{}}}"#, lease.start_time)).expect("writes");
+        assert_eq!(find(&path).map(|(found, _)| found.place).as_deref(), Some(""), "of an older gateway");
         write(&path, &Lease { start_time: lease.start_time + 1, ..lease }).expect("writes");
         assert!(find(&path).is_none(), "the pid was reused");
         fs::write(&path, b"{ nonsense").expect("writes");

@@ -66,6 +66,8 @@ pub(super) enum Seat {
 pub(super) struct Process {
     pub(super) starts: u64,
     pub(super) adopted: bool,
+    /// It has another share of the machine than it would be started with.
+    pub(super) displaced: bool,
     pub(super) is_running: bool,
     /// When it will be started again, and why it ended.
     pub(super) down: Option<(Instant, String)>,

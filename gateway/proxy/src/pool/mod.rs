@@ -156,6 +156,8 @@ pub(crate) enum Control {
     Explain { view: Box<penstock_router::View>, done: oneshot::Sender<Decision> },
     /// Moves a request to the worker of that name while it runs.
     Move { request: u64, worker: String, done: oneshot::Sender<Result<(), MoveError>> },
+    /// Workers with another share of the machine than theirs start anew.
+    Arrange,
     /// Take nothing new, let open requests finish, then leave.
     Shutdown { leave: Leave, deadline: Duration, done: oneshot::Sender<()> },
 }
@@ -240,14 +242,22 @@ impl Pool {
         Ok(ticket)
     }
 
-    /// Whether a pool of that config would be served by the same local workers.
-    pub(crate) fn shares_workers(&self, other: &PoolConfig) -> bool {
+    /// Local workers that a pool of that config would have to start beside those of this one.
+    pub(crate) fn lacks(&self, other: &PoolConfig) -> usize {
         let files = |config: &PoolConfig| {
-            let local = config.local.as_ref()?;
             let name = |at| format!("{}-{at}", config.id);
-            Some((0..local.count).map(|at| local.file(&name(at), "sock")).collect::<Vec<_>>())
+            let local = config.local.iter();
+            local.flat_map(|local| (0..local.count).map(move |at| local.file(&name(at), "sock"))).collect::<Vec<_>>()
         };
-        files(&self.shared.config).is_some_and(|own| files(other) == Some(own))
+        let own = files(&self.shared.config);
+        files(other).iter().filter(|file| !own.contains(file)).count()
+    }
+
+    /// From now on nobody else holds the local workers: those that were taken over with another share of the machine than they would be started
+    /// with here start anew, one after another, while others serve.
+    pub async fn arrange(&self) {
+        // Err: the pool has ended.
+        let _ = self.shared.control.send(Control::Arrange).await;
     }
 
     /// Whether both are handles of one pool.

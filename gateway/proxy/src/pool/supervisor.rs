@@ -35,7 +35,8 @@ const LOG_BYTES_MAX: u64 = 16 << 20;
 #[derive(Debug)]
 pub(super) enum Update {
     /// The process runs.
-    Running { adopted: bool },
+    /// `displaced`: with another share of the machine than it would be started with.
+    Running { adopted: bool, displaced: bool },
     /// It does not, and will be started after `retry_in`.
     Down { retry_in: Duration, why: String },
     /// It does not, as was asked for.
@@ -81,6 +82,7 @@ struct Running {
     pid: i32,
     child: Option<Child>,
     adopted: bool,
+    displaced: bool,
     since: Instant,
 }
 
@@ -115,7 +117,8 @@ impl Supervisor {
         loop {
             let why = match self.start().await {
                 Ok(mut running) => {
-                    if !self.tell(Update::Running { adopted: running.adopted }).await {
+                    let Running { adopted, displaced, .. } = running;
+                    if !self.tell(Update::Running { adopted, displaced }).await {
                         return Next::Leave;
                     }
                     let why = match self.watch(&mut running).await {
@@ -260,8 +263,10 @@ impl Supervisor {
         let lock = self.lock().await?;
         let lease_path = self.file("json");
         let running = if let Some((lease, pidfd)) = lease::find(&lease_path) {
-            info!(worker = %self.name, pid = lease.pid, "worker adopted");
-            Running { pidfd: watched(pidfd)?, pid: lease.pid, child: None, adopted: true, since: Instant::now() }
+            let displaced = lease.place != self.place().join(" ");
+            info!(worker = %self.name, pid = lease.pid, displaced, "worker adopted");
+            let (pidfd, since) = (watched(pidfd)?, Instant::now());
+            Running { pidfd, pid: lease.pid, child: None, adopted: true, displaced, since }
         } else {
             self.spawn(&lease_path)?
         };
@@ -294,18 +299,26 @@ impl Supervisor {
         let log = if is_large { options.write(true).truncate(true) } else { options.append(true) }.open(&log_path)?;
         let mut command = Command::new(&self.local.program);
         command.args(&self.local.args).arg("--listen").arg(format!("unix://{}", self.file("sock").display()));
-        command.arg("--machine-share").arg(self.local.count.to_string()).arg("--own-session");
-        if let Some(cores) = cores(&self.local.cores, self.local.count, self.at) {
-            command.arg("--cores").arg(cores);
-        }
+        let place = self.place();
+        command.args(&place).arg("--own-session");
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let pid = child.id() as i32;
         let pidfd = watched(lease::hold(pid)?)?;
         // Ended before we looked: the pidfd says so at once.
         let start_time = lease::start_time(pid).unwrap_or(0);
-        lease::write(lease_path, &Lease { pid, start_time })?;
+        lease::write(lease_path, &Lease { pid, start_time, place: place.join(" ") })?;
         info!(worker = %self.name, pid, log = %log_path.display(), "worker started");
-        Ok(Running { pidfd, pid, child: Some(child), adopted: false, since: Instant::now() })
+        Ok(Running { pidfd, pid, child: Some(child), adopted: false, displaced: false, since: Instant::now() })
+    }
+
+    /// Its share of the machine, as arguments.
+    fn place(&self) -> Vec<String> {
+        let LocalWorkers { count, cores: all, .. } = &self.local;
+        let mut place = vec!["--machine-share".to_owned(), count.to_string()];
+        if let Some(cores) = cores(all, *count, self.at) {
+            place.extend(["--cores".to_owned(), cores]);
+        }
+        place
     }
 }
 
@@ -342,9 +355,9 @@ fn pause(fast_ends: u32) -> Duration {
 }
 
 /// The cores of worker `at` of `count`, disjoint: an even share of `cores`, in order. `None` when there are fewer cores than
-/// workers (they all float) or none were given.
+/// workers (they all float), none were given, or there is one worker: pinning it would only keep it off the cores that the gateway leaves idle.
 fn cores(cores: &[usize], count: usize, at: usize) -> Option<String> {
-    if cores.len() < count || cores.is_empty() {
+    if cores.len() < count || count < 2 {
         return None;
     }
     let share = &cores[cores.len() * at / count..cores.len() * (at + 1) / count];
@@ -361,7 +374,7 @@ mod tests {
         let shares: Vec<String> = (0..3).filter_map(|at| cores(&all, 3, at)).collect();
         assert_eq!(shares, ["0,1", "2,3", "4,5,6"]);
         assert_eq!(cores(&all[..2], 3, 0), None);
-        assert_eq!(cores(&[], 1, 0), None);
+        assert_eq!((cores(&[], 1, 0), cores(&all, 1, 0)), (None, None));
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub(super) struct Replicas {
     pub(super) promises: Promises,
     slo: Option<Slo>,
     /// Somebody else decides from now on.
-    settled: Arc<AtomicBool>,
+    pub(super) settled: Arc<AtomicBool>,
     /// Nothing is done before; `None`: it has to be asked first how many there are.
     begins: Option<Instant>,
     /// When it is asked.

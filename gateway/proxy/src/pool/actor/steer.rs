@@ -62,7 +62,7 @@ impl Actor {
         }
     }
 
-    fn restart(&mut self, worker: WorkerId, patience: Duration) -> Result<(), SteerError> {
+    pub(super) fn restart(&mut self, worker: WorkerId, patience: Duration) -> Result<(), SteerError> {
         if !self.supervisors.contains_key(&worker) {
             return Err(SteerError::Elsewhere);
         }

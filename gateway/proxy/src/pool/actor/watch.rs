@@ -104,13 +104,16 @@ impl Actor {
     pub(super) fn process(&mut self, worker: WorkerId, update: Update, now: Instant) {
         let Some(process) = &mut self.member(worker).process else { return };
         match update {
-            Update::Running { adopted } => {
+            Update::Running { adopted, displaced } => {
                 process.is_running = true;
-                process.adopted = adopted;
+                (process.adopted, process.displaced) = (adopted, displaced);
                 process.starts += u64::from(!adopted);
                 process.down = None;
                 self.member(worker).heard = now;
                 self.seat_ready(worker);
+                if !adopted {
+                    self.places_started(now);
+                }
             }
             Update::Stopped => {
                 (process.is_running, process.down) = (false, None);
