@@ -148,11 +148,20 @@ struct Account {
     seconds: f64,
 }
 
+impl Account {
+    /// How much waits for its share, as bits in the order of the numbers; `None`: nothing does.
+    fn load(&self) -> Option<Reverse<u64>> {
+        (self.waiting > 0).then(|| Reverse((self.waiting as f64 / self.share.max(1.0)).to_bits()))
+    }
+}
+
 /// The queue; see the module header.
 pub(crate) struct Queue {
     waiting: HashMap<u64, Waiting>,
     lanes: BTreeMap<Lane, Lines>,
     accounts: HashMap<Arc<str>, Account>,
+    /// Tenants that wait, those with most for their share first; of equals by name.
+    most: BTreeSet<(Reverse<u64>, Arc<str>)>,
     deadlines: BTreeSet<(Duration, u64)>,
     arrivals: u64,
     new: usize,
@@ -181,6 +190,7 @@ impl Queue {
             waiting: HashMap::new(),
             lanes: BTreeMap::new(),
             accounts: HashMap::new(),
+            most: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             arrivals: 0,
             new: 0,
@@ -218,6 +228,7 @@ impl Queue {
         let Waiting { request, view, place, .. } = waiting;
         let beginner = Account { served: self.level, ..Account::default() };
         let account = self.accounts.entry(Arc::clone(&view.tenant)).or_insert(beginner);
+        let before = account.load();
         if account.waiting == 0 {
             account.served = account.served.max(self.level);
         } else {
@@ -227,13 +238,22 @@ impl Queue {
         self.waiting_share += account.share;
         account.waiting += 1;
         account.seconds += waiting.estimate;
+        let (after, bucket) = (account.load(), bucket(account.served, self.bound));
+        self.rerank(&view.tenant, before, after);
         self.new += usize::from(!view.resumed);
         self.seconds += waiting.estimate;
-        let bucket = bucket(account.served, self.bound);
         let lines = self.lanes.entry(place.lane).or_default();
         lines.insert(&view.tenant, bucket, (place.due, place.arrival), *request);
         self.deadlines.extend(view.deadline.map(|deadline| (deadline, *request)));
         self.forget_idle();
+    }
+
+    /// What a tenant has waiting is another load now.
+    fn rerank(&mut self, tenant: &Arc<str>, before: Option<Reverse<u64>>, after: Option<Reverse<u64>>) {
+        if before != after {
+            before.map(|load| self.most.remove(&(load, Arc::clone(tenant))));
+            after.map(|load| self.most.insert((load, Arc::clone(tenant))));
+        }
     }
 
     /// Takes a request out; `None` when it does not wait.
@@ -247,11 +267,14 @@ impl Queue {
             }
         }
         if let Some(account) = self.accounts.get_mut(&view.tenant) {
+            let before = account.load();
             account.waiting -= 1;
             if account.waiting == 0 {
                 self.waiting_share = (self.waiting_share - account.share).max(0.0);
             }
             account.seconds = (account.seconds - waiting.estimate).max(0.0);
+            let after = account.load();
+            self.rerank(&view.tenant, before, after);
         }
         view.deadline.map(|deadline| self.deadlines.remove(&(deadline, request)));
         self.new -= usize::from(!view.resumed);
@@ -351,11 +374,9 @@ impl Queue {
     /// The request to put out when `waiting` finds no room: the last of the tenant with most, by weight, if that is not its own.
     fn last_of_most(&self, waiting: &Waiting) -> u64 {
         let own = self.accounts.get(&waiting.view.tenant).copied().unwrap_or_default();
-        let load = |account: &Account| account.waiting as f64 / account.share.max(1.0);
-        let most = self.accounts.iter().max_by(|a, b| load(a.1).total_cmp(&load(b.1)).then_with(|| b.0.cmp(a.0)));
         let own_load = (own.waiting as f64 + 1.0) / waiting.view.share();
-        let Some((tenant, account)) = most else { return waiting.request };
-        if own_load >= load(account) {
+        let Some((Reverse(most), tenant)) = self.most.first() else { return waiting.request };
+        if own_load >= f64::from_bits(*most) {
             return waiting.request;
         }
         let lines = self.lanes.iter().rev().filter(|(lane, _)| lane.new);
@@ -397,11 +418,10 @@ impl Queue {
 
     /// Seconds of prefill that go before a new request of this tenant, at most.
     pub(crate) fn ahead(&self, tenant: &str, weight: u32) -> f64 {
-        let active = self.accounts.iter().filter(|(other, account)| account.waiting > 0 && &***other != tenant);
-        let others: f64 = active.map(|(_, account)| account.share).sum();
-        let own = self.accounts.get(tenant).map_or(0.0, |account| account.seconds);
+        let own = self.accounts.get(tenant).copied().unwrap_or_default();
+        let others = self.waiting_share - if own.waiting > 0 { own.share } else { 0.0 };
         let share = f64::from(weight.max(1));
-        (own * (others + share) / share).min(self.seconds)
+        (own.seconds * (others.max(0.0) + share) / share).min(self.seconds)
     }
 
     /// A request that waits, and its rank.
@@ -646,6 +666,8 @@ mod tests {
                 }
                 queue.serve(&tenant.to_string().into(), 1, estimate);
             }
+            let loads = queue.accounts.values().filter_map(Account::load);
+            prop_assert_eq!(queue.most.first().map(|(load, _)| *load), loads.min(), "who has most is known");
             let order = queue.order(Duration::from_secs(60), 1000);
             if !slo {
                 let first = queue.order(Duration::from_secs(60), 5);
@@ -656,6 +678,7 @@ mod tests {
             prop_assert_eq!(queue.len(), here.len());
             here.iter().for_each(|request| drop(queue.remove(*request)));
             prop_assert!(queue.seconds() < 1e-6 && queue.lanes.is_empty() && queue.deadlines.is_empty());
+            prop_assert!(queue.most.is_empty() && queue.waiting_share < 1e-6);
         }
     }
 }
