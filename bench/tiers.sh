@@ -4,7 +4,8 @@
 #   bench/tiers.sh [MODEL-FOLDER]     default: the embedded demo model
 #   TOKENS="2000 6000"  ROUNDS=5  THREADS=1  WORK=.work  LOCK=file  BIN=target/release/penstock
 #
-# Prints medians, their ratios, and what a block cost to load and to compute.
+# Prints medians, their ratios, and what a block cost to load and to compute. Then of a prompt that waits in the gateway behind three others, its
+# prefix on disk, or in Redis where that is installed: with kv_prefetch and without.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/common.sh"

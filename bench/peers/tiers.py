@@ -14,9 +14,12 @@ import socket
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+# Answers that a prompt waits behind in the gateway, and their tokens.
+BEFORE, BEFORE_TOKENS = 3, 24
 WORDS = "the river old stone bridge light water morning house road wind tree small bird song winter field stood".split()
 PLACES = ["computed", "device", "disk", "disk after a restart"]
 
@@ -28,16 +31,18 @@ def free_port() -> int:
 
 
 class Serve:
-    """A gateway with one worker whose device holds little more than one prompt."""
+    """A gateway with one worker whose device holds little more than one prompt, or so many `times` that."""
 
-    def __init__(self, args: argparse.Namespace, tokens: int, block_bytes: int):
+    def __init__(self, args: argparse.Namespace, tokens: int, tier: str = "disk", more: str = "", times: int = 1):
         self.folder = Path(args.folder)
         self.binary = args.binary
-        blocks = int(tokens / 32 * 1.25) + 8
+        blocks = int(tokens / 32 * 1.25) * times + 8
+        room = blocks * block_bytes(args)
         model = f'model = "{args.model}"\n' if args.model else ""
+        disk = f'kv_disk_path = "{self.folder / "kv"}"\nkv_disk_bytes = {60 * room}\n'
         (self.folder / "penstock.toml").write_text(
-            f'[[pools]]\nid = "m"\n{model}threads = {args.threads}\nkv_bytes_max = {blocks * block_bytes}\n'
-            f'kv_disk_path = "{self.folder / "kv"}"\nkv_disk_bytes = {60 * blocks * block_bytes}\n'
+            f'[[pools]]\nid = "m"\n{model}threads = {args.threads}\nkv_bytes_max = {room}\n'
+            f"{disk if tier == 'disk' else tier}{more}"
         )
         self.process: subprocess.Popen | None = None
 
@@ -89,8 +94,8 @@ class Serve:
         except OSError:
             return 0, ""
 
-    def metric(self, name: str) -> float:
-        found = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", self.get("/metrics")[1], re.M)
+    def metric(self, name: str, label: str = "") -> float:
+        found = re.findall(rf"^{name}(?:{{.*{label}.*}})? (\S+)$", self.get("/metrics")[1], re.M)
         return sum(map(float, found))
 
     def settle(self) -> None:
@@ -100,9 +105,9 @@ class Serve:
             last = now
             time.sleep(0.5)
 
-    def first_token(self, prompt: str) -> tuple[float, int, int, str]:
+    def first_token(self, prompt: str, answer: int = 8) -> tuple[float, int, int, str]:
         """Seconds to the first token, cached tokens, tokens of the prompt, and the answer."""
-        body = {"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": True}
+        body = {"model": "m", "prompt": prompt, "max_tokens": answer, "temperature": 0, "stream": True}
         body["stream_options"] = {"include_usage": True}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         began, first, text, cached, tokens = time.perf_counter(), 0.0, "", 0, 0
@@ -134,7 +139,7 @@ def block_bytes(args: argparse.Namespace) -> int:
 
 
 def measure(args: argparse.Namespace, tokens: int) -> None:
-    serve = Serve(args, tokens, block_bytes(args))
+    serve = Serve(args, tokens)
     serve.start()
     times: dict[str, list[float]] = {place: [] for place in PLACES}
     try:
@@ -182,6 +187,85 @@ def measure(args: argparse.Namespace, tokens: int) -> None:
     sys.stdout.flush()
 
 
+class Waits:
+    """A gateway whose only place is taken, and a prompt in a tier that waits for it: with its blocks loaded meanwhile, and without."""
+
+    def __init__(self, args: argparse.Namespace, tokens: int, tier: str, prefetch: bool):
+        more = f"sequences_max = 1\nkv_prefetch = {str(prefetch).lower()}\n"
+        # What may come ahead is a quarter of the device.
+        self.serve = Serve(args, tokens, tier, more, times=4)
+        self.serve.start()
+        self.tokens, self.seeds = tokens, iter(range(20_000, 30_000))
+        self.per_word = self.serve.first_token(prompt(10_000, 500, 1.0))[2] / 500
+        self.texts: dict[int, str] = {}
+        self.ask(0)
+
+    def ask(self, seed: int, tokens: int = 0, answer: int = 8) -> tuple[float, int, int, str]:
+        took = self.serve.first_token(prompt(seed, tokens or self.tokens, self.per_word), answer)
+        assert self.texts.setdefault(seed, took[3]) == took[3], "another answer"
+        return took
+
+    def round(self) -> tuple[float, float]:
+        """Milliseconds to the first token, and of these after the one before it had ended; the prompt is on no device."""
+        for _ in range(5):
+            self.ask(next(self.seeds))
+        self.serve.settle()
+        ended: list[float] = []
+
+        def before(seed: int) -> None:
+            self.ask(seed, 300, BEFORE_TOKENS)
+            ended.append(time.perf_counter())
+
+        threads = [threading.Thread(target=before, args=(next(self.seeds),)) for _ in range(BEFORE)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 60
+        while self.serve.metric("penstock_queue_waiting") < BEFORE - 1 and not ended:
+            assert time.monotonic() < deadline, "nobody waits"
+            time.sleep(0.002)
+        began = time.perf_counter()
+        seconds, cached, asked, _ = self.ask(0)
+        for thread in threads:
+            thread.join()
+        assert cached > 0.8 * asked, f"{cached} of {asked} tokens cached"
+        return seconds * 1e3, (began + seconds - max(ended)) * 1e3
+
+
+def measure_waits(args: argparse.Namespace, tokens: int, name: str, tier: str) -> None:
+    times: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    folder = Path(args.folder)
+    for ahead in times:
+        waits = Waits(args, tokens, tier, ahead)
+        try:
+            times[ahead] = [waits.round() for _ in range(args.rounds)]
+            used = waits.serve.metric("penstock_kv_prefetched_blocks_total", 'outcome="used"')
+        finally:
+            if waits.serve.process.poll() is None:
+                waits.serve.stop()
+            for part in ("kv", "state"):
+                shutil.rmtree(folder / part, ignore_errors=True)
+        first, after = (statistics.median(column) for column in zip(*times[ahead], strict=True))
+        low, high = min(a for _, a in times[ahead]), max(a for _, a in times[ahead])
+        word = "ahead" if ahead else "when it comes"
+        print(f"| {tokens} | {name} | {word} | {first:.0f} | {after:.0f} | {low:.0f}–{high:.0f} | {used:.0f} |")
+        sys.stdout.flush()
+
+
+def remote(folder: Path) -> tuple[str, subprocess.Popen] | None:
+    """A Redis of its own, where there is one."""
+    program = shutil.which("valkey-server") or shutil.which("redis-server")
+    if program is None:
+        return None
+    path = folder / "redis.sock"
+    command = [program, "--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < deadline, "the store does not start"
+        time.sleep(0.05)
+    return f'kv_remote = "redis+unix://{path}"\n', process
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("binary")
@@ -195,6 +279,18 @@ def main() -> None:
     print("| tokens | where the prefix is | TTFT, ms | range | of computed | n |\n|---:|---|---:|---:|---:|---:|")
     for tokens in args.tokens:
         measure(args, tokens)
+    print("\n| tokens | prefix in | loaded | TTFT, ms | of these once it was its turn | range | came ahead, blocks |")
+    print("|---:|---|---|---:|---:|---:|---:|")
+    store = remote(Path(args.folder))
+    try:
+        for tokens in args.tokens:
+            measure_waits(args, tokens, "disk", "disk")
+            if store:
+                measure_waits(args, tokens, "Redis", store[0])
+    finally:
+        if store:
+            store[1].terminate()
+            store[1].wait(20)
 
 
 if __name__ == "__main__":
