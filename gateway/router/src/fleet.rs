@@ -482,7 +482,8 @@ impl Fleet {
     /// What is to be written down of the decision that bound a request, if it was the last.
     pub fn record(&self, request: u64) -> Option<Record> {
         let made = self.decisions.back().filter(|made| made.request == request)?;
-        Some(Record::new(made, self.bound.get(&request)?.hashes.as_deref()?))
+        let Bound { worker, hashes, .. } = self.bound.get(&request)?;
+        Some(Record::new(made, hashes.as_deref()?).at(self.site.workers.get(worker)?))
     }
 
     /// The last decisions, oldest first.

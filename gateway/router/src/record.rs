@@ -5,6 +5,7 @@
 //! are ids that mean nothing outside of the file's gateway, tenants are numbers of the file.
 
 use crate::explain::{Candidate, Explanation};
+use crate::worker::WorkerView;
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +41,18 @@ pub struct Record {
     /// The same as it came out.
     #[serde(default)]
     pub ttft_ms: f64,
+    /// How fast the worker was thought to be: d, a, b, e, f of [`crate::fit`].
+    #[serde(default)]
+    pub speed: [f32; 5],
+    /// Rows of prefill in its full steps.
+    #[serde(default)]
+    pub chunk: u32,
+    /// Tokens that its cache holds.
+    #[serde(default)]
+    pub kv_tokens: u64,
+    /// Sequences that it runs at once.
+    #[serde(default)]
+    pub sequences_max: u32,
     /// Everybody who suited.
     #[serde(default)]
     pub candidates: Vec<Offer>,
@@ -84,6 +97,18 @@ impl Record {
             ttft_predicted_ms: choice.map_or(0.0, |choice| choice.ttft * 1e3),
             candidates: explanation.candidates.iter().map(Offer::from).collect(),
             ..Self::default()
+        }
+    }
+
+    /// With what the worker is like.
+    #[must_use]
+    pub(crate) fn at(self, worker: &WorkerView) -> Self {
+        Self {
+            speed: worker.fit.coefficients().map(|one| one as f32),
+            chunk: worker.fit.chunk() as u32,
+            kv_tokens: u64::from(worker.member.blocks_total) * BLOCK_TOKENS as u64,
+            sequences_max: worker.member.sequences_max,
+            ..self
         }
     }
 

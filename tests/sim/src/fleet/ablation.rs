@@ -2,6 +2,7 @@
 
 use super::audit::WEIGHTS;
 use super::run::Setup;
+use super::trace::Trace;
 use std::fmt;
 use std::str::FromStr;
 
@@ -16,11 +17,15 @@ pub struct Parts {
     pub credits: bool,
     /// A request does not join a worker where it would break the promise of the time between tokens.
     pub tpot: bool,
+    /// Tenants share the engines; else all requests are one tenant's.
+    pub fairness: bool,
+    /// Blocks of requests that wait are brought from disk or the shared store meanwhile.
+    pub prefetch: bool,
 }
 
 impl Default for Parts {
     fn default() -> Self {
-        Self { promises: true, fit: true, credits: true, tpot: true }
+        Self { promises: true, fit: true, credits: true, tpot: true, fairness: true, prefetch: true }
     }
 }
 
@@ -35,11 +40,15 @@ pub enum Part {
     Credits,
     /// Admission by the time between tokens.
     Tpot,
+    /// Tenants that share.
+    Fairness,
+    /// Blocks that come ahead.
+    Prefetch,
 }
 
 impl Part {
     /// All of them.
-    pub const ALL: [Part; 4] = [Part::Promises, Part::Fit, Part::Credits, Part::Tpot];
+    pub const ALL: [Part; 6] = [Part::Promises, Part::Fit, Part::Credits, Part::Tpot, Part::Fairness, Part::Prefetch];
 
     /// Leaves it out.
     pub fn take_from(self, parts: &mut Parts) {
@@ -48,6 +57,17 @@ impl Part {
             Self::Fit => parts.fit = false,
             Self::Credits => parts.credits = false,
             Self::Tpot => parts.tpot = false,
+            Self::Fairness => parts.fairness = false,
+            Self::Prefetch => parts.prefetch = false,
+        }
+    }
+
+    /// Whether it has anything to do in a run.
+    fn is_there(self, trace: &Trace, setup: &Setup) -> bool {
+        match self {
+            Self::Promises | Self::Fit | Self::Credits | Self::Tpot => true,
+            Self::Fairness => trace.requests.iter().any(|request| request.tenant != trace.requests[0].tenant),
+            Self::Prefetch => setup.sizes.has_slow_tiers(),
         }
     }
 }
@@ -59,6 +79,8 @@ impl fmt::Display for Part {
             Self::Fit => "fit",
             Self::Credits => "credits",
             Self::Tpot => "tpot",
+            Self::Fairness => "fairness",
+            Self::Prefetch => "prefetch",
         })
     }
 }
@@ -68,12 +90,13 @@ impl FromStr for Part {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|part| part.to_string() == text);
-        found.ok_or_else(|| format!("no part {text:?}; there are promises, fit, credits and tpot"))
+        found
+            .ok_or_else(|| format!("no part {text:?}; there are {}", Self::ALL.map(|part| part.to_string()).join(", ")))
     }
 }
 
-/// The whole router, then without each of its parts.
-pub fn ablations(setup: &Setup) -> Vec<(String, Setup)> {
+/// The whole router, then without each of its parts that has anything to do with `trace`.
+pub fn ablations(trace: &Trace, setup: &Setup) -> Vec<(String, Setup)> {
     let mut all = vec![("everything".to_owned(), setup.clone())];
     for (name, weight) in WEIGHTS {
         let mut changed = setup.clone();
@@ -82,7 +105,7 @@ pub fn ablations(setup: &Setup) -> Vec<(String, Setup)> {
             all.push((format!("without {name}"), changed));
         }
     }
-    for part in Part::ALL {
+    for part in Part::ALL.into_iter().filter(|part| part.is_there(trace, setup)) {
         let mut changed = setup.clone();
         part.take_from(&mut changed.parts);
         all.push((format!("without {part}"), changed));

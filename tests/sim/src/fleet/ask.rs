@@ -58,6 +58,8 @@ pub struct Ask {
     pub source: Option<Source>,
     /// It is only computed, for another engine.
     pub lent: Option<Lent>,
+    /// Prompt tokens that were brought from disk or the shared store for it.
+    pub brought: usize,
 }
 
 /// What came of a request; times in seconds of the simulation.
@@ -87,4 +89,6 @@ pub struct Outcome {
     pub believed: usize,
     /// Prompt tokens that were cached there.
     pub cached: usize,
+    /// Of these, tokens that came from disk or the shared store.
+    pub brought: usize,
 }

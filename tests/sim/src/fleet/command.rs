@@ -2,9 +2,11 @@
 
 use super::ablation::{Part, ablations};
 use super::audit::{Audit, WEIGHTS, alternatives, record};
-use super::engine::Sizes;
+use super::engine::{Sizes, TOKEN_BYTES};
+use super::eviction::{Order, replay};
 use super::peer::Foreign;
 use super::placement::Policy;
+use super::recorded;
 use super::report::Report;
 use super::run::{Kill, Replicas, Setup, run, run_with_outcomes};
 use super::search::highest_rate;
@@ -16,6 +18,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+/// Tokens of a tier: each of its blocks takes a hundred bytes here.
+const TIER_TOKENS_MAX: f64 = 1e8;
+
 const EXAMPLES: &str = "\
 Examples:
   penstock simulate                                                   a small trace that is made up
@@ -26,6 +31,8 @@ Examples:
   penstock simulate --shift 600 --roles mixed,2:6,6:2,follow          long prompts, then long answers: who prefills for whom
   penstock simulate --tide 1800 --replicas 4,6,8,1:8                  traffic that comes and goes: fixed numbers of engines, and one that follows
   penstock simulate --trace hour.jsonl.gz --kill 3@600s --slow 2:0.5  an engine dies, another is slow
+  penstock simulate --trace hour.jsonl.gz --rate 1.5 --disk-tokens 4e6 --ablate   with a tier on each engine's disk
+  penstock simulate --trace hour.jsonl.gz --evict 4e6                 what such a tier finds, by who is evicted first
   penstock simulate --trace hour.jsonl.gz --record decisions.jsonl
   penstock simulate --replay decisions.jsonl                          what other weights would have made of it
 
@@ -64,7 +71,7 @@ pub struct SimulateArgs {
     /// Run without each part of the router in turn
     #[arg(long, conflicts_with_all = ["policies", "replay"])]
     ablate: bool,
-    /// Run without parts of the router: promises, fit, credits, tpot
+    /// Run without parts of the router: promises, fit, credits, tpot, fairness, prefetch
     #[arg(long, value_name = "PARTS", value_delimiter = ',')]
     without: Vec<Part>,
     /// A weight of the router's cost: own, congestion, decoding, step, pressure
@@ -73,24 +80,39 @@ pub struct SimulateArgs {
     /// Weights of the rules foreign_events and foreign_guess: OWN:HARM:ANSWER
     #[arg(long, value_name = "WEIGHTS", value_parser = foreign)]
     foreign: Option<Foreign>,
-    /// Engines
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=64))]
-    engines: u16,
-    /// Tokens that an engine's KV cache holds
-    #[arg(long, value_name = "TOKENS", default_value_t = 1e6)]
-    kv_tokens: f64,
+    /// Engines (8, or with --replay as many as were recorded)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    engines: Option<u16>,
+    /// Tokens that an engine's KV cache holds (a million, or as recorded)
+    #[arg(long, value_name = "TOKENS")]
+    kv_tokens: Option<f64>,
     /// Tokens of a tier in host memory beside it
     #[arg(long, value_name = "TOKENS", default_value_t = 0.0)]
     host_tokens: f64,
+    /// Tokens of a tier on each engine's disk
+    #[arg(long, value_name = "TOKENS", default_value_t = 0.0)]
+    disk_tokens: f64,
+    /// Gigabytes a second that it reads
+    #[arg(long, value_name = "GBYTES", default_value_t = 6.0)]
+    disk_gbytes: f64,
+    /// Tokens of a store that all engines share
+    #[arg(long, value_name = "TOKENS", default_value_t = 0.0)]
+    remote_tokens: f64,
+    /// Gigabytes a second that each engine reads from it
+    #[arg(long, value_name = "GBYTES", default_value_t = 10.0)]
+    remote_gbytes: f64,
+    /// Instead of a run: what a device and a tier of so many tokens below it find, by who is evicted from the tier first
+    #[arg(long, value_name = "TOKENS", conflicts_with_all = ["find", "ablate", "policies", "record", "replay", "roles", "replicas", "json"])]
+    evict: Option<f64>,
     /// Share of the cache that blocks which were read again may hold against others
     #[arg(long, value_name = "SHARE", default_value_t = Sizes::default().active_share)]
     active_share: f64,
-    /// Tokens of a step
-    #[arg(long, value_name = "TOKENS", default_value_t = 8192)]
-    batch_tokens: usize,
-    /// Sequences of an engine at once
-    #[arg(long, value_name = "N", default_value_t = 256)]
-    sequences: usize,
+    /// Tokens of a step (8192, or as recorded)
+    #[arg(long, value_name = "TOKENS")]
+    batch_tokens: Option<usize>,
+    /// Sequences of an engine at once (256, or as recorded)
+    #[arg(long, value_name = "N")]
+    sequences: Option<usize>,
     /// Standard deviation of the factor on the time of a step
     #[arg(long, value_name = "SHARE", default_value_t = 0.1)]
     noise: f64,
@@ -186,10 +208,14 @@ pub type Open<'a> = &'a dyn Fn(&Path) -> std::io::Result<Box<dyn BufRead>>;
 /// [`SimulateError`].
 pub fn simulate(args: &SimulateArgs, open: Open<'_>, out: &mut dyn Write) -> Result<(), SimulateError> {
     let trace = load(args, open)?;
-    let setup = setup(args)?;
+    let setup = setup(args, &trace)?;
+    if let Some(tokens) = args.evict {
+        describe(&trace, args, &setup, out)?;
+        return Ok(write_evictions(&trace, &setup, tokens as usize, out)?);
+    }
     let jobs = jobs(args, &trace, &setup);
     if !args.json {
-        describe(&trace, args, out)?;
+        describe(&trace, args, &setup, out)?;
     }
     if let Some(path) = &args.record {
         let (_, first) = jobs.first().ok_or(SimulateError::Argument("nothing to run"))?;
@@ -215,7 +241,7 @@ pub fn simulate(args: &SimulateArgs, open: Open<'_>, out: &mut dyn Write) -> Res
         write_spent(&rows, out)?;
     }
     if args.replay.is_some() {
-        write_regret(rows, out)?;
+        write_regret(&trace, rows, out)?;
     }
     Ok(())
 }
@@ -254,24 +280,39 @@ fn with_flood(
     Trace::new(requests).map_err(fault)
 }
 
-fn setup(args: &SimulateArgs) -> Result<Setup, SimulateError> {
-    let positive = [args.kv_tokens, args.slo_tpot, args.rate_max].into_iter().chain(args.rate.iter().copied());
-    if positive.into_iter().any(|value| !(value > 0.0 && value < 1e9)) {
-        return Err(SimulateError::Argument("rates, --kv-tokens, --slo-tpot and --rate-max are positive"));
+fn setup(args: &SimulateArgs, trace: &Trace) -> Result<Setup, SimulateError> {
+    let kv_tokens = args.kv_tokens.unwrap_or(1e6);
+    let positive = [kv_tokens, args.slo_tpot, args.rate_max, args.disk_gbytes, args.remote_gbytes];
+    if positive.into_iter().chain(args.rate.iter().copied()).any(|value| !(value > 0.0 && value < 1e9)) {
+        return Err(SimulateError::Argument("rates, --kv-tokens, --slo-tpot, --rate-max and gigabytes are positive"));
+    }
+    let tiers = [args.disk_tokens, args.remote_tokens, args.evict.unwrap_or_default()];
+    if !tiers.iter().all(|tokens| (0.0..=TIER_TOKENS_MAX).contains(tokens)) {
+        return Err(SimulateError::Argument("--disk-tokens, --remote-tokens and --evict are at most 1e8"));
     }
     if ![args.start, args.idle].iter().all(|seconds| (0.0..1e6).contains(seconds)) {
         return Err(SimulateError::Argument("--start and --idle are not negative"));
     }
     let sizes = [args.host_tokens, args.noise, args.refuse_above, args.slo_ttft, args.slo_ttft_per_thousand];
-    if sizes.iter().any(|value| !(*value >= 0.0 && *value < 1e9)) || args.batch_tokens == 0 || args.sequences == 0 {
+    if sizes.iter().any(|value| !(*value >= 0.0 && *value < 1e9))
+        || [args.batch_tokens, args.sequences].contains(&Some(0))
+    {
         return Err(SimulateError::Argument("sizes and times are not negative, and a step has tokens and sequences"));
     }
-    let mut setup = Setup { engines: usize::from(args.engines), noise: args.noise, ..Setup::default() };
-    setup.sizes.kv_tokens = args.kv_tokens as usize;
+    let mut setup = Setup { noise: args.noise, ..Setup::default() };
+    if args.replay.is_some() {
+        recorded::take_from(trace, &mut setup);
+    }
+    setup.engines = args.engines.map_or(setup.engines, usize::from);
+    setup.sizes.kv_tokens = args.kv_tokens.map_or(setup.sizes.kv_tokens, |tokens| tokens as usize);
+    setup.sizes.batch_tokens = args.batch_tokens.unwrap_or(setup.sizes.batch_tokens);
+    setup.sizes.sequences_max = args.sequences.unwrap_or(setup.sizes.sequences_max);
     setup.sizes.host_tokens = args.host_tokens as usize;
+    setup.sizes.disk_tokens = args.disk_tokens as usize;
+    setup.sizes.remote_tokens = args.remote_tokens as usize;
+    setup.speed.disk = TOKEN_BYTES / (args.disk_gbytes * 1e9);
+    setup.speed.remote = TOKEN_BYTES / (args.remote_gbytes * 1e9);
     setup.sizes.active_share = args.active_share.clamp(0.0, 1.0);
-    setup.sizes.batch_tokens = args.batch_tokens;
-    setup.sizes.sequences_max = args.sequences;
     setup.slo.ttft = args.slo_ttft;
     setup.slo.ttft_per_thousand = args.slo_ttft_per_thousand;
     setup.slo.tpot = args.slo_tpot;
@@ -282,7 +323,8 @@ fn setup(args: &SimulateArgs) -> Result<Setup, SimulateError> {
         refuse_above: args.refuse_above,
     });
     setup.kills.clone_from(&args.kills);
-    setup.slow.clone_from(&args.slow);
+    // The first word on an engine counts.
+    setup.slow.splice(0..0, args.slow.iter().copied());
     setup.foreign = args.foreign.unwrap_or_default();
     for part in &args.without {
         part.take_from(&mut setup.parts);
@@ -322,7 +364,7 @@ fn jobs(args: &SimulateArgs, trace: &Trace, setup: &Setup) -> Vec<(String, Setup
             if args.replay.is_some() {
                 jobs.extend(alternatives(trace, &base));
             } else if args.ablate {
-                jobs.extend(ablations(&base));
+                jobs.extend(ablations(trace, &base));
             } else if !args.roles.is_empty() {
                 for (name, prefill, follow) in &args.roles {
                     let mut setup = base.clone();
@@ -374,12 +416,12 @@ fn all<J: Sync, R: Send>(jobs: &[J], job: impl Fn(&J) -> R + Sync) -> Vec<R> {
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-fn describe(trace: &Trace, args: &SimulateArgs, out: &mut dyn Write) -> std::io::Result<()> {
+fn describe(trace: &Trace, args: &SimulateArgs, setup: &Setup, out: &mut dyn Write) -> std::io::Result<()> {
     let count = trace.requests.len() as f64;
     let bounds =
         |(least, most): &(usize, usize)| if least == most { most.to_string() } else { format!("{least}:{most}") };
     let engines = match args.replicas.as_slice() {
-        [] => args.engines.to_string(),
+        [] => setup.engines.to_string(),
         several => several.iter().map(bounds).collect::<Vec<_>>().join(", "),
     };
     let mean = |of: fn(&super::trace::Request) -> usize| trace.requests.iter().map(of).sum::<usize>() as f64 / count;
@@ -411,6 +453,16 @@ fn write_table(rows: &[(String, Option<Report>)], out: &mut dyn Write) -> std::i
     Ok(())
 }
 
+/// What is found, by who goes first.
+fn write_evictions(trace: &Trace, setup: &Setup, tokens: usize, out: &mut dyn Write) -> std::io::Result<()> {
+    let found = all(&Order::ALL, |order| replay(trace, &setup.sizes, &setup.speed, tokens, *order));
+    writeln!(out, "| first to go | blocks found % | seconds saved % |\n|---|---|---|")?;
+    for (order, found) in Order::ALL.iter().zip(found) {
+        writeln!(out, "| {order} | {:.1} | {:.1} |", found.blocks * 100.0, found.seconds * 100.0)?;
+    }
+    Ok(())
+}
+
 /// What the engines were there for.
 fn write_spent(rows: &[(String, Option<Report>)], out: &mut dyn Write) -> std::io::Result<()> {
     writeln!(out, "\n| engines | seconds of engines | most | starts and stops | in SLO % |\n|---|---|---|---|---|")?;
@@ -421,8 +473,12 @@ fn write_spent(rows: &[(String, Option<Report>)], out: &mut dyn Write) -> std::i
     Ok(())
 }
 
-fn write_regret(rows: Vec<(String, Option<Report>)>, out: &mut dyn Write) -> std::io::Result<()> {
+fn write_regret(trace: &Trace, rows: Vec<(String, Option<Report>)>, out: &mut dyn Write) -> std::io::Result<()> {
     let audit = Audit::of(rows.into_iter().filter_map(|(name, report)| Some((name, report?))).collect());
+    if let (Some([p50, p99]), Some((name, decided))) = (recorded::ttft(trace), audit.rows.first()) {
+        let [again, _, last] = decided.ttft;
+        writeln!(out, "\nTTFT as recorded: p50 {p50:.2} s, p99 {p99:.2} s; {name}: p50 {again:.2} s, p99 {last:.2} s")?;
+    }
     let Some((name, best)) = audit.rows.get(audit.best) else { return Ok(()) };
     writeln!(
         out,

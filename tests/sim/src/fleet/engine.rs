@@ -7,12 +7,21 @@
 //! A sequence whose KV comes from another engine holds its pages and waits ([`Engine::take_wants`]) until it has come
 //! ([`Engine::arrive`]), then computes what is missing. A prompt that is computed for another engine ends with its prefill.
 
+mod tiers;
+mod truth;
+
+pub use tiers::{Store, store};
+
 use super::ask::{Ask, Lent, Source};
 use super::meter::{Meter, StepWork};
-use penstock_kv::{BlockPool, PageId};
+use penstock_kv::tier::Link;
+use penstock_kv::{BlockPool, Evicted, PageId};
 use penstock_proto::frames::{Batch, EngineState, KvEvent, Role, Tier, TierState, TransferState};
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::collections::VecDeque;
+
+/// Bytes of a token's KV: 80 layers of 8 heads of 128, two bytes each, K and V.
+pub const TOKEN_BYTES: f64 = 327_680.0;
 
 /// How long things take, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,6 +38,10 @@ pub struct Speed {
     pub context: f64,
     /// A token read from the host tier.
     pub host: f64,
+    /// A token read from disk.
+    pub disk: f64,
+    /// A token read from the store that all share.
+    pub remote: f64,
 }
 
 impl Default for Speed {
@@ -41,6 +54,8 @@ impl Default for Speed {
             sequence: 40e-6,
             context: 16e-9,
             host: 1.0 / 150_000.0,
+            disk: TOKEN_BYTES / 6e9,
+            remote: TOKEN_BYTES / 10e9,
         }
     }
 }
@@ -70,6 +85,10 @@ pub struct Sizes {
     pub kv_tokens: usize,
     /// KV tokens in the host tier; 0 is none.
     pub host_tokens: usize,
+    /// KV tokens on its disk; 0 is none.
+    pub disk_tokens: usize,
+    /// KV tokens in the store that all engines share; 0 is none.
+    pub remote_tokens: usize,
     /// Tokens of a step.
     pub batch_tokens: usize,
     /// Sequences at once.
@@ -78,9 +97,24 @@ pub struct Sizes {
     pub active_share: f64,
 }
 
+impl Sizes {
+    /// Whether there is a tier whose blocks take their time to come.
+    pub fn has_slow_tiers(&self) -> bool {
+        self.disk_tokens + self.remote_tokens > 0
+    }
+}
+
 impl Default for Sizes {
     fn default() -> Self {
-        Self { kv_tokens: 1_000_000, host_tokens: 0, batch_tokens: 8192, sequences_max: 256, active_share: 0.25 }
+        Self {
+            kv_tokens: 1_000_000,
+            host_tokens: 0,
+            disk_tokens: 0,
+            remote_tokens: 0,
+            batch_tokens: 8192,
+            sequences_max: 256,
+            active_share: 0.25,
+        }
     }
 }
 
@@ -155,6 +189,8 @@ pub struct Emitted {
     pub attempt: u32,
     /// Set with the first token of a life: prompt tokens that were cached.
     pub cached: Option<usize>,
+    /// Of these, tokens that came from disk or the shared store.
+    pub brought: usize,
     /// It is over.
     pub last: bool,
     /// It fits in no engine of this size.
@@ -174,6 +210,12 @@ pub struct Sums {
     pub hits: u64,
     /// Of these, read from the host tier.
     pub host_hits: u64,
+    /// Of these, brought from disk or the shared store.
+    pub tier_hits: u64,
+    /// Blocks that came ahead of the requests that found them.
+    pub prefetched: u64,
+    /// Blocks that came ahead and that no request found.
+    pub unused: u64,
     /// Tokens emitted.
     pub emitted: u64,
     /// Steps.
@@ -186,6 +228,7 @@ pub struct Engine {
     sizes: Sizes,
     pool: BlockPool,
     host: Option<BlockPool>,
+    tiers: Option<tiers::Tiers>,
     waiting: VecDeque<Waiting>,
     /// The first that waits found no room, and nobody has ended since.
     blocked: bool,
@@ -206,8 +249,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine with an empty cache.
-    pub fn new(speed: Speed, sizes: Sizes) -> Self {
+    /// An engine with an empty cache. `store`: what it shares with others.
+    pub fn new(speed: Speed, sizes: Sizes, store: Option<Store>) -> Self {
         let pages = sizes.kv_tokens / BLOCK_TOKENS;
         let host = (sizes.host_tokens >= BLOCK_TOKENS).then(|| BlockPool::new(sizes.host_tokens / BLOCK_TOKENS));
         Self {
@@ -215,6 +258,7 @@ impl Engine {
             sizes,
             pool: BlockPool::with_active_share(pages, sizes.active_share),
             host,
+            tiers: tiers::Tiers::new(&speed, &sizes, store),
             waiting: VecDeque::new(),
             blocked: false,
             running: Vec::new(),
@@ -232,9 +276,11 @@ impl Engine {
     }
 
     /// A request arrives.
-    pub fn take(&mut self, ask: Ask) {
+    pub fn take(&mut self, ask: Ask, now: f64) {
         self.accepted += 1;
-        self.queue(ask);
+        if let Some(ask) = self.admit(ask, now) {
+            self.queue(ask);
+        }
     }
 
     /// Another engine asks for a prompt to be computed.
@@ -362,6 +408,7 @@ impl Engine {
                 request: sequence.ask.request,
                 attempt: sequence.ask.attempt,
                 cached: was_prefill.then_some(sequence.cached),
+                brought: sequence.ask.brought.min(sequence.cached),
                 last: sequence.produced >= sequence.ask.output,
                 refused: false,
             });
@@ -386,7 +433,9 @@ impl Engine {
 
     /// Changes of the cache since they were last taken.
     pub fn take_events(&mut self) -> Vec<KvEvent> {
-        std::mem::take(&mut self.events)
+        let mut events = std::mem::take(&mut self.events);
+        events.extend(self.tiers.iter_mut().flat_map(tiers::Tiers::take_events));
+        events
     }
 
     /// The state as a worker reports it.
@@ -410,13 +459,22 @@ impl Engine {
             pending_context += attended(left, *hint);
             pages_wanted += pages;
         }
+        let mut held = 0;
+        for (ask, read) in self.tiers.iter().flat_map(tiers::Tiers::waiting) {
+            let left = ask.input - read.min(ask.input);
+            rows += left;
+            pending_context += attended(left, read);
+            pages_wanted += blocks(ask);
+            held += 1;
+        }
+        let waiting = self.waiting.len() + held;
         let rate = self.meter.prefill_tokens_per_second();
-        let slots = self.sizes.sequences_max.saturating_sub(decodes + prefills + self.waiting.len());
+        let slots = self.sizes.sequences_max.saturating_sub(decodes + prefills + waiting);
         let budget = self.sizes.batch_tokens.saturating_sub(decodes);
         let rows_free = (2 * budget).saturating_sub(rows).min(budget);
         let pages_free = self.pool.available().saturating_sub(pages_wanted);
         EngineState {
-            waiting: self.waiting.len() as u32,
+            waiting: waiting as u32,
             running: self.running.len() as u32,
             prefill_tokens_pending: rows as u64,
             queue_seconds: if rate > 0.0 { rows as f64 / rate } else { 0.0 },
@@ -433,21 +491,22 @@ impl Engine {
             context_tokens: context as u64,
             blocks_wanted: pages_wanted as u32,
             prefill_rows_free: rows_free as u32,
-            tiers: self.host.iter().map(|host| self.tier(host)).collect(),
+            tiers: self.tier_states(),
             role: self.role as i32,
             transfers: (self.transfers.completed > 0).then_some(self.transfers),
             ..Default::default()
         }
     }
 
-    fn tier(&self, host: &BlockPool) -> TierState {
-        TierState {
+    fn tier_states(&self) -> Vec<TierState> {
+        let host = self.host.iter().map(|host| TierState {
             tier: Tier::Host as i32,
             blocks_total: host.total() as u64,
             blocks_used: host.cached() as u64,
             load_seconds_per_block: self.speed.host * BLOCK_TOKENS as f64,
             ..Default::default()
-        }
+        });
+        host.chain(self.tiers.iter().flat_map(tiers::Tiers::states)).collect()
     }
 
     /// What the last step computed, and how long that took.
@@ -499,7 +558,7 @@ impl Engine {
                     continue;
                 }
                 let (request, attempt) = (ask.request, ask.attempt);
-                self.refused.push(Emitted { request, attempt, cached: None, last: true, refused: true });
+                self.refused.push(Emitted { request, attempt, cached: None, brought: 0, last: true, refused: true });
                 continue;
             }
             let found = self.pool.lookup(ask.hashes.iter().copied());
@@ -540,6 +599,7 @@ impl Engine {
         }
         self.sums.hits += cached.saturating_sub(moved) as u64;
         self.sums.host_hits += loads as u64;
+        self.sums.tier_hits += ask.brought.min(cached) as u64;
         let source = ask.source.filter(|_| cached + BLOCK_TOKENS < ask.input);
         self.wants.extend(source.map(|source| Want { ask: ask.clone(), source, have: cached }));
         let awaits = source.is_some();
@@ -565,6 +625,14 @@ impl Engine {
     }
 
     fn allocate(&mut self) -> Option<PageId> {
+        if let (None, Some(tiers)) = (&self.host, &mut self.tiers) {
+            self.pool.keep_evicted();
+            let page = self.pool.allocate();
+            for Evicted { parent, hash, .. } in self.pool.take_evicted() {
+                tiers.put(0, Link { parent, hash });
+            }
+            return page;
+        }
         let page = self.pool.allocate();
         if self.host.is_some() {
             self.collect_events();
@@ -596,48 +664,14 @@ impl Engine {
             }
             told = host.take_events();
             told.iter_mut().for_each(|event| event.tier = Tier::Host as i32);
+            if let Some(tiers) = &mut self.tiers {
+                let gone =
+                    told.iter().flat_map(|event| &event.removed).filter_map(|bytes| BlockHash::from_bytes(bytes));
+                gone.for_each(|hash| tiers.put(0, Link { parent: None, hash }));
+            }
         }
         self.events.extend(events);
         self.events.extend(told);
-    }
-
-    // ---- the truth, for rules that are given it ----
-
-    /// True seconds of prefill ahead.
-    pub fn pending_seconds(&self) -> f64 {
-        let running = self.running.iter().filter(|sequence| !sequence.decodes());
-        let started: f64 = running
-            .map(|sequence| self.speed.prefill_seconds(sequence.ask.input - sequence.computed, sequence.computed))
-            .sum();
-        let waiting = self.waiting.iter().map(|Waiting { ask, .. }| {
-            let (device, host) = self.cached_blocks(&ask.hashes);
-            let hit = ask.given.unwrap_or(((device + host) * BLOCK_TOKENS).min(ask.input - 1));
-            self.speed.prefill_seconds(ask.input - hit, hit)
-        });
-        started + waiting.sum::<f64>()
-    }
-
-    /// True seconds of a step that only decodes.
-    pub fn decode_seconds(&self) -> f64 {
-        let tokens: usize = self.running.iter().map(|sequence| sequence.ask.input + sequence.produced).sum();
-        self.speed.base + self.speed.sequence * self.running.len() as f64 + self.speed.context * tokens as f64
-    }
-
-    /// Sequences that decode, and those that wait.
-    pub fn loads(&self) -> (usize, usize) {
-        (self.running.iter().filter(|sequence| sequence.decodes()).count(), self.waiting.len())
-    }
-
-    /// Share of the pages that are held or asked for, with `more` blocks on top.
-    pub fn fill(&self, more: usize) -> f64 {
-        let held = self.pool.total() - self.pool.available();
-        let asked: usize = self.waiting.iter().map(|waiting| (waiting.ask.input + 256) / BLOCK_TOKENS).sum();
-        (held + asked + more) as f64 / self.pool.total() as f64
-    }
-
-    /// Its formula.
-    pub fn speed(&self) -> &Speed {
-        &self.speed
     }
 }
 

@@ -8,7 +8,7 @@ use super::run::Setup;
 use super::trace::{NUMERICS_ID, Trace};
 use penstock_proto::frames::{Batch, EngineState, KvEvent};
 use penstock_router::load::Traffic;
-use penstock_router::{Choice, Fleet, Member, View, WorkerId};
+use penstock_router::{Ahead, Choice, Fleet, Member, View, WorkerId};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -163,7 +163,7 @@ impl Placement {
     /// A request wants to be placed. False: it is refused for good.
     pub fn enqueue(&mut self, trace: &Trace, ask: &Ask, now: Duration) -> bool {
         match self {
-            Self::Router(fleet, ..) => {
+            Self::Router(fleet, parts, _) => {
                 let mut tokens = trace.tokens(ask.request);
                 tokens.resize(ask.input, 0);
                 let view = View {
@@ -171,7 +171,7 @@ impl Placement {
                     sequences: 1,
                     numerics_id: ask.resumed.then(|| NUMERICS_ID.into()),
                     resumed: ask.resumed,
-                    tenant: Arc::from(ask.tenant.to_string()),
+                    tenant: Arc::from(if parts.fairness { ask.tenant.to_string() } else { String::new() }),
                     session: Some(ask.session),
                     ..View::default()
                 };
@@ -203,6 +203,14 @@ impl Placement {
                 Choice::Hold => Next::Hold,
             },
             Self::Peer(peer) => peer.next(engines).map_or(Next::Hold, Next::Bind),
+        }
+    }
+
+    /// Requests that wait and whose blocks an engine can bring meanwhile. To be asked when [`Self::next`] holds.
+    pub fn ahead(&mut self, now: Duration) -> Vec<Ahead> {
+        match self {
+            Self::Router(fleet, ..) => fleet.ahead(now),
+            Self::Peer(_) => Vec::new(),
         }
     }
 

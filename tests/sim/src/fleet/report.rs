@@ -39,6 +39,9 @@ fn tpot(request: &Request, outcome: &Outcome) -> Option<f64> {
     Some(if outcome.done { (outcome.latest - first) / (request.output - 1) as f64 } else { f64::INFINITY })
 }
 
+/// Of times to the first token.
+const QUANTILES: [f64; 3] = [0.5, 0.9, 0.99];
+
 /// Bins of a millisecond for gaps between tokens.
 const BINS: usize = 20_000;
 
@@ -115,6 +118,16 @@ pub struct Report {
     pub hit: f64,
     /// Share of prompt tokens read from the host tier.
     pub host_hit: f64,
+    /// Share of prompt tokens brought from disk or the shared store.
+    pub tier_hit: f64,
+    /// Requests that had some brought, and their time to the first token.
+    pub brought: usize,
+    /// See [`Self::brought`].
+    pub brought_ttft: [f64; 3],
+    /// Blocks that came ahead of the requests that found them.
+    pub prefetched: u64,
+    /// Blocks that came ahead and that no request found within a minute.
+    pub unused: u64,
     /// Share of prompt tokens that the router believed cached where it sent them.
     pub believed: f64,
     /// Time to the first token.
@@ -131,6 +144,8 @@ pub struct Report {
     pub goodput: f64,
     /// Prefill of the busiest engine over the mean.
     pub imbalance: f64,
+    /// Engines of another speed: which, its share of the others' speed, and of what they prefill on average.
+    pub slow: Vec<(usize, f64, f64)>,
     /// Share of the time that engines worked.
     pub busy: f64,
     /// Jain's index over tenants' shares in SLO: 1 is equal.
@@ -159,6 +174,8 @@ impl Report {
         let believed: usize = outcomes.iter().map(|outcome| outcome.believed).sum();
         let prompts: usize = trace.requests.iter().map(|request| request.input).sum();
         let tenants = by_tenant(&rows);
+        let brought = rows.iter().zip(outcomes).filter(|(_, outcome)| outcome.brought > 0);
+        let brought: Vec<f64> = brought.map(|(row, _)| row.ttft).collect();
         Self {
             name: String::new(),
             policy: setup.policy.to_string(),
@@ -174,14 +191,20 @@ impl Report {
             gap_max: outcomes.iter().map(|outcome| outcome.gap).fold(0.0, f64::max),
             hit: total(|sums| sums.hits) / looked_up,
             host_hit: total(|sums| sums.host_hits) / looked_up,
+            tier_hit: total(|sums| sums.tier_hits) / looked_up,
+            brought: brought.len(),
+            brought_ttft: QUANTILES.map(|share| quantile(brought.iter().copied(), share)),
+            prefetched: total(|sums| sums.prefetched) as u64,
+            unused: total(|sums| sums.unused) as u64,
             believed: believed as f64 / prompts.max(1) as f64,
-            ttft: [0.5, 0.9, 0.99].map(|share| quantile(rows.iter().map(|row| row.ttft), share)),
+            ttft: QUANTILES.map(|share| quantile(rows.iter().map(|row| row.ttft), share)),
             ttft_mean: rows.iter().map(|row| row.ttft).sum::<f64>() / rows.len().max(1) as f64,
             tpot: [0.5, 0.99].map(|share| quantile(rows.iter().filter_map(|row| row.tpot), share)),
             itl: [0.5, 0.99].map(|share| ledger.quantile(share)),
             in_slo: good as f64 / rows.len().max(1) as f64,
             goodput: good as f64 / (trace.seconds() / setup.rate).max(1e-9),
             imbalance: prefilled.iter().copied().fold(0.0, f64::max) / mean.max(1.0),
+            slow: slow_shares(setup, &prefilled),
             busy: sums.iter().map(|sums| sums.busy).sum::<f64>() / spent.seconds.max(1e-9),
             fairness: jain(tenants.values().map(|tenant| tenant.in_slo)),
             tenants: if tenants.len() > 1 { tenants } else { BTreeMap::new() },
@@ -189,7 +212,7 @@ impl Report {
     }
 
     /// Heads of the columns of [`Self::row`].
-    pub const HEAD: &'static str = "| policy | rate | hit % | host % | TTFT p50 s | p90 | p99 | TPOT p50 ms | p99 | ITL p50 ms | p99 | \
+    pub const HEAD: &'static str = "| policy | rate | hit % | tiers % | TTFT p50 s | p90 | p99 | TPOT p50 ms | p99 | ITL p50 ms | p99 | \
          in SLO % | goodput /s | max/mean | busy % |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|";
 
     /// As a row of a table.
@@ -199,7 +222,7 @@ impl Report {
             name,
             (self.rate * 1000.0).round() / 1000.0,
             self.hit * 100.0,
-            self.host_hit * 100.0,
+            (self.host_hit + self.tier_hit) * 100.0,
             self.ttft[0],
             self.ttft[1],
             self.ttft[2],
@@ -216,7 +239,7 @@ impl Report {
 }
 
 impl Report {
-    /// What a table has no room for: deaths, refusals, tenants.
+    /// What a table has no room for: deaths, refusals, slow engines, tiers, tenants.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.resumes > 0 {
@@ -230,6 +253,18 @@ impl Report {
         }
         if self.flips > 0 {
             notes.push(format!("{} changes of roles", self.flips));
+        }
+        for (engine, speed, prefill) in &self.slow {
+            notes.push(format!(
+                "engine {engine} has {speed:.2} of the others' speed and did {prefill:.2} of their mean prefill"
+            ));
+        }
+        if self.brought > 0 {
+            let [p50, p90, p99] = self.brought_ttft;
+            notes.push(format!(
+                "{} requests read from disk or the store, TTFT p50 {p50:.2} s, p90 {p90:.2} s, p99 {p99:.2} s; {} blocks came ahead and were used, {} were not",
+                self.brought, self.prefetched, self.unused
+            ));
         }
         for (tenant, report) in &self.tenants {
             notes.push(format!(
@@ -260,6 +295,15 @@ impl Row {
     }
 }
 
+/// What engines of another speed did, by the mean of those of the usual one.
+fn slow_shares(setup: &Setup, prefilled: &[f64]) -> Vec<(usize, f64, f64)> {
+    let is_slow = |engine: usize| setup.slow.iter().any(|(slow, _)| *slow == engine);
+    let others: Vec<f64> = (0..prefilled.len()).filter(|at| !is_slow(*at)).map(|at| prefilled[at]).collect();
+    let mean = others.iter().sum::<f64>() / others.len().max(1) as f64;
+    let share = |(engine, speed): &(usize, f64)| Some((*engine, *speed, prefilled.get(*engine)? / mean.max(1.0)));
+    setup.slow.iter().filter_map(share).collect()
+}
+
 fn by_tenant(rows: &[Row]) -> BTreeMap<u32, TenantReport> {
     let mut tenants: BTreeMap<u32, Vec<&Row>> = BTreeMap::new();
     rows.iter().for_each(|row| tenants.entry(row.tenant).or_default().push(row));
@@ -278,7 +322,8 @@ fn jain(shares: impl Iterator<Item = f64>) -> f64 {
     if squares > 0.0 { sum * sum / (count * squares) } else { 1.0 }
 }
 
-fn quantile(values: impl Iterator<Item = f64>, share: f64) -> f64 {
+/// The value that this share of them does not exceed; 0 without any.
+pub(super) fn quantile(values: impl Iterator<Item = f64>, share: f64) -> f64 {
     let mut values: Vec<f64> = values.collect();
     if values.is_empty() {
         return 0.0;

@@ -5,16 +5,16 @@ mod replicas;
 
 use super::ablation::Parts;
 use super::ask::{Ask, Outcome};
-use super::engine::{Emitted, Engine, Sizes, Speed, Sums};
+use super::engine::{Emitted, Engine, Sizes, Speed, Store, Sums, store};
 use super::peer::Foreign;
 use super::placement::{Bound, Frame, Next, Placement, Policy};
 use super::report::{Ledger, Report, Slo};
 use super::trace::Trace;
 use crate::random::Random;
 use penstock_proto::frames::{Batch, EngineState};
-use penstock_router::{Limits, Weights};
+use penstock_router::{Ahead, Limits, Weights};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::time::Duration;
 
 pub use apart::Apart;
@@ -126,6 +126,8 @@ enum Event {
     Lost { engine: usize },
     /// A new engine in place of a dead one.
     Restart { engine: usize },
+    /// What an engine read from a tier is there.
+    Read { engine: usize, life: u32 },
     /// KV from another engine is there.
     Come { engine: usize, life: u32, request: usize, attempt: u32, tokens: usize },
     /// Planners look.
@@ -139,6 +141,8 @@ struct Seat {
     /// It gets nothing new and ends when it is empty.
     leaving: bool,
     stepping: Option<f64>,
+    /// Seconds of the read that goes on.
+    reading: f64,
     down: VecDeque<Ask>,
     up: VecDeque<(Frame, Vec<Emitted>)>,
     /// What the gateway has bound to it and not heard the end of.
@@ -151,6 +155,10 @@ struct World<'a> {
     setup: &'a Setup,
     placement: Placement,
     engines: Vec<Engine>,
+    /// What they share.
+    store: Option<Store>,
+    /// Which engine brings the blocks of a request that waits.
+    announced: HashMap<usize, usize>,
     seats: Vec<Seat>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     serial: u64,
@@ -167,13 +175,15 @@ impl<'a> World<'a> {
     fn new(trace: &'a Trace, setup: &'a Setup) -> Self {
         assert!(setup.engines > 0 && setup.engines <= penstock_router::WORKERS_MAX, "engines");
         let placement = Placement::new(setup);
-        let engines = (0..setup.engines).map(|at| engine(setup, at)).collect();
+        let store = store(&setup.sizes);
+        let engines = (0..setup.engines).map(|at| engine(setup, at, store.clone())).collect();
         let scaler = replicas::Scaler::new(setup);
         let seat = |at: usize| Seat {
             life: 0,
             alive: scaler.has(at),
             leaving: false,
             stepping: None,
+            reading: 0.0,
             down: VecDeque::new(),
             up: VecDeque::new(),
             bound: Vec::new(),
@@ -184,6 +194,8 @@ impl<'a> World<'a> {
             setup,
             placement,
             engines,
+            store,
+            announced: HashMap::new(),
             seats: (0..setup.engines).map(seat).collect(),
             events: BinaryHeap::new(),
             serial: 0,
@@ -243,8 +255,10 @@ impl<'a> World<'a> {
             Event::Deliver { engine, life } => {
                 if self.seats[engine].life == life {
                     if let Some(ask) = self.seats[engine].down.pop_front() {
-                        self.engines[engine].take(ask);
+                        let now = self.seconds();
+                        self.engines[engine].take(ask, now);
                     }
+                    self.read(engine);
                     self.step(engine);
                 }
             }
@@ -264,6 +278,11 @@ impl<'a> World<'a> {
                 self.seats[engine].alive = true;
                 self.placement.join(engine, &self.engines[engine]);
                 self.dispatch();
+            }
+            Event::Read { engine, life } => {
+                if self.seats[engine].life == life {
+                    self.read_end(engine);
+                }
             }
             Event::Come { engine, life, request, attempt, tokens } => {
                 if self.seats[engine].life == life {
@@ -292,6 +311,7 @@ impl<'a> World<'a> {
             turn: 0,
             source: None,
             lent: None,
+            brought: 0,
         };
         self.enqueue(ask);
         self.dispatch();
@@ -312,13 +332,15 @@ impl<'a> World<'a> {
             let bound = match self.placement.next(&self.engines, Duration::from_nanos(self.now)) {
                 Next::Bind(bound) => bound,
                 Next::Refuse(request) => {
+                    self.end_ahead(request, None);
                     self.outcomes[request].rejected = true;
                     self.asks[request] = None;
                     continue;
                 }
-                Next::Hold => break,
+                Next::Hold => return self.announce(),
             };
             let Bound { request, engine, cached, source, turn } = bound;
+            self.end_ahead(request, Some(engine));
             let now = self.seconds();
             let outcome = &mut self.outcomes[request];
             (outcome.engine, outcome.bound, outcome.believed) = (engine, now, cached);
@@ -329,7 +351,7 @@ impl<'a> World<'a> {
             if let Placement::Peer(peer) = &mut self.placement {
                 // The next choice is to see this one: a rule is told the truth at once.
                 let given = peer.given(&ask);
-                self.engines[engine].take(Ask { given, ..ask });
+                self.engines[engine].take(Ask { given, ..ask }, now);
                 let life = seat.life;
                 self.after(0.0, Event::Deliver { engine, life });
             } else if seat.alive {
@@ -338,6 +360,48 @@ impl<'a> World<'a> {
                 self.after(self.setup.wire, Event::Deliver { engine, life });
             }
         }
+    }
+
+    /// Tells engines of requests that wait and whose blocks they can bring meanwhile.
+    fn announce(&mut self) {
+        if !self.setup.sizes.has_slow_tiers() || !self.setup.parts.prefetch {
+            return;
+        }
+        let now = self.seconds();
+        for Ahead { request, worker, wait, .. } in self.placement.ahead(Duration::from_nanos(self.now)) {
+            let (request, engine) = (request as usize, usize::from(worker.0));
+            let Some(ask) = self.asks[request].clone().filter(|_| self.seats[engine].alive) else { continue };
+            self.announced.insert(request, engine);
+            self.engines[engine].announce(ask, wait.as_secs_f64(), now);
+            self.read(engine);
+        }
+    }
+
+    /// A request waits no more: who is not asked to serve it brings nothing more for it.
+    fn end_ahead(&mut self, request: usize, engine: Option<usize>) {
+        if let Some(ahead) = self.announced.remove(&request).filter(|ahead| Some(*ahead) != engine) {
+            self.engines[ahead].end_ahead(request);
+        }
+    }
+
+    /// Begins a read if none is going on.
+    fn read(&mut self, engine: usize) {
+        let now = self.seconds();
+        if let Some(seconds) = self.engines[engine].read(now) {
+            let seat = &mut self.seats[engine];
+            seat.reading = seconds * factor(&mut seat.random, self.setup.noise);
+            let (seconds, life) = (seat.reading, seat.life);
+            self.after(seconds, Event::Read { engine, life });
+        }
+    }
+
+    fn read_end(&mut self, engine: usize) {
+        let (seconds, now) = (self.seats[engine].reading, self.seconds());
+        if self.engines[engine].arrived(seconds, now) {
+            self.say(engine, Vec::new(), None);
+        }
+        self.read(engine);
+        self.step(engine);
     }
 
     /// Begins a step if none is going on.
@@ -414,7 +478,7 @@ impl<'a> World<'a> {
                 if outcome.resumes > 0 {
                     outcome.gap = outcome.gap.max(now - outcome.latest);
                 }
-                outcome.cached = cached;
+                (outcome.cached, outcome.brought) = (cached, emitted.brought);
                 let is_first = outcome.first.replace(outcome.first.unwrap_or(now)).is_none();
                 self.placement.first(request);
                 if is_first {
@@ -445,7 +509,7 @@ impl<'a> World<'a> {
         seat.up.clear();
         add(&mut self.past[kill.engine], &self.engines[kill.engine].sums);
         let role = self.engines[kill.engine].role;
-        self.engines[kill.engine] = engine(self.setup, kill.engine);
+        self.engines[kill.engine] = engine(self.setup, kill.engine, self.store.clone());
         self.engines[kill.engine].role = role;
         self.forsake(kill.engine);
         self.after(self.setup.wire, Event::Lost { engine: kill.engine });
@@ -470,9 +534,9 @@ impl<'a> World<'a> {
     }
 }
 
-fn engine(setup: &Setup, at: usize) -> Engine {
+fn engine(setup: &Setup, at: usize, store: Option<Store>) -> Engine {
     let share = setup.slow.iter().find(|(slow, _)| *slow == at).map_or(1.0, |(_, share)| *share);
-    let Speed { base, prefill, attention, sequence, context, host } = setup.speed;
+    let Speed { base, prefill, attention, sequence, context, host, disk, remote } = setup.speed;
     let speed = Speed {
         base: base / share,
         prefill: prefill / share,
@@ -480,8 +544,10 @@ fn engine(setup: &Setup, at: usize) -> Engine {
         sequence: sequence / share,
         context: context / share,
         host: host / share,
+        disk,
+        remote,
     };
-    let mut engine = Engine::new(speed, setup.sizes);
+    let mut engine = Engine::new(speed, setup.sizes, store);
     engine.role = setup.apart.role(at);
     engine
 }
@@ -501,6 +567,9 @@ fn add(sum: &mut Sums, more: &Sums) {
     sum.looked_up += more.looked_up;
     sum.hits += more.hits;
     sum.host_hits += more.host_hits;
+    sum.tier_hits += more.tier_hits;
+    sum.prefetched += more.prefetched;
+    sum.unused += more.unused;
     sum.emitted += more.emitted;
     sum.steps += more.steps;
 }

@@ -3,12 +3,13 @@
 //! One JSON object a line, in the form in which Mooncake publishes its traces:
 //! `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": […], "session": n}`. `hash_ids` has one id per full
 //! block of [`SHARED_TOKENS`] prompt tokens; equal ids mean equal whole prefixes. `session` may be left out, and `tenant`
-//! (a number) may be added.
+//! (a number) may be added. A gateway's record of decisions is a trace with more; see [`super::recorded`].
 
+use super::recorded::Like;
 use crate::random::{Random, mix};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher};
 use serde::Deserialize;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::BufRead;
 use std::sync::Arc;
 
@@ -50,6 +51,8 @@ pub struct Request {
     pub tenant: u32,
     /// Where it went, in a record of decisions.
     pub engine: Option<usize>,
+    /// Seconds to its first token, in such a record.
+    pub ttft: Option<f64>,
 }
 
 /// Why a trace cannot be read.
@@ -91,13 +94,21 @@ struct Line {
     hash_ids: Vec<u64>,
     session: Option<u64>,
     tenant: Option<u32>,
+    #[serde(alias = "worker")]
     engine: Option<usize>,
+    #[serde(default)]
+    waited_ms: f64,
+    ttft_ms: Option<f64>,
+    #[serde(flatten)]
+    like: Option<Like>,
 }
 
 /// Requests in order of arrival, and the block hashes of their prompts.
 pub struct Trace {
     /// The requests.
     pub requests: Vec<Request>,
+    /// What engines are like, where it is a record.
+    pub engines: BTreeMap<usize, Like>,
     names: Names,
 }
 
@@ -107,7 +118,7 @@ impl Trace {
     /// # Errors
     /// [`TraceError`] with the line.
     pub fn read(mut lines: impl BufRead, skip: usize, limit: usize) -> Result<Self, TraceError> {
-        let mut requests = Vec::new();
+        let (mut requests, mut engines) = (Vec::new(), BTreeMap::new());
         let (mut text, mut line) = (Vec::new(), 0);
         loop {
             (line, text) = (line + 1, {
@@ -129,12 +140,14 @@ impl Trace {
             if parsed.input_length.max(parsed.output_length) > TOKENS_MAX || parsed.timestamp.abs() > TIMESTAMP_MAX {
                 return Err(TraceError::TooLong { line });
             }
+            engines.extend(parsed.engine.zip(parsed.like.filter(Like::is_sane)));
             if parsed.input_length > 0 && parsed.output_length > 0 {
                 requests.push(request(parsed));
             }
         }
         requests.sort_by(|a: &Request, b| a.arrival.total_cmp(&b.arrival));
-        Self::new(requests.into_iter().skip(skip).take(limit).collect())
+        let trace = Self::new(requests.into_iter().skip(skip).take(limit).collect())?;
+        Ok(Self { engines, ..trace })
     }
 
     /// A trace of these requests, in order of arrival.
@@ -148,7 +161,7 @@ impl Trace {
             find_sessions(&mut requests);
         }
         let names = Names::of(&requests);
-        Ok(Self { requests, names })
+        Ok(Self { requests, engines: BTreeMap::new(), names })
     }
 
     /// Seconds from the first arrival to the last.
@@ -206,6 +219,7 @@ fn request(line: Line) -> Request {
         session,
         tenant,
         engine: line.engine,
+        ttft: line.ttft_ms.map(|ttft| (line.waited_ms + ttft) / 1000.0).filter(|ttft| ttft.is_finite() && *ttft > 0.0),
     }
 }
 
@@ -330,7 +344,7 @@ pub fn synthetic(shape: &Shape) -> Vec<Request> {
         if *turns >= shape.turns {
             open.swap_remove(at);
         }
-        requests.push(Request { arrival, input, output, ids, session, tenant: shape.tenant, engine: None });
+        requests.push(Request { arrival, input, output, ids, session, tenant: shape.tenant, engine: None, ttft: None });
     }
     requests
 }

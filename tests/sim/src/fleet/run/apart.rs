@@ -4,7 +4,7 @@
 //! while its step runs, so only the last layer's is seen, unless the road is full.
 
 use super::super::ask::{Lent, Source};
-use super::super::engine::{Moved, Want};
+use super::super::engine::{Moved, TOKEN_BYTES, Want};
 use super::{Event, Setup, World};
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{Batch, Role};
@@ -23,7 +23,7 @@ const LOOK: f64 = 1.0;
 /// What engines can hand over, and who prefills for whom.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Apart {
-    /// Bytes of a token's KV: 80 layers of 8 heads of 128, two bytes each, K and V.
+    /// Bytes of a token's KV.
     pub token_bytes: f64,
     /// Bytes a second of each engine's road in, and out; 0: nothing can be handed over.
     pub link: f64,
@@ -37,7 +37,7 @@ pub struct Apart {
 
 impl Default for Apart {
     fn default() -> Self {
-        Self { token_bytes: 327_680.0, link: 0.0, prefill: 0, follow: false, limits: RoleLimits::default() }
+        Self { token_bytes: TOKEN_BYTES, link: 0.0, prefill: 0, follow: false, limits: RoleLimits::default() }
     }
 }
 

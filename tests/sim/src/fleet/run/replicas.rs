@@ -125,7 +125,7 @@ impl World<'_> {
         seat.up.clear();
         self.placement.leave(at);
         add(&mut self.past[at], &self.engines[at].sums);
-        self.engines[at] = engine(self.setup, at);
+        self.engines[at] = engine(self.setup, at, self.store.clone());
         self.forsake(at);
         let since = self.scaler.since[at].take().unwrap_or(now);
         self.scaler.spent.seconds += now - since;

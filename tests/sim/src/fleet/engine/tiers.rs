@@ -1,0 +1,355 @@
+//! Tiers of a modelled engine whose blocks take their time to come: a disk of its own, and a store that all engines share.
+//!
+//! What is where, what is evicted, and what is worth loading are the real plans (`penstock_kv`); who goes first is as at a worker: a request
+//! that is here waits for its blocks while others are computed, and goes before one that is only announced, whose blocks come ahead of it.
+//! Modelled: one read of a few blocks after another, at the road's bytes per second. What is written costs nothing.
+
+use super::{Engine, Sizes, Speed};
+use crate::fleet::ask::Ask;
+use penstock_kv::load::{LoadTime, worth_loading};
+use penstock_kv::tier::Link;
+use penstock_kv::{BlockPool, Placed, SlotId, TierPool};
+use penstock_proto::frames::{KvEvent, Tier, TierState};
+use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Blocks that one read brings.
+const READ_BLOCKS: usize = 4;
+/// Seconds that a read takes besides: from a disk, from a store.
+const READ_SECONDS: [f64; 2] = [1e-4, 1e-3];
+/// A request waits for blocks no longer than twice what computing them takes, within these limits. Those below are a worker's too.
+const WAIT_SECONDS: (f64, f64) = (0.25, 10.0);
+/// Missing blocks for which the store is asked what it has, and how many at once.
+const FIND: (usize, usize) = (2, 256);
+/// Requests that may be announced.
+const AHEAD_MAX: usize = 64;
+/// Their blocks take no more of the device than one in so many.
+const AHEAD_SHARE: usize = 4;
+/// They are given up after four times what they were predicted to wait, within these limits.
+const AHEAD_SECONDS: (f64, f64) = (5.0, 60.0);
+/// A block that came ahead and that no request has found after so many seconds came for nothing.
+const FRESH_SECONDS: f64 = 60.0;
+
+/// What all engines share.
+pub type Store = Rc<RefCell<TierPool>>;
+
+/// A store of so many tokens, if it is to have any.
+pub fn store(sizes: &Sizes) -> Option<Store> {
+    let blocks = sizes.remote_tokens / BLOCK_TOKENS;
+    (blocks > 0).then(|| Rc::new(RefCell::new(TierPool::new(Tier::Remote, blocks))))
+}
+
+struct Level {
+    pool: TierPool,
+    token_seconds: f64,
+    read_seconds: f64,
+    time: LoadTime,
+}
+
+/// A request that waits for blocks, or one that is announced.
+struct Held {
+    ask: Ask,
+    ahead: bool,
+    /// Blocks that are on the device.
+    here: usize,
+    /// Blocks that are loaded; the rest is computed.
+    end: usize,
+    until: f64,
+}
+
+/// Blocks on their way, all from one level.
+struct Read {
+    level: usize,
+    blocks: Vec<(BlockHash, SlotId)>,
+}
+
+/// See the module header.
+pub(super) struct Tiers {
+    levels: Vec<Level>,
+    store: Option<Store>,
+    /// Requests that are here, then those that are announced; oldest first.
+    held: VecDeque<Held>,
+    reading: Option<Read>,
+    /// Blocks that came ahead and that no request has found yet, and when they came.
+    fresh: HashMap<BlockHash, f64>,
+}
+
+impl Tiers {
+    pub(super) fn new(speed: &Speed, sizes: &Sizes, store: Option<Store>) -> Option<Self> {
+        let sizes = [(Tier::Disk, sizes.disk_tokens, speed.disk), (Tier::Remote, sizes.remote_tokens, speed.remote)];
+        let level = |((tier, tokens, token_seconds), read_seconds): ((Tier, usize, f64), f64)| Level {
+            pool: TierPool::new(tier, tokens / BLOCK_TOKENS),
+            token_seconds,
+            read_seconds,
+            time: LoadTime::default(),
+        };
+        let levels: Vec<_> = sizes.into_iter().zip(READ_SECONDS).map(level).collect();
+        let levels: Vec<_> = levels.into_iter().filter(|level| level.pool.total() > 0).collect();
+        let (held, fresh) = Default::default();
+        (!levels.is_empty()).then_some(Self { levels, store, held, reading: None, fresh })
+    }
+
+    /// Takes a block that leaves what is above the level `at`.
+    pub(super) fn put(&mut self, at: usize, link: Link) {
+        let Some(level) = self.levels.get_mut(at) else { return };
+        if let Some(store) = self.store.as_ref().filter(|_| level.pool.tier() == Tier::Remote) {
+            keep(&mut store.borrow_mut(), link);
+        }
+        if let Some(evicted) = keep(&mut level.pool, link) {
+            self.put(at + 1, evicted);
+        }
+    }
+
+    /// Asks the store for what no level is known to have of a chain, from `here` on.
+    fn find(&mut self, chain: &[BlockHash], here: usize) {
+        let Self { levels, store: Some(store), .. } = self else { return };
+        let is_known = |hash: &&BlockHash| levels.iter().any(|level| level.pool.holds(**hash));
+        let from = here + chain[here..].iter().take_while(is_known).count();
+        if chain.len() - from < FIND.0 {
+            return;
+        }
+        let store = store.borrow();
+        let there = chain[from..].iter().take(FIND.1).take_while(|hash| store.holds(**hash)).count();
+        let Some(level) = levels.iter_mut().find(|level| level.pool.tier() == Tier::Remote) else { return };
+        for block in from..from + there {
+            let parent = block.checked_sub(1).map(|parent| chain[parent]);
+            keep(&mut level.pool, Link { parent, hash: chain[block] });
+        }
+    }
+
+    /// How many of the first blocks of `chain` are better loaded than computed by who waits for `hidden` seconds anyway.
+    fn plan(&mut self, chain: &[BlockHash], recompute: f64, hidden: f64) -> usize {
+        let at = |hash: &BlockHash| self.levels.iter().position(|level| level.pool.holds(*hash));
+        let loads: Vec<f64> = chain.iter().map_while(|hash| Some(self.levels[at(hash)?].time.seconds())).collect();
+        let blocks = worth_loading(&loads, recompute, hidden);
+        if let Some(level) = chain.get(blocks).filter(|_| blocks < loads.len()).and_then(at) {
+            self.levels[level].time.refused();
+        }
+        blocks
+    }
+
+    /// Begins to read what one that waits needs next; the seconds that it takes.
+    fn begin(&mut self, at: usize, device: &BlockPool) -> Option<f64> {
+        let Self { levels, store, held, .. } = self;
+        let held = &mut held[at];
+        let (mut from, mut blocks) = (0, Vec::new());
+        for block in held.here..held.end.min(held.here + READ_BLOCKS) {
+            let hash = held.ask.hashes[block];
+            if device.find(hash).is_some() {
+                break;
+            }
+            let found = levels.iter_mut().enumerate().find_map(|(at, level)| Some((at, level.pool.load(hash)?)));
+            let Some((level, slot)) = found else {
+                held.end = block;
+                break;
+            };
+            if !blocks.is_empty() && level != from {
+                levels[level].pool.unread(slot);
+                break;
+            }
+            if levels[level].pool.tier() == Tier::Remote && !store.as_ref().is_some_and(|store| touch(store, hash)) {
+                // Somebody else's blocks took its place.
+                levels[level].pool.lost(slot);
+                held.end = block;
+                break;
+            }
+            from = level;
+            blocks.push((hash, slot));
+        }
+        if blocks.is_empty() {
+            return None;
+        }
+        let Level { token_seconds, read_seconds, .. } = levels[from];
+        let seconds = read_seconds + token_seconds * (blocks.len() * BLOCK_TOKENS) as f64;
+        self.reading = Some(Read { level: from, blocks });
+        Some(seconds)
+    }
+
+    /// A request finds these blocks on the device: how many of them came ahead.
+    fn found(&mut self, blocks: &[BlockHash]) -> usize {
+        if self.fresh.is_empty() { 0 } else { blocks.iter().filter(|hash| self.fresh.remove(hash).is_some()).count() }
+    }
+
+    fn hold(&mut self, held: Held) {
+        let first_ahead = self.held.iter().position(|held| held.ahead);
+        let at = first_ahead.filter(|_| !held.ahead).unwrap_or(self.held.len());
+        self.held.insert(at, held);
+    }
+
+    /// Requests that wait here, and the tokens of each that are read.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = (&Ask, usize)> {
+        self.held.iter().filter(|held| !held.ahead).map(|held| (&held.ask, held.end * BLOCK_TOKENS))
+    }
+
+    pub(super) fn states(&self) -> impl Iterator<Item = TierState> {
+        self.levels.iter().map(|level| TierState {
+            tier: level.pool.tier() as i32,
+            blocks_total: level.pool.total() as u64,
+            blocks_used: level.pool.used() as u64,
+            load_seconds_per_block: level.time.seconds(),
+            ..Default::default()
+        })
+    }
+
+    pub(super) fn take_events(&mut self) -> Vec<KvEvent> {
+        self.levels.iter_mut().flat_map(|level| level.pool.take_events()).collect()
+    }
+}
+
+/// Stores a block; who had to go for it.
+fn keep(pool: &mut TierPool, link: Link) -> Option<Link> {
+    let Placed::Slot { slot, evicted } = pool.store(link) else { return None };
+    pool.stored(slot);
+    evicted
+}
+
+/// Whether the store has a block, which is read now.
+fn touch(store: &Store, hash: BlockHash) -> bool {
+    let mut store = store.borrow_mut();
+    let slot = store.load(hash);
+    slot.into_iter().for_each(|slot| store.loaded(slot));
+    slot.is_some()
+}
+
+/// Blocks of a prompt that can be read: its last token is always computed.
+fn readable(ask: &Ask) -> &[BlockHash] {
+    &ask.hashes[..((ask.input - 1) / BLOCK_TOKENS).min(ask.hashes.len())]
+}
+
+impl Engine {
+    /// Gives a request back that has nothing to wait for.
+    pub(super) fn admit(&mut self, mut ask: Ask, now: f64) -> Option<Ask> {
+        if self.tiers.is_none() || ask.given.is_some() || ask.source.is_some() {
+            return Some(ask);
+        }
+        self.end_ahead(ask.request);
+        let here = self.blocks_here(&ask);
+        let (recompute, hidden) = (self.block_seconds(), self.state().queue_seconds);
+        let Some(tiers) = &mut self.tiers else { return Some(ask) };
+        let chain = readable(&ask);
+        let ahead = tiers.found(&chain[..here]);
+        tiers.find(chain, here);
+        let end = here + tiers.plan(&chain[here..], recompute, hidden);
+        let compute = 2.0 * recompute * (chain.len() - here) as f64;
+        let wait = if recompute > 0.0 { compute.clamp(WAIT_SECONDS.0, WAIT_SECONDS.1) } else { WAIT_SECONDS.1 };
+        self.sums.prefetched += ahead as u64;
+        ask.brought += ahead * BLOCK_TOKENS;
+        if end == here {
+            return Some(ask);
+        }
+        tiers.hold(Held { ask, ahead: false, here, end, until: now + wait });
+        None
+    }
+
+    /// A request will come that is predicted to wait for so many seconds still: its blocks may come ahead of it.
+    pub fn announce(&mut self, ask: Ask, wait: f64, now: f64) {
+        let here = self.blocks_here(&ask);
+        let (recompute, share) = (self.block_seconds(), self.pool.total() / AHEAD_SHARE);
+        let Some(tiers) = &mut self.tiers else { return };
+        let before = tiers.fresh.len();
+        tiers.fresh.retain(|_, came| now - *came < FRESH_SECONDS);
+        self.sums.unused += (before - tiers.fresh.len()) as u64;
+        let others = tiers.held.iter().filter(|held| held.ahead);
+        let (count, blocks) = others.fold((0, 0), |(count, blocks), held| (count + 1, blocks + held.end - held.here));
+        let room = share.saturating_sub(tiers.fresh.len() + blocks);
+        if count >= AHEAD_MAX {
+            return;
+        }
+        let chain = readable(&ask);
+        tiers.find(chain, here);
+        let end = here + tiers.plan(&chain[here..], recompute, wait).min(room);
+        if end > here {
+            let until = now + (4.0 * wait).clamp(AHEAD_SECONDS.0, AHEAD_SECONDS.1);
+            tiers.hold(Held { ask, ahead: true, here, end, until });
+        }
+    }
+
+    /// A request that was announced has come, or will not.
+    pub fn end_ahead(&mut self, request: usize) {
+        if let Some(tiers) = &mut self.tiers {
+            tiers.held.retain(|held| !held.ahead || held.ask.request != request);
+        }
+    }
+
+    /// Begins the next read, if none is going on; the seconds that it takes.
+    pub fn read(&mut self, now: f64) -> Option<f64> {
+        self.release(now);
+        let device = &self.pool;
+        let tiers = self.tiers.as_mut().filter(|tiers| tiers.reading.is_none())?;
+        let seconds = (0..tiers.held.len()).find_map(|at| tiers.begin(at, device));
+        self.release(now);
+        seconds
+    }
+
+    /// The read took `seconds`. True: all that was announced of a request is here, which no step may tell.
+    pub fn arrived(&mut self, seconds: f64, now: f64) -> bool {
+        let Some(tiers) = &mut self.tiers else { return false };
+        let Some(Read { level, blocks }) = tiers.reading.take() else { return false };
+        let from = &mut tiers.levels[level];
+        blocks.iter().for_each(|(_, slot)| from.pool.loaded(*slot));
+        from.time.measured(blocks.len(), seconds);
+        let wants = |held: &Held| {
+            let missing = held.ask.hashes[held.here..held.end].iter();
+            missing.clone().position(|hash| *hash == blocks[0].0).map(|at| held.here + at)
+        };
+        let Some((at, first)) = tiers.held.iter().enumerate().find_map(|(at, held)| Some((at, wants(held)?))) else {
+            return false;
+        };
+        let Held { ask, ahead, .. } = &tiers.held[at];
+        let (hashes, is_ahead) = (Arc::clone(&ask.hashes), *ahead);
+        let came = blocks.iter().zip(first..).take_while(|((hash, _), block)| hashes.get(*block) == Some(hash));
+        let came: Vec<usize> = came.map(|(_, block)| block).collect();
+        for block in came {
+            if !self.import(&hashes, block, is_ahead.then_some(now)) {
+                self.tiers.iter_mut().for_each(|tiers| tiers.held[at].end = block);
+                break;
+            }
+            let held = self.tiers.as_mut().map(|tiers| &mut tiers.held[at]).filter(|held| !held.ahead);
+            held.into_iter().for_each(|held| held.ask.brought += BLOCK_TOKENS);
+        }
+        self.collect_events();
+        is_ahead && self.tiers.as_ref().is_some_and(|tiers| first + blocks.len() >= tiers.held[at].end)
+    }
+
+    /// Takes a block into the device; false: there is no room.
+    fn import(&mut self, hashes: &[BlockHash], block: usize, ahead: Option<f64>) -> bool {
+        let hash = hashes[block];
+        if self.pool.find(hash).is_some() {
+            return true;
+        }
+        let Some(page) = self.allocate() else { return false };
+        let page = self.pool.seal(page, block.checked_sub(1).map(|parent| hashes[parent]), hash);
+        self.pool.release(page);
+        if let (Some(now), Some(tiers)) = (ahead, &mut self.tiers) {
+            tiers.fresh.insert(hash, now);
+        }
+        true
+    }
+
+    /// Who waits for no block any more is queued.
+    fn release(&mut self, now: f64) {
+        let Some(tiers) = &mut self.tiers else { return };
+        for held in &mut tiers.held {
+            let missing = &held.ask.hashes[held.here..held.end.max(held.here)];
+            held.here += missing.iter().take_while(|hash| self.pool.find(**hash).is_some()).count();
+        }
+        let is_done = |held: &Held| held.here >= held.end || now >= held.until;
+        let (done, held): (VecDeque<_>, VecDeque<_>) = tiers.held.drain(..).partition(is_done);
+        tiers.held = held;
+        done.into_iter().filter(|held| !held.ahead).for_each(|held| self.queue(held.ask));
+    }
+
+    fn blocks_here(&self, ask: &Ask) -> usize {
+        let (device, host) = self.cached_blocks(readable(ask));
+        device + host
+    }
+
+    /// Seconds to compute a block, as far as it is known.
+    fn block_seconds(&self) -> f64 {
+        let rate = self.meter.prefill_tokens_per_second();
+        if rate > 0.0 { BLOCK_TOKENS as f64 / rate } else { 0.0 }
+    }
+}
