@@ -23,7 +23,8 @@ PROMPT = "The quick brown fox jumps over the lazy dog. " * 30
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("route"), config=CONFIG, workers=2) as gateway:
+    folder = tmp_path_factory.mktemp("route")
+    with serving(folder, config=f'{CONFIG}record = "{folder}/decisions.jsonl"\n', workers=2) as gateway:
         # Enough prompts for a worker's speed to be known: then its equals are taken to be as fast.
         for number in range(80):
             complete(gateway, f"{number} times upon a time", tokens=4)
@@ -76,3 +77,16 @@ def test_predictions_are_measured(served: Gateway):
     wait_until(lambda: served.metric("penstock_router_first_tokens_total") > before, "the first token is counted")
     assert served.metric("penstock_router_decision_seconds_total") > 0
     assert served.metric("penstock_router_ttft_predicted_seconds_total") > 0
+
+
+def test_what_was_decided_is_judged(served: Gateway):
+    """What a pool records is played again by its own workers: as decided, and with other weights."""
+    complete(served, PROMPT, tokens=8)
+    record = served.folder / "decisions.jsonl"
+    wait_until(lambda: len(record.read_text().splitlines()) > 80, "decisions are written down")
+    last = json.loads(record.read_text().splitlines()[-1])
+    assert last["speed"][1] > 0 and last["kv_tokens"] > 0 and len(last["candidates"]) == 2, last
+    command = [str(binary()), "simulate", "--replay", str(record)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert "engines: 2" in done and "| as decided |" in done and "| own doubled |" in done, done
+    assert "TTFT as recorded" in done and "regret: " in done, done
