@@ -59,14 +59,15 @@ pub(crate) fn choose(policy: Policy, sticky: Option<u64>, views: &[View], smooth
 }
 
 /// What a prompt costs those that come after it, in times its own.
-const OWN: f64 = 2.0;
+const OWN: f64 = 1.0;
 /// What it costs each answer that is being made there.
-const HARM: f64 = 0.05;
+const HARM: f64 = 0.2;
 /// What one answer that is being made there costs, in tokens of prompt.
 const ANSWER_TOKENS: f64 = 64.0;
 
 /// The router's cost (`penstock_router::cost`) in tokens of prompt, for servers whose speed is not known: what is ahead, its own
-/// uncached part for itself and for others, and the answers that are being made there.
+/// uncached part for itself and for others, and the answers that are being made there. Chosen by the simulator over traces of chats and of
+/// agents (docs/benchmarks.md): prefill of others' long prompts is what hurts where nobody holds requests back.
 fn work(view: &View) -> f64 {
     let (own, busy) = (view.own_tokens as f64, view.in_flight as f64);
     let tokens = view.pending_tokens as f64 + own * (1.0 + OWN) + HARM * own * busy + ANSWER_TOKENS * busy;

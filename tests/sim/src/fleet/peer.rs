@@ -44,7 +44,7 @@ pub struct Foreign {
 
 impl Default for Foreign {
     fn default() -> Self {
-        Self { own: 2.0, harm: 0.05, answer: 64.0 }
+        Self { own: 1.0, harm: 0.2, answer: 64.0 }
     }
 }
 
