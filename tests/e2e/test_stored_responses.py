@@ -1,9 +1,12 @@
 """Stored responses: conversations by id, answers in the background, and what a killed gateway leaves."""
 
+import contextlib
+
 import openai
 import pytest
 
 from harness import Gateway, serving, wait_until
+from providers import OpenAi
 
 ASK = {"input": "Say hello.", "max_output_tokens": 8, "temperature": 0}
 KEYS = """
@@ -36,6 +39,18 @@ def test_a_response_is_kept_until_it_is_deleted(client, model):
     unkept = client.responses.create(model=model, store=False, **ASK)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(unkept.id)
+
+
+def test_what_takes_its_time_is_kept_as_it_was_said(tmp_path):
+    with OpenAi() as mock:
+        config = f'[[providers]]\nid = "up"\nbase_url = "{mock.url}/v1"\nkey_env = "KEY_UP"\nmodels = ["mock-model"]\n'
+        with serving(tmp_path, config=config, env={"KEY_UP": mock.key}, workers=0) as gateway:
+            client = gateway.client()
+            with mock.behaving(head_delay=1.5):
+                made = client.responses.create(model="mock-model", input="Hello")
+                *_, last = client.responses.create(model="mock-model", input="Hello", stream=True)
+            for said in (made, last.response):
+                assert client.responses.retrieve(said.id).model_dump() == said.model_dump()
 
 
 def test_a_streamed_response_is_kept_too(client, model):
@@ -102,13 +117,20 @@ def test_background_answers_while_the_client_is_away(client, model):
 
 
 def test_background_can_be_cancelled(gateway, client, model):
-    slow = {"input": "Count.", "max_output_tokens": 1500, "extra_body": {"ignore_eos": True}}
-    queued = client.responses.create(model=model, background=True, **slow)
-    cancelled = client.responses.cancel(queued.id)
-    assert cancelled.status == "cancelled"
-    assert client.responses.cancel(queued.id).status == "cancelled"
-    gateway.idle(60)
-    assert client.responses.retrieve(queued.id).status == "cancelled"
+    slow = {"input": "Count.", "max_output_tokens": 8000, "extra_body": {"ignore_eos": True}}
+
+    def in_time() -> str | None:
+        """A response that was cancelled: one that has ended by then cannot be."""
+        queued = client.responses.create(model=model, background=True, **slow)
+        with contextlib.suppress(openai.BadRequestError):
+            assert client.responses.cancel(queued.id).status == "cancelled"
+            return queued.id
+        assert client.responses.retrieve(queued.id).status == "incomplete"
+
+    cancelled = wait_until(in_time, "one is cancelled before it ends")
+    assert client.responses.cancel(cancelled).status == "cancelled"
+    gateway.idle()
+    assert client.responses.retrieve(cancelled).status == "cancelled"
 
 
 def test_a_killed_gateway_answers_when_it_is_back(tmp_path):

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderValue;
-use penstock_dialects::{AnswerMeta, ChatEvent, Dialect, StreamEncoder, Usage, WholeCollector, codec};
+use penstock_dialects::{ChatEvent, Dialect, StreamEncoder, Usage, WholeCollector, codec};
 use penstock_proto::ErrorKind;
 
 use crate::call::{Call, Variant};
-use crate::clock::unix_seconds;
 use crate::error::Failure;
 use crate::pump::taken;
 use crate::stored::Keeping;
@@ -93,8 +92,7 @@ impl Answer {
         self.choices
     }
 
-    /// Takes the form that the first event asks for. The id in the body is made from the request's id, so that logs and answers can
-    /// be joined.
+    /// Takes the form that the first event asks for.
     fn settle(&mut self, first: &ChatEvent) -> Result<(), Failure> {
         let Form::Open(call) = &self.form else { return Ok(()) };
         if matches!(first, ChatEvent::Raw(_)) {
@@ -102,9 +100,7 @@ impl Answer {
             return Ok(());
         }
         let decoded = call.decoded_before().ok_or_else(|| Failure::internal("events for a request nobody read"))?;
-        let from_request = || call.request_id.strip_prefix("req_").unwrap_or(&call.request_id).to_owned();
-        let id = call.answer_id.clone().unwrap_or_else(from_request);
-        let meta = AnswerMeta { id, created: unix_seconds() };
+        let meta = call.meta();
         self.choices = decoded.form.choices();
         self.form = match self.stream {
             true => Form::Stream(decoded.form.stream(&meta)),

@@ -10,9 +10,12 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use penstock_dialects::gemini::{self, Framing};
 use penstock_dialects::peek::Peek;
-use penstock_dialects::{ApiError, Bounds, Decoded, Dialect, Prompt, Request, Surface, anthropic, openai, peek};
+use penstock_dialects::{
+    AnswerMeta, ApiError, Bounds, Decoded, Dialect, Prompt, Request, Surface, anthropic, openai, peek,
+};
 use tokio::sync::OnceCell;
 
+use crate::clock::unix_seconds;
 use crate::error::Failure;
 use crate::generate::Plan;
 use crate::http::{Body, BodyLease};
@@ -135,8 +138,8 @@ pub struct Call {
     pub own: bool,
     /// What the body refers to is not kept here: told to whoever asks what it means, and to nobody whom it is passed on to.
     pub unresolved: Option<Box<Failure>>,
-    /// Id of the answer, without a prefix, where it is not made from the request's.
-    pub answer_id: Option<String>,
+    /// Of the answer, where it is not made from the request: what is kept says the same.
+    pub answer_meta: Option<AnswerMeta>,
     /// Bounds of the output that limits put in: where the client names none, and at most.
     bounds: (Option<u32>, Option<u32>),
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
@@ -177,7 +180,7 @@ impl Call {
             tags: Vec::new(),
             own: false,
             unresolved: None,
-            answer_id: None,
+            answer_meta: None,
             bounds: (None, None),
             decoded,
             plan: Mutex::new(None),
@@ -221,9 +224,19 @@ impl Call {
         }
     }
 
+    /// What stands in the answer. The id is made from the request's, so that logs and answers can be joined, unless the answer is kept under
+    /// another.
+    pub(crate) fn meta(&self) -> AnswerMeta {
+        let from_request = || {
+            let id = self.request_id.strip_prefix("req_").unwrap_or(&self.request_id).to_owned();
+            AnswerMeta { id, created: unix_seconds() }
+        };
+        self.answer_meta.clone().unwrap_or_else(from_request)
+    }
+
     /// Replaces what the body means, and names the answer: for whoever adds to a request what is kept here.
-    pub fn answer_as(&mut self, id: String, decoded: Decoded) {
-        self.answer_id = Some(id);
+    pub fn answer_as(&mut self, meta: AnswerMeta, decoded: Decoded) {
+        self.answer_meta = Some(meta);
         self.decoded = OnceCell::new_with(Some(Ok(Arc::new(decoded))));
     }
 

@@ -4,8 +4,8 @@ use std::sync::{Arc, LazyLock};
 
 use bytes::BytesMut;
 use penstock_dialects::{
-    AnswerDecoder, AnswerMeta, ChatEvent, Dialect, ProviderCodec, StreamEncoder, Surface, Usage, WholeCollector,
-    anthropic, gemini, openai,
+    AnswerDecoder, ChatEvent, Dialect, ProviderCodec, StreamEncoder, Surface, Usage, WholeCollector, anthropic, gemini,
+    openai,
 };
 
 use super::shell::AnswerShape;
@@ -64,13 +64,10 @@ impl Converter {
                 let decoder = codec_of(shape.surface).decoder(&decoded.request);
                 Converter::Read { decoder, usage: false }
             }
-            (false, true) => {
-                let meta = AnswerMeta { id: shape.id.clone(), created: crate::clock::unix_seconds() };
-                match shape.stream {
-                    true => Converter::Stream { encoder: decoded.form.stream(&meta), finished: 0 },
-                    false => Converter::Whole { collector: Some(decoded.form.whole(&meta)) },
-                }
-            }
+            (false, true) => match shape.stream {
+                true => Converter::Stream { encoder: decoded.form.stream(&shape.meta), finished: 0 },
+                false => Converter::Whole { collector: Some(decoded.form.whole(&shape.meta)) },
+            },
             _ => Converter::None,
         };
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_dialects::{Decoded, FaultClass, Surface};
+use penstock_dialects::{AnswerMeta, Decoded, FaultClass, Surface};
 use penstock_plugins::{Answer, EndFacts, Hooks, Outcome, PluginError, Rejection, RejectionKind, RequestInfo, Sees};
 use penstock_proto::ErrorKind;
 
@@ -80,21 +80,19 @@ pub(super) struct AnswerShape {
     pub(super) decoded: Arc<Decoded>,
     pub(super) surface: Surface,
     pub(super) stream: bool,
-    /// Of the answer, without a prefix.
-    pub(super) id: String,
+    pub(super) meta: AnswerMeta,
     /// Whoever takes the answer keeps its events: bytes are not enough.
     pub(super) kept: bool,
 }
 
 impl AnswerShape {
     fn of(call: &Call) -> Option<Self> {
-        let from_request = || call.request_id.strip_prefix("req_").unwrap_or(&call.request_id).to_owned();
         Some(Self {
             decoded: call.decoded_before()?,
             surface: call.ask.surface,
             stream: call.stream,
-            id: call.answer_id.clone().unwrap_or_else(from_request),
-            kept: call.answer_id.is_some(),
+            meta: call.meta(),
+            kept: call.answer_meta.is_some(),
         })
     }
 }

@@ -152,7 +152,7 @@ async fn once(
     let body = Body { bytes: open.response.request.clone(), lease: gateway.bodies.lease() };
     let mut call = Call::new(Ask::new(Surface::Responses), body, new_request_id(), HeaderMap::new()).await?;
     let decoded = Decoded { request: Request::Chat(Box::new(chat.clone())), form: Box::new(form.clone()) };
-    call.answer_as(meta(&open.response).id, decoded);
+    call.answer_as(meta(&open.response), decoded);
     (call.background, call.own) = (true, true);
     let deadline = serving.config.request_timeout.map(|limit| (Instant::now() + limit).into_std());
     let mut take = |event: &ChatEvent| collector.event(event);

@@ -94,7 +94,7 @@ pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: 
         let collector = form.collector(&meta(&record));
         Box::new(Keeping::new(keeper.clone(), tenant, record.clone(), collector))
     });
-    call.answer_as(meta(&record).id, Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
+    call.answer_as(meta(&record), Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
     Ok(Prepared::Ask(Box::new(call), keeping))
 }
 
