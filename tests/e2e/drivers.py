@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anthropic
@@ -65,7 +66,14 @@ class Wish:
     temperature: float | None = 0.0
 
 
-class OpenAiChat:
+class Driver:
+    """What all have."""
+
+    # Called with each piece of a streamed text: tests wait for the first one.
+    heard: Callable[[], object] = staticmethod(lambda: None)
+
+
+class OpenAiChat(Driver):
     """openai: chat.completions."""
 
     name = "chat"
@@ -137,7 +145,9 @@ class OpenAiChat:
             usages += [chunk.usage] if chunk.usage else []
             for choice in chunk.choices:
                 said.text += choice.delta.content or ""
-                said.pieces += bool(choice.delta.content)
+                if choice.delta.content:
+                    said.pieces += 1
+                    self.heard()
                 said.thinking += getattr(choice.delta, "reasoning_content", None) or ""
                 ends += [choice.finish_reason] if choice.finish_reason else []
                 for delta in choice.delta.tool_calls or []:
@@ -172,7 +182,7 @@ class OpenAiChat:
         }[kind]
 
 
-class OpenAiResponses:
+class OpenAiResponses(Driver):
     """openai: responses, without server state (the conversation is sent each time)."""
 
     name = "responses"
@@ -228,6 +238,7 @@ class OpenAiResponses:
                 if event.type == "response.output_text.delta":
                     texts += event.delta
                     said.pieces += 1
+                    self.heard()
                 if event.type in ("response.completed", "response.incomplete"):
                     response = event.response
             assert kinds[:2] == ["response.created", "response.in_progress"], kinds
@@ -248,7 +259,7 @@ class OpenAiResponses:
         return said
 
 
-class Anthropic:
+class Anthropic(Driver):
     """anthropic: messages."""
 
     name = "messages"
@@ -307,6 +318,8 @@ class Anthropic:
                 kinds = []
                 for event in events:
                     kinds.append(event.type)
+                    if event.type == "text":
+                        self.heard()
                 message = events.get_final_message()
             assert kinds[0] == "message_start" and kinds[-1] == "message_stop", kinds
             said.pieces = kinds.count("text")
@@ -340,7 +353,7 @@ class Anthropic:
         }[kind]
 
 
-class Gemini:
+class Gemini(Driver):
     """google-genai: models.generate_content."""
 
     name = "generate"
@@ -391,7 +404,11 @@ class Gemini:
     def ask(self, wish: Wish, stream: bool) -> Said:
         asked = {"model": self.model, "contents": self.contents, "config": self.options(wish)}
         if stream:
-            answers = list(self.client.models.generate_content_stream(**asked))
+            answers = []
+            for answer in self.client.models.generate_content_stream(**asked):
+                answers.append(answer)
+                if answer.text:
+                    self.heard()
         else:
             answers = [self.client.models.generate_content(**asked)]
         said, parts, finish = Said(), [], []

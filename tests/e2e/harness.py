@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -20,7 +21,13 @@ DEMO_MODEL = ROOT / "models" / "penstock-demo"
 
 # A debug build on two busy cores needs some seconds to load the model; a hang is a failure all the same.
 START_SECONDS = 90.0
-STOP_SECONDS = 30.0
+STOP_SECONDS = 60.0
+# What makes the pieces of a stream large: see `held`.
+HOLDS = {"logprobs": True, "top_logprobs": 20}
+
+CHANCE = random.SystemRandom()
+# Ports that were given out.
+PORTS: set[int] = set()
 
 
 def binary() -> Path:
@@ -31,14 +38,20 @@ def binary() -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on, and that the system gives to nobody who does not name it: whoever asked may bind it later, and again
+    after a restart."""
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", CHANCE.randrange(10_000, first_given) if first_given > 12_000 else 0))
+            port = probe.getsockname()[1]
+            if port not in PORTS:
+                PORTS.add(port)
+                return port
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0, step: float = 0.02):
-    """Returns the first true value of `condition`; fails after `seconds`."""
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 60.0, step: float = 0.02):
+    """Returns the first true value of `condition`; fails after `seconds`, which say that it hangs, not how fast it is: see `promised`."""
     deadline = time.monotonic() + seconds
     while True:
         value = condition()
@@ -46,6 +59,47 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0
             return value
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
         time.sleep(step)
+
+
+def promised(seconds: float, attempt: Callable[[], float], tries: int = 5) -> float:
+    """What `attempt` measures is below `seconds` at least once: what a machine adds that is busy, or stands still for a moment, it does not
+    add every time."""
+    took: list[float] = []
+    while not took or took[-1] >= seconds:
+        assert len(took) < tries, f"promised within {seconds} s, took {took}"
+        took.append(attempt())
+    return took[-1]
+
+
+def last_good(ask: Callable[[], bool]) -> float:
+    """When the last request began that was still let in, in seconds from now."""
+    began, last = time.monotonic(), 0.0
+    while True:
+        asked = time.monotonic() - began
+        if not ask():
+            return last
+        assert asked < 60, "it is let in for ever"
+        last = asked
+
+
+def holding(folder: Path) -> str:
+    """Keys of `[server]` for a gateway in that folder whose streams a test holds: see `held`."""
+    return f'unix = "{folder / "http.sock"}"\nwrite_stall_ms = 120_000\n'
+
+
+@contextlib.contextmanager
+def held(gateway: Gateway, **asked) -> Iterator[openai.Stream]:
+    """A stream of a pool that does not end before its caller reads it to the end, on a machine of any speed.
+
+    What a test does to a stream must happen while it runs. So it does not read meanwhile, and some hundred pieces with their alternatives
+    (1.5 kB each) are more than the Unix socket between holds (some 200 kB; TCP on loopback would grow to 4 MB): the worker comes to the
+    end of its token window and waits.
+    """
+    place = str(gateway.folder / "http.sock")
+    with httpx.Client(transport=httpx.HTTPTransport(uds=place), timeout=120) as http:
+        client = gateway.client(http_client=http)
+        with client.chat.completions.create(**asked, **HOLDS, stream=True) as stream:
+            yield stream
 
 
 class Gateway:
@@ -125,7 +179,7 @@ class Gateway:
     def metrics(self) -> dict[str, float]:
         """Metrics summed over their labels, by name."""
         sums: dict[str, float] = {}
-        for line in httpx.get(f"{self.url}/metrics", timeout=10).raise_for_status().text.splitlines():
+        for line in httpx.get(f"{self.url}/metrics", timeout=30).raise_for_status().text.splitlines():
             match = re.fullmatch(r"([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", line)
             if match:
                 sums[match[1]] = sums.get(match[1], 0.0) + float(match[2])
@@ -137,7 +191,7 @@ class Gateway:
         assert name in metrics, f"/metrics has no {name}; it has {sorted(metrics)}"
         return metrics[name]
 
-    def idle(self, seconds: float = 20.0) -> None:
+    def idle(self, seconds: float = 60.0) -> None:
         """Waits until no request is in flight and no sequence waits or runs."""
         names = ("penstock_sequences_running", "penstock_sequences_waiting", "penstock_requests_in_flight")
 

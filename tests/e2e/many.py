@@ -149,7 +149,8 @@ class Many:
                 await self._read(reader, outcome)
             finally:
                 self.open -= 1
-        except (TimeoutError, OSError, asyncio.IncompleteReadError) as error:
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is: nobody looks at the task.
             outcome.why = repr(error)
         finally:
             if writer:
@@ -164,7 +165,9 @@ class Many:
             if line.startswith(b"data: [DONE]"):
                 done = True
             elif line.startswith(b"data: {"):
-                choices = json.loads(line[6:]).get("choices") or [{}]
+                said = json.loads(line[6:])
+                outcome.why = outcome.why or (json.dumps(said["error"]) if "error" in said else "")
+                choices = said.get("choices") or [{}]
                 text = choices[0].get("delta", {}).get("content") or ""
                 for word in text.split():
                     number = int(word.lstrip("wend"))
@@ -196,8 +199,12 @@ class Many:
         """Lets all streams end and returns what became of them."""
         self.loop.call_soon_threadsafe(self.release.set)
         wait_until(lambda: self.open == 0, "all streams have ended", 90, 0.05)
+        return self.run(self._taken()).result(60)
+
+    async def _taken(self) -> list[Outcome]:
+        """On the loop, where nothing has ended that is not among the outcomes yet."""
         ended, self.outcomes = self.outcomes, []
-        self.loop.call_soon_threadsafe(self.release.clear)
+        self.release.clear()
         return ended
 
 
@@ -207,7 +214,7 @@ class Steady:
     def __init__(self, many: Many, port: int, rate: float = 40.0, model: str = "m", key: str | None = None):
         self.many, self.port, self.rate, self.model, self.key = many, port, rate, model, key
         self.results: list[Outcome] = []
-        self.count = 0
+        self.count, self.stop = 0, False
 
     def __enter__(self) -> Steady:
         self.task = self.many.run(self._run())
@@ -222,7 +229,7 @@ class Steady:
         return self.count
 
     async def _run(self):
-        self.stop, asked = False, []
+        asked = []
         while not self.stop:
             self.count += 1
             asked.append(asyncio.ensure_future(self.many.ask(self.port, self.model, False, self.key)))

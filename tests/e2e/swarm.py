@@ -2,7 +2,7 @@
 
 What the provider bills is the truth that budgets are held against: the prompt by the bytes of the request, each token that it has
 written. How it behaves is said by the request itself, in its prompt: `full`, `mute` (no usage), `break` (ends in the middle), `fail`
-(status 500), `slow` (a token every 20 ms).
+(status 500), `slow` (a token every 20 ms, and only half of them while the gate is shut: nothing else is certain to last).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import contextlib
 import json
 import re
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 PROMPT_USD, OUTPUT_USD = 2.0, 10.0  # per million tokens
@@ -46,6 +48,8 @@ class Swarm:
 
     def __init__(self):
         self.seen = Seen()
+        self._gate = asyncio.Event()
+        self._gate.set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -57,6 +61,14 @@ class Swarm:
         self._loop.call_soon_threadsafe(self._server.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
+
+    def shut(self) -> None:
+        """No slow answer ends from now on."""
+        self._loop.call_soon_threadsafe(self._gate.clear)
+
+    def open(self) -> None:
+        """They go on."""
+        self._loop.call_soon_threadsafe(self._gate.set)
 
     @property
     def usd(self) -> float:
@@ -90,6 +102,8 @@ class Swarm:
             bill.refused = True
             return await _respond(writer, 500, b'{"error":{"message":"broken","type":"server_error"}}')
         if not api.streams(path, asked):
+            if how == "slow":
+                await self._gate.wait()
             bill.output = 0 if api is EMBED else tokens
             usage = None if how == "mute" else (bill.prompt, bill.output)
             return await _respond(writer, 200, json.dumps(api.whole(tokens, usage)).encode())
@@ -100,6 +114,8 @@ class Swarm:
             if how == "break" and number >= tokens // 2:
                 writer.close()
                 return None
+            if how == "slow" and number >= tokens // 2:
+                await self._gate.wait()
             bill.output += 1
             _chunk(writer, api.token())
             await writer.drain()
@@ -109,6 +125,14 @@ class Swarm:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return None
+
+
+async def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+    """Waits while streams of the same loop go on."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        await asyncio.sleep(0.01)
 
 
 async def _respond(writer, status: int, body: bytes):

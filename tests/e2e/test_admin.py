@@ -14,8 +14,8 @@ import time
 import httpx
 import pytest
 
-from harness import ROOT, Gateway, binary, serving, user, wait_until
-from swarm import Swarm, ask
+from harness import ROOT, Gateway, binary, promised, serving, user, wait_until
+from swarm import Swarm, ask, until
 
 # `make test-admin E2E_ARGS=…` and PENSTOCK_ADMIN_EXAMPLES go deeper.
 EXAMPLES = int(os.environ.get("PENSTOCK_ADMIN_EXAMPLES", "6"))
@@ -57,18 +57,19 @@ def served(tmp_path_factory):
 
 
 def long_stream(gateway: Gateway, seen: list[str], begun: threading.Event) -> threading.Thread:
-    """A stream that would go on for minutes, read on a thread."""
+    """A stream of 60 000 tokens, read on a thread."""
 
     def read() -> None:
         body = {
             "model": gateway.model(),
             "stream": True,
             "max_tokens": 100_000,
+            "n": 8,
             "ignore_eos": True,
             "messages": user("x"),
         }
         try:
-            with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=60) as answer:
+            with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=120) as answer:
                 for line in answer.iter_lines():
                     seen.append(line)
                     if "content" in line:
@@ -92,15 +93,14 @@ def test_it_is_found_without_being_told(served):
 
 def test_nothing_is_open_but_health(served):
     api = Api(served)
-    assert httpx.get(f"{api.url}/admin/v1/health").json() == {"status": "ok"}
+    assert httpx.get(f"{api.url}/admin/v1/health", timeout=30).json() == {"status": "ok"}
     for path in api.get("/openapi.json")["paths"]:
         if path != "/admin/v1/health":
-            assert httpx.get(f"{api.url}{path}").status_code == 401, path
+            assert httpx.get(f"{api.url}{path}", timeout=30).status_code == 401, path
     # The data port knows nothing of it, nor of its key.
-    assert httpx.get(f"{served.url}/admin/v1/status").status_code == 404
-    rebound = httpx.get(
-        f"{api.url}/admin/v1/status", headers={"host": "evil.example", "authorization": f"Bearer {api.key}"}
-    )
+    assert httpx.get(f"{served.url}/admin/v1/status", timeout=30).status_code == 404
+    headers = {"host": "evil.example", "authorization": f"Bearer {api.key}"}
+    rebound = httpx.get(f"{api.url}/admin/v1/status", headers=headers, timeout=30)
     assert rebound.status_code == 403
 
 
@@ -112,65 +112,62 @@ def test_a_cancelled_stream_ends_at_once_and_says_so(served):
     assert live[0]["model"] == "penstock-demo" and live[0]["answering"], live
     wait_until(lambda: api.get(f"/requests/{live[0]['id']}")["completion_tokens"] > 0, "tokens are counted")
     worker = api.get("/workers")["data"][0]["name"]
-    began = time.monotonic()
     assert "is cancelled" in admin(served, "requests", "cancel", live[0]["id"])
-    reader.join(10)
-    took = time.monotonic() - began
-    assert not reader.is_alive() and took < 5, took
+    reader.join(60)
+    assert not reader.is_alive(), "the client was not told"
     text = "\n".join(seen)
     assert "cancelled by an operator" in text and "[DONE]" not in text, text[-500:]
-    wait_until(lambda: api.get(f"/workers/{worker}")["sequences_running"] == 0, "its compute is free", 2)
-    assert api.get("/requests")["data"] == []
+    wait_until(lambda: api.get(f"/workers/{worker}")["sequences_running"] == 0, "its compute is free")
+    wait_until(lambda: api.get("/requests")["data"] == [], "it is listed no more")
 
 
 def test_a_cancelled_stream_frees_its_place_within_a_moment(served):
-    api, seen, begun = Api(served), [], threading.Event()
-    reader = long_stream(served, seen, begun)
-    assert begun.wait(60), seen
-    (live,) = [one for one in api.get("/requests")["data"] if one["stream"]]
-    began = time.monotonic()
-    api.client.post(f"/admin/v1/requests/{live['id']}/cancel").raise_for_status()
-    while api.client.get(f"/admin/v1/requests/{live['id']}").status_code != 404:
-        assert time.monotonic() - began < 2
-    took = time.monotonic() - began
-    reader.join(10)
+    api = Api(served)
+
+    def freed_after() -> float:
+        seen, begun = [], threading.Event()
+        reader = long_stream(served, seen, begun)
+        assert begun.wait(60), seen
+        (live,) = [one for one in api.get("/requests")["data"] if one["stream"]]
+        began = time.monotonic()
+        api.client.post(f"/admin/v1/requests/{live['id']}/cancel").raise_for_status()
+        gone = lambda: api.client.get(f"/admin/v1/requests/{live['id']}").status_code == 404  # noqa: E731
+        wait_until(gone, "it is listed no more", step=0)
+        took = time.monotonic() - began
+        reader.join(60)
+        return took
+
     # A release build on a quiet machine takes a few milliseconds.
-    assert took < 1.0, f"{took * 1000:.0f} ms"
+    promised(1.0, freed_after)
 
 
 def test_a_cancelled_stream_of_a_provider_is_let_go_within_a_tenth_of_a_second(tmp_path):
     """From the operator's call until the client has its last event, and until the provider's connection is closed."""
     swarm = Swarm()
     config = f'[[providers]]\nid = "up"\nbase_url = "{swarm.url}/v1"\nmodels = ["m"]\n'
-    took = []
     try:
         with serving(tmp_path, workers=0, config=config) as gateway:
             api = Api(gateway)
-            for _ in range(5):
-                took.append(asyncio.run(cancelled(gateway, api, swarm)))
+            took = promised(0.1, lambda: asyncio.run(cancelled(gateway, api, swarm)))
             assert gateway.metrics().get("penstock_panics_total", 0) == 0
     finally:
         swarm.close()
-    # All that a busy machine adds is in the others.
-    assert min(took) < 0.1 and max(took) < 2.0, [f"{one * 1000:.0f} ms" for one in took]
-    print(f"cancelled within {', '.join(f'{one * 1000:.0f} ms' for one in sorted(took))}")
+    print(f"cancelled within {took * 1000:.0f} ms")
 
 
 async def cancelled(gateway: Gateway, api: Api, swarm: Swarm) -> float:
     """Begins a stream, cancels it, and says how long it took."""
     body = {"model": "m", "stream": True, "messages": user("<slow> <tokens=2000>")}
     stream = asyncio.create_task(ask(gateway.port, "/v1/chat/completions", body))
-    while swarm.seen.now < 1:
-        await asyncio.sleep(0.005)
+    await until(lambda: swarm.seen.now == 1, "the provider is asked")
 
     def begun() -> list[dict]:
         return [one for one in api.get("/requests")["data"] if one["answering"]]
 
-    while not (live := await asyncio.to_thread(begun)):
-        await asyncio.sleep(0.01)
-    began = time.monotonic()
-    url = f"{api.url}/admin/v1/requests/{live[0]['id']}/cancel"
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {api.key}"}) as client:
+    await until(begun, "the stream runs")
+    url = f"{api.url}/admin/v1/requests/{begun()[0]['id']}/cancel"
+    async with httpx.AsyncClient(headers={"authorization": f"Bearer {api.key}"}, timeout=30) as client:
+        began = time.monotonic()
         (await client.post(url)).raise_for_status()
     answer = await stream
     assert b"cancelled by an operator" in answer.body and b"[DONE]" not in answer.body, answer.body[-300:]
@@ -185,11 +182,11 @@ def test_keys_are_issued_used_and_revoked(served):
         served, "keys", "create", "--name", "search", "--limits", "standard", "--models", "penstock-*"
     ).strip()
     ask = lambda key: served.client(api_key=key).models.list().data  # noqa: E731
-    wait_until(lambda: _answers(ask, secret), "the key is good", 5)
+    wait_until(lambda: _answers(ask, secret), "the key is good")
     (key,) = json.loads(admin(served, "keys", "list", "--json"))
     assert key["name"] == "search" and secret not in json.dumps(key) and secret.endswith(key["ends_with"])
     assert "is revoked" in admin(served, "keys", "revoke", key["id"])
-    wait_until(lambda: not _answers(ask, secret), "it is revoked", 3)
+    wait_until(lambda: not _answers(ask, secret), "it is revoked")
     events = json.loads(admin(served, "audit", "--action", "key.*", "--json"))
     assert [event["action"] for event in events] == ["key.revoke", "key.create"]
     assert secret not in served.log() and secret not in json.dumps(events)

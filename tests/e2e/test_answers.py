@@ -66,20 +66,30 @@ def test_prompt_as_token_ids(gateway, client, model):
 
 
 def tokens_of(gateway, model, text):
-    reply = httpx.post(f"{gateway.url}/tokenize", json={"model": model, "prompt": text}).raise_for_status().json()
+    reply = (
+        httpx.post(f"{gateway.url}/tokenize", json={"model": model, "prompt": text}, timeout=30)
+        .raise_for_status()
+        .json()
+    )
     return reply["tokens"]
 
 
 def test_tokenize_and_detokenize_are_inverse(gateway, model):
     text = "Grüße 你好 12"
     ids = tokens_of(gateway, model, text)
-    reply = httpx.post(f"{gateway.url}/detokenize", json={"model": model, "tokens": ids}).raise_for_status().json()
+    reply = (
+        httpx.post(f"{gateway.url}/detokenize", json={"model": model, "tokens": ids}, timeout=30)
+        .raise_for_status()
+        .json()
+    )
     assert reply["prompt"] == text
 
 
 def test_tokenize_of_messages_equals_usage(gateway, client, model):
     messages = user("What is penstock?")
-    reply = httpx.post(f"{gateway.url}/tokenize", json={"model": model, "messages": messages}).raise_for_status()
+    reply = httpx.post(
+        f"{gateway.url}/tokenize", json={"model": model, "messages": messages}, timeout=30
+    ).raise_for_status()
     answer = client.chat.completions.create(model=model, messages=messages, max_tokens=1)
     assert len(reply.json()["tokens"]) == answer.usage.prompt_tokens
 

@@ -171,9 +171,11 @@ def test_errors_are_typed(gateway, claude, model):
     assert "tools[0].type" in refused(bad, tools=[server_tool]).body["error"]["message"]
     # What makes agents compact their conversation.
     assert refused(bad, messages=user("word " * 20_000)).body["error"]["message"].startswith("prompt is too long")
-    reply = httpx.post(f"{gateway.url}/v1/messages", content=b"{", headers={"content-type": "application/json"})
+    reply = httpx.post(
+        f"{gateway.url}/v1/messages", content=b"{", headers={"content-type": "application/json"}, timeout=30
+    )
     assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
-    reply = httpx.get(f"{gateway.url}/v1/messages")
+    reply = httpx.get(f"{gateway.url}/v1/messages", timeout=30)
     assert (reply.status_code, reply.json()["type"], reply.headers["request-id"]) == (
         405,
         "error",

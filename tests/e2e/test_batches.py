@@ -110,13 +110,15 @@ def test_a_wrong_file_fails_with_its_lines(client, model):
 
 
 def test_a_cancelled_batch_keeps_what_it_has(client, model):
-    batch = begin(client, lines(400, model, max_tokens=40, ignore_eos=True))
+    # Three that end at once, and 600 000 tokens.
+    content = lines(400, model, max_tokens=1500, ignore_eos=True).replace(b'"line-', b'"long-')
+    batch = begin(client, lines(3, model) + content)
     until(client, batch.id, lambda now: now.request_counts.completed >= 3, "some lines ran")
     assert client.batches.cancel(batch.id).status == "cancelling"
     final = ended(client, batch.id)
     assert final.status == "cancelled" and final.cancelled_at >= final.cancelling_at
     counts = final.request_counts
-    assert 3 <= counts.completed < 400 and counts.completed + counts.failed == 400
+    assert 3 <= counts.completed < 403 and counts.completed + counts.failed == 403
     assert len(results(client, final.output_file_id)) == counts.completed
     errors = results(client, final.error_file_id)
     assert len(errors) == counts.failed and errors[-1]["error"]["code"] == "batch_cancelled"
@@ -150,7 +152,7 @@ def test_lists_have_pages(client, model):
     listed = [batch.id for batch in client.batches.list(limit=1)]
     assert listed[:2] == [second.id, first.id] and len(listed) == len(set(listed))
     for query in ("limit=0", "limit=x", "order=up"):
-        assert httpx.get(f"{client.base_url}files?{query}").status_code == 400
+        assert httpx.get(f"{client.base_url}files?{query}", timeout=30).status_code == 400
 
 
 def test_one_key_never_sees_anothers(tmp_path, monkeypatch):
@@ -214,5 +216,5 @@ def test_a_full_store_refuses_and_goes_on(tmp_path):
     ],
 )
 def test_uploads_that_are_none(gateway, headers, body, status):
-    answer = httpx.post(f"{gateway.url}/v1/files", headers=headers, content=body)
+    answer = httpx.post(f"{gateway.url}/v1/files", headers=headers, content=body, timeout=30)
     assert answer.status_code == status and answer.json()["error"]["message"]

@@ -180,9 +180,9 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(gateway):
 
 
 def test_paths_and_methods(gateway):
-    reply = httpx.get(f"{gateway.url}/v1/nothing")
+    reply = httpx.get(f"{gateway.url}/v1/nothing", timeout=30)
     assert reply.status_code == 404 and reply.json()["error"]["message"]
-    reply = httpx.get(f"{gateway.url}/v1/chat/completions")
+    reply = httpx.get(f"{gateway.url}/v1/chat/completions", timeout=30)
     assert reply.status_code == 405 and reply.json()["error"]["message"] and "POST" in reply.headers["allow"]
 
 
@@ -243,8 +243,8 @@ def test_keys_are_asked_for_when_configured(tmp_path):
             with pytest.raises(openai.AuthenticationError) as caught:
                 gateway.client(api_key=key or "x").models.list()
             assert caught.value.code == "invalid_api_key"
-        assert httpx.get(f"{gateway.url}/v1/models").status_code == 401
+        assert httpx.get(f"{gateway.url}/v1/models", timeout=30).status_code == 401
         model = gateway.client(api_key=secret).models.list().data[0].id
         assert gateway.client(api_key=secret).chat.completions.create(model=model, messages=user("Hello")).choices
-        assert httpx.get(f"{gateway.url}/health").status_code == 200, "liveness needs no key"
+        assert httpx.get(f"{gateway.url}/health", timeout=30).status_code == 200, "liveness needs no key"
         assert secret not in gateway.log()

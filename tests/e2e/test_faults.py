@@ -6,44 +6,28 @@ import signal
 import threading
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
 import harness
-from harness import text_of, user, wait_until
+from harness import HOLDS, held, holding, text_of, user, wait_until
 
-# What a test does to a worker must happen while its stream runs, on a machine of any speed. So the client that does it
-# does not read meanwhile, and 400 pieces with their alternatives (1.5 kB each) are more than the Unix socket between
-# holds (some 200 kB; TCP on loopback would grow to 4 MB): the worker comes to the end of its token window and waits.
-STORY = {
-    "messages": user("Count from 1 to 30."),
-    "max_tokens": 400,
-    "stream": True,
-    "logprobs": True,
-    "top_logprobs": 20,
-    "extra_body": {"ignore_eos": True},
-}
-
-
-def unix_socket(folder: Path) -> Path:
-    return folder / "http.sock"
+STORY = {"messages": user("Count from 1 to 30."), "max_tokens": 400, "extra_body": {"ignore_eos": True}}
 
 
 def serving(folder: Path, **options):
-    """A gateway that listens on a Unix socket too."""
-    return harness.serving(folder, config=f'[server]\nunix = "{unix_socket(folder)}"\n', **options)
+    """A gateway whose streams can be held."""
+    return harness.serving(folder, config=f"[server]\n{holding(folder)}", **options)
 
 
 def undisturbed(gateway, model, **options) -> str:
-    return text_of(gateway.client().chat.completions.create(model=model, **STORY, **options))
+    return text_of(gateway.client().chat.completions.create(model=model, stream=True, **STORY, **HOLDS, **options))
 
 
 def disturbed(gateway, model, disturb, **options) -> str:
-    """The same stream; `disturb` is called once, after its first pieces."""
+    """The same stream, held; `disturb` is called once, after its first pieces."""
     text = ""
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(unix_socket(gateway.folder))), timeout=120) as http:
-        stream = gateway.client(http_client=http).chat.completions.create(model=model, **STORY, **options)
+    with held(gateway, model=model, **STORY, **options) as stream:
         for number, chunk in enumerate(stream):
             text += text_of([chunk])
             if number == 5:
@@ -167,7 +151,7 @@ def test_no_worker_at_all(tmp_path):
     with serving(tmp_path) as gateway:
         model = gateway.model()
         over, struck = threading.Event(), threading.Event()
-        # More than a worker can say between two looks of the storm, however slow they are.
+        # Ten megabytes: no worker says that between two looks of the storm, and no socket holds it, however slow they are.
         long = STORY | {"max_tokens": 7000}
 
         def storm():
@@ -181,8 +165,11 @@ def test_no_worker_at_all(tmp_path):
         thread.start()
         try:
             assert struck.wait(20), "the storm does not begin"
-            with pytest.raises(openai.APIError) as caught:
-                text_of(gateway.client().chat.completions.create(model=model, temperature=0, **long))
+            with (
+                pytest.raises(openai.APIError) as caught,
+                held(gateway, model=model, temperature=0, **long) as stream,
+            ):
+                text_of(stream)
             if isinstance(caught.value, openai.APIStatusError):
                 assert caught.value.status_code in (502, 503)
                 if caught.value.status_code == 503:
@@ -212,5 +199,6 @@ def test_the_next_gateway_adopts_the_workers(tmp_path):
 def test_stopping_leaves_nothing_behind(tmp_path):
     with serving(tmp_path) as gateway:
         assert gateway.worker_pids()
-        assert gateway.stop() == 0
+        gateway.process.send_signal(signal.SIGTERM)
+        assert gateway.process.wait(harness.STOP_SECONDS) == 0
         assert gateway.worker_pids() == []

@@ -234,20 +234,19 @@ def test_a_key_goes_in_a_header_or_in_the_query_and_never_into_the_log(tmp_path)
     digest = hashlib.sha256(key.encode()).hexdigest()
     config_text = f'[[keys]]\nid = "team"\ndigest = "{digest}"\n'
     with serving(tmp_path / "keys", config=config_text) as gateway:
-        model = httpx.get(f"{gateway.url}/v1/models", headers={"authorization": f"Bearer {key}"}).json()["data"][0][
-            "id"
-        ]
+        headers = {"authorization": f"Bearer {key}"}
+        model = httpx.get(f"{gateway.url}/v1/models", headers=headers, timeout=30).json()["data"][0]["id"]
         assert sdk(gateway, key).models.count_tokens(model=model, contents="Hello").total_tokens > 0
         url = path(gateway, model, "countTokens")
         body = {"contents": BODY["contents"]}
-        assert httpx.post(url, params={"key": key}, json=body).status_code == 200
+        assert httpx.post(url, params={"key": key}, json=body, timeout=30).status_code == 200
         for given in (
             {},
             {"params": {"key": "wrong"}},
             {"params": {"key": key}, "headers": {"x-goog-api-key": key}},
             {"params": [("key", key), ("key", key)]},
         ):
-            refused = httpx.post(url, json=body, **given)
+            refused = httpx.post(url, json=body, timeout=30, **given)
             error = refused.json()["error"]
             assert (refused.status_code, error["status"]) == (401, "UNAUTHENTICATED"), json.dumps(error)
             assert error["details"][0]["reason"] == "API_KEY_INVALID"

@@ -4,13 +4,12 @@ import json
 import re
 import sqlite3
 import subprocess
-import time
 
 import httpx
 import openai
 import pytest
 
-from harness import Gateway, binary, serving, user, wait_until
+from harness import Gateway, binary, last_good, promised, serving, user, wait_until
 
 
 def keys(gateway: Gateway, *args: str, ok: bool = True) -> str:
@@ -28,7 +27,7 @@ def issue(gateway: Gateway, *args: str) -> dict:
 
 def status(gateway: Gateway, key: str | None) -> int:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.get(f"{gateway.url}/v1/models", headers=headers, timeout=10).status_code
+    return httpx.get(f"{gateway.url}/v1/models", headers=headers, timeout=30).status_code
 
 
 def test_the_life_of_a_key(tmp_path):
@@ -50,10 +49,8 @@ def test_the_life_of_a_key(tmp_path):
         assert status(gateway, child["key"]) == 200
 
         keys(gateway, "revoke", listed["id"])
-        revoked = time.monotonic()
         for key in (rotated["key"], shown, child["key"]):
-            while status(gateway, key) != 401:
-                assert time.monotonic() - revoked < 1.0, "worth nothing within a second"
+            wait_until(lambda key=key: status(gateway, key) == 401, "it is worth nothing")
         assert "revoked" in keys(gateway, "show", listed["id"])
         assert "is revoked" in keys(gateway, "rotate", listed["id"], ok=False)
         assert "there is no" in keys(gateway, "revoke", "key_none", ok=False)
@@ -83,7 +80,7 @@ def test_a_scope_is_said_in_the_client_s_words(tmp_path):
         with pytest.raises(openai.PermissionDeniedError, match="from this address"):
             gateway.client(api_key=elsewhere).models.list()
         short = issue(gateway, "--expires", "2s")["key"]
-        wait_until(lambda: status(gateway, short) == 401, "the key ends", 10)
+        wait_until(lambda: status(gateway, short) == 401, "the key ends")
         with pytest.raises(openai.AuthenticationError, match="expired"):
             gateway.client(api_key=short).models.list()
         for wrong in (["--team", "none"], ["--routes", "chat"], ["--dialects", "soap"], ["--expires", "2020-01-01"]):
@@ -141,13 +138,15 @@ def test_gateways_on_one_store_share_keys_and_revocations(tmp_path):
     pepper.chmod(0o600)
     config = f'[store]\npath = "{tmp_path}/shared.db"\n[auth]\npepper_file = "{pepper}"\n'
     with serving(tmp_path / "one", config=config) as one, serving(tmp_path / "two", config=config) as two:
-        issued = issue(one)
-        assert status(one, issued["key"]) == 200 and status(two, issued["key"]) == 200
-        keys(two, "revoke", issued["id"])
-        revoked = time.monotonic()
-        for gateway in (one, two):
-            while status(gateway, issued["key"]) != 401:
-                assert time.monotonic() - revoked < 1.0
+
+        def revoked_after() -> float:
+            parent = issue(one)
+            family = [parent["key"], issue(one, "--parent", parent["id"])["key"]]
+            assert {status(gateway, key) for gateway in (one, two) for key in family} == {200}
+            keys(two, "revoke", parent["id"])
+            return last_good(lambda: 200 in {status(gateway, key) for gateway in (one, two) for key in family})
+
+        promised(1.0, revoked_after)
 
 
 def test_a_gateway_that_denies_serves_nobody_without_a_key(tmp_path):

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from harness import serving, wait_until
-from swarm import OUTPUT_USD, PROMPT_USD, Swarm, ask
+from swarm import OUTPUT_USD, PROMPT_USD, Swarm, ask, until
 
 KEY, OTHER, OPS = "pk-limited", "pk-other", "pk-ops"
 CONFIG = """
@@ -176,7 +176,8 @@ def test_a_budget_holds_under_a_thousand_streams(tmp_path, swarm):
         used = settled(gateway, "usd_per_day")
         assert swarm.usd <= used + 1e-6 and used <= budget + 1e-9, (swarm.usd, used)
         assert used > budget * 0.9, "what was not used was given back"
-        assert metric(gateway, "penstock_panics_total") == 0 and metric(gateway, "penstock_limit_holds") == 0
+        assert metric(gateway, "penstock_panics_total") == 0
+        wait_until(lambda: metric(gateway, "penstock_limit_holds") == 0, "nothing is held")
 
 
 def test_guesses_exceed_a_budget_by_no_more_than_they_were_wrong(tmp_path, swarm):
@@ -213,7 +214,7 @@ def test_refusals_name_the_rule_and_when(tmp_path, swarm):
             assert refused.headers["x-penstock-error-source"] == "gateway"
             assert 0 < int(refused.headers["retry-after"]) <= 61
             assert int(refused.headers["retry-after-ms"]) <= 61000
-        lines = wait_until(lambda: [line for line in gateway.log().splitlines() if '"limit":' in line], "a line", 5)
+        lines = wait_until(lambda: [line for line in gateway.log().splitlines() if '"limit":' in line], "a line")
         line = json.loads(lines[0])
         assert line["limit"] == "it: requests_per_minute" and line["status"] == 429
         assert asyncio.run(ask(gateway.port, *body_of("chat:chat", "hi", False), OTHER)).status == 200, "others go on"
@@ -295,7 +296,11 @@ def test_so_many_at_once(tmp_path, swarm):
 
         async def crowd():
             path, body = body_of("chat:chat", "<slow> <tokens=20>", True)
-            return await asyncio.gather(*(ask(gateway.port, path, body, KEY) for _ in range(50)))
+            swarm.shut()
+            asked = [asyncio.create_task(ask(gateway.port, path, body, KEY)) for _ in range(50)]
+            await until(lambda: sum(one.done() for one in asked) == 45, "nobody ends before the last has asked")
+            swarm.open()
+            return await asyncio.gather(*asked)
 
         answers = asyncio.run(crowd())
         assert swarm.seen.most <= 5
@@ -314,11 +319,13 @@ def test_what_was_spent_survives_the_gateway(tmp_path, swarm):
 
         async def cut():
             path, body = body_of("chat:chat", "<slow> <tokens=40>", True)
+            swarm.shut()
             streams = [asyncio.create_task(ask(gateway.port, path, body, KEY)) for _ in range(3)]
-            while swarm.seen.now < 3 or metric(gateway, "penstock_ledger_waiting") > 0:
-                await asyncio.sleep(0.01)
+            await until(lambda: swarm.seen.now == 3, "three streams run")
+            await until(lambda: metric(gateway, "penstock_ledger_waiting") == 0, "what they hold is written down")
             gateway.process.send_signal(signal.SIGKILL)
             await asyncio.gather(*streams)
+            swarm.open()
 
         asyncio.run(cut())
         gateway.process.wait()
@@ -363,4 +370,4 @@ def test_status_says_what_is_in_effect(tmp_path, swarm):
         assert limits["it"]["effective"] and limits["it"]["yours"] and limits["it"]["measures"][0]["used"] == 1
         assert not limits["idle"]["effective"] and "names it" in limits["idle"]["why_not"]
         assert not status(gateway, OTHER)["it"]["yours"]
-        assert httpx.get(f"{gateway.url}/status").status_code == 401
+        assert httpx.get(f"{gateway.url}/status", timeout=30).status_code == 401

@@ -48,7 +48,7 @@ class Workers:
     def start(self, role: str, tls: dict[str, Path]) -> str:
         port = free_port()
         words = ["worker", "--listen", f"tcp:127.0.0.1:{port}", "--role", role, "--key-file", self.key]
-        words += ["--threads", 1, "--orphan-ttl", 30]
+        words += ["--threads", 1, "--orphan-ttl", 300]
         for name, path in tls.items():
             words += [f"--tls-{name}", path]
         with (self.folder / f"{port}.log").open("ab") as log:
@@ -93,7 +93,7 @@ def test_a_pool_over_tls_moves_kv_too(tmp_path, workers):
     text = config(addresses, workers.key, authority.member("gateway"))
     with serving(tmp_path / "gateway", workers=0, config=text) as gateway:
         api = Api(gateway)
-        wait_until(lambda: [w["phase"] for w in api.get("/workers")["data"]] == ["ready"] * 2, "both serve", 60)
+        wait_until(lambda: [w["phase"] for w in api.get("/workers")["data"]] == ["ready"] * 2, "both serve", 90)
         assert ask(gateway, long) == expected
 
         def moved() -> dict[str, int]:

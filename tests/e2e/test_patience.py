@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import time
 
 import httpx
 import pytest
 
-from harness import Gateway, serving, wait_until
+from harness import Gateway, promised, serving, wait_until
 
 CONFIG = """
 [[pools]]
@@ -26,9 +27,10 @@ CLIENT = httpx.Client(timeout=60)
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("patience"), config=CONFIG, workers=2) as gateway:
-        wait_until(lambda: gateway.metric("penstock_workers_ready") == 2, "both workers", 60)
+        wait_until(lambda: gateway.metric("penstock_workers_ready") == 2, "both workers", 90)
+        # So long that somebody who waits for a place waits longer than a moment, on a machine of any speed.
         for number in range(4):
-            complete(gateway, f"{number} times upon a time")
+            complete(gateway, f"{number} times upon a time", 200)
         yield gateway
 
 
@@ -101,18 +103,26 @@ def busy(gateway: Gateway):
 
 def test_who_would_wait_longer_than_he_says_is_told_at_once(served: Gateway):
     """503 with Retry-After, before anything is computed, while those with more patience wait and are answered."""
-    with busy(served):
-        began = time.monotonic()
-        answer = complete(served, "me too", headers={"x-request-timeout-ms": "20"})
-        took = time.monotonic() - began
+
+    def told_after() -> float:
+        with busy(served):
+            began = time.monotonic()
+            answer = complete(served, "me too", headers={"x-request-timeout-ms": "20"})
+            took = time.monotonic() - began
+        if answer.status_code in (200, 504):
+            # Where this process stood still for seconds, they have been answered meanwhile; and how long they take is learnt from them.
+            return math.inf
         assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1, answer.text
-        assert answer.json()["error"]["code"] == "overloaded" and took < 2
+        assert answer.json()["error"]["code"] == "overloaded"
+        return took
+
+    promised(2, told_after)
     served.idle()
 
 
 def test_time_that_is_over_ends_an_answer_and_frees_its_worker(served: Gateway):
     """A running answer too."""
-    answer = complete(served, "a very long one", tokens=1900, headers={"x-request-timeout-ms": "150"})
+    answer = complete(served, "a very long one", tokens=8000, headers={"x-request-timeout-ms": "250"})
     assert answer.status_code == 504, answer.text
     served.idle()
     assert complete(served, "the next").status_code == 200

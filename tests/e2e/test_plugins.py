@@ -178,6 +178,7 @@ def test_a_refusal_has_the_shape_of_the_api_and_its_reason_in_the_log(private):
         f"{private.gateway.url}/v1/messages",
         json={"model": "mock-openai", "max_tokens": 5, "messages": user("about a bomb")},
         headers={"x-api-key": KEYS["alice"]},
+        timeout=60,
     )
     assert (answer.status_code, answer.json()["type"]) == (400, "error")
     assert "bomb" not in private.gateway.log()
@@ -267,7 +268,8 @@ model = "mock-anthropic"
         assert answer.json()["model"] == "mock-openai"
         assert json.loads(world.mocks["anthropic"].last.raw)["model"] == "mock-anthropic"
         assert world.mocks["anthropic"].last.headers["x-step"] == "two"
-        metrics = httpx.get(f"{world.gateway.url}/metrics", headers={"authorization": "Bearer pk-ops"}).text
+        headers = {"authorization": "Bearer pk-ops"}
+        metrics = httpx.get(f"{world.gateway.url}/metrics", headers=headers, timeout=30).text
         assert 'penstock_plugin_calls_total{plugin="one",hook="request",outcome="pass"} 3' in metrics
         assert 'penstock_plugin_seconds_count{plugin="route_by_rule",hook="request"} 3' in metrics
 
@@ -397,16 +399,16 @@ def test_a_service_of_ones_own_decides(tmp_path):
 id = "strict"
 name = "http_hook"
 keys = ["alice"]
-timeout_ms = 1000
-settings = {{ url = "{hook.url}", secret_env = "HOOK_SECRET", answers = "hold", show_headers = ["x-team"], timeout_ms = 800 }}
+timeout_ms = 4000
+settings = {{ url = "{hook.url}", secret_env = "HOOK_SECRET", answers = "hold", show_headers = ["x-team"], timeout_ms = 3000 }}
 
 [[plugins]]
 id = "lenient"
 name = "http_hook"
 keys = ["bob"]
 on_fail = "open"
-timeout_ms = 1000
-settings = {{ url = "{hook.url}", secret_env = "HOOK_SECRET", answers = "observe", timeout_ms = 800 }}
+timeout_ms = 4000
+settings = {{ url = "{hook.url}", secret_env = "HOOK_SECRET", answers = "observe", timeout_ms = 3000 }}
 """
     with World(tmp_path, plugins) as world:
         answer = world.post({"messages": user("Count from 1 to 3"), "stream": True}, **{"x-team": "search"})
@@ -460,12 +462,20 @@ settings = { cut_after = 3 }
         assert set(statuses) == {200, 503} and 8 < statuses.count(503) < 32
         client = world.gateway.client(api_key=KEYS["bob"])
         text = []
-        # Slowly: of an answer that is there at once, nothing would be out before it breaks.
-        with world.mocks["openai"].behaving(delay=0.05), pytest.raises((openai.APIError, httpx.TransportError)):
+        # Each piece when the client has the one before it: of an answer that is there at once, nothing would be out before it breaks.
+        heard = threading.Semaphore(2)
+
+        def one_by_one(_):
+            heard.acquire(timeout=60)
+
+        slowly = world.mocks["openai"].behaving(before=one_by_one)
+        with slowly, pytest.raises((openai.APIError, httpx.TransportError)):
             for chunk in client.chat.completions.create(
                 model="mock-openai", messages=user("Count from 1 to 30"), stream=True
             ):
                 text += [chunk.choices[0].delta.content or ""] if chunk.choices else []
+                if text and text[-1]:
+                    heard.release()
         assert "".join(text).startswith("1, 2") and "30" not in "".join(text)
 
 

@@ -34,15 +34,14 @@ def transfer_is_shown(gateway: Gateway) -> float:
     long = " ".join(f"{number} apples and {number} pears." for number in range(200))
     answer = gateway.client().chat.completions.create(model=MODEL, messages=user(long), max_tokens=3)
     assert answer.usage.prompt_tokens > 1000
-    wait_until(lambda: gateway.metric("penstock_kv_transfer_blocks_total") > 0, "the transfer is told", 20)
+    done = ("penstock_prefilled_apart_total", "penstock_kv_transfers_total", "penstock_kv_first_tokens_total")
+    wait_until(lambda: all(gateway.metric(name) == 1 for name in done), "the transfer is told")
     metrics = gateway.metrics()
     moved = metrics["penstock_kv_transfer_bytes_total"]
     assert moved >= metrics["penstock_kv_transfer_blocks_total"] * 96 * 1024, "the demo model's blocks"
-    assert metrics["penstock_prefilled_apart_total"] == metrics["penstock_kv_transfers_total"] == 1
     seconds = [metrics[f"penstock_kv_transfer_{kind}seconds_total"] for kind in ("hidden_", "prefill_", "")]
     assert 0 <= seconds[0] <= seconds[1] == seconds[2]
     assert metrics["penstock_kv_transfer_memory_bytes_total"] == moved, "both are on this machine"
-    assert metrics["penstock_kv_first_tokens_total"] == 1
     pool = json.loads(top(gateway, "--json"))["pools"][0]
     assert (pool["counts"]["prefilled_apart"], pool["transfers"]["completed"]) == (1, 1)
     assert pool["transfers"]["first_tokens"] == 1
@@ -53,10 +52,10 @@ def transfer_is_shown(gateway: Gateway) -> float:
 def test_roles_are_given_changed_and_shown(tmp_path):
     with serving(tmp_path, workers=0, config=CONFIG) as gateway:
         api = Api(gateway)
-        wait_until(lambda: roles(api) == ["prefill", "mixed"], "the roles of the config", 60)
+        wait_until(lambda: roles(api) == ["prefill", "mixed"], "the roles of the config", 90)
         second = api.get("/workers")["data"][1]["name"]
         assert second in admin(gateway, "workers", "role", second, "decode")
-        wait_until(lambda: roles(api) == ["prefill", "decode"], "the role that the operator gave", 10)
+        wait_until(lambda: roles(api) == ["prefill", "decode"], "the role that the operator gave")
         # Before anybody knows how fast they are: who is known is preferred.
         moved = transfer_is_shown(gateway)
         # Whatever the roles: who asks is answered.

@@ -55,7 +55,8 @@ REFUSED = [
 def test_what_openai_refuses_is_refused(mocks, change, word):
     up = native(mocks, "chat")
     body = {"model": "mock-model", "messages": [{"role": "user", "content": "Hello"}]} | change
-    reply = httpx.post(f"{up.url}/v1/chat/completions", json=body, headers={"authorization": f"Bearer {up.key}"})
+    headers = {"authorization": f"Bearer {up.key}"}
+    reply = httpx.post(f"{up.url}/v1/chat/completions", json=body, headers=headers, timeout=30)
     assert reply.status_code == 400 and word in reply.json()["error"]["message"], reply.text
 
 

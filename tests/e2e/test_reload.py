@@ -17,7 +17,7 @@ import pytest
 from many import Many, Steady
 from test_memory import memory
 
-from harness import Gateway, serving, text_of, user, wait_until
+from harness import Gateway, held, holding, serving, text_of, user, wait_until
 
 STREAMS = 1000
 
@@ -69,7 +69,7 @@ def reload(gateway: Gateway, text: str, outcome: str = "applied") -> None:
     before = reloads(gateway, outcome)
     path(gateway).write_text(text)
     hang_up(gateway)
-    wait_until(lambda: reloads(gateway, outcome) > before, f"the reload is {outcome}", 30)
+    wait_until(lambda: reloads(gateway, outcome) > before, f"the reload is {outcome}")
 
 
 def talk(gateway: Gateway, model: str) -> httpx.Response:
@@ -112,7 +112,7 @@ def wave(many: Many, gateway: Gateway, name: str, streams: int) -> int:
     assert models(gateway)[0] == f"{name}49-0" and len(models(gateway)) == 61
     ended = [outcome for outcome in many.end() if outcome.words]
     assert len(ended) == streams and all(one.complete for one in ended), [one for one in ended if not one.complete][:3]
-    wait_until(lambda: gateway.metric("penstock_connections") <= 2, "all connections gone", 30)
+    wait_until(lambda: gateway.metric("penstock_connections") <= 2, "all connections gone")
     print(f"50 reloads in {seconds:.1f} s under {streams} streams, {len(steady.results)} requests beside")
     return memory(gateway.process.pid)
 
@@ -222,7 +222,7 @@ def named(many: Many, name: str) -> str:
 
 
 def in_force(gateway: Gateway, name: str) -> None:
-    wait_until(lambda: name in models(gateway), f"{name} is in force", 20)
+    wait_until(lambda: name in models(gateway), f"{name} is in force")
 
 
 def test_the_file_is_watched(tmp_path):
@@ -283,25 +283,31 @@ def test_breakers_and_connections_of_what_is_unchanged_go_on(tmp_path):
     more = '[[models]]\nname = "pair"\nto = [{ provider = "dead", model = "d" }, { provider = "talker", model = "m" }]\npolicy = "order"\n'
     dead = '[[providers]]\nid = "dead"\nbase_url = "http://127.0.0.1:1/v1"\nmodels = ["d"]\n'
     with Many() as many, serving(tmp_path, workers=0, config=config(many.url, more + dead, "watch = false")) as gateway:
-        state = 'penstock_target_state{target="dead/d"} 3'
+
+        def state() -> str:
+            text = httpx.get(f"{gateway.url}/metrics", timeout=30).text
+            return next(
+                line for line in text.splitlines() if line.startswith('penstock_target_state{target="dead/d"}')
+            )[-1]
 
         def is_open() -> bool:
             assert talk(gateway, "pair").status_code == 200
-            return state in httpx.get(f"{gateway.url}/metrics", timeout=30).text
+            return state() == "3"
 
         wait_until(is_open, "the breaker of the dead provider opens")
         reload(gateway, config(many.url, more + dead + more.replace("pair", "other"), "watch = false"))
-        assert state in httpx.get(f"{gateway.url}/metrics", timeout=30).text, "the breaker is still open"
+        # After a second the next request would be a probe.
+        assert state() in "31", "the breaker is still open"
         # Another address is another provider: nothing is known of it.
         reload(gateway, config(many.url, more + dead.replace(":1/", ":2/"), "watch = false"))
-        assert state not in httpx.get(f"{gateway.url}/metrics", timeout=30).text
+        assert state() == "0"
 
 
 DEMO = "penstock-demo"
 
 
-def own(more: str) -> str:
-    return f'[server]\nwatch = false\ngrace_ms = 1000\n[log]\naccess = "off"\n{more}'
+def own(folder: Path, more: str) -> str:
+    return f'[server]\nwatch = false\ngrace_ms = 1000\n{holding(folder)}[log]\naccess = "off"\n{more}'
 
 
 def pool(name: str, more: str = "") -> str:
@@ -309,7 +315,7 @@ def pool(name: str, more: str = "") -> str:
 
 
 def test_pools_come_change_and_go(tmp_path):
-    with serving(tmp_path, workers=0, config=own(pool(DEMO))) as gateway:
+    with serving(tmp_path, workers=0, config=own(tmp_path, pool(DEMO))) as gateway:
         first = gateway.worker_pids()
         asked = {
             "messages": user("Count from 1 to 30."),
@@ -319,36 +325,38 @@ def test_pools_come_change_and_go(tmp_path):
         }
         client = gateway.client()
         whole = client.chat.completions.create(model=DEMO, **asked).choices[0].message.content
-        stream = client.chat.completions.create(model=DEMO, **asked, stream=True)
-        text = text_of([next(stream), next(stream)])
+        with held(gateway, model=DEMO, **asked) as stream:
+            text = text_of([next(stream), next(stream)])
 
-        # What is the gateway's alone changes without another worker.
-        reload(gateway, own(pool(DEMO, "queue_max = 7")))
-        assert gateway.worker_pids() == first
+            # What is the gateway's alone changes without another worker.
+            reload(gateway, own(tmp_path, pool(DEMO, "queue_max = 7")))
+            assert gateway.worker_pids() == first
 
-        # Another worker takes the place of the old one when it is ready; the stream stays where it is.
-        reload(gateway, own(pool(DEMO, "sequences_max = 5") + pool("more")))
-        wait_until(lambda: gateway.log().count("changed pool answers from now on") == 2, "the new worker is ready", 60)
-        assert client.chat.completions.create(model=DEMO, **asked).choices[0].message.content == whole
-        wait_until(
-            lambda: client.chat.completions.create(model="more", **asked).choices[0].message.content == whole,
-            "the new pool answers",
-            60,
-        )
-        text += text_of(stream)
+            # Another worker takes the place of the old one when it is ready; the stream stays where it is.
+            reload(gateway, own(tmp_path, pool(DEMO, "sequences_max = 5") + pool("more")))
+            answers = "changed pool answers from now on"
+            wait_until(lambda: gateway.log().count(answers) == 2, "the new worker is ready", 90)
+            assert client.chat.completions.create(model=DEMO, **asked).choices[0].message.content == whole
+            wait_until(
+                lambda: client.chat.completions.create(model="more", **asked).choices[0].message.content == whole,
+                "the new pool answers",
+            )
+            assert set(first) < set(gateway.worker_pids()), "the stream runs"
+            text += text_of(stream)
         assert text == whole
-        wait_until(lambda: not set(first) & set(gateway.worker_pids()), "the old worker ends after its stream", 30)
+        wait_until(lambda: not set(first) & set(gateway.worker_pids()), "the old worker ends after its stream")
         assert len(gateway.worker_pids()) == 2
 
         # A pool that is taken out ends its streams first.
-        stream = client.chat.completions.create(model="more", **asked, stream=True)
-        text = text_of([next(stream), next(stream)])
-        reload(gateway, own(pool(DEMO, "sequences_max = 5")))
-        with pytest.raises(openai.NotFoundError):
-            client.chat.completions.create(model="more", **asked)
-        text += text_of(stream)
+        with held(gateway, model="more", **asked) as stream:
+            text = text_of([next(stream), next(stream)])
+            reload(gateway, own(tmp_path, pool(DEMO, "sequences_max = 5")))
+            with pytest.raises(openai.NotFoundError):
+                client.chat.completions.create(model="more", **asked)
+            assert len(gateway.worker_pids()) == 2, "the stream runs"
+            text += text_of(stream)
         assert text == whole
-        wait_until(lambda: len(gateway.worker_pids()) == 1, "its worker ends", 30)
+        wait_until(lambda: len(gateway.worker_pids()) == 1, "its worker ends")
 
 
 def certificate(folder: Path, name: str) -> None:

@@ -1,7 +1,10 @@
 """Providers fail in every way that providers fail; clients notice as little as can be, and are told the rest."""
 
+import dataclasses
 import json
+import math
 import socket
+import threading
 import time
 
 import httpx
@@ -9,7 +12,7 @@ import openai
 import pytest
 
 from drivers import BROKEN, DRIVERS, Wish
-from harness import serving, text_of, user, wait_until
+from harness import promised, serving, text_of, user, wait_until
 from providers import Anthropic, Fault, OpenAi
 from providers.brain import GREETING
 
@@ -23,9 +26,9 @@ key_env = "KEY_CLIENT"
 id = "first"
 base_url = "{first}/v1"
 keys_env = ["KEY_ONE", "KEY_TWO"]
-first_token_timeout_ms = 3000
-idle_timeout_ms = 2000
-answer_timeout_ms = 4000
+first_token_timeout_ms = 4000
+idle_timeout_ms = 3000
+answer_timeout_ms = 5000
 
 [[providers]]
 id = "second"
@@ -50,6 +53,13 @@ name = "hedged"
 to = [{{ provider = "first", model = "mock-model" }}, {{ provider = "second", model = "mock-model" }}]
 policy = "order"
 hedge_after_ms = 150
+retry_budget_percent = 100
+
+[[models]]
+name = "patient"
+to = [{{ provider = "first", model = "mock-model" }}, {{ provider = "second", model = "mock-model" }}]
+policy = "order"
+hedge_after_ms = 20000
 retry_budget_percent = 100
 """
 
@@ -158,13 +168,12 @@ def test_the_fallback_answers_when_the_stream_has_begun(world, fault):
     assert len(world.second.seen) == 1
 
 
-# The pauses let the first text go out: what comes together with the fault has bound nobody yet.
 MIDDLE = {
-    "error": Fault(error_at=8, delay=0.1),
-    "cut": Fault(cut_at=8, delay=0.1),
-    "reset": Fault(reset_at=8, delay=0.1),
-    "ends": Fault(end_at=8, delay=0.1),
-    "silent": Fault(stall_at=8, delay=0.1),
+    "error": Fault(error_at=8),
+    "cut": Fault(cut_at=8),
+    "reset": Fault(reset_at=8),
+    "ends": Fault(end_at=8),
+    "silent": Fault(stall_at=8),
 }
 
 
@@ -172,8 +181,11 @@ MIDDLE = {
 @pytest.mark.parametrize("dialect", list(DRIVERS))
 def test_a_stream_that_breaks_looks_broken(world, dialect, fault):
     """After the first text there is no second provider: the client is told, in its dialect."""
-    world.first.fail(fault)
+    heard = threading.Event()
+    # Once the first text is out: what comes together with the fault has bound nobody yet.
+    world.first.fail(dataclasses.replace(fault, before=lambda number: number == 8 and heard.wait(60)))
     talk = DRIVERS[dialect](world.gateway.url, CLIENT_KEY, "chain")
+    talk.heard = heard.set
     talk.say("Hello")
     with pytest.raises(talk.fault("stream")):
         talk.ask(Wish(), True)
@@ -226,19 +238,28 @@ def test_a_client_fault_is_not_tried_elsewhere(world):
 
 
 def test_a_hedge_says_so(world):
-    world.first.fail(first_delay=1.5)
-    raw = world.client.chat.completions.with_raw_response.create(model="hedged", messages=user("Hello"), stream=True)
-    began = time.monotonic()
-    assert text_of(raw.parse()) == GREETING
-    assert time.monotonic() - began < 1.2, "the second target answered"
-    assert "x-penstock-hedged" in raw.headers and "second" in raw.headers["x-penstock-target"], raw.headers
+    def answered_after() -> float:
+        world.first.reset()
+        world.second.reset()
+        world.first.fail(first_delay=1.5)
+        began = time.monotonic()
+        raw = world.client.chat.completions.with_raw_response.create(
+            model="hedged", messages=user("Hello"), stream=True
+        )
+        answered_after.headers = raw.headers
+        assert text_of(raw.parse()) == GREETING
+        return time.monotonic() - began
+
+    promised(1.2, answered_after)
+    headers = answered_after.headers
+    assert "x-penstock-hedged" in headers and "second" in headers["x-penstock-target"], headers
     assert len(world.first.seen) == 1 and len(world.second.seen) == 1
     # The one that lost is left at once.
-    wait_until(lambda: world.first.last.left_at, "the loser is cancelled", 2)
+    wait_until(lambda: world.first.last.left_at, "the loser is cancelled")
 
 
 def test_without_need_nothing_is_hedged(world):
-    raw = world.client.chat.completions.with_raw_response.create(model="hedged", messages=user("Hello"), stream=True)
+    raw = world.client.chat.completions.with_raw_response.create(model="patient", messages=user("Hello"), stream=True)
     assert text_of(raw.parse()) == GREETING
     assert "x-penstock-hedged" not in raw.headers
     assert len(world.first.seen) == 1 and len(world.second.seen) == 0
@@ -280,21 +301,26 @@ def leave(world, dialect: str, stream: bool, delay: float) -> tuple[float, int]:
                 got = b""
                 while got.count(b"data:") < 5:
                     got += connection.recv(65536)
-            wait_until(lambda: world.first.seen, "the provider is asked", 10)
+            wait_until(lambda: world.first.seen, "the provider is asked")
             seen = world.first.last
             left, written = time.monotonic(), seen.written
-        wait_until(lambda: seen.left_at, "the provider sees the client leave", 10, 0.001)
+        wait_until(lambda: seen.left_at, "the provider sees the client leave", step=0.001)
         return seen.left_at - left, seen.written - written
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 @pytest.mark.parametrize("dialect", ["chat", "messages"])
 def test_a_client_that_leaves_takes_the_provider_along(world, dialect, stream, record_property):
-    seconds, chunks = leave(world, dialect, stream, delay=0.02)
-    record_property("milliseconds", round(seconds * 1000, 1))
-    print(f"left: {dialect} {'stream' if stream else 'whole'}: {seconds * 1000:.1f} ms, {chunks} chunks more")
+
+    def left_after() -> float:
+        world.first.reset()
+        seconds, chunks = leave(world, dialect, stream, delay=0.02)
+        print(f"left: {dialect} {'stream' if stream else 'whole'}: {seconds * 1000:.1f} ms, {chunks} chunks more")
+        # Its answer has 400 of them, one every 20 ms.
+        return seconds if chunks <= 50 else math.inf
+
     # Far more than it takes, far less than the answer would: a busy machine is no failure.
-    assert seconds < 2 and chunks <= 50
+    record_property("milliseconds", round(promised(2, left_after) * 1000, 1))
 
 
 def test_secrets_stay_where_they_belong(world):
@@ -306,6 +332,7 @@ def test_secrets_stay_where_they_belong(world):
         f"{world.gateway.url}/v1/chat/completions",
         headers={"authorization": f"Bearer {CLIENT_KEY}"},
         json={"model": "chain", "messages": user("Hello")},
+        timeout=60,
     )
     assert reply.status_code == 200
     said = reply.text + str(reply.headers) + world.gateway.log()

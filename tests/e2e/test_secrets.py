@@ -82,7 +82,8 @@ def test_secrets_are_nowhere(tmp_path):
                 note(httpx.post(f"{gateway.url}/v1/chat/completions", json=stream, headers=headers, timeout=30))
             note(httpx.get(f"{gateway.url}/v1beta/models?key={QUERY_KEY}", timeout=30))
             note(httpx.get(f"{gateway.url}/v1beta/models?key={issued}", timeout=30))
-            note(httpx.post(f"{gateway.url}/v1/chat/completions", content=b"{" + PROMPT.encode(), headers=headers))
+            torn = {"content": b"{" + PROMPT.encode(), "headers": headers}
+            note(httpx.post(f"{gateway.url}/v1/chat/completions", timeout=30, **torn))
             metrics = note(httpx.get(f"{gateway.url}/metrics", headers={"x-api-key": FILE_KEY}, timeout=30))
             assert "penstock_auth_failures_total" in metrics.text
             sent = [f"{seen.path} {seen.query} {seen.headers}" for seen in mock.seen]

@@ -7,6 +7,7 @@ import subprocess
 import httpx
 import openai
 import pytest
+from many import Many
 from test_batches import begin, lines
 
 from harness import START_SECONDS, Gateway, serving, text_of, user, wait_until
@@ -24,7 +25,9 @@ def test_a_service_signs_in_and_asks(tmp_path):
         config = issuer.config(more) + '[[teams]]\nid = "search"\nmodels = ["penstock-*"]\n'
         with serving(tmp_path / "g", config=config) as gateway:
             form = {"grant_type": "client_credentials", "client_id": "search", "client_secret": "s3cret-of-search"}
-            token = httpx.post(f"{issuer.url}/protocol/openid-connect/token", data=form).json()["access_token"]
+            token = httpx.post(f"{issuer.url}/protocol/openid-connect/token", data=form, timeout=30).json()[
+                "access_token"
+            ]
             client = gateway.client(api_key=token)
             stream = client.chat.completions.create(
                 model="penstock-demo", messages=user("Hello"), temperature=0, stream=True
@@ -48,25 +51,31 @@ def test_a_service_signs_in_and_asks(tmp_path):
             assert status(gateway, issuer.token("grace", **groups)) == 200, "its keys are good while it is away"
 
 
+def talker(many: Many) -> str:
+    """A provider that takes its time: 200 lines of a batch last for five seconds, and longer where this process stands still."""
+    return f'[[providers]]\nid = "talker"\nbase_url = "{many.url}/v1"\nmodels = ["m"]\n[batches]\nconcurrency = 4\n'
+
+
 def test_a_batch_goes_on_without_its_user(tmp_path):
     """The gateway is killed in the middle of a batch of a token's user, who never comes back: its lines run on in that name, under what
     the config says then."""
     more = 'team_claim = "groups"\nteam_required = true\n'
-    teams = '[[teams]]\nid = "search"\nmodels = ["penstock-*"]\n[[keys]]\nid = "ops"\nkey_env = "OPS"\nroutes = ["/metrics"]\n'
+    teams = '[[teams]]\nid = "search"\nmodels = ["m"]\n[[keys]]\nid = "ops"\nkey_env = "OPS"\nroutes = ["/metrics"]\n'
     ops = {"authorization": "Bearer sk-ops"}
-    with issuing(tmp_path) as issuer:
-        config = issuer.config(more) + teams
+    with issuing(tmp_path) as issuer, Many(delay=0.1) as many:
+        config = issuer.config(more) + teams + talker(many)
+        options = {"config": config, "env": {"OPS": "sk-ops"}, "workers": 0}
 
         def metric(gateway, name: str) -> float:
-            text = httpx.get(f"{gateway.url}/metrics", headers=ops, timeout=10).raise_for_status().text
+            text = httpx.get(f"{gateway.url}/metrics", headers=ops, timeout=30).raise_for_status().text
             return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
-        with serving(tmp_path / "g", "--access-log", "off", config=config, env={"OPS": "sk-ops"}) as gateway:
+        with serving(tmp_path / "g", "--access-log", "off", **options) as gateway:
             token = issuer.token("ada", groups=["search"])
             client = gateway.client(api_key=token)
-            count = 300
-            batch = begin(client, lines(count, "penstock-demo"))
-            second = begin(client, lines(2, "penstock-demo"), endpoint="/v1/chat/completions")
+            count = 200
+            batch = begin(client, lines(count, "m"))
+            second = begin(client, lines(2, "m"), endpoint="/v1/chat/completions")
 
             def some_ran() -> bool:
                 return client.batches.retrieve(batch.id).request_counts.completed >= 20
@@ -93,12 +102,12 @@ def test_a_batch_goes_on_without_its_user(tmp_path):
 
 def test_a_batch_ends_with_what_its_user_may(tmp_path):
     """Its issuer leaves the config while the gateway is down: what the user left is not done any more."""
-    with issuing(tmp_path) as issuer:
-        keys = '[[keys]]\nid = "ops"\nkey_env = "OPS"\nroutes = ["/metrics"]\n'
-        options = {"config": issuer.config() + keys, "env": {"OPS": "sk-ops"}}
+    with issuing(tmp_path) as issuer, Many(delay=0.1) as many:
+        keys = '[[keys]]\nid = "ops"\nkey_env = "OPS"\nroutes = ["/metrics"]\n' + talker(many)
+        options = {"config": issuer.config() + keys, "env": {"OPS": "sk-ops"}, "workers": 0}
         with serving(tmp_path / "g", "--access-log", "off", **options) as gateway:
             client = gateway.client(api_key=issuer.token("ada"))
-            batch = begin(client, lines(300, "penstock-demo", max_tokens=20, ignore_eos=True))
+            batch = begin(client, lines(200, "m"))
             ran = lambda: client.batches.retrieve(batch.id).request_counts.completed  # noqa: E731
             wait_until(lambda: ran() >= 5, "some lines ran", 120)
             gateway.process.kill()
@@ -112,7 +121,7 @@ def test_a_batch_ends_with_what_its_user_may(tmp_path):
                 return row if row[0] == "completed" else None
 
             _, completed, failed = wait_until(ended, "the batch ends", 120)
-            assert completed >= 5 and failed > 0 and completed + failed == 300
+            assert completed >= 5 and failed > 0 and completed + failed == 200
             with sqlite3.connect(f"file:{gateway.state}/penstock.db?mode=ro", uri=True) as database:
                 said = b"".join(row[0] for row in database.execute("SELECT data FROM file_chunks"))
             assert b"issuer of whoever asked for this is not known any more" in said
@@ -185,7 +194,7 @@ key_env = "PLAIN_KEY"
     def ready() -> bool:
         assert gateway.process.poll() is None, gateway.log()[-4000:]
         try:
-            return httpx.get(f"{url}/ready", verify=context(search)).status_code == 200
+            return httpx.get(f"{url}/ready", verify=context(search), timeout=30).status_code == 200
         except httpx.TransportError:
             return False
 

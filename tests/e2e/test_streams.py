@@ -98,5 +98,5 @@ def test_plain_completions_stream(client, model):
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_refused_stream_is_plain_json(gateway, path):
     body = {"model": "no-such-model", "messages": user("Hello"), "prompt": "Hello", "stream": True}
-    reply = httpx.post(f"{gateway.url}{path}", json=body)
+    reply = httpx.post(f"{gateway.url}{path}", json=body, timeout=30)
     assert reply.status_code == 404 and reply.json()["error"]["code"] == "model_not_found"

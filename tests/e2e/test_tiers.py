@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from openai.types.chat import ChatCompletion
 
 from harness import Gateway, serving, user, wait_until
 from servers import S3, Redis
@@ -29,26 +30,28 @@ def prompt(seed: int) -> str:
     return " ".join(draw.choice(WORDS) for _ in range(550))
 
 
-def ask(gateway: Gateway, seed: int) -> tuple[str, int]:
-    """The answer, and how many tokens of the prompt were cached."""
-    answer = gateway.client().chat.completions.create(
+def answered(gateway: Gateway, seed: int) -> ChatCompletion:
+    return gateway.client().chat.completions.create(
         model=gateway.model(), messages=user(prompt(seed)), max_tokens=12, temperature=0
     )
+
+
+def ask(gateway: Gateway, seed: int) -> tuple[str, int]:
+    """The answer, and how many tokens of the prompt were cached."""
+    answer = answered(gateway, seed)
     return answer.choices[0].message.content, answer.usage.prompt_tokens_details.cached_tokens
 
 
-def written(gateway: Gateway) -> bool:
-    """Nothing runs, and what was evicted is in the tier."""
-    before = gateway.metric("penstock_kv_tier_stores_total")
-    gateway.idle()
-    return before > 0 and gateway.metric("penstock_kv_tier_stores_total") == before
-
-
 def fill(gateway: Gateway, seeds: range) -> dict[int, str]:
-    """Asks one after another, so that the first ones leave memory."""
-    answers = {seed: ask(gateway, seed)[0] for seed in seeds}
-    wait_until(lambda: written(gateway), "evicted blocks are written")
-    return answers
+    """Asks one after another, so that the first ones leave memory, and waits until all that has left it is in the tier."""
+    said = {seed: answered(gateway, seed) for seed in seeds}
+    gateway.idle()
+    # The last token of an answer is never computed on.
+    blocks = sum((answer.usage.total_tokens - 1) // 32 for answer in said.values())
+    left = blocks - gateway.metric("penstock_kv_blocks_cached")
+    assert left > 20, "not all fits into memory"
+    wait_until(lambda: gateway.metric("penstock_kv_tier_stores_total") >= left, "evicted blocks are written")
+    return {seed: answer.choices[0].message.content for seed, answer in said.items()}
 
 
 def segments(folder: Path) -> list[Path]:
@@ -111,8 +114,8 @@ def test_a_worker_killed_while_it_writes_leaves_no_wrong_block(tmp_path):
             ask(gateway, 10 + round_)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            wait_until(lambda dead=pid: gateway.worker_pids() not in ([], [dead]), "another worker", 60)
-            wait_until(lambda: gateway.metric("penstock_workers_ready") == 1, "it is ready", 60)
+            wait_until(lambda dead=pid: gateway.worker_pids() not in ([], [dead]), "another worker", 90)
+            wait_until(lambda: gateway.metric("penstock_workers_ready") == 1, "it is ready", 90)
             for seed, answer in answers.items():
                 assert ask(gateway, seed)[0] == answer
 

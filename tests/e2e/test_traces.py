@@ -115,7 +115,8 @@ def world(tmp_path_factory):
 
 
 def metric(gateway, name: str) -> float:
-    text = httpx.get(f"{gateway.url}/metrics", headers={"authorization": "Bearer pk-client-planted"}).text
+    headers = {"authorization": "Bearer pk-client-planted"}
+    text = httpx.get(f"{gateway.url}/metrics", headers=headers, timeout=30).text
     return float(next(line for line in text.splitlines() if line.startswith(f"{name} ")).split()[1])
 
 

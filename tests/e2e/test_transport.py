@@ -78,7 +78,7 @@ class SecureGateway:
     def is_ready(self):
         assert self.inner.process.poll() is None, self.inner.log()[-4000:]
         try:
-            return httpx.get(f"{self.url}/ready", verify=self.context).status_code == 200
+            return httpx.get(f"{self.url}/ready", verify=self.context, timeout=30).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -16,7 +16,7 @@ import httpx
 from many import Many, Steady
 from test_reload import config, hang_up, many_files, models
 
-from harness import Gateway, binary, free_port, serving, text_of, user, wait_until
+from harness import Gateway, binary, free_port, held, holding, serving, text_of, user, wait_until
 
 STREAMS = 1000
 
@@ -53,7 +53,8 @@ def end(gateway: Gateway) -> None:
         wait_until(lambda: not processes(gateway), "all gateways have ended", 30)
     finally:
         for pid in processes(gateway):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -94,7 +95,7 @@ def test_upgrade_under_a_thousand_streams(tmp_path):
         assert all(one.complete for one in ended), [one for one in ended if not one.complete][:3]
         print(f"first upgrade in {seconds:.1f} s; {len(steady.results)} new connections, {len(ended)} streams")
         # The old ones end with their last streams, not after a fixed time.
-        wait_until(lambda: old not in processes(gateway) and second not in processes(gateway), "the old ones end", 20)
+        wait_until(lambda: old not in processes(gateway) and second not in processes(gateway), "the old ones end")
         assert models(gateway) == ["m"]
 
 
@@ -121,7 +122,7 @@ def test_connections_in_use_go_over(tmp_path):
             one.start()
         try:
             upgrade(gateway)
-            wait_until(lambda: gateway.process.poll() is not None, "the old one ends", 20)
+            wait_until(lambda: gateway.process.poll() is not None, "the old one ends")
         finally:
             stop.set()
             for one in users:
@@ -184,6 +185,9 @@ def test_a_new_process_killed_in_the_middle(tmp_path):
             if asked.poll() is None and "another process serves" not in gateway.log():
                 os.kill(new, signal.SIGKILL)
                 asked.communicate(timeout=60)
+                if asked.returncode == 0:
+                    # It had said that it serves, and the old one had not read that yet: the gateway has died.
+                    return
                 assert asked.returncode == 1
                 assert processes(gateway) == [pid]
             else:
@@ -196,7 +200,7 @@ def test_a_new_process_killed_in_the_middle(tmp_path):
 
 def test_workers_are_taken_over_warm(tmp_path):
     """Streams of the old process go on at the workers that the new one uses too."""
-    text = '[server]\nwatch = false\n[[pools]]\nid = "penstock-demo"\n'
+    text = f'[server]\nwatch = false\n{holding(tmp_path)}[[pools]]\nid = "penstock-demo"\n'
     with upgradable(tmp_path, config=text) as gateway:
         workers = gateway.worker_pids()
         client, old = gateway.client(), gateway.process.pid
@@ -204,24 +208,26 @@ def test_workers_are_taken_over_warm(tmp_path):
             "model": "penstock-demo",
             "messages": user("Count from 1 to 30."),
             "max_tokens": 600,
+            "seed": 1,
             "extra_body": {"ignore_eos": True},
         }
-        whole = client.chat.completions.create(**asked, seed=1).choices[0].message.content
-        stream = client.chat.completions.create(**asked, seed=1, stream=True)
-        text = text_of([next(stream), next(stream)])
-        upgrade(gateway)
-        assert gateway.worker_pids() == workers, "no worker was started or ended"
-        with gateway.client() as fresh:
-            again = fresh.chat.completions.create(**asked, seed=1).choices[0].message.content
-        assert again == whole
-        text += text_of(stream)
+        whole = client.chat.completions.create(**asked).choices[0].message.content
+        with held(gateway, **asked) as stream:
+            text = text_of([next(stream), next(stream)])
+            upgrade(gateway)
+            assert gateway.worker_pids() == workers, "no worker was started or ended"
+            with gateway.client() as fresh:
+                again = fresh.chat.completions.create(**asked).choices[0].message.content
+            assert again == whole
+            assert old in processes(gateway), "the stream runs"
+            text += text_of(stream)
         assert text == whole, "the stream of the old process is what it would have been"
-        wait_until(lambda: old not in processes(gateway), "the old one ends", 20)
+        wait_until(lambda: old not in processes(gateway), "the old one ends")
         assert gateway.worker_pids() == workers, "the workers stay with the new one"
         assert gateway.metric("penstock_worker_starts_total") == 0
         # They end with it.
         end(gateway)
-        wait_until(lambda: gateway.worker_pids() == [], "the workers end", 20)
+        wait_until(lambda: gateway.worker_pids() == [], "the workers end")
 
 
 def test_the_new_process_has_the_new_config_and_listens_on_unix_too(tmp_path):
@@ -237,7 +243,7 @@ def test_the_new_process_has_the_new_config_and_listens_on_unix_too(tmp_path):
             hang_up(gateway)
             wait_until(lambda: gateway.metric("penstock_config_keys_pending") == 1, "threads wait for an upgrade")
             upgrade(gateway)
-            wait_until(lambda: gateway.process.poll() is not None, "the old one ends", 20)
+            wait_until(lambda: gateway.process.poll() is not None, "the old one ends")
             assert gateway.metric("penstock_config_keys_pending") == 0
             with httpx.Client(transport=httpx.HTTPTransport(uds=str(place))) as client:
                 cards = client.get("http://gateway/v1/models").json()["data"]
@@ -249,7 +255,7 @@ def test_the_new_process_has_the_new_config_and_listens_on_unix_too(tmp_path):
                     return httpx.get(f"http://{admin}/admin/v1/openapi.json", timeout=5).status_code < 500
                 return False
 
-            wait_until(admin_answers, "the admin API answers", 40)
+            wait_until(admin_answers, "the admin API answers")
             assert (gateway.state / "admin.url").read_text().split() == [f"http://{admin}"]
 
 

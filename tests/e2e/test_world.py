@@ -16,10 +16,10 @@ from test_reload import hang_up
 from test_single_sign_on import authority, certificate_of
 from world import Slow, World
 
-from harness import Gateway, serving, wait_until
+from harness import Gateway, promised, serving, wait_until
 from issuer import issuing
 from servers import PASSWORD, Postgres, Redis
-from swarm import Swarm, ask
+from swarm import Swarm, ask, until
 
 HOUR, DAY = 3600, 86_400
 ENV = {"KEY_LIMITED": KEY, "KEY_OTHER": OTHER, "KEY_OPS": OPS, "KEY_UP": "sk-up"}
@@ -48,6 +48,11 @@ def redis():
 
 def one(gateway: Gateway, key: str = KEY, words: str = "hi") -> int:
     return asyncio.run(ask(gateway.port, *body_of("chat:chat", words, False), key)).status
+
+
+def counted(gateway: Gateway) -> int:
+    """The same, once counters that are waited for at most 100 ms, and then a closed limit refuses, have answered."""
+    return wait_until(lambda: (status := one(gateway)) != 503 and status, "the counters answer")
 
 
 def up(gateway: Gateway, store: str = "store") -> float:
@@ -131,7 +136,7 @@ def test_a_full_disk_stops_what_must_be_written_and_nothing_else(tmp_path, swarm
         assert one(gateway) == one(gateway, OTHER) == 200
         settled(gateway, "requests_per_day")
         wait_until(lambda: metric(gateway, "penstock_ledger_waiting") == 0, "the ledger is written")
-        assert up(gateway) == 1
+        wait_until(lambda: up(gateway) == 1, "the store is up")
         world.disk(full=True)
         served = 2
         for _ in range(20):
@@ -151,19 +156,21 @@ def test_a_full_disk_stops_what_must_be_written_and_nothing_else(tmp_path, swarm
             closed.append(one(gateway))
             return closed[-1] == 503
 
-        wait_until(is_closed, "a limit that is closed refuses what cannot be written down", 20, 0.2)
+        wait_until(is_closed, "a limit that is closed refuses what cannot be written down", step=0.2)
         assert set(closed) == {200, 503}
         served += closed.count(200)
         assert one(gateway, OTHER) == 200
         served += 1
-        assert metric(gateway, "penstock_ledger_waiting") > 0 and up(gateway) == 0
+        assert metric(gateway, "penstock_ledger_waiting") > 0
+        wait_until(lambda: up(gateway) == 0, "the store is said to be down")
         assert metric(gateway, "penstock_panics_total") == 0
         world.disk(full=False)
-        wait_until(lambda: one(gateway) == 200, "served again", 30, 0.2)
+        wait_until(lambda: one(gateway) == 200, "served again", step=0.2)
         served += 1
         client.files.create(file=("more", b"m" * 100_000), purpose="user_data")
-        wait_until(lambda: metric(gateway, "penstock_ledger_waiting") == 0, "what waited is written", 30)
-        assert up(gateway) == 1 and metric(gateway, "penstock_ledger_lost_total") == 0
+        wait_until(lambda: metric(gateway, "penstock_ledger_waiting") == 0, "what waited is written")
+        wait_until(lambda: up(gateway) == 1, "the store is up")
+        assert metric(gateway, "penstock_ledger_lost_total") == 0
         assert len(entries(gateway)) == served, "each once"
         with contextlib.closing(sqlite3.connect(gateway.state / "penstock.db")) as database:
             assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -197,9 +204,9 @@ def test_a_store_that_is_away_refuses_the_start_and_counters_do_not(tmp_path, sw
         assert up(gateway) == 1 and up(gateway, "counters") == 0
         assert one(gateway, OTHER) == 200
         redis.start()
-        wait_until(lambda: one(gateway) == 200, "counted together", 20, 0.2)
-        assert up(gateway, "counters") == 1
-        assert [one(gateway) for _ in range(3)] == [200, 200, 429]
+        wait_until(lambda: one(gateway) == 200, "counted together", step=0.2)
+        wait_until(lambda: up(gateway, "counters") == 1, "they are up")
+        assert [counted(gateway) for _ in range(3)] == [200, 200, 429]
     finally:
         gateway.stop()
 
@@ -210,24 +217,22 @@ def test_a_reload_needs_no_store(tmp_path, swarm, postgres, redis):
     with serving(tmp_path / "g", "--admin", "off", workers=0, config=text, env=env) as gateway:
 
         async def stream_across():
-            path, body = body_of("chat:chat", "<slow> <tokens=150>", True)
+            path, body = body_of("chat:chat", "<slow> <tokens=20>", True)
+            swarm.shut()
             stream = asyncio.create_task(ask(gateway.port, path, body, KEY))
-            while swarm.seen.now < 1:
-                await asyncio.sleep(0.01)
+            await until(lambda: swarm.seen.now == 1, "the stream runs")
             postgres.hang()
             redis.hang()
             try:
                 before = count_of_reloads(gateway)
                 (gateway.folder / "penstock.toml").write_text(text.replace("= 1000", "= 7"))
                 hang_up(gateway)
-                began = time.monotonic()
-                while count_of_reloads(gateway) == before:
-                    assert time.monotonic() - began < 10, "the reload waits for the store"
-                    await asyncio.sleep(0.05)
+                await until(lambda: count_of_reloads(gateway) > before, "the reload does not wait for the store", 10)
                 assert (await ask(gateway.port, *body_of("chat:chat", "hi", False), KEY)).status == 200
             finally:
                 postgres.go_on()
                 redis.go_on()
+            swarm.open()
             return await stream
 
         answer = asyncio.run(stream_across())
@@ -253,19 +258,21 @@ def test_slow_stores_slow_down_no_request(tmp_path, swarm, postgres, redis):
         text = on_servers(swarm, "requests_per_hour = 1000", 'prefix = "slow:"' + more)
         text = text.replace('id = "other"\n', 'id = "other"\nlimits = ["strict"]\n')
         gateway = stack.enter_context(serving(tmp_path / "g", "--admin", "off", workers=0, config=text, env=env))
-        assert one(gateway) == one(gateway, OTHER) == 200
+        assert one(gateway) == 200
+        wait_until(lambda: one(gateway, OTHER) == 200, "the counters are reached")
         slow_store.seconds = slow_counters.seconds = 0.5
         took = []
         for _ in range(40):
             began = time.monotonic()
             assert one(gateway) == 200
             took.append(time.monotonic() - began)
-        assert sorted(took)[len(took) // 2] < 0.2 and max(took) < 1.0, sorted(took)[-5:]
-        wait_until(lambda: metric(gateway, "penstock_ledger_waiting") == 0, "a slow ledger is written", 30)
+        # Who waits for a store waits for half a second; a machine that stands still for a moment does that to few.
+        assert sorted(took)[len(took) // 2] < 0.2 and sum(seconds >= 0.5 for seconds in took) <= 2, sorted(took)[-5:]
+        wait_until(lambda: metric(gateway, "penstock_ledger_waiting") == 0, "a slow ledger is written")
         assert metric(gateway, "penstock_ledger_lost_total") == 0
         slow_store.seconds = slow_counters.seconds = 0.0
-        wait_until(lambda: one(gateway, OTHER) == 200, "closed limits serve again", 20, 0.2)
-        wait_until(lambda: up(gateway) == up(gateway, "counters") == 1, "both are up", 20)
+        wait_until(lambda: one(gateway, OTHER) == 200, "closed limits serve again", step=0.2)
+        wait_until(lambda: up(gateway) == up(gateway, "counters") == 1, "both are up")
 
 
 def short(stack: contextlib.ExitStack):
@@ -291,10 +298,10 @@ def test_stores_are_reached_over_tls_and_their_certificates_checked(tmp_path, sw
         good, bad = ours[1], theirs[1]
         with serving(tmp_path / "a", "--admin", "off", workers=0, config=text(good, good), env=env) as gateway:
             # Until the counters are reached, the limit is closed.
-            wait_until(lambda: one(gateway) == 200, "the stores are reached", 15)
-            assert [one(gateway) for _ in range(2)] == [200, 429]
+            wait_until(lambda: one(gateway) == 200, "the stores are reached")
+            assert [counted(gateway) for _ in range(2)] == [200, 429]
             wait_until(lambda: metric(gateway, "penstock_ledger_waiting") == 0, "the ledger is written")
-            assert up(gateway) == up(gateway, "counters") == 1
+            wait_until(lambda: up(gateway) == up(gateway, "counters") == 1, "both are up")
         # Signed by somebody else: the store refuses the start, the counters are away.
         gateway = Gateway(tmp_path / "b", "--admin", "off", workers=0, config=text(bad, good), env=env)
         gateway.start(ready=False)
@@ -323,16 +330,20 @@ def test_an_answer_of_one_gateway_is_given_again_by_the_other(tmp_path, swarm, r
             return answer.headers["x-penstock-cache"], answer
 
         assert cached(first, "hello")[0] == "miss"
-        wait_until(lambda: cached(second, "hello")[0] == "hit", "the other has it", 5)
+        wait_until(lambda: cached(second, "hello")[0] == "hit", "the other has it")
         bills = len(swarm.seen.bills)
         assert cached(first, "hello")[0] == cached(second, "hello", stream=True)[0] == "hit"
         assert len(swarm.seen.bills) == bills, "nobody was asked"
         assert cached(second, "hello", OTHER)[0] == "miss", "keys share nothing"
         redis.hang()
-        try:
+
+        def asked() -> float:
             began = time.monotonic()
-            assert cached(second, "another")[0] == "miss", "without the cache the provider is asked"
-            assert time.monotonic() - began < 3
+            assert cached(second, f"another {began}")[0] == "miss", "without the cache the provider is asked"
+            return time.monotonic() - began
+
+        try:
+            promised(3, asked)
         finally:
             redis.go_on()
-        wait_until(lambda: cached(first, "hello")[0] == "hit", "it is back", 10)
+        wait_until(lambda: cached(first, "hello")[0] == "hit", "it is back")

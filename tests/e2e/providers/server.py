@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
@@ -66,6 +66,8 @@ class Fault:
     hang_up: bool = False
     # Comments and empty lines between events (SSE only).
     comments: bool = False
+    # Called before each event with its number, and before the end of the body: what a test waits for there has happened by then.
+    before: Callable[[int], object] = lambda number: None
 
 
 @dataclass
@@ -286,6 +288,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.cut == "whole":
             events = [b"".join(events)]
         for number, event in enumerate(events):
+            fault.before(number)
             if number == fault.cut_at or number == fault.reset_at:
                 self._hang_up(reset=number == fault.reset_at)
             if number == fault.stall_at:
@@ -294,6 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._chunk(piece)
             seen.written += 1
             self._wait(fault.delay, seen)
+        fault.before(len(events))
         self.wfile.write(b"0\r\n\r\n")
 
     def _chunk(self, piece: bytes) -> None:
