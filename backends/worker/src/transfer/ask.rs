@@ -189,7 +189,7 @@ pub(super) async fn greeted(peers: &Peers, from: &str, part: Option<Part>) -> Re
         return Err(Fault::Proof);
     }
     let greeting = timeout(GREETING_DEADLINE, link.greet(about, key, came.as_ref(), part));
-    let memory = greeting.await.map_err(|_| Fault::Late)??;
+    let memory = greeting.await.map_err(|_| Fault::Silent)??;
     Ok((link, memory))
 }
 
