@@ -4,6 +4,7 @@
 use crate::Dir;
 use penstock_link::{Came, Reader, Writer};
 use penstock_proto::Address;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -51,6 +52,8 @@ struct Ways {
     budget: Arc<AtomicU64>,
     /// Connections so far.
     opened: Arc<AtomicU64>,
+    /// Pieces that came back, by connection.
+    answers: Arc<Mutex<BTreeMap<u64, u64>>>,
     pieces: Arc<AtomicU64>,
 }
 
@@ -106,6 +109,7 @@ impl Relay {
             closed: Arc::new(watch::channel(None).0),
             budget: Arc::new(AtomicU64::new(u64::MAX)),
             opened: Arc::default(),
+            answers: Arc::default(),
             pieces: Arc::default(),
         };
         let task = tokio::spawn(accept(listener, to, ways.clone()));
@@ -120,6 +124,11 @@ impl Relay {
     /// Connections that were made so far.
     pub fn opened(&self) -> u64 {
         self.ways.opened.load(Ordering::SeqCst)
+    }
+
+    /// Pieces that have come back on the connection of that number, counted from 0.
+    pub fn answers(&self, number: u64) -> u64 {
+        self.ways.answers.lock().unwrap_or_else(PoisonError::into_inner).get(&number).copied().unwrap_or(0)
     }
 
     /// Carries nothing from now on, in neither direction, and tells nobody.
@@ -202,8 +211,9 @@ impl Ways {
         }
     }
 
-    /// So many bytes have come back: closes what is to be closed then.
-    fn returned(&self, bytes: usize) {
+    /// So many bytes have come back on the connection of that number: closes what is to be closed then.
+    fn returned(&self, number: u64, bytes: usize) {
+        *self.answers.lock().unwrap_or_else(PoisonError::into_inner).entry(number).or_default() += 1;
         let returned = self.returned.fetch_add(bytes as u64, Ordering::SeqCst) + bytes as u64;
         let mut cut = self.cut_there.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((number, _)) = cut.take_if(|(_, at)| returned >= *at) {
@@ -277,12 +287,20 @@ async fn accept(listener: Listener, to: Address, ways: Ways) {
             let back = Way { ways: ways.clone(), number, is_back: true, beside: near.socket.zip(came) };
             tokio::select! {
                 () = ways.closes(number) => {}
-                () = forth.carry(near.reader, far_writer) => {}
-                () = back.carry(far_reader, near.writer) => {}
+                End::Closed = forth.carry(near.reader, far_writer) => {}
+                _ = back.carry(far_reader, near.writer) => {}
             }
         });
         while connections.try_join_next().is_some() {}
     }
+}
+
+/// How a direction ends.
+enum End {
+    /// The connection is over.
+    Closed,
+    /// Who should get it does not read any more; what it has said before is still on its way.
+    Unheard,
 }
 
 /// One direction of one connection.
@@ -296,29 +314,28 @@ struct Way {
 
 impl Way {
     /// Until either end closes.
-    async fn carry(mut self, mut from: Reader, mut to: Writer) {
+    async fn carry(mut self, mut from: Reader, mut to: Writer) -> End {
         let mut modes = self.ways.mode.subscribe();
         let mut bytes = vec![0; 16 * 1024];
         loop {
-            let Ok(count @ 1..) = from.read(&mut bytes).await else { return };
+            let Ok(count @ 1..) = from.read(&mut bytes).await else { return End::Closed };
             if self.is_back {
-                self.ways.returned(count);
+                self.ways.returned(self.number, count);
             }
             let (now, later) = bytes[..count].split_at(if self.is_back { self.ways.spend(count) } else { count });
-            if !self.deliver(now, &mut to, &mut modes).await {
-                return;
+            if let Err(end) = self.deliver(now, &mut to, &mut modes).await {
+                return end;
             }
             if !later.is_empty() {
                 self.ways.hold_open();
-                if !self.deliver(later, &mut to, &mut modes).await {
-                    return;
+                if let Err(end) = self.deliver(later, &mut to, &mut modes).await {
+                    return end;
                 }
             }
         }
     }
 
-    /// False: the connection is over.
-    async fn deliver(&mut self, bytes: &[u8], to: &mut Writer, modes: &mut watch::Receiver<Mode>) -> bool {
+    async fn deliver(&mut self, bytes: &[u8], to: &mut Writer, modes: &mut watch::Receiver<Mode>) -> Result<(), End> {
         let mode = *modes.borrow_and_update();
         match mode {
             Mode::Carry => {}
@@ -330,15 +347,14 @@ impl Way {
             }
             Mode::Hold { .. } => {
                 let carries = |mode: &Mode| !matches!(mode, Mode::Hold { below } if self.number < *below);
-                if modes.wait_for(carries).await.is_err() {
-                    return false;
-                }
+                modes.wait_for(carries).await.map_err(|_| End::Closed)?;
             }
         }
         let is_cut = self.ways.cut.swap(false, Ordering::Relaxed);
         let carried = if is_cut { bytes.len() / 2 } else { bytes.len() };
         let sent = self.pass(&bytes[..carried]);
-        to.write_all(&bytes[sent..carried]).await.is_ok() && !is_cut
+        to.write_all(&bytes[sent..carried]).await.map_err(|_| End::Unheard)?;
+        if is_cut { Err(End::Closed) } else { Ok(()) }
     }
 
     /// Sends bytes, or the first of them, with the descriptor that came with them, if one did; says how many.

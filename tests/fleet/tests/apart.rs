@@ -14,8 +14,8 @@ use tokio::sync::Semaphore;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 
-/// Cells at once: each has up to three workers.
-const AT_ONCE: usize = 4;
+/// Cells at once, of all tests: each has up to three workers.
+static PLACES: Semaphore = Semaphore::const_new(4);
 
 /// A stream goes on within this time after a worker hung or was cut off. Twice what is promised: the cells share the machine.
 const HANG_MAX: Duration = Duration::from_secs(10);
@@ -26,11 +26,10 @@ fn is_full() -> bool {
 
 /// Runs cells, a few at a time.
 async fn run_all(cells: Vec<Cell>, runtime: &Arc<FleetRuntime>) -> Vec<(Cell, Option<Outcome>)> {
-    let places = Arc::new(Semaphore::new(AT_ONCE));
     let start = |cell| {
-        let (runtime, places) = (Arc::clone(runtime), Arc::clone(&places));
+        let runtime = Arc::clone(runtime);
         let running = tokio::spawn(async move {
-            let _place = places.acquire_owned().await;
+            let _place = PLACES.acquire().await;
             run(BINARY, &runtime, cell).await
         });
         (cell, running)

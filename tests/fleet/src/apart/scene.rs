@@ -167,8 +167,8 @@ impl Scene {
     /// Waits until the request is where it shall be; the prefill worker that has it.
     pub(super) async fn wait_for_point(&self, point: Point) -> usize {
         let is_at = |prefill: &Prefill| match point {
-            // What is ahead of it has asked before.
-            Point::Queued => prefill.kv.opened() == 2,
+            // What is ahead of it has asked before. It was welcomed, and is told that it waits.
+            Point::Queued => prefill.kv.answers(1) >= 2,
             Point::Computing => self.has_reached_gate(&prefill.worker),
             Point::Transferring => prefill.kv.is_holding(),
             // Whoever it was.
@@ -268,11 +268,18 @@ impl Scene {
         if cell.rest == Rest::Another {
             // One that was ahead of it had no other to go to, and one was ahead of nobody.
             let expected = if cell.point == Point::Queued { (2, 2, 1) } else { (1, 1, 1) };
-            assert_eq!((decode.completed, decode.failed, decode.asked_next), expected, "{cell:?}: {told:?}");
+            let log = self.log("d");
+            assert_eq!((decode.completed, decode.failed, decode.asked_next), expected, "{cell:?}: {told:?}\n{log}");
             assert!(told[1 - at].bytes_out > 0, "{cell:?}: the other one has sent something: {told:?}");
         } else {
             assert_eq!(sum(|told| told.asked_next), 0, "{cell:?}: {told:?}");
         }
+    }
+
+    /// What a worker has said of transfers.
+    fn log(&self, name: &str) -> String {
+        let log = std::fs::read_to_string(self.dir.file(&format!("{name}.log"))).unwrap_or_default();
+        log.lines().filter(|line| line.contains("transfer")).collect::<Vec<_>>().join("\n")
     }
 
     /// Who was told to leave has done first what it was to do for others.
@@ -284,7 +291,8 @@ impl Scene {
         let told = status.workers[self.prefills.len()].state.transfers.unwrap_or_default();
         if cell.victim == Victim::Prefill {
             let asked = 1 + u64::from(cell.point == Point::Queued);
-            assert_eq!((told.completed, told.failed), (asked, 0), "{cell:?}: {told:?}");
+            let log = self.log("d");
+            assert_eq!((told.completed, told.failed), (asked, 0), "{cell:?}: {told:?}\n{log}");
         }
         let counts = status.counts;
         let moved = u64::from(cell.victim == Victim::Decode);
@@ -304,6 +312,8 @@ impl Scene {
         let ahead = usize::from(cell.point == Point::Queued);
         let told = || (descriptors(self.prefills[0].worker.pid()) <= fds[0] + ahead).then_some(());
         assert!(wait_for(told).await.is_some(), "the prefill worker is told");
+        // The gate opens when the gateway has said so too: what a device at a gate does not hear is no fault of it.
+        assert!(wait_for(|| (self.pool.status().open == ahead).then_some(())).await.is_some(), "the gateway is told");
         self.strike(cell, 0).await;
         assert!(wait_for(|| self.is_clean(2).then_some(())).await.is_some(), "left behind: {:?}", self.pool.status());
         let gone = began.elapsed();

@@ -242,7 +242,8 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    let log = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::DEBUG);
+    log.with_writer(std::io::stderr).with_ansi(false).init();
     let Options { worker, step, load, numerics, model, sequences, role, death_token, hang_at, fail_load, gate, .. } =
         options;
     let (demo, pages) = (options.demo, options.pages);
