@@ -13,7 +13,6 @@ from pathlib import Path
 import openai
 from test_admin import Api, admin
 from test_pool import top
-from test_reload import reload
 
 from harness import Gateway, binary, serving, wait_until
 
@@ -152,24 +151,6 @@ def test_workers_are_started_and_stopped_with_the_load(tmp_path):
         assert "at most 2" in admin(gateway, "pools", "replicas", MODEL, "--max", "3", check=False)
         admin(gateway, "pools", "replicas", MODEL, "--pause")
         assert replicas(api)["paused"] and "paused" in top(gateway)
-
-
-def test_other_bounds_keep_the_workers_that_run(tmp_path):
-    config = LOCAL.replace("replica_idle_seconds = 2", "replica_idle_seconds = 600")
-    with serving(tmp_path, workers=0, config=config) as gateway:
-        api = Api(gateway)
-        admin(gateway, "pools", "replicas", MODEL, "--min", "2")
-        wait_until(lambda: phases(api) == ["ready", "ready"], "a second one, as an operator wants", 90)
-        pids = gateway.worker_pids()
-        with crowd(gateway, 1) as one:
-            wait_until(lambda: one.answers >= 1, "it has work", 60)
-            reload(gateway, config.replace("workers_max = 2", "workers_max = 3"))
-            wait_until(lambda: replicas(api)["max"] == 3, "the other bound is in force")
-            # Those that ran serve the new one; then each gets its third of the machine, and the answers go on meanwhile.
-            assert set(gateway.worker_pids()) & set(pids), "nobody was replaced as a whole"
-            wait_until(lambda: not set(gateway.worker_pids()) & set(pids), "both have started anew, one by one", 120)
-        wait_until(lambda: phases(api)[:2] == ["ready", "ready"], "no fewer than before", 90)
-        assert gateway.metrics()["penstock_worker_deaths_total"] == 0
 
 
 def test_a_dry_run_changes_nothing(tmp_path):

@@ -10,12 +10,15 @@ use penstock_fleet_tests::{Answer, wait_for};
 use penstock_proxy::pool::{FleetRuntime, Job};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 
 /// Cells at once, of all tests: each has up to three workers.
 static PLACES: Semaphore = Semaphore::const_new(4);
+
+/// One test after another: each counts what is open in this process.
+static TURN: Mutex<()> = Mutex::const_new(());
 
 /// A stream goes on within this time after a worker hung or was cut off. Twice what is promised: the cells share the machine.
 const HANG_MAX: Duration = Duration::from_secs(10);
@@ -64,6 +67,7 @@ fn is_same(answer: &Answer, expected: &Answer) -> bool {
 
 #[tokio::test]
 async fn whatever_happens_to_either_worker_the_answer_is_that_of_one() {
+    let _turn = TURN.lock().await;
     let runtime = Arc::new(FleetRuntime::start().expect("the fleet runtime starts"));
     let expected = expected(&runtime, request).await;
     let before = descriptors(std::process::id());
@@ -117,6 +121,7 @@ fn report(gaps: &[(Cell, Duration)]) {
 
 #[tokio::test]
 async fn who_is_told_to_leave_finishes_what_others_wait_for_and_hands_over_the_rest() {
+    let _turn = TURN.lock().await;
     let runtime = Arc::new(FleetRuntime::start().expect("the fleet runtime starts"));
     let expected = expected(&runtime, |kind| longer(request(kind))).await;
     let mut wrong = Vec::new();
@@ -135,6 +140,7 @@ async fn who_is_told_to_leave_finishes_what_others_wait_for_and_hands_over_the_r
 
 #[tokio::test]
 async fn who_leaves_is_forgotten_by_both_at_once() {
+    let _turn = TURN.lock().await;
     let runtime = Arc::new(FleetRuntime::start().expect("the fleet runtime starts"));
     let kinds: &[Kind] = if is_full() { &KINDS } else { &[Kind::Two] };
     let (fault, victim, rest) = (Fault::Leave, Victim::Decode, Rest::Itself);
