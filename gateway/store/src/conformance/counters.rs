@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::nth;
 use crate::{Ask, CACHE_VALUE_BYTES_MAX, Cache, Counters, Grant, Kept, Settlement, StoreError, Window};
 
 /// What shared counters have to do. `name` is part of every counter's.
@@ -9,6 +10,7 @@ pub async fn counters(store: &dyn Counters, name: &str) {
     nobody_gets_what_another_has(store, name).await;
     a_dead_holder_gives_back(store, name).await;
     what_is_spent_stays_spent(store, name).await;
+    what_is_settled_twice_counts_once(store, name).await;
     what_nobody_heard_of_is_given_back(store, name).await;
     all_or_nothing(store, name).await;
     windows_slide(store, name).await;
@@ -58,7 +60,7 @@ async fn what_is_spent_stays_spent(store: &dyn Counters, name: &str) {
     let ask = |want, until| [Ask { until, ..ask(name, "spent", 100, want) }];
     let settle = |leased, spent| async move {
         let one = Settlement { counter: format!("{name}:spent"), window: WINDOW, leased, spent };
-        store.settle("g1", &[one], NOW).await.expect("settled");
+        store.settle("g1", nth(), &[one], NOW).await.expect("settled");
     };
     assert_eq!(take(store, "g1", &ask(50, NOW + 5), NOW).await, [grant(50, 50, 50)]);
     settle(20, 15).await;
@@ -67,7 +69,35 @@ async fn what_is_spent_stays_spent(store: &dyn Counters, name: &str) {
     assert_eq!(take(store, "g2", &ask(1, NOW + 5), NOW).await, [grant(0, 0, 105)], "more than was held, and noted");
     settle(40, 0).await;
     assert_eq!(take(store, "g2", &ask(1, NOW + 9), NOW + 6).await, [grant(0, 0, 105)], "spent does not lapse");
-    store.settle("g1", &[], NOW).await.expect("nothing to settle");
+    store.settle("g1", nth(), &[], NOW).await.expect("nothing to settle");
+}
+
+/// The answer to a settlement never came: it is sent again, perhaps while the first one is still on its way.
+async fn what_is_settled_twice_counts_once(store: &dyn Counters, name: &str) {
+    let (holder, other) = (format!("{name}:once"), format!("{name}:other"));
+    let ask = |want| [ask(name, "once", 100, want)];
+    let settle = async |holder: &str, nth, leased, spent| {
+        let one = Settlement { counter: format!("{name}:once"), window: WINDOW, leased, spent };
+        store.settle(holder, nth, &[one], NOW).await.expect("settled");
+    };
+    let [first, never, second, third] = [nth(), nth(), nth(), nth()];
+    assert_eq!(take(store, &holder, &ask(50), NOW).await, [grant(50, 50, 50)]);
+    for _ in 0..3 {
+        settle(&holder, first, 20, 15).await;
+    }
+    assert_eq!(take(store, &holder, &ask(0), NOW).await, [grant(0, 30, 45)]);
+    settle(&holder, second, 10, 10).await;
+    for late in [first, never, second] {
+        settle(&holder, late, 20, 15).await;
+    }
+    assert_eq!(take(store, &holder, &ask(0), NOW).await, [grant(0, 20, 45)], "what comes behind a later one was done");
+    settle(&other, first, 0, 5).await;
+    assert_eq!(take(store, &other, &ask(0), NOW).await, [grant(0, 0, 50)], "each holder has numbers of its own");
+    let kept = [Kept { counter: format!("{name}:once"), window: WINDOW, amount: 3, until: NOW + 5 }];
+    store.lease(&holder, &kept, NOW).await.expect("leased");
+    settle(&holder, second, 3, 3).await;
+    settle(&holder, third, 1, 1).await;
+    assert_eq!(take(store, &holder, &ask(0), NOW).await, [grant(0, 2, 33)], "also after it was said what is leased");
 }
 
 /// The answer to an ask never came: its holder says what it knows of, and the rest is nobody's, long before its window ends.
@@ -89,7 +119,7 @@ async fn what_nobody_heard_of_is_given_back(store: &dyn Counters, name: &str) {
     holds(10).await;
     assert_eq!(take(store, &holder, &ask(0), NOW).await, [grant(0, 10, 110)]);
     let one = Settlement { counter: format!("{name}:late"), window: WINDOW, leased: 10, spent: 4 };
-    store.settle(&holder, &[one], NOW).await.expect("settled");
+    store.settle(&holder, nth(), &[one], NOW).await.expect("settled");
     assert_eq!(take(store, "g2", &ask(0), NOW).await, [grant(0, 100, 104)]);
 }
 
@@ -116,7 +146,7 @@ async fn windows_slide(store: &dyn Counters, name: &str) {
     assert_eq!(take(store, "g1", &[at(1_000_020, 50)], 1_000_030).await, [grant(50, 50, 50)]);
     let spent =
         Settlement { counter: format!("{name}:slides"), window: at(1_000_020, 0).window, leased: 50, spent: 50 };
-    store.settle("g1", &[spent], 1_000_040).await.expect("settled");
+    store.settle("g1", nth(), &[spent], 1_000_040).await.expect("settled");
     // 50 s of the window before are in the last 60: 50 · 50/60 = 41⅔.
     assert_eq!(take(store, "g1", &[at(1_000_080, 0)], 1_000_090).await, [grant(0, 0, 42)]);
     assert_eq!(take(store, "g1", &[at(1_000_080, 90)], 1_000_090).await, [grant(58, 58, 100)]);
@@ -136,6 +166,7 @@ async fn what_cannot_be_is_refused(store: &dyn Counters, name: &str) {
         assert!(matches!(store.take("g1", asks, false, NOW).await, Err(StoreError::Misuse(_))));
     }
     assert!(matches!(store.take("", &[], false, NOW).await, Err(StoreError::Misuse(_))));
+    assert!(matches!(store.settle("g1", 0, &[], NOW).await, Err(StoreError::Misuse(_))));
     let unlimited = Ask { max: u64::MAX, ..ask(name, "unlimited", 0, 1 << 52) };
     assert_eq!(take(store, "g1", &[unlimited], NOW).await[0].granted, 1 << 52, "no maximum");
 }

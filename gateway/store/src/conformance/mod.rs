@@ -10,7 +10,15 @@ mod records;
 
 pub use counters::{cache, counters};
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::Store;
+
+/// A number for a settlement, of whichever holder, greater than all before.
+pub fn nth() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
 
 /// All that a [`Store`] has to do.
 pub async fn everything(store: &dyn Store) {

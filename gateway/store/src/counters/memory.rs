@@ -23,6 +23,8 @@ pub struct MemoryCounters {
 #[derive(Default)]
 struct Book {
     cells: HashMap<(String, Window), Cell>,
+    /// Numbers of the last settlements, by holder.
+    settled: HashMap<String, u64>,
     /// Cells at which the next sweep is due: twice what the last one left, so a sweep costs each new cell a constant.
     sweep_at: usize,
 }
@@ -105,8 +107,13 @@ impl Book {
         Ok(())
     }
 
-    fn settle(&mut self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
+    fn settle(&mut self, holder: &str, nth: u64, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
         self.make_place(now)?;
+        let last = self.settled.entry(holder.to_owned()).or_default();
+        if *last >= nth {
+            return Ok(());
+        }
+        *last = nth;
         for one in settlements {
             let cell = self.cells.entry((one.counter.clone(), one.window)).or_default();
             if let Some(lease) = cell.leases.get_mut(holder) {
@@ -132,9 +139,9 @@ impl Counters for MemoryCounters {
         self.book.lock().unwrap_or_else(PoisonError::into_inner).set(holder, kept, now)
     }
 
-    async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
-        check_settlements(holder, settlements)?;
-        self.book.lock().unwrap_or_else(PoisonError::into_inner).settle(holder, settlements, now)
+    async fn settle(&self, holder: &str, nth: u64, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
+        check_settlements(holder, nth, settlements)?;
+        self.book.lock().unwrap_or_else(PoisonError::into_inner).settle(holder, nth, settlements, now)
     }
 }
 

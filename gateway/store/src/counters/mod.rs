@@ -157,8 +157,35 @@ pub trait Counters: Send + Sync + 'static {
     /// learning of it: an ask that is on its way when this is done grants nothing. Not while it asks for more.
     async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError>;
 
-    /// Ends leases, and notes what was spent. All settlements or none. When it fails, it is not known whether it was done.
-    async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError>;
+    /// Ends leases, and notes what was spent. All settlements or none, and once: `nth` is their number, greater than those of all that
+    /// `holder` settled before, and what has a number that was done, or one before it, is done.
+    ///
+    /// When it fails, it is not known whether it was done. It is to be sent again under its number, as it was, before the holder settles
+    /// anything else or says what it leases.
+    async fn settle(&self, holder: &str, nth: u64, settlements: &[Settlement], now: u64) -> Result<(), StoreError>;
+}
+
+/// The numbers of what holders of leases said last ([`Counters::lease`]); a process has one or two. Every ask bears the number, and one that
+/// comes behind a later number changes nothing: it was on its way when its holder stopped waiting for it.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+#[derive(Default)]
+pub(crate) struct Words(std::sync::Mutex<std::collections::HashMap<String, u64>>);
+
+#[cfg(any(feature = "postgres", feature = "redis"))]
+impl Words {
+    fn known(&self) -> std::sync::MutexGuard<'_, std::collections::HashMap<String, u64>> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The last one.
+    pub(crate) fn of(&self, holder: &str) -> u64 {
+        self.known().get(holder).copied().unwrap_or(0)
+    }
+
+    /// The next one was said.
+    pub(crate) fn said(&self, holder: &str, word: u64) {
+        self.known().insert(holder.to_owned(), word);
+    }
 }
 
 /// What an ask gets of a counter of which `used` is used: the one rule, for stores that compute here.
@@ -182,8 +209,11 @@ pub(crate) fn check_asks(holder: &str, asks: &[Ask]) -> Result<(), StoreError> {
 }
 
 /// The same for settlements.
-pub(crate) fn check_settlements(holder: &str, settlements: &[Settlement]) -> Result<(), StoreError> {
+pub(crate) fn check_settlements(holder: &str, nth: u64, settlements: &[Settlement]) -> Result<(), StoreError> {
     check_names(holder, settlements.iter().map(|one| (&one.counter, one.window)))?;
+    if nth == 0 || nth > AMOUNT_MAX {
+        return Err(StoreError::Misuse("a number that cannot be"));
+    }
     if settlements.iter().any(|one| one.leased > AMOUNT_MAX || one.spent > AMOUNT_MAX) {
         return Err(StoreError::Misuse("an amount that cannot be"));
     }

@@ -1,30 +1,17 @@
 //! [`Counters`] in PostgreSQL: each call is one statement, a function of the database (`schema`). Rows are locked in the order of their
 //! names, so two gateways that ask for the same counters never wait for each other.
 //!
-//! A statement that nobody waits for any more may still be on its way, or wait for a row, and be done much later. So a holder that says
-//! what it leases gets a number with that, every call bears the last one, and one that comes behind a later number changes nothing.
-
-use std::sync::PoisonError;
+//! A statement that nobody waits for any more may still be on its way, or wait for a row, and be done much later. So asks bear the number
+//! of what their holder said last (`Words`), and settlements numbers of their own.
 
 use async_trait::async_trait;
 use serde_json::json;
 
 use super::Postgres;
-use super::held::{cell, int, number, odd};
+use super::held::{int, number, odd};
 use crate::counters::{AMOUNT_MAX, check_asks, check_kept, check_settlements};
 use crate::json::to_json;
 use crate::{Ask, Counters, Grant, Kept, Settlement, StoreError};
-
-impl Postgres {
-    fn words(&self) -> std::sync::MutexGuard<'_, std::collections::HashMap<String, i64>> {
-        self.words.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The number of a holder's last word.
-    fn word(&self, holder: &str) -> i64 {
-        self.words().get(holder).copied().unwrap_or(0)
-    }
-}
 
 #[async_trait]
 impl Counters for Postgres {
@@ -47,7 +34,7 @@ impl Counters for Postgres {
         };
         let asks = to_json(&asks.iter().map(ask).collect::<Vec<_>>())?;
         let sql = "SELECT granted, leased, used FROM penstock.take_2($1, $2, $3::text::jsonb, $4, $5) ORDER BY nth";
-        let word = self.word(holder);
+        let word = int(self.words.of(holder));
         let rows = self.held().await?.change(sql, &[&holder, &word, &asks, &whole, &int(now)]).await?;
         let grant = |row| Ok(Grant { granted: number(row, 0)?, leased: number(row, 1)?, used: number(row, 2)? });
         rows.iter().map(grant).collect()
@@ -67,13 +54,12 @@ impl Counters for Postgres {
         let kept = to_json(&kept.iter().map(one).collect::<Vec<_>>())?;
         let sql = "SELECT penstock.lease_1($1, $2::text::jsonb, $3)";
         let rows = self.held().await?.change(sql, &[&holder, &kept, &int(now)]).await?;
-        let word = cell(rows.first().ok_or_else(odd)?, 0)?;
-        self.words().insert(holder.to_owned(), word);
+        self.words.said(holder, number(rows.first().ok_or_else(odd)?, 0)?);
         Ok(())
     }
 
-    async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
-        check_settlements(holder, settlements)?;
+    async fn settle(&self, holder: &str, nth: u64, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
+        check_settlements(holder, nth, settlements)?;
         if settlements.is_empty() {
             return Ok(());
         }
@@ -84,8 +70,7 @@ impl Counters for Postgres {
             })
         };
         let settlements = to_json(&settlements.iter().map(one).collect::<Vec<_>>())?;
-        let sql = "SELECT penstock.settle_2($1, $2, $3::text::jsonb, $4)::text";
-        let word = self.word(holder);
-        self.held().await?.change(sql, &[&holder, &word, &settlements, &int(now)]).await.map(drop)
+        let sql = "SELECT penstock.settle_3($1, $2, $3::text::jsonb, $4)::text";
+        self.held().await?.change(sql, &[&holder, &int(nth), &settlements, &int(now)]).await.map(drop)
     }
 }

@@ -21,7 +21,6 @@ mod people;
 mod responses;
 mod schema;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +33,7 @@ use tokio_postgres::config::SslMode;
 use tokio_postgres::{Client, NoTls};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use crate::counters::Words;
 use crate::home;
 use crate::{Stats, Store, StoreError};
 use held::{Counts, Held};
@@ -64,8 +64,7 @@ pub struct Postgres {
     connector: Connector,
     leader: Mutex<Option<Client>>,
     listener: Listener,
-    /// Numbers of what holders of leases said last; a process has one or two.
-    words: std::sync::Mutex<HashMap<String, i64>>,
+    words: Words,
 }
 
 /// Makes connections.
@@ -127,7 +126,7 @@ impl Postgres {
             listener: Listener::start(connector.clone()),
             connector,
             leader: Mutex::default(),
-            words: std::sync::Mutex::default(),
+            words: Words::default(),
         };
         schema::migrate(&mut store.held().await?).await?;
         Ok(store)

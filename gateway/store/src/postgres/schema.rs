@@ -4,7 +4,7 @@ use super::held::{Held, cell};
 use crate::StoreError;
 
 /// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
-const VERSIONS: [&str; 6] = [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD];
+const VERSIONS: [&str; 7] = [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED];
 
 /// Files, batches, responses.
 const KEPT: &str = "
@@ -375,6 +375,22 @@ const HELD: &str = r"
         -- Longer than anything is on its way.
         DELETE FROM penstock.holders WHERE at < c_now - 3456000;
         RETURN said;
+    END
+    $$;
+";
+
+/// The number of the last settlement of a holder: what is sent again because its answer was lost is done once. The holder's row is locked
+/// before its counters, as `lease_1` does.
+const SETTLED: &str = "
+    ALTER TABLE penstock.holders ADD COLUMN settled BIGINT NOT NULL DEFAULT 0;
+
+    CREATE FUNCTION penstock.settle_3(c_holder text, c_nth bigint, c_settlements jsonb, c_now bigint) RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO penstock.holders AS h (holder, word, at, settled) VALUES (c_holder, 0, c_now, c_nth)
+            ON CONFLICT (holder) DO UPDATE SET settled = c_nth, at = greatest(h.at, c_now) WHERE h.settled < c_nth;
+        IF FOUND THEN
+            PERFORM penstock.settle_1(c_holder, c_settlements, c_now);
+        END IF;
     END
     $$;
 ";

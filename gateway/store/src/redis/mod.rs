@@ -17,7 +17,7 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::counters::{AMOUNT_MAX, check_asks, check_kept, check_settlements};
+use crate::counters::{AMOUNT_MAX, Words, check_asks, check_kept, check_settlements};
 use crate::home;
 use crate::{
     Ask, Begun, CACHE_KEY_BYTES_MAX, CACHE_VALUE_BYTES_MAX, Cache, Counters, Grant, Kept, Settlement, StoreError,
@@ -59,6 +59,7 @@ pub struct Redis {
     restore: Script,
     /// The era that this client counts in; empty: none yet.
     era: Mutex<String>,
+    words: Words,
 }
 
 impl Redis {
@@ -108,6 +109,7 @@ impl Redis {
             begin: Script::new(include_str!("begin.lua")),
             restore: Script::new(include_str!("restore.lua")),
             era: Mutex::default(),
+            words: Words::default(),
         })
     }
 
@@ -134,13 +136,19 @@ impl Redis {
         }
     }
 
+    /// The key of what is known of a holder.
+    fn holder(&self, name: &str) -> String {
+        format!("{}h:{name}", self.prefix)
+    }
+
+    /// Lifts counters to what is known to be spent (no holder), or sets what a holder leases.
     async fn lift(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
         if kept.is_empty() {
             return Ok(());
         }
         let mut script = self.restore.prepare_invoke();
         let [era, _] = self.eras();
-        script.key(era).arg(self.era()).arg(holder);
+        script.key(era).key(self.holder(holder)).arg(self.era()).arg(holder).arg(self.words.of(holder));
         for one in kept {
             script.key(self.counter(&one.counter, one.window));
             // What never ends lives for as long as its lease.
@@ -151,7 +159,11 @@ impl Redis {
             };
             script.arg(one.amount.min(AMOUNT_MAX)).arg(one.until.min(AMOUNT_MAX)).arg(window.min(LIVE_MAX));
         }
-        self.ask(async |mut connection| script.invoke_async::<()>(&mut connection).await).await
+        let word: u64 = self.ask(async |mut connection| script.invoke_async(&mut connection).await).await?;
+        if !holder.is_empty() {
+            self.words.said(holder, word);
+        }
+        Ok(())
     }
 
     fn counter(&self, name: &str, window: Window) -> String {
@@ -198,7 +210,8 @@ impl Counters for Redis {
         }
         let mut script = self.take.prepare_invoke();
         let [era, young] = self.eras();
-        script.key(era).key(young).arg(holder).arg(now).arg(u8::from(whole)).arg(self.era());
+        script.key(era).key(young).key(self.holder(holder));
+        script.arg(holder).arg(now).arg(u8::from(whole)).arg(self.era()).arg(self.words.of(holder));
         for ask in asks {
             let before = ask.window.before(now).filter(|_| ask.sliding);
             let (window, part) = before.map_or((ask.window, 0), |(window, part, _)| (window, part));
@@ -243,14 +256,14 @@ impl Counters for Redis {
         self.lift(holder, kept, now).await
     }
 
-    async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
-        check_settlements(holder, settlements)?;
+    async fn settle(&self, holder: &str, nth: u64, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
+        check_settlements(holder, nth, settlements)?;
         if settlements.is_empty() {
             return Ok(());
         }
         let mut script = self.settle.prepare_invoke();
         let [era, _] = self.eras();
-        script.key(era).arg(holder).arg(self.era());
+        script.key(era).key(self.holder(holder)).arg(holder).arg(self.era()).arg(nth);
         for one in settlements {
             script.key(self.counter(&one.counter, one.window));
             script.arg(one.leased).arg(one.spent).arg(one.window.seconds).arg(live(one.window, now));

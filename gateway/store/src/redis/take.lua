@@ -1,11 +1,14 @@
 -- Grants portions of counters: the rule of counters::granted, for all asks at once.
--- KEYS: the era, and the time in which nothing is granted yet; per ask the counter, and the counter of the window before (or the same, if that does not count).
--- ARGV: holder, now, whole, the asker's era; per ask: most, want, fewest, until, seconds, part of the window before, seconds to live.
+-- KEYS: the era, and the time in which nothing is granted yet; what is known of the holder; per ask the counter, and the counter of the window before (or the same, if that does not count).
+-- ARGV: holder, now, whole, the asker's era, the number of the holder's last word; per ask: most, want, fewest, until, seconds, part of the window before, seconds to live.
 -- A counter is a hash: s = spent; a:HOLDER = what it leases, u:HOLDER = until when.
 local MAX = 9007199254740991
 local holder, now, whole = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
 
 if redis.call('HGET', KEYS[1], 'id') ~= ARGV[4] then return redis.error_reply('LOST what was counted') end
+if tonumber(redis.call('HGET', KEYS[3], 'w') or '0') > tonumber(ARGV[5]) then
+  return redis.error_reply('LOST it was asked before what counts now')
+end
 if redis.call('EXISTS', KEYS[2]) == 1 then return redis.error_reply('YOUNG counters, wait') end
 
 local function read(key)
@@ -21,13 +24,13 @@ local function read(key)
 end
 
 local asks, enough = {}, true
-for i = 1, #KEYS / 2 - 1 do
-  local at = 4 + (i - 1) * 7
-  local ask = { key = KEYS[2 * i + 1], until_ = tonumber(ARGV[at + 4]), seconds = tonumber(ARGV[at + 5]), live = ARGV[at + 7] }
+for i = 1, (#KEYS - 3) / 2 do
+  local at = 5 + (i - 1) * 7
+  local ask = { key = KEYS[2 * i + 2], until_ = tonumber(ARGV[at + 4]), seconds = tonumber(ARGV[at + 5]), live = ARGV[at + 7] }
   ask.used, ask.fields = read(ask.key)
   local part = tonumber(ARGV[at + 6])
   if part > 0 then
-    local before = read(KEYS[2 * i + 2])
+    local before = read(KEYS[2 * i + 3])
     ask.used = math.min(ask.used + math.ceil(before * part / ask.seconds), MAX)
   end
   ask.got = math.min(tonumber(ARGV[at + 2]), math.max(tonumber(ARGV[at + 1]) - ask.used, 0))

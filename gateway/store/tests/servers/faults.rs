@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use penstock_store::conformance::nth;
 use penstock_store::{
     Ask, Begun, Cache, Counters, Entry, EntryFilter, Kept, Keys, Ledger, OpenEntry, Postgres, Redis, Settlement, Store,
     StoreError, UsageQuery, Window,
@@ -24,7 +25,7 @@ fn is_outage(error: &StoreError) -> bool {
 }
 
 /// Tries until it works.
-async fn until_it_works<T>(mut work: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
+pub(crate) async fn until_it_works<T>(mut work: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
     let end = Instant::now() + RECOVERY;
     loop {
         match work().await {
@@ -172,7 +173,7 @@ async fn redis_is_told_what_it_has_lost() {
             }
         }
         let settled = [Settlement { counter: "a".into(), window, leased: 1, spent: 1 }];
-        assert!(until_it_works(async || is_lost(two.settle("g2", &settled, 1).await)).await);
+        assert!(until_it_works(async || is_lost(two.settle("g2", nth(), &settled, 1).await)).await);
         assert!(until_it_works(async || is_lost(one.take("g1", &ask(1), false, 1).await)).await);
         let Ok(Begun::Anew(wait)) = one.begin().await else { panic!("a new era") };
         assert_eq!(one.begin().await, Ok(Begun::Whole), "it is its own by now");

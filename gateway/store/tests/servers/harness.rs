@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use penstock_store::{Postgres, PostgresOptions, Redis, RedisOptions};
 
+use crate::relay::Relay;
+
 /// Longest start of a server.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Looked for in every error and log of a test.
@@ -194,8 +196,20 @@ impl PostgresServer {
 
     /// How it is reached.
     pub(crate) fn options(&self, connections: usize) -> PostgresOptions {
+        Self::at(&self.folder.0, connections)
+    }
+
+    /// How it is reached through a relay.
+    pub(crate) fn relayed(&self, connections: usize) -> (Relay, PostgresOptions) {
+        let (folder, socket) = (self.folder.0.join("relay"), ".s.PGSQL.5432");
+        std::fs::create_dir(&folder).expect("a folder");
+        let relay = Relay::start(&folder.join(socket), &self.folder.0.join(socket));
+        (relay, Self::at(&folder, connections))
+    }
+
+    fn at(folder: &Path, connections: usize) -> PostgresOptions {
         let password: String = PASSWORD.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        let host = self.folder.0.display().to_string().replace('/', "%2f");
+        let host = folder.display().to_string().replace('/', "%2f");
         PostgresOptions { url: format!("postgres://penstock:{password}@{host}/postgres"), tls: None, connections }
     }
 
@@ -258,8 +272,18 @@ impl RedisServer {
 
     /// How it is reached.
     pub(crate) fn options(&self, prefix: &str) -> RedisOptions {
+        Self::at(&self.folder.0.join("socket"), prefix)
+    }
+
+    /// How it is reached through a relay.
+    pub(crate) fn relayed(&self, prefix: &str) -> (Relay, RedisOptions) {
+        let path = self.folder.0.join("relay");
+        (Relay::start(&path, &self.folder.0.join("socket")), Self::at(&path, prefix))
+    }
+
+    fn at(socket: &Path, prefix: &str) -> RedisOptions {
         let password: String = PASSWORD.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        let url = format!("redis+unix://{}?pass={password}", self.folder.0.join("socket").display());
+        let url = format!("redis+unix://{}?pass={password}", socket.display());
         RedisOptions { url, prefix: prefix.to_owned(), ca: None }
     }
 

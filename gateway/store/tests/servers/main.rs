@@ -5,7 +5,9 @@
 
 mod faults;
 mod harness;
+mod lost;
 mod model;
+mod relay;
 mod shared;
 
 use harness::{PostgresServer, RedisServer};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use penstock_store::conformance::nth;
 use penstock_store::{Ask, Counters, Grant, MemoryCounters, Settlement, Window};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -140,7 +141,7 @@ async fn check(store: &dyn Counters, history: &[Step], name: &str) {
                 let (counter, window) = (self::name(*counter), window(*counter, now));
                 let one = Settlement { counter, window, leased: *leased, spent: *spent };
                 let here = Settlement { counter: renamed(&one.counter), ..one.clone() };
-                store.settle(&holder, &[here], now).await.expect("settled");
+                store.settle(&holder, nth(), &[here], now).await.expect("settled");
                 model.settle(&holder, &one);
             }
         }

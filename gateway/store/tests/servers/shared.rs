@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use penstock_store::conformance::nth;
 use penstock_store::{
     Ask, Counters, Entry, EntryFilter, KeyDigest, KeyId, KeyRecord, Keys, Ledger, OpenEntry, Settlement, Store,
     UsageQuery, Window,
@@ -62,7 +63,7 @@ async fn nothing_is_granted_twice(gateways: [Arc<dyn Counters>; 2]) {
                 // Of the first all is spent, of the second nothing.
                 let first = usize::from(task % 3 == 0);
                 let settled = [of(first, grants[first].granted), of(1 - first, 0)];
-                store.settle(&holder, &settled, NOW + round).await.expect("settled");
+                store.settle(&holder, nth(), &settled, NOW + round).await.expect("settled");
                 spent.fetch_add(grants[first].granted, Ordering::Relaxed);
             }
         });

@@ -6,6 +6,9 @@
 //! used is told behind the requests, by one task, some times a second; what a portion has left goes back when nobody has used it
 //! for a while. The gateway's own book always counts too, so one gateway alone never lets in more than the limit.
 //!
+//! What is used is told under a number: where the answer to that is lost, the same is told again under the same number, before anything
+//! else is, and the store does it once.
+//!
 //! A store that has been away may have lost what it had. It says so, or is asked when it is back ([`Counters::begin`]); then days and
 //! months are restored from the ledger, which is the truth, and each gateway says what it leases. Until that is done the store is as good
 //! as away.
@@ -25,8 +28,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_govern::{Claim, Measure, OnStoreFailure, Span, Unit, began};
-use penstock_store::{Ask, Counters, Kept, StoreError, Window};
-use tokio::time::timeout;
+use penstock_store::{Ask, Counters, Kept, Settlement, StoreError, Window};
+use tokio::sync::RwLock;
+use tokio::time::timeout_at;
 
 use super::restore::{Sum, Sums};
 use crate::clock;
@@ -55,6 +59,9 @@ pub(super) struct Shared {
     /// Says what is spent, where that was lost; `None`: nobody knows.
     ledger: Option<Sums>,
     state: Mutex<State>,
+    /// Asks take it together; to say what is leased here, alone: an ask is answered before that, or has been given up. Nobody holds it for
+    /// longer than a store has to answer.
+    turn: RwLock<()>,
     /// Times that what was lost has been restored.
     restored: AtomicU64,
 }
@@ -67,8 +74,10 @@ struct State {
     is_begun: bool,
     /// What it had is to be restored; nothing is granted until then.
     owed: Option<Instant>,
-    /// Times that it was told what is leased here: what it granted before that and was not heard of then is not leased.
-    told: u64,
+    /// The number of what was settled last.
+    nth: u64,
+    /// That, until it is known to be done; it is in no cell.
+    doubted: Vec<Settlement>,
     /// Counters that were asked for more by requests that did not stay for the answer: their portion is to be told.
     unheard: HashSet<Key>,
     looked_at: Option<Instant>,
@@ -139,7 +148,8 @@ struct Want {
 
 impl Shared {
     pub(super) fn new(counters: Arc<dyn Counters>, holder: String, ledger: Option<Sums>) -> Self {
-        Self { counters, holder, ledger, state: Mutex::default(), restored: AtomicU64::new(0) }
+        let (state, turn) = (Mutex::default(), RwLock::default());
+        Self { counters, holder, ledger, state, turn, restored: AtomicU64::new(0) }
     }
 
     /// Times that what the store had lost has been restored.
@@ -198,13 +208,14 @@ impl Shared {
 
     /// Asks the store for more; `Some`: that ask does not fit. An error: it does not answer.
     async fn ask(&self, wants: &[Want], which: &[usize]) -> Result<Option<(usize, u64)>, ()> {
-        let told = {
+        {
             let state = self.state();
             if !state.is_begun || state.down_until.is_some_and(|until| Instant::now() < until) {
                 return Err(());
             }
-            state.told
-        };
+        }
+        let deadline = tokio::time::Instant::now() + WAIT_MAX;
+        let Ok(_turn) = timeout_at(deadline, self.turn.read()).await else { return Err(()) };
         let now = clock::unix_seconds();
         let asks: Vec<Ask> = {
             let state = self.state();
@@ -228,18 +239,13 @@ impl Shared {
             which.iter().map(ask).collect()
         };
         let mut asked = Asked { shared: self, asks: &asks, is_answered: false };
-        let answer = timeout(WAIT_MAX, self.counters.take(&self.holder, &asks, true, now)).await;
+        let answer = timeout_at(deadline, self.counters.take(&self.holder, &asks, true, now)).await;
         asked.is_answered = true;
         match answer {
             Ok(Ok(grants)) => {
                 let full = asks.iter().zip(&grants).position(|(ask, grant)| grant.granted < ask.least);
                 self.up();
                 let mut state = self.state();
-                if state.told != told {
-                    // It was told meanwhile what is held here, without this: that may be undone by now, or is once it is told again.
-                    state.unheard.extend(asks.iter().map(key));
-                    return Ok(None);
-                }
                 for (ask, grant) in asks.iter().zip(&grants) {
                     let cell = state.cells.entry(key(ask)).or_default();
                     cell.leased += grant.granted;
@@ -248,7 +254,6 @@ impl Shared {
                 }
                 Ok(full.map(|at| (at, grants[at].used)))
             }
-            Ok(Err(StoreError::Lost)) if self.state().told != told => Ok(None),
             Ok(Err(StoreError::Lost)) => self.lost(),
             Ok(Err(error)) => self.unknown(&asks, &error.to_string()),
             Err(_) => self.unknown(&asks, "no answer in time"),
@@ -279,10 +284,10 @@ impl Shared {
         Err(())
     }
 
-    fn failed(&self, why: &Untold) {
+    fn failed(&self, why: &StoreError) {
         let _ = match why {
-            Untold::Lost => self.lost::<()>(),
-            Untold::Away(why) => self.down(why),
+            StoreError::Lost => self.lost::<()>(),
+            why => self.down(&why.to_string()),
         };
     }
 
@@ -337,21 +342,6 @@ pub(super) fn wait_ms(span: Span) -> Option<u64> {
     let window = window(span, clock::unix_seconds()).0;
     let end = window.end()? * 1000;
     Some(end.saturating_sub(clock::since_epoch().as_millis() as u64))
-}
-
-/// Why the store was not told.
-enum Untold {
-    Lost,
-    Away(String),
-}
-
-fn flat<T>(told: Result<Result<T, StoreError>, tokio::time::error::Elapsed>) -> Result<T, Untold> {
-    match told {
-        Ok(Ok(done)) => Ok(done),
-        Ok(Err(StoreError::Lost)) => Err(Untold::Lost),
-        Ok(Err(error)) => Err(Untold::Away(error.to_string())),
-        Err(_) => Err(Untold::Away("no answer in time".to_owned())),
-    }
 }
 
 impl Cell {
@@ -413,12 +403,16 @@ fn want(claim: &Claim<'_>) -> Want {
 }
 
 #[cfg(test)]
+mod faults;
+
+#[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
 
     use async_trait::async_trait;
-    use penstock_store::{Grant, MemoryCounters, Settlement};
+    use penstock_store::{Grant, MemoryCounters};
 
+    use super::report::REPORTS;
     use super::*;
 
     /// A store that can be cut off, and counts round trips.
@@ -426,6 +420,8 @@ mod tests {
     struct Store {
         inner: MemoryCounters,
         away: AtomicBool,
+        /// Settles what it is told, and does not say so.
+        mute: AtomicBool,
         trips: AtomicU64,
     }
 
@@ -445,11 +441,12 @@ mod tests {
             self.inner.lease(holder, kept, now).await
         }
 
-        async fn settle(&self, holder: &str, settlements: &[Settlement], now: u64) -> Result<(), StoreError> {
+        async fn settle(&self, holder: &str, nth: u64, told: &[Settlement], now: u64) -> Result<(), StoreError> {
             if self.away.load(Ordering::Relaxed) {
                 return std::future::pending().await;
             }
-            self.inner.settle(holder, settlements, now).await
+            self.inner.settle(holder, nth, told, now).await?;
+            if self.mute.load(Ordering::Relaxed) { std::future::pending().await } else { Ok(()) }
         }
     }
 
@@ -547,6 +544,35 @@ mod tests {
         other.settle(rest, |_, _| Some(900));
         other.report_once(Instant::now()).await;
         assert!(matches!(try_take(&gateway, month, 1).await, Err(Refused::Full { used: 1000, .. })));
+    }
+
+    /// More counters than fit one report: the first one is done and not answered, the second is never sent.
+    #[tokio::test(start_paused = true)]
+    async fn what_was_told_and_not_answered_counts_once() {
+        let store = Arc::new(Store::default());
+        let gateway = begun(&store, "a");
+        let limit = Arc::<str>::from("l");
+        let subjects: Vec<String> = (0..2 * REPORTS).map(|number| format!("k{number}")).collect();
+        let day = measure(Unit::Tokens, Span::Day, 1000);
+        let claim = |subject, amount| Claim { limit: &limit, subject, measure: day, amount, tag: 0 };
+        for subject in &subjects {
+            let portions = gateway.take(&[claim(subject, 10)], |_| OnStoreFailure::Closed).await.expect("room");
+            gateway.settle(portions, |_, _| Some(7));
+        }
+        store.mute.store(true, Ordering::Relaxed);
+        gateway.report_once(Instant::now()).await;
+        assert!(!gateway.is_up() && gateway.state().doubted.len() == REPORTS);
+        store.mute.store(false, Ordering::Relaxed);
+        gateway.state().down_until = None;
+        assert!(gateway.begin().await && gateway.correct().await && gateway.is_up());
+        // What is left of each portion goes back, too.
+        gateway.report_once(Instant::now() + IDLE * 2).await;
+        for subject in &subjects {
+            let Want { key: (counter, window), lapses: until, .. } = want(&claim(subject, 0));
+            let ask = Ask { counter, window, sliding: false, max: 1000, want: 0, least: 0, until };
+            let grant = store.inner.take("a", &[ask], false, clock::unix_seconds()).await.expect("asked")[0];
+            assert_eq!((grant.leased, grant.used), (0, 7), "{subject}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

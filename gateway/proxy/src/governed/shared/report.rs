@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use penstock_store::{Ask, Begun, Kept, Settlement, StoreError};
 use tokio::time::{sleep, timeout};
 
-use super::{IDLE, IN_FLIGHT_SECONDS, Key, Shared, flat, kept};
+use super::{IDLE, IN_FLIGHT_SECONDS, Key, Shared, kept};
 use crate::clock;
 
 /// Between two reports.
@@ -16,7 +16,7 @@ const REPORT: Duration = Duration::from_millis(200);
 /// Longest wait for a report.
 const REPORT_MAX: Duration = Duration::from_secs(2);
 /// Reports at once.
-const REPORTS: usize = 64;
+pub(super) const REPORTS: usize = 64;
 /// Others write what they have settled into the ledger within this, and only then it says all.
 const LEDGER_LAG: Duration = Duration::from_millis(400);
 /// Between two looks at whether the store still has what was leased, where nothing else is said to it: well within the time in which one
@@ -71,11 +71,17 @@ impl Shared {
             (!state.is_begun, state.owed)
         };
         if was_away {
-            self.tell_all();
+            match owed {
+                None => self.settle_doubted().await?,
+                // Whatever became of that: what is leased is what is said now.
+                Some(_) => self.state().doubted.iter_mut().for_each(|one| one.leased = 0),
+            }
             // Lost with the rest, or granted to a request that had stopped waiting: nobody would give that back.
+            let _alone = self.turn.write().await;
+            self.state().unheard.clear();
             let second = clock::unix_seconds();
             for chunk in self.leases(second).chunks(REPORTS) {
-                self.counters.lease(&self.holder, chunk, second).await?;
+                in_time(self.counters.lease(&self.holder, chunk, second)).await?;
             }
         }
         if let Some(until) = owed {
@@ -99,39 +105,34 @@ impl Shared {
             }
             let mut state = self.state();
             for key in spent.into_iter().map(|one| (one.counter, one.window)) {
+                let in_doubt = state.doubted.iter_mut().find(|one| (&one.counter, one.window) == (&key.0, key.1));
+                in_doubt.into_iter().for_each(|one| one.spent = 0);
                 if let (Some(known), Some(cell)) = (untold.get(&key), state.cells.get_mut(&key)) {
                     cell.spent = cell.spent.saturating_sub(*known);
                 }
             }
         }
+        self.settle_doubted().await?;
         sleep(until.saturating_duration_since(Instant::now())).await;
         self.restored.fetch_add(1, Ordering::Relaxed);
         tracing::warn!("the shared counters begin anew: what is spent was restored from the ledger");
         Ok(())
     }
 
-    /// The store is told everything that is leased here.
-    fn tell_all(&self) {
-        let mut state = self.state();
-        state.told += 1;
-        state.unheard.clear();
-    }
-
     /// Says what is leased of counters of which nobody heard what they granted. Whether the store has heard that.
     pub(super) async fn correct(&self) -> bool {
+        if self.state().unheard.is_empty() {
+            return true;
+        }
+        let _alone = self.turn.write().await;
         let now = clock::unix_seconds();
         let kept: Vec<Kept> = {
             let mut state = self.state();
-            if state.unheard.is_empty() {
-                return true;
-            }
-            state.told += 1;
             let unheard = std::mem::take(&mut state.unheard);
             unheard.iter().filter_map(|key| Some(state.cells.get(key)?.kept(key))).collect()
         };
         for chunk in kept.chunks(REPORTS) {
-            let told = timeout(REPORT_MAX, self.counters.lease(&self.holder, chunk, now)).await;
-            if let Err(why) = flat(told) {
+            if let Err(why) = in_time(self.counters.lease(&self.holder, chunk, now)).await {
                 self.failed(&why);
                 return false;
             }
@@ -149,24 +150,40 @@ impl Shared {
     pub(super) async fn report_once(&self, at: Instant) {
         let now = clock::unix_seconds();
         let settlements = self.due(at, now);
-        for chunk in settlements.chunks(REPORTS) {
-            let told = timeout(REPORT_MAX, self.counters.settle(&self.holder, chunk, now)).await;
-            if let Err(why) = flat(told) {
-                // It may have been done all the same: then what was used counts twice, never less than once.
-                self.untold(chunk);
+        let mut chunks = settlements.chunks(REPORTS);
+        while let Some(chunk) = chunks.next() {
+            {
+                let mut state = self.state();
+                state.nth += 1;
+                state.doubted = chunk.to_vec();
+            }
+            if let Err(why) = self.settle_doubted().await {
+                chunks.for_each(|chunk| self.untold(chunk));
                 return self.failed(&why);
             }
         }
         let renewals = self.renewals(at, now);
         for chunk in renewals.chunks(REPORTS) {
-            let told = timeout(REPORT_MAX, self.counters.take(&self.holder, chunk, false, now)).await;
-            if let Err(why) = flat(told) {
+            if let Err(why) = in_time(self.counters.take(&self.holder, chunk, false, now)).await {
                 return self.failed(&why);
             }
         }
         if !(settlements.is_empty() && renewals.is_empty()) {
             self.up();
         }
+    }
+
+    /// Settles what may have been settled already, or not: under the same number it is done once.
+    async fn settle_doubted(&self) -> Result<(), StoreError> {
+        let (nth, doubted) = {
+            let state = self.state();
+            (state.nth, state.doubted.clone())
+        };
+        if !doubted.is_empty() {
+            in_time(self.counters.settle(&self.holder, nth, &doubted, clock::unix_seconds())).await?;
+            self.state().doubted.clear();
+        }
+        Ok(())
     }
 
     /// What is to be told, taken out of the cells; cells that are over are forgotten.
@@ -211,4 +228,9 @@ impl Shared {
         }
         out
     }
+}
+
+/// What the store says to a report.
+async fn in_time<T>(told: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    timeout(REPORT_MAX, told).await.unwrap_or(Err(StoreError::Busy))
 }

@@ -1,0 +1,129 @@
+//! Stands between a gateway and its server, on Unix sockets, and does to them what networks do: an answer is lost after what was asked for is
+//! done, or a question comes late, when nobody waits for its answer any more.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// Longest wait for what the relay waits for.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What happens to questions that have certain words in them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Mode {
+    Pass,
+    /// The answer to the next one is lost, and the connection with it.
+    Lose(String),
+    /// They wait.
+    Hold(String),
+}
+
+/// See the module header. Ends when it is dropped.
+pub(crate) struct Relay {
+    mode: watch::Sender<Mode>,
+    /// Answers to questions that had to wait.
+    late: watch::Receiver<u64>,
+    task: JoinHandle<()>,
+}
+
+impl Relay {
+    /// Listens at `from`, and connects to `to`.
+    pub(crate) fn start(from: &Path, to: &Path) -> Self {
+        let listener = UnixListener::bind(from).expect("a socket");
+        let (mode, to) = (watch::Sender::new(Mode::Pass), to.to_owned());
+        let (told, late) = watch::channel(0);
+        let task = tokio::spawn(accept(listener, to, mode.clone(), told));
+        Self { mode, late, task }
+    }
+
+    /// The answer to the next question with these words is lost after the server gave it.
+    pub(crate) fn lose(&self, words: &str) {
+        self.mode.send_replace(Mode::Lose(words.to_owned()));
+    }
+
+    /// Questions with these words wait.
+    pub(crate) fn hold(&self, words: &str) {
+        self.mode.send_replace(Mode::Hold(words.to_owned()));
+    }
+
+    /// Lets go what waits, until the server has answered it.
+    pub(crate) async fn let_go(&mut self) {
+        self.late.mark_unchanged();
+        self.mode.send_replace(Mode::Pass);
+        timeout(PATIENCE, self.late.changed()).await.expect("in time").expect("an answer");
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: UnixListener, to: PathBuf, mode: watch::Sender<Mode>, late: watch::Sender<u64>) {
+    let mut connections = tokio::task::JoinSet::new();
+    while let Ok((client, _)) = listener.accept().await {
+        // A server that is not there: the client finds its connection closed.
+        let Ok(server) = UnixStream::connect(&to).await else { continue };
+        let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
+        let [loses, waited] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        connections.spawn(up(from_client, to_server, mode.clone(), [loses.clone(), waited.clone()]));
+        connections.spawn(down(from_server, to_client, late.clone(), [loses, waited]));
+    }
+}
+
+/// Questions. What a client has sent before it left still arrives.
+async fn up(
+    mut client: OwnedReadHalf,
+    mut server: OwnedWriteHalf,
+    mode: watch::Sender<Mode>,
+    [loses, waited]: [Arc<AtomicBool>; 2],
+) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = client.read(&mut bytes).await {
+        let has = |words: &str| bytes[..count].windows(words.len()).any(|window| window == words.as_bytes());
+        let now = mode.borrow().clone();
+        match now {
+            Mode::Lose(words) if has(&words) => {
+                loses.store(true, Ordering::Release);
+                mode.send_replace(Mode::Pass);
+            }
+            Mode::Hold(words) if has(&words) => {
+                let passes = mode.subscribe().wait_for(|mode| *mode == Mode::Pass).await.is_ok();
+                waited.store(passes, Ordering::Release);
+            }
+            _ => {}
+        }
+        if server.write_all(&bytes[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Answers.
+async fn down(
+    mut server: OwnedReadHalf,
+    mut client: OwnedWriteHalf,
+    late: watch::Sender<u64>,
+    [loses, waited]: [Arc<AtomicBool>; 2],
+) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = server.read(&mut bytes).await {
+        if loses.load(Ordering::Acquire) {
+            return;
+        }
+        if waited.swap(false, Ordering::AcqRel) {
+            late.send_modify(|count| *count += 1);
+        }
+        // The client may have left; the server's answers still say what it did.
+        let _ = client.write_all(&bytes[..count]).await;
+    }
+}
