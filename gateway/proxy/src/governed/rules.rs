@@ -101,7 +101,7 @@ fn subject<'a>(by: By, who: &Who<'a>) -> Cow<'a, str> {
         By::All => return Cow::Borrowed("all"),
         By::Model => return Cow::Borrowed(who.model),
         By::Provider => return Cow::Borrowed(POOLS),
-        By::Address => return Cow::Owned(address(who.from)),
+        By::Address => who.from.map(|from| Cow::Owned(address(Some(from)))),
         By::Team => principal.team.as_ref().map(|team| Cow::Borrowed(team.as_str())),
         By::User => principal.user.as_ref().map(|user| Cow::Borrowed(user.as_str())),
         By::Key => None,
@@ -132,5 +132,21 @@ mod tests {
         assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2:ffff::1"));
         assert_ne!(of("2001:db8:1:2::"), of("2001:db8:1:3::"));
         assert_eq!((of("::ffff:10.0.0.1"), address(None)), ("10.0.0.1".to_owned(), "local".to_owned()));
+    }
+
+    /// Batches come from nowhere: those of one key are not counted with those of others.
+    #[test]
+    fn who_has_no_address_counts_by_key() {
+        let of = |key: Option<&str>, from: Option<&str>| {
+            let mut principal = Principal::default();
+            principal.key = key.map(Into::into);
+            let from = from.map(|from| from.parse().expect("an address"));
+            subject(By::Address, &Who { principal: &principal, model: "m", providers: &[], from }).into_owned()
+        };
+        assert_eq!(of(Some("a"), Some("10.0.0.1")), "10.0.0.1");
+        assert_eq!(
+            (of(Some("a"), None), of(Some("b"), None), of(None, None)),
+            ("a".into(), "b".into(), "local".into())
+        );
     }
 }
