@@ -24,6 +24,9 @@ pub enum BucketError {
     /// Letters, digits and `-._/` name a bucket and a prefix; more could be read as a part of a URL.
     #[error("has letters in the name of the bucket or in the prefix that are not a-z, A-Z, 0-9, -, ., _")]
     Name,
+    /// A part of the path that whoever passes a URL on may leave out: the objects would be elsewhere than they seem.
+    #[error("has a bucket or a part of the prefix that is empty, . or ..")]
+    Part,
     /// Neither of the two schemes, or more than scheme, host and port.
     #[error("has an endpoint that is not http://HOST:PORT or https://HOST:PORT")]
     Endpoint,
@@ -60,6 +63,10 @@ impl FromStr for Bucket {
         if !is_plain(name) || !prefix.split('/').all(is_plain) {
             return Err(BucketError::Name);
         }
+        let is_part = |part: &str| !["", ".", ".."].contains(&part);
+        if !is_part(name) || !(prefix.is_empty() || prefix.split('/').all(is_part)) {
+            return Err(BucketError::Part);
+        }
         let mut bucket = Self { name: name.to_owned(), prefix: prefix.to_owned(), ..Self::default() };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=').map(|(key, value)| (key, value.trim_end_matches('/'))) {
@@ -92,6 +99,7 @@ mod tests {
         assert_eq!(full, Ok(expected));
         assert_eq!("s3://blocks".parse(), Ok(Bucket { name: "blocks".into(), ..Bucket::default() }));
         assert!("s3://b?endpoint=https://[::1]:9000".parse::<Bucket>().is_ok());
+        assert!("s3://b/..a/.b/c../...".parse::<Bucket>().is_ok(), "dots are letters of names");
     }
 
     #[test]
@@ -102,6 +110,11 @@ mod tests {
             ("s3:///secret", BucketError::Form),
             ("s3://id:secret@blocks", BucketError::Name),
             ("s3://blocks/a b", BucketError::Name),
+            ("s3://blocks/../secret", BucketError::Part),
+            ("s3://blocks/secret/./a", BucketError::Part),
+            ("s3://blocks/secret/..", BucketError::Part),
+            ("s3://blocks/secret//a", BucketError::Part),
+            ("s3://../secret", BucketError::Part),
             ("s3://blocks?endpoint=ftp://secret", BucketError::Endpoint),
             ("s3://blocks?endpoint=http://id:secret@host", BucketError::Endpoint),
             ("s3://blocks?endpoint=http://host/path", BucketError::Endpoint),
