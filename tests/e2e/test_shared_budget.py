@@ -145,6 +145,32 @@ def test_a_budget_of_two_gateways_holds_while_one_is_killed(tmp_path, servers, s
         print(f"{where}: {STREAMS} streams, billed {swarm.usd:.6f} of {BUDGET:.6f}, {len(swarm.seen.bills)} asked")
 
 
+@pytest.mark.parametrize("where", ["redis", "postgres"])
+def test_guesses_of_two_gateways_exceed_a_budget_by_no_more_than_they_were_wrong(tmp_path, servers, swarm, where):
+    """Nothing bounds the answers: what is spent is above the budget by what answers used beyond their reservations, and by no more."""
+    postgres, _ = servers
+    budget = 0.00025 * STREAMS
+    with pair(tmp_path, servers, swarm, where, f'usd_per_day = {budget}\non_store_failure = "closed"') as gateways:
+        answers = []
+        for number in range(4):
+            answers += asyncio.run(crowd(gateways, swarm, STREAMS, number, hows=("full", "mute", "break", "slow")))
+
+        def written() -> bool:
+            held = sum(metric(gateway, "penstock_limit_holds") for gateway in gateways)
+            return held == 0 and all(metric(gateway, "penstock_ledger_waiting") == 0 for gateway in gateways)
+
+        wait_until(written, "the ledger is written", 60)
+        entries = ledger(postgres, gateways[0])
+        assert set(entries) == {"1"}, entries
+        count, used = entries["1"]
+        exceeded = sum(metric(gateway, 'penstock_limit_exceeded_total{unit="usd"}') for gateway in gateways)
+        # Entries are rounded up to millionths.
+        assert used <= budget + exceeded + 1e-6 * count, (used, budget, exceeded)
+        assert used > budget * 0.2, "what was not used was given back"
+        assert {answer.status for answer in answers} >= {200, 429}
+        print(f"{where}: used {used:.6f} of {budget:.6f}, {exceeded:.6f} beyond reservations, {count} requests")
+
+
 @pytest.mark.parametrize("loss", ["empty", "restart"])
 def test_a_budget_outlives_the_counters(tmp_path, servers, swarm, loss):
     """The counters are emptied, or restarted without what they had, while a crowd is served: what was spent counts on, by the ledger."""
