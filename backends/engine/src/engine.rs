@@ -392,6 +392,11 @@ impl Engine {
         Imported::Stored
     }
 
+    /// These blocks, the first of a chain, will be read soon: what is imported now evicts others before them.
+    pub fn touch(&mut self, chain: &[BlockHash]) {
+        self.scheduler.pool.touch(chain.iter().copied());
+    }
+
     /// Names of the blocks that a request needs before its first step: what a transfer can bring.
     pub fn chain(&self, generate: &Generate) -> Vec<BlockHash> {
         let hasher = BlockHasher::for_request(&generate.salt, &self.limits.numerics);

@@ -153,6 +153,17 @@ impl BlockPool {
         self.index.get(&hash).copied()
     }
 
+    /// The first blocks of a chain will be read soon: of those that idle, they are the last to be evicted, the first block last of all.
+    pub fn touch(&mut self, chain: impl DoubleEndedIterator<Item = BlockHash>) {
+        for page in chain.rev().filter_map(|hash| self.find(hash)).collect::<Vec<_>>() {
+            let Slot { block, reused, .. } = self.slots[page.index()];
+            if let Block::Cached { .. } = block {
+                self.idle.remove(page);
+                self.idle.push(page, reused);
+            }
+        }
+    }
+
     /// One more sequence reads these pages (from [`Self::lookup`], nothing in between).
     ///
     /// # Panics

@@ -73,6 +73,20 @@ async fn what_was_asked_for_is_there_when_the_request_comes() {
     assert_eq!(loaded(&step), BLOCKS as u64, "nothing was loaded twice");
 }
 
+/// On a device of little more than one prompt the first blocks of one are still there, and the next to be evicted, when the others are brought.
+#[tokio::test]
+async fn what_is_brought_does_not_push_out_what_is_before_it() {
+    let dir = Dir::new();
+    let disk = dir.file("kv").display().to_string();
+    let worker = Worker::start(BINARY, &dir, "a", &["--pages", "14", "--kv-disk", &disk]);
+    let mut session = Session::with(&worker).await;
+    let first = session.run(generate(1, 0)).await;
+    session.run(generate(2, 1)).await;
+    session.until(|step| state(step).tiers.iter().map(|tier| tier.stored).sum::<u64>() >= 6).await;
+    let again = session.run(generate(3, 0)).await;
+    assert_eq!((again.tokens, again.cached), (first.tokens, (BLOCKS * BLOCK_TOKENS) as u32));
+}
+
 #[tokio::test]
 async fn what_is_asked_ahead_is_bounded_and_what_makes_no_sense_is_nothing() {
     let dir = Dir::new();

@@ -62,6 +62,8 @@ struct Held {
     end: usize,
     /// The remote tier has been asked and has not answered.
     finding: bool,
+    /// What was on the device is the last to be evicted.
+    touched: bool,
     deadline: Instant,
 }
 
@@ -158,7 +160,7 @@ impl Intake {
         let wait = compute.unwrap_or(WAIT_MAX).clamp(WAIT_MIN, WAIT_MAX);
         let wait = if engine.block_seconds() > 0.0 { wait } else { WAIT_MAX };
         let (id, errand) = (generate.request, Errand::Request(Box::new(generate)));
-        let held = Held { id, errand, chain, here, end: here, finding: false, deadline: now + wait };
+        let held = Held { id, errand, chain, here, end: here, finding: false, touched: false, deadline: now + wait };
         self.hold(held, engine.state().queue_seconds, engine, levels).and_then(Held::into_generate)
     }
 
@@ -176,7 +178,7 @@ impl Intake {
         chain.truncate(here + room);
         let (errand, deadline) =
             (Errand::Ahead { session, request }, now + (wait.min(AHEAD_MOST) * 4).clamp(AHEAD_MIN, AHEAD_MOST));
-        let held = Held { id, errand, chain, here, end: here, finding: false, deadline };
+        let held = Held { id, errand, chain, here, end: here, finding: false, touched: false, deadline };
         drop(self.hold(held, wait.as_secs_f64(), engine, levels));
     }
 
@@ -304,6 +306,10 @@ impl Intake {
             let hash = held.chain[held.here];
             if !engine.holds(hash) {
                 let Some(bytes) = self.arrived.remove(&hash) else { return };
+                if !std::mem::replace(&mut held.touched, true) {
+                    // What is brought is of no use without what is before it.
+                    engine.touch(&held.chain[..held.here]);
+                }
                 let began = Instant::now();
                 let parent = held.here.checked_sub(1).map(|parent| held.chain[parent]);
                 match engine.import(parent, hash, &bytes) {
