@@ -1,11 +1,11 @@
 //! The price of placing a request on a worker, in seconds.
 //!
 //! ```text
-//! cost_w = queue_w + own_w·(1 + β(1 + a·load)) + γ·own_w·decoding_w + δ·step_w + pressure(kv_w)
+//! cost_w = queue_w + own_w·(1 + β·pace_w·(1 + a·load)) + γ·own_w·decoding_w + δ·step_w + pressure(kv_w)
 //! own_w  = prefill(tokens not cached on w) + load(blocks of w's lower tiers) or pull(blocks of another worker), where that is cheaper
 //! ```
 //! `queue_w`: prefill seconds ahead of it on the worker. β·own: what this request costs those that come later; a: more so when all
-//! queues are long. γ·own·decoding: what its prefill costs the sequences that decode there. δ·step: how slow its own decode will be
+//! queues are long; pace: how fast the worker is beside the fleet's mean, for as much faster it works, as many more come later. γ·own·decoding: what its prefill costs the sequences that decode there. δ·step: how slow its own decode will be
 //! there. pressure: what its blocks evict. The weights are those that did best in simulation over development traces.
 
 use penstock_proto::frames::EngineState;
@@ -56,6 +56,8 @@ pub struct Terms {
     pub queue: f64,
     /// Prefill of the request itself there, loads included.
     pub own: f64,
+    /// Speed of the worker's prefill, of the fleet's mean.
+    pub pace: f64,
     /// Mean of the queues of the fleet, those that wait in the gateway included.
     pub load: f64,
     /// Sequences in prefill or decode there.
@@ -97,7 +99,7 @@ impl Weights {
         Parts {
             queue: terms.queue,
             own: terms.own,
-            later: terms.own * self.own * congestion,
+            later: terms.own * terms.pace * self.own * congestion,
             harm: self.decoding * terms.own * terms.decoding,
             decode: self.step * terms.step,
             pressure: self.pressure * (terms.fill - self.pressure_from).max(0.0),
@@ -137,9 +139,11 @@ mod tests {
     proptest! {
         #[test]
         fn more_of_anything_never_costs_less(
-            base in prop::array::uniform6(0.0..3.0_f64), more in 0.0..3.0_f64, which in 0..6_usize
+            base in prop::array::uniform7(0.0..3.0_f64), more in 0.0..3.0_f64, which in 0..7_usize
         ) {
-            let terms = |t: [f64; 6]| Terms { queue: t[0], own: t[1], load: t[2], decoding: t[3], step: t[4], fill: t[5] };
+            let terms = |[queue, own, pace, load, decoding, step, fill]: [f64; 7]| {
+                Terms { queue, own, pace, load, decoding, step, fill }
+            };
             let weights = Weights::default();
             let mut raised = base;
             raised[which] += more;

@@ -148,6 +148,12 @@ impl Site {
         self.limits.slo.map(|slo| slo.tpot.as_secs_f64()).filter(|tpot| *tpot > 0.0)
     }
 
+    /// Mean speed of prefill of those that take requests.
+    fn pace(&self) -> f64 {
+        let taking = || self.workers.values().filter(|worker| worker.takes_requests());
+        taking().map(WorkerView::pace).sum::<f64>() / taking().count().max(1) as f64
+    }
+
     /// `queued`: seconds of prefill that wait in the gateway.
     fn market(&self, queued: f64, now: Duration) -> Market<'_> {
         let sum = self.workers.values().map(WorkerView::queue_seconds).sum::<f64>() + queued;
@@ -160,6 +166,7 @@ impl Site {
             tpot: self.tpot_max(),
             rank: (0, i64::MAX),
             load: sum / self.workers.len().max(1) as f64,
+            pace: self.pace(),
             output_tokens: self.output_tokens,
             turn: self.turn,
             now,

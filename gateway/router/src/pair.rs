@@ -103,8 +103,8 @@ impl Market<'_> {
             let known = (theirs.device + theirs.promised) as usize;
             let compute = worker.prefill_seconds(tokens, known.min(tokens));
             let ahead = worker.queue_seconds() + self.ahead[usize::from(id.0)];
-            let terms =
-                Terms { own: compute, load: self.load, decoding: f64::from(worker.sequences()), ..Terms::default() };
+            let (pace, decoding) = (self.pace_of(worker), f64::from(worker.sequences()));
+            let terms = Terms { own: compute, pace, load: self.load, decoding, ..Terms::default() };
             let priced = self.weights.price(&terms);
             let beside = Parts { later: priced.later, harm: priced.harm, ..Parts::default() };
             // Most of the way is hidden behind the computing: the last block is not.

@@ -47,6 +47,8 @@ pub(crate) struct Market<'a> {
     pub(crate) rank: Rank,
     /// Mean queue of the fleet in seconds, those that wait in the gateway included.
     pub(crate) load: f64,
+    /// Mean speed of prefill of the fleet, as [`WorkerView::pace`].
+    pub(crate) pace: f64,
     /// Tokens of an answer, as they usually are.
     pub(crate) output_tokens: f64,
     pub(crate) turn: u64,
@@ -200,6 +202,7 @@ impl Market<'_> {
         let terms = Terms {
             queue,
             own,
+            pace: self.pace_of(worker),
             load: self.load,
             decoding: f64::from(worker.sequences()),
             step,
@@ -219,6 +222,11 @@ impl Market<'_> {
             tpot: worker.tpot(step),
         };
         self.apart(candidate, worker, &terms, tokens, all)
+    }
+
+    /// How fast a worker computes prompts beside the others.
+    pub(crate) fn pace_of(&self, worker: &WorkerView) -> f64 {
+        if self.pace > 0.0 { worker.pace() / self.pace } else { 1.0 }
     }
 
     /// Whether a request would break the promise to those that run there.

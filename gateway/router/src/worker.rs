@@ -10,6 +10,9 @@ use std::sync::Arc;
 
 /// Sequences that may wait at a worker that was sent more than it granted; a worker refuses above that.
 const WAITING_AT_WORKER_MAX: u32 = 256;
+
+/// Prompt by which workers are compared.
+const PACE_TOKENS: usize = 2048;
 /// Bytes per second that a transfer is believed to move before any was measured, and what each takes besides. Rather too many: what
 /// is believed to be slow is never tried, and what was tried is known.
 const PULL_BYTES_PER_SECOND: f64 = 1e10;
@@ -281,6 +284,11 @@ impl WorkerView {
     /// Seconds of prefill of a prompt of which `cached` tokens are there.
     pub(crate) fn prefill_seconds(&self, tokens: usize, cached: usize) -> f64 {
         self.fit.prefill_seconds(tokens.saturating_sub(cached), cached)
+    }
+
+    /// Prompts of a usual length that it computes in a second.
+    pub(crate) fn pace(&self) -> f64 {
+        1.0 / self.fit.prefill_seconds(PACE_TOKENS, 0).max(1e-9)
     }
 
     /// Seconds to load so many tokens from a tier below the device; `None`: it cannot, or has not said how fast.
