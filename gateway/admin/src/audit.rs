@@ -6,10 +6,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use axum::Extension;
 use http::{Method, StatusCode};
 use penstock_proxy::clock;
 use penstock_store::{AUDIT_DETAIL_BYTES_MAX, AuditEvent, AuditId};
-use serde_json::Value;
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::state::State;
 
@@ -25,6 +27,13 @@ pub(crate) struct Did {
     pub(crate) target: Option<String>,
     /// What was before and after.
     pub(crate) detail: Value,
+}
+
+impl Did {
+    /// What was set, as it was asked for.
+    pub(crate) fn set(what: impl Serialize) -> Extension<Self> {
+        Extension(Self { target: None, detail: json!({ "after": what }) })
+    }
 }
 
 /// A request as the audit log sees it.

@@ -411,6 +411,7 @@ fn every_change_and_every_refusal_is_in_the_audit_log() {
         ["viewer", "audit.list", "", "denied"],
     ];
     assert_eq!(seen, expected.map(|event| event.map(str::to_owned)), "guesses are noted once a minute");
+    assert_eq!(events["data"][0]["detail"]["after"]["level"], "debug", "and to what");
     assert_eq!(events["data"][1]["detail"]["status"], 403);
     let denied = api.call("owner", "GET", "/admin/v1/audit?outcome=denied&action=log_level.*&limit=1", "").1;
     assert_eq!(denied["data"][0]["action"], "log_level.get", "newest first");

@@ -1,10 +1,11 @@
 //! What is logged, changed while the gateway runs.
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::audit::Did;
 use crate::error::ApiError;
 use crate::extract::Body;
 use crate::state::Admin;
@@ -34,10 +35,11 @@ pub(crate) async fn get_level(State(admin): State<Admin>) -> Json<LogLevel> {
 pub(crate) async fn set_level(
     State(admin): State<Admin>,
     Body(new): Body<LogLevel>,
-) -> Result<Json<LogLevel>, ApiError> {
+) -> Result<(Extension<Did>, Json<LogLevel>), ApiError> {
     if new.level.is_empty() || new.level.len() > FILTER_BYTES_MAX {
         return Err(ApiError::invalid("level", format!("level: must have from 1 to {FILTER_BYTES_MAX} bytes")));
     }
     admin.log.set(&new.level).map_err(|why| ApiError::invalid("level", format!("level: {why}")))?;
-    Ok(Json(LogLevel { level: admin.log.get() }))
+    let now = LogLevel { level: admin.log.get() };
+    Ok((Did::set(&now), Json(now)))
 }

@@ -1,11 +1,12 @@
 //! Pools of our own engines, as wholes.
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use penstock_proxy::pool::{Counts, PoolStatus, ReplicaError, ReplicaOrder, ReplicaStatus, TransferSums, WorkerPhase};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::audit::Did;
 use crate::error::ApiError;
 use crate::extract::{Body, Id, ListQuery, Page, Params};
 use crate::state::Admin;
@@ -212,7 +213,7 @@ pub(crate) async fn list(
 }
 
 /// Bounds of the number of workers; what is left out stays.
-#[derive(Deserialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SetReplicas {
     /// Workers at least.
@@ -235,13 +236,13 @@ pub(crate) async fn replicas(
     State(admin): State<Admin>,
     Id(id): Id,
     Body(wish): Body<SetReplicas>,
-) -> Result<Json<Pool>, ApiError> {
+) -> Result<(Extension<Did>, Json<Pool>), ApiError> {
     let order = ReplicaOrder { min: wish.min, max: wish.max, paused: wish.paused };
     let pools: Vec<_> = admin.fleet.pools().into_iter().filter(|(other, _)| *other == id).collect();
     // One that is being replaced is there twice: the last one stays.
     let Some((id, pool)) = pools.last() else { return Err(ApiError::not_found("There is no pool of that id.")) };
     match pool.replicas(order).await {
-        Ok(()) => Ok(Json(Pool::new(id.clone(), &pool.status()))),
+        Ok(()) => Ok((Did::set(wish), Json(Pool::new(id.clone(), &pool.status())))),
         Err(error @ ReplicaError::Fixed) => Err(ApiError::conflict(error.to_string())),
         Err(error @ ReplicaError::Bounds(_)) => Err(ApiError::invalid("max", format!("max: {error}"))),
         Err(error @ ReplicaError::Closed) => Err(ApiError::unavailable(error.to_string())),

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use penstock_proto::frames::Role;
 use penstock_proxy::pool::{self, Steer, SteerError, WorkerPhase, WorkerStatus};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::audit::Did;
 use crate::error::ApiError;
 use crate::extract::{Body, Id, ListQuery, Page, Params};
 use crate::state::Admin;
@@ -258,7 +259,7 @@ pub(crate) async fn resume(State(admin): State<Admin>, Id(name): Id) -> Result<J
 }
 
 /// The role that a worker gets.
-#[derive(Deserialize, ToSchema)]
+#[derive(Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SetRole {
     role: WorkerRole,
@@ -273,8 +274,9 @@ pub(crate) async fn role(
     State(admin): State<Admin>,
     Id(name): Id,
     Body(wish): Body<SetRole>,
-) -> Result<Json<Worker>, ApiError> {
-    steered(&admin, &name, Steer::Role(wish.role.into())).await
+) -> Result<(Extension<Did>, Json<Worker>), ApiError> {
+    let worker = steered(&admin, &name, Steer::Role(wish.role.into())).await?;
+    Ok((Did::set(wish), worker))
 }
 
 /// Drains a local worker, ends its process and starts it again.
