@@ -5,6 +5,8 @@ use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_
 use penstock_proto::frames::{Cancel, ChoiceStart, DownBody, EngineState, Generate, Prefetch, PrefetchState, Step};
 use penstock_proto::{BLOCK_TOKENS, BlockHasher};
 use penstock_proxy::pool::FleetRuntime;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_fleet-worker");
 
@@ -32,6 +34,28 @@ fn generate(request: u64, n: u32) -> Generate {
 fn prefetch(request: u64, n: u32, wait_seconds: f64) -> Prefetch {
     let chain = BlockHasher::for_request(b"t", "fake").chain(&prompt(n));
     Prefetch { request, hashes: chain.iter().map(|hash| hash.to_bytes().to_vec()).collect(), wait_seconds }
+}
+
+/// A Redis that ends with the test.
+struct Remote(Child);
+
+impl Remote {
+    async fn start(dir: &Dir) -> (Self, String) {
+        let socket = dir.file("redis.sock");
+        let mut command = Command::new("redis-server");
+        command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]).arg(&socket);
+        let child = command.current_dir(dir.file("")).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let this = Self(child.expect("`make unit` installs redis-server"));
+        assert!(wait_for(|| UnixStream::connect(&socket).ok()).await.is_some(), "it listens");
+        (this, format!("redis+unix://{}", socket.display()))
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 fn worker(dir: &Dir, more: &[&str]) -> Worker {
@@ -110,6 +134,36 @@ async fn what_is_asked_ahead_is_bounded_and_what_makes_no_sense_is_nothing() {
     }
     let step = session.until(|step| state(step).running == 0).await;
     assert_eq!(state(&step).blocks_free, state(&step).blocks_total, "no page is held");
+}
+
+/// Nobody knows what the remote tier has until it is asked; several ask at once, and each finds more than there is room for together.
+#[tokio::test]
+async fn what_is_found_ahead_has_the_same_bound() {
+    let dir = Dir::new();
+    let (_remote, url) = Remote::start(&dir).await;
+    let start = |name: &str| Worker::start(BINARY, &dir, name, &["--pages", PAGES, "--kv-remote", &url]);
+    let writer = start("w");
+    let told = filled(&mut Session::with(&writer).await).await;
+    let reader = start("r");
+    let mut session = Session::with(&reader).await;
+    for n in 0..3 {
+        session.say(DownBody::Prefetch(prefetch(100 + u64::from(n), n, 9.0))).await;
+    }
+    session.until(|step| loaded(step) >= 16).await;
+    // Whatever else was on its way has come when this has run.
+    for n in 20..22 {
+        session.run(generate(u64::from(n), n)).await;
+    }
+    let step = session.until(|step| state(step).running == 0).await;
+    assert_eq!(loaded(&step), 16, "a quarter of the device");
+    // Whoever was answered first has the room.
+    let mut cached = 0;
+    for n in 0..3 {
+        let again = session.run(generate(200 + u64::from(n), n)).await;
+        assert_eq!(again.tokens, told[n as usize].tokens);
+        cached += again.cached;
+    }
+    assert!(cached as usize >= BLOCKS * BLOCK_TOKENS, "{cached} tokens were there");
 }
 
 #[tokio::test]

@@ -31,6 +31,10 @@ const FIND_MAX: usize = 256;
 /// Blocks below which the remote tier is not asked: a round trip for nothing.
 const FIND_MIN: usize = 2;
 
+/// Questions to the remote tier that may wait when a request asks another, and when it is ahead of itself: a slow tier is asked less.
+const FINDS_MAX: usize = 256;
+const FINDS_AHEAD_MAX: usize = 16;
+
 /// Requests that may be here ahead of themselves; what is asked beyond is not done.
 const AHEAD_MAX: usize = 64;
 
@@ -167,11 +171,9 @@ impl Intake {
     /// Begins to bring the blocks of `chain` for a request that will come later, if that is worth it. `id`: a number that nothing else has.
     pub(crate) fn ahead(&mut self, ahead: Ahead, engine: &Engine, levels: &mut Levels, now: Instant) {
         let Ahead { id, session, request, mut chain, wait } = ahead;
-        let others = self.held.iter().filter(|held| held.generate().is_none());
-        let (count, blocks) = others.fold((0, 0), |(count, blocks), held| (count + 1, blocks + held.end - held.here));
+        let count = self.held.len() - self.waiting();
         let here = chain.iter().take_while(|hash| engine.holds(**hash)).count();
-        let share = engine.state().blocks_total as usize / AHEAD_SHARE;
-        let room = share.saturating_sub(self.fresh.len() + blocks);
+        let room = self.room(engine, id);
         if count >= AHEAD_MAX || room == 0 {
             return;
         }
@@ -182,15 +184,24 @@ impl Intake {
         drop(self.hold(held, wait.as_secs_f64(), engine, levels));
     }
 
+    /// Blocks of the device that may be loaded ahead for one of those that are held.
+    fn room(&self, engine: &Engine, id: u64) -> usize {
+        let others = self.held.iter().filter(|held| held.generate().is_none() && held.id != id);
+        let blocks: usize = others.map(|held| held.end - held.here).sum();
+        let share = engine.state().blocks_total as usize / AHEAD_SHARE;
+        share.saturating_sub(self.fresh.len() + blocks)
+    }
+
     /// Keeps what has something to wait for; gives back what has not. `hidden`: seconds that it waits anyway.
     fn hold(&mut self, mut held: Held, hidden: f64, engine: &Engine, levels: &mut Levels) -> Option<Held> {
         let Held { id, here, .. } = held;
         held.end = here + plan(&held.chain[here..], engine, levels, self.coming.len(), hidden);
         let from = reach(&held.chain, here, levels);
         let missing = &held.chain[from..];
+        let finds = if held.generate().is_some() { FINDS_MAX } else { FINDS_AHEAD_MAX };
         held.finding = missing.len() >= FIND_MIN
             && levels.has_remote()
-            && levels.find(id, &missing[..missing.len().min(FIND_MAX)]);
+            && levels.find(id, &missing[..missing.len().min(FIND_MAX)], finds);
         if held.end == here && !held.finding {
             return Some(held);
         }
@@ -255,11 +266,15 @@ impl Intake {
                 }
             }
             News::Found(request) => {
-                let queued = self.coming.len();
+                let (queued, room) = (self.coming.len(), self.room(engine, request));
                 if let Some(held) = self.held.iter_mut().find(|held| held.id == request) {
                     held.finding = false;
-                    let hidden = held.generate().map_or(f64::INFINITY, |_| engine.state().queue_seconds);
-                    held.end = held.end.max(held.here + plan(&held.chain[held.here..], engine, levels, queued, hidden));
+                    let (hidden, chain) = match held.generate() {
+                        Some(_) => (engine.state().queue_seconds, &held.chain[held.here..]),
+                        // Meanwhile others may have found theirs.
+                        None => (f64::INFINITY, &held.chain[held.here..held.chain.len().min(held.here + room)]),
+                    };
+                    held.end = held.end.max(held.here + plan(chain, engine, levels, queued, hidden));
                 }
             }
         }

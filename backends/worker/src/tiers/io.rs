@@ -1,7 +1,8 @@
 //! Threads that move blocks to and from a store, so that no step waits for one.
 //!
 //! A queue in front of each store: loads before writes, because a request waits for a load and nobody waits for a write. Writes are
-//! bounded by whoever puts them in (a cache may drop them), loads by the window of [`super::intake`]. Every job has an outcome, which
+//! bounded by whoever puts them in (a cache may drop them), loads by the window of [`super::intake`], and questions here: whoever asked may
+//! have left long before a slow store answers. Every job has an outcome, which
 //! goes to the engine's thread like any other command.
 
 use super::disk::{DiskSet, ReadError};
@@ -108,6 +109,8 @@ pub(crate) type Tell = Arc<dyn Fn(Outcome) -> bool + Send + Sync>;
 struct Jobs {
     urgent: VecDeque<Job>,
     writes: VecDeque<Write>,
+    /// Questions among the urgent ones.
+    finds: usize,
     closed: bool,
 }
 
@@ -127,6 +130,7 @@ impl Queue {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(job) = jobs.urgent.pop_front().or_else(|| jobs.writes.pop_front().map(Job::Write)) {
+                jobs.finds -= usize::from(matches!(job, Job::Find { .. }));
                 return Some(job);
             }
             if jobs.closed {
@@ -166,9 +170,17 @@ impl Io {
         self.queue.put(|jobs| jobs.urgent.push_back(Job::Read { slot, hash }));
     }
 
-    /// Asks which of `hashes`, a part of a chain, are there.
-    pub(crate) fn find(&self, request: u64, hashes: Vec<BlockHash>) {
-        self.queue.put(|jobs| jobs.urgent.push_back(Job::Find { request, hashes }));
+    /// Asks which of `hashes`, a part of a chain, are there. False: `most` such questions wait already, and this one is not asked.
+    pub(crate) fn find(&self, request: u64, hashes: Vec<BlockHash>, most: usize) -> bool {
+        let mut is_asked = false;
+        self.queue.put(|jobs| {
+            is_asked = jobs.finds < most;
+            if is_asked {
+                jobs.finds += 1;
+                jobs.urgent.push_back(Job::Find { request, hashes });
+            }
+        });
+        is_asked
     }
 
     /// Whether all that was queued is done and the threads are gone.
@@ -210,5 +222,46 @@ fn work(tier: Tier, mut store: Box<dyn Store>, queue: &Queue, tell: &dyn Fn(Outc
         if !tell(outcome) {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// Answers a question when it is let.
+    struct Slow(mpsc::Receiver<()>);
+
+    impl Store for Slow {
+        fn write(&mut self, _: SlotId, _: Link, _: &[u8]) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        fn read(&mut self, _: SlotId, _: BlockHash) -> Result<Vec<u8>, Failure> {
+            Err(Failure::Gone)
+        }
+
+        fn find(&mut self, hashes: &[BlockHash]) -> usize {
+            self.0.recv().map_or(0, |()| hashes.len())
+        }
+    }
+
+    #[test]
+    fn questions_wait_for_a_slow_store_up_to_a_bound() {
+        let ((go, wait), (told, outcomes)) = (mpsc::channel(), mpsc::channel());
+        let tell: Tell = Arc::new(move |outcome| told.send(outcome).is_ok());
+        let io = Io::start(Tier::Remote, vec![Box::new(Slow(wait))], &tell).expect("a thread");
+        let ask = |most| io.find(1, vec![BlockHash(7)], most);
+        let asked = (0..1000).filter(|_| ask(3)).count();
+        assert!((3..=4).contains(&asked), "{asked}: three wait, and one may be asked by now");
+        assert!(ask(5), "who is more important may still ask");
+        for _ in 0..asked + 1 {
+            go.send(()).expect("it listens");
+            let Ok(Outcome::Found { hashes, .. }) = outcomes.recv() else { panic!("an answer") };
+            assert_eq!(hashes.len(), 1);
+        }
+        assert!(ask(1), "nothing waits any more");
+        drop(go);
     }
 }

@@ -196,12 +196,11 @@ impl Levels {
         }
     }
 
-    /// Asks the remote tier what it has of a part of a chain. False: there is none.
-    pub(crate) fn find(&self, request: u64, hashes: &[BlockHash]) -> bool {
+    /// Asks the remote tier what it has of a part of a chain. False: there is none, or `most` such questions wait.
+    pub(crate) fn find(&self, request: u64, hashes: &[BlockHash], most: usize) -> bool {
         let Some(level) = self.remote() else { return false };
         let Medium::Store(io) = &level.medium else { return false };
-        io.find(request, hashes.to_vec());
-        true
+        io.find(request, hashes.to_vec(), most)
     }
 
     /// The remote tier, while it works.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 const USAGE: &str = "fleet-worker --listen ADDRESS [--cores LIST] [--key-file FILE] [--step-ms N] [--load-ms N] [--orphan-ms N] \
                      [--numerics ID] [--sequences N] [--death-token ID] [--hang-at STEP] [--model NAME] [--role ROLE] [--fail-load] [--gate CONTEXT:DIR] [--demo] \
-                     [--beyond-loopback] [--pages N] [--kv-disk DIR] [--tls DIR] [--transfer-port N] [--transfer-streams N]";
+                     [--beyond-loopback] [--pages N] [--kv-disk DIR] [--kv-remote URL] [--tls DIR] [--transfer-port N] [--transfer-streams N]";
 
 /// Rows of prefill in a step of the demo model: few, so that a prompt takes several.
 const CHUNK: usize = 128;
@@ -108,6 +108,7 @@ fn options() -> Result<Options, String> {
                 options.worker.tiers.disk_path = Some(value.into());
                 options.worker.tiers.disk_bytes = DISK_BYTES;
             }
+            "--kv-remote" => options.worker.tiers.remote = Some(value),
             "--step-ms" => options.step = Duration::from_millis(number()?),
             "--load-ms" => options.load = Duration::from_millis(number()?),
             "--orphan-ms" => options.worker.orphan_ttl = Duration::from_millis(number()?),
