@@ -29,6 +29,9 @@ const FAULTS_MAX: u64 = 3;
 /// Time to put blocks away before the process ends; what is left then is computed again some day.
 const KEEP_MAX: Duration = Duration::from_secs(8);
 
+/// Seconds that a request may be said to come later at most: all is loaded in that time.
+const AHEAD_MAX: f64 = 3600.0;
+
 /// What sessions ask of the engine.
 pub(crate) enum Command {
     /// A session begins: it gets [`Ready`], then every step.
@@ -357,7 +360,8 @@ impl Desk {
         let Some(chain) = (Fetch { hashes }).names().filter(|_| !self.is_draining && !self.exit) else { return };
         self.end_ahead(session, request);
         self.next += 1;
-        let wait = Duration::try_from_secs_f64(wait_seconds).unwrap_or_default();
+        // Err: it is no number.
+        let wait = Duration::try_from_secs_f64(wait_seconds.clamp(0.0, AHEAD_MAX)).unwrap_or_default();
         let ahead = Ahead { id: self.next, session, request, chain, wait };
         self.submit_all(|tiers, engine| tiers.ahead(ahead, engine));
     }
