@@ -113,7 +113,8 @@ fn what_the_device_forgot_comes_from_disk_and_from_what_all_share() {
 #[test]
 fn blocks_come_ahead_of_requests_that_wait() {
     let trace = short(120);
-    let busy = |prefetch| run(&trace, &tiered(400_000, 0, prefetch));
+    // So many at a time that many wait.
+    let busy = |prefetch| run(&trace, &Setup { rate: 6.0, ..tiered(400_000, 0, prefetch) });
     let [with, without] = [true, false].map(busy);
     assert!(with.prefetched > 100, "{with:?}");
     assert_eq!((without.prefetched, without.unused), (0, 0));
