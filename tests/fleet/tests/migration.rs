@@ -137,6 +137,50 @@ async fn what_a_held_worker_has_moves_away() {
     assert_eq!((answer.moved, &answer.resumed), (1, &vec![]));
 }
 
+/// The next one moves when one has, not when it is looked after all of them again, five times a second.
+#[tokio::test]
+async fn a_full_worker_is_emptied_as_fast_as_its_requests_can_move() {
+    const REQUESTS: u64 = 64;
+    let (dir, runtime) = (Dir::new(), runtime());
+    let puppets = Puppet::start(&dir, 2, habits(6));
+    let pool = pool(&runtime, &puppets, |config| config.balance = false).await;
+    let names: Vec<String> = pool.status().workers.iter().map(|worker| worker.name.clone()).collect();
+    pool.steer(&names[1], Steer::Hold).await.expect("held");
+    let jobs: Vec<Job> = (0..REQUESTS).map(|seed| request(seed, 1, 800)).collect();
+    let readers: Vec<_> = jobs
+        .into_iter()
+        .map(|job| {
+            let mut ticket = pool.submit(job.clone()).expect("taken");
+            tokio::spawn(async move {
+                let answer = read(&mut ticket).await;
+                check(&job, &answer);
+                (answer.moved, answer.resumed.len())
+            })
+        })
+        .collect();
+    let begun = || (u64::from(pool.status().workers[0].state.running) == REQUESTS).then_some(());
+    assert!(wait_for(begun).await.is_some(), "{:?}", pool.status());
+    pool.steer(&names[1], Steer::Release).await.expect("released");
+    pool.steer(&names[0], Steer::Hold).await.expect("held");
+    // What is shown is renewed when it is looked after all.
+    let (began, mut shown) = (Instant::now(), vec![pool.status()]);
+    let left = || {
+        let status = pool.status();
+        if !Arc::ptr_eq(&shown[shown.len() - 1], &status) {
+            shown.push(Arc::clone(&status));
+        }
+        (status.workers[0].bound == 0).then_some(())
+    };
+    assert!(wait_for(left).await.is_some(), "{:?}", pool.status());
+    eprintln!("{REQUESTS} requests have left in {:.1?}, {} looks", began.elapsed(), shown.len() - 1);
+    // Four move at once.
+    assert!((shown.len() as u64) < REQUESTS / 4, "{} looks", shown.len());
+    for reader in readers {
+        assert_eq!(reader.await.expect("every token is right"), (1, 0));
+    }
+    assert_eq!(pool.status().counts.moves, [0, REQUESTS, 0]);
+}
+
 /// What moves because its worker is being left goes on trying, and not for long.
 const SOON: Duration = Duration::from_secs(4);
 

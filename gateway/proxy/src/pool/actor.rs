@@ -204,6 +204,7 @@ impl Actor {
                 },
                 _ = ticks.tick() => self.tick(),
             }
+            self.moves_go_on();
             self.dispatch();
             if self.ending.as_ref().is_some_and(|end| self.requests.is_empty() || Instant::now() >= end.deadline) {
                 self.end().await;

@@ -150,6 +150,8 @@ pub(super) struct Moves {
     next_pull: u64,
     /// The slowest worker and since when it is too slow.
     uneven: Option<(WorkerId, Instant)>,
+    /// One has ended, or a worker is left from now on: the next one need not wait for a tick.
+    pub(super) is_due: bool,
 }
 
 impl Actor {
@@ -308,7 +310,9 @@ impl Actor {
 
     fn drop_move(&mut self, request: u64) -> Option<Move> {
         self.moves.pulls.retain(|_, of| *of != request);
-        self.moves.running.remove(&request)
+        let gone = self.moves.running.remove(&request);
+        self.moves.is_due |= gone.is_some();
+        gone
     }
 
     /// It stays where it is, and is left alone for `rest`.
@@ -346,26 +350,36 @@ impl Actor {
                 None => self.advance_move(request),
             }
         }
-        for (request, to, cause) in self.due(now) {
-            if self.moves.running.len() >= MOVES_MAX {
-                return;
-            }
-            self.begin_move(request, to, cause, None);
+        if !self.leave(now) && self.config.balance {
+            let found = self.too_slow(now);
+            found.into_iter().for_each(|(request, to)| self.begin_move(request, to, Cause::Balance, None));
         }
     }
 
-    /// What should move now.
-    fn due(&mut self, now: Instant) -> Vec<(u64, WorkerId, Cause)> {
-        let mut due = Vec::new();
-        for from in (0..self.members.len()).map(|at| WorkerId(at as u8)).filter(|at| self.is_left(*at)) {
-            for request in self.rested(from, now).take(MOVES_MAX) {
-                due.extend(self.best_place(request, from).map(|(to, _)| (request, to, Cause::Leaving)));
+    /// After events: where a migration has ended the next one begins, so that a worker that is left empties as fast as its blocks are copied.
+    pub(super) fn moves_go_on(&mut self) {
+        if std::mem::take(&mut self.moves.is_due) {
+            self.leave(Instant::now());
+        }
+    }
+
+    /// Begins to move what is at workers that are being left, as far as there is room; whether there is something that could move.
+    fn leave(&mut self, now: Instant) -> bool {
+        let mut found = false;
+        for from in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
+            if !self.is_left(from) {
+                continue;
+            }
+            for request in self.rested(from, now) {
+                let Some((to, _)) = self.best_place(request, from) else { continue };
+                found = true;
+                if self.moves.running.len() >= MOVES_MAX {
+                    return true;
+                }
+                self.begin_move(request, to, Cause::Leaving, None);
             }
         }
-        if due.is_empty() && self.config.balance {
-            due.extend(self.too_slow(now));
-        }
-        due
+        found
     }
 
     /// Whether what decodes at a worker should go elsewhere.
@@ -409,7 +423,7 @@ impl Actor {
     }
 
     /// The request that gains most by leaving the slowest worker, when that has been too slow for a while.
-    fn too_slow(&mut self, now: Instant) -> Option<(u64, WorkerId, Cause)> {
+    fn too_slow(&mut self, now: Instant) -> Option<(u64, WorkerId)> {
         let workers = (0..self.members.len()).map(|at| WorkerId(at as u8));
         let serving = workers.filter(|at| self.members[usize::from(at.0)].takes_requests());
         let steps = serving.filter_map(|at| Some((at, self.router.step_with(at, 0, 0)?)));
@@ -428,7 +442,7 @@ impl Actor {
         self.moves.uneven = found.map(|_| (from, since));
         // One after another: each changes what the next one would find.
         let is_due = self.moves.running.is_empty() && now.saturating_duration_since(since) >= UNEVEN_FOR;
-        found.filter(|_| is_due).map(|(request, to)| (request, to, Cause::Balance))
+        found.filter(|_| is_due)
     }
 }
 

@@ -53,6 +53,7 @@ impl Actor {
     pub(super) fn hold(&mut self, worker: WorkerId, steering: Steering) {
         self.member(worker).steering = steering;
         self.router.suspend(worker, true);
+        self.moves.is_due = true;
     }
 
     pub(super) fn release(&mut self, worker: WorkerId) {
