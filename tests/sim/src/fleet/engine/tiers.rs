@@ -57,6 +57,8 @@ struct Held {
     here: usize,
     /// Blocks that are loaded; the rest is computed.
     end: usize,
+    /// What was on the device is the last to be evicted.
+    touched: bool,
     until: f64,
 }
 
@@ -240,7 +242,7 @@ impl Engine {
         if end == here {
             return Some(ask);
         }
-        tiers.hold(Held { ask, ahead: false, here, end, until: now + wait });
+        tiers.hold(Held { ask, ahead: false, here, end, touched: false, until: now + wait });
         None
     }
 
@@ -263,7 +265,7 @@ impl Engine {
         let end = here + tiers.plan(&chain[here..], recompute, wait).min(room);
         if end > here {
             let until = now + (4.0 * wait).clamp(AHEAD_SECONDS.0, AHEAD_SECONDS.1);
-            tiers.hold(Held { ask, ahead: true, here, end, until });
+            tiers.hold(Held { ask, ahead: true, here, end, touched: false, until });
         }
     }
 
@@ -298,8 +300,12 @@ impl Engine {
         let Some((at, first)) = tiers.held.iter().enumerate().find_map(|(at, held)| Some((at, wants(held)?))) else {
             return false;
         };
-        let Held { ask, ahead, .. } = &tiers.held[at];
+        let Held { ask, ahead, touched, .. } = &mut tiers.held[at];
         let (hashes, is_ahead) = (Arc::clone(&ask.hashes), *ahead);
+        if !std::mem::replace(touched, true) {
+            // What is brought is of no use without what is before it.
+            self.pool.touch(hashes[..first].iter().copied());
+        }
         let came = blocks.iter().zip(first..).take_while(|((hash, _), block)| hashes.get(*block) == Some(hash));
         let came: Vec<usize> = came.map(|(_, block)| block).collect();
         for block in came {

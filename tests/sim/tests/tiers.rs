@@ -1,0 +1,55 @@
+//! A modelled engine whose device forgets: what comes from its disk is of use only behind what is still there.
+
+use penstock_proto::{BLOCK_TOKENS, BlockHash};
+use penstock_sim::fleet::ask::Ask;
+use penstock_sim::fleet::engine::{Engine, Sizes, Speed};
+
+const BLOCKS: usize = 10;
+
+/// A prompt of ten blocks and a token.
+fn ask(request: usize) -> Ask {
+    Ask {
+        request,
+        attempt: 0,
+        input: BLOCKS * BLOCK_TOKENS + 1,
+        output: 8,
+        hashes: (0..BLOCKS).map(|block| BlockHash((request % 2 * 100 + block + 1) as u128)).collect(),
+        session: 0,
+        tenant: 0,
+        resumed: false,
+        given: None,
+        recorded: None,
+        turn: request as i64,
+        source: None,
+        lent: None,
+        brought: 0,
+    }
+}
+
+/// Tokens that were cached, and of these from the disk.
+fn serve(engine: &mut Engine, now: &mut f64, request: usize) -> (usize, usize) {
+    engine.take(ask(request), *now);
+    let mut cached = None;
+    loop {
+        while let Some(seconds) = engine.read(*now) {
+            *now += seconds;
+            engine.arrived(seconds, *now);
+        }
+        let Some(seconds) = engine.plan() else { break };
+        *now += seconds;
+        cached = cached.or(engine.finish(seconds).iter().find_map(|one| Some((one.cached?, one.brought))));
+    }
+    cached.expect("it has answered")
+}
+
+/// As at a worker: on a device of little more than one prompt the first blocks of one are still there, and the next to be evicted, when the
+/// others are brought.
+#[test]
+fn what_is_brought_does_not_push_out_what_is_before_it() {
+    let sizes = Sizes { kv_tokens: 14 * BLOCK_TOKENS, disk_tokens: 100 * BLOCK_TOKENS, ..Sizes::default() };
+    let (mut engine, mut now) = (Engine::new(Speed::default(), sizes, None), 0.0);
+    assert_eq!([0, 1].map(|request| serve(&mut engine, &mut now, request)), [(0, 0); 2]);
+    let (cached, brought) = serve(&mut engine, &mut now, 2);
+    assert_eq!(cached, BLOCKS * BLOCK_TOKENS, "all but the last token");
+    assert!((BLOCK_TOKENS..cached).contains(&brought), "{brought} tokens came from the disk");
+}
