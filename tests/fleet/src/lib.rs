@@ -12,6 +12,7 @@ use penstock_link::TlsFiles;
 use penstock_proto::frames::{FinishReason, Sampling};
 use penstock_proxy::pool::{FleetRuntime, Job, LocalWorkers, Pool, PoolConfig, PoolEvent, Ticket};
 use rustix::process::{Pid, Signal, kill_process};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -138,13 +139,21 @@ pub fn certify(folder: &Path) -> TlsFiles {
     files
 }
 
-/// A port of loopback that nobody has, for a worker that must be known before it listens.
+/// A port of loopback that nobody has, and that the system gives to nobody who does not name it, for a worker that must be known before it
+/// listens.
 ///
 /// # Panics
 /// If there is none.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    listener.expect("a port").port()
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").expect("Linux says so");
+    let first_given: u16 = range.split_whitespace().next().and_then(|first| first.parse().ok()).expect("a number");
+    let free = |_| {
+        // Tests run side by side: each call of each process tries another one.
+        let chance = RandomState::new().build_hasher().finish() as u16;
+        let port = if first_given > 12_000 { 10_000 + chance % (first_given - 10_000) } else { 0 };
+        Some(TcpListener::bind(("127.0.0.1", port)).ok()?.local_addr().expect("it is bound").port())
+    };
+    (0..1000).find_map(free).expect("a port")
 }
 
 /// Sends a signal to a process.
