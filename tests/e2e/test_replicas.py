@@ -13,6 +13,7 @@ from pathlib import Path
 import openai
 from test_admin import Api, admin
 from test_pool import top
+from test_reload import reload
 
 from harness import Gateway, binary, serving, wait_until
 
@@ -151,6 +152,45 @@ def test_workers_are_started_and_stopped_with_the_load(tmp_path):
         assert "at most 2" in admin(gateway, "pools", "replicas", MODEL, "--max", "3", check=False)
         admin(gateway, "pools", "replicas", MODEL, "--pause")
         assert replicas(api)["paused"] and "paused" in top(gateway)
+
+
+def shares(gateway: Gateway) -> list[str]:
+    """Of how many workers each was told to be one."""
+    words = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in gateway.worker_pids()]
+    return [line[line.index(b"--machine-share") + 1].decode() for line in words]
+
+
+def test_other_bounds_keep_the_workers_that_run(tmp_path):
+    config = LOCAL.replace("replica_idle_seconds = 2", "replica_idle_seconds = 600")
+    with serving(tmp_path, workers=0, config=config) as gateway:
+        api = Api(gateway)
+        admin(gateway, "pools", "replicas", MODEL, "--min", "2")
+        wait_until(lambda: phases(api) == ["ready", "ready"], "a second one, as an operator wants", 90)
+        pids = set(gateway.worker_pids())
+        assert shares(gateway) == ["2", "2"]
+        with crowd(gateway, 2) as clients:
+            wait_until(lambda: clients.answers >= 2, "they have work", 60)
+            reload(gateway, config.replace("workers_max = 2", "workers_max = 3"))
+            wait_until(lambda: replicas(api)["max"] == 3, "the other bound is in force")
+            # Those that ran serve the new pool; then each gets its third of the machine, and the answers go on meanwhile.
+            wait_until(lambda: not pids & set(gateway.worker_pids()), "both have started anew", 120)
+        wait_until(lambda: phases(api).count("ready") >= 2, "no fewer than before", 90)
+        assert set(shares(gateway)) == {"3"}
+        assert gateway.metric("penstock_worker_deaths_total") == 0
+
+
+def test_workers_of_a_killed_gateway_get_their_share(tmp_path):
+    """Its config says another number now: those that it left are taken over, and start anew while others answer."""
+    pool = f'[[pools]]\nid = "{MODEL}"\nthreads = 1\nsequences_max = 2\nworkers = %d\n'
+    with serving(tmp_path, workers=0, config=pool % 2) as first:
+        pids = set(first.worker_pids())
+        first.process.kill()
+        first.process.wait()
+        with serving(tmp_path, workers=0, config=pool % 3) as second, crowd(second, 2):
+            wait_until(lambda: not pids & set(second.worker_pids()), "both have started anew", 120)
+            wait_until(lambda: phases(Api(second)) == ["ready"] * 3, "all serve", 90)
+            assert shares(second) == ["3", "3", "3"]
+            assert second.metric("penstock_worker_deaths_total") == 0
 
 
 def test_a_dry_run_changes_nothing(tmp_path):

@@ -125,6 +125,10 @@ impl Fleet {
         let fleet = Self { command, runtime, cores: settings::cores(), state: Arc::default() };
         let plan = fleet.plan(config)?;
         fleet.carry_out(plan)?;
+        for (_, pool) in fleet.pools() {
+            // A gateway before this one may have left workers that have another share.
+            fleet.runtime.handle().spawn(async move { pool.arrange().await });
+        }
         Ok(fleet)
     }
 

@@ -158,12 +158,18 @@ async fn another_number_of_workers_keeps_those_that_run_and_then_shares_the_mach
     assert_eq!(status.workers.iter().map(|worker| (worker.starts, worker.deaths)).collect::<Vec<_>>(), [(1, 0); 3]);
     // Fewer: the first one is the one that is left.
     let first = pids(&three)[0];
-    let one = start(&runtime, LocalWorkers { count: 1, ..workers }, |_| {});
+    let one =
+        start(&runtime, LocalWorkers { count: 1, ..workers }, |config| config.calm_after = Duration::from_secs(2));
     all_ready(&one).await;
     three.shutdown(Leave::Exit, PATIENCE).await;
     one.arrange().await;
     assert_eq!(read(&mut one.submit(job([8; 70], 2, 60)).expect("taken")).await.tokens, whole.tokens);
     assert_eq!((pids(&one), is_alive(first)), (vec![first], true), "nobody else would serve: it stays");
+    // Nobody asks any more.
+    let anew = || pids(&one).iter().all(|pid| *pid != first && share(*pid) == "1").then_some(());
+    assert!(wait_for(anew).await.is_some(), "{:?}", one.status());
+    assert_eq!(read(&mut one.submit(job([8; 70], 2, 60)).expect("taken")).await.tokens, whole.tokens);
+    assert_eq!((one.status().workers[0].starts, one.status().workers[0].deaths), (1, 0));
     one.shutdown(Leave::Exit, PATIENCE).await;
 }
 

@@ -106,6 +106,8 @@ pub(super) struct Actor {
     replicas: replicas::Replicas,
     /// When it is looked for workers whose share of the machine is not theirs; `None`: not at all.
     arranges_at: Option<Instant>,
+    /// When somebody asked last.
+    asked_last: Instant,
     last_tick: Instant,
     moves: migrate::Moves,
 }
@@ -165,6 +167,7 @@ impl Actor {
             roles,
             replicas,
             arranges_at: None,
+            asked_last: now,
             last_tick: now,
             moves: migrate::Moves::default(),
         };

@@ -109,6 +109,8 @@ pub struct PoolConfig {
     pub give_up_after: Duration,
     /// A local process without a word for longer is killed and started again.
     pub kill_after: Duration,
+    /// The only worker that serves starts anew with its share of the machine when nobody has asked for anything for so long.
+    pub calm_after: Duration,
     /// A step may take this long, or ten times the longest seen, whichever is more.
     pub step_max: Duration,
     /// Whether requests move from a worker that has become slow to one that would be faster.
@@ -208,6 +210,7 @@ impl PoolConfig {
             suspect_after: Duration::from_secs(2),
             give_up_after: Duration::from_secs(10),
             kill_after: Duration::from_secs(30),
+            calm_after: Duration::from_secs(60),
             step_max: Duration::from_secs(10),
             balance: true,
             prefetch: true,

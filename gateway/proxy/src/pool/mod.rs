@@ -254,7 +254,7 @@ impl Pool {
     }
 
     /// From now on nobody else holds the local workers: those that were taken over with another share of the machine than they would be started
-    /// with here start anew, one after another, while others serve.
+    /// with here start anew, one after another, while others serve, or while nobody asks.
     pub async fn arrange(&self) {
         // Err: the pool has ended.
         let _ = self.shared.control.send(Control::Arrange).await;

@@ -2,7 +2,7 @@
 //!
 //! Workers that run stay, warm, with the share of cores and memory that they were started with. Where that is not what they would be started
 //! with now, they start anew, one after another and each while another one serves: what it has moves there first, so nothing is lost but its
-//! cache.
+//! cache. The only one that serves starts anew when nobody has asked for a while; who asks meanwhile waits for it.
 
 use super::super::member::{Member, Process, Seat, Session};
 use super::Actor;
@@ -21,13 +21,17 @@ const AGAIN: Duration = Duration::from_secs(60);
 impl Actor {
     /// Lets the next one start anew.
     pub(super) fn places_tick(&mut self, now: Instant) {
+        if !self.requests.is_empty() {
+            self.asked_last = now;
+        }
         let is_settled = self.ending.is_some() || self.settled();
         if is_settled || self.arranges_at.is_none_or(|at| now < at) || self.members.iter().any(is_changing) {
             return;
         }
         let Some(at) = self.members.iter().position(is_displaced) else { return };
         let serves = |(other, member): (usize, &Member)| other != at && member.takes_requests();
-        if !self.members.iter().enumerate().any(serves) {
+        let is_calm = now.saturating_duration_since(self.asked_last) >= self.config.calm_after;
+        if !is_calm && !self.members.iter().enumerate().any(serves) {
             return;
         }
         info!(worker = %self.members[at].name, "worker starts anew with its share of the machine");

@@ -44,6 +44,7 @@ impl Actor {
             rests_until: None,
             gap: None,
         };
+        self.asked_last = live.came;
         self.requests.insert(id, live);
         self.wait(id);
     }
