@@ -650,6 +650,9 @@ pub struct TierState {
     /// Seconds spent loading, summed over blocks, since the epoch began.
     #[prost(double, tag = "9")]
     pub load_seconds: f64,
+    /// Requests that waited for blocks which it did not bring in time, and were computed, since the epoch began.
+    #[prost(uint64, tag = "10")]
+    pub late: u64,
 }
 
 /// KV moved between workers, sums since the epoch began.

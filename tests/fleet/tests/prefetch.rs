@@ -1,10 +1,11 @@
 //! Blocks that a worker loads for a request before that comes.
 
 use penstock_fleet_tests::dial::{Session, Told};
-use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, pool, read, read_into, wait_for};
+use penstock_fleet_tests::{Answer, Dir, PATIENCE, Worker, job, kill, pool, read, read_into, wait_for};
 use penstock_proto::frames::{Cancel, ChoiceStart, DownBody, EngineState, Generate, Prefetch, PrefetchState, Step};
 use penstock_proto::{BLOCK_TOKENS, BlockHasher};
 use penstock_proxy::pool::FleetRuntime;
+use rustix::process::Signal;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
@@ -164,6 +165,27 @@ async fn what_is_found_ahead_has_the_same_bound() {
         cached += again.cached;
     }
     assert!(cached as usize >= BLOCKS * BLOCK_TOKENS, "{cached} tokens were there");
+}
+
+/// A server that hangs keeps who asks it waiting for as long as computing takes, and nobody who comes after.
+#[tokio::test]
+async fn a_store_that_hangs_delays_one_request_and_no_other() {
+    let dir = Dir::new();
+    let (remote, url) = Remote::start(&dir).await;
+    let worker = Worker::start(BINARY, &dir, "a", &["--pages", PAGES, "--kv-remote", &url]);
+    let mut session = Session::with(&worker).await;
+    // It knows how long computing takes, and has a connection.
+    let first = session.run(generate(1, 0)).await;
+    kill(remote.0.id(), Signal::STOP);
+    for n in 1..8 {
+        assert_eq!(session.run(generate(10 + u64::from(n), n)).await.tokens.len(), first.tokens.len());
+    }
+    let step = session.until(|step| state(step).running + state(step).waiting == 0).await;
+    kill(remote.0.id(), Signal::CONT);
+    let late: Vec<_> = state(&step).tiers.iter().map(|tier| tier.late).collect();
+    assert_eq!(late, [1], "requests that waited in vain");
+    // It is asked again when it answers.
+    session.until(|step| state(step).tiers.iter().map(|tier| tier.stored).sum::<u64>() > 0).await;
 }
 
 #[tokio::test]

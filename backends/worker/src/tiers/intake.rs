@@ -3,12 +3,13 @@
 //! A request whose prefix ends on the device and goes on in a tier is held back while its blocks are brought, if that is expected to
 //! be quicker than to compute them; then it is submitted and finds them like any cached block. Blocks come one after another through a
 //! window that all requests share, oldest request first. Whatever goes wrong (a block is gone, is wrong, does not come in time, finds no
-//! page), the request is submitted with what it has, and the engine computes the rest.
+//! page), the request is submitted with what it has, and the engine computes the rest. A store that hangs costs a request no more than
+//! computing does: one that has said nothing for so long is not waited for, and who comes while it is silent does not wait at all.
 //!
 //! A request that still waits in the gateway can be here *ahead* of itself: its blocks are brought while it waits, after those of requests
 //! that are here, through half the window, and no more of them than a share of the device. They are cached blocks then like others.
 
-use super::levels::{Levels, Load, News};
+use super::levels::{Levels, Load, News, SILENCE_MAX};
 use super::lock;
 use penstock_engine::{Engine, Imported};
 use penstock_kv::load::worth_loading;
@@ -23,7 +24,10 @@ const WINDOW_BYTES: usize = 32 << 20;
 
 /// A request waits for blocks no longer than this, and no longer than a multiple of what computing them would take.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-const WAIT_MIN: Duration = Duration::from_millis(250);
+const WAIT_MIN: Duration = SILENCE_MAX;
+
+/// A tier may be silent for so long where nobody knows how long computing takes, and to who is ahead of itself.
+const SILENCE_UNKNOWN: Duration = Duration::from_secs(1);
 
 /// Blocks that the remote tier is asked for at once.
 const FIND_MAX: usize = 256;
@@ -68,6 +72,8 @@ struct Held {
     finding: bool,
     /// What was on the device is the last to be evicted.
     touched: bool,
+    /// A tier that says nothing for so long is not waited for.
+    patience: Duration,
     deadline: Instant,
 }
 
@@ -160,12 +166,15 @@ impl Intake {
         let chain = self.chain(&generate, engine);
         let here = chain.iter().take_while(|hash| engine.holds(**hash)).count();
         self.found(&chain[..here]);
-        let compute = Duration::try_from_secs_f64(engine.block_seconds() * 2.0 * (chain.len() - here) as f64);
-        let wait = compute.unwrap_or(WAIT_MAX).clamp(WAIT_MIN, WAIT_MAX);
-        let wait = if engine.block_seconds() > 0.0 { wait } else { WAIT_MAX };
+        let compute = engine.block_seconds() * (chain.len() - here) as f64;
+        let times =
+            |times: f64| Duration::try_from_secs_f64(compute * times).unwrap_or(WAIT_MAX).clamp(WAIT_MIN, WAIT_MAX);
+        let is_known = engine.block_seconds() > 0.0;
+        let (patience, wait) = if is_known { (times(1.0), times(2.0)) } else { (SILENCE_UNKNOWN, WAIT_MAX) };
         let (id, errand) = (generate.request, Errand::Request(Box::new(generate)));
-        let held = Held { id, errand, chain, here, end: here, finding: false, touched: false, deadline: now + wait };
-        self.hold(held, engine.state().queue_seconds, engine, levels).and_then(Held::into_generate)
+        let deadline = now + wait;
+        let held = Held { id, errand, chain, here, end: here, finding: false, touched: false, patience, deadline };
+        self.hold(held, engine.state().queue_seconds, engine, levels, now).and_then(Held::into_generate)
     }
 
     /// Begins to bring the blocks of `chain` for a request that will come later, if that is worth it. `id`: a number that nothing else has.
@@ -180,8 +189,9 @@ impl Intake {
         chain.truncate(here + room);
         let (errand, deadline) =
             (Errand::Ahead { session, request }, now + (wait.min(AHEAD_MOST) * 4).clamp(AHEAD_MIN, AHEAD_MOST));
-        let held = Held { id, errand, chain, here, end: here, finding: false, touched: false, deadline };
-        drop(self.hold(held, wait.as_secs_f64(), engine, levels));
+        let patience = SILENCE_UNKNOWN;
+        let held = Held { id, errand, chain, here, end: here, finding: false, touched: false, patience, deadline };
+        drop(self.hold(held, wait.as_secs_f64(), engine, levels, now));
     }
 
     /// Blocks of the device that may be loaded ahead for one of those that are held.
@@ -193,15 +203,23 @@ impl Intake {
     }
 
     /// Keeps what has something to wait for; gives back what has not. `hidden`: seconds that it waits anyway.
-    fn hold(&mut self, mut held: Held, hidden: f64, engine: &Engine, levels: &mut Levels) -> Option<Held> {
+    fn hold(
+        &mut self,
+        mut held: Held,
+        hidden: f64,
+        engine: &Engine,
+        levels: &mut Levels,
+        now: Instant,
+    ) -> Option<Held> {
         let Held { id, here, .. } = held;
         held.end = here + plan(&held.chain[here..], engine, levels, self.coming.len(), hidden);
+        held.end = self.audible(&held, engine, levels, now);
         let from = reach(&held.chain, here, levels);
         let missing = &held.chain[from..];
         let finds = if held.generate().is_some() { FINDS_MAX } else { FINDS_AHEAD_MAX };
         held.finding = missing.len() >= FIND_MIN
             && levels.has_remote()
-            && levels.find(id, &missing[..missing.len().min(FIND_MAX)], finds);
+            && levels.find(id, &missing[..missing.len().min(FIND_MAX)], finds, now);
         if held.end == here && !held.finding {
             return Some(held);
         }
@@ -296,11 +314,12 @@ impl Intake {
         let mut ready = Vec::new();
         for at in 0..self.held.len() {
             self.import(at, engine, levels, now);
-            self.ask(at, engine, &mut lock(levels));
+            self.despair(at, engine, &mut lock(levels), now);
+            self.ask(at, engine, &mut lock(levels), now);
             // What came at once.
             self.import(at, engine, levels, now);
         }
-        let is_ready = |held: &Held| now >= held.deadline || held.here >= held.end && !held.finding;
+        let is_ready = |held: &Held| held.here >= held.end && !held.finding;
         let (done, held): (VecDeque<_>, VecDeque<_>) = self.held.drain(..).partition(is_ready);
         self.held = held;
         ready.extend(done.into_iter().filter_map(Held::into_generate));
@@ -311,6 +330,31 @@ impl Intake {
             self.held.iter().flat_map(|held| held.chain[held.here..held.end].iter().copied()).collect();
         self.arrived.retain(|hash, _| wanted.contains(hash));
         ready
+    }
+
+    /// Blocks of a chain up to the first that is neither here nor to be had from a tier which answers.
+    fn audible(&self, held: &Held, engine: &Engine, levels: &Levels, now: Instant) -> usize {
+        if !levels.is_silent(now) {
+            return held.end;
+        }
+        let is_silent = |hash: &BlockHash| {
+            levels.silence(*hash, now) >= held.patience && !self.arrived.contains_key(hash) && !engine.holds(*hash)
+        };
+        held.chain[held.here..held.end].iter().position(is_silent).map_or(held.end, |at| held.here + at)
+    }
+
+    /// What a silent tier, or time, does not bring is computed.
+    fn despair(&mut self, at: usize, engine: &Engine, levels: &mut Levels, now: Instant) {
+        let held = &self.held[at];
+        let is_over = now >= held.deadline;
+        let end = if is_over { held.here } else { self.audible(held, engine, levels, now) };
+        let finding = held.finding && !is_over && levels.remote_silence(now) < held.patience;
+        let missed = (end < held.end).then(|| held.chain[end]);
+        if held.generate().is_some() && (missed.is_some() || held.finding && !finding) {
+            levels.late(missed);
+        }
+        let held = &mut self.held[at];
+        (held.end, held.finding) = (end, finding);
     }
 
     /// Takes into the device what has come, in order.
@@ -343,7 +387,9 @@ impl Intake {
     }
 
     /// Asks for blocks, as far as the window allows.
-    fn ask(&mut self, at: usize, engine: &Engine, levels: &mut Levels) {
+    fn ask(&mut self, at: usize, engine: &Engine, levels: &mut Levels, now: Instant) {
+        // What does not come keeps nobody's place.
+        let stuck = levels.stuck(now);
         let held = &mut self.held[at];
         // What is not needed yet leaves room for what is.
         let window = if held.generate().is_some() { self.window } else { self.window / 2 };
@@ -352,10 +398,12 @@ impl Intake {
             if self.coming.contains(&hash) || self.arrived.contains_key(&hash) || engine.holds(hash) {
                 continue;
             }
-            if self.coming.len() + self.arrived.len() >= window {
+            if (self.coming.len() + self.arrived.len()).saturating_sub(stuck) >= window
+                || levels.silence(hash, now) >= SILENCE_MAX
+            {
                 return;
             }
-            match levels.load(hash) {
+            match levels.load(hash, now) {
                 Load::Here(bytes) => drop(self.arrived.insert(hash, bytes)),
                 Load::Coming => drop(self.coming.insert(hash)),
                 Load::Nowhere => {

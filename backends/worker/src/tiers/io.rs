@@ -102,6 +102,18 @@ pub(crate) enum Outcome {
     Found { tier: Tier, request: u64, hashes: Vec<BlockHash> },
 }
 
+impl Outcome {
+    /// Whose word it is; `None`: that of nobody, the time for it is over.
+    pub(crate) fn answers(&self) -> Option<Tier> {
+        match self {
+            Self::Written { result: Err(Failure::Broken), .. } | Self::Read { result: Err(Failure::Broken), .. } => {
+                None
+            }
+            Self::Written { tier, .. } | Self::Read { tier, .. } | Self::Found { tier, .. } => Some(*tier),
+        }
+    }
+}
+
 /// Takes outcomes to the engine's thread. False: it has ended.
 pub(crate) type Tell = Arc<dyn Fn(Outcome) -> bool + Send + Sync>;
 

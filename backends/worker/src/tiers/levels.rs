@@ -12,6 +12,7 @@ use penstock_kv::tier::Link;
 use penstock_kv::{Placed, SlotId, TierPool};
 use penstock_proto::BlockHash;
 use penstock_proto::frames::{KvEvent, Tier, TierState};
+use std::time::{Duration, Instant};
 use tracing::warn;
 
 /// Bytes of writes that may wait for a store; two blocks at least. A long prompt that starts evicts as much at once.
@@ -19,6 +20,9 @@ const WRITES_BYTES_MAX: usize = 256 << 20;
 
 /// Failures in a row after which a disk is left alone.
 const DISK_FAILURES_MAX: u32 = 3;
+
+/// A store that is asked and says nothing for so long is asked no more until it does.
+pub(crate) const SILENCE_MAX: Duration = Duration::from_millis(250);
 
 /// What holds the bytes.
 pub(crate) enum Medium {
@@ -36,12 +40,31 @@ pub(crate) struct Level {
     state: TierState,
     writes_waiting: usize,
     failures: u32,
+    /// Loads and questions that it has not answered.
+    reads: usize,
+    finds: usize,
+    /// Since when it has said nothing, if there are any.
+    silent_since: Instant,
 }
 
 impl Level {
     pub(crate) fn new(plan: TierPool, medium: Medium) -> Self {
         let state = TierState { tier: plan.tier() as i32, ..Default::default() };
-        Self { plan, medium, time: LoadTime::default(), state, writes_waiting: 0, failures: 0 }
+        let (time, silent_since) = (LoadTime::default(), Instant::now());
+        Self { plan, medium, time, state, writes_waiting: 0, failures: 0, reads: 0, finds: 0, silent_since }
+    }
+
+    /// How long it has said nothing to those who asked.
+    fn silence(&self, now: Instant) -> Duration {
+        let is_asked = self.reads + self.finds > 0;
+        if is_asked { now.saturating_duration_since(self.silent_since) } else { Duration::ZERO }
+    }
+
+    /// It is about to be asked for something.
+    fn asked(&mut self, now: Instant) {
+        if self.reads + self.finds == 0 {
+            self.silent_since = now;
+        }
     }
 
     fn state(&self) -> TierState {
@@ -166,10 +189,44 @@ impl Levels {
         }
     }
 
+    /// How long the tier that has a block has said nothing to those who asked it.
+    pub(crate) fn silence(&self, hash: BlockHash, now: Instant) -> Duration {
+        let level = self.levels.iter().find(|level| level.plan.holds(hash));
+        level.map_or(Duration::ZERO, |level| level.silence(now))
+    }
+
+    /// The same of the remote tier.
+    pub(crate) fn remote_silence(&self, now: Instant) -> Duration {
+        self.remote().map_or(Duration::ZERO, |at| self.levels[at].silence(now))
+    }
+
+    /// Whether a tier has said nothing for [`SILENCE_MAX`].
+    pub(crate) fn is_silent(&self, now: Instant) -> bool {
+        self.levels.iter().any(|level| level.silence(now) >= SILENCE_MAX)
+    }
+
+    /// Loads that such tiers have not answered.
+    pub(crate) fn stuck(&self, now: Instant) -> usize {
+        self.levels.iter().filter(|level| level.silence(now) >= SILENCE_MAX).map(|level| level.reads).sum()
+    }
+
+    /// A request has waited in vain for that block; `None`: for what the remote tier has.
+    pub(crate) fn late(&mut self, hash: Option<BlockHash>) {
+        let at = match hash {
+            Some(hash) => self.levels.iter().position(|level| level.plan.holds(hash)),
+            None => self.remote(),
+        };
+        at.into_iter().for_each(|at| self.levels[at].state.late += 1);
+    }
+
     /// Begins to bring a block.
-    pub(crate) fn load(&mut self, hash: BlockHash) -> Load {
+    pub(crate) fn load(&mut self, hash: BlockHash, now: Instant) -> Load {
         for level in &mut self.levels {
             let Some(slot) = level.plan.load(hash) else { continue };
+            if let Medium::Store(_) = level.medium {
+                level.asked(now);
+                level.reads += 1;
+            }
             match &level.medium {
                 Medium::Memory(places) => {
                     let bytes = places[slot.index()].clone();
@@ -196,16 +253,21 @@ impl Levels {
         }
     }
 
-    /// Asks the remote tier what it has of a part of a chain. False: there is none, or `most` such questions wait.
-    pub(crate) fn find(&self, request: u64, hashes: &[BlockHash], most: usize) -> bool {
-        let Some(level) = self.remote() else { return false };
+    /// Asks the remote tier what it has of a part of a chain. False: there is none, it is silent, or `most` such questions wait.
+    pub(crate) fn find(&mut self, request: u64, hashes: &[BlockHash], most: usize, now: Instant) -> bool {
+        let Some(level) = self.remote().map(|at| &mut self.levels[at]) else { return false };
         let Medium::Store(io) = &level.medium else { return false };
-        io.find(request, hashes.to_vec(), most)
+        if level.silence(now) >= SILENCE_MAX || !io.find(request, hashes.to_vec(), most) {
+            return false;
+        }
+        level.asked(now);
+        level.finds += 1;
+        true
     }
 
     /// The remote tier, while it works.
-    fn remote(&self) -> Option<&Level> {
-        self.levels.iter().find(|level| level.plan.tier() == Tier::Remote && !level.plan.is_closed())
+    fn remote(&self) -> Option<usize> {
+        self.levels.iter().position(|level| level.plan.tier() == Tier::Remote && !level.plan.is_closed())
     }
 
     /// Whether there is a remote tier.
@@ -214,7 +276,10 @@ impl Levels {
     }
 
     /// What a thread did.
-    pub(crate) fn outcome(&mut self, outcome: Outcome) -> News {
+    pub(crate) fn outcome(&mut self, outcome: Outcome, now: Instant) -> News {
+        if let Some(at) = outcome.answers().and_then(|tier| self.at(tier)) {
+            self.levels[at].silent_since = now;
+        }
         match outcome {
             Outcome::Written { tier, slot, result, kept, slots } => {
                 let Some(at) = self.at(tier) else { return News::None };
@@ -230,6 +295,7 @@ impl Levels {
             }
             Outcome::Found { tier, request, hashes } => {
                 if let Some(at) = self.at(tier) {
+                    self.levels[at].finds -= 1;
                     self.adopt(at, &hashes);
                 }
                 News::Found(request)
@@ -265,6 +331,7 @@ impl Levels {
 
     fn read(&mut self, at: usize, slot: SlotId, result: Result<Vec<u8>, Failure>, seconds: f64) -> Option<Vec<u8>> {
         let level = &mut self.levels[at];
+        level.reads -= 1;
         match result {
             Ok(bytes) => {
                 level.plan.loaded(slot);
@@ -417,9 +484,13 @@ mod tests {
             }
         }
 
+        fn load(&mut self, n: u128) -> Load {
+            self.levels.load(BlockHash(n), Instant::now())
+        }
+
         fn outcome(&mut self) -> News {
             let outcome = self.outcomes.recv_timeout(std::time::Duration::from_secs(20)).expect("an outcome");
-            self.levels.outcome(outcome)
+            self.levels.outcome(outcome, Instant::now())
         }
 
         fn state(&self, tier: Tier) -> TierState {
@@ -433,8 +504,8 @@ mod tests {
         (1..=3).for_each(|n| bench.put(n));
         assert_eq!(bench.outcome(), News::None);
         assert_eq!((bench.state(Tier::Host).blocks_used, bench.state(Tier::Disk).stored), (2, 1));
-        assert_eq!(bench.levels.load(BlockHash(2)), Load::Here(vec![2; 8]));
-        assert_eq!((bench.levels.load(BlockHash(1)), bench.levels.load(BlockHash(9))), (Load::Coming, Load::Nowhere));
+        assert_eq!(bench.load(2), Load::Here(vec![2; 8]));
+        assert_eq!((bench.load(1), bench.load(9)), (Load::Coming, Load::Nowhere));
         assert_eq!(bench.outcome(), News::Block(BlockHash(1), Some(vec![1; 8])));
         assert!(bench.levels.seconds(BlockHash(1)).is_some() && bench.levels.seconds(BlockHash(9)).is_none());
         // Back on the device and evicted again: memory takes it, and the disk has it still.
@@ -459,6 +530,24 @@ mod tests {
         assert_eq!(broken.state(Tier::Disk).blocks_total, 0);
         assert!(!broken.levels.wants(Link { parent: None, hash: BlockHash(9) }), "it is off");
         assert!(broken.levels.take_events().last().is_some_and(|event| event.cleared));
+    }
+
+    #[test]
+    fn a_store_that_does_not_answer_is_silent_until_it_does() {
+        let mut bench = bench(1, 4, None);
+        (1..=2).for_each(|n| bench.put(n));
+        assert_eq!(bench.outcome(), News::None);
+        let began = Instant::now();
+        let [soon, later] = [SILENCE_MAX / 2, SILENCE_MAX].map(|time| began + time);
+        assert_eq!(bench.levels.silence(BlockHash(1), later), Duration::ZERO, "nobody has asked");
+        assert_eq!(bench.levels.load(BlockHash(1), began), Load::Coming);
+        assert_eq!(bench.levels.silence(BlockHash(1), soon), SILENCE_MAX / 2);
+        assert_eq!((bench.levels.stuck(soon), bench.levels.stuck(later)), (0, 1));
+        assert_eq!(bench.levels.silence(BlockHash(2), later), Duration::ZERO, "memory always answers");
+        bench.levels.late(Some(BlockHash(1)));
+        assert_eq!((bench.state(Tier::Disk).late, bench.state(Tier::Host).late), (1, 0));
+        assert_eq!(bench.outcome(), News::Block(BlockHash(1), Some(vec![1; 8])));
+        assert_eq!((bench.levels.silence(BlockHash(1), later), bench.levels.stuck(later)), (Duration::ZERO, 0));
     }
 
     #[test]

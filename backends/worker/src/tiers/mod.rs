@@ -163,7 +163,7 @@ impl Tiers {
 
     /// Takes in what a thread did. Returns requests that need not wait any more.
     pub(crate) fn outcome(&mut self, outcome: Outcome, engine: &mut Engine) -> Vec<Generate> {
-        let news = lock(&self.levels).outcome(outcome);
+        let news = lock(&self.levels).outcome(outcome, Instant::now());
         self.intake.news(news, engine, &mut lock(&self.levels));
         self.advance(engine)
     }
@@ -236,7 +236,7 @@ impl Tiers {
                     break;
                 }
                 let ControlFlow::Continue(outcome) = wait() else { return };
-                outcome.map(|outcome| lock(&self.levels).outcome(outcome));
+                outcome.map(|outcome| lock(&self.levels).outcome(outcome, Instant::now()));
             } else if !poured {
                 poured = !lock(&self.levels).pour();
             } else if engine.offload_one() {

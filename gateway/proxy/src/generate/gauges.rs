@@ -86,6 +86,7 @@ fn tier(tier: Tier, status: &PoolStatus, sums: &Sums, out: Out<'_>) {
     out(Gauge::TierStores(tier), counted.stored as f64);
     out(Gauge::TierDrops(tier), counted.dropped as f64);
     out(Gauge::TierCorrupt(tier), counted.corrupt as f64);
+    out(Gauge::TierLate(tier), counted.late as f64);
 }
 
 fn router(counts: &Counts, out: Out<'_>) {

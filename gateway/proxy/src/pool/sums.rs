@@ -66,6 +66,8 @@ pub struct TierSums {
     pub dropped: u64,
     /// Blocks that were not what their name says.
     pub corrupt: u64,
+    /// Requests that it kept waiting in vain.
+    pub late: u64,
 }
 
 impl Sums {
@@ -82,6 +84,7 @@ impl Sums {
                     stored: told.stored,
                     dropped: told.dropped,
                     corrupt: told.corrupt,
+                    late: told.late,
                 };
             }
         }
@@ -156,6 +159,7 @@ impl Sums {
             counted(&mut tier.stored, theirs.stored);
             counted(&mut tier.dropped, theirs.dropped);
             counted(&mut tier.corrupt, theirs.corrupt);
+            counted(&mut tier.late, theirs.late);
         }
     }
 }

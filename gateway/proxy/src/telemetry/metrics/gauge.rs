@@ -181,6 +181,8 @@ pub enum Gauge {
     TierDrops(Tier),
     /// KV blocks that were not what their name says.
     TierCorrupt(Tier),
+    /// Requests that waited for a tier in vain.
+    TierLate(Tier),
 }
 
 impl Gauge {
@@ -193,7 +195,8 @@ impl Gauge {
             | Gauge::TierLoadSeconds(tier)
             | Gauge::TierStores(tier)
             | Gauge::TierDrops(tier)
-            | Gauge::TierCorrupt(tier) => Some(("tier", tier.name())),
+            | Gauge::TierCorrupt(tier)
+            | Gauge::TierLate(tier) => Some(("tier", tier.name())),
             Gauge::Moves(reason) | Gauge::MovesFailed(reason) => Some(("reason", reason)),
             Gauge::ReplicaChanges(action) => Some(("action", action)),
             Gauge::KvTransfers(outcome) | Gauge::KvPrefetched(outcome) => Some(("outcome", outcome)),
@@ -264,6 +267,11 @@ impl Gauge {
                 "penstock_kv_tier_corrupt_total",
                 "counter",
                 "KV blocks that were not what their name says; none of them was used.",
+            ),
+            Gauge::TierLate(_) => (
+                "penstock_kv_tier_late_total",
+                "counter",
+                "Requests that waited for KV blocks which the tier did not bring in time, and were computed.",
             ),
             Gauge::Preemptions => ("penstock_preemptions_total", "counter", "Sequences preempted."),
             Gauge::WorkersReady => ("penstock_workers_ready", "gauge", "Workers that take requests."),
