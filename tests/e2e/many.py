@@ -27,6 +27,14 @@ def event(delta: dict, finish: str | None = None) -> bytes:
     return chunk(b"data: " + json.dumps(body).encode() + b"\n\n")
 
 
+async def next_chunk(reader: asyncio.StreamReader) -> bytes:
+    """The next chunk of a body, empty at its end; an error where the connection ends before."""
+    size = int(await reader.readuntil(b"\r\n"), 16)
+    data = await reader.readexactly(size + 2)
+    assert data.endswith(b"\r\n"), data
+    return data[:-2]
+
+
 @dataclass
 class Outcome:
     """What became of one request."""
@@ -151,7 +159,7 @@ class Many:
                 self.open -= 1
         except Exception as error:  # noqa: BLE001
             # Whatever it is: nobody looks at the task.
-            outcome.why = repr(error)
+            outcome.why = outcome.why or repr(error)
         finally:
             if writer:
                 writer.close()
@@ -159,27 +167,22 @@ class Many:
         return outcome
 
     async def _read(self, reader: asyncio.StreamReader, outcome: Outcome):
-        done, last = False, -1
-        while True:
-            line = await asyncio.wait_for(reader.readline(), 120)
-            if line.startswith(b"data: [DONE]"):
-                done = True
-            elif line.startswith(b"data: {"):
-                said = json.loads(line[6:])
-                outcome.why = outcome.why or (json.dumps(said["error"]) if "error" in said else "")
-                choices = said.get("choices") or [{}]
-                text = choices[0].get("delta", {}).get("content") or ""
-                for word in text.split():
-                    number = int(word.lstrip("wend"))
-                    if number != last + 1:
-                        outcome.why = f"{word} after {last}"
-                    last, outcome.words = number, outcome.words + 1
-            elif line == b"0\r\n":
-                outcome.complete = done and not outcome.why
-                return
-            elif not line:
-                outcome.why = outcome.why or "cut"
-                return
+        """Takes all chunks. Where the text is cut into events is not the provider's alone to say: a plugin may hold some of it back."""
+        rest, text, done = b"", "", False
+        while data := await asyncio.wait_for(next_chunk(reader), 120):
+            *events, rest = (rest + data).split(b"\n\n")
+            for one in events:
+                done = done or one == b"data: [DONE]"
+                if one.startswith(b"data: {"):
+                    said = json.loads(one[6:])
+                    outcome.why = outcome.why or (json.dumps(said["error"]) if "error" in said else "")
+                    choices = said.get("choices") or [{}]
+                    text += choices[0].get("delta", {}).get("content") or ""
+            outcome.words = len(text.split())
+        whole = [f"w{number}" for number in range(outcome.words - 1)] + [f"end{outcome.words - 1}"]
+        if not done or rest or text.split() != whole:
+            outcome.why = outcome.why or f"[DONE]: {done}, behind it: {rest!r}, said: {text!r}"
+        outcome.complete = not outcome.why
 
     def begin(self, port: int, count: int, model: str = "m", key: str | None = None) -> None:
         """Opens streams and waits until all of them talk."""

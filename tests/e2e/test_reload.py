@@ -78,7 +78,7 @@ def talk(gateway: Gateway, model: str) -> httpx.Response:
 
 
 def plugins(name: str) -> str:
-    """One that sees heads and one that sees every event of every stream; both know the name."""
+    """One that sees heads and one that sees every event of every stream, and cuts its text elsewhere; both know the name."""
     return f"""[[plugins]]
 name = "headers"
 settings = {{ response = {{ set = {{ "x-wave" = "{name}" }} }} }}
@@ -86,7 +86,7 @@ settings = {{ response = {{ set = {{ "x-wave" = "{name}" }} }} }}
 name = "guard"
 [[plugins.settings.rules]]
 name = "words"
-words = ["never said in {name}"]
+words = ["not {name}"]
 action = "mask"
 """
 
