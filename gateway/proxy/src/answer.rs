@@ -24,6 +24,7 @@ pub struct Answer {
     stream: bool,
     /// The stream is one JSON array.
     array: bool,
+    /// At least one, as long as nothing has been said.
     choices: usize,
     buffer: BytesMut,
     /// Events since the size was last looked at.
@@ -50,7 +51,7 @@ impl Answer {
             dialect,
             stream,
             array,
-            choices: 0,
+            choices: 1,
             buffer: BytesMut::new(),
             unmeasured: 0,
             keeping: None,

@@ -273,6 +273,9 @@ async fn a_stream_that_fails_before_its_first_word_has_a_status() {
     let silent = [
         (vec![sse_head(), chunk(FIRST), Step::Close], "upstream_truncated"),
         (vec![sse_head(), chunk(FIRST), say("0\r\n\r\n")], "upstream_truncated"),
+        // The last event alone is no answer: passed on, nothing of it would be left.
+        (vec![sse_head(), chunk(DONE), say("0\r\n\r\n")], "upstream_truncated"),
+        (vec![sse_head(), chunk(FIRST), chunk(DONE), say("0\r\n\r\n")], "upstream_truncated"),
         (vec![sse_head(), chunk("data: <html>\n\n"), Step::Hang], "upstream_garbled"),
         (whole("200 OK", "", WHOLE), "upstream_garbled"),
     ];
@@ -299,6 +302,17 @@ async fn a_stream_that_fails_later_looks_broken() {
         assert!(reply.status == 200 && text.starts_with(&[FIRST, PIECE].concat()), "{}", reply.text);
         assert!(text.contains(&format!("\"code\":\"{code}\"")) && !text.contains("[DONE]"), "{text}");
         assert!(!reply.is_whole(), "the framing is broken too: {}", reply.text);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_complete_answer_needs_no_end_of_its_body() {
+    for ending in [Step::Close, Step::Reset] {
+        let answer = [FIRST, PIECE, LAST, DONE];
+        let steps = [vec![sse_head()], answer.map(chunk).to_vec(), vec![Step::Gate, ending]].concat();
+        let reply = after_a_word(steps, chat(true)).await;
+        assert_eq!(payload(&reply), answer.concat());
+        assert!(reply.is_whole(), "{}", reply.text);
     }
 }
 

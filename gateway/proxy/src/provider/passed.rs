@@ -159,6 +159,10 @@ impl Stream {
         if !more {
             let rest = self.watch.end()?;
             self.hand_out(rest, out);
+            if !self.open {
+                // Its last event, and nothing before it.
+                return Err(ProviderFault::new(FaultClass::Truncated, "The answer ended before it had begun."));
+            }
         } else if !was_complete && self.watch.seen().complete {
             self.body.set_silence(LINGER);
         }
@@ -173,7 +177,9 @@ impl Events for Stream {
             let more = match ready!(self.body.poll_chunk(context, self.watch.buffer())) {
                 Ok(more) => more,
                 // The answer was complete; its body never said so.
-                Err(error) if self.watch.seen().complete && error.fault == Fault::IdleTimeout => false,
+                Err(error) if self.watch.seen().complete && matches!(error.fault, Fault::IdleTimeout | Fault::Cut) => {
+                    false
+                }
                 Err(error) => return Poll::Ready(Err(self.passed.cut(&error))),
             };
             if let Err(fault) = self.take(more, out) {
