@@ -121,7 +121,7 @@ impl Around {
         }
         let Some(inner) = &mut self.inner else { return Poll::Ready(Ok((0, true))) };
         match ready!(inner.poll_events(context, batch)) {
-            Ok(more) => Poll::Ready(self.head().map(|()| (0, !more))),
+            Ok(more) => Poll::Ready(self.head().inspect_err(|_| batch.clear()).map(|()| (0, !more))),
             Err(failure) => {
                 // What came before the failure is the client's; what plugins hold back of it is not.
                 let passed = if batch.is_empty() { Ok(Passed::On(false)) } else { self.pass(0, batch, false) };
@@ -162,7 +162,7 @@ impl Around {
             }
             Err(broke) => {
                 let Shell { stages, metrics, .. } = &mut self.shell;
-                broke.handled(&stages[at].entry, "event", metrics)?;
+                broke.handled(&stages[at].entry, "event", metrics).inspect_err(|_| batch.clear())?;
                 leave_out(&mut stages[at], batch);
             }
         }
@@ -170,7 +170,7 @@ impl Around {
         Poll::Ready(Ok((at + 1, end)))
     }
 
-    /// Takes a batch through the stages from `from` on.
+    /// Takes a batch through the stages from `from` on. What not all of them let pass is in no batch that comes with a failure.
     fn pass(&mut self, from: usize, batch: &mut Vec<ChatEvent>, mut end: bool) -> Result<Passed, Failure> {
         let Some(shape) = self.shape.clone() else { return Ok(Passed::On(end)) };
         for at in from..self.shell.stages.len() {
@@ -181,11 +181,12 @@ impl Around {
             let facts = self.facts();
             let score = |choice| self.inner.as_ref().and_then(|inner| inner.score(choice));
             let bytes = sees == Sees::Bytes;
-            self.shell.stages[at].converter.convert(batch, end, bytes, &shape, facts, &score)?;
+            let converted = self.shell.stages[at].converter.convert(batch, end, bytes, &shape, facts, &score);
+            converted.inspect_err(|_| batch.clear())?;
             if self.shell.stages[at].left_out || (batch.is_empty() && !end) {
                 continue;
             }
-            match self.call(at, batch, end)? {
+            match self.call(at, batch, end).inspect_err(|_| batch.clear())? {
                 Flow::Go => {}
                 Flow::Wait(work) => {
                     let timer = Box::pin(sleep(self.shell.stages[at].entry.timeout));
@@ -211,7 +212,8 @@ impl Around {
         if shape.kept {
             let (facts, inner) = (self.facts(), &self.inner);
             let score = |choice| inner.as_ref().and_then(|inner| inner.score(choice));
-            self.last.convert(batch, end, false, &shape, facts, &score)?;
+            let converted = self.last.convert(batch, end, false, &shape, facts, &score);
+            converted.inspect_err(|_| batch.clear())?;
         }
         Ok(Passed::On(end))
     }

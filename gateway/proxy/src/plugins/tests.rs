@@ -332,7 +332,11 @@ async fn an_answer_may_wait_and_stop() {
     assert_eq!(out, "a.#");
     let mut never = Script::new("never", Sees::Events, &log);
     never.event = |_, _| Ok(Flow::Wait(Box::pin(std::future::pending())));
-    assert!(answered(vec![entry(&never, OnFail::Closed)], true, hello()).await.1.is_err());
+    // What it let pass meanwhile, those further out have not looked at.
+    let outer = Script::new("outer", Sees::Events, &log);
+    let (out, ended) =
+        answered(vec![entry(&outer, OnFail::Closed), entry(&never, OnFail::Closed)], true, hello()).await;
+    assert_eq!((out.as_str(), ended.is_err()), ("", true));
 }
 
 /// Fails in every way, at every hook.
@@ -343,7 +347,8 @@ async fn check_failure(fail: fn(&mut Script)) {
     let (out, ended) = answered(vec![entry(&script, OnFail::Open)], true, hello()).await;
     assert!(ended.is_ok(), "{ended:?}");
     assert_eq!(out, "ab.", "it goes on without the plugin, and nothing is lost");
-    let (_, ended) = answered(vec![entry(&script, OnFail::Closed)], true, hello()).await;
+    let (out, ended) = answered(vec![entry(&script, OnFail::Closed)], true, hello()).await;
+    assert_eq!(out, "", "what it has not looked at is not said");
     let failure = ended.expect_err("closed");
     assert_eq!((failure.status(), failure.source()), (500, "gateway"));
     assert!(failure.message.contains("\"bad\"") && !failure.message.contains("secret"), "{}", failure.message);
