@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,6 +23,8 @@ use crate::server::Listeners;
 const ACCEPT_MAX: Duration = Duration::from_secs(60);
 /// From the word to accept no more to the last connection that is accepted all the same.
 const ACCEPTED_LAST: Duration = Duration::from_millis(200);
+/// From `Done` to the socket of the next upgrade.
+const SUCCEEDED_MAX: Duration = Duration::from_secs(2);
 /// How often it is looked whether the new process lives.
 const LOOK: Duration = Duration::from_millis(50);
 /// Settlements that wait for the new process; with more, they count as they were reserved.
@@ -36,6 +38,9 @@ struct Old {
     workers: String,
     /// Called once, when the new process serves.
     leave: Box<dyn Fn() + Send + Sync>,
+    /// Where this process can be asked, and the file there.
+    place: PathBuf,
+    file: Option<u64>,
     state: Mutex<State>,
 }
 
@@ -62,8 +67,8 @@ pub fn listen(
 ) -> io::Result<()> {
     let place = super::socket(state_dir);
     let listener = bind(&place)?;
-    let old = Old { gateway, live, listeners, workers, leave: Box::new(leave), state: Mutex::default() };
-    let old = Arc::new(old);
+    let (leave, file, state) = (Box::new(leave), file(&place), Mutex::default());
+    let old = Arc::new(Old { gateway, live, listeners, workers, leave, place, file, state });
     std::thread::Builder::new().name("penstock-upgrade".into()).spawn(move || {
         for stream in listener.incoming() {
             let Ok(stream) = stream else { continue };
@@ -95,6 +100,18 @@ fn bind(place: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+fn file(place: &Path) -> Option<u64> {
+    fs::metadata(place).ok().map(|file| file.ino())
+}
+
+/// Waits until another process can be asked in this one's place.
+fn succeeded(old: &Old) {
+    let until = Instant::now() + SUCCEEDED_MAX;
+    while file(&old.place) == old.file && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn lock(old: &Old) -> std::sync::MutexGuard<'_, State> {
     old.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -117,23 +134,24 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
                 state.busy = true;
             }
             let done = hand_over(old, &mut wire);
-            let told = match &done {
-                Ok(_) => Tell::Done { pid },
-                Err(error) => Tell::Failed(error.to_string()),
-            };
             let mut state = lock(old);
             state.busy = done.is_ok();
-            // Err: nobody waits for it.
-            state.asked.take().map(|asked| asked.send(told));
+            let asked = state.asked.take();
             drop(state);
+            // Err: it does not wait any more.
+            let tell = |told| _ = asked.map(|asked| asked.send(told));
             match done {
                 Ok(settled) => {
                     // Err: it has ended, and this process cannot go on any more.
                     let _ = wire.send(&Tell::Done { pid });
+                    // Whoever hears of this end may ask for the next upgrade at once.
+                    succeeded(old);
+                    tell(Tell::Done { pid });
                     forward(&mut wire, &settled);
                     old.gateway.rest(Beside::Settling, true);
                 }
                 Err(error) => {
+                    tell(Tell::Failed(error.to_string()));
                     old.gateway.governor.keep();
                     old.gateway.rest(Beside::Settling, true);
                     tracing::error!(pid, %error, "upgrade failed; this process goes on serving");
@@ -242,7 +260,7 @@ fn start(old: &Old, wire: &mut Wire, program: Option<PathBuf>, told: &Receiver<T
     tracing::info!(pid = child.id(), program = %program.display(), "starting the process that takes over");
     // Whoever asked may have left; the upgrade goes on.
     let _ = wire.send(&Tell::Progress(format!("process {} starts", child.id())));
-    let outcome = watch(&mut child, told);
+    let outcome = watch(old, &mut child, told);
     if let Tell::Failed(_) = outcome {
         // It may have ended by itself.
         let _ = child.kill();
@@ -251,12 +269,14 @@ fn start(old: &Old, wire: &mut Wire, program: Option<PathBuf>, told: &Receiver<T
     outcome
 }
 
-fn watch(child: &mut Child, told: &Receiver<Tell>) -> Tell {
+fn watch(old: &Old, child: &mut Child, told: &Receiver<Tell>) -> Tell {
     let until = Instant::now() + READY_MAX + ACCEPT_MAX;
     loop {
         match told.recv_timeout(LOOK) {
             Ok(outcome) => return outcome,
             Err(RecvTimeoutError::Disconnected) => return Tell::Failed("nobody hands over".into()),
+            // It serves: what becomes of it since then is not the upgrade's outcome, which comes.
+            Err(RecvTimeoutError::Timeout) if old.gateway.is_leaving() => continue,
             Err(RecvTimeoutError::Timeout) => {}
         }
         match child.try_wait() {
