@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import httpx
+import pytest
 from many import Many, Steady
 from test_reload import config, hang_up, many_files, models
 
@@ -96,6 +97,33 @@ def test_upgrade_under_a_thousand_streams(tmp_path):
         print(f"first upgrade in {seconds:.1f} s; {len(steady.results)} new connections, {len(ended)} streams")
         # The old ones end with their last streams, not after a fixed time.
         wait_until(lambda: old not in processes(gateway) and second not in processes(gateway), "the old ones end")
+        assert models(gateway) == ["m"]
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["SIGTERM", "upgrade"])
+def test_streams_that_outlast_their_time_are_told(tmp_path, leaves):
+    """Each of them, and each is in the log."""
+    log = tmp_path / "access.log"
+    with Many() as many:
+        text = config(many.url, server="watch = false\nupgrade_grace_ms = 1000")
+        with upgradable(tmp_path, workers=0, config=text.replace('"off"', f'"{log}"')) as gateway:
+            many.begin(gateway.port, 50)
+            if leaves:
+                upgrade(gateway)
+            else:
+                gateway.process.terminate()
+            wait_until(lambda: gateway.process.poll() is not None, "the old one ends")
+            ended = many.end()
+            assert len(ended) == 50 and all("The server is shutting down." in one.why for one in ended), ended[:3]
+            told = [json.loads(line) for line in log.read_text().splitlines()]
+            assert [line["error"] for line in told if line.get("stream")] == ["Draining"] * 50
+
+
+def test_one_upgrade_right_behind_another(tmp_path):
+    """Whoever hears that one is done may ask for the next."""
+    with Many() as many, upgradable(tmp_path, workers=0, config=quick(many)) as gateway:
+        for _ in range(6):
+            upgrade(gateway)
         assert models(gateway) == ["m"]
 
 

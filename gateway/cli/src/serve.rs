@@ -169,6 +169,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     if taken.is_none() {
         admin.start(Duration::ZERO)?;
     }
+    // From where a terminal is told that it serves, a signal lets answers end; one that is to take over may be ended until it has.
+    let stops = taken.is_none().then(server::Stops::catch).transpose().context("signals")?;
     let shown = progress::show(fleet.clone(), &config)?;
     let prepared = match taken {
         Some(taken) => {
@@ -181,6 +183,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let leave = server::Leave::default();
     let hooks = server::Hooks {
         leave: leave.clone(),
+        stops: stops.map_or_else(server::Stops::catch, Ok).context("signals")?,
         started: started(prepared, admin.clone(), {
             let (gateway, listeners, admin, fleet) = (gateway.clone(), listeners.clone(), admin.clone(), fleet.clone());
             move || {

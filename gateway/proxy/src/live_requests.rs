@@ -47,6 +47,15 @@ pub struct About {
     pub background: bool,
 }
 
+/// Who ends a request before its answer does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ender {
+    /// An operator.
+    Operator,
+    /// The process, whose own time is over.
+    Process,
+}
+
 /// One request in flight.
 #[derive(Debug)]
 pub struct Live {
@@ -68,7 +77,7 @@ pub struct Live {
     prompt_tokens: AtomicU64,
     completion_tokens: AtomicU64,
     answering: AtomicBool,
-    cancel: Mutex<Option<oneshot::Sender<()>>>,
+    cancel: Mutex<Option<oneshot::Sender<Ender>>>,
 }
 
 impl Live {
@@ -100,6 +109,12 @@ impl Live {
     /// Time since its begin.
     pub fn age(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    /// Ends it; false: it was told before.
+    fn end(&self, by: Ender) -> bool {
+        let sender = self.cancel.lock().unwrap_or_else(PoisonError::into_inner).take();
+        sender.is_some_and(|sender| sender.send(by).is_ok())
     }
 }
 
@@ -143,9 +158,14 @@ impl LiveRequests {
 
     /// Ends one; false: it was not there, or was told before.
     pub fn cancel(&self, id: u64) -> bool {
-        let Some(live) = self.find(id) else { return false };
-        let sender = live.cancel.lock().unwrap_or_else(PoisonError::into_inner).take();
-        sender.is_some_and(|sender| sender.send(()).is_ok())
+        self.find(id).is_some_and(|live| live.end(Ender::Operator))
+    }
+
+    /// Ends all that a client waits for, because the process ends. What nobody waits for is done again by the next one.
+    pub(crate) fn stop(&self) {
+        for live in self.list().iter().filter(|live| !live.about.background) {
+            live.end(Ender::Process);
+        }
     }
 
     fn shard(&self, id: u64) -> MutexGuard<'_, HashMap<u64, Arc<Live>>> {
@@ -192,17 +212,17 @@ impl Drop for Entry {
 
 /// Ready once the request was cancelled; for ever pending where it cannot be. May be awaited again after that.
 #[derive(Debug, Default)]
-pub struct Cancelled(Option<oneshot::Receiver<()>>);
+pub struct Cancelled(Option<oneshot::Receiver<Ender>>);
 
 impl Future for Cancelled {
-    type Output = ();
+    type Output = Ender;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ender> {
         let Some(receiver) = &mut self.0 else { return Poll::Pending };
         match Pin::new(receiver).poll(context) {
-            Poll::Ready(Ok(())) => {
+            Poll::Ready(Ok(by)) => {
                 self.0 = None;
-                Poll::Ready(())
+                Poll::Ready(by)
             }
             Poll::Ready(Err(_)) => {
                 self.0 = None;
@@ -214,8 +234,13 @@ impl Future for Cancelled {
 }
 
 /// What the client of a cancelled request is told.
-pub(crate) fn failure() -> Failure {
-    Failure::new(ErrorKind::Cancelled, "The request was cancelled by an operator of this gateway.")
+pub(crate) fn failure(by: Ender) -> Failure {
+    match by {
+        Ender::Operator => {
+            Failure::new(ErrorKind::Cancelled, "The request was cancelled by an operator of this gateway.")
+        }
+        Ender::Process => Failure::new(ErrorKind::Draining, "The server is shutting down."),
+    }
 }
 
 #[cfg(test)]
@@ -252,14 +277,31 @@ mod tests {
         let ((entry, mut cancelled), (other, mut untouched)) = (begin(&all, "a"), begin(&all, "b"));
         assert!(all.cancel(1));
         assert!(!all.cancel(1), "told once");
-        (&mut cancelled).await;
+        assert_eq!((&mut cancelled).await, Ender::Operator);
         tokio::select! {
             biased;
-            () = &mut cancelled => panic!("told twice"),
-            () = &mut untouched => panic!("another request was cancelled"),
+            _ = &mut cancelled => panic!("told twice"),
+            _ = &mut untouched => panic!("another request was cancelled"),
             () = std::future::ready(()) => {}
         }
         drop((entry, other));
+    }
+
+    #[tokio::test]
+    async fn at_the_end_of_the_process_those_who_wait_are_told() {
+        let all = Arc::new(LiveRequests::default());
+        let (waited_for, cancelled) = begin(&all, "a");
+        let about = About { background: true, ..About::default() };
+        let (background, mut untouched) = all.begin(about, &Principal::default());
+        all.stop();
+        all.stop();
+        assert_eq!(cancelled.await, Ender::Process);
+        tokio::select! {
+            biased;
+            _ = &mut untouched => panic!("what nobody waits for goes on elsewhere"),
+            () = std::future::ready(()) => {}
+        }
+        drop((waited_for, background));
     }
 
     #[test]

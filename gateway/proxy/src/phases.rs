@@ -117,9 +117,9 @@ pub async fn serve(gateway: &Gateway, exchange: &mut Exchange) {
         tracing::error!(request_id = %exchange.request_id, panic, "a request handler panicked");
         Err(End::Failed(Failure::internal(panic)))
     });
-    let outcome = match outcome {
-        Err(End::Gone) if exchange.is_cancelled() => Err(End::Failed(live_requests::failure())),
-        other => other,
+    let outcome = match (outcome, exchange.ended_by()) {
+        (Err(End::Gone), Some(by)) => Err(End::Failed(live_requests::failure(by))),
+        (other, _) => other,
     };
     match outcome {
         Ok(()) => {}

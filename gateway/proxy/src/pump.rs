@@ -127,10 +127,10 @@ async fn fail(
 
 /// The client left; or the request was cancelled, which it is told.
 async fn gone(exchange: &mut Exchange, answer: &mut Answer, trail: &mut Trail, facts: Facts) -> End {
-    if exchange.is_cancelled() {
-        return fail(exchange, answer, &mut Vec::new(), trail, live_requests::failure(), facts).await;
+    match exchange.ended_by() {
+        Some(by) => fail(exchange, answer, &mut Vec::new(), trail, live_requests::failure(by), facts).await,
+        None => End::Gone,
     }
-    End::Gone
 }
 
 /// What the list of live requests shows.

@@ -9,7 +9,7 @@ mod drain;
 mod listeners;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -26,8 +26,8 @@ use crate::batches;
 use crate::config::{Snapshot, TlsFiles};
 use crate::gateway::Gateway;
 use crate::http::connection::App;
-pub use drain::Leave;
 use drain::Signals;
+pub use drain::{Leave, Stops};
 pub use listeners::Listeners;
 
 /// Why the server could not start.
@@ -132,6 +132,8 @@ pub struct Hooks {
     pub started: Box<dyn FnOnce() + Send + Sync>,
     /// Ends it when its answers have.
     pub leave: Leave,
+    /// Ends it too.
+    pub stops: Stops,
     /// Called once when all answers have ended.
     pub stop: Box<dyn Fn() + Send + Sync>,
 }
@@ -164,7 +166,8 @@ pub fn run(
         log.flush_logs();
     });
     let drained = stop.clone();
-    let signals = Signals { gateway, listeners, socket: config.unix.clone(), leave: hooks.leave, drained };
+    let (leave, stops) = (hooks.leave, Mutex::new(Some(hooks.stops)));
+    let signals = Signals { gateway, listeners, socket: config.unix.clone(), leave, stops, drained };
     server.run(RunArgs { shutdown_signal: Box::new(signals) });
     stop();
     Ok(())

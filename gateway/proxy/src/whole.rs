@@ -59,7 +59,7 @@ pub(crate) async fn answer_events(
     tokio::select! {
         biased;
         answered = timed(gateway, principal, call, deadline, take, &entry) => answered,
-        () = cancelled => Err(live_requests::failure()),
+        by = cancelled => Err(live_requests::failure(by)),
     }
 }
 

@@ -28,6 +28,11 @@ fn main() {
     let providers = provider::all(&config).expect("providers that can be used");
     let gateway = Gateway::new(config.clone(), log, vec![Arc::new(Puppet::default())], providers);
     eprintln!("http://{}", config.listen);
-    let hooks = server::Hooks { started: Box::new(|| {}), leave: server::Leave::default(), stop: Box::new(|| {}) };
+    let hooks = server::Hooks {
+        started: Box::new(|| {}),
+        leave: server::Leave::default(),
+        stops: server::Stops::catch().expect("signals"),
+        stop: Box::new(|| {}),
+    };
     server::run(Arc::new(gateway), &config, Arc::new(listeners), hooks).expect("a server");
 }

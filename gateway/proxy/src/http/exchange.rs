@@ -25,7 +25,7 @@ use super::{BodyBudget, BodyLease, Framing, Head, HttpLimits, h2};
 use crate::auth::certificate::Certificate;
 use crate::clock;
 use crate::error::Failure;
-use crate::live_requests::Cancelled;
+use crate::live_requests::{Cancelled, Ender};
 
 /// One read of a body.
 const READ_BYTES: usize = 16 * 1024;
@@ -109,7 +109,7 @@ pub struct Exchange {
     client: Option<IpAddr>,
     limits: HttpTimes,
     cancel: Cancelled,
-    cancelled: bool,
+    ended_by: Option<Ender>,
 }
 
 /// The few limits that one exchange needs, kept small.
@@ -148,7 +148,7 @@ impl Exchange {
             status: 0,
             peer,
             cancel: Cancelled::default(),
-            cancelled: false,
+            ended_by: None,
             client: None,
             limits: HttpTimes {
                 write_stall: limits.write_stall,
@@ -309,7 +309,7 @@ impl Exchange {
             biased;
             written = write => written,
             // In the middle of a piece: nothing can be said any more.
-            () = &mut self.cancel => Err(self.end_early()),
+            by = &mut self.cancel => Err(self.end_early(by)),
         };
         match written {
             Ok(()) if last => self.sent = Sent::Ended,
@@ -338,7 +338,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Waits until the client leaves, or the request is cancelled ([`Self::is_cancelled`] tells). Cancel-safe.
+    /// Waits until the client leaves, or the request is cancelled ([`Self::ended_by`] tells). Cancel-safe.
     pub async fn gone(&mut self) -> Gone {
         let left = async {
             match &mut self.side {
@@ -354,7 +354,7 @@ impl Exchange {
         tokio::select! {
             biased;
             gone = left => gone,
-            () = &mut self.cancel => self.end_early(),
+            by = &mut self.cancel => self.end_early(by),
         }
     }
 
@@ -365,18 +365,17 @@ impl Exchange {
 
     /// Waits until the request is cancelled: for one whose connection was handed out ([`Self::upgrade`]). Cancel-safe.
     pub async fn cancelled(&mut self) {
-        (&mut self.cancel).await;
-        self.cancelled = true;
+        self.ended_by = Some((&mut self.cancel).await);
     }
 
-    /// Whether the request was cancelled.
-    pub fn is_cancelled(&self) -> bool {
-        self.cancelled
+    /// Who cancelled the request, if anybody did.
+    pub fn ended_by(&self) -> Option<Ender> {
+        self.ended_by
     }
 
     /// A client that does not read shall not keep a cancelled request alive: its last words get little time.
-    fn end_early(&mut self) -> Gone {
-        self.cancelled = true;
+    fn end_early(&mut self, by: Ender) -> Gone {
+        self.ended_by = Some(by);
         self.limits.write_stall = self.limits.write_stall.min(CANCELLED_STALL);
         if let Side::Http1(wire) = &mut self.side {
             wire.stall = self.limits.write_stall;

@@ -1,8 +1,8 @@
 //! The end of the process: by a signal, or because another process serves.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -16,6 +16,8 @@ use crate::upgrade;
 
 /// How often it is looked whether all is done.
 const LOOK: Duration = Duration::from_millis(20);
+/// Those whose time is over are told so within this time.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 /// What was settled last is told to the next process within this time.
 const TELL_MAX: Duration = Duration::from_secs(10);
 
@@ -25,7 +27,28 @@ pub(super) struct Signals {
     pub(super) listeners: Arc<Listeners>,
     pub(super) socket: Option<PathBuf>,
     pub(super) leave: Leave,
+    /// `None`: they are listened to.
+    pub(super) stops: Mutex<Option<Stops>>,
     pub(super) drained: Arc<dyn Fn() + Send + Sync>,
+}
+
+/// SIGTERM and SIGINT. Until this is made they end the process at once; from then on they wait to be heard.
+pub struct Stops {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stops {
+    /// To be made before anybody is told that something is served here.
+    ///
+    /// # Errors
+    /// The system does not let them be caught.
+    pub fn catch() -> std::io::Result<Self> {
+        // It only registers them: whichever runtime runs hears them.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let _inside = runtime.enter();
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
 }
 
 /// Lets the process end when its answers have, because another one serves.
@@ -42,14 +65,11 @@ impl Leave {
 #[async_trait]
 impl ShutdownSignalWatch for Signals {
     async fn recv(&self) -> ShutdownSignal {
-        let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-        let (Ok(mut terminate), Ok(mut interrupt)) = signals else {
-            tracing::error!("signals cannot be watched; stopping");
-            return ShutdownSignal::FastShutdown;
-        };
+        let stops = self.stops.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut stops) = stops else { return std::future::pending().await };
         tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            _ = stops.terminate.recv() => {}
+            _ = stops.interrupt.recv() => {}
             () = self.leave.0.notified() => {}
         }
         let is_leaving = self.gateway.is_leaving();
@@ -65,17 +85,17 @@ impl ShutdownSignalWatch for Signals {
         let drain = Drain { gateway: self.gateway.clone(), hurry: hurry.clone(), drained: self.drained.clone() };
         // Pingora sleeps through the whole grace time on this thread; this one leaves as soon as nothing is in flight.
         std::thread::spawn(move || drain.run());
-        tokio::spawn(impatience(terminate, interrupt, hurry, self.gateway.clone()));
+        tokio::spawn(impatience(stops, hurry, self.gateway.clone()));
         ShutdownSignal::GracefulTerminate
     }
 }
 
 /// Signals while it drains.
-async fn impatience(mut terminate: Signal, mut interrupt: Signal, hurry: Arc<AtomicBool>, gateway: Arc<Gateway>) {
+async fn impatience(mut stops: Stops, hurry: Arc<AtomicBool>, gateway: Arc<Gateway>) {
     loop {
         tokio::select! {
-            _ = terminate.recv() => hurry.store(true, Ordering::Relaxed),
-            _ = interrupt.recv() => {
+            _ = stops.terminate.recv() => hurry.store(true, Ordering::Relaxed),
+            _ = stops.interrupt.recv() => {
                 gateway.flush_logs();
                 std::process::exit(130);
             }
@@ -108,6 +128,7 @@ impl Drain {
             }
             std::thread::park_timeout(LOOK);
         }
+        self.last_words();
         gateway.governor.keep();
         let until = Instant::now() + TELL_MAX;
         while !gateway.is_rested(Beside::Settling) && Instant::now() < until {
@@ -115,6 +136,15 @@ impl Drain {
         }
         (self.drained)();
         std::process::exit(0);
+    }
+
+    /// What is still being answered ends with an error that says why, and leaves its line in the log.
+    fn last_words(&self) {
+        let until = Instant::now() + LAST_WORDS_MAX;
+        while self.gateway.metrics.in_flight_now() > 0 && Instant::now() < until {
+            self.gateway.live.stop();
+            std::thread::park_timeout(LOOK);
+        }
     }
 
     /// One that leaves waits for its connections too: their clients may still ask for something, and are told to ask elsewhere next.
