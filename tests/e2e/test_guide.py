@@ -238,11 +238,12 @@ def test_another_config_and_another_version(tmp_path):
             assert "n" in said(check)
             said(reload)
             wait_until(lambda: models(gateway) == ["m", "n"], "the new config", 30)
-            assert "config in force" in gateway.log()
+            wait_until(lambda: "config in force" in gateway.log(), "the log says so")
             file.write_text(config.replace("base_url", "base_ulr"))
             said(reload)
             wait_until(lambda: gateway.metric("penstock_config_last_reload_ok") == 0, "what is wrong is noticed", 30)
-            assert models(gateway) == ["m", "n"] and "base_ulr" in gateway.log()
+            wait_until(lambda: "base_ulr" in gateway.log(), "the log names it")
+            assert models(gateway) == ["m", "n"]
             file.write_text(config)
 
             (command,), shown = commands(upgrade), upgrade.splitlines()[1:]
