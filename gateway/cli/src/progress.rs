@@ -18,6 +18,8 @@ const TICK: Duration = Duration::from_millis(100);
 /// Ends the display when dropped.
 pub(crate) struct Shown {
     over: Arc<AtomicBool>,
+    /// Set by whoever accepts connections.
+    pub(crate) accepting: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -31,18 +33,18 @@ impl Drop for Shown {
     }
 }
 
-/// Shows loading on a terminal, says what is served once every pool is ready.
+/// Shows loading on a terminal, says what is served once every pool is ready and connections are accepted.
 pub(crate) fn show(fleet: Arc<Fleet>, config: &Snapshot) -> anyhow::Result<Shown> {
-    let over = Arc::new(AtomicBool::new(false));
-    let (stop, banner, config) = (over.clone(), banner(config), config.clone());
+    let (over, accepting) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+    let (stop, open, banner, config) = (over.clone(), accepting.clone(), banner(config), config.clone());
     let thread = std::thread::Builder::new()
         .name("penstock-progress".into())
-        .spawn(move || watch(&fleet, &config, &banner, &stop))
+        .spawn(move || watch(&fleet, &config, &banner, (&open, &stop)))
         .context("a thread for the progress display")?;
-    Ok(Shown { over, thread: Some(thread) })
+    Ok(Shown { over, accepting, thread: Some(thread) })
 }
 
-fn watch(fleet: &Fleet, config: &Snapshot, banner: &str, over: &AtomicBool) {
+fn watch(fleet: &Fleet, config: &Snapshot, banner: &str, (accepting, over): (&AtomicBool, &AtomicBool)) {
     let target =
         if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(0), target);
@@ -51,7 +53,7 @@ fn watch(fleet: &Fleet, config: &Snapshot, banner: &str, over: &AtomicBool) {
     let mut said_down = String::new();
     while !over.load(Ordering::Relaxed) {
         let statuses: Vec<_> = fleet.pools().into_iter().map(|(id, pool)| (id, pool.status())).collect();
-        if statuses.iter().all(|(_, status)| status.is_ready()) {
+        if statuses.iter().all(|(_, status)| status.is_ready()) && accepting.load(Ordering::Relaxed) {
             bar.finish_and_clear();
             if !config.log_level.contains("error") {
                 say(banner);

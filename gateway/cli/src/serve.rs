@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -186,7 +187,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         stops: stops.map_or_else(server::Stops::catch, Ok).context("signals")?,
         started: started(prepared, admin.clone(), {
             let (gateway, listeners, admin, fleet) = (gateway.clone(), listeners.clone(), admin.clone(), fleet.clone());
+            let accepting = shown.accepting.clone();
             move || {
+                accepting.store(true, Ordering::Relaxed);
                 follower.begin(live.clone());
                 let leave = move || {
                     fleet.settle();

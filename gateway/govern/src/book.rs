@@ -111,6 +111,8 @@ pub struct Book {
     limits: HashMap<Arc<str>, Subjects>,
     cells: Vec<Option<Cell>>,
     free: Vec<u32>,
+    /// The cell that was looked for last: the claims of a request are mostly about one.
+    last: u32,
     open: HashMap<u64, Vec<Taken>>,
     /// Of these, those of another process.
     adopted: Vec<u64>,
@@ -128,7 +130,6 @@ impl Book {
     /// # Errors
     /// Which claim does not fit, and when it could. Cost: two look-ups per claim.
     pub fn reserve(&mut self, claims: &[Claim<'_>], now: Now) -> Result<Hold, Denied> {
-        let mut cells = Vec::with_capacity(claims.len());
         let mut denied: Option<Denied> = None;
         for (at, claim) in claims.iter().enumerate() {
             let cell = self.cell(claim.limit, claim.subject, now);
@@ -146,18 +147,17 @@ impl Book {
                     denied = Some(Denied { claim: at, used, wait_ms });
                 }
             }
-            cells.push(cell);
         }
         match denied {
             Some(denied) => Err(denied),
-            None => Ok(self.take(claims, &cells, now)),
+            None => Ok(self.take(claims, now)),
         }
     }
 
-    fn take(&mut self, claims: &[Claim<'_>], cells: &[u32], now: Now) -> Hold {
+    fn take(&mut self, claims: &[Claim<'_>], now: Now) -> Hold {
         let id = self.next;
         self.next += 1;
-        self.hold_as(id, claims, cells, now);
+        self.hold_as(id, claims, now);
         Hold(id)
     }
 
@@ -167,20 +167,20 @@ impl Book {
         if self.open.contains_key(&id) {
             return;
         }
-        let cells: Vec<_> = claims.iter().map(|claim| self.cell(claim.limit, claim.subject, now)).collect();
-        self.hold_as(id, claims, &cells, now);
+        self.hold_as(id, claims, now);
         self.adopted.push(id);
     }
 
-    fn hold_as(&mut self, id: u64, claims: &[Claim<'_>], cells: &[u32], now: Now) {
+    fn hold_as(&mut self, id: u64, claims: &[Claim<'_>], now: Now) {
         let mut taken = Vec::with_capacity(claims.len());
-        for (claim, cell) in claims.iter().zip(cells) {
+        for claim in claims {
+            let cell = self.cell(claim.limit, claim.subject, now);
             let Measure { unit, span, .. } = claim.measure;
-            let gauge = self.gauge(*cell, unit, span, now);
+            let gauge = self.gauge(cell, unit, span, now);
             let mark = gauge.counter.add(claim.amount, now);
             gauge.reserved += claim.amount;
-            taken.push(Taken { cell: *cell, unit, span, mark, amount: claim.amount, tag: claim.tag });
-            if let Some(Some(cell)) = self.cells.get_mut(*cell as usize) {
+            taken.push(Taken { cell, unit, span, mark, amount: claim.amount, tag: claim.tag });
+            if let Some(Some(cell)) = self.cells.get_mut(cell as usize) {
                 cell.holds += 1;
             }
         }
@@ -218,9 +218,7 @@ impl Book {
 
     /// How a counter stands; one that does not exist is untouched.
     pub fn standing(&mut self, limit: &str, subject: &str, measure: Measure, now: Now) -> Standing {
-        let Some(cell) = self.limits.get(limit).and_then(|subjects| subjects.cells.get(subject)).copied() else {
-            return Standing::default();
-        };
+        let Some(cell) = self.find(limit, subject) else { return Standing::default() };
         let gauge = self.gauge(cell, measure.unit, measure.span, now);
         Standing { used: gauge.counter.used(), reserved: gauge.reserved, reset_ms: gauge.counter.reset_ms(now) }
     }
@@ -283,10 +281,20 @@ impl Book {
         });
     }
 
+    /// The cell of a subject that has one.
+    fn find(&mut self, limit: &str, subject: &str) -> Option<u32> {
+        let last = self.cells.get(self.last as usize).and_then(Option::as_ref);
+        if last.is_some_and(|cell| *cell.subject == *subject && *cell.limit == *limit) {
+            return Some(self.last);
+        }
+        self.last = *self.limits.get(limit)?.cells.get(subject)?;
+        Some(self.last)
+    }
+
     /// The cell of a subject, made where there is none.
     fn cell(&mut self, limit: &Arc<str>, subject: &str, now: Now) -> u32 {
-        if let Some(at) = self.limits.get(&**limit).and_then(|subjects| subjects.cells.get(subject)) {
-            return *at;
+        if let Some(at) = self.find(limit, subject) {
+            return at;
         }
         let mut subject = subject;
         let count = self.limits.get(&**limit).map_or(0, |subjects| subjects.cells.len());

@@ -33,9 +33,9 @@ pub(crate) async fn admit(
     gateway: &Gateway,
     serving: &Serving,
     principal: &Arc<Principal>,
-    call: Call,
+    mut call: Call,
 ) -> Result<Admitted, Failure> {
-    let Asked { mut call, mut shell, answer } = serving.plugins.ask(principal, call).await?;
+    let Asked { mut shell, answer } = serving.plugins.ask(principal, &mut call).await?;
     let entry = serving.entry_of(&call, principal).map_err(|failure| told(&mut shell, failure))?;
     let free = answer.is_some();
     let reserved = governed::admit(&gateway.governor, serving, principal, &mut call, &entry, free).await;

@@ -36,6 +36,7 @@ pub mod relay;
 pub mod route;
 pub mod server;
 pub mod serving;
+mod shard;
 pub mod stored;
 pub mod telemetry;
 mod told;

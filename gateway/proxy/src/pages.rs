@@ -110,8 +110,8 @@ async fn count(
     call.client = exchange.client();
     let dialect = call.dialect();
     // Plugins come first: what they take out of a prompt, whoever counts it does not see either.
-    let asked = watched(exchange, Box::pin(serving.plugins.ask(principal, call))).await??;
-    let Asked { call, mut shell, answer } = asked;
+    let asked = watched(exchange, Box::pin(serving.plugins.ask(principal, &mut call))).await??;
+    let Asked { mut shell, answer } = asked;
     let work = async {
         let entry = serving.entry_of(&call, principal)?;
         let plain = plain(exchange, call.ask.label(), dialect);

@@ -198,3 +198,10 @@ pub struct Facts {
     /// Longest time without a token while it changed its worker, in microseconds.
     pub gap_us: u64,
 }
+
+impl Facts {
+    /// Whether the upstream has said what the answer used.
+    pub(crate) fn is_known(&self) -> bool {
+        self.prompt_tokens + self.completion_tokens > 0
+    }
+}

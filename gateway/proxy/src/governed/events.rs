@@ -1,5 +1,6 @@
 //! The events of an answer that a limit counts: they carry the reservation, and settle it when they are dropped.
 
+use std::sync::OnceLock;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -18,33 +19,16 @@ pub(crate) struct Governed {
     reservation: Reservation,
     end: End,
     emitted: Emitted,
-    /// The upstream's with ours, where it has any.
-    headers: Vec<(HeaderName, HeaderValue)>,
+    /// The upstream's with ours, once somebody has asked.
+    headers: OnceLock<Vec<(HeaderName, HeaderValue)>>,
     is_begun: bool,
 }
 
 impl Governed {
     /// Those events, paid for with that.
     pub(crate) fn new(events: Box<dyn Events>, reservation: Reservation) -> Self {
-        let mut own = Self {
-            events,
-            reservation,
-            end: End::Gone,
-            emitted: Emitted::default(),
-            headers: Vec::new(),
-            is_begun: false,
-        };
-        own.merge();
-        own
-    }
-}
-
-impl Governed {
-    fn merge(&mut self) {
-        let theirs = self.events.headers();
-        if !theirs.is_empty() {
-            self.headers = told::merged(theirs, self.reservation.fields());
-        }
+        let (emitted, headers) = (Emitted::default(), OnceLock::new());
+        Self { events, reservation, end: End::Gone, emitted, headers, is_begun: false }
     }
 }
 
@@ -52,7 +36,11 @@ impl Events for Governed {
     fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
         let before = out.len();
         let polled = self.events.poll_events(context, out);
-        out[before..].iter().for_each(|event| self.emitted.add(event));
+        // What the upstream says of a complete answer is what counts.
+        let is_told = matches!(polled, Poll::Ready(Ok(false))) && self.events.facts().is_known();
+        if !is_told {
+            out[before..].iter().for_each(|event| self.emitted.add(event));
+        }
         match &polled {
             Poll::Ready(Ok(more)) => {
                 self.reservation.begun();
@@ -69,14 +57,14 @@ impl Events for Governed {
         }
         // The upstream's are known from its first event on.
         if !std::mem::replace(&mut self.is_begun, true) {
-            self.merge();
+            self.headers.take();
         }
         polled
     }
 
     fn facts(&self) -> Facts {
         let facts = self.events.facts();
-        if self.end != End::Complete || facts.prompt_tokens + facts.completion_tokens > 0 {
+        if self.end != End::Complete || facts.is_known() {
             return facts;
         }
         self.reservation.used(self.end, facts, &self.events.course(), self.emitted).facts
@@ -97,7 +85,10 @@ impl Events for Governed {
     }
 
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {
-        if self.headers.is_empty() { self.reservation.fields() } else { &self.headers }
+        match (self.events.headers(), self.reservation.fields()) {
+            ([], ours) => ours,
+            (theirs, ours) => self.headers.get_or_init(|| told::merged(theirs, ours)),
+        }
     }
 }
 

@@ -29,6 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use penstock_dialects::Dialect;
 use penstock_govern::{
     Book, BookState, Calendar, Claim, Denied, Hold, Learned, Limit, Measure, Now, OnStoreFailure, Standing, Unit,
@@ -73,6 +74,8 @@ pub struct Governor {
     metrics: Arc<Metrics>,
     /// Of tokens and of money.
     tallies: [Tallies; 2],
+    /// Requests that a limit has let in, limit by limit.
+    allowed: ArcSwap<HashMap<Arc<str>, Tally>>,
     /// The ledger, where there is one.
     journal: OnceLock<Journal>,
     subjects: Subjects,
@@ -99,6 +102,8 @@ impl Tallies {
 struct State {
     book: Book,
     calendar: Calendar,
+    /// When the wall clock was read, by the clock of the windows, and what it said.
+    wall: (u64, u64),
     learned: HashMap<Arc<str>, Learned>,
     swept_ms: u64,
     /// Another process goes on with the book: it is told what is settled here.
@@ -107,6 +112,10 @@ struct State {
 
 /// Longest time for reading the ledger at start.
 const RESTORE_MAX: Duration = Duration::from_secs(30);
+/// The wall clock, which only tells days and months apart, is read again after this long.
+const WALL_MS: u64 = 10;
+/// Limits whose requests are counted without looking for the metric; configs may have named any number of them.
+const TALLIES_MAX: usize = 512;
 /// Counters that say nothing any more are dropped this often.
 const SWEEP_MS: u64 = 60_000;
 
@@ -129,12 +138,14 @@ impl Governor {
     /// With empty counters; counts itself in `metrics`.
     pub fn new(metrics: Arc<Metrics>) -> Self {
         let base = CLOCK_BASE.as_millis() as u64;
-        let calendar = Calendar::new(base, clock::since_epoch().as_millis() as u64);
-        let state = State { book: Book::new(), calendar, learned: HashMap::new(), swept_ms: base, give: None };
+        let wall_ms = clock::since_epoch().as_millis() as u64;
+        let (calendar, wall) = (Calendar::new(base, wall_ms), (base, wall_ms));
+        let state = State { book: Book::new(), calendar, wall, learned: HashMap::new(), swept_ms: base, give: None };
         Self {
             state: Mutex::new(state),
             began: Instant::now(),
             tallies: ["tokens", "usd"].map(|unit| Tallies::new(&metrics, unit)),
+            allowed: ArcSwap::default(),
             metrics,
             journal: OnceLock::new(),
             subjects: Subjects::default(),
@@ -225,7 +236,11 @@ impl Governor {
     fn state(&self) -> (MutexGuard<'_, State>, Now) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mono_ms = (CLOCK_BASE + self.began.elapsed()).as_millis() as u64;
-        let now = state.calendar.now(mono_ms, clock::since_epoch().as_millis() as u64);
+        if mono_ms >= state.wall.0 + WALL_MS {
+            state.wall = (mono_ms, clock::since_epoch().as_millis() as u64);
+        }
+        let (read_ms, wall_ms) = state.wall;
+        let now = state.calendar.now(mono_ms, wall_ms + mono_ms.saturating_sub(read_ms));
         if now.mono_ms >= state.swept_ms + SWEEP_MS {
             state.swept_ms = now.mono_ms;
             state.book.sweep(now);
@@ -476,7 +491,7 @@ async fn reserve(
         Ok(hold) => {
             reservation.hold(hold, told::fields(reservation.dialect, &standings, now));
             reservation = together(governor, limits, &claims[..shared], reservation).await?;
-            limits.iter().for_each(|limit| governor.count(limit, "allowed"));
+            limits.iter().for_each(|limit| governor.count_allowed(limit));
             Ok(reservation)
         }
         Err(denied) => {
@@ -540,8 +555,21 @@ async fn together(
 }
 
 impl Governor {
-    fn count(&self, limit: &Limit, decision: &str) {
-        self.metrics.count(Metric::LimitDecisions, &[("limit", &limit.id), ("decision", decision)]);
+    fn count_allowed(&self, limit: &Limit) {
+        if let Some(tally) = self.allowed.load().get(&limit.id) {
+            return tally.count();
+        }
+        let labels = [("limit", &*limit.id), ("decision", "allowed")];
+        if self.allowed.load().len() >= TALLIES_MAX {
+            return self.metrics.count(Metric::LimitDecisions, &labels);
+        }
+        let tally = self.metrics.tally(Metric::LimitDecisions, &labels);
+        tally.count();
+        self.allowed.rcu(|known| {
+            let mut known = HashMap::clone(known);
+            known.insert(limit.id.clone(), tally.clone());
+            known
+        });
     }
 }
 

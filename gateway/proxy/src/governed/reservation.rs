@@ -206,7 +206,7 @@ impl Reservation {
 
     /// Counts of the answer, and whether they are ours. What an upstream said before its answer was complete is a part of it at best.
     fn counted(&self, end: End, facts: Facts, course: &Course, emitted: Emitted) -> (Facts, bool) {
-        let known = facts.prompt_tokens + facts.completion_tokens > 0;
+        let known = facts.is_known();
         let nobody = course.target.is_none() && !course.attempts.is_empty();
         let silent = !known && emitted.tokens() == 0;
         match end {
@@ -248,14 +248,13 @@ impl Reservation {
         if let Some(entry) = self.entry.take() {
             self.enter(entry, &used);
         }
-        let (governor, hold, learns) = (self.governor.clone(), self.hold.take(), self.learns(&used));
+        let (hold, portions, learns) = (self.hold.take(), self.portions.take(), self.learns(&used));
         if hold.is_some() || learns {
-            let portions = self.portions.take();
             let ending = Ending::new(self, &used);
             if let Some((shared, portions)) = portions {
                 shared.settle(portions, |tag, unit| ending.spent(tag, unit));
             }
-            let (mut state, now) = governor.state();
+            let (mut state, now) = self.governor.state();
             if let Some(hold) = hold {
                 ending.release(hold, &self.by_provider, &mut state, now);
             }

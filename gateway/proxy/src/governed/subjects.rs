@@ -1,8 +1,8 @@
 //! Who and what entries of the ledger are about, each kept once: almost every request is about what another was about a moment ago, and
-//! then costs a look-up here, no copies, and nothing that another thread has to free.
+//! then costs a look-up here, no copies, and nothing that another thread has to free. Threads keep apart, and a request is compared as one
+//! text: a line of memory that two threads write to, or that lies beside such a one, costs more than all the rest.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_govern::Limit;
@@ -10,9 +10,10 @@ use penstock_store::{ENTRY_TAGS_MAX, Subject};
 
 use super::restore;
 use super::rules::Who;
+use crate::shard;
 
-/// Subjects that are kept; clients choose tags, so there may be any number.
-const KEPT_MAX: usize = 4096;
+/// Subjects that are kept by a shard; clients choose tags, so there may be any number.
+const KEPT_MAX: usize = 1024;
 
 /// A request, as far as its subject goes.
 pub(super) struct Seen<'a> {
@@ -22,36 +23,32 @@ pub(super) struct Seen<'a> {
     pub(super) tags: &'a [(String, String)],
 }
 
-/// Subjects by the hash of what they are made from.
+/// Subjects by what they are made from, thread by thread.
 #[derive(Default)]
-pub(super) struct Subjects {
-    hasher: RandomState,
-    kept: Mutex<HashMap<u64, Kept>>,
-}
+pub(super) struct Subjects([Mutex<Shard>; shard::COUNT]);
 
-struct Kept {
-    subject: Arc<Subject>,
-    /// What its tags are made from.
-    limits: Vec<Arc<str>>,
-    tags: Vec<(String, String)>,
+#[derive(Default)]
+struct Shard {
+    kept: HashMap<Box<str>, Arc<Subject>>,
+    /// Where a request is said to be looked up: one that is known costs no allocation.
+    said: String,
 }
 
 impl Subjects {
     /// The subject of a request.
     pub(super) fn of(&self, seen: &Seen<'_>) -> Arc<Subject> {
-        let mut hash = self.hasher.build_hasher();
-        seen.hash(&mut hash);
-        let hash = hash.finish();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = kept.get(&hash).filter(|known| seen.is(known)) {
-            return known.subject.clone();
+        let mut shard = self.0[shard::of_thread()].lock().unwrap_or_else(PoisonError::into_inner);
+        let Shard { kept, said } = &mut *shard;
+        said.clear();
+        seen.say(said);
+        if let Some(known) = kept.get(said.as_str()) {
+            return known.clone();
         }
         if kept.len() >= KEPT_MAX {
             kept.clear();
         }
         let subject = Arc::new(seen.subject());
-        let limits = seen.limits.iter().map(|limit| limit.id.clone()).collect();
-        kept.insert(hash, Kept { subject: subject.clone(), limits, tags: seen.tags.to_vec() });
+        kept.insert(said.as_str().into(), subject.clone());
         subject
     }
 }
@@ -70,17 +67,18 @@ impl Seen<'_> {
         ]
     }
 
-    fn hash(&self, into: &mut impl Hasher) {
-        self.names().hash(into);
-        self.limits.iter().for_each(|limit| limit.id.hash(into));
-        self.tags.hash(into);
-    }
-
-    fn is(&self, kept: &Kept) -> bool {
-        let Subject { key, team, user, model, provider, route, .. } = &*kept.subject;
-        self.names() == [key, team, user, model, provider, route].map(String::as_str)
-            && self.limits.iter().map(|limit| &limit.id).eq(&kept.limits)
-            && self.tags == kept.tags
+    /// All of it as one text, each part with its length in front: no two requests that differ say the same.
+    fn say(&self, out: &mut String) {
+        let limits = self.limits.iter().map(|limit| &*limit.id);
+        let tags = self.tags.iter().flat_map(|(name, value)| [name.as_str(), value]);
+        let mut digits = itoa::Buffer::new();
+        *out += digits.format(self.limits.len());
+        for part in self.names().into_iter().chain(limits).chain(tags) {
+            out.push(':');
+            *out += digits.format(part.len());
+            out.push(':');
+            *out += part;
+        }
     }
 
     fn subject(&self) -> Subject {
@@ -121,7 +119,9 @@ mod tests {
         for number in 0..2 * KEPT_MAX {
             of(&keys[0], &number.to_string(), &tags[0]);
         }
-        assert!(subjects.kept.lock().expect("no panic").len() <= KEPT_MAX);
+        let kept = subjects.0.iter().map(|shard| shard.lock().expect("no panic").kept.len());
+        assert_eq!(kept.clone().filter(|kept| *kept > 0).count(), 1, "a thread has one shard");
+        assert!(kept.max() <= Some(KEPT_MAX));
         assert_eq!(of(&keys[0], "m", &tags[0]), first, "made again");
     }
 }

@@ -57,6 +57,7 @@ fn part_left(measure: &Measure, standing: &Standing) -> f64 {
 pub(super) fn fields(dialect: Dialect, standings: &[(Measure, Standing)], now: Now) -> Vec<(HeaderName, HeaderValue)> {
     let mut text = String::with_capacity(64 * standings.len());
     let mut ends: Vec<(&'static HeaderName, usize)> = Vec::with_capacity(3 * standings.len());
+    let mut digits = itoa::Buffer::new();
     let has_tokens = standings.iter().any(|(measure, _)| measure.unit == Unit::Tokens);
     for (measure, standing) in standings {
         let [limit, remaining, reset] = match (dialect, measure.unit) {
@@ -70,9 +71,9 @@ pub(super) fn fields(dialect: Dialect, standings: &[(Measure, Standing)], now: N
             (_, Unit::InputTokens) if !has_tokens => &OPENAI_TOKENS,
             _ => continue,
         };
-        let _ = write!(text, "{}", measure.max);
+        text += digits.format(measure.max);
         ends.push((limit, text.len()));
-        let _ = write!(text, "{}", measure.max.saturating_sub(standing.used));
+        text += digits.format(measure.max.saturating_sub(standing.used));
         ends.push((remaining, text.len()));
         match dialect {
             Dialect::Anthropic => text += &rfc3339((now.wall_ms + standing.reset_ms).div_ceil(1000)),
@@ -197,18 +198,30 @@ fn pause(time: Duration) -> String {
 fn say_pause(out: &mut String, time: Duration) {
     let (seconds, ms) = (time.as_secs(), time.subsec_millis());
     let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    // Writing to a string does not fail.
-    let _ = match (hours, minutes) {
-        (0, 0) if seconds == 0 => write!(out, "{ms}ms"),
-        (0, 0) if ms == 0 => write!(out, "{rest}s"),
+    let mut digits = itoa::Buffer::new();
+    let mut say = |number: u64, unit: &str| {
+        *out += digits.format(number);
+        *out += unit;
+    };
+    match (hours, minutes) {
+        (0, 0) if seconds == 0 => say(ms.into(), "ms"),
+        (0, 0) if ms == 0 => say(rest, "s"),
         (0, 0) => {
+            // Writing to a string does not fail.
             let _ = write!(out, "{rest}.{ms:03}");
             out.truncate(out.trim_end_matches('0').len());
-            out.write_char('s')
+            out.push('s');
         }
-        (0, _) => write!(out, "{minutes}m{rest}s"),
-        _ => write!(out, "{hours}h{minutes}m{rest}s"),
-    };
+        (0, _) => {
+            say(minutes, "m");
+            say(rest, "s");
+        }
+        _ => {
+            say(hours, "h");
+            say(minutes, "m");
+            say(rest, "s");
+        }
+    }
 }
 
 /// Unix seconds by RFC 3339.

@@ -23,10 +23,9 @@ use crate::error::Failure;
 use crate::phases::caught;
 use crate::telemetry::Metric;
 
-/// What the plugins made of a call.
+/// What the plugins want of a call's answer.
+#[derive(Default)]
 pub(crate) struct Asked {
-    /// The call.
-    pub(crate) call: Call,
     /// Those that want something of the answer.
     pub(crate) shell: Option<Shell>,
     /// The answer, if one of them gave it.
@@ -34,30 +33,31 @@ pub(crate) struct Asked {
 }
 
 impl Chain {
-    /// Shows a call to every plugin that is for it.
+    /// Shows a call to every plugin that is for it; what they make of it is put into the call.
     ///
     /// # Errors
     /// One of them refuses it, or fails and must not.
-    pub(crate) async fn ask(&self, principal: &Arc<Principal>, call: Call) -> Result<Asked, Failure> {
+    pub(crate) async fn ask(&self, principal: &Arc<Principal>, call: &mut Call) -> Result<Asked, Failure> {
         if self.links.is_empty() || call.asked_by_plugin {
-            return Ok(Asked { call, shell: None, answer: None });
+            return Ok(Asked::default());
         }
-        let info = Arc::new(info(principal, &call));
+        let info = Arc::new(info(principal, call));
         if self.matching(&info).next().is_none() {
-            return Ok(Asked { call, shell: None, answer: None });
+            return Ok(Asked::default());
         }
         Box::pin(self.run(principal, call, info)).await
     }
 
-    async fn run(&self, principal: &Arc<Principal>, mut call: Call, info: Arc<RequestInfo>) -> Result<Asked, Failure> {
+    async fn run(&self, principal: &Arc<Principal>, call: &mut Call, info: Arc<RequestInfo>) -> Result<Asked, Failure> {
         let host = Arc::new(RequestHost::new(self.hub.clone(), principal.clone()));
         let headers = without_credentials(std::mem::take(&mut call.headers));
         let mut context =
             RequestContext::new(info.clone(), headers, std::mem::take(&mut call.tags), call.body.clone(), host);
         let mut shell = Shell::new(info.clone(), self.metrics.clone());
         let mut answer = None;
+        let mut clock = shell.began;
         for link in self.matching(&info) {
-            match self.step(link, &mut context, &call, &mut shell).await {
+            match self.step(link, &mut context, call, &mut shell, &mut clock).await {
                 Ok(Verdict::Pass) => {}
                 Ok(Verdict::Answer(given)) => {
                     answer = Some(given);
@@ -67,13 +67,13 @@ impl Chain {
                 Err(failure) => return Err(shell.failed(failure)),
             }
         }
-        shell.model.clone_from(&context.model);
+        shell.model = (context.model != info.model).then(|| context.model.clone());
         let reads = shell.reads() || answer.is_some();
         let applied = async {
             if reads {
-                make_request(&mut context, &call).await?;
+                make_request(&mut context, call).await?;
             }
-            apply(&mut call, context.into_parts(), self.body_bytes_max).await
+            apply(call, context.into_parts(), self.body_bytes_max).await
         };
         if let Err(failure) = applied.await {
             return Err(shell.failed(failure));
@@ -82,16 +82,17 @@ impl Chain {
             // Nobody reads this shape of answer: the provider is asked in one that is read.
             call.own = true;
         }
-        Ok(Asked { call, shell: shell.wanted(), answer })
+        Ok(Asked { shell: shell.wanted(), answer })
     }
 
-    /// One plugin's turn; it becomes a stage of the shell.
+    /// One plugin's turn, which begins when `clock` says; it becomes a stage of the shell.
     async fn step(
         &self,
         link: &Link,
         context: &mut RequestContext,
         call: &Call,
         shell: &mut Shell,
+        clock: &mut Instant,
     ) -> Result<Verdict, Failure> {
         let entry = &link.entry;
         match entry.plugin.needs() {
@@ -99,8 +100,11 @@ impl Chain {
             Needs::Body => make_body(context, call)?,
             Needs::Request => make_request(context, call).await?,
         }
+        if entry.plugin.needs() != Needs::Facts {
+            // Reading is not the plugin's time.
+            *clock = Instant::now();
+        }
         let mut hooks = entry.plugin.begin();
-        let began = Instant::now();
         let done = match within(entry.timeout, caught(hooks.on_request(context))).await {
             Ok(Ok(Ok(verdict))) => Ok(verdict),
             Ok(Ok(Err(error))) => Err(Broke::Error(error)),
@@ -113,7 +117,8 @@ impl Chain {
             Ok(Verdict::Reject(_)) => "reject",
             Err(_) => "failed",
         };
-        link.seconds.observe(began.elapsed().as_secs_f64());
+        let began = std::mem::replace(clock, Instant::now());
+        link.seconds.observe((*clock - began).as_secs_f64());
         match outcome {
             "pass" => link.passed.count(),
             _ => {

@@ -139,7 +139,7 @@ fn read(
         decoder.end(&mut out).map_err(Failure::provider)?;
     }
     *usage |= out.iter().any(|event| matches!(event, ChatEvent::Usage(_)));
-    let counted = facts.prompt_tokens + facts.completion_tokens > 0;
+    let counted = facts.is_known();
     out.extend((end && !*usage && counted).then(|| ChatEvent::Usage(usage_of(facts))));
     *events = out;
     Ok(())

@@ -103,15 +103,15 @@ pub(crate) struct Shell {
     pub(super) stages: Vec<Stage>,
     pub(super) info: Arc<RequestInfo>,
     pub(super) metrics: Arc<Metrics>,
-    pub(super) model: String,
-    began: Instant,
+    /// Model that is asked in the place of the client's.
+    pub(super) model: Option<String>,
+    pub(super) began: Instant,
     ended: bool,
 }
 
 impl Shell {
     pub(super) fn new(info: Arc<RequestInfo>, metrics: Arc<Metrics>) -> Self {
-        let model = info.model.clone();
-        Self { stages: Vec::new(), info, metrics, model, began: Instant::now(), ended: false }
+        Self { stages: Vec::new(), info, metrics, model: None, began: Instant::now(), ended: false }
     }
 
     /// Whether somebody looks into the answer.
@@ -127,7 +127,7 @@ impl Shell {
 
     /// Leaves one that nobody is told about.
     pub(crate) fn take(&mut self) -> Self {
-        let (info, metrics, model) = (self.info.clone(), self.metrics.clone(), std::mem::take(&mut self.model));
+        let (info, metrics, model) = (self.info.clone(), self.metrics.clone(), self.model.take());
         let (stages, began, ended) = (std::mem::take(&mut self.stages), self.began, self.ended);
         self.ended = true;
         Self { stages, info, metrics, model, began, ended }
@@ -154,7 +154,7 @@ impl Shell {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
-        let model = std::mem::take(&mut self.model);
+        let model = self.model.take().unwrap_or_else(|| self.info.model.clone());
         let facts = EndFacts { outcome, model, target, usage: usage_of(facts), duration: self.began.elapsed() };
         for stage in &mut self.stages {
             let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stage.hooks.on_end(&facts)));

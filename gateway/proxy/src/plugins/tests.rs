@@ -161,8 +161,8 @@ async fn drained(events: &mut dyn Events) -> (String, Result<(), Failure>) {
 }
 
 async fn answered(entries: Vec<PluginConfig>, stream: bool, batches: Batches) -> (String, Result<(), Failure>) {
-    let asked = chain(entries).ask(&Arc::default(), call(stream).await).await;
-    let Asked { call, shell, answer } = match asked {
+    let mut call = call(stream).await;
+    let Asked { shell, answer } = match chain(entries).ask(&Arc::default(), &mut call).await {
         Ok(asked) => asked,
         Err(failure) => return (String::new(), Err(failure)),
     };
@@ -211,10 +211,11 @@ async fn plugins_are_shells() {
 async fn who_wants_nothing_of_an_answer_costs_it_nothing() {
     let log = Arc::default();
     let entries = || vec![entry(&Script::new("a", Sees::Nothing, &log), OnFail::Closed)];
-    let asked = chain(entries()).ask(&Arc::default(), call(true).await).await.expect("passes");
+    let asked = chain(entries()).ask(&Arc::default(), &mut call(true).await).await.expect("passes");
     assert!(asked.shell.is_none(), "the upstream's own events are used");
-    let asked = chain(Vec::new()).ask(&Arc::default(), call(true).await).await.expect("passes");
-    assert!(asked.shell.is_none() && asked.call.decoded_before().is_none());
+    let mut call = call(true).await;
+    let asked = chain(Vec::new()).ask(&Arc::default(), &mut call).await.expect("passes");
+    assert!(asked.shell.is_none() && call.decoded_before().is_none());
 }
 
 #[test]
@@ -377,11 +378,12 @@ async fn everybody_learns_of_the_end() {
     let (_, ended) = answered(entries(), true, Batches(vec![vec![text("a")]], true)).await;
     assert!(ended.is_err());
     assert_eq!(last(&log), "a end failed");
-    let asked = chain(entries()).ask(&Arc::default(), call(true).await).await.expect("passes");
-    let events = asked.shell.expect("wanted").around(&asked.call, Box::new(hello())).expect("wraps");
+    let mut call = call(true).await;
+    let asked = chain(entries()).ask(&Arc::default(), &mut call).await.expect("passes");
+    let events = asked.shell.expect("wanted").around(&call, Box::new(hello())).expect("wraps");
     drop(events);
     assert_eq!(last(&log), "a end gone");
-    let asked = chain(entries()).ask(&Arc::default(), call(true).await).await.expect("passes");
+    let asked = chain(entries()).ask(&Arc::default(), &mut call).await.expect("passes");
     drop(asked);
     assert_eq!(last(&log), "a end gone");
     assert_eq!(log.lock().expect("a test").len(), 6, "once each");
@@ -404,12 +406,13 @@ async fn an_edited_request_is_what_is_asked() {
         Ok(Verdict::Pass)
     };
     let entries = vec![entry(&edits, OnFail::Closed), entry(&routes, OnFail::Closed)];
-    let asked = chain(entries).ask(&Arc::default(), call(true).await).await.expect("passes");
-    assert_eq!(asked.call.model, "for hi there");
-    assert_eq!(asked.call.asked_for.as_deref(), Some("m"));
-    assert!(asked.call.own);
-    assert_eq!(asked.call.tags, [("team".to_owned(), "a".to_owned())]);
-    let decoded = asked.call.decoded().await.expect("read");
+    let mut call = call(true).await;
+    chain(entries).ask(&Arc::default(), &mut call).await.expect("passes");
+    assert_eq!(call.model, "for hi there");
+    assert_eq!(call.asked_for.as_deref(), Some("m"));
+    assert!(call.own);
+    assert_eq!(call.tags, [("team".to_owned(), "a".to_owned())]);
+    let decoded = call.decoded().await.expect("read");
     let mut seen = String::new();
     penstock_plugins::text::each(&decoded.request, &mut |_, text| seen.push_str(text));
     assert_eq!(seen, "hi there");
@@ -424,8 +427,8 @@ async fn another_body_is_passed_on_and_read() {
             .set_body(Bytes::from_static(br#"{"model":"n","stream":true,"messages":[{"role":"user","content":"x"}]}"#));
         Ok(Verdict::Pass)
     };
-    let asked = chain(vec![entry(&sets, OnFail::Closed)]).ask(&Arc::default(), call(true).await).await;
-    let call_made = asked.expect("passes").call;
+    let mut call_made = call(true).await;
+    chain(vec![entry(&sets, OnFail::Closed)]).ask(&Arc::default(), &mut call_made).await.expect("passes");
     assert!(!call_made.own);
     assert_eq!((call_made.model.as_str(), call_made.asked_for.as_deref()), ("n", Some("m")));
     let mut unstreams = sets.clone();
@@ -433,7 +436,7 @@ async fn another_body_is_passed_on_and_read() {
         context.set_body(Bytes::from_static(br#"{"model":"m","messages":[{"role":"user","content":"x"}]}"#));
         Ok(Verdict::Pass)
     };
-    let asked = chain(vec![entry(&unstreams, OnFail::Closed)]).ask(&Arc::default(), call(true).await).await;
+    let asked = chain(vec![entry(&unstreams, OnFail::Closed)]).ask(&Arc::default(), &mut call(true).await).await;
     assert!(asked.is_err());
 }
 

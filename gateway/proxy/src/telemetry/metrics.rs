@@ -10,8 +10,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use crate::shard;
 pub use gauge::Gauge;
 use metric::Kind;
 pub use metric::Metric;
@@ -19,23 +20,22 @@ pub use metric::Metric;
 /// Label sets per metric before new ones are folded into `other`.
 const SERIES_MAX: usize = 512;
 
+/// Bounds of a histogram at most.
+const BUCKETS_MAX: usize = 16;
+
 /// Label names with values; values come from bounded sets.
 pub type Labels<'a> = &'a [(&'static str, &'a str)];
 
-/// One set of labels of a metric. Each number is exact by itself; a reader may see one a moment before another.
+/// What is counted under one set of labels. Each number is exact by itself; a reader may see one a moment before another.
 #[derive(Debug, Default)]
-struct Series {
+struct Counts {
     /// Bits of a double.
     sum: AtomicU64,
     count: AtomicU64,
-    buckets: Box<[AtomicU64]>,
+    buckets: [AtomicU64; BUCKETS_MAX],
 }
 
-impl Series {
-    fn new(bounds: &[f64]) -> Self {
-        Self { buckets: bounds.iter().map(|_| AtomicU64::new(0)).collect(), ..Self::default() }
-    }
-
+impl Counts {
     fn add(&self, bounds: &[f64], value: f64) {
         let add = |sum| Some((f64::from_bits(sum) + value).to_bits());
         let _ = self.sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
@@ -47,13 +47,37 @@ impl Series {
             self.buckets[at].fetch_add(1, Ordering::Relaxed);
         }
     }
+}
+
+/// The counts of some threads, on cache lines of their own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Part(Counts);
+
+/// One set of labels of a metric: what is counted now and then, and what whoever counts with every request counts thread by thread.
+#[derive(Debug, Default)]
+struct Series {
+    counts: Counts,
+    parts: OnceLock<Box<[Part; shard::COUNT]>>,
+}
+
+impl Series {
+    fn all(&self) -> impl Iterator<Item = &Counts> {
+        let parts = self.parts.get().map_or(&[][..], |parts| &parts[..]);
+        parts.iter().map(|part| &part.0).chain([&self.counts])
+    }
 
     fn sum(&self) -> f64 {
-        f64::from_bits(self.sum.load(Ordering::Relaxed))
+        self.all().map(|counts| f64::from_bits(counts.sum.load(Ordering::Relaxed))).sum()
+    }
+
+    fn total(&self, of: impl Fn(&Counts) -> &AtomicU64) -> u64 {
+        self.all().map(|counts| of(counts).load(Ordering::Relaxed)).sum()
     }
 }
 
-/// One counter or histogram, found once and kept: adding to it looks nothing up and takes no lock.
+/// One counter or histogram, found once and kept: adding to it looks nothing up, takes no lock, and touches no memory that other threads
+/// write to.
 #[derive(Clone, Debug)]
 pub struct Tally {
     series: Arc<Series>,
@@ -68,7 +92,8 @@ impl Tally {
 
     /// Records one value.
     pub fn observe(&self, value: f64) {
-        self.series.add(self.bounds, value);
+        let parts = self.series.parts.get_or_init(Default::default);
+        parts[shard::of_thread()].0.add(self.bounds, value);
     }
 }
 
@@ -93,12 +118,12 @@ impl Metrics {
 
     /// Sets a counter that is kept elsewhere.
     pub fn set(&self, metric: Metric, labels: Labels<'_>, value: u64) {
-        self.with(metric, labels, |series| series.sum.store((value as f64).to_bits(), Ordering::Relaxed));
+        self.with(metric, labels, |series| series.counts.sum.store((value as f64).to_bits(), Ordering::Relaxed));
     }
 
     /// Records one value.
     pub fn observe(&self, metric: Metric, labels: Labels<'_>, value: f64) {
-        self.with(metric, labels, |series| series.add(bounds_of(metric), value));
+        self.with(metric, labels, |series| series.counts.add(bounds_of(metric), value));
     }
 
     /// For whoever counts the same again and again.
@@ -118,7 +143,7 @@ impl Metrics {
                 key.clear();
                 render_labels(key, &[("series", "other")]);
             }
-            then(family.entry(key.clone()).or_insert_with(|| Arc::new(Series::new(bounds_of(metric)))))
+            then(family.entry(key.clone()).or_default())
         })
     }
 
@@ -190,9 +215,9 @@ fn render_family(out: &mut String, metric: Metric, family: &BTreeMap<String, Arc
             continue;
         };
         let comma = if labels.is_empty() { "" } else { "," };
-        let (mut below, total) = (0, series.count.load(Ordering::Relaxed));
-        for (bound, count) in bounds.iter().zip(&series.buckets) {
-            below += count.load(Ordering::Relaxed);
+        let (mut below, total) = (0, series.total(|counts| &counts.count));
+        for (at, bound) in bounds.iter().enumerate() {
+            below += series.total(|counts| &counts.buckets[at]);
             let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {below}");
         }
         let _ = writeln!(out, "{name}_bucket{{{labels}{comma}le=\"+Inf\"}} {total}");
@@ -251,6 +276,33 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn what_threads_count_apart_is_one_number() {
+        let metrics = Metrics::default();
+        let labels: Labels<'_> = &[("plugin", "p"), ("hook", "request")];
+        let tally = metrics.tally(Metric::PluginSeconds, labels);
+        std::thread::scope(|scope| {
+            for _ in 0..shard::COUNT + 4 {
+                scope.spawn(|| (0..100).for_each(|_| tally.observe(0.5)));
+            }
+        });
+        metrics.observe(Metric::PluginSeconds, labels, 100.0);
+        let count = 100 * (shard::COUNT + 4) + 1;
+        let text = metrics.render(&[]);
+        for line in [
+            format!("penstock_plugin_seconds_bucket{{plugin=\"p\",hook=\"request\",le=\"1\"}} {}", count - 1),
+            format!("penstock_plugin_seconds_sum{{plugin=\"p\",hook=\"request\"}} {}", (count - 1) / 2 + 100),
+            format!("penstock_plugin_seconds_count{{plugin=\"p\",hook=\"request\"}} {count}"),
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn every_bound_has_a_bucket() {
+        assert!(Metric::ALL.iter().all(|metric| bounds_of(*metric).len() <= BUCKETS_MAX));
     }
 
     #[test]

@@ -75,7 +75,8 @@ impl<'c> Rows<'c> {
             statement.raw_bind_parameter(3, &*entry.gateway)?;
             self.gateway = Some(entry.gateway.clone());
         }
-        if self.subject.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &entry.subject)) {
+        // The same from another thread of the gateway is another `Arc`.
+        if self.subject.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &entry.subject) && last != &entry.subject) {
             let who = entry.subject.bounded();
             for (at, name) in (4..).zip([&who.key, &who.team, &who.user, &who.model, &who.provider, &who.route]) {
                 statement.raw_bind_parameter(at, name)?;

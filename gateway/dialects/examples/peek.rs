@@ -1,8 +1,8 @@
 //! Repeats one piece of work, so that its instructions can be counted (they do not depend on what else the machine does):
 //!
 //! ```text
-//! cargo build --release -p penstock-dialects --example cost
-//! for n in 0 1000; do valgrind --tool=callgrind --callgrind-out-file=/dev/null target/release/examples/cost token $n; done
+//! cargo build --release -p penstock-dialects --example peek
+//! for n in 0 1000; do valgrind --tool=callgrind --callgrind-out-file=/dev/null target/release/examples/peek token $n; done
 //! ```
 //!
 //! The difference of the two counts, over the repeats, is the cost of one.

@@ -1,5 +1,5 @@
 //! What a decision costs: reserve and settle against some claims, in a book of many subjects. `cargo run --release -p penstock-govern
-//! --example cost`.
+//! --example reserve`.
 
 use std::hint::black_box;
 use std::sync::Arc;
