@@ -210,7 +210,10 @@ def test_a_storm_of_signals(tmp_path):
             text = config(
                 many.url, '[[models]]\nname = "last"\nto = [{ provider = "talker", model = "m" }]\n', "watch = false"
             )
-            path(gateway).write_text(text)
+            # At once, as an editor does: a signal still on its way shall not find half of it.
+            whole = path(gateway).with_suffix(".new")
+            whole.write_text(text)
+            whole.replace(path(gateway))
             hang_up(gateway)
             wait_until(lambda: "last" in models(gateway), "what was written before the last signal is in force")
         assert steady.failures() == []
