@@ -209,8 +209,12 @@ impl Live {
     /// # Errors
     /// [`ApplyError`]: nothing has changed.
     pub fn reload(&self, by: &By) -> Result<Applied, ApplyError> {
+        self.take(self.source.read(), by)
+    }
+
+    fn take(&self, read: Result<String, String>, by: &By) -> Result<Applied, ApplyError> {
         self.gateway.refresh_certificate();
-        let read = self.source.read().map_err(ApplyError::Read);
+        let read = read.map_err(ApplyError::Read);
         let done = read.and_then(|text| self.put(&text, by, None, true));
         self.note(&done);
         done
@@ -225,7 +229,8 @@ impl Live {
             }
             // An editor or a mount is between two steps; what runs goes on.
             Err(reason) => tracing::warn!(reason, "config file not readable; the config in force stays"),
-            Ok(_) => drop(self.reload(by)),
+            // What was looked at: a moment later the file may be empty, on its way to its next state.
+            Ok(text) => drop(self.take(Ok(text), by)),
         }
     }
 
