@@ -48,9 +48,13 @@ def fill(gateway: Gateway, seeds: range) -> dict[int, str]:
     gateway.idle()
     # The last token of an answer is never computed on.
     blocks = sum((answer.usage.total_tokens - 1) // 32 for answer in said.values())
-    left = blocks - gateway.metric("penstock_kv_blocks_cached")
-    assert left > 20, "not all fits into memory"
-    wait_until(lambda: gateway.metric("penstock_kv_tier_stores_total") >= left, "evicted blocks are written")
+
+    def left() -> float:
+        # What is said of the worker is a moment old.
+        return blocks - gateway.metric("penstock_kv_blocks_cached")
+
+    wait_until(lambda: gateway.metric("penstock_kv_tier_stores_total") >= left() > 0, "evicted blocks are written")
+    assert left() > 20, "not all fits into memory"
     return {seed: answer.choices[0].message.content for seed, answer in said.items()}
 
 
