@@ -78,6 +78,9 @@ struct State {
     nth: u64,
     /// That, until it is known to be done; it is in no cell.
     doubted: Vec<Settlement>,
+    /// Counters of which a portion is being asked for: who finds them too small meanwhile asks for no more than it needs, or a crowd
+    /// that comes at once would lease the whole limit.
+    asking: HashSet<Key>,
     /// Counters that were asked for more by requests that did not stay for the answer: their portion is to be told.
     unheard: HashSet<Key>,
     looked_at: Option<Instant>,
@@ -123,11 +126,18 @@ pub(super) enum Refused {
 struct Asked<'a> {
     shared: &'a Shared,
     asks: &'a [Ask],
+    /// Those of which it asks for a portion.
+    portions: Vec<Key>,
     is_answered: bool,
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
+        let mut state = self.shared.state();
+        for key in &self.portions {
+            state.asking.remove(key);
+        }
+        drop(state);
         if !self.is_answered {
             self.shared.unheard(self.asks);
         }
@@ -217,28 +227,28 @@ impl Shared {
         let deadline = tokio::time::Instant::now() + WAIT_MAX;
         let Ok(_turn) = timeout_at(deadline, self.turn.read()).await else { return Err(()) };
         let now = clock::unix_seconds();
+        let mut portions = Vec::new();
         let asks: Vec<Ask> = {
-            let state = self.state();
-            let lacks = |want: &Want| {
-                let left = state.cells.get(&want.key).map_or(0, |cell| cell.left(now));
-                want.amount.saturating_sub(left).max(1)
-            };
+            let mut state = self.state();
             let ask = |at: &usize| {
                 let want = &wants[*at];
-                let least = lacks(want);
+                let left = state.cells.get(&want.key).map_or(0, |cell| cell.left(now));
+                let least = want.amount.saturating_sub(left).max(1);
+                let is_first = state.asking.insert(want.key.clone());
+                portions.extend(is_first.then(|| want.key.clone()));
                 Ask {
                     counter: want.key.0.clone(),
                     window: want.key.1,
                     sliding: want.sliding,
                     max: want.max,
-                    want: least.max(want.max / PORTIONS),
+                    want: if is_first { least.max(want.max / PORTIONS) } else { least },
                     least,
                     until: want.lapses,
                 }
             };
             which.iter().map(ask).collect()
         };
-        let mut asked = Asked { shared: self, asks: &asks, is_answered: false };
+        let mut asked = Asked { shared: self, asks: &asks, portions, is_answered: false };
         let answer = timeout_at(deadline, self.counters.take(&self.holder, &asks, true, now)).await;
         asked.is_answered = true;
         match answer {
@@ -429,6 +439,8 @@ mod tests {
     impl Counters for Store {
         async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError> {
             self.trips.fetch_add(1, Ordering::Relaxed);
+            // Who comes at the same time asks before this is answered.
+            tokio::task::yield_now().await;
             if self.away.load(Ordering::Relaxed) {
                 // It does what it is asked, and nobody hears of it.
                 self.inner.take(holder, asks, whole, now).await?;
@@ -493,6 +505,26 @@ mod tests {
         let held = open.iter().map(|open| open.len() as u64 * 17).sum::<u64>();
         assert!(spent + held > 9_500, "what one leaves the other gets: {spent} {held}");
         assert!(store.trips.load(Ordering::Relaxed) < 1700, "full counters are asked, others seldom");
+    }
+
+    #[tokio::test]
+    async fn a_crowd_that_comes_at_once_leases_little_more_than_it_needs() {
+        let store = Arc::new(Store::default());
+        let gateways = ["a", "b"].map(|name| Arc::new(begun(&store, name)));
+        let month = measure(Unit::NanoUsd, Span::Month, 10_000);
+        let mut crowd = tokio::task::JoinSet::new();
+        for number in 0..400 {
+            let gateway = gateways[number % 2].clone();
+            crowd.spawn(async move { try_take(&gateway, month, 17).await });
+        }
+        let taken = crowd.join_all().await;
+        assert!(
+            taken.iter().all(|taken| taken.as_ref().is_ok_and(|portions| portions[0].held == 17)),
+            "all of it fits"
+        );
+        let leased = |gateway: &Shared| gateway.state().cells.values().map(|cell| cell.leased).sum::<u64>();
+        assert!(gateways.iter().all(|gateway| leased(gateway) <= 200 * 17 + 100));
+        assert!(gateways.iter().all(|gateway| gateway.state().asking.is_empty()));
     }
 
     #[tokio::test]
