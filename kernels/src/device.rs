@@ -208,7 +208,8 @@ pub struct Span<'a> {
     pub rows: Range<usize>,
     /// Tokens of the sequence once this step is done, at least `rows.len()`.
     pub context: usize,
-    /// Page ids, at least `context.div_ceil(PAGE_TOKENS)` of them. Pages before the rows' own hold computed KV.
+    /// Page ids, at least `context.div_ceil(PAGE_TOKENS)` of them. Pages before the rows' own hold computed KV. Where the first row is
+    /// not the first token of its page, earlier steps computed the tokens before it there, and nobody else wrote to the page since.
     pub block_table: &'a [u32],
 }
 

@@ -9,6 +9,7 @@
 //!
 //! Prefill and decode read the same bytes with the same kernels as weights. Values beyond the newest token of a page are kept at
 //! zero, since a weight of zero times a stale NaN would be NaN; stale keys need no care, their scores are masked by position.
+//! The step that begins a page clears what it leaves of it; steps that go on in the page find it clear.
 
 use super::lanes::from_bf16;
 use super::operand::Shared;
@@ -166,11 +167,11 @@ impl KvWriter {
         }
     }
 
-    /// Writes a value, padded as a key is; `newest`: the rest of the page becomes zero.
+    /// Writes a value, padded as a key is; `clears`: the rest of the page becomes zero.
     ///
     /// # Safety
-    /// As [`KvWriter::key`]; with `newest`, no other thread writes later tokens of the page.
-    pub(super) unsafe fn value(&self, place: Place, head: usize, values: &[u16], newest: bool) {
+    /// As [`KvWriter::key`]; with `clears`, no other thread writes later tokens of the page.
+    pub(super) unsafe fn value(&self, place: Place, head: usize, values: &[u16], clears: bool) {
         let blocks = self.blocks(place, head, 1);
         assert!(values.len() == self.dim_blocks * 32 && place.slot < PAGE_TOKENS, "place in a page");
         for (tile, values) in values.as_chunks::<16>().0.iter().enumerate() {
@@ -178,14 +179,16 @@ impl KvWriter {
             for (d, &value) in values.iter().enumerate() {
                 // SAFETY: inside of the `dim_blocks` blocks at `blocks` (asserted), and this thread's alone.
                 unsafe { blocks.add(start + d * 2).write(value) };
-            }
-        }
-        if newest {
-            for slot in place.slot + 1..PAGE_TOKENS {
-                for d in 0..values.len() {
-                    // SAFETY: as above.
-                    unsafe { blocks.add(value_at(slot, d)).write(0) };
+                if clears && place.slot.is_multiple_of(2) {
+                    // SAFETY: the other token of the pair, in the same tile; nobody writes it now (the caller's promise).
+                    unsafe { blocks.add(start + d * 2 + 1).write(0) };
                 }
+            }
+            // The pairs behind this token's are one run to the end of the tile.
+            let next = place.slot / 2 + 1;
+            if clears && next < PAGE_TOKENS / 2 {
+                // SAFETY: from the next pair to the end of the tile of 512 values; nobody writes these now.
+                unsafe { blocks.add(value_at(next * 2, tile * 16)).write_bytes(0, 512 - next * 32) };
             }
         }
     }
@@ -225,6 +228,25 @@ mod tests {
         unsafe { kv.writer().value(Place { layer: 1, page: 1, slot: 9 }, 2, &[0x3f80; 64], true) };
         let page = kv.page(1, 1);
         assert!(page[3840 + 2 * 1280 + 10 * 40..].iter().all(|v| *v == 0.0));
+    }
+
+    #[test]
+    fn clearing_touches_what_comes_after_in_the_page_and_nothing_else() {
+        use crate::cpu::lanes::to_bf16;
+        let spec = KvSpec { layers: 1, kv_heads: 2, head_dim: 40, pages: 2 };
+        for slot in 0..PAGE_TOKENS {
+            let mut kv = KvCache::new(&mut Arena::default(), spec).unwrap();
+            kv.values.fill(to_bf16(3.0));
+            // SAFETY: one thread.
+            unsafe { kv.writer().value(Place { layer: 0, page: 1, slot }, 0, &[to_bf16(1.0); 64], true) };
+            let (page, values) = (kv.page(0, 1), 2 * PAGE_TOKENS * 40);
+            assert!(kv.page(0, 0).iter().chain(&page[..values]).all(|value| *value == 3.0), "keys and other pages");
+            assert!(page[values + PAGE_TOKENS * 40..].iter().all(|value| *value == 3.0), "the other head");
+            for (at, got) in page[values..values + PAGE_TOKENS * 40].chunks_exact(40).enumerate() {
+                let want = [3.0, 1.0, 0.0][1 + usize::from(at > slot) - usize::from(at < slot)];
+                assert!(got.iter().all(|value| *value == want), "token {at} after a write of {slot}");
+            }
+        }
     }
 
     #[test]

@@ -325,8 +325,10 @@ impl Heads<'_> {
             // SAFETY: `Step` checked that no two rows share a place; a head of a row is one thread's; attention comes later.
             unsafe { self.writer.key(place, kv_head, narrow) };
         } else {
+            // The newest row clears the rest of its page if the span begins that page; where it does not, an earlier step has.
+            let clears = row + 1 == span.rows.end && span.rows.len() > slot;
             // SAFETY: as above, and the newest row of a span has no later tokens in the step.
-            unsafe { self.writer.value(place, kv_head, narrow, row + 1 == span.rows.end) };
+            unsafe { self.writer.value(place, kv_head, narrow, clears) };
         }
     }
 }

@@ -276,8 +276,29 @@ fn stale_pages_do_not_leak() {
                 }
             }
         }
-        let steps = [vec![(0, 0, 10)], vec![(0, 10, 35)]];
+        let mut steps = vec![vec![(0, 0, 10)], vec![(0, 10, 17)]];
+        steps.extend((27..45).map(|done| vec![(0, done, 1)]));
         assert!(bits(&run_steps(&mut device, &model, &sequences, &steps))[0] == want[0], "{path}");
+    }
+}
+
+#[test]
+fn a_step_that_goes_on_in_a_page_writes_its_own_token_alone() {
+    let sequences = sequences(&[20], SHAPE.vocab, 6);
+    for (path, mut device) in devices(1) {
+        let model = Model::load(&mut device, &SHAPE, 6);
+        run_steps(&mut device, &model, &sequences, &[vec![(0, 0, 10)]]);
+        let page = sequences[0].table[0] as usize;
+        let place = kv::Place { layer: 0, page, slot: 20 };
+        // SAFETY: one thread.
+        unsafe { device.kv.as_mut().unwrap().writer().value(place, 1, &[0x3f80; 32], false) };
+        run_steps(&mut device, &model, &sequences, &[vec![(0, 10, 1)]]);
+        let value = |slot: usize| {
+            let at = ((SHAPE.kv_heads + 1) * PAGE_TOKENS + slot) * SHAPE.head_dim;
+            device.page(0, page as u32)[at..at + SHAPE.head_dim].to_vec()
+        };
+        assert!(value(20).iter().all(|value| *value == 1.0), "{path}: each token clears the rest of its page");
+        assert!(value(10).iter().any(|value| *value != 0.0) && value(11).iter().all(|value| *value == 0.0), "{path}");
     }
 }
 
