@@ -9,10 +9,12 @@ LISTEN ?= 127.0.0.1:8080
 ARGS ?=
 E2E_ARGS ?=
 EXAMPLES ?= 100
+MINUTES ?= 10
+TARGET ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help serve test format lint unit doc e2e test-clients test-stores test-shared test-faults test-wasm test-fuzz test-admin wasm-plugin tools
+.PHONY: fuzz help serve test format lint unit doc e2e test-clients test-stores test-shared test-faults test-wasm test-admin wasm-plugin tools
 
 TOOLS := . .ci/tools.sh
 
@@ -58,8 +60,8 @@ test-faults: ## Every cell of the fault matrices, a pulled cable, a storm of a h
 test-wasm: ## Plugins that are WebAssembly, with the feature that hosts them
 	@$(TOOLS); need_build_tools; need_test_tools; run_wasm_tests
 
-test-fuzz: ## The fuzz targets compile (fuzzing itself needs a nightly compiler: `cargo +nightly fuzz run`)
-	@$(TOOLS); need_build_tools; for manifest in $$(git ls-files '*/fuzz/Cargo.toml'); do say "$$manifest"; cargo check --quiet --target-dir "$${CARGO_TARGET_DIR:-target}/fuzz" --manifest-path "$$manifest"; done
+fuzz: ## Searches every fuzz target with libFuzzer, guided by coverage: MINUTES=10 in all, TARGET=name for one alone
+	@$(TOOLS); need_build_tools; run_fuzz "$(MINUTES)" $(TARGET)
 
 wasm-plugin: ## Builds the plugin of the WebAssembly tests from its source (npm) and notes their checksums
 	@npm ci --silent --no-audit --no-fund --prefix plugins/wasm/tests/sdk && npm run --silent --prefix plugins/wasm/tests/sdk build

@@ -105,9 +105,10 @@ run_unit_tests() {
 run_wasm_tests() {
   local feature=(--workspace --features penstock/wasm --locked)
   if have cargo-nextest; then
-    cargo nextest run "${feature[@]}" -E 'package(penstock-wasm)'
+    cargo nextest run "${feature[@]}" --features penstock-fuzz/wasm -E 'package(penstock-wasm) | (package(penstock-fuzz) & test(plugin))'
   else
     cargo test -p penstock-wasm --features host --locked
+    cargo test -p penstock-fuzz --features wasm --locked plugin
   fi
   cargo build "${feature[@]}" --bins
   PENSTOCK_BIN=$(built debug) timeout --kill-after=10 600 "$venv/bin/python" -m pytest "$e2e/test_wasm.py"
@@ -120,4 +121,24 @@ run_e2e_tests() {
 
 run_client_tests() {
   PENSTOCK_BIN=${PENSTOCK_BIN:-$(built debug)} timeout --kill-after=10 1800 "$root/.venv-clients/bin/python" -m pytest "$e2e/clients" "$@"
+}
+
+# run_fuzz MINUTES [TARGET]: coverage-guided search with the stable compiler, so without sanitizers: Rust's own checks are on. New inputs
+# gather in target/fuzz/found, inputs that break a promise in target/fuzz/broken.
+run_fuzz() {
+  local minutes=$1 targets names found=$root/target/fuzz/found broken=$root/target/fuzz/broken
+  local coverage=(-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
+    -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares)
+  targets=${2:-$(cd "$root/tests/fuzz/corpus" && ls | grep -v '^plugin_')}
+  names=($targets)
+  # With --target the flags stay away from build scripts and macros.
+  RUSTFLAGS="${coverage[*]}" cargo build --release --locked --target x86_64-unknown-linux-gnu --target-dir "$root/target/fuzz" \
+    --manifest-path "$root/tests/fuzz/libfuzzer/Cargo.toml"
+  for name in "${names[@]}"; do
+    say "fuzzing $name"
+    mkdir -p "$found/$name" "$broken"
+    FUZZ_TARGET=$name "$root/target/fuzz/x86_64-unknown-linux-gnu/release/penstock-libfuzzer" -max_total_time=$((minutes * 60 / ${#names[@]})) \
+      -max_len=4096 -timeout=10 -rss_limit_mb=2048 -print_final_stats=0 -verbosity=0 -artifact_prefix="$broken/$name-" \
+      "$found/$name" "$root/tests/fuzz/corpus/$name"
+  done
 }

@@ -1,10 +1,20 @@
 //! Parsers of what strangers and operators write, each as one function over any bytes that holds the parser to its promises. The fuzz
-//! targets (`fuzz/`) and the property tests below run the same functions; a promise that is broken is a panic.
+//! targets (`tests/fuzz`) and the property tests below run the same functions; a promise that is broken is a panic.
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::auth::{check_address, check_credential, check_key_set, check_token};
+use crate::batches::input;
+use crate::client::head::HeadReader;
 use crate::config::{self, Overrides};
+use crate::http::chunked::{ChunkFault, Decoder};
+use crate::http::head::{self, Scan, Scanner};
+use crate::multipart;
+
+/// Largest head and most parts that the checks below allow.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
+const PARTS_MAX: usize = 32;
 
 /// A header as it comes, `name: value` lines; what no header may have is left out, as the readers of heads do.
 fn header(lines: &[u8]) -> HeaderMap {
@@ -49,6 +59,102 @@ pub fn config(text: &str) {
         let line = fault.place.strip_prefix("f.toml:").and_then(|line| line.parse::<usize>().ok());
         assert!(line.is_none_or(|line| line >= 1 && line <= text.lines().count() + 1), "{fault}");
         assert!(!fault.message.is_empty());
+    }
+}
+
+/// The head of an HTTP/1 request, found in bytes that come at once or one by one.
+///
+/// # Panics
+/// The two ways disagree, or an accepted head names no origin form.
+pub fn request_head(bytes: &[u8]) {
+    let whole = Scanner::default().scan(bytes, HEAD_BYTES_MAX);
+    let mut scanner = Scanner::default();
+    let piecewise = (1..=bytes.len())
+        .map(|end| scanner.scan(&bytes[..end], HEAD_BYTES_MAX))
+        .find(|scan| !matches!(scan, Ok(Scan::Partial)));
+    match (&whole, piecewise) {
+        (Ok(Scan::Complete(end)), Some(Ok(Scan::Complete(other)))) => assert_eq!(*end, other),
+        (Ok(Scan::Partial), None) | (Err(_), Some(Err(_))) => {}
+        (whole, piecewise) => panic!("at once {whole:?}, byte by byte {piecewise:?}"),
+    }
+    let Ok(Scan::Complete(end)) = whole else { return };
+    if let Ok(head) = head::parse(&bytes[..end]) {
+        assert!(head.target.starts_with('/') || head.target == "*", "{}", head.target);
+        let lengths = head.headers.get_all(http::header::CONTENT_LENGTH).iter().count();
+        let chunked = head.headers.contains_key(http::header::TRANSFER_ENCODING);
+        assert!(!chunked || lengths == 0, "a length beside chunks");
+    }
+}
+
+/// A chunked body, at once or byte by byte.
+///
+/// # Panics
+/// The two ways disagree, or a payload is longer than its input.
+pub fn chunked_body(bytes: &[u8]) {
+    let (mut decoder, mut payload) = (Decoder::default(), Vec::new());
+    let whole = decoder.feed(bytes, &mut payload).map(|read| (read, decoder.is_done()));
+    let (mut slow, mut pieces, mut read) = (Decoder::default(), Vec::new(), 0);
+    let piecewise = bytes.chunks(1).try_for_each(|piece| {
+        read += if slow.is_done() { 0 } else { slow.feed(piece, &mut pieces)? };
+        Ok::<_, ChunkFault>(())
+    });
+    assert!(payload.len() <= bytes.len());
+    match (whole, piecewise) {
+        (Ok((end, done)), Ok(())) => assert_eq!((end, done, &payload), (read, slow.is_done(), &pieces)),
+        (Err(_), Err(_)) => {}
+        (whole, piecewise) => panic!("at once {whole:?}, byte by byte {piecewise:?}"),
+    }
+}
+
+/// The head of an upstream's answer, at once or byte by byte.
+///
+/// # Panics
+/// The two ways disagree.
+pub fn answer_head(bytes: &[u8]) {
+    let whole = HeadReader::default().read(&mut bytes.to_vec()).map(|head| head.map(|(head, _)| head.status));
+    let (mut reader, mut held) = (HeadReader::default(), Vec::new());
+    let mut piecewise = Ok(None);
+    for byte in bytes {
+        held.push(*byte);
+        piecewise = reader.read(&mut held).map(|head| head.map(|(head, _)| head.status));
+        if !matches!(piecewise, Ok(None)) {
+            break;
+        }
+    }
+    match (whole, piecewise) {
+        (Ok(whole), Ok(piecewise)) => assert_eq!(whole, piecewise),
+        (Err(_), Err(_)) => {}
+        (whole, piecewise) => panic!("at once {whole:?}, byte by byte {piecewise:?}"),
+    }
+}
+
+/// A form: the first line of the input is its `Content-Type`, the rest its body.
+///
+/// # Panics
+/// A part lies outside of the body, or two overlap.
+pub fn form(bytes: &[u8]) {
+    let at = memchr::memchr(b'\n', bytes).unwrap_or(bytes.len());
+    let Some(boundary) = std::str::from_utf8(&bytes[..at]).ok().and_then(multipart::boundary) else { return };
+    let body = Bytes::copy_from_slice(bytes.get(at + 1..).unwrap_or_default());
+    let Ok(parts) = multipart::parts(&body, &boundary, PARTS_MAX) else { return };
+    assert!(parts.len() <= PARTS_MAX);
+    let mut end = 0;
+    for part in parts {
+        assert!(end <= part.at.start && part.at.start <= part.at.end && part.at.end <= body.len(), "{part:?}");
+        end = part.at.end;
+    }
+}
+
+/// A line of a batch's input file.
+///
+/// # Panics
+/// A line is accepted whose body is no JSON object, or refused without a message.
+pub fn batch_line(bytes: &[u8]) {
+    match input::request(&Bytes::copy_from_slice(bytes), "/v1/chat/completions") {
+        Ok(line) => {
+            serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&line.body).expect("an object");
+        }
+        Err(fault) => assert!(!fault.message.is_empty()),
     }
 }
 

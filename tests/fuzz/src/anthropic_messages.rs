@@ -1,0 +1,25 @@
+//! Any body of a Messages request: no panic, a refusal is a JSON error, what is accepted serde_json accepts too, and so does Anthropic's
+//! side of the codec, whose body is JSON again.
+
+use penstock_dialects::anthropic::{Codec, decode_count_tokens, decode_messages, error_body};
+use penstock_dialects::openai::error_shape;
+use penstock_dialects::{Bounds, ProviderCodec, Request};
+use serde::de::IgnoredAny;
+
+pub(crate) fn run(body: &[u8]) {
+    let bounds = Bounds::default();
+    for outcome in [decode_messages(body, &bounds), decode_count_tokens(body, &bounds)] {
+        match outcome {
+            Ok(chat) => {
+                serde_json::from_slice::<IgnoredAny>(body).expect("accepted, so it is JSON");
+                if let Ok(call) = Codec::default().encode(&Request::Chat(Box::new(chat)), "m") {
+                    serde_json::from_slice::<IgnoredAny>(&call.body).expect("what is asked is JSON");
+                }
+            }
+            Err(error) => {
+                let body = error_body(error_shape(error.kind), &error.message, "r");
+                serde_json::from_slice::<serde_json::Value>(&body).expect("an error body is JSON");
+            }
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Any body that is passed on: no panic; what is accepted is a JSON object; another model name and the counts of a stream can be put in,
+//! and are then what is read.
+
+use bytes::Bytes;
+use penstock_dialects::Bounds;
+use penstock_dialects::peek::{Splice, peek, spliced};
+
+pub(crate) fn run(input: &[u8]) {
+    let (body, bounds) = (Bytes::copy_from_slice(input), Bounds::default());
+    let Ok(seen) = peek(&body, &bounds) else { return };
+    serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&body).expect("accepted, so it is an object");
+    let change = Splice { model: Some("other"), include_usage: true, ..Splice::default() };
+    let out = spliced(&body, &seen, change).concat();
+    let again = peek(&out, &bounds).expect("what is sent is accepted, too");
+    assert!(again.stream_options.is_some_and(|(_, usage)| usage), "{}", String::from_utf8_lossy(&out));
+    assert_eq!(again.model.as_deref(), seen.model.is_some().then_some("other"));
+}
