@@ -38,6 +38,7 @@ memory() {
 # pool NAME PID URL MODEL: the same request where nobody can be compared with.
 pool() {
   run "$1/short" "$2" "$3" "$4" --connections 16 --requests 4000 --tokens 1
+  run "$1/distinct" "$2" "$3" "$4" --connections 16 --requests 4000 --tokens 1 --distinct
   run "$1/burst" "$2" "$3" "$4" --connections 32 --requests 256 --warmup 32 --tokens 200 --stream
 }
 

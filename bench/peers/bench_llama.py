@@ -26,7 +26,7 @@ QUIET = llama.llama_log_callback(lambda *_: None)
 
 
 class Bench:
-    """A model and a context for 32 sequences."""
+    """A model and a context for the sequences of one measurement."""
 
     def __init__(self, path, threads):
         llama.llama_log_set(QUIET, ctypes.c_void_p(0))
@@ -34,16 +34,24 @@ class Bench:
         started = time.perf_counter()
         self.model = llama.llama_model_load_from_file(path.encode(), llama.llama_model_default_params())
         assert self.model, f"llama.cpp does not load {path}"
-        params = llama.llama_context_default_params()
-        params.n_ctx = 32 * 256
-        params.n_batch, params.n_ubatch, params.n_seq_max = 2048, 512, 32
-        params.n_threads = params.n_threads_batch = threads
-        if hasattr(params, "kv_unified"):
-            params.kv_unified = True
-        self.context = llama.llama_init_from_model(self.model, params)
+        self.threads, self.context = threads, None
+        self.begin(1, 64)
         self.load_s = time.perf_counter() - started
         self.batch = llama.llama_batch_init(2048, 0, 1)
         self.random = np.random.default_rng(0)
+
+    def begin(self, sequences, tokens):
+        """A fresh context for so many sequences of so many tokens."""
+        if self.context:
+            llama.llama_free(self.context)
+        params = llama.llama_context_default_params()
+        params.n_ctx = sequences * -(-tokens // 256) * 256
+        params.n_batch, params.n_ubatch, params.n_seq_max = 2048, 512, sequences
+        params.n_threads = params.n_threads_batch = self.threads
+        # One KV cache for each sequence: with one for all, every row attends over the cells of every other.
+        params.kv_unified = False
+        self.context = llama.llama_init_from_model(self.model, params)
+        assert self.context, "llama.cpp makes no context"
 
     def clear(self):
         llama.llama_memory_clear(llama.llama_get_memory(self.context), True)
@@ -65,6 +73,8 @@ class Bench:
     def prefill(self, tokens):
         """Tokens per second of one prompt; median of three."""
 
+        self.begin(1, tokens)
+
         def once():
             self.clear()
             return self.decode([(0, position, position == tokens - 1) for position in range(tokens)])
@@ -73,7 +83,7 @@ class Bench:
 
     def generate(self, sequences):
         """Tokens per second of a batch at a context of CONTEXT tokens; median step."""
-        self.clear()
+        self.begin(sequences, CONTEXT + STEPS)
         for sequence in range(sequences):
             self.decode([(sequence, position, position == CONTEXT - 1) for position in range(CONTEXT)])
         steps = [self.decode([(s, CONTEXT + step, True) for s in range(sequences)]) for step in range(STEPS)]

@@ -13,6 +13,7 @@ from statistics import median
 
 ROWS = [
     ("CPU per short request, µs", "short", "cpu_us_per_request"),
+    ("CPU per short request, each with its own prompt, µs", "distinct", "cpu_us_per_request"),
     ("CPU per chunk, as fast as they go, µs", "burst", "cpu_us_per_chunk"),
     ("CPU per chunk, one in 10 ms, µs", "paced", "cpu_us_per_chunk"),
     ("CPU per request with 200 kB, µs", "big", "cpu_us_per_request"),

@@ -3,27 +3,48 @@
 
 table.py RESULTS.jsonl
 
-Each rate is followed by its share of the limit that was measured in the same run: prefill against bf16 arithmetic,
-decode against reading the weights once per step.
+Each rate is followed by its share of the limit measured in the same run. The limit of a step is the larger of two times: its
+multiply-adds (attention included) at the machine's bf16 peak, and the bytes that it must read (weights once, the KV cache of every
+sequence) at the machine's bandwidth.
 """
 
 import argparse
 import json
 
-# Of one token in the shape of Qwen3-0.6B: multiply-adds of the layers' matrices times two (the head runs for one row
-# only), and the bytes of all weights that a step reads.
-FLOP_PER_TOKEN = 2 * 28 * (1024 * 2048 * 2 + 1024 * 1024 * 2 + 3 * 1024 * 3072)
+# The shape of Qwen3-0.6B.
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 28, 1024, 16, 8, 128, 151936
+# Multiply-adds times two of one token: the layers' matrices, and the head for a row whose logits are wanted.
+FLOP_PER_TOKEN = 2 * LAYERS * (HIDDEN * 2048 * 2 + HIDDEN * 1024 * 2 + 3 * HIDDEN * 3072)
+FLOP_PER_LOGITS = 2 * HIDDEN * VOCABULARY
+# Of one token that attends over one other: the product with its key, and the one with its value.
+FLOP_PER_PAIR = 4 * LAYERS * HEADS * HEAD_DIM
 WEIGHT_BYTES = 1.192e9
+KV_BYTES_PER_TOKEN = LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
+# Tokens in front of a decoded one: 128, and half of the steps that are measured.
+CONTEXT = 140
+# Prompt tokens that one pass over the weights serves.
+PASS = 512
 COLUMNS = ["prefill_512", "prefill_2048", "decode_b1", "decode_b8", "decode_b32"]
+
+
+def work(column):
+    """Tokens, multiply-adds times two and bytes read of a prompt or a step."""
+    count = int(column.removeprefix("prefill_").removeprefix("decode_b"))
+    if column.startswith("prefill"):
+        passes = -(-count // PASS)
+        flop = count * FLOP_PER_TOKEN + FLOP_PER_LOGITS + count * (count + 1) / 2 * FLOP_PER_PAIR
+        return count, flop, passes * WEIGHT_BYTES + passes * count / 2 * KV_BYTES_PER_TOKEN
+    flop = count * (FLOP_PER_TOKEN + FLOP_PER_LOGITS + CONTEXT * FLOP_PER_PAIR)
+    return count, flop, WEIGHT_BYTES + count * CONTEXT * KV_BYTES_PER_TOKEN
 
 
 def share(column, value, limit):
     """Part of the limit that `value` tokens per second reach, or nothing where none was measured."""
-    if column.startswith("prefill"):
-        flop_s = max(limit["bf16_tflop_s"], limit["amx_tflop_s"], limit["fp32_tflop_s"]) * 1e12
-        return value * FLOP_PER_TOKEN / flop_s if flop_s else None
-    steps_s = value / int(column.removeprefix("decode_b"))
-    return steps_s * WEIGHT_BYTES / (limit["read_gb_s"] * 1e9)
+    tokens, flop, read = work(column)
+    flop_s = max(limit["bf16_tflop_s"], limit["amx_tflop_s"], limit["fp32_tflop_s"]) * 1e12
+    if not flop_s:
+        return None
+    return value / tokens * max(flop / flop_s, read / (limit["read_gb_s"] * 1e9))
 
 
 def main():
@@ -45,7 +66,8 @@ def main():
     for threads, limit in sorted(limits.items()):
         print(
             f"\nLimit, {threads} thread(s): reads {limit['read_gb_s']} GB/s, bf16 {limit['bf16_tflop_s']} TFLOP/s, "
-            f"AMX {limit['amx_tflop_s']} TFLOP/s, fp32 {limit['fp32_tflop_s']} TFLOP/s."
+            f"int8 {limit['int8_top_s']} TOP/s, AMX {limit['amx_tflop_s']} TFLOP/s (int8 {limit['amx_int8_top_s']} TOP/s), "
+            f"fp32 {limit['fp32_tflop_s']} TFLOP/s."
         )
 
 

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -22,10 +23,15 @@ use crate::{RunArgs, mock};
 /// After a wave, before its memory is read.
 const REST: Duration = Duration::from_secs(1);
 
+/// A prompt begins with it where every request has a prompt of its own, and the request's number takes its place.
+const NUMBER: &str = "0123456789";
+
 /// What all connections share.
 struct Run {
     host: String,
     body: Bytes,
+    /// Where [`NUMBER`] stands in the body; `None`: every request repeats one prompt.
+    number_at: Option<usize>,
     stream: bool,
     key: Option<String>,
     /// What an answer must be, if that is known.
@@ -91,9 +97,11 @@ async fn watched<T>(pid: Option<u32>, work: impl Future<Output = T>) -> (T, u64)
 /// Sends `requests` over `connections`.
 async fn drive(args: &RunArgs, requests: usize, connections: usize, ramp: Duration) -> anyhow::Result<Tally> {
     let host = args.url.strip_prefix("http://").context("--url begins with http://")?.trim_end_matches('/').to_owned();
+    let body = body(args);
     let run = Rc::new(Run {
         host,
-        body: body(args).into(),
+        number_at: args.distinct.then(|| body.find(NUMBER)).flatten(),
+        body: body.into(),
         stream: args.stream,
         key: args.key.clone(),
         exact: args.exact.then(|| mock::body(args.stream, args.tokens)),
@@ -120,7 +128,9 @@ async fn drive(args: &RunArgs, requests: usize, connections: usize, ramp: Durati
 }
 
 fn body(args: &RunArgs) -> String {
-    let prompt: String = "blue otter 42 ".chars().cycle().take(args.prompt_bytes).collect();
+    let begins = if args.distinct { NUMBER } else { "" };
+    let prompt: String =
+        begins.chars().chain("blue otter 42 ".chars().cycle()).take(args.prompt_bytes.max(begins.len())).collect();
     let mut body = json!({
         "model": args.model,
         "messages": [{ "role": "user", "content": prompt }],
@@ -133,6 +143,18 @@ fn body(args: &RunArgs) -> String {
         body["metadata"] = json!({ "gap_ms": gap.to_string() });
     }
     body.to_string()
+}
+
+impl Run {
+    /// The body of the next request. Numbers come from the whole life of the process, so that a warm-up shares no prompt with what is measured.
+    fn next_body(&self) -> Bytes {
+        static REQUESTS: AtomicU64 = AtomicU64::new(0);
+        let Some(at) = self.number_at else { return self.body.clone() };
+        let mut body = self.body.to_vec();
+        let number = format!("{:010}", REQUESTS.fetch_add(1, Ordering::Relaxed));
+        body[at..at + NUMBER.len()].copy_from_slice(&number.as_bytes()[..NUMBER.len()]);
+        body.into()
+    }
 }
 
 async fn one_connection(run: &Run) {
@@ -168,7 +190,7 @@ async fn ask(run: &Run, sender: &mut Option<SendRequest<Full<Bytes>>>, started: 
     if let Some(key) = &run.key {
         request = request.header("authorization", format!("Bearer {key}"));
     }
-    let request = request.header("content-type", "application/json").body(Full::new(run.body.clone()))?;
+    let request = request.header("content-type", "application/json").body(Full::new(run.next_body()))?;
     let mut response = kept.send_request(request).await.context("send")?;
     if response.status() != 200 {
         bail!("status {}", response.status().as_u16());
@@ -281,6 +303,7 @@ mod tests {
                 tokens: 7,
                 stream,
                 prompt_bytes: 100,
+                distinct: stream,
                 gap_ms: Some(1),
                 exact: true,
                 waves: 1,

@@ -69,6 +69,9 @@ pub(crate) struct RunArgs {
     /// Length of the prompt
     #[arg(long, value_name = "BYTES", default_value_t = 256)]
     pub(crate) prompt_bytes: usize,
+    /// Every request has a prompt of its own, different from its first characters on: no prefix cache helps
+    #[arg(long)]
+    pub(crate) distinct: bool,
     /// Ask the mock for this time between two chunks, in place of its own
     #[arg(long, value_name = "MS")]
     pub(crate) gap_ms: Option<u64>,
