@@ -66,6 +66,7 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.route = route.label();
     let principal = gateway.guard.admit(&serving.identity, &route, exchange).await?;
     trail.key.clone_from(&principal.key);
+    serving.idempotency.separate(principal.tenant(), &mut exchange.head.headers);
     listed(gateway, exchange, trail, &principal);
     match route {
         Route::Forward(path) => {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use penstock_proto::ErrorKind;
 
-use crate::auth::{Identity, Principal};
+use crate::auth::{Idempotency, Identity, Principal};
 use crate::call::Call;
 use crate::config::Snapshot;
 use crate::error::Failure;
@@ -29,6 +29,7 @@ pub struct Serving {
     providers: Vec<Arc<Provider>>,
     models: Models,
     pub(crate) plugins: Chain,
+    pub(crate) idempotency: Idempotency,
     /// The limits.
     pub rules: Rules,
 }
@@ -48,8 +49,8 @@ impl Serving {
         let models = Models::build(&config, &sources, metrics, before.map(|before| &before.models));
         let identity = Identity::new(&config);
         let plugins = Chain::new(&config, metrics, hub, before.map(|before| &before.plugins));
-        let rules = Rules::new(&config.limits);
-        Self { config, identity, pools, providers, models, plugins, rules }
+        let (rules, idempotency) = (Rules::new(&config.limits), Idempotency::new(&config));
+        Self { config, identity, pools, providers, models, plugins, idempotency, rules }
     }
 
     /// Everything that is listed.

@@ -15,6 +15,7 @@ mod desk;
 mod directory;
 mod follow;
 mod guard;
+mod idempotency;
 mod identity;
 pub(crate) mod jwt;
 mod key;
@@ -28,6 +29,7 @@ pub(crate) use check::{check_address, check_credential, check_key_set, check_tok
 pub use desk::{Desk, DeskError, GRACE_MAX, Issued, NewKey, check_scope};
 pub use follow::start;
 pub use guard::Guard;
+pub(crate) use idempotency::Idempotency;
 pub use identity::{Anonymous, AuthConfig, Identity, is_open};
 pub use jwt::{IssuerConfig, KeySource};
 pub use key::{Digest, Key, Proof, Team};

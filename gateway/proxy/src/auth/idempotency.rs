@@ -1,0 +1,101 @@
+//! `Idempotency-Key` of clients, made each tenant's own before a provider is given it.
+//!
+//! A provider has one name space for all who come with the same key of its: two tenants that choose the same value would be given each
+//! other's answers. A provider is given a keyed hash of tenant and value instead, which is the same for every retry, at every gateway that has
+//! the same `auth.pepper_file` or `auth.pepper_env`. A pepper of the state folder is one gateway's own; without a common one the hash is
+//! keyed by a constant, which keeps tenants apart just as well, but hides no value that somebody could guess.
+
+use std::fmt::Write;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::pepper::{Pepper, PepperSource};
+use crate::config::Snapshot;
+
+const NAME: HeaderName = HeaderName::from_static("idempotency-key");
+/// Sets these hashes apart from digests of keys, and is the secret where gateways have none in common.
+const PURPOSE: &[u8] = b"penstock: idempotency keys, by tenant";
+
+/// Turns clients' keys into tenants' own.
+pub(crate) struct Idempotency(Option<Pepper>);
+
+impl Idempotency {
+    /// By the pepper of a config.
+    pub(crate) fn new(config: &Snapshot) -> Self {
+        let pepper = match config.auth.pepper {
+            PepperSource::State => Pepper::new(PURPOSE),
+            PepperSource::File(_) | PepperSource::Given(_) => Pepper::of(config, false),
+        };
+        if let Err(error) = &pepper {
+            tracing::error!(error, "idempotency keys are not passed on: the pepper cannot be used");
+        }
+        Self(pepper.ok())
+    }
+
+    /// Replaces what a client of that tenant has sent.
+    pub(crate) fn separate(&self, tenant: &str, headers: &mut HeaderMap) {
+        if !headers.contains_key(NAME) {
+            return;
+        }
+        let Some(pepper) = &self.0 else {
+            headers.remove(NAME);
+            return;
+        };
+        for (_, value) in headers.iter_mut().filter(|(name, _)| **name == NAME) {
+            *value = keyed(pepper, tenant, value.as_bytes());
+        }
+    }
+}
+
+/// Parts with their lengths in front: no two pairs of them are the same text.
+fn keyed(pepper: &Pepper, tenant: &str, value: &[u8]) -> HeaderValue {
+    let mut said = PURPOSE.to_vec();
+    for part in [tenant.as_bytes(), value] {
+        said.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        said.extend_from_slice(part);
+    }
+    let mut text = String::with_capacity(64);
+    for byte in pepper.digest(&said).0 {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{byte:02x}");
+    }
+    HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static("-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(secret: &[u8], tenant: &str, value: &str) -> String {
+        let mut headers = HeaderMap::new();
+        headers.insert(NAME, HeaderValue::from_str(value).expect("a value"));
+        headers.insert("openai-beta", HeaderValue::from_static("kept"));
+        Idempotency(Some(Pepper::new(secret).expect("long"))).separate(tenant, &mut headers);
+        assert_eq!(headers["openai-beta"], "kept");
+        headers[NAME].to_str().expect("text").to_owned()
+    }
+
+    #[test]
+    fn tenants_have_name_spaces_of_their_own() {
+        let secret = [7; 32];
+        let one = sent(&secret, "a", "order-1");
+        assert_eq!(one, sent(&secret, "a", "order-1"), "a retry is the same, at whichever gateway");
+        assert_eq!(one.len(), 64);
+        for (tenant, value) in [("b", "order-1"), ("a", "order-2"), ("", "aorder-1"), ("aorder-1", "-"), ("a", &*one)] {
+            assert_ne!(one, sent(&secret, tenant, value), "{tenant} {value}");
+        }
+        assert_ne!(one, sent(&[8; 32], "a", "order-1"), "and is not known without the secret");
+    }
+
+    #[test]
+    fn nothing_goes_up_that_is_not_the_tenants_own() {
+        let mut headers = HeaderMap::new();
+        headers.append(NAME, HeaderValue::from_static("x"));
+        headers.append(NAME, HeaderValue::from_static("y"));
+        let mut both = headers.clone();
+        Idempotency(Pepper::new(PURPOSE).ok()).separate("a", &mut both);
+        assert!(both.get_all(NAME).iter().all(|value| value.len() == 64) && both.get_all(NAME).iter().count() == 2);
+        Idempotency(None).separate("a", &mut headers);
+        assert!(headers.is_empty());
+    }
+}
