@@ -12,11 +12,18 @@ use crate::auth::Principal;
 use crate::gateway::Gateway;
 use crate::serving::Serving;
 
-/// The limits, and how the principal's own counters stand.
+/// The limits that a principal is under, and how its own counters stand. What others may use is theirs to know, and the operator's.
 pub(crate) fn status(governor: &Governor, serving: &Serving, principal: &Principal, from: Option<IpAddr>) -> Value {
-    let limits: Vec<Value> =
-        serving.rules.limits().iter().map(|limit| one(governor, serving, limit, principal, from)).collect();
+    let own = serving.rules.limits().iter().filter(|limit| is_own(limit, principal));
+    let limits: Vec<Value> = own.map(|limit| one(governor, serving, limit, principal, from)).collect();
     json!({ "limits": limits })
+}
+
+/// Whether what the principal asks for is under that limit.
+fn is_own(limit: &Limit, principal: &Principal) -> bool {
+    limit.applies == For::Everyone
+        || (limit.applies == For::Anonymous && principal.key.is_none())
+        || principal.limits.iter().any(|id| **id == *limit.id)
 }
 
 fn one(
@@ -27,9 +34,6 @@ fn one(
     from: Option<IpAddr>,
 ) -> Value {
     let why = ineffective(serving, limit);
-    let yours = limit.applies == For::Everyone
-        || (limit.applies == For::Anonymous && principal.key.is_none())
-        || principal.limits.iter().any(|id| **id == *limit.id);
     let measures: Vec<Value> = limit
         .measures
         .iter()
@@ -39,17 +43,15 @@ fn one(
                 _ => json!(amount),
             };
             let mut out = json!({ "measure": measure.name(), "max": shown(measure.max) });
-            if yours {
-                let who = Who { principal, model: "", providers: &[], from };
-                let subjects = rules::subjects(&[limit], &who);
-                let (mut state, now) = governor.state();
-                let own = &subjects[subjects.len() - 1].1;
-                let standing = state.book.standing(&limit.id, own, *measure, now);
-                drop(state);
-                out["used"] = shown(standing.used);
-                out["reserved"] = shown(standing.reserved);
-                out["reset_ms"] = json!(standing.reset_ms);
-            }
+            let who = Who { principal, model: "", providers: &[], from };
+            let subjects = rules::subjects(&[limit], &who);
+            let (mut state, now) = governor.state();
+            let own = &subjects[subjects.len() - 1].1;
+            let standing = state.book.standing(&limit.id, own, *measure, now);
+            drop(state);
+            out["used"] = shown(standing.used);
+            out["reserved"] = shown(standing.reserved);
+            out["reset_ms"] = json!(standing.reset_ms);
             out
         })
         .collect();
@@ -59,7 +61,7 @@ fn one(
         "by": limit.by,
         "models": limit.models,
         "measures": measures,
-        "yours": yours,
+        "yours": true,
         "effective": why.is_none(),
         "why_not": why,
         "counted_by": governor.counted_by(),
