@@ -130,6 +130,15 @@ impl Book {
     /// # Errors
     /// Which claim does not fit, and when it could. Cost: two look-ups per claim.
     pub fn reserve(&mut self, claims: &[Claim<'_>], now: Now) -> Result<Hold, Denied> {
+        self.check(claims, now)?;
+        Ok(self.take(claims, now))
+    }
+
+    /// Whether everything that is claimed would fit; nothing is counted.
+    ///
+    /// # Errors
+    /// As [`Book::reserve`].
+    pub fn check(&mut self, claims: &[Claim<'_>], now: Now) -> Result<(), Denied> {
         let mut denied: Option<Denied> = None;
         for (at, claim) in claims.iter().enumerate() {
             let cell = self.cell(claim.limit, claim.subject, now);
@@ -148,10 +157,7 @@ impl Book {
                 }
             }
         }
-        match denied {
-            Some(denied) => Err(denied),
-            None => Ok(self.take(claims, now)),
-        }
+        denied.map_or(Ok(()), Err)
     }
 
     fn take(&mut self, claims: &[Claim<'_>], now: Now) -> Hold {

@@ -67,12 +67,13 @@ impl Admitted {
 }
 
 /// Asks the upstream. What is reserved travels with its events.
-async fn opened(
+pub(crate) async fn opened(
     entry: &Entry,
     call: Arc<Call>,
     origin: Origin,
-    reservation: Option<Reservation>,
+    mut reservation: Option<Reservation>,
 ) -> Result<Box<dyn Events>, Failure> {
+    reservation.iter_mut().for_each(|reservation| reservation.goes(&origin.sent));
     let opened = entry.upstream.open(call, origin).await;
     match (opened, reservation) {
         (Ok(events), Some(reservation)) => Ok(Box::new(Governed::new(events, reservation))),

@@ -13,6 +13,7 @@ use penstock_proto::ErrorKind;
 use serde::Serialize;
 
 use crate::call::Call;
+pub use crate::client::Sent;
 use crate::error::Failure;
 use crate::foreign::Feed;
 use crate::forward::Forward;
@@ -47,9 +48,12 @@ pub struct Origin {
     pub trace: Option<Arc<Trace>>,
     /// It asks who was chosen and why.
     pub explain: bool,
+    /// Told when the request has gone out.
+    pub sent: Sent,
 }
 
-/// Answers requests for one model.
+/// Answers requests for one model. No method has a default: an upstream that stands for another (a pool's slot, a relay) would forget to
+/// ask it, and nothing would say so.
 #[async_trait]
 pub trait Upstream: Send + Sync + 'static {
     /// The model.
@@ -63,21 +67,14 @@ pub trait Upstream: Send + Sync + 'static {
     async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure>;
 
     /// Input tokens of a call, counted without answering it; `None`: it cannot tell.
-    async fn count(&self, _call: Arc<Call>) -> Result<Option<u64>, Failure> {
-        Ok(None)
-    }
+    async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure>;
 
     /// Tokens that a call needs, where they can be counted before it is answered; `None`: they can only be guessed. What was made on the
     /// way (a prompt's tokens) is kept in the call.
-    async fn measure(&self, _call: &Call) -> Result<Option<Measured>, Failure> {
-        Ok(None)
-    }
+    async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure>;
 
     /// Passes on an operation that no dialect here reads, if a provider is behind it.
-    async fn forward(&self, _forward: Arc<Forward>) -> Result<Forwarded, Failure> {
-        let message = "This model is not served by a provider that could do this.";
-        Err(Failure::new(ErrorKind::Unsupported, message).param("model"))
-    }
+    async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure>;
 
     /// Answers `/tokenize`; the body of the reply.
     async fn tokenize(&self, request: TokenizeRequest) -> Result<Vec<u8>, Failure>;
@@ -86,12 +83,16 @@ pub trait Upstream: Send + Sync + 'static {
     async fn detokenize(&self, request: DetokenizeRequest) -> Result<Vec<u8>, Failure>;
 
     /// What its prefix cache holds, where a server that is not ours says so.
-    fn feed(&self) -> Option<Arc<Feed>> {
-        None
-    }
+    fn feed(&self) -> Option<Arc<Feed>>;
 
     /// Gauges of the engine behind it, for `/metrics`.
     fn gauges(&self, out: &mut dyn FnMut(crate::telemetry::Gauge, f64));
+}
+
+/// Refusal of an operation that only a provider could do.
+pub(crate) fn not_forwarded() -> Failure {
+    let message = "This model is not served by a provider that could do this.";
+    Failure::new(ErrorKind::Unsupported, message).param("model")
 }
 
 /// Tokens of a call.
@@ -101,6 +102,16 @@ pub struct Measured {
     pub prompt_tokens: u64,
     /// Of its answers, at most.
     pub completion_tokens_max: u64,
+}
+
+impl Measured {
+    /// The larger of each part.
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self {
+            prompt_tokens: self.prompt_tokens.max(other.prompt_tokens),
+            completion_tokens_max: self.completion_tokens_max.max(other.completion_tokens_max),
+        }
+    }
 }
 
 /// The events of one answer.
@@ -165,6 +176,9 @@ pub struct Attempt {
     pub status: u16,
     /// Milliseconds to the outcome.
     pub ms: f64,
+    /// Whether the request had gone out.
+    #[serde(skip)]
+    pub sent: bool,
 }
 
 fn text<S: serde::Serializer>(text: &str, out: S) -> Result<S::Ok, S::Error> {

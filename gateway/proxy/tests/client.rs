@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Method;
-use penstock_proxy::client::{Client, Deadlines, Fault, Outgoing, Response, Target};
+use penstock_proxy::client::{Client, Deadlines, Fault, Outgoing, Response, Sent, Target};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -26,7 +26,13 @@ fn deadlines() -> Deadlines {
 }
 
 fn request(body: &'static [u8]) -> Outgoing {
-    Outgoing { method: Method::POST, path: "/x".into(), headers: Vec::new(), body: vec![Bytes::from_static(body)] }
+    Outgoing {
+        method: Method::POST,
+        path: "/x".into(),
+        headers: Vec::new(),
+        body: vec![Bytes::from_static(body)],
+        sent: Sent::default(),
+    }
 }
 
 async fn text(mut response: Response) -> String {

@@ -16,8 +16,11 @@ use super::*;
 use crate::Failure;
 use crate::call::Call;
 use crate::config::{self, Overrides};
+use crate::foreign::Feed;
+use crate::forward::Forward;
+use crate::provider::Forwarded;
 use crate::telemetry::{AccessLog, Gauge};
-use crate::upstream::{Card, Events, Facts, Origin, Upstream};
+use crate::upstream::{Card, Events, Facts, Measured, Origin, Upstream, not_forwarded};
 
 /// `{"model":"m","do":"ok"}`: answers; `bad`: refuses; `flaky`: fails once; `panic`; `hang`.
 #[derive(Default)]
@@ -59,12 +62,28 @@ impl Upstream for Script {
         Ok(Box::new(Once(Some(call.body.clone()))))
     }
 
+    async fn count(&self, _: Arc<Call>) -> Result<Option<u64>, Failure> {
+        Ok(None)
+    }
+
+    async fn measure(&self, _: &Call) -> Result<Option<Measured>, Failure> {
+        Ok(None)
+    }
+
+    async fn forward(&self, _: Arc<Forward>) -> Result<Forwarded, Failure> {
+        Err(not_forwarded())
+    }
+
     async fn tokenize(&self, _: TokenizeRequest) -> Result<Vec<u8>, Failure> {
         Err(Failure::new(ErrorKind::Unsupported, "no"))
     }
 
     async fn detokenize(&self, _: DetokenizeRequest) -> Result<Vec<u8>, Failure> {
         Err(Failure::new(ErrorKind::Unsupported, "no"))
+    }
+
+    fn feed(&self) -> Option<Arc<Feed>> {
+        None
     }
 
     fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}

@@ -17,6 +17,7 @@ pub mod target;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -50,6 +51,24 @@ pub struct Outgoing {
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// The body in pieces, so that a spliced one is not copied.
     pub body: Vec<Bytes>,
+    /// Told when all of it is out, or something answers.
+    pub sent: Sent,
+}
+
+/// Whether a request has gone out to whoever computes it: from then on its prompt may be billed.
+#[derive(Clone, Debug, Default)]
+pub struct Sent(Arc<AtomicBool>);
+
+impl Sent {
+    /// It has.
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it has.
+    pub(crate) fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// How long each part may take.

@@ -13,7 +13,7 @@ use super::body::Body;
 use super::error::{ClientError, Fault};
 use super::head::{AnswerHead, HeadReader};
 use super::stream::Stream;
-use super::{Client, Deadlines, Outgoing, Response, within};
+use super::{Client, Deadlines, Outgoing, Response, Sent, within};
 
 /// Bodies up to this go out in one write with their head.
 const JOINED_BYTES_MAX: usize = 16 * 1024;
@@ -37,6 +37,7 @@ pub(super) async fn exchange(
         used,
         pieces: pieces(client, request),
         sent: 0,
+        is_out: request.sent.clone(),
         lost: false,
         received: Vec::new(),
         reader: HeadReader::default(),
@@ -45,6 +46,7 @@ pub(super) async fn exchange(
     let (head, at) = timeout(limit, poll_fn(|context| sending.poll(context)))
         .await
         .map_err(|_| ClientError::new(Fault::HeadTimeout, format!("no answer within {} ms", limit.as_millis())))??;
+    sending.is_out.set();
     let complete = sending.sent == sending.pieces.len();
     let early = sending.received.split_off(at);
     let AnswerHead { status, headers, end, keep_alive } = head;
@@ -63,6 +65,8 @@ struct Sending {
     pieces: Vec<Bytes>,
     /// Pieces that are out.
     sent: usize,
+    /// Told when all of them are.
+    is_out: Sent,
     /// Nothing more can be written; an answer may still be there.
     lost: bool,
     received: Vec<u8>,
@@ -101,6 +105,9 @@ impl Sending {
                 Poll::Ready(Ok(count)) => {
                     piece.advance(count);
                     self.sent += usize::from(piece.is_empty());
+                    if self.sent == self.pieces.len() {
+                        self.is_out.set();
+                    }
                 }
             }
         }

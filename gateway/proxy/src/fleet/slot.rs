@@ -8,11 +8,12 @@ use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 
 use crate::call::Call;
 use crate::error::Failure;
+use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::generate::PoolUpstream;
 use crate::provider::Forwarded;
 use crate::telemetry::Gauge;
-use crate::upstream::{Card, Events, Origin, Upstream};
+use crate::upstream::{Card, Events, Measured, Origin, Upstream};
 
 /// What answers for a pool at the moment. An answer stays with what it began with.
 pub(super) struct Slot(ArcSwap<PoolUpstream>);
@@ -50,6 +51,10 @@ impl Upstream for Slot {
         self.now().count(call).await
     }
 
+    async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure> {
+        self.now().measure(call).await
+    }
+
     async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure> {
         self.now().forward(forward).await
     }
@@ -60,6 +65,10 @@ impl Upstream for Slot {
 
     async fn detokenize(&self, request: DetokenizeRequest) -> Result<Vec<u8>, Failure> {
         self.now().detokenize(request).await
+    }
+
+    fn feed(&self) -> Option<Arc<Feed>> {
+        self.now().feed()
     }
 
     fn gauges(&self, out: &mut dyn FnMut(Gauge, f64)) {

@@ -59,6 +59,8 @@ pub(super) struct Source {
 struct Running {
     /// `None` before its turn and after its end.
     ticket: Option<Ticket>,
+    /// A worker has been given it, or has had it before it was lost.
+    is_bound: bool,
     /// Global index of its first choice.
     base: u32,
     choices: Vec<Choice>,
@@ -94,10 +96,18 @@ impl PoolEvents {
             };
             let choices: Vec<_> = (0..plan.choices).map(choice).collect();
             let (open, early) = (choices.len(), VecDeque::new());
-            jobs.push(Running { ticket: None, base, choices, prompt_told: !plan.tell_prompt, early, open });
+            jobs.push(Running {
+                ticket: None,
+                is_bound: false,
+                base,
+                choices,
+                prompt_told: !plan.tell_prompt,
+                early,
+                open,
+            });
         }
-        let prompt_tokens = plan.prompts.iter().map(|prompt| prompt.tokens.len() as u64).sum();
-        let (wave, facts) = (Wave::new(jobs.len()), Facts { prompt_tokens, ..Facts::default() });
+        let prompt_tokens: u64 = plan.prompts.iter().map(|prompt| prompt.tokens.len() as u64).sum();
+        let (wave, facts) = (Wave::new(jobs.len()), Facts::default());
         let mut span =
             source.origin.trace.as_ref().map(|trace| trace.child(format!("pool {}", source.model), Kind::Internal));
         span.iter_mut().for_each(|span| span.set("gen_ai.usage.input_tokens", prompt_tokens));
@@ -131,6 +141,11 @@ impl PoolEvents {
                 self.output(at, output, out)
             }
             PoolEvent::Bound { worker, waited, route } => {
+                // From here on the prompt is computed; what waits in the queue costs nothing.
+                self.source.origin.sent.set();
+                if !std::mem::replace(&mut self.jobs[at].is_bound, true) {
+                    self.facts.prompt_tokens += self.plan.prompts[at].tokens.len() as u64;
+                }
                 let route = route.and_then(|route| HeaderValue::from_str(&route).ok());
                 self.headers.extend(route.filter(|_| self.headers.is_empty()).map(|route| (ROUTE, route)));
                 if let Some(span) = &mut self.span {

@@ -22,9 +22,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::call::Call;
 use crate::clock::unix_seconds;
 use crate::error::Failure;
+use crate::foreign::Feed;
+use crate::forward::Forward;
 use crate::pool::{Pool, PoolError, WorkerPhase};
+use crate::provider::Forwarded;
 use crate::telemetry::Gauge;
-use crate::upstream::{Card, Events, Measured, Origin, Upstream};
+use crate::upstream::{Card, Events, Measured, Origin, Upstream, not_forwarded};
 use events::{PoolEvents, Source};
 pub(crate) use plan::Plan;
 
@@ -145,6 +148,10 @@ impl Upstream for PoolUpstream {
         counted.await.map(Some)
     }
 
+    async fn forward(&self, _: Arc<Forward>) -> Result<Forwarded, Failure> {
+        Err(not_forwarded())
+    }
+
     async fn tokenize(&self, request: TokenizeRequest) -> Result<Vec<u8>, Failure> {
         let context = u64::from(self.context_tokens());
         let bytes = match &request.input {
@@ -173,6 +180,10 @@ impl Upstream for PoolUpstream {
             Ok(openai::detokenize_body(&text.decode(&request.tokens, true)))
         })
         .await
+    }
+
+    fn feed(&self) -> Option<Arc<Feed>> {
+        None
     }
 
     fn gauges(&self, out: &mut dyn FnMut(Gauge, f64)) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::prices::Price;
-use crate::upstream::{Course, Facts};
+use crate::upstream::{Attempt, Course, Facts};
 
 /// Billionths in a dollar.
 const NANO: f64 = 1e9;
@@ -62,7 +62,10 @@ impl Billing {
 
     /// What attempts that may have been billed without an answer cost at most: their prompts.
     pub(crate) fn abandoned_nano(&self, course: &Course, prompt_tokens: u64) -> u64 {
-        let billed = course.attempts.iter().filter(|attempt| MAY_BILL.contains(&attempt.outcome));
+        if self.own {
+            return 0;
+        }
+        let billed = course.attempts.iter().filter(|attempt| may_bill(attempt));
         let prices = billed.filter_map(|attempt| self.price_of(&attempt.target));
         prices.map(|price| nano(&price, prompt_tokens, 0, 0, 0)).sum()
     }
@@ -75,6 +78,11 @@ impl Billing {
 
 /// Outcomes of attempts that were at work when they were given up.
 const MAY_BILL: [&str; 3] = ["timeout", "abandoned", "overtaken"];
+
+/// Whether an attempt had the prompt when it was given up.
+pub(super) fn may_bill(attempt: &Attempt) -> bool {
+    attempt.sent && MAY_BILL.contains(&attempt.outcome)
+}
 
 fn dearer(one: Price, other: Price) -> Price {
     Price {

@@ -24,6 +24,8 @@ pub(super) struct Guess {
     pub(super) bounded: bool,
     /// Answers that are made at once.
     pub(super) choices: u64,
+    /// What is held: the most, where any limit reserves that.
+    pub(super) reserve: Reserve,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,12 +49,16 @@ impl Guess {
         };
         let likely = each.saturating_mul(choices);
         let (likely, most) = match measured {
-            Some(measured) => (likely.min(measured.completion_tokens_max), measured.completion_tokens_max),
+            // A pool has made its plan: the bound, or what the context leaves where that is less, for every choice that it makes.
+            Some(Measured { completion_tokens_max: most, .. }) if bound.is_some() => (most, most),
+            Some(Measured { completion_tokens_max: most, .. }) => (likely.min(most), most),
             None => (likely, likely),
         };
         let counted = measured.map(|measured| measured.prompt_tokens);
         let billing = &entry.billing;
         let price = |input: u64, output: u64, attempts: u64| {
+            // Our own pools bill nothing but what they have answered.
+            let attempts = if billing.own { 1 } else { attempts };
             let price = billing.dearest.as_ref();
             price.map_or(0, |price| {
                 let extra = bill::nano_at_most(price, input, 0).saturating_mul(attempts.saturating_sub(1));
@@ -72,6 +78,7 @@ impl Guess {
             counted: counted.is_some(),
             bounded: bound.is_some(),
             choices,
+            reserve: Reserve::Likely,
         }
     }
 
@@ -93,6 +100,11 @@ impl Guess {
         }
     }
 
+    /// How much of a unit is held, by the strictest of the limits.
+    pub(super) fn held(&self, unit: Unit) -> u64 {
+        self.of_unit(unit, self.reserve)
+    }
+
     /// Prompt tokens, likely.
     pub(super) fn input(&self) -> u64 {
         self.likely.input
@@ -101,10 +113,5 @@ impl Guess {
     /// Output tokens, likely.
     pub(super) fn output(&self) -> u64 {
         self.likely.output
-    }
-
-    /// Cost, likely.
-    pub(super) fn nano_usd(&self) -> u64 {
-        self.likely.nano_usd
     }
 }

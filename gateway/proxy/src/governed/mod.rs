@@ -21,6 +21,8 @@ mod shared;
 mod status;
 mod subjects;
 mod surge;
+#[cfg(test)]
+mod tests;
 mod told;
 
 use std::collections::HashMap;
@@ -30,10 +32,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use http::{HeaderName, HeaderValue};
 use penstock_dialects::Dialect;
 use penstock_govern::{
-    Book, BookState, Calendar, Claim, Denied, Hold, Learned, Limit, Measure, Now, OnStoreFailure, Standing, Unit,
-    Unmetered,
+    Book, BookState, Calendar, Claim, Denied, Hold, Learned, Limit, Measure, Now, OnStoreFailure, Reserve, Standing,
+    Unit, Unmetered,
 };
 use penstock_proto::ErrorKind;
 use penstock_store::{Counters, Held, OpenEntry, Store};
@@ -340,22 +343,60 @@ pub(crate) async fn admit(
     }
     check_store(governor, &limits)?;
     call.bound_output(bounds(&limits));
-    let guess = match !free && limits.iter().any(|limit| limit.needs_tokens()) {
+    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: call.client };
+    let mut guess = match !free && limits.iter().any(|limit| limit.needs_tokens()) {
         true => {
             check_metered(&limits, entry)?;
-            let measured = if entry.billing.own { entry.upstream.measure(call).await? } else { None };
+            let measured = match entry.billing.own {
+                true => {
+                    check_room(governor, &limits, &who, call.dialect())?;
+                    entry.upstream.measure(call).await?
+                }
+                false => None,
+            };
             Guess::of(call, entry, &governor.learned(&entry.name), measured)
         }
         false => Guess::unguessed(call),
     };
-    let from = call.client;
-    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from };
+    if limits.iter().any(|limit| limit.reserve == Reserve::Most) {
+        guess.reserve = Reserve::Most;
+    }
     let reservation = Reservation::new(governor.clone(), call, entry, guess);
     let mut held = reserve(governor, &limits, &who, reservation).await?;
     if noted {
         held.note(opened(governor, &limits, &who, ledger_id(call), call.ask.label(), &call.tags));
     }
     Ok(Some(held))
+}
+
+/// Refuses what does not fit whatever it needs, before its prompt is made into tokens: who is over a limit costs nothing but this look.
+fn check_room(governor: &Governor, limits: &[&Arc<Limit>], who: &Who<'_>, dialect: Dialect) -> Result<(), Failure> {
+    let subjects = rules::subjects(limits, who);
+    let least = |unit| u64::from(!matches!(unit, Unit::OutputTokens | Unit::NanoUsd));
+    let mut claims = Vec::with_capacity(subjects.len() * 2);
+    for (limit, subject) in &subjects {
+        for measure in &limit.measures {
+            claims.push(Claim { limit: &limit.id, subject, measure: *measure, amount: least(measure.unit), tag: 0 });
+        }
+    }
+    let (mut state, now) = governor.state();
+    let Err(denied) = state.book.check(&claims, now) else { return Ok(()) };
+    let fields = told::fields(dialect, &told::standings(&mut state.book, &claims, now), now);
+    drop(state);
+    Err(refusal(governor, limits, &claims[denied.claim], &denied, fields))
+}
+
+/// What a limit refuses, counted.
+fn refusal(
+    governor: &Governor,
+    limits: &[&Arc<Limit>],
+    claim: &Claim<'_>,
+    denied: &Denied,
+    fields: Vec<(HeaderName, HeaderValue)>,
+) -> Failure {
+    governor.metrics.count(Metric::LimitDecisions, &[("limit", claim.limit), ("decision", "denied")]);
+    let by = limits.iter().find(|limit| limit.id == *claim.limit).map_or("key", |limit| limit.by.name());
+    told::denied(claim, denied, by, fields)
 }
 
 /// What an operation that is not understood uses of a model.
@@ -495,10 +536,8 @@ async fn reserve(
             Ok(reservation)
         }
         Err(denied) => {
-            let claim = &claims[denied.claim];
-            governor.metrics.count(Metric::LimitDecisions, &[("limit", claim.limit), ("decision", "denied")]);
-            let by = limits.iter().find(|limit| limit.id == *claim.limit).map_or("key", |limit| limit.by.name());
-            Err(told::denied(claim, &denied, by, told::fields(reservation.dialect, &standings, now)))
+            let fields = told::fields(reservation.dialect, &standings, now);
+            Err(refusal(governor, limits, &claims[denied.claim], &denied, fields))
         }
     }
 }
@@ -546,10 +585,8 @@ async fn together(
         Refused::Away { claim } => Err(uncounted(claims[claim].limit)),
         Refused::Full { claim, used } => {
             let claim = &claims[claim];
-            governor.metrics.count(Metric::LimitDecisions, &[("limit", claim.limit), ("decision", "denied")]);
-            let by = limit_of(claim).map_or("key", |limit| limit.by.name());
             let wait_ms = shared::wait_ms(claim.measure.span);
-            Err(told::denied(claim, &Denied { claim: 0, used, wait_ms }, by, fields))
+            Err(refusal(governor, limits, claim, &Denied { claim: 0, used, wait_ms }, fields))
         }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use http::{HeaderName, HeaderValue};
 use penstock_dialects::Dialect;
 use penstock_govern::{By, Claim, Hold, Learned, Limit, Now, Reserve, Unit};
+use penstock_proto::ErrorKind;
 use penstock_store::{Entry, Held, OpenEntry, Subject, Tokens};
 
 use super::bill::{self, Billing};
@@ -17,9 +18,10 @@ use super::{Account, Governor, State};
 use crate::call::Call;
 use crate::error::Failure;
 use crate::relay::models::Entry as Model;
+use crate::relay::{Reason, judge};
 use crate::telemetry::Metric;
 use crate::upgrade::Given;
-use crate::upstream::{Course, Facts};
+use crate::upstream::{Course, Facts, Sent};
 
 /// The claim's limit reserves the most: where nobody knows what was used, that counts.
 const STRICT: u16 = 1 << 15;
@@ -72,6 +74,10 @@ pub(crate) struct Reservation {
     /// Limits that count by provider.
     by_provider: Vec<Arc<Limit>>,
     fields: Vec<(HeaderName, HeaderValue)>,
+    /// Whether the request has gone out to its upstream.
+    sent: Sent,
+    /// The upstream was silent for too long.
+    timed_out: bool,
     /// Its entry in the ledger.
     entry: Option<Noted>,
     status: u16,
@@ -100,6 +106,8 @@ impl Reservation {
             portions: None,
             by_provider: Vec::new(),
             fields: Vec::new(),
+            sent: Sent::default(),
+            timed_out: false,
             entry: None,
             status: 0,
             end: End::Gone,
@@ -141,9 +149,9 @@ impl Reservation {
     /// It is noted in the ledger.
     pub(super) fn note(&mut self, mut open: OpenEntry) {
         open.held = Held {
-            input: self.guess.input(),
-            output: self.guess.output(),
-            micro_usd: self.guess.nano_usd().div_ceil(1000),
+            input: self.guess.held(Unit::InputTokens),
+            output: self.guess.held(Unit::OutputTokens),
+            micro_usd: self.guess.held(Unit::NanoUsd).div_ceil(1000),
         };
         if let Some(journal) = self.governor.journal() {
             let slot = journal.open(open);
@@ -165,7 +173,13 @@ impl Reservation {
     /// It failed so.
     pub(super) fn failed(&mut self, failure: &Failure) {
         self.status = failure.status();
+        self.timed_out = is_timeout(failure);
         self.entry.iter_mut().for_each(|entry| entry.outcome = failure.shape().code.unwrap_or("error"));
+    }
+
+    /// The request goes out now, and `sent` says when it has.
+    pub(crate) fn goes(&mut self, sent: &Sent) {
+        self.sent = sent.clone();
     }
 
     /// Header fields that say how the limits stand.
@@ -201,19 +215,37 @@ impl Reservation {
         let price = target.map_or(self.billing.dearest, |target| self.billing.price_of(target));
         let answered = price.map_or(0, |price| bill::nano_of(&price, &facts));
         let abandoned = self.billing.abandoned_nano(course, self.prompt_tokens());
-        Used { facts, nano_usd: answered + abandoned, estimated }
+        let nano_usd = if self.is_unanswered(course) { abandoned } else { answered + abandoned };
+        Used { facts, nano_usd, estimated }
     }
 
-    /// Counts of the answer, and whether they are ours. What an upstream said before its answer was complete is a part of it at best.
+    /// Several may have been asked, and none of them has spoken: each of them costs its own prompt.
+    fn is_unanswered(&self, course: &Course) -> bool {
+        !self.billing.own && course.target.is_none() && !course.attempts.is_empty()
+    }
+
+    /// Whether somebody has the prompt who may bill it without having answered.
+    fn has_prompt(&self, end: End, course: &Course) -> bool {
+        match course.attempts.is_empty() {
+            true => self.sent.get() && (end == End::Gone || self.timed_out),
+            false => course.attempts.iter().any(bill::may_bill),
+        }
+    }
+
+    /// Counts of the answer, and whether they are ours. What an upstream said before its answer was complete is a part of it at best. The
+    /// prompt of a request that nobody has answered counts once, however many were asked.
     fn counted(&self, end: End, facts: Facts, course: &Course, emitted: Emitted) -> (Facts, bool) {
-        let known = facts.is_known();
-        let nobody = course.target.is_none() && !course.attempts.is_empty();
-        let silent = !known && emitted.tokens() == 0;
+        let own = self.billing.own;
+        // Our own pools say the prompt's tokens when they begin to compute it.
+        let is_known = if own { facts.completion_tokens > 0 } else { facts.is_known() };
+        let is_silent = self.is_unanswered(course) || (!is_known && emitted.tokens() == 0);
         match end {
-            _ if self.billing.own || (end == End::Complete && known) => return (facts, false),
-            // Whoever was asked counts by its attempt.
-            _ if nobody => return (Facts::default(), false),
-            End::Failed if silent => return (Facts::default(), false),
+            End::Complete if own || facts.is_known() => return (facts, false),
+            End::Failed | End::Gone if is_silent && !self.has_prompt(end, course) => return (Facts::default(), false),
+            _ if own => return (facts, false),
+            End::Failed | End::Gone if self.is_unanswered(course) => {
+                return (Facts { prompt_tokens: self.prompt_tokens(), ..Facts::default() }, true);
+            }
             End::Complete | End::Failed | End::Gone => {}
         }
         let bound = if self.guess.bounded { self.guess.output() } else { u64::MAX };
@@ -235,8 +267,8 @@ impl Reservation {
     /// For the log, as it stands.
     pub(super) fn account(&self, used: &Used) -> Account {
         Account {
-            reserved_tokens: self.guess.input() + self.guess.output(),
-            reserved_nano_usd: self.guess.nano_usd(),
+            reserved_tokens: self.guess.held(Unit::Tokens),
+            reserved_nano_usd: self.guess.held(Unit::NanoUsd),
             tokens: used.facts.prompt_tokens + used.facts.completion_tokens,
             nano_usd: used.nano_usd,
             estimated: used.estimated,
@@ -339,6 +371,11 @@ impl Reservation {
             }
         }
     }
+}
+
+/// Whether a failure says that an upstream took too long: it may have computed the prompt.
+fn is_timeout(failure: &Failure) -> bool {
+    failure.kind == ErrorKind::DeadlineExceeded || judge(failure).reason == Some(Reason::Timeout)
 }
 
 /// What has been used, claim by claim.

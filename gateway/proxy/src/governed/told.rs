@@ -149,6 +149,8 @@ pub(super) fn denied(
     let what = match unit {
         Unit::Requests => String::new(),
         Unit::InFlight => String::new(),
+        // The prompt has not been counted: nothing fits any more.
+        _ if *amount <= 1 => String::new(),
         _ => format!(" This request needs up to {}.", unit.shown(*amount)),
     };
     let then = match wait {

@@ -16,7 +16,7 @@ use super::convert::codec_of;
 use super::hub::Hub;
 use crate::auth::Principal;
 use crate::call::{Ask, Call};
-use crate::client::{Body as AnswerBody, Deadlines, Outgoing};
+use crate::client::{Body as AnswerBody, Deadlines, Outgoing, Sent};
 use crate::clock;
 use crate::error::Failure;
 use crate::forward::Forward;
@@ -159,7 +159,7 @@ impl Host for RequestHost {
         }
         let whole = Some(Instant::now() + limit);
         let deadlines = Deadlines { connect: limit, head: limit, silence: limit, whole };
-        let request = Outgoing { method, path, headers, body: vec![body] };
+        let request = Outgoing { method, path, headers, body: vec![body], sent: Sent::default() };
         let asked = async {
             let sent = client.send(&request, &deadlines).await;
             let mut answer = sent.map_err(|error| HostError::Failed(format!("{who}: {error}")))?;

@@ -4,7 +4,7 @@
 //! (`{action}`, `{index}`, …), in its environment and, as JSON, on its standard input; no shell reads any of it. An HTTP service gets the
 //! same JSON by POST. Kubernetes gets the number of workers: a PATCH of a scale. Every call has a deadline, and what it says is read to a bound.
 
-use crate::client::{Client, Deadlines, Outgoing, Target};
+use crate::client::{Client, Deadlines, Outgoing, Sent, Target};
 use http::{HeaderName, HeaderValue, Method, header};
 use serde::{Deserialize, Serialize};
 use std::future::poll_fn;
@@ -211,7 +211,7 @@ impl Hook {
         let whole = Instant::now() + self.deadline;
         let deadlines =
             Deadlines { connect: self.deadline, head: self.deadline, silence: self.deadline, whole: Some(whole) };
-        let request = Outgoing { method, path, headers, body };
+        let request = Outgoing { method, path, headers, body, sent: Sent::default() };
         let mut response = client.send(&request, &deadlines).await.map_err(|error| error.to_string())?;
         let mut said = Vec::new();
         while poll_fn(|context| response.body.poll_chunk(context, &mut said))

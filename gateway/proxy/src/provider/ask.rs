@@ -12,7 +12,7 @@ use penstock_proto::ErrorKind;
 use super::keys::Turn;
 use super::sigv4::{Credentials, Signed};
 use super::{Outcome, Protocol, Provider, fields, sigv4};
-use crate::client::{Body, ClientError, Deadlines, Outgoing, Response};
+use crate::client::{Body, ClientError, Deadlines, Outgoing, Response, Sent};
 use crate::error::Failure;
 use crate::relay::Probe;
 
@@ -37,6 +37,8 @@ pub(super) struct Asked {
     pub(super) same_dialect: bool,
     /// The limits.
     pub(super) deadlines: Deadlines,
+    /// Told when it has gone out.
+    pub(super) sent: Sent,
 }
 
 #[async_trait]
@@ -71,7 +73,8 @@ impl Provider {
         self.keys.refresh(Instant::now());
         loop {
             let turn = self.keys.take(Instant::now()).map_err(|wait| self.all_rest(wait))?;
-            let request = self.outgoing(asked.method.clone(), &asked.path, &asked.headers, &asked.body, turn);
+            let mut request = self.outgoing(asked.method.clone(), &asked.path, &asked.headers, &asked.body, turn);
+            request.sent = asked.sent.clone();
             let response =
                 self.client.send(&request, &asked.deadlines).await.map_err(|error| self.unanswered(&error))?;
             if (200..300).contains(&response.status) || response.status == 101 {
@@ -105,7 +108,8 @@ impl Provider {
         if self.config.protocol == Protocol::Anthropic && !headers.iter().any(|(name, _)| name == "anthropic-version") {
             headers.push((HeaderName::from_static("anthropic-version"), ANTHROPIC_VERSION));
         }
-        let mut request = Outgoing { method, path: path.to_owned(), headers, body: body.to_vec() };
+        let mut request =
+            Outgoing { method, path: path.to_owned(), headers, body: body.to_vec(), sent: Sent::default() };
         if let Some(turn) = turn {
             self.credential(self.keys.secret(turn).expose(), &mut request);
         }

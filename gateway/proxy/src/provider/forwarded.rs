@@ -9,7 +9,7 @@ use super::ask::Asked;
 use super::passed::Passed;
 use super::upstream::{ProviderUpstream, percent, refused};
 use super::{Protocol, fields};
-use crate::client::{ClientError, Deadlines, Response};
+use crate::client::{ClientError, Deadlines, Response, Sent};
 use crate::error::Failure;
 use crate::forward::{Forward, handshake};
 use crate::telemetry::OpenSpan;
@@ -67,12 +67,14 @@ impl ProviderUpstream {
                     body,
                     same_dialect: true,
                     deadlines,
+                    sent: Sent::default(),
                 }
             }
             None => {
                 headers.extend(handshake(&forward.headers));
                 let path = format!("{}?model={}", forward.path, percent(&self.model));
-                Asked { method: Method::GET, path, headers, body: Vec::new(), same_dialect: true, deadlines }
+                let (body, sent) = (Vec::new(), Sent::default());
+                Asked { method: Method::GET, path, headers, body, same_dialect: true, deadlines, sent }
             }
         };
         let mut span = forward.trace.as_ref().map(|trace| self.span(trace, "forward"));

@@ -23,7 +23,7 @@ use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::telemetry::trace::Kind;
 use crate::telemetry::{Gauge, OpenSpan, Trace};
-use crate::upstream::{Card, Events, Origin, Upstream};
+use crate::upstream::{Card, Events, Measured, Origin, Sent, Upstream};
 
 /// Largest answer to a request to count.
 const COUNT_BYTES_MAX: usize = 64 * 1024;
@@ -95,6 +95,7 @@ impl ProviderUpstream {
             body,
             same_dialect: true,
             deadlines,
+            sent: Sent::default(),
         }
     }
 
@@ -121,6 +122,7 @@ impl ProviderUpstream {
             body: vec![request.body.into()],
             same_dialect: false,
             deadlines,
+            sent: Sent::default(),
         };
         Ok((asked, Some(codec.decoder(&decoded.request))))
     }
@@ -206,6 +208,7 @@ impl Upstream for ProviderUpstream {
             true => (self.passed_on(&call, deadlines), None),
             false => self.translated(&call, deadlines).await?,
         };
+        asked.sent = origin.sent.clone();
         asked.headers.extend(span.iter().flat_map(OpenSpan::fields));
         let response = self
             .answered(&asked)
@@ -238,6 +241,10 @@ impl Upstream for ProviderUpstream {
         }
         provider.counts.add(Outcome::Complete);
         Ok(penstock_dialects::anthropic::watch::input_tokens(&bytes))
+    }
+
+    async fn measure(&self, _: &Call) -> Result<Option<Measured>, Failure> {
+        Ok(None)
     }
 
     async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure> {

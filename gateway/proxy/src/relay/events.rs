@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use penstock_dialects::ChatEvent;
 use penstock_proto::ErrorKind;
@@ -214,6 +215,13 @@ impl Events for Relayed {
 
     fn headers(&self) -> &[(HeaderName, HeaderValue)] {
         &self.headers
+    }
+
+    fn epilogue(&self) -> Option<Bytes> {
+        match &self.state {
+            State::Speaking(speaking) => speaking.events.epilogue(),
+            State::Racing(_) | State::Failed => None,
+        }
     }
 
     fn course(&self) -> Course {

@@ -15,7 +15,7 @@ use super::verdict::{Reason, judge};
 use crate::call::Call;
 use crate::error::Failure;
 use crate::telemetry::{Metric, Metrics};
-use crate::upstream::Origin;
+use crate::upstream::{Origin, Sent};
 
 /// Copies at once: each holds its request until it is answered.
 const COPIES_MAX: usize = 64;
@@ -52,7 +52,7 @@ impl Mirror {
         };
         let (call, mut origin) = (call.clone(), origin.clone());
         let deadline = Instant::now() + TIME_MAX;
-        origin.deadline = Some(deadline.into_std());
+        (origin.deadline, origin.sent) = (Some(deadline.into_std()), Sent::default());
         let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         while copies.try_join_next().is_some() {}
         copies.spawn(async move {

@@ -33,9 +33,11 @@ pub(crate) use balance::hash;
 pub use checks::{Asker, Checks, Probe};
 pub use models::{Models, Sources, Targets};
 pub use verdict::Reason;
+pub(crate) use verdict::judge;
 
 use crate::call::Call;
 use crate::error::Failure;
+use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::provider::Forwarded;
 use crate::telemetry::Gauge;
@@ -95,11 +97,16 @@ impl Upstream for Relay {
     }
 
     async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure> {
-        // Whoever is asked first of several pools measures for all of them. What it refuses, another may take.
-        match self.0.targets.first() {
-            Some(target) => Ok(target.upstream.measure(call).await.unwrap_or_default()),
-            None => Ok(None),
+        // A reservation is large enough whichever pool answers: they may differ in tokenizer and context. What one refuses, another may take.
+        let (mut most, mut refused): (Option<Measured>, _) = (None, None);
+        // The first one last: it is likely to answer, and what it has made of the prompt is kept.
+        for target in self.0.targets.iter().rev() {
+            match target.upstream.measure(call).await {
+                Ok(measured) => most = most.map_or(measured, |most| Some(measured.map_or(most, |one| most.max(one)))),
+                Err(failure) => refused = Some(failure),
+            }
         }
+        refused.filter(|_| most.is_none()).map_or(Ok(most), Err)
     }
 
     async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure> {
@@ -133,6 +140,11 @@ impl Upstream for Relay {
             }
         }
         Err(failure.unwrap_or_else(|| Failure::internal("a model without targets")))
+    }
+
+    /// Each target is asked for its own.
+    fn feed(&self) -> Option<Arc<Feed>> {
+        None
     }
 
     fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}

@@ -20,7 +20,7 @@ use super::verdict::{Reason, Verdict, judge, rank};
 use crate::call::Call;
 use crate::error::Failure;
 use crate::telemetry::Metric;
-use crate::upstream::{Attempt, Events, Facts, Origin};
+use crate::upstream::{Attempt, Events, Facts, Origin, Sent};
 
 /// Pause before the same target is asked again: longer than a refused connection takes, shorter than what a person notices.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -40,6 +40,7 @@ struct Runner {
     began: Instant,
     is_hedge: bool,
     said: Vec<ChatEvent>,
+    sent: Sent,
 }
 
 /// The attempt that spoke first.
@@ -182,9 +183,11 @@ impl Race {
         if let Some(prefix) = &self.prefix {
             prefix.goes_to(&self.core, index, now);
         }
-        let (upstream, call, origin) = (target.upstream.clone(), self.call.clone(), self.origin.clone());
+        let sent = Sent::default();
+        let (upstream, call) = (target.upstream.clone(), self.call.clone());
+        let origin = Origin { sent: sent.clone(), ..self.origin.clone() };
         let stage = Stage::Opening(Box::pin(async move { upstream.open(call, origin).await }));
-        self.running.push(Runner { index, stage, permit, began: now, is_hedge, said: Vec::new() });
+        self.running.push(Runner { index, stage, permit, began: now, is_hedge, said: Vec::new(), sent });
     }
 
     /// Polls who runs; who is lost is removed and judged.
@@ -386,7 +389,7 @@ impl Runner {
 
     fn note(&self, outcome: &'static str, status: u16, now: Instant) -> Attempt {
         let ms = ((now - self.began).as_secs_f64() * 1e6).round() / 1e3;
-        Attempt { target: self.permit.target.id.clone(), outcome, status, ms }
+        Attempt { target: self.permit.target.id.clone(), outcome, status, ms, sent: self.sent.get() }
     }
 }
 

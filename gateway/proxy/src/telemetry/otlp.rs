@@ -21,7 +21,7 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanExporter as _, SpanLink
 use tokio::sync::mpsc;
 
 use super::trace::{Kind, Span, Value};
-use crate::client::{Client, Deadlines, Outgoing};
+use crate::client::{Client, Deadlines, Outgoing, Sent};
 use crate::config::OtlpConfig;
 
 /// Where collectors take traces, behind the configured base.
@@ -206,7 +206,8 @@ impl HttpClient for Sender {
         let taken = ["host", "content-length", "accept-encoding"];
         let headers = head.headers.iter().filter(|(name, _)| !taken.contains(&name.as_str()));
         let headers = headers.map(|(name, value)| (name.clone(), value.clone())).collect();
-        let outgoing = Outgoing { method: Method::POST, path: PATH.to_owned(), headers, body: vec![body] };
+        let outgoing =
+            Outgoing { method: Method::POST, path: PATH.to_owned(), headers, body: vec![body], sent: Sent::default() };
         let whole = Some(tokio::time::Instant::now() + EXPORT_TIMEOUT);
         let deadlines = Deadlines { connect: EXPORT_TIMEOUT, head: EXPORT_TIMEOUT, silence: EXPORT_TIMEOUT, whole };
         let mut answer = self.0.send(&outgoing, &deadlines).await.map_err(|error| error.to_string())?;

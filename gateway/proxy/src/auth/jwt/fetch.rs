@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout};
 use super::issuer::{IssuerConfig, KeySource};
 use super::jwks::SET_BYTES_MAX;
 use super::ring::Ring;
-use crate::client::{Client, Deadlines, Outgoing};
+use crate::client::{Client, Deadlines, Outgoing, Sent};
 use crate::telemetry::{Metric, Metrics};
 
 /// Between two fetches: a key that was added or dropped is seen within a minute.
@@ -114,7 +114,7 @@ async fn get(url: &str, ca: Option<&Path>) -> Result<Vec<u8>, String> {
     // A client of its own: this is asked once a minute, and connections belong to the runtime that they were made in.
     let client = Client::new(target, ca)?;
     let headers = vec![(header::ACCEPT, HeaderValue::from_static("application/json"))];
-    let request = Outgoing { method: Method::GET, path, headers, body: Vec::new() };
+    let request = Outgoing { method: Method::GET, path, headers, body: Vec::new(), sent: Sent::default() };
     let deadlines = Deadlines {
         connect: PART_TIMEOUT,
         head: PART_TIMEOUT,

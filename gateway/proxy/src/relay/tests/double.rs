@@ -17,7 +17,10 @@ use penstock_proto::ErrorKind;
 use crate::call::{Ask, Call};
 use crate::config::{self, Overrides};
 use crate::error::Failure;
+use crate::foreign::Feed;
+use crate::forward::Forward;
 use crate::http::{Body, BodyBudget};
+use crate::provider::Forwarded;
 use crate::relay::core;
 use crate::relay::events::Relayed;
 use crate::relay::models::{Models, Targets};
@@ -25,7 +28,7 @@ use crate::relay::prefix::Prefix;
 use crate::relay::target::Target;
 use crate::relay::{Policy, Probe};
 use crate::telemetry::{Gauge, Metrics};
-use crate::upstream::{Card, Course, Events, Facts, Origin, Upstream};
+use crate::upstream::{Card, Course, Events, Facts, Measured, Origin, Upstream, not_forwarded};
 
 /// What a double does with one request.
 #[derive(Clone, Copy, Debug)]
@@ -129,12 +132,13 @@ impl Upstream for Double {
         self.unready.lock().expect("unready").clone()
     }
 
-    async fn open(&self, _: Arc<Call>, _: Origin) -> Result<Box<dyn Events>, Failure> {
+    async fn open(&self, _: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
         self.opened.fetch_add(1, SeqCst);
         self.open.fetch_add(1, SeqCst);
         let held = Held(self.open.clone());
         let act = self.acts.lock().expect("acts").pop_front().unwrap_or(*self.always.lock().expect("act"));
         let began = self.clock.now();
+        origin.sent.set();
         match act {
             Act::Hang => std::future::pending().await,
             Act::Own(kind) => Err(Failure::new(kind, format!("{kind:?}"))),
@@ -150,12 +154,28 @@ impl Upstream for Double {
         }
     }
 
+    async fn count(&self, _: Arc<Call>) -> Result<Option<u64>, Failure> {
+        Ok(None)
+    }
+
+    async fn measure(&self, _: &Call) -> Result<Option<Measured>, Failure> {
+        Ok(None)
+    }
+
+    async fn forward(&self, _: Arc<Forward>) -> Result<Forwarded, Failure> {
+        Err(not_forwarded())
+    }
+
     async fn tokenize(&self, _: TokenizeRequest) -> Result<Vec<u8>, Failure> {
         Err(Failure::new(ErrorKind::Unsupported, "no tokens"))
     }
 
     async fn detokenize(&self, _: DetokenizeRequest) -> Result<Vec<u8>, Failure> {
         Err(Failure::new(ErrorKind::Unsupported, "no tokens"))
+    }
+
+    fn feed(&self) -> Option<Arc<Feed>> {
+        None
     }
 
     fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}

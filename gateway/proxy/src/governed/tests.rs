@@ -1,0 +1,320 @@
+//! What a request holds of every unit while it runs, and what it has used when it has ended: on pools, on providers, and through relays
+//! of either.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use async_trait::async_trait;
+use http::HeaderMap;
+use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
+use penstock_dialects::{ChatEvent, FaultClass, ProviderFault, Surface};
+use penstock_proto::ErrorKind;
+
+use super::*;
+use crate::admit::opened as open;
+use crate::call::Ask;
+use crate::config::{self, Overrides};
+use crate::foreign::Feed;
+use crate::forward::Forward;
+use crate::http::{Body, BodyBudget};
+use crate::prices::Price;
+use crate::provider::Forwarded;
+use crate::telemetry::AccessLog;
+use crate::upstream::{Card, Events, Facts, Measured, Origin, Sent, Upstream, not_forwarded};
+use crate::{Failure, Gateway};
+
+/// Tokens of every prompt, and of a sequence at most.
+const PROMPT: u64 = 15;
+const CONTEXT: u64 = 1000;
+/// Tokens of every answer.
+const ANSWER: u64 = 5;
+/// Dollars per million tokens.
+const PRICE: Price = Price { input: 1.0, cached_input: 1.0, cache_write: 1.0, output: 2.0 };
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Act {
+    /// It is answered.
+    Answer,
+    /// It never goes out.
+    Wait,
+    /// It goes out, and nobody says anything.
+    Silence,
+    /// The same until time is up.
+    Timeout,
+    /// It is refused.
+    Refuse,
+}
+
+/// An upstream that does so.
+struct Double {
+    name: &'static str,
+    /// It counts prompts before they are answered, and its requests wait in a queue of ours.
+    is_pool: bool,
+    act: Act,
+}
+
+#[async_trait]
+impl Upstream for Double {
+    fn card(&self) -> Card {
+        Card { id: self.name.into(), created: 0, context_tokens: CONTEXT as u32 }
+    }
+
+    fn unready(&self) -> Option<String> {
+        None
+    }
+
+    async fn open(&self, _: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+        let answer = Answer { act: self.act, is_pool: self.is_pool, sent: origin.sent.clone() };
+        if self.act != Act::Wait {
+            origin.sent.set();
+        }
+        match self.act {
+            Act::Wait | Act::Silence if !self.is_pool => std::future::pending().await,
+            Act::Timeout => Err(Failure::provider(ProviderFault::new(FaultClass::Timeout, "too slow"))),
+            Act::Refuse => Err(Failure::new(ErrorKind::InvalidRequest, "no")),
+            _ => Ok(Box::new(answer)),
+        }
+    }
+
+    async fn count(&self, _: Arc<Call>) -> Result<Option<u64>, Failure> {
+        Ok(None)
+    }
+
+    async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure> {
+        let room = CONTEXT - PROMPT;
+        let each = call.output_bound().map_or(room, |bound| room.min(bound.into()));
+        let completion_tokens_max = each * u64::from(call.peek.choices.max(1));
+        Ok(self.is_pool.then_some(Measured { prompt_tokens: PROMPT, completion_tokens_max }))
+    }
+
+    async fn forward(&self, _: Arc<Forward>) -> Result<Forwarded, Failure> {
+        Err(not_forwarded())
+    }
+
+    async fn tokenize(&self, _: TokenizeRequest) -> Result<Vec<u8>, Failure> {
+        Err(not_forwarded())
+    }
+
+    async fn detokenize(&self, _: DetokenizeRequest) -> Result<Vec<u8>, Failure> {
+        Err(not_forwarded())
+    }
+
+    fn feed(&self) -> Option<Arc<Feed>> {
+        None
+    }
+
+    fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}
+}
+
+struct Answer {
+    act: Act,
+    is_pool: bool,
+    sent: Sent,
+}
+
+impl Events for Answer {
+    fn poll_events(&mut self, _: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        if self.act != Act::Answer {
+            return Poll::Pending;
+        }
+        out.push(ChatEvent::Text { choice: 0, text: "word".into(), logprobs: vec![], tokens: vec![] });
+        Poll::Ready(Ok(false))
+    }
+
+    fn facts(&self) -> Facts {
+        let has_begun = self.act == Act::Answer;
+        Facts {
+            prompt_tokens: if has_begun || (self.is_pool && self.sent.get()) { PROMPT } else { 0 },
+            completion_tokens: if has_begun { ANSWER } else { 0 },
+            ..Facts::default()
+        }
+    }
+}
+
+/// Whom a request goes to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Pool,
+    RelayedPool,
+    Provider,
+    RelayedProvider,
+}
+
+struct Bed {
+    gateway: Gateway,
+    entry: Entry,
+}
+
+/// Everything that a limit can count.
+const UNITS: [&str; 6] =
+    ["requests_per_day", "tokens_per_day", "input_tokens_per_day", "output_tokens_per_day", "usd_per_day", "in_flight"];
+
+impl Bed {
+    fn new(way: Way, act: Act, limit: &str) -> Self {
+        let maxima = UNITS.map(|unit| format!("{unit} = 2000\n")).concat();
+        let price = "{ input = 1, cached_input = 1, cache_write = 1, output = 2 }";
+        let text = format!(
+            "[[limits]]\nid = \"it\"\nfor = \"everyone\"\nby = \"all\"\n{maxima}{limit}\n[[pools]]\nid = \"a\"\n\
+             [[models]]\nname = \"m\"\naliases = [\"alias\"]\nto = [{{ pool = \"a\" }}]\nretries = 0\nprice = {price}\n"
+        );
+        let config = config::load(Some(("test", &text)), &Overrides::default(), &|_| None).expect("a config");
+        let is_pool = matches!(way, Way::Pool | Way::RelayedPool);
+        let double: Arc<dyn Upstream> = Arc::new(Double { name: "a", is_pool, act });
+        let gateway =
+            Gateway::new(config, AccessLog::open("off").expect("nothing is opened"), vec![double.clone()], Vec::new());
+        let entry = gateway.serving().entry("alias", &Principal::default()).expect("served");
+        let several = |own| Billing::several(Vec::new(), vec![("a".into(), Some(PRICE), own)], 1, false);
+        let entry = match way {
+            Way::RelayedPool => entry,
+            Way::RelayedProvider => Entry { billing: Arc::new(several(false)), ..entry },
+            Way::Pool => Entry { upstream: double, billing: Arc::new(Billing::single(None, Some(PRICE))), ..entry },
+            Way::Provider => {
+                Entry { upstream: double, billing: Arc::new(Billing::single(Some("acme"), Some(PRICE))), ..entry }
+            }
+        };
+        Self { gateway, entry }
+    }
+
+    /// Asks, up to where nothing happens any more; what is left of it.
+    async fn ask(&self, body: &str) -> Result<Option<Box<dyn Events>>, Failure> {
+        let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
+        let body = Body { bytes: body.to_owned().into(), lease };
+        let mut call = Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new()).await?;
+        let (gateway, entry) = (&self.gateway, &self.entry);
+        let serving = gateway.serving();
+        let held = admit(&gateway.governor, &serving, &Principal::default(), &mut call, entry, false).await?;
+        let mut opening = Box::pin(open(entry, Arc::new(call), Origin::default(), held));
+        let Poll::Ready(opened) = poll_fn(|context| Poll::Ready(opening.as_mut().poll(context))).await else {
+            return Ok(None);
+        };
+        let mut events = opened?;
+        let mut said = Vec::new();
+        match poll_fn(|context| Poll::Ready(events.poll_events(context, &mut said))).await {
+            Poll::Ready(Err(failure)) => Err(failure),
+            Poll::Ready(Ok(_)) | Poll::Pending => Ok(Some(events)),
+        }
+    }
+
+    /// What is reserved and used of every unit; money in billionths.
+    fn counted(&self) -> [(u64, u64); 6] {
+        let limit = self.gateway.limits().remove(0).limit;
+        let counters = self.gateway.counters(&limit);
+        UNITS.map(|unit| {
+            let one = counters.iter().find(|counter| counter.measure == unit);
+            let scale = if unit == "usd_per_day" { 1e9 } else { 1.0 };
+            one.map_or((0, 0), |one| ((one.reserved * scale).round() as u64, (one.used * scale).round() as u64))
+        })
+    }
+
+    fn reserved(&self) -> [u64; 6] {
+        self.counted().map(|(reserved, _)| reserved)
+    }
+
+    fn used(&self) -> [u64; 6] {
+        let counted = self.counted();
+        assert!(counted.iter().all(|(reserved, _)| *reserved == 0), "{counted:?}");
+        counted.map(|(_, used)| used)
+    }
+}
+
+fn body(more: &str) -> String {
+    format!(r#"{{"model":"alias","messages":[{{"role":"user","content":"What is it like?"}}]{more}}}"#)
+}
+
+/// Requests, tokens, those of the prompt, those of the answer, billionths of a dollar, in flight.
+fn units(input: u64, output: u64, in_flight: u64) -> [u64; 6] {
+    [1, input + output, input, output, input * 1000 + output * 2000, in_flight]
+}
+
+/// A request to a pool holds its prompt and so many tokens of output, and has used what the pool says.
+async fn check_pool(limit: &str, more: &str, output: u64) {
+    for way in [Way::Pool, Way::RelayedPool] {
+        for stream in ["", r#","stream":true"#] {
+            let told = format!("{way:?} {limit} {more} {stream}");
+            let bed = Bed::new(way, Act::Silence, limit);
+            let events = bed.ask(&body(&format!("{more}{stream}"))).await.expect(&told);
+            assert_eq!(bed.reserved(), units(PROMPT, output, 1), "{told}");
+            drop(events);
+            let bed = Bed::new(way, Act::Answer, limit);
+            drop(bed.ask(&body(&format!("{more}{stream}"))).await.expect(&told));
+            assert_eq!(bed.used(), units(PROMPT, ANSWER, 0), "{told}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pool_reserves_the_prompt_that_it_has_counted() {
+    let most = "reserve = \"most\"";
+    let room = CONTEXT - PROMPT;
+    check_pool("", r#","max_tokens":100"#, 100).await;
+    check_pool("", r#","max_tokens":100,"n":3"#, 300).await;
+    check_pool(most, r#","max_tokens":100"#, 100).await;
+    check_pool("max_tokens_max = 40", r#","max_tokens":100"#, 40).await;
+    check_pool("max_tokens_default = 30", "", 30).await;
+    // What the context leaves is the most, whatever is asked for: the limit of 2000 tokens lets it in.
+    check_pool("", "", room).await;
+    check_pool(most, "", room).await;
+    check_pool("", r#","max_tokens":30000"#, room).await;
+    check_pool(most, r#","max_tokens":100000"#, room).await;
+}
+
+/// The access log and the ledger say what was held.
+#[tokio::test]
+async fn what_is_held_is_said() {
+    for (limit, tokens) in [("", 1024), ("reserve = \"most\"", 1024)] {
+        let bed = Bed::new(Way::Provider, Act::Answer, limit);
+        let events = bed.ask(&body("")).await.expect("let in").expect("begun");
+        let account = events.course().account.expect("counted");
+        assert_eq!(account.reserved_tokens, body("").len() as u64 + tokens);
+    }
+    let bed = Bed::new(Way::Pool, Act::Answer, "reserve = \"most\"");
+    let events = bed.ask(&body("")).await.expect("let in").expect("begun");
+    assert_eq!(events.course().account.expect("counted").reserved_tokens, CONTEXT);
+}
+
+#[tokio::test]
+async fn who_is_over_a_limit_is_refused_before_the_prompt_is_counted() {
+    let bed = Bed::new(Way::Pool, Act::Answer, "requests_per_minute = 1");
+    drop(bed.ask(&body("")).await.expect("let in"));
+    let failure = bed.ask(&body("")).await.err().expect("refused");
+    assert_eq!(failure.status(), 429);
+    assert!(failure.message.contains("requests_per_minute"), "{}", failure.message);
+    assert_eq!(bed.used(), units(PROMPT, ANSWER, 0), "nothing of it counts");
+}
+
+/// What a request counts that ended before its first token: `None`: all that was reserved; else tokens of its prompt.
+async fn check_left(way: Way, act: Act, limit: &str, prompt: Option<u64>) {
+    let bed = Bed::new(way, act, limit);
+    let text = body(r#","max_tokens":100"#);
+    // Dropped: nobody waits any more.
+    let ended = bed.ask(&text).await;
+    assert_eq!(ended.is_err(), matches!(act, Act::Timeout | Act::Refuse), "{way:?} {act:?}");
+    drop(ended);
+    let expected = match prompt {
+        Some(prompt) => units(prompt, 0, 0),
+        None => units(text.len() as u64, 100, 0),
+    };
+    assert_eq!(bed.used(), expected, "{way:?} {act:?} {limit}");
+}
+
+#[tokio::test]
+async fn a_prompt_that_was_sent_and_not_waited_for_counts() {
+    // Four bytes are a token where nothing is known of the model.
+    let guessed = body(r#","max_tokens":100"#).len().div_ceil(4) as u64;
+    for limit in ["", "max_tokens_max = 100", "reserve = \"most\""] {
+        let is_most = limit.contains("most");
+        for way in [Way::Pool, Way::RelayedPool] {
+            check_left(way, Act::Wait, limit, Some(0)).await;
+            check_left(way, Act::Silence, limit, Some(PROMPT)).await;
+            check_left(way, Act::Refuse, limit, Some(0)).await;
+        }
+        for way in [Way::Provider, Way::RelayedProvider] {
+            check_left(way, Act::Wait, limit, Some(0)).await;
+            check_left(way, Act::Silence, limit, Some(guessed).filter(|_| !is_most)).await;
+            check_left(way, Act::Timeout, limit, Some(guessed).filter(|_| !is_most)).await;
+            check_left(way, Act::Refuse, limit, Some(0)).await;
+        }
+    }
+}

@@ -1,0 +1,102 @@
+"""Limits in front of a pool of our own: every unit is reserved by what the prompt really has, and settled by what the answer has used."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from harness import serving, user, wait_until
+
+INPUT_USD, OUTPUT_USD = 1.0, 2.0
+UNITS = """
+requests_per_day = 1000
+tokens_per_day = 60000
+input_tokens_per_day = 60000
+output_tokens_per_day = 60000
+usd_per_day = 1
+in_flight = 4
+"""
+CONFIG = f"""
+[[pools]]
+id = "own"
+workers = 1
+
+[[limits]]
+id = "likely"
+for = "everyone"
+by = "all"
+models = ["likely"]
+{UNITS}
+[[limits]]
+id = "most"
+for = "everyone"
+by = "all"
+models = ["most"]
+reserve = "most"
+{UNITS}
+"""
+for name in ("likely", "most"):
+    price = f"{{ input = {INPUT_USD}, cached_input = {INPUT_USD}, cache_write = {INPUT_USD}, output = {OUTPUT_USD} }}"
+    CONFIG += f'\n[[models]]\nname = "{name}"\naliases = ["{name}-alias"]\nto = [{{ pool = "own" }}]\nprice = {price}\n'
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("limited"), workers=0, config=CONFIG) as gateway:
+        yield gateway
+
+
+def used(gateway, limit: str) -> dict[str, float]:
+    """What counts of every unit, once nothing is held."""
+
+    def settled():
+        answer = httpx.get(f"{gateway.url}/status", timeout=30).raise_for_status().json()
+        measures = next(one for one in answer["limits"] if one["id"] == limit)["measures"]
+        return all(one["reserved"] == 0 for one in measures) and {one["measure"]: one["used"] for one in measures}
+
+    return wait_until(settled, "nothing is held")
+
+
+def asked(gateway, model: str, stream: bool, **bound) -> tuple[int, int, dict]:
+    """Tokens of the prompt and of the answer, as the answer says, and its line in the access log."""
+    before = len(gateway.log().splitlines())
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = gateway.client().chat.completions.create(
+        model=model, messages=user("What is it like?"), stop=[" "], stream=stream, **bound, **options
+    )
+    usage = list(answer)[-1].usage if stream else answer.usage
+
+    def line():
+        lines = [line for line in gateway.log().splitlines()[before:] if '"reserved_tokens"' in line]
+        return lines and json.loads(lines[0])
+
+    return usage.prompt_tokens, usage.completion_tokens, wait_until(line, "its line in the log")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("limit", ["likely", "most"])
+def test_every_unit_is_reserved_and_settled_by_what_it_is(gateway, limit, stream):
+    context = httpx.get(f"{gateway.url}/v1/models", timeout=30).json()["data"][0]["max_model_len"]
+    # A bound above the context is served; no more is held than the context leaves.
+    for model, bound in ((limit, {"max_tokens": 5}), (f"{limit}-alias", {"max_tokens": 100_000})):
+        before = used(gateway, limit)
+        prompt, output, line = asked(gateway, model, stream, **bound)
+        held = min(bound["max_tokens"], context - prompt)
+        assert line["reserved_tokens"] == prompt + held
+        assert line["reserved_usd"] == pytest.approx((prompt * INPUT_USD + held * OUTPUT_USD) / 1e6)
+        assert line["charged_tokens"] == prompt + output and not line.get("estimated")
+        after = used(gateway, limit)
+        grown = {name: after[name] - before[name] for name in after}
+        assert grown.pop("usd_per_day") == pytest.approx((prompt * INPUT_USD + output * OUTPUT_USD) / 1e6)
+        assert grown == {
+            "requests_per_day": 1,
+            "tokens_per_day": prompt + output,
+            "input_tokens_per_day": prompt,
+            "output_tokens_per_day": output,
+            "in_flight": 0,
+        }
+    # Without a bound the most is what the context leaves; what is likely is never more.
+    prompt, _, line = asked(gateway, limit, stream)
+    assert line["reserved_tokens"] == (context if limit == "most" else prompt + min(1024, context - prompt))
