@@ -23,7 +23,7 @@ from swarm import Swarm, ask, until
 STREAMS = int(os.environ.get("PENSTOCK_STREAMS", "200"))
 # About half of the crowd fits at once; the rest is refused, and comes in later waves.
 BUDGET = 0.0008 * STREAMS
-# Closed: counters that do not answer within 100 ms, which a busy machine may take, would let in what nobody has counted.
+# Closed: counters that do not answer in time, which a busy machine may take, would let in what nobody has counted.
 CLOSED = '\non_store_failure = "closed"'
 LIMIT = f'usd_per_day = {BUDGET}\nreserve = "most"\nmax_tokens_default = 40\nmax_tokens_max = 40{CLOSED}'
 STORES = '\n[store]\nurl_env = "STORE_URL"\n[counters]\n{counters}\n[[teams]]\nid = "crowd"\nlimits = ["places"]\n'

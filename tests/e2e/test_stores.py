@@ -71,7 +71,7 @@ def models(gateway: Gateway, key: str) -> int:
 
 
 def counted(gateway: Gateway) -> int:
-    """The same, once the counters have answered: after 100 ms a limit that is closed refuses."""
+    """The same, once the counters have answered: a limit that is closed refuses until it is known what was counted."""
     return wait_until(lambda: (status := chat(gateway)) != 503 and status, "the counters answer")
 
 

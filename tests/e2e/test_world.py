@@ -51,7 +51,7 @@ def one(gateway: Gateway, key: str = KEY, words: str = "hi") -> int:
 
 
 def counted(gateway: Gateway) -> int:
-    """The same, once counters that are waited for at most 100 ms, and then a closed limit refuses, have answered."""
+    """The same, once the counters have answered: until then a closed limit refuses."""
     return wait_until(lambda: (status := one(gateway)) != 503 and status, "the counters answer")
 
 
@@ -268,6 +268,9 @@ def test_slow_stores_slow_down_no_request(tmp_path, swarm, postgres, redis):
             took.append(time.monotonic() - began)
         # Who waits for a store waits for half a second; a machine that stands still for a moment does that to few.
         assert sorted(took)[len(took) // 2] < 0.2 and sum(seconds >= 0.5 for seconds in took) <= 2, sorted(took)[-5:]
+        # Who must wait is served all the same: nothing is away.
+        assert [one(gateway, OTHER) for _ in range(5)] == [200] * 5
+        assert up(gateway, "counters") == 1
         wait_until(lambda: metric(gateway, "penstock_ledger_waiting") == 0, "a slow ledger is written")
         assert metric(gateway, "penstock_ledger_lost_total") == 0
         slow_store.seconds = slow_counters.seconds = 0.0

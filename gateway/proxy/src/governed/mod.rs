@@ -320,6 +320,7 @@ impl Governor {
         if let Some(shared) = self.shared.get() {
             out.push((Gauge::StoreUp, "counters".to_owned(), f64::from(u8::from(shared.is_up()))));
             out.push((Gauge::CountersRestored, String::new(), shared.restored() as f64));
+            out.push((Gauge::CountersSlow, String::new(), shared.slow() as f64));
         }
     }
 }
@@ -527,11 +528,12 @@ async fn reserve(
         let tag = reservation.tag(limit, subject);
         surge::add(governor, limit, subject, &mut claims, tag);
     }
-    let (held, standings, now) = governor.hold(&claims);
+    let (held, mut standings, now) = governor.hold(&claims);
     match held {
         Ok(hold) => {
-            reservation.hold(hold, told::fields(reservation.dialect, &standings, now));
-            reservation = together(governor, limits, &claims[..shared], reservation).await?;
+            reservation.hold(hold);
+            reservation = together(governor, limits, &claims[..shared], reservation, &mut standings, now).await?;
+            reservation.tell(told::fields(reservation.dialect, &standings, now));
             limits.iter().for_each(|limit| governor.count_allowed(limit));
             Ok(reservation)
         }
@@ -562,12 +564,14 @@ impl Governor {
     }
 }
 
-/// Takes the same of the counters that all gateways share.
+/// Takes the same of the counters that all gateways share; how those stand is noted where it is told.
 async fn together(
     governor: &Governor,
     limits: &[&Arc<Limit>],
     claims: &[Claim<'_>],
     mut reservation: Reservation,
+    standings: &mut [(Measure, Standing)],
+    now: Now,
 ) -> Result<Reservation, Failure> {
     let Some(shared) = governor.shared.get() else { return Ok(reservation) };
     let limit_of = |claim: &Claim<'_>| limits.iter().find(|limit| limit.id == *claim.limit);
@@ -575,17 +579,21 @@ async fn together(
     let refused = match shared.take(claims, policy).await {
         Ok(portions) => {
             reservation.share(shared.clone(), portions);
+            let used = shared.used(claims);
+            claims.iter().zip(used).for_each(|(claim, used)| told::raise(standings, claim.measure, used, None));
             return Ok(reservation);
         }
         Err(refused) => refused,
     };
-    let fields = reservation.fields().to_vec();
+    let dialect = reservation.dialect;
     reservation.undo();
     match refused {
         Refused::Away { claim } => Err(uncounted(claims[claim].limit)),
         Refused::Full { claim, used } => {
             let claim = &claims[claim];
             let wait_ms = shared::wait_ms(claim.measure.span);
+            told::raise(standings, claim.measure, used, wait_ms);
+            let fields = told::fields(dialect, standings, now);
             Err(refusal(governor, limits, claim, &Denied { claim: 0, used, wait_ms }, fields))
         }
     }

@@ -129,8 +129,11 @@ impl Reservation {
         strict | self.billing.providers.iter().position(|provider| **provider == *subject).map_or(0, |at| at as u16 + 1)
     }
 
-    pub(super) fn hold(&mut self, hold: Hold, fields: Vec<(HeaderName, HeaderValue)>) {
+    pub(super) fn hold(&mut self, hold: Hold) {
         self.hold = Some(hold);
+    }
+
+    pub(super) fn tell(&mut self, fields: Vec<(HeaderName, HeaderValue)>) {
         self.fields = fields;
     }
 

@@ -49,6 +49,18 @@ pub(super) fn standings(book: &mut Book, claims: &[Claim<'_>], now: Now) -> Vec<
     out
 }
 
+/// Notes that all gateways together have used so much of a measure.
+pub(super) fn raise(standings: &mut [(Measure, Standing)], measure: Measure, used: u64, reset_ms: Option<u64>) {
+    let Some(have) = standings.iter_mut().find(|(have, _)| have.unit == measure.unit) else { return };
+    let told = Standing { used, reserved: 0, reset_ms: reset_ms.unwrap_or(0) };
+    if have.0 == measure {
+        have.1.used = have.1.used.max(used);
+        have.1.reset_ms = have.1.reset_ms.max(told.reset_ms);
+    } else if part_left(&measure, &told) < part_left(&have.0, &have.1) {
+        *have = (measure, told);
+    }
+}
+
 fn part_left(measure: &Measure, standing: &Standing) -> f64 {
     measure.max.saturating_sub(standing.used) as f64 / measure.max.max(1) as f64
 }
@@ -268,6 +280,23 @@ mod tests {
         check(Unit::Tokens, Span::Minute, 500, None, "rate_limit_exceeded", false, "never fit");
         check(Unit::NanoUsd, Span::Month, 5, Some(86_400_000), "insufficient_quota", false, "usd_per_month");
         check(Unit::InFlight, Span::Now, 1, None, "rate_limit_exceeded", true, "another request has ended");
+    }
+
+    /// A refusal does not say that something is left, whoever has used it.
+    #[test]
+    fn what_all_gateways_have_used_is_told() {
+        let minute = Measure { unit: Unit::Requests, span: Span::Minute, max: 10 };
+        let day = Measure { span: Span::Day, max: 1000, ..minute };
+        let mut standings = vec![(minute, Standing { used: 6, reserved: 1, reset_ms: 500 })];
+        raise(&mut standings, day, 100, Some(3_600_000));
+        assert_eq!(standings[0].0, minute, "of which less is left");
+        raise(&mut standings, minute, 10, Some(30_000));
+        let now = Now { mono_ms: 1_000_000, wall_ms: 0 };
+        let told = fields(Dialect::OpenAi, &standings, now);
+        let text: Vec<_> = told.iter().map(|(_, value)| value.to_str().expect("text")).collect();
+        assert_eq!(text, ["10", "0", "30s"]);
+        raise(&mut standings, minute, 3, None);
+        assert_eq!(standings[0].1.used, 10, "what is known here counts too");
     }
 
     #[test]

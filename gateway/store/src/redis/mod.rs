@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Longest wait for an answer. Whoever asks has a local answer to fall back to, and a request waiting.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Calls that wait for an answer.

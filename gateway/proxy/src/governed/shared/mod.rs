@@ -1,8 +1,10 @@
 //! Counters that several gateways share: this gateway's portion of each, taken in advance.
 //!
 //! A gateway leases portions of a counter from the shared store and serves most requests from its portion, without asking. Only who
-//! finds the portion too small asks, for at most [`WAIT_MAX`]; a store that does not answer in time is left alone for [`DOWN_FOR`], and
-//! the limit's `on_store_failure` decides: open, the gateway's own counters are all there is; closed, the request is refused. What was
+//! finds the portion too small asks. A store that is slow is waited for: by a request under a limit that is closed for at most
+//! [`WAIT_CLOSED`], by others for at most [`WAIT_OPEN`], and then the limit's `on_store_failure` decides for that request: open, the
+//! gateway's own counters are all there is; closed, the request is refused. A store that is gone (the connection broke, or nothing at all
+//! was heard of it in that second or for a whole report) is left alone for [`DOWN_FOR`], in which nobody waits. What was
 //! used is told behind the requests, by one task, some times a second; what a portion has left goes back when nobody has used it
 //! for a while. The gateway's own book always counts too, so one gateway alone never lets in more than the limit.
 //!
@@ -35,10 +37,14 @@ use tokio::time::timeout_at;
 use super::restore::{Sum, Sums};
 use crate::clock;
 
-/// Longest wait of a request for the store.
-const WAIT_MAX: Duration = Duration::from_millis(100);
-/// A store that has failed is left alone for this long.
+/// Longest wait of a request for the store, where a limit is closed: without an answer it is refused.
+const WAIT_CLOSED: Duration = Duration::from_secs(1);
+/// The same where all limits are open: without an answer it is counted here.
+const WAIT_OPEN: Duration = Duration::from_millis(100);
+/// A store that has failed is left alone for this long; one that is slow, by requests that can do without it.
 const DOWN_FOR: Duration = Duration::from_secs(1);
+/// That the store is slow is said again after this long without it.
+const SLOW_QUIET: Duration = Duration::from_secs(30);
 /// A portion that nobody has used for this long goes back.
 const IDLE: Duration = Duration::from_secs(2);
 /// Parts of a limit that are leased at once.
@@ -64,12 +70,18 @@ pub(super) struct Shared {
     turn: RwLock<()>,
     /// Times that what was lost has been restored.
     restored: AtomicU64,
+    /// Requests that stopped waiting for a store that was slow.
+    slow: AtomicU64,
 }
 
 #[derive(Default)]
 struct State {
     cells: HashMap<Key, Cell>,
     down_until: Option<Instant>,
+    /// Requests under open limits do not ask until then.
+    slow_until: Option<Instant>,
+    /// Answers of the store so far.
+    heard: u64,
     /// Whether what the store says can be believed: it has been asked since it was away.
     is_begun: bool,
     /// What it had is to be restored; nothing is granted until then.
@@ -100,6 +112,8 @@ struct Cell {
     lapses: u64,
     used_at: Option<Instant>,
     renewed_at: Option<Instant>,
+    /// What all gateways had used when the store was last asked, our portion included.
+    seen: u64,
 }
 
 /// What a request has of the shared counters.
@@ -159,7 +173,12 @@ struct Want {
 impl Shared {
     pub(super) fn new(counters: Arc<dyn Counters>, holder: String, ledger: Option<Sums>) -> Self {
         let (state, turn) = (Mutex::default(), RwLock::default());
-        Self { counters, holder, ledger, state, turn, restored: AtomicU64::new(0) }
+        Self { counters, holder, ledger, state, turn, restored: AtomicU64::new(0), slow: AtomicU64::new(0) }
+    }
+
+    /// Requests that stopped waiting for a store that was slow.
+    pub(super) fn slow(&self) -> u64 {
+        self.slow.load(Ordering::Relaxed)
     }
 
     /// Times that what the store had lost has been restored.
@@ -178,16 +197,18 @@ impl Shared {
         policy: impl Fn(usize) -> OnStoreFailure,
     ) -> Result<Vec<Portion>, Refused> {
         let wants: Vec<Want> = claims.iter().map(want).collect();
+        let closed = (0..claims.len()).find(|at| policy(*at) == OnStoreFailure::Closed);
+        let wait_max = if closed.is_some() { WAIT_CLOSED } else { WAIT_OPEN };
+        let deadline = tokio::time::Instant::now() + wait_max;
         for _ in 0..TRIES {
             let asks = match self.hold_all(&wants) {
                 None => return Ok(portions(claims, wants, true)),
                 Some(asks) => asks,
             };
-            match self.ask(&wants, &asks).await {
+            match self.ask(&wants, &asks, closed.is_some(), deadline).await {
                 Ok(None) => {}
                 Ok(Some((at, used))) => return Err(Refused::Full { claim: asks[at], used }),
                 Err(()) => {
-                    let closed = (0..claims.len()).find(|at| policy(*at) == OnStoreFailure::Closed);
                     return match closed {
                         Some(claim) => Err(Refused::Away { claim }),
                         None => Ok(portions(claims, wants, false)),
@@ -216,15 +237,23 @@ impl Shared {
         None
     }
 
-    /// Asks the store for more; `Some`: that ask does not fit. An error: it does not answer.
-    async fn ask(&self, wants: &[Want], which: &[usize]) -> Result<Option<(usize, u64)>, ()> {
-        {
-            let state = self.state();
-            if !state.is_begun || state.down_until.is_some_and(|until| Instant::now() < until) {
+    /// Asks the store for more; `Some`: that ask does not fit. An error: it does not answer. `needed`: without an answer the request is
+    /// refused.
+    async fn ask(
+        &self,
+        wants: &[Want],
+        which: &[usize],
+        needed: bool,
+        deadline: tokio::time::Instant,
+    ) -> Result<Option<(usize, u64)>, ()> {
+        let heard = {
+            let (state, now) = (self.state(), Instant::now());
+            let is_slow = !needed && state.slow_until.is_some_and(|until| now < until);
+            if !state.is_begun || is_slow || state.down_until.is_some_and(|until| now < until) {
                 return Err(());
             }
-        }
-        let deadline = tokio::time::Instant::now() + WAIT_MAX;
+            state.heard
+        };
         let Ok(_turn) = timeout_at(deadline, self.turn.read()).await else { return Err(()) };
         let now = clock::unix_seconds();
         let mut portions = Vec::new();
@@ -259,6 +288,7 @@ impl Shared {
                 for (ask, grant) in asks.iter().zip(&grants) {
                     let cell = state.cells.entry(key(ask)).or_default();
                     cell.leased += grant.granted;
+                    cell.seen = grant.used;
                     cell.lapses = cell.lapses.max(ask.until);
                     cell.renewed_at = Some(Instant::now());
                 }
@@ -266,8 +296,20 @@ impl Shared {
             }
             Ok(Err(StoreError::Lost)) => self.lost(),
             Ok(Err(error)) => self.unknown(&asks, &error.to_string()),
-            Err(_) => self.unknown(&asks, "no answer in time"),
+            Err(_) if needed && self.state().heard == heard => self.unknown(&asks, "no answer in time"),
+            Err(_) => self.late(&asks),
         }
+    }
+
+    /// The store is slow: others were answered meanwhile, or it was not waited for long. That concerns this request only.
+    fn late<T>(&self, asks: &[Ask]) -> Result<T, ()> {
+        self.unheard(asks);
+        let now = Instant::now();
+        let before = self.state().slow_until.replace(now + DOWN_FOR);
+        if self.slow.fetch_add(1, Ordering::Relaxed) == 0 || before.is_none_or(|until| now > until + SLOW_QUIET) {
+            tracing::warn!("the shared counters answer slowly: requests stop waiting for them");
+        }
+        Err(())
     }
 
     /// Nobody knows what was granted: that is told when the store is back.
@@ -315,7 +357,11 @@ impl Shared {
     }
 
     fn up(&self) {
-        if self.state().down_until.take().is_some() {
+        let mut state = self.state();
+        state.heard = state.heard.wrapping_add(1);
+        let was_down = state.down_until.take().is_some();
+        drop(state);
+        if was_down {
             tracing::info!("the shared counters are back");
         }
     }
@@ -324,6 +370,14 @@ impl Shared {
     pub(super) fn is_up(&self) -> bool {
         let state = self.state();
         state.down_until.is_none() && state.is_begun
+    }
+
+    /// What all gateways have used of the counters that are claimed, as far as it is known here.
+    pub(super) fn used(&self, claims: &[Claim<'_>]) -> Vec<u64> {
+        let wants: Vec<Want> = claims.iter().map(want).collect();
+        let (state, now) = (self.state(), clock::unix_seconds());
+        let of = |want: &Want| state.cells.get(&want.key).map_or(0, |cell| cell.seen.saturating_sub(cell.left(now)));
+        wants.iter().map(of).collect()
     }
 
     /// What was held has ended; `spent` as in the book.
@@ -433,12 +487,15 @@ mod tests {
         /// Settles what it is told, and does not say so.
         mute: AtomicBool,
         trips: AtomicU64,
+        /// Its answers come after so many milliseconds.
+        late_ms: AtomicU64,
     }
 
     #[async_trait]
     impl Counters for Store {
         async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError> {
             self.trips.fetch_add(1, Ordering::Relaxed);
+            let late = self.late_ms.load(Ordering::Relaxed);
             // Who comes at the same time asks before this is answered.
             tokio::task::yield_now().await;
             if self.away.load(Ordering::Relaxed) {
@@ -446,7 +503,11 @@ mod tests {
                 self.inner.take(holder, asks, whole, now).await?;
                 return std::future::pending().await;
             }
-            self.inner.take(holder, asks, whole, now).await
+            let answer = self.inner.take(holder, asks, whole, now).await;
+            if late > 0 {
+                tokio::time::sleep(Duration::from_millis(late)).await;
+            }
+            answer
         }
 
         async fn lease(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
@@ -476,6 +537,64 @@ mod tests {
     async fn try_take(shared: &Shared, measure: Measure, amount: u64) -> Result<Vec<Portion>, Refused> {
         let limit: Arc<str> = "l".into();
         shared.take(&[Claim { limit: &limit, subject: "k", measure, amount, tag: 0 }], |_| OnStoreFailure::Open).await
+    }
+
+    async fn take_closed(shared: &Shared, measure: Measure, amount: u64) -> Result<Vec<Portion>, Refused> {
+        let limit: Arc<str> = "l".into();
+        shared.take(&[Claim { limit: &limit, subject: "k", measure, amount, tag: 0 }], |_| OnStoreFailure::Closed).await
+    }
+
+    /// Answers that come late refuse nobody: each request waits for its own.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_store_is_waited_for() {
+        let store = Arc::new(Store::default());
+        let gateway = Arc::new(begun(&store, "a"));
+        store.late_ms.store(700, Ordering::Relaxed);
+        let day = measure(Unit::Tokens, Span::Day, 100_000);
+        let mut crowd = tokio::task::JoinSet::new();
+        for _ in 0..300 {
+            let gateway = gateway.clone();
+            crowd.spawn(async move { take_closed(&gateway, day, 10).await.map(|portions| portions[0].held) });
+        }
+        let taken = crowd.join_all().await;
+        assert!(taken.iter().all(|taken| *taken == Ok(10)), "{taken:?}");
+        assert!(gateway.is_up() && gateway.slow() == 0);
+    }
+
+    /// One answer is too late and others are not: that one request is refused, and the next are not.
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_too_late_concerns_one_request() {
+        let store = Arc::new(Store::default());
+        let gateway = Arc::new(begun(&store, "a"));
+        let (day, hour) = (measure(Unit::Tokens, Span::Day, 1000), measure(Unit::Tokens, Span::Hour, 1000));
+        store.late_ms.store(1500, Ordering::Relaxed);
+        let unlucky = {
+            let gateway = gateway.clone();
+            tokio::spawn(async move { take_closed(&gateway, day, 1000).await.map(drop) })
+        };
+        tokio::task::yield_now().await;
+        store.late_ms.store(300, Ordering::Relaxed);
+        take_closed(&gateway, hour, 10).await.expect("answered in time");
+        assert_eq!(unlucky.await.expect("no panic"), Err(Refused::Away { claim: 0 }));
+        assert!(gateway.is_up() && gateway.slow() == 1, "slow, not gone");
+        // What it was granted after it had left is nobody's: it is told so, and fits again.
+        assert!(gateway.correct().await);
+        take_closed(&gateway, day, 1000).await.expect("answered in time");
+    }
+
+    /// What is told of a counter is what all have used, not what this gateway has.
+    #[tokio::test]
+    async fn what_others_have_used_is_told() {
+        let store = Arc::new(Store::default());
+        let gateways = ["a", "b"].map(|name| begun(&store, name));
+        let (limit, day) = (Arc::<str>::from("l"), measure(Unit::Requests, Span::Day, 10));
+        let claim = Claim { limit: &limit, subject: "k", measure: day, amount: 1, tag: 0 };
+        for _ in 0..6 {
+            try_take(&gateways[0], day, 1).await.expect("room");
+        }
+        assert_eq!(gateways[1].used(&[claim]), [0], "it has not asked");
+        try_take(&gateways[1], day, 1).await.expect("room");
+        assert_eq!(gateways[1].used(&[claim]), [7]);
     }
 
     #[tokio::test]
@@ -614,13 +733,13 @@ mod tests {
         store.away.store(true, Ordering::Relaxed);
         let day = measure(Unit::Tokens, Span::Day, 1000);
         let portions = try_take(&gateway, day, 10).await.expect("open");
-        assert!(!gateway.is_up());
+        assert!(gateway.is_up(), "after so short a time it may be slow");
         try_take(&gateway, day, 10).await.expect("open");
-        assert_eq!(store.trips.load(Ordering::Relaxed), 1, "it is left alone");
-        let limit: Arc<str> = "l".into();
-        let claim = Claim { limit: &limit, subject: "k", measure: day, amount: 1, tag: 0 };
-        let closed = gateway.take(&[claim], |_| OnStoreFailure::Closed).await;
-        assert_eq!(closed.expect_err("closed"), Refused::Away { claim: 0 });
+        assert_eq!(store.trips.load(Ordering::Relaxed), 1, "who can do without it leaves it alone");
+        assert_eq!(take_closed(&gateway, day, 1).await.expect_err("closed"), Refused::Away { claim: 0 });
+        assert!(!gateway.is_up(), "nothing was heard of it in a second");
+        take_closed(&gateway, day, 1).await.expect_err("closed");
+        assert_eq!(store.trips.load(Ordering::Relaxed), 2, "everybody leaves it alone");
         gateway.settle(portions, |_, _| Some(7));
         store.away.store(false, Ordering::Relaxed);
         assert!(!gateway.begin().await, "it is left alone");

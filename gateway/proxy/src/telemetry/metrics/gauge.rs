@@ -167,6 +167,8 @@ pub enum Gauge {
     StoreUp,
     /// Times that shared counters were restored from the ledger.
     CountersRestored,
+    /// Requests that stopped waiting for slow shared counters.
+    CountersSlow,
     /// KV blocks in a tier below the devices.
     TierBlocks(Tier),
     /// Room in it.
@@ -441,6 +443,11 @@ impl Gauge {
                 "penstock_limit_counters_restored_total",
                 "counter",
                 "Times that shared counters had lost what they had counted, and were restored from the ledger.",
+            ),
+            Gauge::CountersSlow => (
+                "penstock_limit_counters_slow_total",
+                "counter",
+                "Requests that stopped waiting for shared counters that were slow.",
             ),
             Gauge::LimitHolds => ("penstock_limit_holds", "gauge", "Requests that hold reservations."),
             Gauge::IssuedKeys => ("penstock_auth_issued_keys", "gauge", "Issued keys that are not revoked."),
