@@ -13,8 +13,11 @@ use penstock_dialects::{ChatEvent, FinishReason, Prompt, Request, Usage};
 use penstock_proto::ErrorKind;
 use penstock_proxy::Failure;
 use penstock_proxy::call::Call;
+use penstock_proxy::foreign::Feed;
+use penstock_proxy::forward::Forward;
+use penstock_proxy::provider::Forwarded;
 use penstock_proxy::telemetry::Gauge;
-use penstock_proxy::upstream::{Card, Events, Facts, Origin, Upstream};
+use penstock_proxy::upstream::{Card, Events, Facts, Measured, Origin, Upstream};
 use tokio::time::{Sleep, sleep};
 
 /// Name of its model.
@@ -109,12 +112,28 @@ impl Upstream for Puppet {
         Ok(Box::new(Strings { script: script(request), said: 0, timer: None, counts: self.counts.clone() }))
     }
 
+    async fn count(&self, _: Arc<Call>) -> Result<Option<u64>, Failure> {
+        Ok(None)
+    }
+
+    async fn measure(&self, _: &Call) -> Result<Option<Measured>, Failure> {
+        Ok(None)
+    }
+
+    async fn forward(&self, _: Arc<Forward>) -> Result<Forwarded, Failure> {
+        Err(Failure::new(ErrorKind::Unsupported, "A puppet passes nothing on."))
+    }
+
     async fn tokenize(&self, _: TokenizeRequest) -> Result<Vec<u8>, Failure> {
         Err(Failure::new(ErrorKind::Unsupported, "A puppet has no tokens."))
     }
 
     async fn detokenize(&self, _: DetokenizeRequest) -> Result<Vec<u8>, Failure> {
         Err(Failure::new(ErrorKind::Unsupported, "A puppet has no tokens."))
+    }
+
+    fn feed(&self) -> Option<Arc<Feed>> {
+        None
     }
 
     fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}
