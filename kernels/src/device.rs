@@ -119,6 +119,8 @@ pub enum WeightSpec<'a> {
         gate: HostTensor<'a>,
         /// Multiplied with it.
         up: HostTensor<'a>,
+        /// `[intermediate]` each: of gate, of up.
+        biases: Option<[HostTensor<'a>; 2]>,
     },
     /// `[vocab, hidden]`, for [`Device::embed`], and for [`Device::logits`] too (tied heads use one handle for both).
     Embedding(HostTensor<'a>),
@@ -273,7 +275,7 @@ pub trait Device: Send {
     /// `residual += x·Wᵀ (+ bias)`.
     fn linear_add(&mut self, residual: Buffer, x: Buffer, weight: Weight);
 
-    /// `out = silu(x·Gateᵀ) · (x·Upᵀ)`. `out`: `[batch, intermediate]`.
+    /// `out = silu(x·Gateᵀ (+ bias)) · (x·Upᵀ (+ bias))`. `out`: `[batch, intermediate]`.
     fn gate_up_silu(&mut self, out: Buffer, x: Buffer, weight: Weight);
 
     /// `out[i] = x[sampled[i]]`. `out` has [`Rows::Sampled`].

@@ -68,10 +68,11 @@ pub(crate) enum Checked<'a> {
         parts: Vec<Source<'a>>,
         bias: Option<Vec<f32>>,
     },
-    /// Two matrices of equal shape.
+    /// Two matrices of equal shape; each bias has as many values as its matrix has rows.
     GateUp {
         gate: Source<'a>,
         up: Source<'a>,
+        biases: Option<[Vec<f32>; 2]>,
     },
     Embedding(Source<'a>),
 }
@@ -81,12 +82,16 @@ impl<'a> Checked<'a> {
         match spec {
             WeightSpec::Vector(tensor) => Ok(Self::Vector(Source::new(tensor, 1)?)),
             WeightSpec::Embedding(tensor) => Ok(Self::Embedding(Source::new(tensor, 2)?)),
-            WeightSpec::GateUp { gate, up } => {
+            WeightSpec::GateUp { gate, up, biases } => {
                 let (g, u) = (Source::new(gate, 2)?, Source::new(up, 2)?);
                 if (g.rows, g.columns) != (u.rows, u.columns) {
                     return Err(shape_error(up, format!("the gate's shape {:?}", gate.shape)));
                 }
-                Ok(Self::GateUp { gate: g, up: u })
+                let biases = match biases {
+                    Some([of_gate, of_up]) => Some([bias_of(of_gate, &g)?, bias_of(of_up, &u)?]),
+                    None => None,
+                };
+                Ok(Self::GateUp { gate: g, up: u, biases })
             }
             WeightSpec::Linear { parts, biases } => linear(parts, biases),
         }
@@ -111,13 +116,18 @@ fn linear<'a>(parts: &[HostTensor<'a>], biases: &[HostTensor<'a>]) -> Result<Che
     }
     let mut all = Vec::new();
     for (bias, source) in biases.iter().zip(&sources) {
-        let values = Source::new(bias, 1)?;
-        if values.columns != source.rows {
-            return Err(shape_error(bias, format!("[{}], the rows of its matrix", source.rows)));
-        }
-        all.extend(values.to_f32());
+        all.extend(bias_of(bias, source)?);
     }
     Ok(Checked::Linear { parts: sources, bias: Some(all) })
+}
+
+/// The values of a bias, one per row of `matrix`.
+fn bias_of(bias: &HostTensor<'_>, matrix: &Source<'_>) -> Result<Vec<f32>, KernelError> {
+    let values = Source::new(bias, 1)?;
+    if values.columns != matrix.rows {
+        return Err(shape_error(bias, format!("[{}], the rows of its matrix", matrix.rows)));
+    }
+    Ok(values.to_f32())
 }
 
 fn shape_error(tensor: &HostTensor<'_>, want: String) -> KernelError {
@@ -150,7 +160,9 @@ mod tests {
         assert!(refused(&WeightSpec::Linear { parts: vec![], biases: vec![] }));
         let (a, b) = (tensor("a", &[2, 3]), tensor("b", &[3, 2]));
         assert!(refused(&WeightSpec::Linear { parts: vec![a.clone(), b.clone()], biases: vec![] }));
-        assert!(refused(&WeightSpec::GateUp { gate: a.clone(), up: b }));
+        assert!(refused(&WeightSpec::GateUp { gate: a.clone(), up: b, biases: None }));
+        let biases = Some([tensor("short", &[6]), tensor("short", &[6])]);
+        assert!(refused(&WeightSpec::GateUp { gate: a.clone(), up: a.clone(), biases }));
         assert!(refused(&WeightSpec::Linear { parts: vec![a.clone()], biases: vec![tensor("bias", &[6])] }));
         assert!(Checked::new(&WeightSpec::Linear { parts: vec![a], biases: vec![] }).is_ok());
     }

@@ -82,6 +82,7 @@ CASES = {
         140,
         {},
     ),
+    "llama-mlp-bias": (llama(attention_bias=True, mlp_bias=True), "bf16", 1, 120, {}),
     "llama-linear-tied": (
         llama(
             tie_word_embeddings=True,

@@ -276,7 +276,7 @@ fn configs() {
         ("max_position_embeddings", Some(huge), "max_position_embeddings", "needs an integer"),
         ("rms_norm_eps", Some(json!(-1e-6)), "rms_norm_eps", "needs a number from 0 to 1"),
         ("hidden_act", Some(json!("gelu")), "hidden_act", "only \"silu\" is"),
-        ("mlp_bias", Some(json!(true)), "mlp_bias", "not supported"),
+        ("mlp_bias", Some(json!("yes")), "mlp_bias", "needs true or false"),
         ("attention_bias", Some(json!("yes")), "attention_bias", "needs true or false"),
         ("tie_word_embeddings", Some(json!(1)), "tie_word_embeddings", "needs true or false"),
         ("eos_token_id", Some(json!(-1)), "eos_token_id", "needs a token id"),

@@ -37,7 +37,7 @@ fn distance(golden: &Golden, make: &dyn Fn(Limits) -> Box<dyn Device>) -> Distan
 #[test]
 fn f32_agrees_with_transformers() {
     let goldens = Golden::all();
-    assert_eq!(goldens.len(), 13);
+    assert_eq!(goldens.len(), 14);
     for golden in goldens {
         let Distance { mean, max, wrong } = distance(&golden, &reference);
         println!("{}: f32 mean {mean:.1e} max {max:.1e}", golden.case);

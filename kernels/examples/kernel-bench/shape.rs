@@ -217,7 +217,10 @@ impl<'a> Loader<'a> {
             norms: [self.vector(HIDDEN), self.vector(HIDDEN)],
             qkv: self.linear((HEADS + 2 * KV_HEADS) * HEAD_DIM, HIDDEN),
             out: self.linear(HIDDEN, HEADS * HEAD_DIM),
-            gate_up: self.device.load(&WeightSpec::GateUp { gate: tensor(gate), up: tensor(up) }).expect("weight"),
+            gate_up: self
+                .device
+                .load(&WeightSpec::GateUp { gate: tensor(gate), up: tensor(up), biases: None })
+                .expect("weight"),
             down: self.linear(HIDDEN, MLP),
         }
     }

@@ -195,10 +195,11 @@ impl CpuDevice {
         let matmul = Matmul { kernel: &self.kernel, operand, weight: packed, together: 1 };
         matmul.run(&mut self.pool, &mut self.scratch, &|piece| {
             for (panel, row, line) in piece.lines() {
+                let bias = packed.bias.as_ref().map(|bias| &bias.as_chunks::<32>().0[panel]);
                 // SAFETY: a panel's half line of a row is one thread's.
                 let half = unsafe { out.row(row).half(panel * 16) };
                 // SAFETY: the table is this machine's.
-                unsafe { (vector.gate_up)(line, half) };
+                unsafe { (vector.gate_up)(line, bias, half) };
                 if panel + 1 == packed.panels && packed.panels % 2 == 1 {
                     // SAFETY: the last line's other half belongs to no panel.
                     unsafe { out.row(row).half(panel * 16 + 16) }.fill(0);

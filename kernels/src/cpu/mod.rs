@@ -257,7 +257,7 @@ impl Device for CpuDevice {
                 Loaded::Vector(values, source.columns)
             }
             Checked::Linear { parts, bias } => Loaded::Matrix(Packed::stack(arena, pool, &parts, bias)?),
-            Checked::GateUp { gate, up } => Loaded::GateUp(Packed::gate_up(arena, pool, gate, up)?),
+            Checked::GateUp { gate, up, biases } => Loaded::GateUp(Packed::gate_up(arena, pool, gate, up, biases)?),
             Checked::Embedding(source) => {
                 self.bounds.vocab = self.bounds.vocab.min(source.rows);
                 Loaded::Embedding(Packed::stack(arena, pool, &[source], None)?)

@@ -28,7 +28,7 @@ pub(super) struct Packed {
     pub(super) columns: usize,
     /// Columns of y: rows of the checkpoint's matrix (of gate alone where gate and up are interleaved).
     pub(super) rows: usize,
-    /// Padded to whole panels.
+    /// Padded to whole panels, in their order of columns.
     pub(super) bias: Option<Vec<f32>>,
 }
 
@@ -64,8 +64,13 @@ impl Packed {
         pool: &mut Pool,
         gate: Source<'_>,
         up: Source<'_>,
+        biases: Option<[Vec<f32>; 2]>,
     ) -> Result<Self, KernelError> {
         let mut packed = Self::new(arena, gate.rows.div_ceil(16), gate.columns, gate.rows)?;
+        packed.bias = biases.map(|biases| {
+            let column = |n: usize| biases[n % 32 / 16].get(n / 32 * 16 + n % 16).copied().unwrap_or(0.0);
+            (0..packed.panels * 32).map(column).collect()
+        });
         packed.fill(pool, &|panel, n| {
             let (source, row) = (if n < 16 { gate } else { up }, panel * 16 + n % 16);
             (row < gate.rows).then_some((source, row))
@@ -175,11 +180,15 @@ mod tests {
         let tensor = |bytes| HostTensor { name: "w", dtype: DType::F32, shape: &[20, 2], bytes };
         let source = |bytes| Source::new(&tensor(bytes), 2).unwrap();
         let (mut arena, mut pool) = (Arena::default(), Pool::new(1, None).unwrap());
-        let packed = Packed::gate_up(&mut arena, &mut pool, source(&gate), source(&up)).unwrap();
+        let biases = [0.5, 0.25].map(|bias| (0..20).map(|n| bias + n as f32).collect());
+        let packed = Packed::gate_up(&mut arena, &mut pool, source(&gate), source(&up), Some(biases)).unwrap();
         assert_eq!((packed.panels, packed.k_blocks), (2, 1));
         let pair = |panel: usize, tile: usize, n: usize| &packed.panel(panel)[tile * 512 + n * 2..][..2];
         assert_eq!(pair(1, 0, 3), [38.0f32, 39.0].map(to_bf16));
         assert_eq!(pair(1, 1, 3), [138.0f32, 139.0].map(to_bf16));
         assert_eq!(pair(1, 1, 4), [0, 0]);
+        let bias = packed.bias.as_ref().unwrap();
+        assert_eq!((bias.len(), bias[2], bias[16 + 2], bias[32 + 3]), (64, 2.5, 2.25, 19.5));
+        assert_eq!((bias[48 + 3], bias[48 + 4]), (19.25, 0.0));
     }
 }

@@ -83,8 +83,8 @@ vector_ops! {
     fn narrow(x: &[f32], out: RowLines);
     /// `values += tile (+ bias)`: 32 columns of one row.
     fn add(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 32]>);
-    /// `silu(gate) · up` of sixteen columns.
-    fn gate_up(tile: &[f32; 32], out: &mut [u16; 16]);
+    /// `silu(gate (+ bias)) · (up (+ bias))` of sixteen columns.
+    fn gate_up(tile: &[f32; 32], bias: Option<&[f32; 32]>, out: &mut [u16; 16]);
     /// RMS norm of one head, in place. `values`: zero beyond `dim`, both slices padded to 32.
     fn head_norm(values: &mut [f32], weight: &[f32], dim: usize, eps: f32);
     /// Rotates the pairs (i, i + dim/2) of one head. `turn`: cosines and sines, `[dim / 2]` each.
@@ -160,8 +160,12 @@ fn add<V: Lanes>(values: &mut [f32; 32], tile: &[f32; 32], bias: Option<&[f32; 3
 }
 
 #[inline(always)]
-fn gate_up<V: Lanes>(tile: &[f32; 32], out: &mut [u16; 16]) {
-    let [gate, up] = [0, 1].map(|i| V::load(&tile.as_chunks::<16>().0[i]));
+fn gate_up<V: Lanes>(tile: &[f32; 32], bias: Option<&[f32; 32]>, out: &mut [u16; 16]) {
+    let (tile, bias) = (tile.as_chunks::<16>().0, bias.map(|bias| bias.as_chunks::<16>().0));
+    let (mut gate, mut up) = (V::load(&tile[0]), V::load(&tile[1]));
+    if let Some(bias) = bias {
+        (gate, up) = (gate.add(V::load(&bias[0])), up.add(V::load(&bias[1])));
+    }
     silu(gate).mul(up).to_bf16(out);
 }
 

@@ -34,7 +34,7 @@ impl Matrix {
 enum Loaded {
     Vector(Vec<f32>),
     Linear { matrix: Matrix, bias: Option<Vec<f32>> },
-    GateUp { gate: Matrix, up: Matrix },
+    GateUp { gate: Matrix, up: Matrix, biases: Option<[Vec<f32>; 2]> },
     Embedding(Matrix),
 }
 
@@ -105,7 +105,9 @@ impl Device for ReferenceDevice {
         let loaded = match Checked::new(spec)? {
             Checked::Vector(source) => Loaded::Vector(source.to_f32()),
             Checked::Linear { parts, bias } => Loaded::Linear { matrix: Matrix::stack(&parts), bias },
-            Checked::GateUp { gate, up } => Loaded::GateUp { gate: Matrix::stack(&[gate]), up: Matrix::stack(&[up]) },
+            Checked::GateUp { gate, up, biases } => {
+                Loaded::GateUp { gate: Matrix::stack(&[gate]), up: Matrix::stack(&[up]), biases }
+            }
             Checked::Embedding(source) => {
                 self.bounds.vocab = self.bounds.vocab.min(source.rows);
                 Loaded::Embedding(Matrix::stack(&[source]))

@@ -99,11 +99,15 @@ fn linear(device: &ReferenceDevice, x: Buffer, weight: Weight) -> Vec<f32> {
     };
     let mut out = matmul(&device.read(x, matrix.columns), matrix);
     if let Some(bias) = bias {
-        for row in out.chunks_exact_mut(matrix.rows) {
-            row.iter_mut().zip(bias).for_each(|(o, b)| *o += b);
-        }
+        add_to_rows(&mut out, bias);
     }
     out
+}
+
+fn add_to_rows(values: &mut [f32], bias: &[f32]) {
+    for row in values.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+    }
 }
 
 pub(super) fn qkv(
@@ -220,12 +224,16 @@ pub(super) fn linear_add(device: &mut ReferenceDevice, residual: Buffer, x: Buff
 }
 
 pub(super) fn gate_up_silu(device: &mut ReferenceDevice, out: Buffer, x: Buffer, weight: Weight) {
-    let Loaded::GateUp { gate, up } = &device.weights[weight.0 as usize] else {
+    let Loaded::GateUp { gate, up, biases } = &device.weights[weight.0 as usize] else {
         panic!("weight {} is not a gate and an up matrix", weight.0)
     };
     let (input, columns) = (device.read(x, gate.columns), gate.rows);
-    let mut values = matmul(&input, gate);
-    values.iter_mut().zip(matmul(&input, up)).for_each(|(g, u)| *g = silu(*g) * u);
+    let (mut values, mut multiplied) = (matmul(&input, gate), matmul(&input, up));
+    if let Some([of_gate, of_up]) = biases {
+        add_to_rows(&mut values, of_gate);
+        add_to_rows(&mut multiplied, of_up);
+    }
+    values.iter_mut().zip(multiplied).for_each(|(g, u)| *g = silu(*g) * u);
     device.write(out, columns, &values);
 }
 

@@ -43,6 +43,8 @@ pub struct ModelConfig {
     pub qkv_bias: bool,
     /// Bias on the output projection of attention.
     pub output_bias: bool,
+    /// Bias on the three projections of the MLP.
+    pub mlp_bias: bool,
     /// RMS norm over each query and key head (Qwen3).
     pub qk_norm: bool,
     /// `[num_hidden_layers]`: tokens a position sees, itself included; `None` sees all.
@@ -131,6 +133,7 @@ impl ModelConfig {
             rope: RopeParameters::read(f, max_position_embeddings)?,
             qkv_bias: false,
             output_bias: false,
+            mlp_bias: false,
             qk_norm: false,
             windows: vec![None; num_hidden_layers],
             eos_token_id: f.token_ids("eos_token_id")?,

@@ -41,9 +41,12 @@ pub(crate) fn tensors(c: &ModelConfig) -> Vec<Needed> {
             need("self_attn.o_proj.bias", &[hidden]);
         }
         need("post_attention_layernorm.weight", &[hidden]);
-        need("mlp.gate_proj.weight", &[mlp, hidden]);
-        need("mlp.up_proj.weight", &[mlp, hidden]);
-        need("mlp.down_proj.weight", &[hidden, mlp]);
+        for (part, rows, columns) in [("gate", mlp, hidden), ("up", mlp, hidden), ("down", hidden, mlp)] {
+            need(&format!("mlp.{part}_proj.weight"), &[rows, columns]);
+            if c.mlp_bias {
+                need(&format!("mlp.{part}_proj.bias"), &[rows]);
+            }
+        }
     }
     need(NORM.into(), &[hidden]);
     if !c.tie_word_embeddings {
@@ -130,6 +133,17 @@ impl Loader<'_> {
         })
     }
 
+    fn gate_up(&mut self, layer: usize, biased: bool) -> Result<Weight, Refused> {
+        let kinds: &[&str] = if biased { &["weight", "bias"] } else { &["weight"] };
+        let parts = kinds.iter().flat_map(|kind| ["gate", "up"].map(|part| format!("mlp.{part}_proj.{kind}")));
+        let names: Vec<String> = parts.map(|part| name(layer, &part)).collect();
+        self.load(&names, |mut t| {
+            let biases = <[HostTensor<'_>; 2]>::try_from(t.split_off(2)).ok();
+            let up = t.remove(1);
+            WeightSpec::GateUp { gate: t.remove(0), up, biases }
+        })
+    }
+
     fn layer(&mut self, c: &ModelConfig, layer: usize, rope: penstock_kernels::Rope) -> Result<Layer, Refused> {
         let named = |part: &str| name(layer, part);
         let input_norm = self.vector(named("input_layernorm.weight"))?;
@@ -149,12 +163,8 @@ impl Loader<'_> {
         };
         let output = self.linear(&[named("self_attn.o_proj.weight")], c.output_bias)?;
         let mlp_norm = self.vector(named("post_attention_layernorm.weight"))?;
-        let gate_up = [named("mlp.gate_proj.weight"), named("mlp.up_proj.weight")];
-        let gate_up = self.load(&gate_up, |mut t| {
-            let up = t.remove(1);
-            WeightSpec::GateUp { gate: t.remove(0), up }
-        })?;
-        let down = self.linear(&[named("mlp.down_proj.weight")], false)?;
+        let gate_up = self.gate_up(layer, c.mlp_bias)?;
+        let down = self.linear(&[named("mlp.down_proj.weight")], c.mlp_bias)?;
         Ok(Layer { input_norm, qkv, attention, output, mlp_norm, gate_up, down })
     }
 }

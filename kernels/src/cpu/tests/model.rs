@@ -119,7 +119,10 @@ fn layer(device: &mut dyn Device, noise: &mut Noise, s: &Shape, rope: Rope) -> L
     let [gate, up] = [0, 1].map(|_| noise.bytes(s.intermediate * s.hidden, scale, 0.0));
     let shape = [s.intermediate, s.hidden];
     let tensor = |bytes| HostTensor { name: "mlp", dtype: DType::Bf16, shape: &shape, bytes };
-    let gate_up = device.load(&WeightSpec::GateUp { gate: tensor(&gate), up: tensor(&up) }).unwrap();
+    let [of_gate, of_up] = [0, 1].map(|_| noise.bytes(s.intermediate, 0.5, 0.0));
+    let bias = |bytes| HostTensor { name: "mlp bias", dtype: DType::Bf16, shape: &shape[..1], bytes };
+    let biases = s.bias.then(|| [bias(&of_gate), bias(&of_up)]);
+    let gate_up = device.load(&WeightSpec::GateUp { gate: tensor(&gate), up: tensor(&up), biases }).unwrap();
     let down = linear(device, noise, &[s.hidden], s.intermediate, s.bias);
     Layer { norms, qkv, attention, out, gate_up, down }
 }
