@@ -70,7 +70,7 @@ pub struct Params {
 
 impl Params {
     /// Of a prompt that is only computed.
-    fn silent() -> Self {
+    pub(crate) fn silent() -> Self {
         Self {
             temperature: 0.0,
             top_k: 0,
