@@ -78,12 +78,14 @@ pub struct UpstreamAnswer {
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// It is a plugin's of this gateway.
     pub plugin: bool,
+    /// Something was sent to it; otherwise the failure says nothing of its health.
+    pub sent: bool,
 }
 
 impl UpstreamAnswer {
     /// A failure of that class, without anything of an answer.
     pub fn new(class: FaultClass) -> Self {
-        Self { class, status: 0, body: None, headers: Vec::new(), plugin: false }
+        Self { class, status: 0, body: None, headers: Vec::new(), plugin: false, sent: true }
     }
 }
 

@@ -26,6 +26,7 @@ use crate::provider::Forwarded;
 use crate::serving::Serving;
 use crate::telemetry::Trace;
 use crate::trail::Trail;
+use crate::upstream::Asker;
 
 /// Parts of a form: an edit of images can have many.
 const PARTS_MAX: usize = 64;
@@ -54,6 +55,8 @@ pub struct Forward {
     pub model_at: Option<(Range<usize>, bool)>,
     /// The trace that it is a part of.
     pub trace: Option<Arc<Trace>>,
+    /// Whose request it is.
+    pub(crate) asker: Asker,
 }
 
 /// Serves the URL `path`.
@@ -78,6 +81,7 @@ pub(crate) async fn serve(
         body: Some(bytes),
         model_at: Some(at),
         trace: trail.trace.clone(),
+        asker: Asker::new(principal.tenant(), exchange.client()),
     };
     let plain = plain(exchange, trail);
     let held = governed::admit_plain(&gateway.governor, serving, principal, &entry, &plain).await?;
@@ -186,7 +190,8 @@ pub(crate) async fn realtime(
     trail.model = Some(entry.name.to_string());
     trail.live.iter().for_each(|live| live.asks(&entry.name, true));
     let headers = std::mem::take(&mut exchange.head.headers);
-    let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None, trace: trail.trace.clone() };
+    let (asker, trace) = (Asker::new(principal.tenant(), exchange.client()), trail.trace.clone());
+    let forward = Forward { path: "/realtime".into(), headers, body: None, model_at: None, trace, asker };
     let plain = plain(exchange, trail);
     let held = governed::admit_plain(&gateway.governor, serving, principal, &entry, &plain).await?;
     let ended = async {

@@ -1,5 +1,6 @@
 //! Whatever answers: one trait for our own pools, later providers, and the doubles in tests.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -50,6 +51,30 @@ pub struct Origin {
     pub explain: bool,
     /// Told when the request has gone out.
     pub sent: Sent,
+}
+
+impl Origin {
+    /// Whose the request is, for whatever is shared out among keys; one without a key is its address's.
+    pub(crate) fn asker(&self, call: &Call) -> Asker {
+        Asker::new(&self.tenant, call.client)
+    }
+}
+
+/// Whose a request is, as a hash: upstreams are shared by keys that do not trust each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Asker(u64);
+
+impl Asker {
+    /// The key's tenant; without one the address, of IPv6 the /64.
+    pub(crate) fn new(tenant: &str, address: Option<IpAddr>) -> Self {
+        let hash = |kind: u8, bytes: &[u8]| Self(crate::relay::hash(&[&[kind], bytes].concat()));
+        match address {
+            _ if !tenant.is_empty() => hash(0, tenant.as_bytes()),
+            Some(IpAddr::V4(address)) => hash(1, &address.octets()),
+            Some(IpAddr::V6(address)) => hash(2, &address.octets()[..8]),
+            None => Self::default(),
+        }
+    }
 }
 
 /// Answers requests for one model. No method has a default: an upstream that stands for another (a pool's slot, a relay) would forget to

@@ -22,6 +22,7 @@ use crate::error::Failure;
 use crate::forward::Forward;
 use crate::http::Body;
 use crate::http::exchange::new_request_id;
+use crate::upstream::Asker;
 use crate::whole::answer_events;
 
 /// Longest answer of a model that a plugin waits for; the plugin's own limit usually comes first.
@@ -134,12 +135,14 @@ impl Host for RequestHost {
     async fn operation(&self, path: &str, model: &str, body: Bytes, ask_as: AskAs) -> Result<HttpAnswer, HostError> {
         let said = |failure: Failure| failed(model, &failure);
         let serving = self.hub.gateway()?.serving();
-        let entry = serving.entry(model, &self.principal(ask_as)).map_err(said)?;
+        let principal = self.principal(ask_as);
+        let entry = serving.entry(model, &principal).map_err(said)?;
+        let asker = Asker::new(principal.tenant(), None);
         let seen = peek(&body, &Bounds::default()).map_err(|error| said(error.into()))?;
         let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
         let path = path.strip_prefix("/v1").unwrap_or(path).to_owned();
         let model_at = seen.model_at.map(|at| (at, true));
-        let forward = Forward { path, headers, body: Some(body), model_at, trace: None };
+        let forward = Forward { path, headers, body: Some(body), model_at, trace: None, asker };
         let asked = async {
             let mut answered = entry.upstream.forward(Arc::new(forward)).await.map_err(said)?;
             let bytes = read(model, &mut answered.response.body, OPERATION_BYTES_MAX).await?;

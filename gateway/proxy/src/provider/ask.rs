@@ -9,12 +9,13 @@ use http::{HeaderName, HeaderValue, Method, header};
 use penstock_dialects::{FaultClass, ProviderCodec as _, ProviderFault};
 use penstock_proto::ErrorKind;
 
-use super::keys::Turn;
+use super::keys::{AllRest, Turn, Use};
 use super::sigv4::{Credentials, Signed};
 use super::{Outcome, Protocol, Provider, fields, sigv4};
 use crate::client::{Body, ClientError, Deadlines, Outgoing, Response, Sent};
 use crate::error::Failure;
 use crate::relay::Probe;
+use crate::upstream::Asker;
 
 /// Largest body of an error that is read.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
@@ -39,6 +40,10 @@ pub(super) struct Asked {
     pub(super) deadlines: Deadlines,
     /// Told when it has gone out.
     pub(super) sent: Sent,
+    /// Whose request it is.
+    pub(super) asker: Asker,
+    /// What the provider's key is used for.
+    pub(super) uses: Use,
 }
 
 #[async_trait]
@@ -51,10 +56,10 @@ impl Probe for Provider {
         let limit = self.config.health_interval;
         let Some(path) = self.config.health_path.clone() else { return true };
         // With all keys at rest nothing can be said, and requests are told so anyway.
-        let Ok(turn) = self.keys.take(Instant::now()) else { return true };
+        let Ok(turn) = self.keys.awake(Asker::default(), Use::new("", &path), Instant::now()) else { return true };
         let deadlines =
             Deadlines { connect: limit.min(self.config.connect_timeout), head: limit, silence: limit, whole: None };
-        let request = self.outgoing(Method::GET, &path, &[], &[], turn);
+        let request = self.outgoing(Method::GET, &path, &[], &[], turn.as_ref());
         let answered = tokio::time::timeout(limit, self.client.send(&request, &deadlines)).await;
         matches!(answered, Ok(Ok(response)) if response.status < 500)
     }
@@ -69,25 +74,30 @@ impl Provider {
     /// Sends a request and returns the answer once its status is 2xx. A key that is refused or limited is replaced by another, if there
     /// is one.
     pub(super) async fn ask(&self, asked: &Asked) -> Result<Response, Failure> {
-        let mut tried = 0;
         self.keys.refresh(Instant::now());
-        loop {
-            let turn = self.keys.take(Instant::now()).map_err(|wait| self.all_rest(wait))?;
-            let mut request = self.outgoing(asked.method.clone(), &asked.path, &asked.headers, &asked.body, turn);
+        let mut turn = self.keys.take(asked.asker, asked.uses, Instant::now()).map_err(|rest| self.all_rest(rest))?;
+        for tried in 1.. {
+            let mut request =
+                self.outgoing(asked.method.clone(), &asked.path, &asked.headers, &asked.body, turn.as_ref());
             request.sent = asked.sent.clone();
             let response =
                 self.client.send(&request, &asked.deadlines).await.map_err(|error| self.unanswered(&error))?;
             if (200..300).contains(&response.status) || response.status == 101 {
+                if let Some(turn) = turn {
+                    let (index, now) = (turn.index(), Instant::now());
+                    self.keys.log(&self.config.id, index, turn.worked(now), now);
+                }
                 return Ok(response);
             }
-            tried += 1;
-            let status = response.status;
             let failure = self.refused(response, turn, asked.same_dialect).await;
-            let other = matches!(status, 401 | 403 | 429) && tried < self.keys.len();
-            if !other || self.keys.resting(Instant::now()) == self.keys.len() {
-                return Err(failure);
-            }
+            let other =
+                tried < self.keys.len() && failure.upstream.as_ref().is_some_and(|told| is_the_keys(told.class));
+            turn = match self.keys.awake(asked.asker, asked.uses, Instant::now()) {
+                Ok(awake) if other => awake,
+                _ => return Err(failure),
+            };
         }
+        Err(Failure::internal("a provider with keys without number"))
     }
 
     /// A request with everything that all of this provider's carry.
@@ -97,7 +107,7 @@ impl Provider {
         path: &str,
         more: &[(HeaderName, HeaderValue)],
         body: &[Bytes],
-        turn: Option<Turn>,
+        turn: Option<&Turn<'_>>,
     ) -> Outgoing {
         let mut headers = Vec::with_capacity(more.len() + self.config.headers.len() + 6);
         if method == Method::POST && !more.iter().any(|(name, _)| *name == header::CONTENT_TYPE) {
@@ -111,7 +121,7 @@ impl Provider {
         let mut request =
             Outgoing { method, path: path.to_owned(), headers, body: body.to_vec(), sent: Sent::default() };
         if let Some(turn) = turn {
-            self.credential(self.keys.secret(turn).expose(), &mut request);
+            self.credential(turn.secret().expose(), &mut request);
         }
         for (name, value) in &self.config.headers {
             request.headers.retain(|(have, _)| have != name);
@@ -180,10 +190,12 @@ impl Provider {
         Failure::provider(ProviderFault::new(class, message)).log(format!("{}: {error}", self.config.id))
     }
 
-    fn all_rest(&self, wait: Duration) -> Failure {
-        self.counts.add(Outcome::Failed(FaultClass::RateLimited));
-        let fault = ProviderFault::new(FaultClass::RateLimited, "All keys for the upstream are at their limit.");
-        Failure::provider(fault).retry_after(wait).log(format!("{}: every key rests", self.config.id))
+    /// Nothing was sent, since no key may be used.
+    fn all_rest(&self, rest: AllRest) -> Failure {
+        let failure = rest.failure();
+        let class = failure.upstream.as_ref().map_or(FaultClass::Overloaded, |upstream| upstream.class);
+        self.counts.add(Outcome::Failed(class));
+        failure.log(format!("{}: every key rests: {}", self.config.id, rest.why.name()))
     }
 
     pub(super) fn crowded(&self) -> Failure {
@@ -193,7 +205,7 @@ impl Provider {
     }
 
     /// A status that is not 2xx: what the client is told, and what becomes of the key.
-    async fn refused(&self, mut response: Response, turn: Option<Turn>, same_dialect: bool) -> Failure {
+    async fn refused(&self, mut response: Response, turn: Option<Turn<'_>>, same_dialect: bool) -> Failure {
         let (status, retry_after) = (response.status, fields::retry_after(&response.headers));
         let body = read_error(&mut response.body).await;
         let fault = match &self.codec {
@@ -202,13 +214,9 @@ impl Provider {
         };
         let class = fault.class;
         self.counts.add(Outcome::Failed(class));
-        match (status, turn) {
-            (401, Some(turn)) => {
-                tracing::warn!(provider = self.config.id, "a key was refused");
-                self.keys.refused(turn, Instant::now());
-            }
-            (429, Some(turn)) => self.keys.limited(turn, Instant::now(), retry_after),
-            _ => {}
+        if let Some(turn) = turn {
+            let (index, now) = (turn.index(), Instant::now());
+            self.keys.log(&self.config.id, index, turn.answered(class, retry_after, now), now);
         }
         let ours = matches!(class, FaultClass::Unauthorized | FaultClass::Forbidden);
         let message = if ours { "The upstream refused the gateway's key.".to_owned() } else { fault.message };
@@ -228,6 +236,11 @@ impl Provider {
         }
         failure
     }
+}
+
+/// Whether another key of the same provider could do better.
+fn is_the_keys(class: FaultClass) -> bool {
+    matches!(class, FaultClass::Unauthorized | FaultClass::Forbidden | FaultClass::Quota | FaultClass::RateLimited)
 }
 
 /// As much of an error's body as is looked at.

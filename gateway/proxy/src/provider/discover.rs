@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use http::Method;
 
+use super::keys::Use;
 use super::{Protocol, Provider};
 use crate::client::{Client, Deadlines};
+use crate::upstream::Asker;
 
 /// Between two questions.
 const EVERY: Duration = Duration::from_secs(600);
@@ -70,8 +72,9 @@ async fn list(provider: &Provider) -> Result<Vec<String>, String> {
         Protocol::OpenAi | Protocol::OpenAiResponses => "/models",
         other => return Err(format!("{} has no list that can be asked for", other.name())),
     };
-    let turn = provider.keys.take(std::time::Instant::now()).map_err(|_| "every key rests".to_owned())?;
-    let request = provider.outgoing(Method::GET, path, &[], &[], turn);
+    let turn = provider.keys.awake(Asker::default(), Use::new("", path), std::time::Instant::now());
+    let turn = turn.map_err(|_| "every key rests".to_owned())?;
+    let request = provider.outgoing(Method::GET, path, &[], &[], turn.as_ref());
     let deadlines = Deadlines {
         connect: provider.config.connect_timeout,
         head: LIST_TIMEOUT,

@@ -6,6 +6,7 @@ use penstock_dialects::{Dialect, FaultClass, Peek, peek};
 use penstock_proto::ErrorKind;
 
 use super::ask::Asked;
+use super::keys::Use;
 use super::passed::Passed;
 use super::upstream::{ProviderUpstream, percent, refused};
 use super::{Protocol, fields};
@@ -60,9 +61,12 @@ impl ProviderUpstream {
                 let kind = forward.headers.get(header::CONTENT_TYPE).cloned();
                 headers.extend(kind.map(|kind| (header::CONTENT_TYPE, kind)));
                 let body = self.renamed(body, forward);
+                let path = self.path(&forward.path);
                 Asked {
+                    asker: forward.asker,
+                    uses: Use::new(&self.model, &path),
                     method: Method::POST,
-                    path: self.path(&forward.path),
+                    path,
                     headers,
                     body,
                     same_dialect: true,
@@ -73,8 +77,17 @@ impl ProviderUpstream {
             None => {
                 headers.extend(handshake(&forward.headers));
                 let path = format!("{}?model={}", forward.path, percent(&self.model));
-                let (body, sent) = (Vec::new(), Sent::default());
-                Asked { method: Method::GET, path, headers, body, same_dialect: true, deadlines, sent }
+                Asked {
+                    asker: forward.asker,
+                    uses: Use::new(&self.model, &path),
+                    method: Method::GET,
+                    path,
+                    headers,
+                    body: Vec::new(),
+                    same_dialect: true,
+                    deadlines,
+                    sent: Sent::default(),
+                }
             }
         };
         let mut span = forward.trace.as_ref().map(|trace| self.span(trace, "forward"));

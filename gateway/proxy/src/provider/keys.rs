@@ -1,13 +1,22 @@
-//! A provider's keys: they take turns; one that is limited or refused rests.
+//! A provider's keys: they take turns; one that is limited or refused rests, for what it was used for.
+//!
+//! Whether a key is refused or limited can depend on the request: on its model, on its path, on its size. So a rest is one of a key, a
+//! model and a path, and it is at first the rest of the client key whose request was refused: [`Lane`] has the rules. While nothing else
+//! is left, one request at a time finds out whether the rest is over.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use penstock_dialects::{FaultClass, ProviderFault};
 
 use crate::config::{Secret, keys_in};
+use crate::error::Failure;
+use crate::relay::breaker::{Admission, Rules};
+use crate::relay::lane::{Change, Lane, Pass, Why};
+use crate::upstream::Asker;
 
 /// Rest of a key after a 429 that does not say how long.
 const LIMITED: Duration = Duration::from_secs(10);
@@ -15,15 +24,21 @@ const LIMITED: Duration = Duration::from_secs(10);
 const LIMITED_MAX: Duration = Duration::from_secs(600);
 /// Rest of a key that was refused.
 const REFUSED: Duration = Duration::from_secs(300);
+/// Between two log lines about one provider's keys.
+const LOG_APART: Duration = Duration::from_secs(1);
+/// Uses of a key that are told apart. With more, the oldest are forgotten.
+const USES_MAX: usize = 256;
 
 /// How often a file of keys is looked at.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// The keys of one provider.
-pub(super) struct Keys {
+pub(crate) struct Keys {
     all: Vec<Key>,
     next: AtomicUsize,
     file: Option<KeyFile>,
+    /// When a change was logged last.
+    logged: Mutex<Option<Instant>>,
 }
 
 /// Where the keys came from: tokens that expire are written anew by somebody else.
@@ -34,25 +49,71 @@ struct KeyFile {
 
 struct Key {
     secret: ArcSwap<Secret>,
-    rests_until: Mutex<Option<Instant>>,
+    /// What was met, by use.
+    lanes: Mutex<Vec<(Use, Lane)>>,
 }
 
-/// A key that may be used now.
+/// What a key is used for: a model and a path, as a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Turn(usize);
+pub(crate) struct Use(u64);
+
+impl Use {
+    /// That path for that model; a query is no other use.
+    pub(crate) fn new(model: &str, path: &str) -> Self {
+        let path = path.split('?').next().unwrap_or_default();
+        Self(crate::relay::hash(&[model.as_bytes(), b"\0", path.as_bytes()].concat()))
+    }
+}
+
+/// A key that may be used now. Dropped without an outcome it says nothing of the key.
+pub(crate) struct Turn<'k> {
+    keys: &'k Keys,
+    at: usize,
+    asker: Asker,
+    uses: Use,
+    /// It rests, and this request finds out whether it still must.
+    trial: Option<Pass>,
+}
+
+/// No key may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AllRest {
+    /// The first comes back after this.
+    pub(crate) wait: Duration,
+    /// Why that one rests.
+    pub(crate) why: Why,
+}
+
+impl AllRest {
+    /// What the client is told; nothing was sent.
+    pub(crate) fn failure(self) -> Failure {
+        let (class, message) = match self.why {
+            Why::Limited => (FaultClass::RateLimited, "All keys for the upstream are at their limit.".to_owned()),
+            why => (FaultClass::Overloaded, format!("The upstream {}. Try again shortly.", why.says())),
+        };
+        let mut failure = Failure::provider(ProviderFault::new(class, message)).retry_after(self.wait);
+        failure.upstream.iter_mut().for_each(|upstream| upstream.sent = false);
+        failure
+    }
+}
+
+impl Key {
+    fn lanes(&self) -> MutexGuard<'_, Vec<(Use, Lane)>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Keys {
     /// `file`: where they came from, to be read again.
-    pub(super) fn new(secrets: &[Secret], file: Option<&Path>) -> Self {
-        let key =
-            |secret: &Secret| Key { secret: ArcSwap::from_pointee(secret.clone()), rests_until: Mutex::default() };
+    pub(crate) fn new(secrets: &[Secret], file: Option<&Path>) -> Self {
+        let key = |secret: &Secret| Key { secret: ArcSwap::from_pointee(secret.clone()), lanes: Mutex::default() };
         let file = file.map(|path| KeyFile { path: path.to_owned(), looked: Mutex::new(Instant::now()) });
-        Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0), file }
+        Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0), file, logged: Mutex::default() }
     }
 
     /// Reads the file again, if it is time. A file that cannot be read, or has no key, changes nothing; as many lines count as there were
     /// at start.
-    pub(super) fn refresh(&self, now: Instant) {
+    pub(crate) fn refresh(&self, now: Instant) {
         let Some(file) = &self.file else { return };
         {
             let mut looked = file.looked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,67 +126,109 @@ impl Keys {
         for (key, new) in self.all.iter().zip(keys_in(&text)) {
             if **key.secret.load() != new {
                 key.secret.store(Arc::new(new));
-                *key.rests_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                key.lanes().clear();
             }
         }
     }
 
     /// How many there are.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// The next key in turn that does not rest; `Ok(None)`: the provider has no keys.
+    /// The next key in turn that does not rest for this; while all rest, one whose rest may be tried. `Ok(None)`: the provider has no
+    /// keys.
     ///
     /// # Errors
-    /// All rest; the first comes back after this.
-    pub(super) fn take(&self, now: Instant) -> Result<Option<Turn>, Duration> {
+    /// All rest.
+    pub(crate) fn take(&self, asker: Asker, uses: Use, now: Instant) -> Result<Option<Turn<'_>>, AllRest> {
+        match self.awake(asker, uses, now) {
+            Err(_) => self.trial(asker, uses, now).map(Some),
+            awake => awake,
+        }
+    }
+
+    /// The next key in turn that does not rest for this.
+    ///
+    /// # Errors
+    /// All rest.
+    pub(crate) fn awake(&self, asker: Asker, uses: Use, now: Instant) -> Result<Option<Turn<'_>>, AllRest> {
         let count = self.all.len();
         if count == 0 {
             return Ok(None);
         }
         let first = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut soonest = LIMITED_MAX;
+        let mut rest = AllRest { wait: LIMITED_MAX, why: Why::Limited };
         for step in 0..count {
             let at = first.wrapping_add(step) % count;
-            let rests_until = *self.all[at].rests_until.lock().unwrap_or_else(PoisonError::into_inner);
-            match rests_until.map(|until| until.saturating_duration_since(now)).filter(|left| !left.is_zero()) {
-                None => return Ok(Some(Turn(at))),
-                Some(left) => soonest = soonest.min(left),
+            let lanes = self.all[at].lanes();
+            let Some((_, lane)) = lanes.iter().find(|(other, _)| *other == uses) else {
+                return Ok(Some(self.turn(at, asker, uses)));
+            };
+            match lane.look(asker, now) {
+                Admission::Yes | Admission::Last => return Ok(Some(self.turn(at, asker, uses))),
+                Admission::Trial(until) | Admission::No(until) => {
+                    let wait = until.saturating_duration_since(now);
+                    if wait < rest.wait || step == 0 {
+                        rest = AllRest { wait, why: lane.why(asker, now) };
+                    }
+                }
             }
         }
-        Err(soonest)
+        Err(rest)
     }
 
-    /// Its text.
-    pub(super) fn secret(&self, turn: Turn) -> Arc<Secret> {
-        self.all[turn.0].secret.load_full()
+    fn turn(&self, at: usize, asker: Asker, uses: Use) -> Turn<'_> {
+        Turn { keys: self, at, asker, uses, trial: None }
     }
 
-    /// The provider limits it.
-    pub(super) fn limited(&self, turn: Turn, now: Instant, retry_after: Option<Duration>) {
-        self.rest(turn, now + retry_after.unwrap_or(LIMITED).min(LIMITED_MAX));
+    /// The first key whose rest this request may try.
+    fn trial(&self, asker: Asker, uses: Use, now: Instant) -> Result<Turn<'_>, AllRest> {
+        let mut rest = AllRest { wait: LIMITED_MAX, why: Why::Limited };
+        for (at, key) in self.all.iter().enumerate() {
+            let mut lanes = key.lanes();
+            let Some((_, lane)) = lanes.iter_mut().find(|(other, _)| *other == uses) else {
+                return Ok(self.turn(at, asker, uses));
+            };
+            let until = match lane.look(asker, now) {
+                Admission::Yes | Admission::Last => return Ok(self.turn(at, asker, uses)),
+                Admission::Trial(_) => {
+                    let pass = lane.enter(asker, true, now);
+                    return Ok(Turn { trial: Some(pass), ..self.turn(at, asker, uses) });
+                }
+                Admission::No(until) => until,
+            };
+            let wait = until.saturating_duration_since(now);
+            if wait < rest.wait || at == 0 {
+                rest = AllRest { wait, why: lane.why(asker, now) };
+            }
+        }
+        Err(rest)
     }
 
-    /// The provider refuses it.
-    pub(super) fn refused(&self, turn: Turn, now: Instant) {
-        self.rest(turn, now + REFUSED);
+    /// Logs that a key rests or works again, unless something was logged a moment ago.
+    pub(crate) fn log(&self, provider: &str, index: usize, change: Option<Change>, now: Instant) {
+        let Some(change) = change else { return };
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.is_some_and(|last| now.saturating_duration_since(last) < LOG_APART) {
+            return;
+        }
+        *logged = Some(now);
+        let (everybody, why) = (change.everybody, change.why.name());
+        match change.level {
+            0 => tracing::info!(provider, key_index = index, everybody, "a provider's key is used again"),
+            _ => tracing::warn!(provider, key_index = index, everybody, why, "a provider's key rests"),
+        }
     }
 
-    fn rest(&self, turn: Turn, until: Instant) {
-        let mut rests_until = self.all[turn.0].rests_until.lock().unwrap_or_else(PoisonError::into_inner);
-        *rests_until = Some(rests_until.map_or(until, |before| before.max(until)));
-    }
-
-    /// Keys that rest.
-    pub(super) fn resting(&self, now: Instant) -> usize {
-        let rests =
-            |key: &Key| key.rests_until.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|at| at > now);
-        self.all.iter().filter(|key| rests(key)).count()
+    /// Keys that rest for somebody.
+    pub(crate) fn resting(&self, now: Instant) -> usize {
+        let rests = |key: &&Key| key.lanes().iter().any(|(_, lane)| lane.is_cooling(now));
+        self.all.iter().filter(rests).count()
     }
 
     /// The text without any of the keys.
-    pub(super) fn filtered(&self, mut text: String) -> String {
+    pub(crate) fn filtered(&self, mut text: String) -> String {
         for key in &self.all {
             let secret = key.secret.load();
             if text.contains(secret.expose()) {
@@ -136,8 +239,77 @@ impl Keys {
     }
 
     /// Whether the bytes hold one of the keys.
-    pub(super) fn are_in(&self, bytes: &[u8]) -> bool {
+    pub(crate) fn are_in(&self, bytes: &[u8]) -> bool {
         self.all.iter().any(|key| memchr::memmem::find(bytes, key.secret.load().expose().as_bytes()).is_some())
+    }
+}
+
+impl Turn<'_> {
+    /// Its text.
+    pub(crate) fn secret(&self) -> Arc<Secret> {
+        self.keys.all[self.at].secret.load_full()
+    }
+
+    /// The provider limits it.
+    pub(crate) fn limited(self, now: Instant, retry_after: Option<Duration>) -> Option<Change> {
+        self.rest(retry_after.unwrap_or(LIMITED).min(LIMITED_MAX), Why::Limited, now)
+    }
+
+    /// The provider refuses it, for that reason.
+    pub(crate) fn refused(self, why: Why, now: Instant) -> Option<Change> {
+        self.rest(REFUSED, why, now)
+    }
+
+    /// The provider took it, whatever it answered.
+    pub(crate) fn worked(mut self, now: Instant) -> Option<Change> {
+        let mut lanes = self.keys.all[self.at].lanes();
+        let (_, lane) = lanes.iter_mut().find(|(uses, _)| *uses == self.uses)?;
+        let pass = self.trial.take().unwrap_or_else(|| lane.enter(self.asker, false, now));
+        lane.succeed(pass, now)
+    }
+
+    /// Its place among the provider's, for the log.
+    pub(crate) fn index(&self) -> usize {
+        self.at
+    }
+
+    /// The provider refused a request for that reason.
+    pub(crate) fn answered(self, class: FaultClass, retry_after: Option<Duration>, now: Instant) -> Option<Change> {
+        match class {
+            FaultClass::Quota => self.refused(Why::Credit, now),
+            FaultClass::Unauthorized | FaultClass::Forbidden => self.refused(Why::Refused, now),
+            FaultClass::RateLimited => self.limited(now, retry_after),
+            // A failing provider may not have looked at the key.
+            FaultClass::Server | FaultClass::Overloaded | FaultClass::Timeout => None,
+            _ => self.worked(now),
+        }
+    }
+
+    fn rest(mut self, time: Duration, why: Why, now: Instant) -> Option<Change> {
+        let mut lanes = self.keys.all[self.at].lanes();
+        let at = lanes.iter().position(|(uses, _)| *uses == self.uses).unwrap_or_else(|| {
+            if lanes.len() >= USES_MAX {
+                lanes.retain(|(_, lane)| !lane.is_idle(now));
+                lanes.truncate(USES_MAX - 1);
+            }
+            lanes.push((self.uses, Lane::new(Rules::DEFAULT)));
+            lanes.len() - 1
+        });
+        let lane = &mut lanes[at].1;
+        if let Some(pass) = self.trial.take() {
+            lane.abandon(pass, now);
+        }
+        lane.cool(self.asker, now + time, why, now)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let Some(pass) = self.trial.take() else { return };
+        let mut lanes = self.keys.all[self.at].lanes();
+        if let Some((_, lane)) = lanes.iter_mut().find(|(uses, _)| *uses == self.uses) {
+            lane.abandon(pass, Instant::now());
+        }
     }
 }
 
@@ -145,20 +317,87 @@ impl Keys {
 mod tests {
     use super::*;
 
+    const CHAT: fn() -> Use = || Use::new("m", "/chat/completions");
+
+    fn asker(name: &str) -> Asker {
+        Asker::new(name, None)
+    }
+
+    fn take(keys: &Keys, name: &str, uses: Use, now: Instant) -> Result<String, AllRest> {
+        keys.take(asker(name), uses, now).map(|turn| turn.expect("there are keys").secret().expose().to_owned())
+    }
+
+    fn turn<'k>(keys: &'k Keys, name: &str, uses: Use, now: Instant) -> Turn<'k> {
+        keys.take(asker(name), uses, now).expect("one is awake").expect("there are keys")
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
     #[test]
     fn keys_take_turns_and_rest() {
         let keys = Keys::new(&[Secret::new("aa"), Secret::new("bb")], None);
         let now = Instant::now();
-        let take =
-            |at: Instant| keys.take(at).map(|turn| keys.secret(turn.expect("there are keys")).expose().to_owned());
-        assert_eq!([take(now), take(now), take(now)], [Ok("aa".into()), Ok("bb".into()), Ok("aa".into())]);
-        keys.limited(Turn(0), now, Some(Duration::from_secs(3)));
+        let take = |at| take(&keys, "t", CHAT(), at);
+        assert_eq!([take(now), take(now)], [Ok("aa".into()), Ok("bb".into())]);
+        turn(&keys, "t", CHAT(), now).limited(now, Some(seconds(3)));
         assert_eq!([take(now), take(now)], [Ok("bb".into()), Ok("bb".into())]);
-        keys.refused(Turn(1), now);
-        assert_eq!((take(now), keys.resting(now)), (Err(Duration::from_secs(3)), 2));
-        let later = now + Duration::from_secs(4);
+        turn(&keys, "t", CHAT(), now).refused(Why::Refused, now);
+        assert_eq!((take(now), keys.resting(now)), (Err(AllRest { wait: seconds(3), why: Why::Limited }), 2));
+        let later = now + seconds(4);
         assert_eq!([take(later), take(later)], [Ok("aa".into()), Ok("aa".into())]);
         assert_eq!(keys.filtered("x aa y bb".into()), "x [key] y [key]");
+    }
+
+    #[test]
+    fn a_rest_is_one_of_a_key_a_model_and_a_path() {
+        let keys = Keys::new(&[Secret::new("aa")], None);
+        let now = Instant::now();
+        turn(&keys, "t", Use::new("m", "/embeddings"), now).refused(Why::Refused, now);
+        assert_eq!(
+            take(&keys, "t", Use::new("m", "/embeddings?x=1"), now),
+            Err(AllRest { wait: REFUSED, why: Why::Refused })
+        );
+        for other in [CHAT(), Use::new("n", "/embeddings")] {
+            assert_eq!(take(&keys, "t", other, now), Ok("aa".into()));
+        }
+    }
+
+    #[test]
+    fn what_one_client_was_told_is_no_rest_for_the_others_until_another_is_told_it() {
+        let keys = Keys::new(&[Secret::new("aa")], None);
+        let now = Instant::now();
+        turn(&keys, "a", CHAT(), now).limited(now, Some(seconds(60)));
+        assert!(take(&keys, "a", CHAT(), now).is_err());
+        turn(&keys, "b", CHAT(), now).worked(now);
+        for second in 0..20 {
+            // However often it is told so.
+            let now = now + seconds(second);
+            if let Ok(Some(turn)) = keys.take(asker("a"), CHAT(), now) {
+                turn.limited(now, Some(seconds(60)));
+            }
+            assert_eq!(take(&keys, "b", CHAT(), now), Ok("aa".into()));
+        }
+        turn(&keys, "b", CHAT(), now).limited(now, Some(seconds(60)));
+        assert_eq!(take(&keys, "c", CHAT(), now), Err(AllRest { wait: seconds(60), why: Why::Limited }));
+    }
+
+    #[test]
+    fn one_request_at_a_time_finds_out_whether_a_rest_is_over() {
+        let keys = Keys::new(&[Secret::new("aa")], None);
+        let now = Instant::now();
+        turn(&keys, "t", CHAT(), now).limited(now, Some(seconds(60)));
+        assert!(take(&keys, "t", CHAT(), now + seconds(5)).is_err(), "not at once");
+        let later = now + seconds(7);
+        let trial = turn(&keys, "t", CHAT(), later);
+        assert!(take(&keys, "t", CHAT(), later).is_err(), "one at a time");
+        trial.limited(later, Some(seconds(60)));
+        assert!(take(&keys, "t", CHAT(), later + seconds(5)).is_err());
+        drop(turn(&keys, "t", CHAT(), later + seconds(7)));
+        turn(&keys, "t", CHAT(), later + seconds(7)).worked(later + seconds(7));
+        assert_eq!(take(&keys, "t", CHAT(), later + seconds(7)), Ok("aa".into()));
+        assert_eq!(keys.resting(later + seconds(7)), 0);
     }
 
     #[test]
@@ -167,10 +406,10 @@ mod tests {
         std::fs::write(&path, "old\n").expect("written");
         let keys = Keys::new(&[Secret::new("old")], Some(&path));
         let now = Instant::now();
-        keys.refused(Turn(0), now);
+        turn(&keys, "t", CHAT(), now).refused(Why::Refused, now);
         let use_at = |at: Instant| {
             keys.refresh(at);
-            keys.take(at).map(|turn| keys.secret(turn.expect("there is one")).expose().to_owned()).ok()
+            take(&keys, "t", CHAT(), at).ok()
         };
         std::fs::write(&path, "new\n").expect("written");
         assert_eq!((use_at(now), use_at(now + LOOK)), (None, Some("new".into())));
@@ -180,6 +419,6 @@ mod tests {
 
     #[test]
     fn without_keys_none_is_sent() {
-        assert_eq!(Keys::new(&[], None).take(Instant::now()), Ok(None));
+        assert!(matches!(Keys::new(&[], None).take(asker("t"), CHAT(), Instant::now()), Ok(None)));
     }
 }

@@ -8,7 +8,7 @@ mod ask;
 pub mod discover;
 mod fields;
 mod forwarded;
-mod keys;
+pub(crate) mod keys;
 mod passed;
 pub mod protocol;
 mod sigv4;
@@ -156,7 +156,7 @@ pub struct ProviderState {
     pub url: String,
     /// API that it speaks.
     pub protocol: Protocol,
-    /// Its keys, and how many of them rest after a 401 or 429.
+    /// Its keys, and how many of them rest, for some use at least, after a 401, 402, 403 or 429.
     pub keys: usize,
     /// Keys that rest.
     pub keys_resting: usize,

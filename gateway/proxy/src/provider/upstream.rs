@@ -12,6 +12,7 @@ use penstock_proto::ErrorKind;
 use tokio::time::Instant;
 
 use super::ask::Asked;
+use super::keys::Use;
 use super::passed::{Passed, Stream, Whole};
 use super::protocol::openai_path;
 use super::translated::Translated;
@@ -23,7 +24,7 @@ use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::telemetry::trace::Kind;
 use crate::telemetry::{Gauge, OpenSpan, Trace};
-use crate::upstream::{Card, Events, Measured, Origin, Sent, Upstream};
+use crate::upstream::{Asker, Card, Events, Measured, Origin, Sent, Upstream};
 
 /// Largest answer to a request to count.
 const COUNT_BYTES_MAX: usize = 64 * 1024;
@@ -69,7 +70,7 @@ impl ProviderUpstream {
     }
 
     /// The client's bytes, spliced where they must be.
-    fn passed_on(&self, call: &Call, deadlines: Deadlines) -> Asked {
+    fn passed_on(&self, call: &Call, asker: Asker, deadlines: Deadlines) -> Asked {
         let bound = |name: &'static str| call.new_bound().map(|bound| (bound, name));
         let renamed = (call.peek.model.as_deref() != Some(&self.model)).then_some(self.model.as_str());
         let (path, body) = match call.ask.surface {
@@ -89,6 +90,8 @@ impl ProviderUpstream {
             }
         };
         Asked {
+            asker,
+            uses: Use::new(&self.model, &path),
             method: Method::POST,
             path,
             headers: fields::with(fields::upwards(call.dialect(), &call.headers), &call.send),
@@ -103,6 +106,7 @@ impl ProviderUpstream {
     async fn translated(
         &self,
         call: &Call,
+        asker: Asker,
         deadlines: Deadlines,
     ) -> Result<(Asked, Option<Box<dyn AnswerDecoder>>), Failure> {
         let Some(codec) = &self.provider.codec else {
@@ -115,9 +119,12 @@ impl ProviderUpstream {
         };
         let decoded = call.decoded().await?;
         let request = codec.encode(&decoded.request, &self.model)?;
+        let path = self.path(&request.path);
         let asked = Asked {
+            asker,
+            uses: Use::new(&self.model, &path),
             method: Method::POST,
-            path: self.path(&request.path),
+            path,
             headers: call.send.clone(),
             body: vec![request.body.into()],
             same_dialect: false,
@@ -205,8 +212,8 @@ impl Upstream for ProviderUpstream {
         let mut span = origin.trace.as_ref().map(|trace| self.span(trace, call.ask.surface.operation()));
         let passed_on = provider.config.protocol.speaks(&call.ask) && !call.own;
         let (mut asked, decoder) = match passed_on {
-            true => (self.passed_on(&call, deadlines), None),
-            false => self.translated(&call, deadlines).await?,
+            true => (self.passed_on(&call, origin.asker(&call), deadlines), None),
+            false => self.translated(&call, origin.asker(&call), deadlines).await?,
         };
         asked.sent = origin.sent.clone();
         asked.headers.extend(span.iter().flat_map(OpenSpan::fields));
@@ -230,7 +237,7 @@ impl Upstream for ProviderUpstream {
         }
         let _place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
         let deadlines = self.deadlines(&call, &Origin::default());
-        let mut response = self.answered(&self.passed_on(&call, deadlines)).await?;
+        let mut response = self.answered(&self.passed_on(&call, Origin::default().asker(&call), deadlines)).await?;
         let mut bytes = Vec::new();
         while bytes.len() <= COUNT_BYTES_MAX {
             match poll_fn(|context| response.body.poll_chunk(context, &mut bytes)).await {

@@ -59,8 +59,23 @@ pub(crate) enum Admission {
     Yes,
     /// Only if nothing better is there.
     Last,
+    /// Only if nothing else is there at all, as one of a few; others not before that time.
+    Trial(Instant),
     /// Not before that time.
     No(Instant),
+}
+
+impl Admission {
+    /// The stricter of two.
+    pub(crate) fn worse(self, other: Self) -> Self {
+        let rank = |admission: Self| match admission {
+            Admission::Yes => (0, None),
+            Admission::Last => (1, None),
+            Admission::Trial(until) => (2, Some(until)),
+            Admission::No(until) => (3, Some(until)),
+        };
+        if rank(other) > rank(self) { other } else { self }
+    }
 }
 
 /// Leave to send one request; given back with its outcome.
@@ -68,6 +83,13 @@ pub(crate) enum Admission {
 pub(crate) struct Ticket {
     generation: u32,
     probe: bool,
+}
+
+impl Ticket {
+    /// Whether its outcome decides whether the breaker closes.
+    pub(crate) fn is_probe(&self) -> bool {
+        self.probe
+    }
 }
 
 /// The breaker of one target.
@@ -161,6 +183,55 @@ impl Breaker {
         self.cooling = self.cooling.max(Some(until));
     }
 
+    /// A request that went there although it was open was answered: it closes.
+    pub(crate) fn prove(&mut self, now: Instant) {
+        self.cooling = None;
+        self.row = 0;
+        if !self.is_closed() {
+            self.generation += 1;
+            self.window = Window::default();
+            self.state = State::Closed { since: Some(now) };
+        }
+    }
+
+    /// Too many requests fail, by the count of somebody else: it opens softly. Whether it did.
+    pub(crate) fn soften(&mut self, now: Instant) -> bool {
+        let is_closed = self.is_closed();
+        if is_closed {
+            self.open(now, false);
+        }
+        is_closed
+    }
+
+    /// Whether it is closed; it may still have been told to wait.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self.state, State::Closed { .. })
+    }
+
+    /// Whether a probe is out.
+    pub(crate) fn is_probing(&self) -> bool {
+        matches!(self.state, State::Probing { .. })
+    }
+
+    /// 0 closed, 2 open softly, 3 open hard or told to wait; a probe changes nothing.
+    pub(crate) fn kind(&self, now: Instant) -> u8 {
+        match self.state {
+            _ if self.is_cooling(now) => 3,
+            State::Closed { .. } => 0,
+            State::Open { hard, .. } | State::Probing { hard } => 2 + u8::from(hard),
+        }
+    }
+
+    /// Whether the target wants no requests now.
+    pub(crate) fn is_cooling(&self, now: Instant) -> bool {
+        self.cooling.is_some_and(|until| now < until)
+    }
+
+    /// Whether a ticket is of the state that the breaker is in.
+    pub(crate) fn is_current(&self, ticket: &Ticket) -> bool {
+        ticket.generation == self.generation
+    }
+
     /// Whether the next to enter is a probe.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         matches!(self.state, State::Open { until, .. } if now >= until)
@@ -179,7 +250,7 @@ impl Breaker {
             (_, State::Probing { .. }) | (Admission::Yes, State::Open { .. }) => 1,
             (Admission::Yes, _) => 0,
             (Admission::Last, _) => 2,
-            (Admission::No(_), _) => 3,
+            (Admission::Trial(_) | Admission::No(_), _) => 3,
         }
     }
 

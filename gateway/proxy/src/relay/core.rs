@@ -6,10 +6,11 @@ use std::time::Instant;
 use super::balance::{self, Smooth, View};
 use super::breaker::Admission;
 use super::budget::Budget;
+use super::lane::Why;
 use super::mirror::Mirror;
 use super::models::{Context, TARGETS_MAX};
 use super::prefix::{Prefix, Sent, Share};
-use super::target::{Size, Target};
+use super::target::{Size, Target, Who};
 use super::verdict::Reason;
 use crate::call::Call;
 use crate::config::{ModelConfig, Sticky};
@@ -46,9 +47,34 @@ pub(crate) enum Choice {
     None(Option<Instant>),
 }
 
+/// Whom a choice may fall on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Reach {
+    /// Those in good health.
+    Good,
+    /// Those, too, that others are preferred to.
+    Last,
+    /// Those, too, that are left alone, for one of the few requests that find out whether they still must be.
+    Trial,
+}
+
+impl Reach {
+    const ALL: [Reach; 3] = [Reach::Good, Reach::Last, Reach::Trial];
+
+    fn has(self, admission: Admission) -> bool {
+        match admission {
+            Admission::Yes => true,
+            Admission::Last => self >= Reach::Last,
+            Admission::Trial(_) => self == Reach::Trial,
+            Admission::No(_) => false,
+        }
+    }
+}
+
 /// What is the same for all attempts of one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
+    pub(crate) who: Who,
     pub(crate) size: Size,
     pub(crate) sticky: Option<u64>,
     /// Tokens that each target would have to compute, where that is known.
@@ -105,20 +131,16 @@ impl Core {
         self.rules.price.or(self.targets[index].facts.map(|facts| facts.price))
     }
 
-    /// One of `to` that has not been tried; with `last`, also one that is only the last choice.
-    pub(crate) fn choose(&self, tried: u32, asked: Asked, last: bool, now: Instant) -> Choice {
+    /// One of `to` that has not been tried.
+    pub(crate) fn choose(&self, tried: u32, asked: Asked, reach: Reach, now: Instant) -> Choice {
         let mut soonest: Option<Instant> = None;
         let mut views: Vec<View> = Vec::with_capacity(self.targets.len());
         for index in self.tier().filter(|index| tried & (1 << index) == 0) {
             let target = &self.targets[index];
-            match target.look(now) {
-                Admission::Yes => {}
-                Admission::Last if last => {}
-                Admission::Last => continue,
-                Admission::No(until) => {
-                    soonest = Some(soonest.map_or(until, |other| other.min(until)));
-                    continue;
-                }
+            let admission = target.look(asked.who, now);
+            if !reach.has(admission) {
+                soonest = soonest.into_iter().chain(not_before(admission)).min();
+                continue;
             }
             let view = target.view(index, self.rules.to[index].1, self.price(index), asked.size, now);
             views.push(View { own_tokens: asked.own_tokens(index), ..view });
@@ -129,22 +151,34 @@ impl Core {
     }
 
     /// The next of `fallback` that has not been tried.
-    pub(crate) fn next_fallback(&self, tried: u32, last: bool, now: Instant) -> Choice {
+    pub(crate) fn next_fallback(&self, tried: u32, asked: Asked, reach: Reach, now: Instant) -> Choice {
         let mut soonest: Option<Instant> = None;
         for index in self.fallback().filter(|index| tried & (1 << index) == 0) {
-            match self.targets[index].look(now) {
-                Admission::Yes => return Choice::Target(index),
-                Admission::Last if last => return Choice::Target(index),
-                Admission::Last => {}
-                Admission::No(until) => soonest = Some(soonest.map_or(until, |other| other.min(until))),
+            let admission = self.targets[index].look(asked.who, now);
+            if reach.has(admission) {
+                return Choice::Target(index);
             }
+            soonest = soonest.into_iter().chain(not_before(admission)).min();
         }
         Choice::None(soonest)
     }
 
+    /// The next of `fallback` after a failure: by its place, those that are left alone behind the others.
+    pub(crate) fn any_fallback(&self, tried: u32, asked: Asked, now: Instant) -> Choice {
+        match self.next_fallback(tried, asked, Reach::Last, now) {
+            Choice::None(_) => self.next_fallback(tried, asked, Reach::Trial, now),
+            choice => choice,
+        }
+    }
+
     /// Whether that one may be asked.
-    pub(crate) fn is_open(&self, index: usize, now: Instant) -> bool {
-        !matches!(self.targets[index].look(now), Admission::No(_))
+    pub(crate) fn is_open(&self, index: usize, asked: Asked, now: Instant) -> bool {
+        Reach::Last.has(self.targets[index].look(asked.who, now))
+    }
+
+    /// Why nobody is asked, by the first of those who would be.
+    pub(crate) fn why(&self, asked: Asked, now: Instant) -> Option<Why> {
+        self.targets.first().map(|target| target.why(asked.who, now))
     }
 
     /// When a streamed attempt that began then has been silent for too long.
@@ -152,16 +186,18 @@ impl Core {
         self.rules.first_token_timeout.filter(|_| asked.size.stream).map(|limit| began + limit)
     }
 
-    /// Whom to ask first: a healthy target, a healthy fallback, then what is left.
+    /// Whom to ask first: a healthy target, a healthy fallback, then what is left, and as a trial whoever is left alone.
     pub(crate) fn first(&self, asked: Asked, now: Instant) -> Choice {
         let fallback = self.rules.fallback_on.contains(&Reason::Error);
         let mut soonest: Option<Instant> = None;
-        for last in [false, true] {
-            let choices = [Some(self.choose(0, asked, last, now)), fallback.then(|| self.next_fallback(0, last, now))];
-            for choice in choices.into_iter().flatten() {
+        for reach in Reach::ALL {
+            for choice in
+                [Some(self.choose(0, asked, reach, now)), fallback.then(|| self.next_fallback(0, asked, reach, now))]
+            {
                 match choice {
-                    Choice::Target(index) => return Choice::Target(index),
-                    Choice::None(until) => soonest = soonest.into_iter().chain(until).min(),
+                    Some(Choice::Target(index)) => return Choice::Target(index),
+                    Some(Choice::None(until)) => soonest = soonest.into_iter().chain(until).min(),
+                    None => {}
                 }
             }
         }
@@ -200,6 +236,15 @@ impl Core {
                 u32::try_from(tokens).unwrap_or(u32::MAX)
             })
         };
-        Asked { size, sticky: sticky.map(balance::hash), own_tokens: prefix.map(own) }
+        let who = Who { asker: origin.asker(call), surface: call.ask.surface };
+        Asked { who, size, sticky: sticky.map(balance::hash), own_tokens: prefix.map(own) }
+    }
+}
+
+/// When that one may be asked, if not now.
+fn not_before(admission: Admission) -> Option<Instant> {
+    match admission {
+        Admission::Trial(until) | Admission::No(until) => Some(until),
+        Admission::Yes | Admission::Last => None,
     }
 }

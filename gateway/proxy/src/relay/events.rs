@@ -16,7 +16,7 @@ use super::core::Core;
 use super::prefix::{Prefix, Share};
 use super::race::{Race, Winner, timeout};
 use super::target::Permit;
-use super::verdict::judge;
+use super::verdict::{Health, judge};
 use crate::call::Call;
 use crate::error::Failure;
 use crate::prices::Price;
@@ -104,8 +104,8 @@ impl Relayed {
         let State::Speaking(speaking) = &mut self.state else { return };
         let verdict = judge(failure);
         let target = speaking.permit.target.id.clone();
-        if verdict.sick {
-            speaking.permit.failed(now, None);
+        if let Health::Sick(why) = verdict.health {
+            speaking.permit.failed(why, now, None);
         }
         self.core.count(Metric::Attempts, &[("target", &target), ("outcome", "broke")]);
         if let Some(last) = self.attempts.iter_mut().rev().find(|attempt| attempt.outcome == "answered") {

@@ -6,12 +6,13 @@
 //! `breaker` (which not), `budget` (how many retries), `verdict` (what a failure means).
 
 mod balance;
-mod breaker;
+pub(crate) mod breaker;
 mod budget;
 pub mod checks;
 mod core;
 pub(crate) mod cost;
 mod events;
+pub(crate) mod lane;
 mod mirror;
 pub mod models;
 mod prefix;

@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use penstock_dialects::{ChatEvent, FaultClass, ProviderFault};
 use penstock_proto::ErrorKind;
 
-use super::core::{Asked, Choice, Core};
+use super::core::{Asked, Choice, Core, Reach};
+use super::lane::Why;
 use super::prefix::{Prefix, Share};
 use super::target::Permit;
-use super::verdict::{Reason, Verdict, judge, rank};
+use super::verdict::{Health, Reason, Verdict, judge, rank};
 use crate::call::Call;
 use crate::error::Failure;
 use crate::telemetry::Metric;
@@ -70,6 +71,8 @@ pub(super) struct Race {
     core: Arc<Core>,
     call: Arc<Call>,
     origin: Origin,
+    /// Id of the client's key, for the log.
+    key: Arc<str>,
     asked: Asked,
     prefix: Option<Prefix>,
     running: Vec<Runner>,
@@ -108,6 +111,7 @@ impl Race {
             asked,
             prefix,
             deadline: origin.deadline,
+            key: origin.tenant.as_str().into(),
             origin,
         }
     }
@@ -143,7 +147,7 @@ impl Race {
                 return Poll::Ready(Err(self.late(now)));
             }
             if self.running.is_empty() && !self.start_next(now) {
-                return Poll::Ready(Err(self.give_up()));
+                return Poll::Ready(Err(self.give_up(now)));
             }
             if let Some(winner) = self.poll_runners(context, now) {
                 return Poll::Ready(Ok(winner));
@@ -179,7 +183,8 @@ impl Race {
         self.tried |= 1 << index;
         self.next = Next::GiveUp;
         let target = &self.core.targets[index];
-        let permit = target.enter(now, self.asked.size.stream, self.asked.own_tokens(index));
+        let need = (self.asked.size.stream, self.asked.own_tokens(index));
+        let permit = target.enter(self.asked.who, &self.key, now, need);
         if let Some(prefix) = &self.prefix {
             prefix.goes_to(&self.core, index, now);
         }
@@ -226,11 +231,7 @@ impl Race {
 
     fn lose(&mut self, mut loser: Runner, failure: Failure, now: Instant) {
         let verdict = judge(&failure);
-        let cooling = failure.retry_after.filter(|_| failure.upstream.is_some());
-        match verdict.sick {
-            true => loser.permit.failed(now, cooling),
-            false => loser.permit.refused(now, cooling),
-        }
+        settle(&mut loser.permit, &failure, verdict, now);
         let status = failure.upstream.as_ref().map_or_else(|| failure.status(), |upstream| upstream.status);
         self.note(&loser, verdict.reason.map_or("refused", Reason::name), status, now);
         self.soonest = self.soonest.into_iter().chain(failure.retry_after).min();
@@ -268,18 +269,18 @@ impl Race {
         if !self.core.rules.fallback_on.contains(&reason) {
             return Next::GiveUp;
         }
-        match self.core.next_fallback(self.tried, true, now) {
+        match self.core.any_fallback(self.tried, self.asked, now) {
             Choice::Target(index) => Next::Start(index, Some(reason)),
             Choice::None(until) => self.none(until, now),
         }
     }
 
     fn retry(&mut self, index: usize, verdict: Verdict, now: Instant) -> Option<Next> {
-        let next = match self.core.choose(self.tried, self.asked, false, now) {
+        let next = match self.core.choose(self.tried, self.asked, Reach::Good, now) {
             Choice::Target(other) => Next::Start(other, verdict.reason),
             Choice::None(until) => {
                 self.none(until, now);
-                let alone = verdict.again && self.core.is_open(index, now);
+                let alone = verdict.again && self.core.is_open(index, self.asked, now);
                 alone.then(|| Next::Again(index, now + PAUSE))?
             }
         };
@@ -304,8 +305,8 @@ impl Race {
         }
         self.hedge_at = None;
         let fallback = self.core.rules.fallback_on.contains(&Reason::Timeout);
-        let choice = match self.core.choose(self.tried, self.asked, false, now) {
-            Choice::None(_) if fallback => self.core.next_fallback(self.tried, false, now),
+        let choice = match self.core.choose(self.tried, self.asked, Reach::Good, now) {
+            Choice::None(_) if fallback => self.core.next_fallback(self.tried, self.asked, Reach::Good, now),
             choice => choice,
         };
         let Choice::Target(index) = choice else { return false };
@@ -341,10 +342,14 @@ impl Race {
         Failure::new(ErrorKind::DeadlineExceeded, "The answer was not there within the time that this gateway allows.")
     }
 
-    fn give_up(&mut self) -> Failure {
+    fn give_up(&mut self, now: Instant) -> Failure {
         let failure = self.told.take().unwrap_or_else(|| {
-            let message = "Every upstream of this model is failing. Try again shortly.";
-            Failure::new(ErrorKind::Unavailable, message).log("all targets are ejected")
+            let why = self.core.why(self.asked, now).unwrap_or(Why::Errors);
+            let message = format!(
+                "No upstream of this model can be asked now: the first of them {}. Try again shortly.",
+                why.says()
+            );
+            Failure::new(ErrorKind::Unavailable, message).log(format!("all targets are left alone: {}", why.name()))
         });
         match self.soonest {
             Some(after) if judge(&failure).reason.is_some() => failure.retry_after(after),
@@ -390,6 +395,16 @@ impl Runner {
     fn note(&self, outcome: &'static str, status: u16, now: Instant) -> Attempt {
         let ms = ((now - self.began).as_secs_f64() * 1e6).round() / 1e3;
         Attempt { target: self.permit.target.id.clone(), outcome, status, ms, sent: self.sent.get() }
+    }
+}
+
+/// What a lost attempt says of its target.
+pub(super) fn settle(permit: &mut Permit, failure: &Failure, verdict: Verdict, now: Instant) {
+    let cooling = failure.retry_after.filter(|_| failure.upstream.is_some());
+    match verdict.health {
+        Health::Unknown => permit.unused(now),
+        Health::Works => permit.refused(now, cooling.map(|time| (time, Why::Limited))),
+        Health::Sick(why) => permit.failed(why, now, cooling),
     }
 }
 

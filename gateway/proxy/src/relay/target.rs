@@ -5,10 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::balance::{self, Latency, View};
+use penstock_dialects::Surface;
+
 use super::breaker::{Admission, Breaker, Rules, Ticket};
+use super::lane::{Change, Lane, Pass, Why};
 use super::models::TargetState;
 use crate::prices::{ModelFacts, Price};
-use crate::upstream::Upstream;
+use crate::upstream::{Asker, Upstream};
 
 /// Longest time that a target may ask to be left alone.
 const COOLING_MAX: Duration = Duration::from_secs(60);
@@ -38,9 +41,84 @@ struct State {
 struct Health {
     /// Active checks in a row that found it bad.
     misses: u32,
-    breaker: Breaker,
+    /// Opened by active checks alone: they ask for everybody.
+    down: Breaker,
+    /// What requests have met, by surface: what does not exist there says nothing of what does.
+    lanes: Vec<(Surface, Lane)>,
     /// To the first event: of streams, of whole answers.
     latency: [Latency; 2],
+    /// When a change was logged last: for everybody, for one key.
+    logged: [Option<Instant>; 2],
+    /// Changes since then that were not.
+    unlogged: u64,
+}
+
+/// Between two log lines about a target: changes for everybody, changes for one key.
+const LOG_APART: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
+
+/// Whose request it is, and for what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Who {
+    pub(crate) asker: Asker,
+    pub(crate) surface: Surface,
+}
+
+impl Health {
+    fn lane(&self, surface: Surface) -> Option<&Lane> {
+        self.lanes.iter().find(|(other, _)| *other == surface).map(|(_, lane)| lane)
+    }
+
+    fn lane_mut(&mut self, surface: Surface) -> &mut Lane {
+        let at = self.lanes.iter().position(|(other, _)| *other == surface).unwrap_or_else(|| {
+            self.lanes.push((surface, Lane::new(Rules::DEFAULT)));
+            self.lanes.len() - 1
+        });
+        &mut self.lanes[at].1
+    }
+
+    fn look(&self, who: Who, now: Instant) -> Admission {
+        let lane = self.lane(who.surface);
+        let seen = lane.map_or(Admission::Yes, |lane| lane.look(who.asker, now));
+        match self.down.look(now) {
+            Admission::No(until) if lane.is_none_or(|lane| lane.has_trial(who.asker, now)) => {
+                seen.worse(Admission::Trial(until))
+            }
+            down => seen.worse(down),
+        }
+    }
+
+    /// Logs a change, unless there was one a moment ago: a target that comes and goes fills no log.
+    fn log(&mut self, target: &str, about: &str, key: &str, change: Option<Change>, now: Instant) {
+        let Some(change) = change else { return };
+        let at = usize::from(!change.everybody);
+        if self.logged[at].is_some_and(|last| now.saturating_duration_since(last) < LOG_APART[at]) {
+            self.unlogged += 1;
+            return;
+        }
+        self.logged[at] = Some(now);
+        let (state, why, unlogged) = (change.name(), change.why.name(), std::mem::take(&mut self.unlogged));
+        match (change.everybody, change.level) {
+            (true, 0) => tracing::info!(target_id = target, about, state, unlogged, "a target is good again"),
+            (true, _) => tracing::warn!(target_id = target, about, state, why, unlogged, "a target was taken out"),
+            (false, 0) => {
+                tracing::info!(target_id = target, about, key, state, unlogged, "a target is good again for one key")
+            }
+            (false, _) => tracing::warn!(
+                target_id = target,
+                about,
+                key,
+                state,
+                why,
+                unlogged,
+                "a target was taken out for one key"
+            ),
+        }
+    }
+
+    fn level(&self, now: Instant) -> u8 {
+        let lanes = self.lanes.iter().map(|(_, lane)| lane.level(now));
+        lanes.chain([self.down.level(now)]).max().unwrap_or(0)
+    }
 }
 
 /// What a request would need, for a rough price.
@@ -53,7 +131,9 @@ pub(crate) struct Size {
 
 impl Target {
     pub(crate) fn new(id: &str, upstream: Arc<dyn Upstream>, facts: Option<ModelFacts>) -> Self {
-        let health = Health { misses: 0, breaker: Breaker::new(Rules::DEFAULT), latency: Default::default() };
+        let down = Breaker::new(Rules::DEFAULT);
+        let health =
+            Health { misses: 0, down, lanes: Vec::new(), latency: Default::default(), logged: [None; 2], unlogged: 0 };
         let state = Arc::new(State {
             in_flight: AtomicUsize::new(0),
             pending_tokens: AtomicU64::new(0),
@@ -72,12 +152,20 @@ impl Target {
     }
 
     /// Whether a request may go there. One that says itself that it is not ready is the last choice.
-    pub(crate) fn look(&self, now: Instant) -> Admission {
-        let admission = self.health().breaker.look(now);
+    pub(crate) fn look(&self, who: Who, now: Instant) -> Admission {
+        let admission = self.health().look(who, now);
         match admission {
             Admission::Yes if self.upstream.unready().is_some() => Admission::Last,
             other => other,
         }
+    }
+
+    /// Why requests like that do not go there.
+    pub(crate) fn why(&self, who: Who, now: Instant) -> Why {
+        let health = self.health();
+        let is_down = matches!(health.down.look(now), Admission::No(_));
+        let lane = health.lane(who.surface).filter(|_| !is_down);
+        lane.map_or(Why::Checks, |lane| lane.why(who.asker, now))
     }
 
     /// What a choice needs to know.
@@ -104,7 +192,7 @@ impl Target {
 
     /// State of the breaker, as the metric shows it.
     pub(crate) fn level(&self, now: Instant) -> u8 {
-        self.health().breaker.level(now)
+        self.health().level(now)
     }
 
     /// For people.
@@ -117,31 +205,43 @@ impl Target {
     /// does not excuse failures of requests.
     pub(crate) fn checked(&self, is_good: bool, now: Instant) {
         let mut health = self.health();
+        let before = health.down.kind(now);
         health.misses = if is_good { 0 } else { health.misses + 1 };
-        if health.breaker.is_due(now) {
-            let ticket = health.breaker.enter(now);
+        if health.down.is_due(now) {
+            let ticket = health.down.enter(now);
             match is_good {
-                true => health.breaker.succeed(ticket, now),
-                false => health.breaker.fail(ticket, now),
+                true => health.down.succeed(ticket, now),
+                false => health.down.fail(ticket, now),
             }
         } else if health.misses >= MISSES_MAX {
-            health.breaker.trip(now);
+            health.down.trip(now);
         }
+        let level = health.down.kind(now);
+        let change = (level != before).then_some(Change { everybody: true, level, why: Why::Checks });
+        health.log(&self.id, "health_check", "", change, now);
     }
 
     /// A request goes there, and has so many tokens to be computed.
-    pub(crate) fn enter(self: &Arc<Self>, now: Instant, stream: bool, tokens: u64) -> Permit {
+    pub(crate) fn enter(self: &Arc<Self>, who: Who, key: &Arc<str>, now: Instant, need: (bool, u64)) -> Permit {
+        let (stream, tokens) = need;
         self.state.in_flight.fetch_add(1, Ordering::Relaxed);
         self.state.pending_tokens.fetch_add(tokens, Ordering::Relaxed);
-        let ticket = Some(self.health().breaker.enter(now));
-        Permit { target: self.clone(), ticket, began: now, stream, tokens }
+        let mut health = self.health();
+        let trial = matches!(health.look(who, now), Admission::Trial(_) | Admission::No(_));
+        let down = health.down.enter(now);
+        let pass = health.lane_mut(who.surface).enter(who.asker, trial, now);
+        drop(health);
+        Permit { target: self.clone(), who, key: key.clone(), ticket: Some((down, pass)), began: now, stream, tokens }
     }
 }
 
 /// One request at a target. Dropped without an outcome it says nothing about the target's health.
 pub(crate) struct Permit {
     pub(crate) target: Arc<Target>,
-    ticket: Option<Ticket>,
+    who: Who,
+    /// Id of the client's key, for the log.
+    key: Arc<str>,
+    ticket: Option<(Ticket, Pass)>,
     began: Instant,
     stream: bool,
     /// Of its prompt, not computed yet.
@@ -152,38 +252,78 @@ impl Permit {
     /// The first event is there.
     pub(crate) fn answered(&mut self, now: Instant) {
         self.computed();
-        let Some(ticket) = self.ticket.take() else { return };
         let seconds = now.saturating_duration_since(self.began).as_secs_f64();
+        let Some(ticket) = self.ticket.take() else { return };
         let mut health = self.target.health();
         health.latency[usize::from(!self.stream)].add(seconds, now);
-        health.breaker.succeed(ticket, now);
+        self.works(&mut health, ticket, now);
     }
 
     fn computed(&mut self) {
         self.target.state.pending_tokens.fetch_sub(std::mem::take(&mut self.tokens), Ordering::Relaxed);
     }
 
-    /// The target works, whatever it said to this request.
-    pub(crate) fn refused(&mut self, now: Instant, cooling: Option<Duration>) {
-        let mut health = self.target.health();
-        if let Some(ticket) = self.ticket.take() {
-            health.breaker.succeed(ticket, now);
+    fn works(&self, health: &mut Health, (down, pass): (Ticket, Pass), now: Instant) {
+        match pass.is_trial() {
+            true => health.down.prove(now),
+            false => health.down.succeed(down, now),
         }
-        if let Some(time) = cooling {
-            health.breaker.cool(now + time.min(COOLING_MAX));
+        let change = health.lane_mut(self.who.surface).succeed(pass, now);
+        self.log(health, change, now);
+    }
+
+    fn log(&self, health: &mut Health, change: Option<Change>, now: Instant) {
+        health.log(&self.target.id, self.who.surface.operation(), &self.key, change, now);
+    }
+
+    /// The target works, whatever it said to this request; `cooling`: how long it wants to be left alone, and why.
+    pub(crate) fn refused(&mut self, now: Instant, cooling: Option<(Duration, Why)>) {
+        let target = self.target.clone();
+        let mut health = target.health();
+        match (self.ticket.take(), cooling) {
+            (Some(ticket), None) => self.works(&mut health, ticket, now),
+            // Who is told to come later was not answered.
+            (Some((down, pass)), Some(_)) => {
+                health.down.abandon(down, now);
+                health.lane_mut(self.who.surface).abandon(pass, now);
+            }
+            (None, _) => {}
+        }
+        self.cools(&mut health, cooling, now);
+    }
+
+    fn cools(&self, health: &mut Health, cooling: Option<(Duration, Why)>, now: Instant) {
+        if let Some((time, why)) = cooling {
+            let until = now + time.min(COOLING_MAX);
+            let change = health.lane_mut(self.who.surface).cool(self.who.asker, until, why, now);
+            self.log(health, change, now);
         }
     }
 
     /// The target failed, before or after its first event.
-    pub(crate) fn failed(&mut self, now: Instant, cooling: Option<Duration>) {
+    pub(crate) fn failed(&mut self, why: Why, now: Instant, cooling: Option<Duration>) {
+        let target = self.target.clone();
+        let mut health = target.health();
+        let change = match self.ticket.take() {
+            Some((down, pass)) => {
+                match down.is_probe() {
+                    true => health.down.fail(down, now),
+                    false => health.down.abandon(down, now),
+                }
+                health.lane_mut(self.who.surface).fail(pass, why, now)
+            }
+            None => health.lane_mut(self.who.surface).broke(self.who.asker, why, now),
+        };
+        self.log(&mut health, change, now);
+        self.cools(&mut health, cooling.map(|time| (time, why)), now);
+    }
+
+    /// The target was not asked.
+    pub(crate) fn unused(&mut self, now: Instant) {
+        let Some((down, pass)) = self.ticket.take() else { return };
         let mut health = self.target.health();
-        match self.ticket.take() {
-            Some(ticket) => health.breaker.fail(ticket, now),
-            None => health.breaker.broke(now),
-        }
-        if let Some(time) = cooling {
-            health.breaker.cool(now + time.min(COOLING_MAX));
-        }
+        health.down.abandon(down, now);
+        health.lane_mut(self.who.surface).abandon(pass, now);
     }
 }
 
@@ -191,9 +331,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.computed();
         self.target.state.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if let Some(ticket) = self.ticket.take() {
-            // The time of the beginning is early enough: an abandoned probe may be repeated at once.
-            self.target.health().breaker.abandon(ticket, self.began);
-        }
+        // The time of the beginning is early enough: an abandoned probe may be repeated at once.
+        self.unused(self.began);
     }
 }

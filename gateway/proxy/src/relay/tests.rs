@@ -1,6 +1,7 @@
 //! Every rule of the relay, against doubles and a clock of the test's own: no waiting, no runtime.
 
 mod any;
+mod attack;
 mod cache;
 mod double;
 mod fallback;

@@ -3,6 +3,7 @@
 use penstock_dialects::FaultClass;
 use penstock_proto::ErrorKind;
 
+use super::lane::Why;
 use crate::error::Failure;
 
 /// Why a request goes to another target.
@@ -58,47 +59,63 @@ pub(crate) struct Verdict {
     pub(crate) reason: Option<Reason>,
     /// The same target may succeed a moment later.
     pub(crate) again: bool,
-    /// It counts against the target's health.
-    pub(crate) sick: bool,
+    /// What it says of the target.
+    pub(crate) health: Health,
 }
 
-const fn verdict(reason: Option<Reason>, again: bool, sick: bool) -> Verdict {
-    Verdict { reason, again, sick }
+/// What a failure says of the target's health.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Health {
+    /// Nothing: the target was not asked, or only its queue was.
+    Unknown,
+    /// It answers, though not this request.
+    Works,
+    /// It failed.
+    Sick(Why),
+}
+
+const fn verdict(reason: Option<Reason>, again: bool, health: Health) -> Verdict {
+    Verdict { reason, again, health }
 }
 
 /// Judges by class and kind, never by words.
 pub(crate) fn judge(failure: &Failure) -> Verdict {
+    use Health::{Sick, Unknown, Works};
     use Reason::*;
     let Some(upstream) = &failure.upstream else { return judge_own(failure.kind) };
-    match upstream.class {
-        FaultClass::Invalid | FaultClass::TooLarge => verdict(None, false, false),
-        FaultClass::ContextLength => verdict(Some(ContextLength), false, false),
-        FaultClass::ContentPolicy => verdict(Some(ContentPolicy), false, false),
-        FaultClass::RateLimited => verdict(Some(RateLimit), false, false),
-        FaultClass::Timeout => verdict(Some(Timeout), false, true),
+    let judged = match upstream.class {
+        FaultClass::Invalid | FaultClass::TooLarge => verdict(None, false, Works),
+        FaultClass::ContextLength => verdict(Some(ContextLength), false, Works),
+        FaultClass::ContentPolicy => verdict(Some(ContentPolicy), false, Works),
+        FaultClass::RateLimited => verdict(Some(RateLimit), false, Works),
+        FaultClass::Timeout => verdict(Some(Timeout), false, Sick(Why::Silence)),
         // The gateway's key, account or config is wrong there: asking again does not help, somebody else may.
-        FaultClass::Unauthorized | FaultClass::Forbidden | FaultClass::NotFound | FaultClass::Quota => {
-            verdict(Some(Error), false, true)
+        FaultClass::Unauthorized | FaultClass::Forbidden => verdict(Some(Error), false, Sick(Why::Refused)),
+        FaultClass::Quota => verdict(Some(Error), false, Sick(Why::Credit)),
+        FaultClass::NotFound => verdict(Some(Error), false, Sick(Why::Absent)),
+        FaultClass::Overloaded => verdict(Some(Error), false, Sick(Why::Busy)),
+        FaultClass::Server | FaultClass::Truncated | FaultClass::Garbled => {
+            verdict(Some(Error), true, Sick(Why::Errors))
         }
-        FaultClass::Overloaded => verdict(Some(Error), false, true),
-        FaultClass::Server | FaultClass::Truncated | FaultClass::Garbled => verdict(Some(Error), true, true),
-    }
+    };
+    if upstream.sent { judged } else { Verdict { health: Unknown, ..judged } }
 }
 
 /// Failures that are the gateway's own words: of a pool, or of a provider's client before anything was sent.
 fn judge_own(kind: ErrorKind) -> Verdict {
+    use Health::{Sick, Unknown};
     use Reason::*;
     match kind {
-        ErrorKind::ContextLength => verdict(Some(ContextLength), false, false),
-        ErrorKind::Unsupported => verdict(Some(Unsupported), false, false),
-        // A full queue is no illness.
-        ErrorKind::RateLimited | ErrorKind::Overloaded => verdict(Some(RateLimit), false, false),
-        ErrorKind::DeadlineExceeded => verdict(Some(Timeout), false, true),
+        ErrorKind::ContextLength => verdict(Some(ContextLength), false, Unknown),
+        ErrorKind::Unsupported => verdict(Some(Unsupported), false, Unknown),
+        // A full queue is no illness, and what is refused before it is sent says nothing of who would have answered.
+        ErrorKind::RateLimited | ErrorKind::Overloaded => verdict(Some(RateLimit), false, Unknown),
+        ErrorKind::DeadlineExceeded => verdict(Some(Timeout), false, Sick(Why::Silence)),
         ErrorKind::ProviderFailed | ErrorKind::Unavailable | ErrorKind::Draining | ErrorKind::Internal => {
-            verdict(Some(Error), false, true)
+            verdict(Some(Error), false, Sick(Why::Errors))
         }
         // Not there again: the request may be what its workers died of.
-        ErrorKind::WorkerFailed => verdict(Some(Error), false, true),
+        ErrorKind::WorkerFailed => verdict(Some(Error), false, Sick(Why::Errors)),
         ErrorKind::InvalidRequest
         | ErrorKind::ModelNotFound
         | ErrorKind::NotFound
@@ -109,7 +126,7 @@ fn judge_own(kind: ErrorKind) -> Verdict {
         | ErrorKind::ClientTimeout
         | ErrorKind::Malformed
         | ErrorKind::Cancelled
-        | ErrorKind::UnsupportedMedia => verdict(None, false, false),
+        | ErrorKind::UnsupportedMedia => verdict(None, false, Unknown),
     }
 }
 

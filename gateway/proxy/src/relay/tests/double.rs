@@ -1,6 +1,6 @@
 //! An upstream that does what it was told, and a world with a clock of its own.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -15,12 +15,13 @@ use penstock_dialects::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surf
 use penstock_proto::ErrorKind;
 
 use crate::call::{Ask, Call};
-use crate::config::{self, Overrides};
+use crate::config::{self, Overrides, Secret};
 use crate::error::Failure;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::http::{Body, BodyBudget};
 use crate::provider::Forwarded;
+use crate::provider::keys::{AllRest, Keys, Use};
 use crate::relay::core;
 use crate::relay::events::Relayed;
 use crate::relay::models::{Models, Targets};
@@ -82,6 +83,10 @@ pub(super) struct Double {
     /// What it does next; when that is used up, what it always does.
     acts: Mutex<VecDeque<Act>>,
     always: Mutex<Act>,
+    /// What it does for one tenant, before all that.
+    acts_for: Mutex<HashMap<String, Act>>,
+    /// Keys that it is asked with.
+    keys: Keys,
     pub(super) opened: AtomicUsize,
     open: Arc<AtomicUsize>,
     pub(super) unready: Mutex<Option<String>>,
@@ -90,6 +95,11 @@ pub(super) struct Double {
 impl Double {
     pub(super) fn act(&self, acts: &[Act]) {
         self.acts.lock().expect("acts").extend(acts);
+    }
+
+    /// What it does for that tenant from now on.
+    pub(super) fn act_for(&self, tenant: &str, act: Act) {
+        self.acts_for.lock().expect("acts").insert(tenant.to_owned(), act);
     }
 
     pub(super) fn always(&self, act: Act) {
@@ -132,11 +142,15 @@ impl Upstream for Double {
         self.unready.lock().expect("unready").clone()
     }
 
-    async fn open(&self, _: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+    async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
+        let uses = Use::new(&self.name, call.ask.label());
+        let turn = self.keys.take(origin.asker(&call), uses, self.clock.now()).map_err(AllRest::failure)?;
         self.opened.fetch_add(1, SeqCst);
         self.open.fetch_add(1, SeqCst);
         let held = Held(self.open.clone());
-        let act = self.acts.lock().expect("acts").pop_front().unwrap_or(*self.always.lock().expect("act"));
+        let own = self.acts_for.lock().expect("acts").get(&origin.tenant).copied();
+        let next = || self.acts.lock().expect("acts").pop_front().unwrap_or(*self.always.lock().expect("act"));
+        let act = own.unwrap_or_else(next);
         let began = self.clock.now();
         origin.sent.set();
         match act {
@@ -145,9 +159,15 @@ impl Upstream for Double {
             Act::Refuse(class, ms, after) => {
                 let due = began + Duration::from_millis(ms);
                 poll_fn(|_| if self.clock.now() >= due { Poll::Ready(()) } else { Poll::Pending }).await;
+                if let Some(turn) = turn {
+                    turn.answered(class, after, self.clock.now());
+                }
                 Err(failure(class, after))
             }
             act => {
+                if let Some(turn) = turn {
+                    turn.worked(self.clock.now());
+                }
                 let name = self.name.clone();
                 Ok(Box::new(Words { name, act, said: 0, began, clock: self.clock.clone(), _held: held }))
             }
@@ -278,8 +298,18 @@ impl World {
         Self::with("", keys)
     }
 
+    /// The same, whose upstreams are providers with so many keys.
+    pub(super) fn keyed(count: usize, keys: &str) -> Self {
+        Self::build("", keys, count)
+    }
+
     /// The same behind other tables.
     pub(super) fn with(tables: &str, keys: &str) -> Self {
+        Self::build(tables, keys, 0)
+    }
+
+    fn build(tables: &str, keys: &str, count: usize) -> Self {
+        let secrets: Vec<Secret> = (0..count).map(|index| Secret::new(format!("sk-{index}"))).collect();
         let pools: String = NAMES.iter().map(|name| format!("[[pools]]\nid = \"{name}\"\n")).collect();
         let text = format!("{tables}{pools}[[models]]\nname = \"m\"\n{keys}\n");
         let config = config::load(Some(("p.toml", &text)), &Overrides::default(), &|_| None).expect("a valid config");
@@ -290,6 +320,8 @@ impl World {
                 clock: clock.clone(),
                 acts: Mutex::default(),
                 always: Mutex::new(GOOD),
+                acts_for: Mutex::default(),
+                keys: Keys::new(&secrets, None),
                 opened: AtomicUsize::new(0),
                 open: Arc::default(),
                 unready: Mutex::default(),
@@ -316,8 +348,18 @@ impl World {
 
     /// A streamed request; nothing of it has been asked for.
     pub(super) fn ask(&self, headers: &[(&'static str, &str)], body: &str) -> Asking<'_> {
-        let call = Arc::new(call(headers, body));
-        let origin = Origin { tenant: "team".into(), ..Origin::default() };
+        self.ask_for("team", call(headers, body))
+    }
+
+    /// The same of another tenant, for another operation.
+    pub(super) fn ask_as(&self, tenant: &str, surface: Surface) -> Asking<'_> {
+        let body = if surface == Surface::Embeddings { EMBED } else { STREAM };
+        self.ask_for(tenant, call_for(surface, &[], body))
+    }
+
+    fn ask_for(&self, tenant: &str, call: Call) -> Asking<'_> {
+        let call = Arc::new(call);
+        let origin = Origin { tenant: tenant.into(), ..Origin::default() };
         let now = self.clock.now();
         let core = self.core();
         let prefix = (core.rules.policy == Policy::CacheAware).then(|| Prefix::of_text(&core, &call, now));
@@ -354,14 +396,21 @@ pub(super) const STREAM: &str = r#"{"model":"m","stream":true,"messages":[{"role
 /// A whole one.
 pub(super) const WHOLE: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
 
+/// Embeddings.
+const EMBED: &str = r#"{"model":"m","input":"hi"}"#;
+
 pub(super) fn call(headers: &[(&'static str, &str)], body: &str) -> Call {
+    call_for(Surface::Chat, headers, body)
+}
+
+fn call_for(surface: Surface, headers: &[(&'static str, &str)], body: &str) -> Call {
     let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
     let body = Body { bytes: body.to_owned().into(), lease };
     let mut map = HeaderMap::new();
     for (name, value) in headers {
         map.insert(*name, HeaderValue::from_str(value).expect("a value"));
     }
-    now(Call::new(Ask::new(Surface::Chat), body, "req_1".into(), map)).expect("a call")
+    now(Call::new(Ask::new(surface), body, "req_1".into(), map)).expect("a call")
 }
 
 /// The output of a future that waits for nothing.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
-use penstock_dialects::FaultClass;
+use penstock_dialects::{FaultClass, Surface};
 use penstock_proto::ErrorKind;
 
 use crate::relay::{Asker, Checks, Probe};
@@ -36,26 +36,59 @@ fn a_target_that_keeps_failing_is_left_alone_probed_and_taken_back() {
 }
 
 #[test]
-fn when_all_fail_requests_fail_at_once_with_a_time() {
+fn when_all_fail_one_request_at_a_time_goes_through_and_the_others_are_told_why_at_once() {
     let world = World::new(PAIR);
-    world.doubles.iter().for_each(|double| double.always(DOWN));
+    world.doubles.iter().for_each(|double| double.always(fail(FaultClass::Timeout)));
     for _ in 0..5 {
         assert!(world.answer().failure.is_some());
     }
+    world.doubles.iter().for_each(|double| double.always(Act::Hang));
+    let mut trials = [world.ask(&[], STREAM), world.ask(&[], STREAM)];
+    trials.iter_mut().for_each(|trial| assert!(trial.poll().is_pending(), "one at each"));
     let outcome = world.answer();
     let failure = outcome.failure.as_ref().expect("nobody is left");
     assert_eq!((failure.kind, failure.retry_after_seconds()), (ErrorKind::Unavailable, Some(1)));
+    assert!(failure.message.contains("does not answer in time"), "{}", failure.message);
     assert_eq!((outcome.story().as_str(), failure.source()), ("", "gateway"));
-    assert_eq!(world.double("a").opened() + world.double("b").opened(), 10);
+    drop(trials);
+    world.double("a").always(GOOD);
+    assert_eq!((world.answer().text, world.answer().text), ("a a".into(), "a a".into()), "an answer ends it");
+    assert_eq!(world.target("a").level(world.clock.now()), 0);
+}
+
+#[test]
+fn what_a_model_cannot_do_says_nothing_of_what_it_can() {
+    let world = World::new("to = [{ pool = \"a\" }]");
+    world.double("a").always(fail(FaultClass::NotFound));
+    for _ in 0..20 {
+        assert!(world.ask_as("team", Surface::Embeddings).end().failure.is_some());
+    }
+    world.double("a").always(Act::Stall(1));
+    let mut held: Vec<_> = (0..8).map(|_| world.ask_as("team", Surface::Chat)).collect();
+    held.iter_mut().for_each(|asking| assert!(asking.poll().is_ready(), "all at once"));
+}
+
+#[test]
+fn what_one_key_meets_is_not_held_against_the_others() {
+    let world = World::new("to = [{ pool = \"a\" }]");
+    world.double("a").always(Act::Stall(1));
+    for class in [FaultClass::NotFound, FaultClass::Timeout, FaultClass::Server, FaultClass::Unauthorized] {
+        let after = Some(Duration::from_secs(60));
+        world.double("a").act_for("team", Act::Refuse(class, 0, after));
+        (0..20).for_each(|_| drop(world.ask_as("team", Surface::Chat).end()));
+        let mut held: Vec<_> = (0..8).map(|_| world.ask_as("other", Surface::Chat)).collect();
+        held.iter_mut().for_each(|asking| assert!(asking.poll().is_ready(), "{class:?}"));
+    }
 }
 
 #[test]
 fn statistics_alone_never_eject_the_last_one() {
     let world = World::new("to = [{ pool = \"a\" }, { pool = \"b\" }]\npolicy = \"order\"\nretries = 0");
-    for _ in 0..10 {
-        world.double("a").act(&[GOOD, DOWN]);
+    // Twenty answers since the first failure.
+    for _ in 0..11 {
+        world.double("a").act(&[DOWN, GOOD]);
     }
-    (0..20).for_each(|_| drop(world.answer()));
+    (0..22).for_each(|_| drop(world.answer()));
     assert_eq!(world.target("a").level(world.clock.now()), 2);
     assert_eq!(world.answer().text, "b b", "others are preferred");
     world.double("b").always(DOWN);

@@ -1,0 +1,478 @@
+//! Who may go where some requests have failed: breakers by client key, and one for everybody.
+//!
+//! A failure can be the fault of whoever answers or of the request that was sent, and a status does not tell which. So nothing is shut
+//! for everybody on the word of one key. Each key (an [`Asker`]) has a [`Breaker`] of its own, made at its first failure. The breaker for
+//! everybody opens on evidence that stands without the key that failed most: in a row of failures one key counts at most twice, a rate of
+//! failures is taken without the worst key, and a wish to be left alone counts when two keys were told it and nobody was answered since.
+//!
+//! Nothing is ever shut altogether. Where there is nothing else to ask, a *trial* goes through: one of a key at a time, and a few at once
+//! over all keys. A trial that is answered closes the breakers. So an upstream that fails is asked a little, and a request that works is
+//! refused only while another of its own key is being tried.
+//!
+//! A target has a lane for each surface (chat, embeddings …), a provider's key one for each model and path. Pure: time is an argument.
+
+use std::time::{Duration, Instant};
+
+use super::breaker::{Admission, Breaker, Rules, Ticket};
+use crate::upstream::Asker;
+
+/// In a row of failures, those of one key that count for everybody: five in a row are then of three keys or more.
+const ROW_SHARE: u32 = 2;
+/// Keys that must have been told to come later before everybody does.
+const LIMITED_MIN: usize = 2;
+/// Trials at once over all keys.
+const TRIALS_MAX: u32 = 8;
+/// Keys with a breaker of their own, in one lane. With more, the one that failed longest ago loses its.
+const OWN_MAX: usize = 128;
+/// Keys whose failures are told apart in a window.
+const RATED_MAX: usize = 32;
+/// While a target wants to be left alone, trials are this part of the time apart ...
+const TRIAL_PART: u32 = 10;
+/// ... but at least this,
+const TRIAL_MIN: Duration = Duration::from_secs(1);
+/// ... and at most this.
+const TRIAL_MAX: Duration = Duration::from_secs(30);
+
+/// Why somebody is left alone, for the client and the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Why {
+    /// Errors of its own.
+    Errors,
+    /// Silence.
+    Silence,
+    /// No room.
+    Busy,
+    /// It does not know the model or the operation.
+    Absent,
+    /// It does not accept the gateway's key.
+    Refused,
+    /// Its account has no credit left.
+    Credit,
+    /// It wants fewer requests.
+    Limited,
+    /// Active checks find it down.
+    Checks,
+}
+
+impl Why {
+    /// What an upstream does, behind "The upstream …".
+    pub(crate) fn says(self) -> &'static str {
+        match self {
+            Why::Errors => "answers with errors",
+            Why::Silence => "does not answer in time",
+            Why::Busy => "is overloaded",
+            Why::Absent => "does not have this model or operation",
+            Why::Refused => "refuses the gateway's key",
+            Why::Credit => "has no credit left for the gateway",
+            Why::Limited => "asks for fewer requests",
+            Why::Checks => "is down by its health check",
+        }
+    }
+
+    /// One word for the log.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Why::Errors => "errors",
+            Why::Silence => "silence",
+            Why::Busy => "busy",
+            Why::Absent => "not_found",
+            Why::Refused => "key_refused",
+            Why::Credit => "no_credit",
+            Why::Limited => "rate_limit",
+            Why::Checks => "health_check",
+        }
+    }
+}
+
+/// A state that has changed, for the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    /// For everybody, not only for the key whose request it was.
+    pub(crate) everybody: bool,
+    /// 0 good, 2 the last choice, 3 left alone.
+    pub(crate) level: u8,
+    /// Why, where it is not good.
+    pub(crate) why: Why,
+}
+
+impl Change {
+    /// One word for the log.
+    pub(crate) fn name(self) -> &'static str {
+        match self.level {
+            0 => "good",
+            2 => "last_choice",
+            _ => "left_alone",
+        }
+    }
+}
+
+/// Leave to send one request; given back with its outcome.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    asker: Asker,
+    common: Ticket,
+    own: Option<Ticket>,
+    trial: bool,
+}
+
+impl Pass {
+    /// Whether it goes where requests do not go.
+    pub(crate) fn is_trial(&self) -> bool {
+        self.trial
+    }
+}
+
+/// What one key has met.
+#[derive(Debug)]
+struct Own {
+    asker: Asker,
+    breaker: Breaker,
+    touched: Instant,
+    /// A trial is out.
+    busy: bool,
+    trial_after: Option<Instant>,
+    why: Why,
+}
+
+/// The breakers of one surface of a target, or of one use of a provider's key.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    rules: Rules,
+    common: Breaker,
+    own: Vec<Own>,
+    /// Failures since anybody's last success that count for everybody, by key.
+    row: Vec<(Asker, u32)>,
+    /// Keys that were told to come later since anybody's last success, and when.
+    limited: Vec<(Asker, Instant)>,
+    rate: Rate,
+    /// Trials that are out.
+    trials: u32,
+    trial_after: Option<Instant>,
+    why: Why,
+}
+
+impl Lane {
+    /// Open to everybody.
+    pub(crate) fn new(rules: Rules) -> Self {
+        // Its rate is judged here, without the worst key.
+        let common = Breaker::new(Rules { answers_min: u32::MAX, ..rules });
+        Self {
+            rules,
+            common,
+            own: Vec::new(),
+            row: Vec::new(),
+            limited: Vec::new(),
+            rate: Rate::default(),
+            trials: 0,
+            trial_after: None,
+            why: Why::Errors,
+        }
+    }
+
+    /// Whether a request of that key may go there now.
+    pub(crate) fn look(&self, asker: Asker, now: Instant) -> Admission {
+        let own = self.find(asker).map_or(Admission::Yes, |own| own.breaker.look(now));
+        match self.common.look(now).worse(own) {
+            Admission::No(until) if self.has_trial(asker, now) => Admission::Trial(until),
+            other => other,
+        }
+    }
+
+    /// Whether a request of that key may go there though others do not.
+    pub(crate) fn has_trial(&self, asker: Asker, now: Instant) -> bool {
+        let is_over = |at: Option<Instant>| at.is_none_or(|at| now >= at);
+        let own = |own: &Own| !own.busy && !own.breaker.is_probing() && is_over(own.trial_after);
+        self.trials < TRIALS_MAX && is_over(self.trial_after) && self.find(asker).is_none_or(own)
+    }
+
+    /// A request of that key goes there; `trial`: although others do not.
+    pub(crate) fn enter(&mut self, asker: Asker, trial: bool, now: Instant) -> Pass {
+        if trial {
+            self.trials += 1;
+            self.own(asker, now).busy = true;
+        }
+        let common = self.common.enter(now);
+        let own = self.find_mut(asker).map(|own| own.breaker.enter(now));
+        Pass { asker, common, own, trial }
+    }
+
+    /// It was answered.
+    pub(crate) fn succeed(&mut self, pass: Pass, now: Instant) -> Option<Change> {
+        let (who, before) = (pass.asker, self.kinds(pass.asker, now));
+        self.settle_good(pass, now);
+        self.change(who, before, now)
+    }
+
+    fn settle_good(&mut self, pass: Pass, now: Instant) {
+        self.end(&pass);
+        let Pass { asker, common, own: ticket, trial } = pass;
+        if trial || self.common.is_current(&common) {
+            self.row.clear();
+            self.limited.clear();
+            self.rate.add(asker, false, self.rules.window, now);
+        }
+        if let Some(own) = self.find_mut(asker) {
+            match ticket {
+                _ if trial => {
+                    own.breaker.prove(now);
+                    own.trial_after = None;
+                }
+                Some(ticket) => own.breaker.succeed(ticket, now),
+                None => {}
+            }
+        }
+        let was_closed = self.common.is_closed();
+        match trial {
+            true => {
+                self.common.prove(now);
+                self.trial_after = None;
+            }
+            false => self.common.succeed(common, now),
+        }
+        if !was_closed && self.common.is_closed() {
+            self.rate = Rate::default();
+        }
+    }
+
+    /// It failed before it was answered.
+    pub(crate) fn fail(&mut self, pass: Pass, why: Why, now: Instant) -> Option<Change> {
+        let (who, before) = (pass.asker, self.kinds(pass.asker, now));
+        self.settle_bad(pass, why, now);
+        self.change(who, before, now)
+    }
+
+    fn settle_bad(&mut self, pass: Pass, why: Why, now: Instant) {
+        self.end(&pass);
+        let Pass { asker, common, own: ticket, trial } = pass;
+        let is_current = self.common.is_current(&common);
+        let own = self.own(asker, now);
+        own.why = why;
+        match ticket {
+            Some(ticket) if ticket.is_probe() || !trial => own.breaker.fail(ticket, now),
+            // What is open stays so, and is not opened for longer by those who look whether it still must be.
+            _ if trial => {}
+            _ => own.breaker.broke(now),
+        }
+        if common.is_probe() {
+            self.why = why;
+            return self.common.fail(common, now);
+        }
+        if trial || !is_current {
+            return;
+        }
+        if self.counts(asker) {
+            self.common.fail(common, now);
+            self.why = why;
+        }
+        self.rated(asker, why, now);
+    }
+
+    /// An answer of that key broke after it had begun.
+    pub(crate) fn broke(&mut self, asker: Asker, why: Why, now: Instant) -> Option<Change> {
+        let before = self.kinds(asker, now);
+        let is_first = self.find(asker).is_none();
+        let own = self.own(asker, now);
+        own.why = why;
+        if is_first {
+            // It was answered, before it broke.
+            let ticket = own.breaker.enter(now);
+            own.breaker.succeed(ticket, now);
+        }
+        own.breaker.broke(now);
+        if self.counts(asker) {
+            self.common.broke(now);
+            self.why = why;
+        }
+        self.rated(asker, why, now);
+        self.change(asker, before, now)
+    }
+
+    /// It ended without an outcome.
+    pub(crate) fn abandon(&mut self, pass: Pass, now: Instant) {
+        self.end(&pass);
+        self.common.abandon(pass.common, now);
+        if let (Some(own), Some(ticket)) = (self.find_mut(pass.asker), pass.own) {
+            own.breaker.abandon(ticket, now);
+        }
+    }
+
+    /// That key was told to come back then.
+    pub(crate) fn cool(&mut self, asker: Asker, until: Instant, why: Why, now: Instant) -> Option<Change> {
+        let before = self.kinds(asker, now);
+        let apart = (until.saturating_duration_since(now) / TRIAL_PART).clamp(TRIAL_MIN, TRIAL_MAX);
+        self.limited.retain(|(_, until)| *until > now);
+        if self.limited.len() < LIMITED_MIN && !self.limited.iter().any(|(other, _)| *other == asker) {
+            self.limited.push((asker, until));
+        }
+        let is_common = self.limited.len() >= LIMITED_MIN;
+        let own = self.own(asker, now);
+        own.why = why;
+        own.breaker.cool(until);
+        // Whoever was told it again comes after those who may try for the first time.
+        own.trial_after = Some(now + if is_common { apart * 2 } else { apart });
+        if is_common {
+            self.why = why;
+            self.common.cool(until);
+            self.trial_after = Some(now + apart);
+        }
+        self.change(asker, before, now)
+    }
+
+    /// Why requests of that key do not go there.
+    pub(crate) fn why(&self, asker: Asker, now: Instant) -> Why {
+        let own = self.find(asker).filter(|own| matches!(own.breaker.look(now), Admission::No(_)));
+        own.map_or(self.why, |own| own.why)
+    }
+
+    /// 0 good, 1 probed, 2 the last choice, 3 left alone. What a single key has met counts as long as nobody else was answered.
+    pub(crate) fn level(&self, now: Instant) -> u8 {
+        let own = self.own.iter().map(|own| own.breaker.level(now)).max().unwrap_or(0);
+        let is_undisputed = !self.row.is_empty() || !self.limited.is_empty();
+        self.common.level(now).max(if is_undisputed { own } else { 0 })
+    }
+
+    /// For everybody and for that key: 0 good, 2 the last choice, 3 left alone.
+    fn kinds(&self, asker: Asker, now: Instant) -> (u8, u8) {
+        let own = self.find(asker).map_or(0, |own| own.breaker.kind(now));
+        (self.common.kind(now), own)
+    }
+
+    fn change(&self, asker: Asker, before: (u8, u8), now: Instant) -> Option<Change> {
+        let (common, own) = self.kinds(asker, now);
+        if common != before.0 {
+            return Some(Change { everybody: true, level: common, why: self.why });
+        }
+        let why = self.find(asker).map_or(self.why, |own| own.why);
+        (own != before.1).then_some(Change { everybody: false, level: own, why })
+    }
+
+    /// Whether it is left alone by at least one key because it was told so.
+    pub(crate) fn is_cooling(&self, now: Instant) -> bool {
+        self.common.is_cooling(now) || self.own.iter().any(|own| own.breaker.is_cooling(now))
+    }
+
+    /// Whether it says no more than a new one.
+    pub(crate) fn is_idle(&self, now: Instant) -> bool {
+        self.trials == 0 && self.level(now) == 0 && !self.is_cooling(now)
+    }
+
+    fn end(&mut self, pass: &Pass) {
+        if pass.trial {
+            self.trials = self.trials.saturating_sub(1);
+            if let Some(own) = self.find_mut(pass.asker) {
+                own.busy = false;
+            }
+        }
+    }
+
+    /// Whether a failure of that key counts for everybody.
+    fn counts(&mut self, asker: Asker) -> bool {
+        let total: u32 = self.row.iter().map(|(_, count)| count).sum();
+        if total >= self.rules.in_a_row {
+            return false;
+        }
+        match self.row.iter_mut().find(|(other, _)| *other == asker) {
+            Some((_, count)) if *count >= ROW_SHARE => return false,
+            Some((_, count)) => *count += 1,
+            None => self.row.push((asker, 1)),
+        }
+        true
+    }
+
+    fn rated(&mut self, asker: Asker, why: Why, now: Instant) {
+        self.rate.add(asker, true, self.rules.window, now);
+        if self.rate.is_bad(&self.rules) && self.common.soften(now) {
+            self.why = why;
+            self.rate = Rate::default();
+        }
+    }
+
+    fn find(&self, asker: Asker) -> Option<&Own> {
+        self.own.iter().find(|own| own.asker == asker)
+    }
+
+    fn find_mut(&mut self, asker: Asker) -> Option<&mut Own> {
+        self.own.iter_mut().find(|own| own.asker == asker)
+    }
+
+    /// What that key has met; nothing yet, if it is new.
+    fn own(&mut self, asker: Asker, now: Instant) -> &mut Own {
+        let at = match self.own.iter().position(|own| own.asker == asker) {
+            Some(at) => at,
+            None => {
+                if self.own.len() >= OWN_MAX {
+                    let idle = self.own.iter().enumerate().filter(|(_, own)| !own.busy);
+                    let oldest = idle.min_by_key(|(_, own)| own.touched).map_or(0, |(at, _)| at);
+                    self.own.swap_remove(oldest);
+                }
+                let breaker = Breaker::new(self.rules);
+                self.own.push(Own { asker, breaker, touched: now, busy: false, trial_after: None, why: Why::Errors });
+                self.own.len() - 1
+            }
+        };
+        self.own[at].touched = now;
+        &mut self.own[at]
+    }
+}
+
+/// Answers of the last one to two halves of a window, and whose the failures were.
+#[derive(Debug, Default)]
+struct Rate {
+    began: Option<Instant>,
+    halves: [Half; 2],
+}
+
+#[derive(Debug, Default)]
+struct Half {
+    answers: u32,
+    failures: u32,
+    /// Keys with failures: answers since the first, and failures.
+    by: Vec<(Asker, u32, u32)>,
+}
+
+impl Rate {
+    fn add(&mut self, asker: Asker, failed: bool, window: Duration, now: Instant) {
+        let began = *self.began.get_or_insert(now);
+        let age = now.saturating_duration_since(began);
+        if age >= window / 2 {
+            let before = std::mem::take(&mut self.halves[0]);
+            self.halves[1] = if age < window { before } else { Half::default() };
+            self.began = Some(now);
+        }
+        let half = &mut self.halves[0];
+        half.answers += 1;
+        half.failures += u32::from(failed);
+        let has_room = half.by.len() < RATED_MAX;
+        match half.by.iter_mut().find(|(other, ..)| *other == asker) {
+            Some((_, answers, failures)) => {
+                *answers += 1;
+                *failures += u32::from(failed);
+            }
+            None if failed && has_room => half.by.push((asker, 1, 1)),
+            None => {}
+        }
+    }
+
+    /// Whether it is bad without the key that failed most.
+    fn is_bad(&self, rules: &Rules) -> bool {
+        let mut by: Vec<(Asker, u32, u32)> = self.halves[0].by.clone();
+        for (asker, answers, failures) in &self.halves[1].by {
+            match by.iter_mut().find(|(other, ..)| other == asker) {
+                Some(sum) => {
+                    sum.1 += answers;
+                    sum.2 += failures;
+                }
+                None => by.push((*asker, *answers, *failures)),
+            }
+        }
+        let worst = by.iter().max_by_key(|(_, _, failures)| *failures).map_or((0, 0), |(_, a, f)| (*a, *f));
+        let sum = |of: fn(&Half) -> u32| self.halves.iter().map(of).sum::<u32>();
+        let answers = sum(|half| half.answers).saturating_sub(worst.0);
+        let failures = sum(|half| half.failures).saturating_sub(worst.1);
+        answers >= rules.answers_min && u64::from(failures) * 100 >= u64::from(answers) * u64::from(rules.percent)
+    }
+}
+
+#[cfg(test)]
+#[path = "lane_tests.rs"]
+mod tests;

@@ -1,0 +1,238 @@
+//! Whatever one key sends, the others' requests succeed as if it had sent good ones.
+//!
+//! A simulation by a seed: keys ask at the same rate for 40 s of simulated time, through the real relay, its breakers and the rests of
+//! a provider's keys. One of them, the attacker, makes its requests fail in every way that a client can bring about.
+
+use std::collections::VecDeque;
+use std::task::Poll;
+use std::time::Duration;
+
+use penstock_dialects::{FaultClass, Surface};
+use proptest::prelude::*;
+
+use super::double::*;
+
+/// Between two requests of a key, on average.
+const PERIOD_MS: u64 = 100;
+/// Looks at the clock.
+const TICK: Duration = Duration::from_millis(10);
+/// Length of a simulation.
+const LENGTH: Duration = Duration::from_secs(40);
+/// The victims' requests that succeed are at least this part, in per cent, of those beside an attacker who does nothing wrong.
+const PART_MIN: u64 = 95;
+
+/// What the attacker does with one request.
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    Good,
+    BadRequest,
+    /// Embeddings, asked of a model that has none.
+    NoSuchOperation,
+    NoSuchModel,
+    KeyRefused,
+    Forbidden,
+    NoCredit,
+    Limited(Option<u64>),
+    Busy(Option<u64>),
+    Fails,
+    Cut,
+    Hangs,
+    Leaves,
+}
+
+impl Move {
+    fn act(self) -> Act {
+        let after = |seconds: Option<u64>| seconds.map(Duration::from_secs);
+        match self {
+            Move::Good => ANSWER,
+            Move::BadRequest => fail(FaultClass::Invalid),
+            Move::NoSuchOperation | Move::NoSuchModel => fail(FaultClass::NotFound),
+            Move::KeyRefused => fail(FaultClass::Unauthorized),
+            Move::Forbidden => fail(FaultClass::Forbidden),
+            Move::NoCredit => fail(FaultClass::Quota),
+            Move::Limited(seconds) => Act::Refuse(FaultClass::RateLimited, 0, after(seconds)),
+            Move::Busy(seconds) => Act::Refuse(FaultClass::Overloaded, 0, after(seconds)),
+            Move::Fails => DOWN,
+            Move::Cut => Act::Break(1),
+            Move::Hangs | Move::Leaves => Act::Hang,
+        }
+    }
+}
+
+fn a_move() -> impl Strategy<Value = Move> {
+    let seconds = || prop_oneof![Just(None), (1_u64..900).prop_map(Some)];
+    prop_oneof![
+        Just(Move::Good),
+        Just(Move::BadRequest),
+        Just(Move::NoSuchOperation),
+        Just(Move::NoSuchModel),
+        Just(Move::KeyRefused),
+        Just(Move::Forbidden),
+        Just(Move::NoCredit),
+        seconds().prop_map(Move::Limited),
+        seconds().prop_map(Move::Busy),
+        Just(Move::Fails),
+        Just(Move::Cut),
+        Just(Move::Hangs),
+        Just(Move::Leaves),
+    ]
+}
+
+/// Words after 150 and 300 ms.
+const ANSWER: Act = Act::Say(2, 150);
+
+/// What the upstream is like.
+#[derive(Clone, Copy, Debug)]
+struct Weather {
+    /// Keys besides the attacker's.
+    victims: usize,
+    /// Per cent of the victims' requests that fail by themselves.
+    faults: u64,
+    /// Everything fails for a while.
+    outage: bool,
+    /// Keys of the provider; 0: none is sent.
+    keys: usize,
+    fallback: bool,
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.0;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (value ^ (value >> 31)) % below
+    }
+}
+
+/// One key that asks.
+struct Client {
+    tenant: String,
+    due: Duration,
+    random: Random,
+    /// Moves that are repeated; none: it is a victim.
+    moves: VecDeque<Move>,
+}
+
+/// Requests of the victims that succeeded; `shared`: all ask with the same key.
+fn simulate(weather: Weather, moves: &[Move], seed: u64, shared: bool) -> u64 {
+    let target = if weather.fallback { "fallback = [{ pool = \"b\" }]" } else { "" };
+    let rules = format!("to = [{{ pool = \"a\" }}]\n{target}\nfirst_token_timeout_ms = 3000");
+    let world = World::keyed(weather.keys, &rules);
+    let client = |index: usize| Client {
+        tenant: format!("key_{}", if shared { 0 } else { index }),
+        due: Duration::from_millis(index as u64 * 7),
+        random: Random(seed.wrapping_add(index as u64)),
+        moves: if index == 0 { moves.iter().copied().collect() } else { VecDeque::new() },
+    };
+    let mut clients: Vec<Client> = (0..=weather.victims).map(client).collect();
+    let (mut open, mut succeeded) = (Vec::new(), 0);
+    let mut time = Duration::ZERO;
+    while time < LENGTH {
+        let is_out = weather.outage && (20..25).contains(&time.as_secs());
+        for (index, client) in clients.iter_mut().enumerate() {
+            while client.due <= time {
+                client.due += Duration::from_millis(PERIOD_MS / 2 + client.random.next(PERIOD_MS));
+                let fault = client.random.next(100) < weather.faults;
+                let step = client.moves.pop_front();
+                client.moves.extend(step);
+                let act = match step {
+                    _ if is_out => DOWN,
+                    Some(step) => step.act(),
+                    None if fault => DOWN,
+                    None => ANSWER,
+                };
+                let surface = match step {
+                    Some(Move::NoSuchOperation) => Surface::Embeddings,
+                    _ => Surface::Chat,
+                };
+                world.doubles.iter().for_each(|double| double.act_for(&client.tenant, act));
+                let left = matches!(step, Some(Move::Leaves)).then(|| time + Duration::from_millis(50));
+                open.push((index, left, world.ask_as(&client.tenant, surface)));
+            }
+        }
+        open.retain_mut(|(index, left, asking)| {
+            loop {
+                match asking.poll() {
+                    Poll::Ready(Ok(true)) => {}
+                    Poll::Ready(Ok(false)) => {
+                        succeeded += u64::from(*index > 0);
+                        return false;
+                    }
+                    Poll::Ready(Err(_)) => return false,
+                    Poll::Pending => return left.is_none_or(|left| time < left),
+                }
+            }
+        });
+        world.clock.advance(TICK);
+        time += TICK;
+    }
+    succeeded
+}
+
+fn check(weather: Weather, moves: &[Move], seed: u64) -> Result<(), TestCaseError> {
+    let (calm, attacked) = (simulate(weather, &[Move::Good], seed, false), simulate(weather, moves, seed, false));
+    prop_assert!(calm > 100, "the victims are answered: {}", calm);
+    prop_assert!(
+        attacked * 100 >= calm * PART_MIN,
+        "{} of {} answers are left by {:?} in {:?}, seed {}",
+        attacked,
+        calm,
+        moves,
+        weather,
+        seed
+    );
+    Ok(())
+}
+
+const PLAIN: Weather = Weather { victims: 1, faults: 0, outage: false, keys: 1, fallback: false };
+
+/// The sequences by which a service was once taken from others, each alone.
+#[test]
+fn no_way_to_fail_takes_an_upstream_from_others() {
+    let ways = [
+        Move::NoSuchOperation,
+        Move::NoSuchModel,
+        Move::KeyRefused,
+        Move::Forbidden,
+        Move::NoCredit,
+        Move::Limited(None),
+        Move::Limited(Some(600)),
+        Move::Busy(Some(60)),
+        Move::Fails,
+        Move::Cut,
+        Move::Hangs,
+        Move::Leaves,
+    ];
+    for way in ways {
+        for weather in [PLAIN, Weather { faults: 3, outage: true, victims: 2, ..PLAIN }] {
+            check(weather, &[way], 7).unwrap_or_else(|why| panic!("{why}"));
+        }
+    }
+}
+
+/// The simulation can fail: what the requests of one key meet is held against that key.
+#[test]
+fn with_one_key_for_all_it_would_be_taken_from_all() {
+    for way in [Move::KeyRefused, Move::Limited(Some(600))] {
+        let (calm, attacked) = (simulate(PLAIN, &[Move::Good], 7, true), simulate(PLAIN, &[way], 7, true));
+        assert!(attacked * 100 < calm * PART_MIN, "{way:?}: {attacked} of {calm}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_sequence_of_one_keys_requests_takes_an_upstream_from_others(
+        moves in prop::collection::vec(a_move(), 1..12),
+        (victims, faults, outage) in (1_usize..4, 0_u64..4, any::<bool>()),
+        (keys, fallback) in (0_usize..3, any::<bool>()),
+        seed in any::<u64>(),
+    ) {
+        check(Weather { victims, faults, outage, keys, fallback }, &moves, seed)?;
+    }
+}
