@@ -61,7 +61,12 @@ def used(gateway, limit: str) -> dict[str, float]:
 
 def asked(gateway, model: str, stream: bool, **bound) -> tuple[int, int, dict]:
     """Tokens of the prompt and of the answer, as the answer says, and its line in the access log."""
-    before = len(gateway.log().splitlines())
+
+    # Not the logs of workers, which grow too.
+    def lines() -> list[str]:
+        return gateway.log_path.read_text().splitlines()
+
+    before = len(lines())
     options = {"stream_options": {"include_usage": True}} if stream else {}
     answer = gateway.client().chat.completions.create(
         model=model, messages=user("What is it like?"), stop=[" "], stream=stream, **bound, **options
@@ -69,8 +74,8 @@ def asked(gateway, model: str, stream: bool, **bound) -> tuple[int, int, dict]:
     usage = list(answer)[-1].usage if stream else answer.usage
 
     def line():
-        lines = [line for line in gateway.log().splitlines()[before:] if '"reserved_tokens"' in line]
-        return lines and json.loads(lines[0])
+        ended = [line for line in lines()[before:] if '"reserved_tokens"' in line]
+        return ended and json.loads(ended[0])
 
     return usage.prompt_tokens, usage.completion_tokens, wait_until(line, "its line in the log")
 
