@@ -2,7 +2,8 @@
 
 What the provider bills is the truth that budgets are held against: the prompt by the bytes of the request, each token that it has
 written. How it behaves is said by the request itself, in its prompt: `full`, `mute` (no usage), `break` (ends in the middle), `fail`
-(status 500), `slow` (a token every 20 ms, and only half of them while the gate is shut: nothing else is certain to last).
+(status 500), `slow` (a token every 20 ms, and only half of them while the gate is shut: nothing else is certain to last). With `deaf` it
+obeys no bound. A body in which a name stands twice is an error of the test.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Swarm:
         writer.close()
 
     async def _answer(self, path: str, body: bytes, writer: asyncio.StreamWriter):
-        asked = json.loads(body)
+        asked = json.loads(body, object_pairs_hook=_once)
         self.seen.bodies.append(asked)
         prompt = body.decode()
         bill = Bill(path, max(1, len(body) // 4))
@@ -97,7 +98,8 @@ class Swarm:
         how = next((word for word in ("mute", "break", "fail", "slow") if f"<{word}>" in prompt), "full")
         wanted = re.search(r"<tokens=(\d+)>", prompt)
         api = next(api for api in APIS if api.match(path))
-        tokens = min(api.bound(asked) or 10_000, int(wanted[1]) if wanted else 8)
+        bound = 10_000 if "<deaf>" in prompt else api.bound(asked) or 10_000
+        tokens = min(bound, int(wanted[1]) if wanted else 8)
         if how == "fail":
             bill.refused = True
             return await _respond(writer, 500, b'{"error":{"message":"broken","type":"server_error"}}')
@@ -125,6 +127,12 @@ class Swarm:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return None
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict:
+    names = [name for name, _ in pairs]
+    assert len(names) == len(set(names)), f"a name stands twice: {names}"
+    return dict(pairs)
 
 
 async def until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:

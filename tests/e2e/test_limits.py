@@ -283,6 +283,64 @@ def test_output_is_bounded_on_every_way(tmp_path, swarm, surface):
             assert bound == expected, seen
 
 
+def with_bound(surface: str, value) -> tuple[str, dict]:
+    """A request whose bound is that value, whatever it is."""
+    path, body = body_of(surface, "<mute> <tokens=200>", True)
+    body |= {
+        "generate:gem": {"generation_config": {"max_output_tokens": value}},
+        "responses:chat": {"max_output_tokens": value},
+    }.get(surface, {"max_tokens": value})
+    return path, body
+
+
+def test_a_bound_written_oddly_is_lowered_or_refused(tmp_path, swarm):
+    limit = 'tokens_per_day = 100000\nmax_tokens_max = 32\nreserve = "most"'
+    with limited(tmp_path, swarm, limit) as gateway:
+
+        def asked(path: str, body: dict, key: str = KEY):
+            return asyncio.run(ask(gateway.port, path, body, key))
+
+        for surface in ("chat:chat", "messages:claude", "generate:gem"):
+            for none in (None, -1, 100_000, 1e5):
+                answer = asked(*with_bound(surface, none))
+                assert answer.status == 200, (surface, none, answer)
+                seen = swarm.seen.bodies[-1]
+                bound = seen.get("max_tokens") or seen.get("generation_config", {}).get("max_output_tokens")
+                assert bound == 32 and isinstance(bound, int), seen
+        before = len(swarm.seen.bodies)
+        refused = [with_bound(surface, odd) for surface in SURFACES[:-1] for odd in ("100000", 16.5, 2**32, 0, [16])]
+        path, chat = body_of("chat:chat", "hi", True)
+        more = [{"max_tokens": 8, "max_completion_tokens": 9}, {"n": "8"}, {"MAX_TOKENS": 8}, {"max_output_tokens": 8}]
+        refused += [(path, chat | odd) for odd in more]
+        for path, body in refused:
+            answer = asked(path, body)
+            error = json.loads(answer.body)["error"]
+            assert answer.status == 400, (body, error)
+            if path == "/v1/messages":
+                assert error["type"] == "invalid_request_error"
+            elif "Content" in path:
+                assert error["status"] == "INVALID_ARGUMENT"
+            else:
+                assert error["param"]
+        for alike in ("Model", "MODEL", "MAX_TO\u212aENS"):
+            answer = asked(path, chat | {alike: "claude"}, OTHER)
+            error = json.loads(answer.body)["error"]
+            assert answer.status == 400 and error["param"] == alike, "also where no limit is"
+        assert len(swarm.seen.bodies) == before, "nobody was asked"
+        odd = {"max_tokens": None, "n": "1"}
+        assert asked(path, chat | odd, OTHER).status == 200, "where no limit counts, the upstream reads it"
+        assert swarm.seen.bodies[-1].items() >= odd.items()
+
+
+@pytest.mark.parametrize("reserve", ["likely", "most"])
+def test_what_came_counts_where_a_bound_may_be_ignored(tmp_path, swarm, reserve):
+    with limited(tmp_path, swarm, f'output_tokens_per_day = 100000\nreserve = "{reserve}"') as gateway:
+        path, body = body_of("chat:chat", "<mute> <deaf> <tokens=500>", True)
+        answer = asyncio.run(ask(gateway.port, path, body | {"max_completion_tokens": 4}, KEY))
+        assert answer.status == 200 and answer.body.count(b'" a"') == 500
+        assert settled(gateway, "output_tokens_per_day") >= 500 * len(" a") / 3, "by its text, not four"
+
+
 def test_what_is_reserved_covers_what_is_added_to_a_prompt(tmp_path, swarm):
     """By a plugin, and by the conversation that goes before it."""
     added = "word " * 600

@@ -148,7 +148,7 @@ pub(crate) fn too_many(what: &str, max: usize) -> Fault {
 }
 
 /// The value of an integral JSON number.
-fn whole(lexeme: &str) -> Option<i128> {
+pub(crate) fn whole(lexeme: &str) -> Option<i128> {
     if let Ok(value) = lexeme.parse() {
         return Some(value);
     }

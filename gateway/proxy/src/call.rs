@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use penstock_dialects::gemini::{self, Framing};
-use penstock_dialects::peek::Peek;
+use penstock_dialects::peek::{BoundLimits, Peek};
 use penstock_dialects::{
     AnswerMeta, ApiError, Bounds, Decoded, Dialect, Prompt, Request, Surface, anthropic, openai, peek,
 };
@@ -141,7 +141,9 @@ pub struct Call {
     /// Of the answer, where it is not made from the request: what is kept says the same.
     pub answer_meta: Option<AnswerMeta>,
     /// Bounds of the output that limits put in: where the client names none, and at most.
-    bounds: (Option<u32>, Option<u32>),
+    bounds: BoundLimits,
+    /// A limit counts on the bound and the counts of the body: they go up as they were counted.
+    is_counted: bool,
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
     /// What a pool made of it when it was measured.
     plan: Mutex<Option<(String, Box<Plan>)>>,
@@ -155,8 +157,8 @@ impl Call {
     /// # Errors
     /// The body is no JSON object, names a field twice, or no model.
     pub async fn new(ask: Ask, body: Body, request_id: String, headers: HeaderMap) -> Result<Self, Failure> {
-        let bytes = body.bytes.clone();
-        let peek = off_io(body.bytes.len(), move || peek::peek(&bytes, &Bounds::default())).await??;
+        let (bytes, surface) = (body.bytes.clone(), ask.surface);
+        let peek = off_io(bytes.len(), move || peek::peek(&bytes, Some(surface), &Bounds::default())).await??;
         let model = ask.model.clone().or_else(|| peek.model.clone());
         let model = model.ok_or_else(|| ApiError::invalid("model", "model: required, but missing"))?;
         // Gemini says it in the URL alone.
@@ -181,7 +183,8 @@ impl Call {
             own: false,
             unresolved: None,
             answer_meta: None,
-            bounds: (None, None),
+            bounds: BoundLimits::default(),
+            is_counted: false,
             decoded,
             plan: Mutex::new(None),
             _lease: body.lease,
@@ -245,8 +248,8 @@ impl Call {
     /// # Errors
     /// It is no body, or asks for an answer of another form.
     pub(crate) async fn set_body(&mut self, body: Bytes) -> Result<(), Failure> {
-        let bytes = body.clone();
-        let peek = off_io(body.len(), move || peek::peek(&bytes, &Bounds::default())).await??;
+        let (bytes, surface) = (body.clone(), self.ask.surface);
+        let peek = off_io(body.len(), move || peek::peek(&bytes, Some(surface), &Bounds::default())).await??;
         if peek.stream != self.peek.stream {
             return Err(Failure::internal("a plugin changed whether the answer is streamed"));
         }
@@ -265,17 +268,38 @@ impl Call {
 
     /// Replaces what is asked: the body is not passed on any more.
     pub(crate) fn mean(&mut self, decoded: Decoded) {
-        self.peek.max_tokens = match &decoded.request {
-            Request::Chat(chat) => chat.sampling.max_tokens,
-            Request::Complete(complete) => complete.sampling.max_tokens,
-            Request::Embed(_) | Request::Rerank(_) => None,
+        let (max_tokens, choices, prompts) = match &decoded.request {
+            Request::Chat(chat) => (chat.sampling.max_tokens, chat.n, 1),
+            Request::Complete(complete) => {
+                let choices = complete.best_of.max(complete.n);
+                (complete.sampling.max_tokens, choices, complete.prompts.len() as u32)
+            }
+            Request::Embed(_) | Request::Rerank(_) => (None, 1, 1),
         };
+        self.peek.mean(max_tokens, choices, prompts);
         self.own = true;
         self.put_decoded(Arc::new(decoded));
     }
 
+    /// Counts on what the body asks for: a bound, how many answers. `is_read`: nobody is passed the body, all are told what it means.
+    ///
+    /// # Errors
+    /// Servers differ about what it asks for.
+    pub(crate) fn count_on_amounts(&mut self, is_read: bool) -> Result<(), Failure> {
+        if !is_read {
+            self.peek.check_amounts()?;
+        }
+        self.is_counted = true;
+        Ok(())
+    }
+
+    /// Whether a limit counts on the amounts of the body, so that they go up in a form that every server reads alike.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.is_counted
+    }
+
     /// Bounds the output: where the client names no bound, and at most.
-    pub(crate) fn bound_output(&mut self, bounds: (Option<u32>, Option<u32>)) {
+    pub(crate) fn bound_output(&mut self, bounds: BoundLimits) {
         self.bounds = bounds;
         if let Some(Ok(decoded)) = self.decoded.get_mut()
             && let Some(decoded) = Arc::get_mut(decoded)
@@ -286,14 +310,17 @@ impl Call {
 
     /// The bound of each answer, whoever put it in.
     pub(crate) fn output_bound(&self) -> Option<u32> {
-        bounded(self.peek.max_tokens, self.bounds)
+        self.peek.bound_under(self.bounds)
     }
 
-    /// The bound, where it is another than the client's.
+    /// The bound, where it is another than the client's, or is to be written in another way.
     pub(crate) fn new_bound(&self) -> Option<u32> {
-        self.output_bound()
-            .filter(|_| makes_text(self.ask.surface))
-            .filter(|bound| Some(*bound) != self.peek.max_tokens)
+        self.peek.new_bound(self.bounds, self.is_counted).filter(|_| makes_text(self.ask.surface))
+    }
+
+    /// Whether every server that is given the bound obeys it, if there is one: some do not know `max_completion_tokens`.
+    pub(crate) fn is_bound_obeyed(&self) -> bool {
+        self.own || self.peek.is_bound_usual()
     }
 
     /// Keeps what the pool of that id has made of the call.
@@ -313,19 +340,13 @@ impl Call {
     }
 }
 
-/// A bound under a default and a maximum.
-fn bounded(given: Option<u32>, (default, max): (Option<u32>, Option<u32>)) -> Option<u32> {
-    let given = given.or(default).or(max);
-    given.map(|given| max.map_or(given, |max| given.min(max)))
-}
-
-fn bound(request: &mut Request, bounds: (Option<u32>, Option<u32>)) {
+fn bound(request: &mut Request, bounds: BoundLimits) {
     let sampling = match request {
         Request::Chat(chat) => &mut chat.sampling,
         Request::Complete(complete) => &mut complete.sampling,
         Request::Embed(_) | Request::Rerank(_) => return,
     };
-    sampling.max_tokens = bounded(sampling.max_tokens, bounds);
+    sampling.max_tokens = bounds.bounded(sampling.max_tokens);
 }
 
 /// Whether the operation makes text, which can be bounded.

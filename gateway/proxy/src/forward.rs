@@ -116,7 +116,7 @@ fn named(headers: &HeaderMap, body: &Body) -> Result<(String, (Range<usize>, boo
             let message = "The body must be JSON or multipart/form-data.";
             return Err(Failure::new(ErrorKind::UnsupportedMedia, message));
         }
-        let seen = peek(&body.bytes, &Bounds::default())?;
+        let seen = peek(&body.bytes, None, &Bounds::default())?;
         return Ok((seen.model.ok_or_else(missing)?, (seen.model_at.ok_or_else(missing)?, true)));
     };
     let at = model_part(&body.bytes, &boundary)?.ok_or_else(missing)?;
@@ -134,6 +134,10 @@ fn model_part(body: &Bytes, boundary: &str) -> Result<Option<Range<usize>>, ApiE
     if parts.iter().any(|part| part.name.contains('\\')) {
         // Some readers drop it: then this, too, would be the model.
         return Err(ApiError::malformed("The form cannot be read: a name holds a backslash."));
+    }
+    if let Some(part) = parts.iter().find(|part| part.name != "model" && peek::folds(&part.name, "model", false)) {
+        let why = "some servers read this field as \"model\" and others do not: write \"model\"";
+        return Err(ApiError::invalid(part.name.clone(), format!("{}: {why}", part.name)));
     }
     let mut models = parts.into_iter().filter(|part| part.name == "model");
     match (models.next(), models.next()) {
@@ -373,5 +377,8 @@ mod tests {
             assert_eq!(found(&["name=\"model\"", twice]), Err("model: given twice".into()), "{twice}");
         }
         assert!(found(&["name=\"model\"", "name=\"mod\\el\""]).is_err());
+        for alike in ["name=\"Model\"", "name=MODEL", "name=\"Model\"; filename=\"x\""] {
+            assert!(found(&[alike]).is_err() && found(&["name=\"model\"", alike]).is_err(), "{alike}");
+        }
     }
 }

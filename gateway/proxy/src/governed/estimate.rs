@@ -22,6 +22,8 @@ pub(super) struct Guess {
     pub(super) counted: bool,
     /// The client, or a limit, bounds the output.
     pub(super) bounded: bool,
+    /// The bound is one that no server ignores.
+    pub(super) obeyed: bool,
     /// Answers that are made at once.
     pub(super) choices: u64,
     /// What is held: the most, where any limit reserves that.
@@ -77,6 +79,7 @@ impl Guess {
             most: parts(counted.unwrap_or(body_bytes), most, billing.attempts_max),
             counted: counted.is_some(),
             bounded: bound.is_some(),
+            obeyed: call.is_bound_obeyed(),
             choices,
             reserve: Reserve::Likely,
         }

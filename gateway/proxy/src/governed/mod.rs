@@ -34,6 +34,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use http::{HeaderName, HeaderValue};
 use penstock_dialects::Dialect;
+use penstock_dialects::peek::BoundLimits;
 use penstock_govern::{
     Book, BookState, Calendar, Claim, Denied, Hold, Learned, Limit, Measure, Now, OnStoreFailure, Reserve, Standing,
     Unit, Unmetered,
@@ -343,9 +344,13 @@ pub(crate) async fn admit(
         return Ok(None);
     }
     check_store(governor, &limits)?;
-    call.bound_output(bounds(&limits));
+    let (bounds, is_metered) = (bounds(&limits), limits.iter().any(|limit| limit.needs_tokens()));
+    if !free && (is_metered || bounds != BoundLimits::default()) {
+        call.count_on_amounts(entry.billing.own)?;
+    }
+    call.bound_output(bounds);
     let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: call.client };
-    let mut guess = match !free && limits.iter().any(|limit| limit.needs_tokens()) {
+    let mut guess = match !free && is_metered {
         true => {
             check_metered(&limits, entry)?;
             let measured = match entry.billing.own {
@@ -619,9 +624,9 @@ impl Governor {
 }
 
 /// The tightest bounds of output: for requests without one, and for all.
-fn bounds(limits: &[&Arc<Limit>]) -> (Option<u32>, Option<u32>) {
+fn bounds(limits: &[&Arc<Limit>]) -> BoundLimits {
     let of = |bound: fn(&Limit) -> Option<u32>| limits.iter().filter_map(|limit| bound(limit)).min();
-    (of(|limit| limit.max_tokens_default), of(|limit| limit.max_tokens_max))
+    BoundLimits { default: of(|limit| limit.max_tokens_default), max: of(|limit| limit.max_tokens_max) }
 }
 
 /// Money is only counted where it is known what things cost.

@@ -251,7 +251,7 @@ impl Reservation {
             }
             End::Complete | End::Failed | End::Gone => {}
         }
-        let bound = if self.guess.bounded { self.guess.output() } else { u64::MAX };
+        let bound = if self.guess.bounded && self.guess.obeyed { self.guess.output() } else { u64::MAX };
         let completion_tokens = emitted.tokens().min(bound).max(facts.completion_tokens);
         let prompt_tokens = if facts.prompt_tokens > 0 { facts.prompt_tokens } else { self.prompt_tokens() };
         (Facts { prompt_tokens, completion_tokens, ..facts }, true)
@@ -384,6 +384,8 @@ fn is_timeout(failure: &Failure) -> bool {
 /// What has been used, claim by claim.
 struct Ending<'a> {
     used: &'a Used,
+    /// What was reserved.
+    guess: &'a Guess,
     /// Providers that were claimed for, in the order of their tags.
     providers: &'a [Arc<str>],
     /// Who has answered.
@@ -393,7 +395,7 @@ struct Ending<'a> {
 impl<'a> Ending<'a> {
     fn new(reservation: &'a Reservation, used: &'a Used) -> Self {
         let answered = reservation.course.target.as_deref().and_then(|target| target.split('/').next());
-        Self { used, providers: &reservation.billing.providers, answered }
+        Self { used, guess: &reservation.guess, providers: &reservation.billing.providers, answered }
     }
 
     fn of(&self, unit: Unit) -> u64 {
@@ -414,7 +416,11 @@ impl<'a> Ending<'a> {
         let provider = at.and_then(|at| self.providers.get(at));
         let elsewhere = provider.zip(self.answered).is_some_and(|(provider, answered)| **provider != *answered);
         match unit.is_metered() {
-            true if self.used.estimated && tag & STRICT != 0 => None,
+            // All that was reserved, and more where more has come.
+            true if self.used.estimated && tag & STRICT != 0 => {
+                let excess = !elsewhere && self.of(unit) > self.guess.of_unit(unit, Reserve::Most);
+                excess.then(|| self.of(unit))
+            }
             _ if elsewhere => Some(0),
             _ => Some(self.of(unit)),
         }

@@ -138,7 +138,7 @@ impl Host for RequestHost {
         let principal = self.principal(ask_as);
         let entry = serving.entry(model, &principal).map_err(said)?;
         let asker = Asker::new(principal.tenant(), None);
-        let seen = peek(&body, &Bounds::default()).map_err(|error| said(error.into()))?;
+        let seen = peek(&body, None, &Bounds::default()).map_err(|error| said(error.into()))?;
         let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
         let path = path.strip_prefix("/v1").unwrap_or(path).to_owned();
         let model_at = seen.model_at.map(|at| (at, true));

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, header};
-use penstock_dialects::{Dialect, FaultClass, Peek, peek};
+use penstock_dialects::{Dialect, FaultClass, peek};
 use penstock_proto::ErrorKind;
 
 use super::ask::Asked;
@@ -111,8 +111,7 @@ impl ProviderUpstream {
             return vec![body.clone()];
         }
         if *json {
-            let seen = Peek { model_at: Some(at.clone()), ..Peek::default() };
-            return peek::spliced(body, &seen, peek::Splice { model: Some(&self.model), ..peek::Splice::default() });
+            return peek::renamed(body, at, &self.model);
         }
         vec![body.slice(..at.start), Bytes::from(self.model.clone()), body.slice(at.end..)]
     }

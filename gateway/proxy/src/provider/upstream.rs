@@ -69,15 +69,31 @@ impl ProviderUpstream {
         }
     }
 
+    /// What a body of Gemini's calls the model, where it calls it by another name.
+    fn renamed_resource(&self, named: &str) -> Option<String> {
+        let (collection, name) = match named.strip_prefix("models/") {
+            Some(name) => ("models/", name),
+            None => ("", named),
+        };
+        (name != self.model).then(|| format!("{collection}{}", self.model))
+    }
+
     /// The client's bytes, spliced where they must be.
     fn passed_on(&self, call: &Call, asker: Asker, deadlines: Deadlines) -> Asked {
         let bound = |name: &'static str| call.new_bound().map(|bound| (bound, name));
+        let plain_counts = call.is_counted();
         let renamed = (call.peek.model.as_deref() != Some(&self.model)).then_some(self.model.as_str());
         let (path, body) = match call.ask.surface {
-            // The model's name is in the path, not in the body.
+            // The model's name is in the path; one in the body as well says the same.
             Surface::Generate => {
                 let method = if call.stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
-                let change = Splice { max_tokens: bound("maxOutputTokens"), ..Splice::default() };
+                let model = call.peek.model.as_deref().and_then(|named| self.renamed_resource(named));
+                let change = Splice {
+                    model: model.as_deref(),
+                    max_tokens: bound("maxOutputTokens"),
+                    plain_counts,
+                    ..Splice::default()
+                };
                 (gemini::path(&self.model, method), peek::spliced(&call.body, &call.peek, change))
             }
             surface => {
@@ -85,6 +101,7 @@ impl ProviderUpstream {
                     model: renamed,
                     include_usage: self.adds_usage(call),
                     max_tokens: bound(self.bound_name(surface)),
+                    plain_counts,
                 };
                 (self.path(openai_path(surface)), peek::spliced(&call.body, &call.peek, change))
             }

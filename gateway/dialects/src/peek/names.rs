@@ -1,0 +1,124 @@
+//! Names that are read here, and names that another reader takes for them.
+//!
+//! `encoding/json` of Go, and many readers after it, compare names under Unicode simple case folding and let the last one count:
+//! `{"model":"small","Model":"big"}` is a request for `big` there, and one for `small` in Python and JavaScript. A name that folds
+//! onto one that is read here, and is not it, is refused, so that no body passes that two readers understand differently.
+
+use crate::json::{Fault, Within};
+
+/// Names of Gemini's `generationConfig` that are read, in both of its spellings.
+pub(super) const CONFIG: [&str; 4] = ["maxOutputTokens", "max_output_tokens", "candidateCount", "candidate_count"];
+/// The name of `stream_options` that is read.
+pub(super) const STREAM_OPTIONS: [&str; 1] = ["include_usage"];
+
+/// Names of the top level that are read and begin with that letter, in either case.
+fn of_top(first: u8) -> &'static [&'static str] {
+    match first | 0x20 {
+        b'm' => &[
+            "model",
+            "messages",
+            "max_tokens",
+            "max_completion_tokens",
+            "max_output_tokens",
+            "max_new_tokens",
+            "max_length",
+            "max_tokens_to_sample",
+        ],
+        // 0xc5, with 0x20 set: the first byte of U+017F, which folds onto s.
+        b's' | 0xe5 => &["stream", "stream_options", "system", "systemInstruction", "system_instruction"],
+        b'n' => &["n", "n_predict", "num_predict"],
+        b'p' => &["prompt", "prompt_embeds"],
+        b'g' => &["generationConfig", "generation_config"],
+        b'i' => &["input", "instructions"],
+        b'b' => &["best_of"],
+        b'c' => &["contents"],
+        b't' => &["tools"],
+        b'u' => &["user"],
+        _ => &[],
+    }
+}
+
+/// Refuses a name of the top level that another reader takes for one that is read here.
+pub(super) fn check_top(key: &str) -> Result<(), Fault> {
+    match key.as_bytes().first() {
+        // Google's names have two spellings: of these, any other is neither.
+        Some(first) => check(key, of_top(*first), matches!(first, b'g' | b'G')),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a name that is none of `names` where another reader takes it for one of them; `loosely`: underscores make no difference.
+pub(super) fn check(key: &str, names: &[&str], loosely: bool) -> Result<(), Fault> {
+    if names.contains(&key) {
+        return Ok(());
+    }
+    // Readers in C end a name at its first NUL, which only an escape can bring.
+    let read = key.split('\0').next().unwrap_or_default();
+    match names.iter().find(|name| folds(read, name, loosely)) {
+        None => Ok(()),
+        Some(name) => Err(alike(name)).within(key),
+    }
+}
+
+/// The refusal of a name that is not `name`, and equal to it for some readers.
+fn alike(name: &str) -> Fault {
+    Fault::invalid(format!("some servers read this as \"{name}\" and others do not: write \"{name}\""))
+}
+
+/// Whether a name is `name`, which is ASCII, under Unicode simple case folding: of what is not ASCII two characters fold onto letters.
+pub fn folds(key: &str, name: &str, loosely: bool) -> bool {
+    if !loosely && key.is_ascii() {
+        return key.eq_ignore_ascii_case(name);
+    }
+    let counts = |character: &char| !(loosely && *character == '_');
+    let folded = |character: char| match character {
+        '\u{17f}' => 's',
+        '\u{212a}' => 'k',
+        other => other.to_ascii_lowercase(),
+    };
+    key.chars().filter(counts).map(folded).eq(name.chars().filter(counts).map(folded))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check_name(key: &str, is_allowed: bool) {
+        assert_eq!(check_top(key).is_ok(), is_allowed, "{key:?}");
+    }
+
+    #[test]
+    fn only_the_name_itself_is_read_as_it() {
+        for name in ["model", "max_tokens", "stream", "n", "generationConfig", "generation_config", "user"] {
+            check_name(name, true);
+        }
+        for other in ["", "Temperature", "top_n", "models", "maxtokens", "MODELS", "\u{e4}", "mode", "nn", "modelx\0"] {
+            check_name(other, true);
+        }
+        for alike in [
+            "Model",
+            "mOdEl",
+            "MAX_TOKENS",
+            "max_to\u{212a}ens",
+            "\u{17f}tream",
+            "STREAM_OPTION\u{17f}",
+            "N",
+            "model\0x",
+            "generationconfig",
+            "generationConfig_",
+            "GENERATION__CONFIG",
+        ] {
+            check_name(alike, false);
+        }
+    }
+
+    #[test]
+    fn spellings_of_googles_names_are_two() {
+        for (key, is_allowed) in
+            [("maxOutputTokens", true), ("max_output_tokens", true), ("maxOutput_tokens", false), ("topK", true)]
+        {
+            assert_eq!(check(key, &CONFIG, true).is_ok(), is_allowed, "{key}");
+        }
+    }
+}
