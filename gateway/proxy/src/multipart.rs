@@ -1,4 +1,8 @@
 //! `multipart/form-data` (RFC 7578) of a body that is there whole: parts as ranges of it, nothing copied.
+//!
+//! A form may be passed on, so one that another reader divides or names in another way is refused: a delimiter behind a line feed alone or
+//! in front of the first part (which readers in Go and Python take), a name given twice or in the form of RFC 2231 (`name*=`, which
+//! Go prefers), folded or broken header lines.
 
 use std::ops::Range;
 
@@ -33,12 +37,27 @@ pub(crate) fn boundary(content_type: &str) -> Option<String> {
     valid.then_some(boundary)
 }
 
-/// A parameter of a header field, in quotes or not. Within quotes `\"` is a quote and `%22` too, as browsers write it.
+/// The one parameter of that name; `None`: there is none, there are two, or they cannot be read.
 fn parameter(parameters: &str, name: &str) -> Option<String> {
-    let mut rest = parameters;
+    let mut found = all_parameters(parameters)?.into_iter().filter(|(have, _)| is_named(have, name));
+    let (_, value) = found.next()?;
+    found.next().is_none().then_some(value)
+}
+
+/// Parameters of a header field, in quotes or not; `None`: they cannot be read in one way only. Within quotes `\"` is a quote and `%22`
+/// too, as browsers write it.
+fn all_parameters(parameters: &str) -> Option<Vec<(&str, String)>> {
+    let (mut rest, mut out) = (parameters, Vec::new());
     loop {
         rest = rest.trim_start_matches([' ', '\t', ';']);
+        if rest.is_empty() {
+            return Some(out);
+        }
         let (have, tail) = rest.split_once('=')?;
+        let have = have.trim();
+        if !is_token(have) {
+            return None;
+        }
         let (value, after) = match tail.strip_prefix('"') {
             Some(quoted) => quoted_value(quoted)?,
             None => {
@@ -46,11 +65,20 @@ fn parameter(parameters: &str, name: &str) -> Option<String> {
                 (tail[..end].trim().to_owned(), &tail[end..])
             }
         };
-        if have.trim().eq_ignore_ascii_case(name) {
-            return Some(value);
-        }
+        out.push((have, value));
         rest = after;
     }
+}
+
+/// RFC 9110, section 5.6.2.
+fn is_token(text: &str) -> bool {
+    let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !text.is_empty() && text.bytes().all(token)
+}
+
+/// Whether a parameter is that one, plain, encoded (`name*`) or in pieces (`name*0`), as RFC 2231 has it.
+fn is_named(have: &str, plain: &str) -> bool {
+    have.split('*').next().unwrap_or_default().eq_ignore_ascii_case(plain)
 }
 
 fn quoted_value(text: &str) -> Option<(String, &str)> {
@@ -79,12 +107,17 @@ pub(crate) fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Ve
     // The first delimiter may stand at the very beginning; text in front of it is ignored, as the RFC says.
     let mut at = match body.starts_with(first) {
         true => first.len(),
-        false => find(body, delimiter.as_bytes(), 0).ok_or("the boundary does not occur")? + delimiter.len(),
+        false => delimited(body, &delimiter, 0)?.ok_or("the boundary does not occur")? + delimiter.len(),
     };
     let mut out = Vec::new();
     loop {
-        if body[at..].starts_with(b"--") {
-            return Ok(out);
+        if let Some(epilogue) = body[at..].strip_prefix(b"--") {
+            let padding = epilogue.iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+            return match epilogue.get(padding) {
+                _ if memmem::find(epilogue, first).is_some() => Err("a boundary follows the last one"),
+                None | Some(b'\r' | b'\n') => Ok(out),
+                Some(_) => Err("the last boundary is not followed by a line end"),
+            };
         }
         // Padding behind a boundary is allowed.
         let padding = body[at..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
@@ -104,15 +137,35 @@ pub(crate) fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Ve
         let (name, file_name) = disposition(head)?;
         let begin = head_end + 4;
         // An empty content ends where it begins: its line end belongs to the header's.
-        let end = find(body, delimiter.as_bytes(), begin - 2).ok_or("the last part has no end")?;
+        let end = delimited(body, &delimiter, begin - 2)?.ok_or("the last part has no end")?;
         out.push(Part { name, file_name, at: begin.min(end)..end });
         at = end + delimiter.len();
     }
 }
 
+/// Where the next delimiter begins. What begins a line and looks like one to readers that end lines in another way is refused.
+fn delimited(body: &[u8], delimiter: &str, from: usize) -> Result<Option<usize>, &'static str> {
+    let dashes = &delimiter.as_bytes()[2..];
+    let mut at = from;
+    while let Some(found) = find(body, dashes, at) {
+        match &body[from..found] {
+            [.., b'\r', b'\n'] => return Ok(Some(found - 2)),
+            [] | [.., b'\r' | b'\n'] => return Err("a boundary stands behind half a line end"),
+            _ => at = found + 1,
+        }
+    }
+    Ok(None)
+}
+
 fn disposition(head: &str) -> Result<(String, Option<String>), &'static str> {
-    for line in head.split("\r\n") {
-        let Some((field, value)) = line.split_once(':') else { continue };
+    for line in head.split("\r\n").filter(|line| !line.is_empty()) {
+        let Some((field, value)) = line.split_once(':') else { return Err("a header line of a part has no name") };
+        if !is_token(field) {
+            return Err("a header line of a part has no name");
+        }
+        if value.contains(|character: char| character.is_control() && character != '\t') {
+            return Err("a header line of a part holds control characters");
+        }
         if field.eq_ignore_ascii_case("content-transfer-encoding") && !value.trim().eq_ignore_ascii_case("binary") {
             let plain = ["7bit", "8bit"].iter().any(|coding| value.trim().eq_ignore_ascii_case(coding));
             if !plain {
@@ -127,8 +180,21 @@ fn disposition(head: &str) -> Result<(String, Option<String>), &'static str> {
     if !kind.trim().eq_ignore_ascii_case("form-data") {
         return Err("a part is no form-data");
     }
-    let name = parameter(parameters, "name").ok_or("a part has no name")?;
-    Ok((name, parameter(parameters, "filename")))
+    let all = all_parameters(parameters).ok_or("the disposition of a part cannot be read")?;
+    let (mut name, mut file_name) = (None, None);
+    for (have, value) in all {
+        let place = match have {
+            _ if is_named(have, "filename") => &mut file_name,
+            // RFC 7578 (4.2) forbids the encoded form; who reads it takes it for the name all the same.
+            _ if is_named(have, "name") && have.contains('*') => return Err("the name of a part is encoded"),
+            _ if is_named(have, "name") => &mut name,
+            _ => continue,
+        };
+        if place.replace(value).is_some() && !have.eq_ignore_ascii_case("filename*") {
+            return Err("a part has two names");
+        }
+    }
+    Ok((name.ok_or("a part has no name")?, file_name))
 }
 
 fn find(body: &[u8], needle: &[u8], from: usize) -> Option<usize> {
@@ -180,6 +246,34 @@ mod tests {
         check("--B\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nx", Err("the last part has no end"));
         let many = "--B\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\nx\r\n".repeat(17) + "--B--";
         check(&many, Err("it has too many parts"));
+    }
+
+    #[test]
+    fn what_other_readers_divide_or_name_otherwise_is_refused() {
+        let part = |head: &str| format!("--B\r\nContent-Disposition: form-data; {head}\r\n\r\nx\r\n--B--");
+        check(&part("name=x; NAME=model"), Err("a part has two names"));
+        check(&part("name=x; name*=utf-8''model"), Err("the name of a part is encoded"));
+        check(&part("name*0=mo; name*1=del"), Err("the name of a part is encoded"));
+        for unread in ["name=x; y; name=model", "name=x; name=\"model", "name=\"x\"y; name=model"] {
+            check(&part(unread), Err("the disposition of a part cannot be read"));
+        }
+        check(&part("name=x; filename*=utf-8''y"), Ok(vec![("x", Some("utf-8''y"), "x")]));
+        check(&part("name=x; filename=z; filename*=utf-8''y"), Ok(vec![("x", Some("utf-8''y"), "x")]));
+        check(&part("name=x\r\n ; name=model"), Err("a header line of a part has no name"));
+        check(&part("name=x\r\nContent-Disposition : form-data"), Err("a header line of a part has no name"));
+        check(
+            &part("name=x\r\nX: y\nContent-Disposition: form-data; name=model"),
+            Err("a header line of a part holds control characters"),
+        );
+        let good = "Content-Disposition: form-data; name=x\r\n\r\n";
+        for odd in ["\n", "\r"] {
+            check(&format!("x{odd}--B\r\n{good}x\r\n--B--"), Err("a boundary stands behind half a line end"));
+            check(&format!("--B\r\n{good}x{odd}--B\r\n--B--"), Err("a boundary stands behind half a line end"));
+        }
+        check(&format!("--B\r\n{good}x--B\r\n--B--"), Ok(vec![("x", None, "x--B")]));
+        check(&format!("--B\r\n{good}x\r\n--B--\r\n--B\r\n{good}y\r\n--B--"), Err("a boundary follows the last one"));
+        check(&format!("--B\r\n{good}x\r\n--B--y"), Err("the last boundary is not followed by a line end"));
+        check(&format!("--B\r\n{good}x\r\n--B-- \r\nan epilogue"), Ok(vec![("x", None, "x")]));
     }
 
     #[test]
