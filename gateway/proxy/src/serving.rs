@@ -184,6 +184,9 @@ impl Serving {
                 let labels = [("provider", provider.id()), ("outcome", outcome)];
                 metrics.set(Metric::UpstreamRequests, &labels, count);
             }
+            for (outcome, count) in provider.counts().paces() {
+                metrics.set(Metric::PacedRequests, &[("provider", provider.id()), ("outcome", outcome)], count);
+            }
         }
     }
 }

@@ -51,10 +51,32 @@ pub struct ProviderConfig {
     pub health_interval: Duration,
     /// Requests at once.
     pub in_flight_max: usize,
+    /// The pace at which each key is used.
+    pub pacing: PacingConfig,
     /// Ask for the counts of streams whose client did not.
     pub stream_usage: bool,
     /// Where it publishes what its prefix cache holds.
     pub kv_events: Option<KvEventsConfig>,
+}
+
+/// The pace at which a provider allows each key to be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacingConfig {
+    /// Requests a minute; 0: not known.
+    pub requests_per_minute: u32,
+    /// Tokens a minute; 0: not known.
+    pub tokens_per_minute: u64,
+    /// Longest wait of a request.
+    pub wait: Duration,
+    /// Gateways that share the keys.
+    pub gateways: u32,
+}
+
+impl PacingConfig {
+    /// Whether there is any pace to keep.
+    pub fn is_set(&self) -> bool {
+        self.requests_per_minute > 0 || self.tokens_per_minute > 0
+    }
 }
 
 /// Where a server publishes what its prefix cache holds.
@@ -127,6 +149,12 @@ pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Stri
         health_path: health_path(table),
         health_interval: millis("health_interval_ms"),
         in_flight_max: table.number("in_flight_max", 1..=1_000_000) as usize,
+        pacing: PacingConfig {
+            requests_per_minute: table.number("requests_per_minute", 0..=10_000_000) as u32,
+            tokens_per_minute: table.number("tokens_per_minute", 0..=1_000_000_000_000),
+            wait: Duration::from_millis(table.number("pace_wait_ms", 0..=600_000)),
+            gateways: table.number("pace_gateways", 1..=10_000) as u32,
+        },
         stream_usage: table.flag("stream_usage"),
         kv_events: kv_events(table),
     };

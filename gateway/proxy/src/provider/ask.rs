@@ -1,6 +1,7 @@
 //! A request to a provider: what is sent, with whose key, and what a refusal means.
 
 use std::future::poll_fn;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -9,7 +10,8 @@ use http::{HeaderName, HeaderValue, Method, header};
 use penstock_dialects::{FaultClass, ProviderCodec as _, ProviderFault};
 use penstock_proto::ErrorKind;
 
-use super::keys::{AllRest, Turn, Use};
+use super::keys::{AllRest, TooLate, Turn, Use};
+use super::pace::{Paced, Pacer};
 use super::sigv4::{Credentials, Signed};
 use super::{Outcome, Protocol, Provider, fields, sigv4};
 use crate::client::{Body, ClientError, Deadlines, Outgoing, Response, Sent};
@@ -44,6 +46,8 @@ pub(super) struct Asked {
     pub(super) asker: Asker,
     /// What the provider's key is used for.
     pub(super) uses: Use,
+    /// Tokens that it will use, roughly.
+    pub(super) tokens: u64,
 }
 
 #[async_trait]
@@ -73,9 +77,10 @@ impl Provider {
 
     /// Sends a request and returns the answer once its status is 2xx. A key that is refused or limited is replaced by another, if there
     /// is one.
-    pub(super) async fn ask(&self, asked: &Asked) -> Result<Response, Failure> {
+    pub(super) async fn ask(&self, asked: &Asked) -> Result<(Response, Option<Paced>), Failure> {
         self.keys.refresh(Instant::now());
-        let mut turn = self.keys.take(asked.asker, asked.uses, Instant::now()).map_err(|rest| self.all_rest(rest))?;
+        let taken = self.keys.take(asked.asker, asked.uses, Instant::now()).map_err(|rest| self.all_rest(rest))?;
+        let (mut turn, mut paced) = self.paced(asked, taken).await?;
         for tried in 1.. {
             let mut request =
                 self.outgoing(asked.method.clone(), &asked.path, &asked.headers, &asked.body, turn.as_ref());
@@ -87,17 +92,58 @@ impl Provider {
                     let (index, now) = (turn.index(), Instant::now());
                     self.keys.log(&self.config.id, index, turn.worked(now), now);
                 }
-                return Ok(response);
+                return Ok((response, paced));
             }
             let failure = self.refused(response, turn, asked.same_dialect).await;
             let other =
                 tried < self.keys.len() && failure.upstream.as_ref().is_some_and(|told| is_the_keys(told.class));
-            turn = match self.keys.awake(asked.asker, asked.uses, Instant::now()) {
+            // Nothing was made of it.
+            paced.iter_mut().for_each(|paced| paced.used(0));
+            let awake = match self.keys.awake(asked.asker, asked.uses, Instant::now()) {
                 Ok(awake) if other => awake,
                 _ => return Err(failure),
             };
+            (turn, paced) = self.paced(asked, awake).await?;
         }
         Err(Failure::internal("a provider with keys without number"))
+    }
+
+    /// Leave to send at the pace of a key: of the one whose turn it is, of another that may be used at once, or after a wait of the one
+    /// that may be used soonest.
+    async fn paced<'k>(
+        &'k self,
+        asked: &Asked,
+        first: Option<Turn<'k>>,
+    ) -> Result<(Option<Turn<'k>>, Option<Paced>), Failure> {
+        if self.pacers.is_empty() {
+            return Ok((first, None));
+        }
+        let mut soonest: Option<(Duration, Option<Turn<'k>>)> = None;
+        let mut next = Some(first);
+        for _ in 0..self.pacers.len() {
+            let Some(turn) = next.take() else { break };
+            match self.pacer(turn.as_ref()).at_once(asked.asker, asked.tokens) {
+                Ok(paced) => return Ok((turn, Some(paced))),
+                Err(wait) if soonest.as_ref().is_none_or(|(other, _)| wait < *other) => soonest = Some((wait, turn)),
+                Err(_) => {}
+            }
+            next = self.keys.awake(asked.asker, asked.uses, Instant::now()).ok();
+        }
+        let turn = soonest.and_then(|(_, turn)| turn);
+        let pacer = self.pacer(turn.as_ref()).clone();
+        let waited = pacer.wait(asked.asker, asked.tokens, self.config.pacing.wait).await;
+        self.counts.paced(waited.is_ok());
+        match waited {
+            Ok(paced) => Ok((turn, Some(paced))),
+            Err(wait) => {
+                self.counts.add(Outcome::Failed(FaultClass::RateLimited));
+                Err(TooLate(wait).failure().log(format!("{}: pace", self.config.id)))
+            }
+        }
+    }
+
+    fn pacer(&self, turn: Option<&Turn<'_>>) -> &Arc<Pacer> {
+        &self.pacers[turn.map_or(0, Turn::index).min(self.pacers.len() - 1)]
     }
 
     /// A request with everything that all of this provider's carry.

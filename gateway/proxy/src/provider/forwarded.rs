@@ -65,6 +65,8 @@ impl ProviderUpstream {
                 Asked {
                     asker: forward.asker,
                     uses: Use::new(&self.model, &path),
+                    // Nothing says how many.
+                    tokens: 0,
                     method: Method::POST,
                     path,
                     headers,
@@ -80,6 +82,8 @@ impl ProviderUpstream {
                 Asked {
                     asker: forward.asker,
                     uses: Use::new(&self.model, &path),
+                    // Nothing says how many.
+                    tokens: 0,
                     method: Method::GET,
                     path,
                     headers,
@@ -92,16 +96,16 @@ impl ProviderUpstream {
         };
         let mut span = forward.trace.as_ref().map(|trace| self.span(trace, "forward"));
         asked.headers.extend(span.iter().flat_map(OpenSpan::fields));
-        let response = self
+        let (response, paced) = self
             .answered(&asked)
             .await
             .inspect_err(|failure| span.iter_mut().for_each(|span| refused(span, failure)))?;
         if forward.body.is_some() == response.upgraded.is_some() {
             let message = "The upstream answered with another protocol than it was asked in.";
             let fault = penstock_dialects::ProviderFault::new(FaultClass::Garbled, message);
-            return Err(Passed::new(provider.clone(), place, span).failed(fault));
+            return Err(Passed::new(provider.clone(), place, span).paced(paced).failed(fault));
         }
-        Ok(Forwarded { response, passed: Passed::new(provider.clone(), place, span) })
+        Ok(Forwarded { response, passed: Passed::new(provider.clone(), place, span).paced(paced) })
     }
 
     /// The body with the name that the provider knows.

@@ -65,6 +65,25 @@ impl Use {
     }
 }
 
+/// A request waits longer for the provider's pace than it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TooLate(pub(crate) Duration);
+
+impl TooLate {
+    /// What the client is told; nothing was sent.
+    pub(crate) fn failure(self) -> Failure {
+        let message = "The upstream is used at the rate that it allows. Try again later.";
+        unsent(ProviderFault::new(FaultClass::RateLimited, message)).retry_after(self.0)
+    }
+}
+
+/// A failure of a provider that was not asked.
+fn unsent(fault: ProviderFault) -> Failure {
+    let mut failure = Failure::provider(fault);
+    failure.upstream.iter_mut().for_each(|upstream| upstream.sent = false);
+    failure
+}
+
 /// A key that may be used now. Dropped without an outcome it says nothing of the key.
 pub(crate) struct Turn<'k> {
     keys: &'k Keys,
@@ -91,9 +110,7 @@ impl AllRest {
             Why::Limited => (FaultClass::RateLimited, "All keys for the upstream are at their limit.".to_owned()),
             why => (FaultClass::Overloaded, format!("The upstream {}. Try again shortly.", why.says())),
         };
-        let mut failure = Failure::provider(ProviderFault::new(class, message)).retry_after(self.wait);
-        failure.upstream.iter_mut().for_each(|upstream| upstream.sent = false);
-        failure
+        unsent(ProviderFault::new(class, message)).retry_after(self.wait)
     }
 }
 

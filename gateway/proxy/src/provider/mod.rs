@@ -9,6 +9,7 @@ pub mod discover;
 mod fields;
 mod forwarded;
 pub(crate) mod keys;
+mod pace;
 mod passed;
 pub mod protocol;
 mod sigv4;
@@ -31,6 +32,7 @@ use crate::config::{ProviderConfig, Snapshot};
 use crate::foreign::Feed;
 use crate::upstream::{Card, Upstream};
 use keys::Keys;
+use pace::Pacer;
 
 /// A provider in use.
 pub struct Provider {
@@ -38,6 +40,8 @@ pub struct Provider {
     config: ProviderConfig,
     client: Client,
     keys: Keys,
+    /// The pace of each key, or of all requests where there is none.
+    pacers: Vec<Arc<Pacer>>,
     places: Arc<Semaphore>,
     counts: Arc<Counts>,
     /// How requests that are not its own API's are said to it.
@@ -74,6 +78,7 @@ impl Provider {
             id: config.id.as_str().into(),
             client,
             keys: Keys::new(&config.keys, config.key_file.as_deref()),
+            pacers: pacers(config),
             places: Arc::new(Semaphore::new(config.in_flight_max)),
             counts: Arc::default(),
             codec: protocol::codec_of(config),
@@ -147,6 +152,12 @@ impl Provider {
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
+}
+
+/// One for each key, where a pace is configured.
+fn pacers(config: &ProviderConfig) -> Vec<Arc<Pacer>> {
+    let count = if config.pacing.is_set() { config.keys.len().max(1) } else { 0 };
+    (0..count).map(|_| Pacer::new(&config.pacing, Instant::now())).collect()
 }
 
 /// A provider at one moment.
@@ -245,17 +256,34 @@ const OUTCOMES: [&str; 16] = [
 
 /// Counters of one provider.
 #[derive(Debug, Default)]
-pub struct Counts([AtomicU64; OUTCOMES.len()]);
+pub struct Counts {
+    outcomes: [AtomicU64; OUTCOMES.len()],
+    paces: [AtomicU64; PACES.len()],
+}
+
+/// What became of a request that could not be sent at once at the provider's pace.
+const PACES: [&str; 2] = ["waited", "refused"];
 
 impl Counts {
+    /// Counts a request that had to wait for its turn, or was refused instead.
+    pub(crate) fn paced(&self, is_sent: bool) {
+        self.paces[usize::from(!is_sent)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Name and count of each of these that was ever met.
+    pub fn paces(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let counted = PACES.iter().zip(&self.paces).map(|(name, count)| (*name, count.load(Ordering::Relaxed)));
+        counted.filter(|(_, count)| *count > 0)
+    }
+
     /// Counts one.
     pub(crate) fn add(&self, outcome: Outcome) {
-        self.0[outcome.at()].fetch_add(1, Ordering::Relaxed);
+        self.outcomes[outcome.at()].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Name and count of each outcome that was ever met.
     pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        let counted = OUTCOMES.iter().zip(&self.0).map(|(name, count)| (*name, count.load(Ordering::Relaxed)));
+        let counted = OUTCOMES.iter().zip(&self.outcomes).map(|(name, count)| (*name, count.load(Ordering::Relaxed)));
         counted.filter(|(_, count)| *count > 0)
     }
 }

@@ -15,6 +15,7 @@ use penstock_dialects::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surf
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use super::pace::Paced;
 use super::{Outcome, Provider, fields};
 use crate::answer::ANSWER_BYTES_MAX;
 use crate::client::{Body, ClientError, Fault, Response};
@@ -32,12 +33,20 @@ pub(super) struct Passed {
     provider: Arc<Provider>,
     _place: OwnedSemaphorePermit,
     span: Option<OpenSpan>,
+    /// What it has of the pace of the provider's key.
+    paced: Option<Paced>,
     counted: bool,
 }
 
 impl Passed {
     pub(super) fn new(provider: Arc<Provider>, place: OwnedSemaphorePermit, span: Option<OpenSpan>) -> Self {
-        Self { provider, _place: place, span, counted: false }
+        Self { provider, _place: place, span, paced: None, counted: false }
+    }
+
+    /// The same, sent at the provider's pace.
+    pub(super) fn paced(mut self, paced: Option<Paced>) -> Self {
+        self.paced = paced;
+        self
     }
 
     /// The provider, for the log.
@@ -47,6 +56,9 @@ impl Passed {
 
     /// What it cost, for the trace.
     pub(super) fn counts(&mut self, usage: Usage) {
+        if let Some(paced) = self.paced.as_mut().filter(|_| usage.prompt_tokens + usage.completion_tokens > 0) {
+            paced.used(usage.prompt_tokens + usage.completion_tokens);
+        }
         let Some(span) = &mut self.span else { return };
         span.set("gen_ai.usage.input_tokens", usage.prompt_tokens);
         span.set("gen_ai.usage.output_tokens", usage.completion_tokens);

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::ask::Asked;
 use super::keys::Use;
+use super::pace::Paced;
 use super::passed::{Passed, Stream, Whole};
 use super::protocol::openai_path;
 use super::translated::Translated;
@@ -109,6 +110,7 @@ impl ProviderUpstream {
         Asked {
             asker,
             uses: Use::new(&self.model, &path),
+            tokens: tokens_of(call),
             method: Method::POST,
             path,
             headers: fields::with(fields::upwards(call.dialect(), &call.headers), &call.send),
@@ -140,6 +142,7 @@ impl ProviderUpstream {
         let asked = Asked {
             asker,
             uses: Use::new(&self.model, &path),
+            tokens: tokens_of(call),
             method: Method::POST,
             path,
             headers: call.send.clone(),
@@ -163,7 +166,7 @@ impl ProviderUpstream {
     }
 
     /// Sends; whatever becomes of it is counted once.
-    pub(super) async fn answered(&self, asked: &Asked) -> Result<Response, Failure> {
+    pub(super) async fn answered(&self, asked: &Asked) -> Result<(Response, Option<Paced>), Failure> {
         let mut waiting = Waiting(Some(&self.provider));
         let response = Box::pin(self.provider.ask(asked)).await;
         waiting.0 = None;
@@ -234,11 +237,11 @@ impl Upstream for ProviderUpstream {
         };
         asked.sent = origin.sent.clone();
         asked.headers.extend(span.iter().flat_map(OpenSpan::fields));
-        let response = self
+        let (response, paced) = self
             .answered(&asked)
             .await
             .inspect_err(|failure| span.iter_mut().for_each(|span| refused(span, failure)))?;
-        let passed = Passed::new(provider.clone(), place, span);
+        let passed = Passed::new(provider.clone(), place, span).paced(paced);
         let first_by = call.stream.then(|| started + provider.config.first_token_timeout);
         match decoder {
             Some(decoder) => Ok(Box::new(Translated::new(decoder, response, passed, first_by))),
@@ -254,7 +257,8 @@ impl Upstream for ProviderUpstream {
         }
         let _place = provider.places.clone().try_acquire_owned().map_err(|_| provider.crowded())?;
         let deadlines = self.deadlines(&call, &Origin::default());
-        let mut response = self.answered(&self.passed_on(&call, Origin::default().asker(&call), deadlines)).await?;
+        let (mut response, _paced) =
+            self.answered(&self.passed_on(&call, Origin::default().asker(&call), deadlines)).await?;
         let mut bytes = Vec::new();
         while bytes.len() <= COUNT_BYTES_MAX {
             match poll_fn(|context| response.body.poll_chunk(context, &mut bytes)).await {
@@ -299,6 +303,21 @@ impl Drop for Waiting<'_> {
             provider.counts.add(Outcome::Cancelled);
         }
     }
+}
+
+/// Bytes of a request per token, roughly.
+const BYTES_PER_TOKEN: usize = 4;
+/// Output tokens of a request without a bound, roughly.
+const OUTPUT_TOKENS: u64 = 500;
+
+/// Tokens that a request will use, roughly: corrected when it has been answered.
+fn tokens_of(call: &Call) -> u64 {
+    let output = match call.ask.surface {
+        Surface::CountTokens => return 0,
+        Surface::Embeddings | Surface::Embed | Surface::Rerank | Surface::Score => 0,
+        _ => call.peek.max_tokens.map_or(OUTPUT_TOKENS, u64::from),
+    };
+    (call.body.len() / BYTES_PER_TOKEN) as u64 + output
 }
 
 /// A name as a segment of a path.

@@ -31,6 +31,8 @@ pub enum Metric {
     Mirrored,
     /// Requests to a provider, by outcome.
     UpstreamRequests,
+    /// Requests that could not be sent at once at a provider's pace, by outcome.
+    PacedRequests,
     /// Prompt tokens of requests that went where most of them was cached, by how that was known.
     RoutedTokens,
     /// Of these, believed to be cached.
@@ -81,7 +83,7 @@ const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    pub(super) const ALL: [Metric; 28] = [
+    pub(super) const ALL: [Metric; 29] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -96,6 +98,7 @@ impl Metric {
         Metric::RetriesDenied,
         Metric::Mirrored,
         Metric::UpstreamRequests,
+        Metric::PacedRequests,
         Metric::RoutedTokens,
         Metric::RoutedTokensPredicted,
         Metric::RoutedTokensCached,
@@ -154,6 +157,11 @@ impl Metric {
                 ("penstock_retries_denied_total", Kind::Counter, "Retries and hedges beyond the budget of the model.")
             }
             Metric::Mirrored => ("penstock_mirrored_total", Kind::Counter, "Copies of requests, by outcome."),
+            Metric::PacedRequests => (
+                "penstock_provider_paced_total",
+                Kind::Counter,
+                "Requests that waited for their turn at the provider's published rate, or were refused because the wait was too long.",
+            ),
             Metric::UpstreamRequests => {
                 ("penstock_upstream_requests_total", Kind::Counter, "Requests to a provider, by outcome.")
             }
