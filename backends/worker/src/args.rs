@@ -202,8 +202,13 @@ fn read_password(path: &Path) -> Result<String, String> {
     Ok(text.lines().next().unwrap_or_default().trim().to_owned())
 }
 
+/// Name of the process in `ps` and `pidof` (comm, at most 15 bytes): a signal meant for the gateway shall not find a worker.
+const PROCESS_NAME: &std::ffi::CStr = c"penstock-worker";
+
 /// The process: logs to stderr (JSON lines unless that is a terminal; `PENSTOCK_LOG` filters), runs, and says how it ended.
 pub fn main(args: &WorkerArgs) -> ExitCode {
+    // Err: the kernel has no names; nothing else depends on it.
+    let _ = rustix::thread::set_name(PROCESS_NAME);
     let filter = EnvFilter::try_from_env("PENSTOCK_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // Where the log cannot be written, what it says about that would panic in whoever logs.

@@ -22,6 +22,7 @@ pub mod inspect;
 mod listen;
 mod model;
 mod session;
+mod signals;
 mod strangers;
 mod tiers;
 mod transfer;
@@ -34,10 +35,10 @@ pub use tiers::TierOptions;
 use engine_thread::{Command, EngineThread, Wiring};
 use penstock_proto::frames::Loading;
 use session::{Host, Phase};
+use signals::Signals;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Handle, Runtime};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 use transfer::Peers;
@@ -63,14 +64,18 @@ pub fn run(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
 
 fn live(config: WorkerConfig, build: Build) -> Result<(), WorkerError> {
     config.check()?;
-    config.place()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|source| WorkerError::Os { what: "starting the session thread".into(), source })?;
+    let signals = {
+        let _inside = runtime.enter();
+        Signals::catch()?
+    };
+    config.place()?;
     let far = far_runtime(&config)?;
     let transfers = far.as_ref().unwrap_or(&runtime).handle().clone();
-    let result = runtime.block_on(serve(config, build, transfers));
+    let result = runtime.block_on(serve(config, build, transfers, signals));
     far.into_iter().chain([runtime]).for_each(Runtime::shutdown_background);
     result
 }
@@ -96,11 +101,9 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-async fn serve(config: WorkerConfig, build: Build, transfers: Handle) -> Result<(), WorkerError> {
+async fn serve(config: WorkerConfig, build: Build, transfers: Handle, mut signals: Signals) -> Result<(), WorkerError> {
     let listener = listen::bind(&config).await?;
     info!(address = %listener.address(), pid = std::process::id(), "worker listens");
-    let mut term = on_signal(SignalKind::terminate())?;
-    let mut interrupt = on_signal(SignalKind::interrupt())?;
     let (commands, inbox) = mpsc::channel(COMMANDS_MAX);
     let (phase, phases) = watch::channel(Phase::Loading(Loading { stage: "starting".into(), ..Default::default() }));
     let (drains, mut drain_orders) = mpsc::channel(4);
@@ -126,8 +129,7 @@ async fn serve(config: WorkerConfig, build: Build, transfers: Handle) -> Result<
     let result = loop {
         let exit = tokio::select! {
             _ = &mut ended => break thread.join(),
-            _ = term.recv() => true,
-            _ = interrupt.recv() => true,
+            () = signals.end() => true,
             Some(exit) = drain_orders.recv() => exit,
             _ = ticks.tick() => {
                 if config.tiers.is_any() {
@@ -194,10 +196,6 @@ impl Patience<'_> {
             }
         }
     }
-}
-
-fn on_signal(kind: SignalKind) -> Result<Signal, WorkerError> {
-    signal(kind).map_err(|source| WorkerError::Os { what: "catching signals".into(), source })
 }
 
 /// Resolves when the other end is dropped.

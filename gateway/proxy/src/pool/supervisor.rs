@@ -10,6 +10,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -27,6 +28,9 @@ const SETTLED: Duration = Duration::from_secs(60);
 
 /// Starts without settling after which it is called a crash loop.
 const CRASH_LOOP: u32 = 5;
+
+/// What a worker is called in `ps`.
+const WORKER_NAME: &str = "penstock-worker";
 
 /// A log larger than this is begun anew when the worker starts.
 const LOG_BYTES_MAX: u64 = 16 << 20;
@@ -298,6 +302,8 @@ impl Supervisor {
         options.create(true).mode(0o600);
         let log = if is_large { options.write(true).truncate(true) } else { options.append(true) }.open(&log_path)?;
         let mut command = Command::new(&self.local.program);
+        // `pidof penstock` and `pkill penstock` mean the gateway.
+        command.arg0(WORKER_NAME);
         command.args(&self.local.args).arg("--listen").arg(format!("unix://{}", self.file("sock").display()));
         let place = self.place();
         command.args(&place).arg("--own-session");

@@ -21,7 +21,7 @@ const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 /// What was settled last is told to the next process within this time.
 const TELL_MAX: Duration = Duration::from_secs(10);
 
-/// SIGTERM and the first SIGINT drain; a second SIGINT ends at once. So does [`Leave`].
+/// SIGTERM, SIGQUIT and the first SIGINT drain; a second SIGINT ends at once. So does [`Leave`].
 pub(super) struct Signals {
     pub(super) gateway: Arc<Gateway>,
     pub(super) listeners: Arc<Listeners>,
@@ -32,10 +32,13 @@ pub(super) struct Signals {
     pub(super) drained: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// SIGTERM and SIGINT. Until this is made they end the process at once; from then on they wait to be heard.
+/// SIGTERM, SIGQUIT and SIGINT. Until this is made they end the process at once; from then on they wait to be heard. SIGUSR1 and SIGUSR2,
+/// which other servers rotate their logs on, end nothing.
 pub struct Stops {
     terminate: Signal,
+    quit: Signal,
     interrupt: Signal,
+    users: [Signal; 2],
 }
 
 impl Stops {
@@ -47,8 +50,35 @@ impl Stops {
         // It only registers them: whichever runtime runs hears them.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let _inside = runtime.enter();
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            quit: signal(SignalKind::quit())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            users: [signal(SignalKind::user_defined1())?, signal(SignalKind::user_defined2())?],
+        })
     }
+
+    /// Waits for one of them.
+    async fn next(&mut self) -> Stop {
+        let [first, second] = &mut self.users;
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return Stop::Drain,
+                _ = self.quit.recv() => return Stop::Drain,
+                _ = self.interrupt.recv() => return Stop::Interrupt,
+                _ = first.recv() => tracing::warn!(signal = "SIGUSR1", "signal ignored"),
+                _ = second.recv() => tracing::warn!(signal = "SIGUSR2", "signal ignored"),
+            }
+        }
+    }
+}
+
+/// What a signal asks for.
+enum Stop {
+    /// Answers in progress may end.
+    Drain,
+    /// The same; the second one ends the process at once.
+    Interrupt,
 }
 
 /// Lets the process end when its answers have, because another one serves.
@@ -68,8 +98,7 @@ impl ShutdownSignalWatch for Signals {
         let stops = self.stops.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut stops) = stops else { return std::future::pending().await };
         tokio::select! {
-            _ = stops.terminate.recv() => {}
-            _ = stops.interrupt.recv() => {}
+            _ = stops.next() => {}
             () = self.leave.0.notified() => {}
         }
         let is_leaving = self.gateway.is_leaving();
@@ -93,9 +122,9 @@ impl ShutdownSignalWatch for Signals {
 /// Signals while it drains.
 async fn impatience(mut stops: Stops, hurry: Arc<AtomicBool>, gateway: Arc<Gateway>) {
     loop {
-        tokio::select! {
-            _ = stops.terminate.recv() => hurry.store(true, Ordering::Relaxed),
-            _ = stops.interrupt.recv() => {
+        match stops.next().await {
+            Stop::Drain => hurry.store(true, Ordering::Relaxed),
+            Stop::Interrupt => {
                 gateway.flush_logs();
                 std::process::exit(130);
             }
