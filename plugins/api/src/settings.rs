@@ -321,6 +321,10 @@ impl Drop for Settings<'_> {
             return;
         }
         let asked = self.asked.take();
+        // What refused the whole table has not read its keys: they are no faults beside it.
+        if self.faults.borrow().iter().any(|fault| fault.path == self.path) {
+            return;
+        }
         for name in self.values.into_iter().flat_map(Map::keys).filter(|name| !asked.contains(*name)) {
             let known: Vec<_> = asked.iter().map(String::as_str).collect();
             let known = if known.is_empty() {

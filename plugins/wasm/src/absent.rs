@@ -29,6 +29,7 @@ mod tests {
     #[test]
     fn a_build_without_the_host_says_how_to_get_it() {
         let faults = testing::build(crate::KINDS[0], &json!({ "file": "a.wasm" })).err().unwrap();
+        assert_eq!(faults.len(), 1, "the settings that nobody read are no faults: {faults:?}");
         assert!(faults[0].message.contains("--features wasm"), "{faults:?}");
     }
 }

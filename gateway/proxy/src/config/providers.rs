@@ -129,10 +129,13 @@ pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Stri
     let keys = keys(table, env);
     let headers = sendable(table, "headers", table.map("headers"));
     let api_version = table.text("api_version");
+    let is_usable = target.is_some();
+    // All of the table is read, whatever is wrong with its address: every fault is reported at once.
+    let target = target.or_else(|| Target::parse("http://localhost").ok())?;
     let out = ProviderConfig {
         id: id.unwrap_or_default(),
         protocol: protocol.unwrap_or(Protocol::OpenAi),
-        target: target?,
+        target,
         keys,
         key_file: table.text("key_file").map(PathBuf::from),
         models: table.texts("models"),
@@ -158,7 +161,7 @@ pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Stri
         stream_usage: table.flag("stream_usage"),
         kv_events: kv_events(table),
     };
-    Some(out)
+    is_usable.then_some(out)
 }
 
 fn kv_events(table: &Reader<'_, '_>) -> Option<KvEventsConfig> {
@@ -290,6 +293,18 @@ mod tests {
         assert_eq!((provider.keys[0].expose(), provider.models.as_slice()), ("s3cret", &["big".to_owned()][..]));
         assert!(snapshot.pools.is_empty(), "no demo model beside a provider");
         assert!(!format!("{snapshot:?}").contains("s3cret"));
+    }
+
+    #[test]
+    fn a_fault_brings_no_false_ones_along() {
+        let text =
+            "[[providers]]\nid = \"a\"\nbase_url = \"ftp://x\"\nmodels = [\"m\"]\nin_flight_max = 0\nmodel = 1\n";
+        let faults = read(text).expect_err("an address of no use");
+        let lines: Vec<_> = faults.lines().map(|line| line.split(": ").nth(1).unwrap_or_default()).collect();
+        assert_eq!(lines, ["providers[0].base_url", "providers[0].in_flight_max", "providers[0].model"], "{faults}");
+        let plugin =
+            read("[[plugins]]\nname = \"nobody's\"\n[plugins.settings]\nfile = \"x\"\n").expect_err("no such plugin");
+        assert_eq!(plugin.lines().count(), 1, "{plugin}");
     }
 
     #[test]

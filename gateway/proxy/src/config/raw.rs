@@ -1,6 +1,6 @@
 //! What the user typed: a TOML document with spans, read key by key so that every fault is found, not just the first.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ops::{Range, RangeInclusive};
 
@@ -31,6 +31,8 @@ pub(super) struct Reader<'d, 'a> {
     inline: Option<&'static [&'static str]>,
     /// Where it stands.
     span: Option<Range<usize>>,
+    /// Something of it is wrong: whoever read it may have stopped there.
+    is_faulty: Cell<bool>,
 }
 
 impl<'a> Document<'a> {
@@ -107,7 +109,16 @@ impl<'a> Document<'a> {
 
 impl<'d, 'a> Reader<'d, 'a> {
     fn new(document: &'d Document<'a>, table: &'static str, path: String, values: Option<&'d DeTable<'a>>) -> Self {
-        Self { document, table, path, values, asked: RefCell::default(), inline: None, span: None }
+        Self {
+            document,
+            table,
+            path,
+            values,
+            asked: RefCell::default(),
+            inline: None,
+            span: None,
+            is_faulty: Cell::new(false),
+        }
     }
 
     /// The inline tables in a list: `name = [{ … }, { … }]`. `names` are the keys that they may have, without defaults.
@@ -178,6 +189,7 @@ impl<'d, 'a> Reader<'d, 'a> {
 
     /// Records a fault of one key.
     pub(super) fn fault(&self, name: &str, message: impl Into<String>) {
+        self.is_faulty.set(true);
         let own = self.values.and_then(|values| values.get(name)).map(Spanned::span);
         let first = || self.values.and_then(|values| values.keys().map(Spanned::span).min_by_key(|span| span.start));
         let span = own.or_else(|| self.span.clone()).or_else(first);
@@ -302,10 +314,16 @@ impl Drop for Reader<'_, '_> {
                     table.name.strip_prefix(self.table).and_then(|rest| rest.strip_prefix('.'))
                         == Some(name.get_ref().as_ref())
                 });
-            if !inner && !self.asked.borrow().contains(name.get_ref().as_ref()) {
-                let path = format!("{}.{}", self.path, name.get_ref());
-                self.document.fault(Some(name.span()), &path, unknown(name.get_ref(), &known));
+            if inner || self.asked.borrow().contains(name.get_ref().as_ref()) {
+                continue;
             }
+            let message = match known.contains(&name.get_ref().as_ref()) {
+                // It was not read because of a fault that is reported.
+                true if self.is_faulty.get() => continue,
+                true => "has no effect here: it goes with another key, which is missing".to_owned(),
+                false => unknown(name.get_ref(), &known),
+            };
+            self.document.fault(Some(name.span()), &format!("{}.{}", self.path, name.get_ref()), message);
         }
     }
 }
