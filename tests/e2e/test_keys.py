@@ -8,6 +8,7 @@ import subprocess
 import httpx
 import openai
 import pytest
+from test_admin import admin
 
 from harness import Gateway, binary, last_good, promised, serving, user, wait_until
 
@@ -52,6 +53,10 @@ def test_the_life_of_a_key(tmp_path):
         for key in (rotated["key"], shown, child["key"]):
             wait_until(lambda key=key: status(gateway, key) == 401, "it is worth nothing")
         assert "revoked" in keys(gateway, "show", listed["id"])
+        states = {key["id"]: key["state"] for key in json.loads(keys(gateway, "list", "--all", "--json"))}
+        assert (states[listed["id"]], states[child["id"]]) == ("revoked", "parent_revoked"), "as requests are told"
+        assert "parent_revoked" in keys(gateway, "--all"), "bare is list"
+        assert "parent_revoked" in admin(gateway, "keys") and "parent_revoked" in admin(gateway, "keys", "list")
         assert "is revoked" in keys(gateway, "rotate", listed["id"], ok=False)
         assert "there is no" in keys(gateway, "revoke", "key_none", ok=False)
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
-use penstock_proxy::auth::{Desk, Issued, NewKey};
+use penstock_proxy::auth::{Desk, Issued, NewKey, Standing};
 use penstock_proxy::config::Snapshot;
 use penstock_proxy::{clock, stored};
 use penstock_store::{KeyFilter, KeyId, KeyRecord, Listing, Order, Page};
@@ -30,10 +30,12 @@ const LISTED_MAX: usize = 100_000;
 
 /// `penstock keys`.
 #[derive(Args, Clone, Debug)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub(crate) struct KeysArgs {
     #[command(subcommand)]
-    command: KeysCommand,
+    command: Option<KeysCommand>,
+    #[command(flatten)]
+    list: ListArgs,
 }
 
 #[derive(Subcommand, Clone, Debug)]
@@ -166,7 +168,9 @@ struct RotateArgs {
 
 /// Does one of them.
 pub(crate) fn run(args: &KeysArgs) -> anyhow::Result<()> {
-    let place = match &args.command {
+    let listed = KeysCommand::List(args.list.clone());
+    let command = args.command.as_ref().unwrap_or(&listed);
+    let place = match command {
         KeysCommand::Create(args) => &args.place,
         KeysCommand::List(args) => &args.place,
         KeysCommand::Show(args) | KeysCommand::Revoke(args) => &args.place,
@@ -176,10 +180,13 @@ pub(crate) fn run(args: &KeysArgs) -> anyhow::Result<()> {
     let desk = desk(place)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        match &args.command {
+        match command {
             KeysCommand::Create(args) => create(&desk, args).await,
             KeysCommand::List(args) => list(&desk, args).await,
-            KeysCommand::Show(args) => show(place, &desk.show(&id(&args.id)?).await?),
+            KeysCommand::Show(args) => {
+                let key = desk.show(&id(&args.id)?).await?;
+                show(place, &judged(&desk, key).await?)
+            }
             KeysCommand::Rotate(args) => {
                 let grace = duration(&args.grace)?;
                 issued(place, &desk.rotate(&id(&args.one.id)?, grace, clock::unix_seconds()).await?)
@@ -187,7 +194,7 @@ pub(crate) fn run(args: &KeysArgs) -> anyhow::Result<()> {
             KeysCommand::Revoke(args) => {
                 let key = desk.revoke(&id(&args.id)?, clock::unix_seconds()).await?;
                 if place.json {
-                    return show(place, &key);
+                    return show(place, &judged(&desk, key).await?);
                 }
                 println!("{} is revoked", key.id);
                 Ok(())
@@ -233,6 +240,8 @@ async fn list(desk: &Desk, args: &ListArgs) -> anyhow::Result<()> {
             break;
         }
     }
+    let standings = desk.standings(&keys, clock::unix_seconds()).await?;
+    let keys: Vec<(KeyRecord, Standing)> = keys.into_iter().zip(standings).collect();
     if args.place.json {
         println!("{}", Value::from(keys.iter().map(document).collect::<Vec<_>>()));
         return Ok(());
@@ -242,21 +251,25 @@ async fn list(desk: &Desk, args: &ListArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     println!("{:<29} {:<20} {:<14} {:<11} {:<21} state", "id", "name", "team", "ends with", "expires");
-    for key in keys {
+    for (key, standing) in keys {
         let expires = key.expires.map_or_else(|| "-".into(), clock::format);
         let (team, hint) = (key.team.as_deref().unwrap_or("-"), format!("…{}", key.hint));
-        println!("{:<29} {:<20} {:<14} {:<11} {:<21} {}", key.id.as_str(), key.name, team, hint, expires, state(&key));
+        println!(
+            "{:<29} {:<20} {:<14} {:<11} {:<21} {}",
+            key.id.as_str(),
+            key.name,
+            team,
+            hint,
+            expires,
+            standing.name()
+        );
     }
     Ok(())
 }
 
-fn state(key: &KeyRecord) -> &'static str {
-    let is_over = |end: u64| end <= clock::unix_seconds();
-    match (key.revoked, key.expires) {
-        (Some(_), _) => "revoked",
-        (None, Some(end)) if is_over(end) => "expired",
-        (None, _) => "good",
-    }
+async fn judged(desk: &Desk, key: KeyRecord) -> anyhow::Result<(KeyRecord, Standing)> {
+    let standing = desk.standings(std::slice::from_ref(&key), clock::unix_seconds()).await?.remove(0);
+    Ok((key, standing))
 }
 
 /// The store and the rules of the config.
@@ -274,7 +287,7 @@ fn id(text: &str) -> anyhow::Result<KeyId> {
 /// The one moment at which the text of a key is seen.
 fn issued(place: &Place, issued: &Issued) -> anyhow::Result<()> {
     if place.json {
-        let mut document = document(&issued.record);
+        let mut document = document(&(issued.record.clone(), Standing::Good));
         document["key"] = issued.secret.expose().into();
         println!("{document}");
         return Ok(());
@@ -287,7 +300,7 @@ fn issued(place: &Place, issued: &Issued) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn show(place: &Place, key: &KeyRecord) -> anyhow::Result<()> {
+fn show(place: &Place, key: &(KeyRecord, Standing)) -> anyhow::Result<()> {
     let document = document(key);
     if place.json {
         println!("{document}");
@@ -306,11 +319,11 @@ fn show(place: &Place, key: &KeyRecord) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn document(key: &KeyRecord) -> Value {
+fn document((key, standing): &(KeyRecord, Standing)) -> Value {
     let scope = &key.scope;
     let time = |seconds: Option<u64>| seconds.map(clock::format);
     json!({
-        "id": key.id.as_str(), "name": key.name, "state": state(key), "ends_with": key.hint, "team": key.team, "user": key.user,
+        "id": key.id.as_str(), "name": key.name, "state": standing.name(), "ends_with": key.hint, "team": key.team, "user": key.user,
         "parent": key.parent.as_ref().map(KeyId::as_str), "models": scope.models, "routes": scope.routes, "dialects": scope.dialects,
         "addresses": scope.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), "limits": key.limits, "tags": key.tags,
         "created": time(Some(key.created)), "expires": time(key.expires), "rotated": time(key.rotated), "revoked": time(key.revoked),
@@ -321,9 +334,14 @@ fn document(key: &KeyRecord) -> Value {
 pub(crate) fn moment(text: &str) -> anyhow::Result<u64> {
     match clock::parse(text) {
         Some(moment) => Ok(moment),
-        None => Ok(clock::unix_seconds()
-            + duration(text).context("or a date as 2027-01-31, or 2027-01-31T18:00:00Z")?.as_secs()),
+        None => Ok(clock::unix_seconds().saturating_add(time_or_date(text)?.as_secs())),
     }
+}
+
+/// A time where a date could stand too.
+pub(crate) fn time_or_date(text: &str) -> anyhow::Result<Duration> {
+    let wrong = "is neither a time as 30s, 15m, 12h or 90d nor a date as 2027-01-31 or 2027-01-31T18:00:00Z";
+    duration(text).map_err(|_| anyhow::anyhow!("{text:?} {wrong}"))
 }
 
 /// `30s`, `15m`, `12h`, `90d`

@@ -9,9 +9,9 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode, header};
 use penstock_govern::Scope;
-use penstock_proxy::auth::{Desk, DeskError, Issued, NewKey as Wish};
+use penstock_proxy::auth::{Desk, DeskError, Issued, NewKey as Wish, Standing};
 use penstock_proxy::clock;
-use penstock_store::{KeyChange, KeyFilter, KeyId, KeyRecord};
+use penstock_store::{KeyChange, KeyFilter, KeyId, KeyRecord, Listing};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
@@ -93,26 +93,40 @@ pub(crate) struct Key {
     version: u64,
 }
 
-/// Whether a key is good.
+/// Whether requests with a key are let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum KeyState {
     Good,
     Expired,
     Revoked,
+    /// A key that it was made from is revoked or gone.
+    ParentRevoked,
+    /// A key that it was made from has expired.
+    ParentExpired,
+    /// Its user or its team is blocked, or the team is gone.
+    Blocked,
 }
 
-impl From<KeyRecord> for Key {
-    fn from(key: KeyRecord) -> Self {
-        let state = match (key.revoked, key.expires) {
-            (Some(_), _) => KeyState::Revoked,
-            (None, Some(end)) if end <= clock::unix_seconds() => KeyState::Expired,
-            (None, _) => KeyState::Good,
-        };
+impl From<Standing> for KeyState {
+    fn from(standing: Standing) -> Self {
+        match standing {
+            Standing::Good => Self::Good,
+            Standing::Expired => Self::Expired,
+            Standing::Revoked => Self::Revoked,
+            Standing::ParentRevoked => Self::ParentRevoked,
+            Standing::ParentExpired => Self::ParentExpired,
+            Standing::Blocked => Self::Blocked,
+        }
+    }
+}
+
+impl Key {
+    fn of(key: KeyRecord, standing: Standing) -> Self {
         Self {
             id: key.id.to_string(),
             name: key.name,
-            state,
+            state: standing.into(),
             ends_with: key.hint,
             team: key.team,
             user: key.user,
@@ -245,6 +259,12 @@ fn desk(admin: &Admin) -> Desk {
     Desk::new(admin.store.clone(), admin.gateway.serving().config.clone())
 }
 
+/// A key as it is shown.
+async fn judged(admin: &Admin, key: KeyRecord) -> Result<Key, ApiError> {
+    let standings = desk(admin).standings(std::slice::from_ref(&key), clock::unix_seconds()).await?;
+    Ok(Key::of(key, standings.first().copied().unwrap_or(Standing::Good)))
+}
+
 fn key_id(text: &str) -> Result<KeyId, ApiError> {
     KeyId::parse(text).ok_or_else(|| ApiError::not_found("There is no issued key of that id."))
 }
@@ -254,8 +274,9 @@ pub(crate) fn known_limits(admin: &Admin, limits: &[String]) -> Result<(), ApiEr
     Ok(desk(admin).check_limits(limits)?)
 }
 
-fn issued(status: StatusCode, Issued { secret, record }: Issued) -> Response {
-    let key = Key::from(record);
+async fn issued(admin: &Admin, status: StatusCode, Issued { secret, record }: Issued) -> Response {
+    // A store that is away by now does not keep the text from whoever asked for it.
+    let key = judged(admin, record.clone()).await.unwrap_or_else(|_| Key::of(record, Standing::Good));
     let did = Did {
         target: Some(key.id.clone()),
         detail: json!({ "name": key.name, "team": key.team, "limits": key.limits }),
@@ -274,7 +295,11 @@ pub(crate) async fn list(
 ) -> Result<Json<Page<Key>>, ApiError> {
     let page = query.paging.page()?;
     let filter = KeyFilter { team: query.team, user: query.user, parent: None, revoked: query.revoked };
-    Ok(Json(Page::of(desk(&admin).list(&filter, &page).await?, Key::from, |key| &key.id)))
+    let desk = desk(&admin);
+    let Listing { items, more } = desk.list(&filter, &page).await?;
+    let standings = desk.standings(&items, clock::unix_seconds()).await?;
+    let keys = Listing { items: items.into_iter().zip(standings).collect(), more };
+    Ok(Json(Page::of(keys, |(key, standing)| Key::of(key, standing), |key| &key.id)))
 }
 
 /// Issues a key. Its text is in this answer and nowhere else.
@@ -303,7 +328,7 @@ pub(crate) async fn create(State(admin): State<Admin>, Body(new): Body<NewKey>) 
         DeskError::NotFound(_) => ApiError::invalid("parent", error.to_string()),
         other => other.into(),
     })?;
-    Ok(issued(StatusCode::CREATED, made))
+    Ok(issued(&admin, StatusCode::CREATED, made).await)
 }
 
 /// One issued key.
@@ -312,7 +337,8 @@ pub(crate) async fn create(State(admin): State<Admin>, Body(new): Body<NewKey>) 
     responses((status = 200, description = "The key, without its text.", body = Key, headers(("etag" = String, description = "Its version, for If-Match.")))),
     security(("admin_key" = ["viewer"])))]
 pub(crate) async fn get(State(admin): State<Admin>, Id(id): Id) -> Result<Response, ApiError> {
-    Ok(version::tagged(Key::from(desk(&admin).show(&key_id(&id)?).await?)))
+    let key = desk(&admin).show(&key_id(&id)?).await?;
+    Ok(version::tagged(judged(&admin, key).await?))
 }
 
 /// Changes a key. What is refused by then is refused with its next request.
@@ -334,14 +360,14 @@ pub(crate) async fn update(
     let expected = version::expected(&headers, patch.expected_version)?;
     // One change after another, so that what is looked at here is what is changed.
     let _turn = admin.turn.lock().await;
-    let before = desk.show(&id).await?;
+    let before = judged(&admin, desk.show(&id).await?).await?;
     version::check(expected, before.version)?;
     let end = patch.expires.unwrap_or(before.expires);
     let scope = patch.allowed.map(|allowed| allowed.scope(end)).transpose()?;
     let KeyPatch { name, team, user, expires, limits, tags, .. } = patch;
     let change = KeyChange { name, team, user, scope, limits, tags, expires };
-    let key = Key::from(desk.change(&id, change, clock::unix_seconds()).await?);
-    let did = Did { target: None, detail: json!({ "before": Key::from(before), "after": key }) };
+    let key = judged(&admin, desk.change(&id, change, clock::unix_seconds()).await?).await?;
+    let did = Did { target: None, detail: json!({ "before": before, "after": key }) };
     Ok((axum::Extension(did), version::tagged(key)).into_response())
 }
 
@@ -358,7 +384,7 @@ pub(crate) async fn rotate(
 ) -> Result<Response, ApiError> {
     let grace = Duration::from_secs(how.grace_seconds.unwrap_or(GRACE_SECONDS));
     let made = desk(&admin).rotate(&key_id(&id)?, grace, clock::unix_seconds()).await?;
-    Ok(issued(StatusCode::OK, made))
+    Ok(issued(&admin, StatusCode::OK, made).await)
 }
 
 /// Takes a key back, and the keys that were made from it: within a second, at every gateway.
@@ -366,6 +392,6 @@ pub(crate) async fn rotate(
     params(("id" = String, Path, max_length = 256, description = "Its id.")),
     responses((status = 200, description = "The key.", body = Key)), security(("admin_key" = ["operator"])))]
 pub(crate) async fn revoke(State(admin): State<Admin>, Id(id): Id) -> Result<Response, ApiError> {
-    let key = Key::from(desk(&admin).revoke(&key_id(&id)?, clock::unix_seconds()).await?);
-    Ok(version::tagged(key))
+    let key = desk(&admin).revoke(&key_id(&id)?, clock::unix_seconds()).await?;
+    Ok(version::tagged(judged(&admin, key).await?))
 }

@@ -14,6 +14,7 @@ use penstock_store::{
 use super::directory::{DEPTH_MAX, scope_of};
 use super::pepper::Pepper;
 use super::secret;
+use super::standing::{Judge, Standing};
 use crate::config::{Secret, Snapshot};
 
 /// Longest name, and longest entry of a list.
@@ -203,6 +204,19 @@ impl Desk {
     /// The store's.
     pub async fn list(&self, filter: &KeyFilter, page: &Page) -> Result<Listing<KeyRecord>, DeskError> {
         Ok(self.store.keys(filter, page).await?)
+    }
+
+    /// Whether these keys are good, in their order: what requests with them are told.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn standings(&self, keys: &[KeyRecord], now: u64) -> Result<Vec<Standing>, DeskError> {
+        let mut judge = Judge::new(self.store.as_ref(), &self.config, now);
+        let mut out = Vec::with_capacity(keys.len());
+        for key in keys {
+            out.push(judge.standing(key).await?);
+        }
+        Ok(out)
     }
 
     /// A key that is not revoked.

@@ -261,7 +261,7 @@ pub(super) mod tests {
         }
     }
 
-    fn owner(kind: OwnerKind, id: &str) -> OwnerRecord {
+    pub(crate) fn owner(kind: OwnerKind, id: &str) -> OwnerRecord {
         OwnerRecord {
             kind,
             id: id.into(),

@@ -23,6 +23,7 @@ mod owners;
 mod pepper;
 mod principal;
 mod secret;
+mod standing;
 mod throttle;
 
 pub(crate) use check::{check_address, check_credential, check_key_set, check_token};
@@ -36,6 +37,7 @@ pub use key::{Digest, Key, Proof, Team};
 pub use pepper::{Pepper, PepperSource};
 pub use principal::{Parent, Principal};
 pub use secret::PREFIX;
+pub use standing::Standing;
 
 pub(crate) use directory::DEPTH_MAX;
 pub(crate) use principal::DIALECTS;
