@@ -333,6 +333,41 @@ mod tests {
         })
     }
 
+    /// What is wrong with a HELP text, which is read alone.
+    fn unclear(help: &str) -> Option<String> {
+        const BEGINS: [&str; 12] =
+            ["Of the", "The same", "Since", "Used", "Reserved", "From", "Per ", "Sum ", "Same", "Also", "What", "Who"];
+        const POINTS_ELSEWHERE: [&str; 9] = ["it", "its", "this", "these", "those", "they", "them", "each", "itself"];
+        if !help.starts_with(|first: char| first.is_ascii_uppercase() || first.is_ascii_digit()) || !help.ends_with('.')
+        {
+            return Some("is no sentence".into());
+        }
+        if let Some(begin) = BEGINS.iter().find(|begin| help.starts_with(*begin)) {
+            return Some(format!("begins with {begin:?}: the subject is missing"));
+        }
+        let mut words = help.split(|letter: char| !letter.is_ascii_alphabetic()).map(str::to_ascii_lowercase);
+        let word = words.find(|word| POINTS_ELSEWHERE.contains(&word.as_str()))?;
+        Some(format!("says {word:?}, and whoever reads only this line does not know what is meant"))
+    }
+
+    #[test]
+    fn each_help_text_has_a_subject_of_its_own() {
+        assert!(unclear("Seconds that these took.").is_some() && unclear("Of the bytes, some.").is_some());
+        let tables = tables();
+        let mut literals = tables.split('"').skip(1).step_by(2);
+        let mut found = 0;
+        while let Some(literal) = literals.next() {
+            let begins = |start: &&str| literal.starts_with(*start);
+            if !["penstock_", "gen_ai_"].iter().any(|start| begins(&start)) {
+                continue;
+            }
+            let help = literals.find(|next| !["gauge", "counter"].contains(next)).expect("a HELP text");
+            found += 1;
+            assert_eq!(unclear(help), None, "{literal}: {help:?}");
+        }
+        assert!(found >= Metric::ALL.len() + 50, "{found} metrics were found");
+    }
+
     #[test]
     fn the_dashboard_asks_for_metrics_that_exist() {
         let own = tables();

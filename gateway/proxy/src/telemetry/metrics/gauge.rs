@@ -95,7 +95,7 @@ pub enum Gauge {
     RouterFirstTokenError,
     /// Of these, not bit-exact.
     ResumesInexact,
-    /// Requests moved to another worker while they ran, by reason.
+    /// Requests moved to another worker while running, by reason.
     Moves(&'static str),
     /// Requests that were to be moved and stayed, by reason.
     MovesFailed(&'static str),
@@ -256,9 +256,11 @@ impl Gauge {
                 ("penstock_kv_tier_blocks_max", "gauge", "KV blocks that the tier has room for.")
             }
             Gauge::TierLoads(_) => ("penstock_kv_tier_loads_total", "counter", "KV blocks loaded from the tier."),
-            Gauge::TierLoadSeconds(_) => {
-                ("penstock_kv_tier_load_seconds_total", "counter", "Seconds that loading took, summed over blocks.")
-            }
+            Gauge::TierLoadSeconds(_) => (
+                "penstock_kv_tier_load_seconds_total",
+                "counter",
+                "Seconds that loading KV blocks from the tier took, summed over blocks.",
+            ),
             Gauge::TierStores(_) => ("penstock_kv_tier_stores_total", "counter", "KV blocks stored in the tier."),
             Gauge::TierDrops(_) => (
                 "penstock_kv_tier_drops_total",
@@ -268,7 +270,7 @@ impl Gauge {
             Gauge::TierCorrupt(_) => (
                 "penstock_kv_tier_corrupt_total",
                 "counter",
-                "KV blocks that were not what their name says; none of them was used.",
+                "KV blocks whose content did not fit their name, and which were thrown away.",
             ),
             Gauge::TierLate(_) => (
                 "penstock_kv_tier_late_total",
@@ -288,7 +290,7 @@ impl Gauge {
             Gauge::KvPrefetched(_) => (
                 "penstock_kv_prefetched_blocks_total",
                 "counter",
-                "KV blocks loaded from a tier for a request that still waited: used by one within a minute, or unused.",
+                "KV blocks loaded from a tier for a request that still waited: used by a request within a minute, or unused.",
             ),
             Gauge::KvTransfers(_) => {
                 ("penstock_kv_transfers_total", "counter", "Transfers of KV from one worker to another, by outcome.")
@@ -301,28 +303,30 @@ impl Gauge {
             Gauge::KvTransferBytes => {
                 ("penstock_kv_transfer_bytes_total", "counter", "Bytes of KV that came from another worker.")
             }
-            Gauge::KvTransferSeconds => {
-                ("penstock_kv_transfer_seconds_total", "counter", "Seconds from the first to the last page of each.")
-            }
+            Gauge::KvTransferSeconds => (
+                "penstock_kv_transfer_seconds_total",
+                "counter",
+                "Seconds from the first to the last page of a KV transfer, summed over transfers.",
+            ),
             Gauge::KvTransferPrefillSeconds => (
                 "penstock_kv_transfer_prefill_seconds_total",
                 "counter",
-                "Of these, seconds of blocks that the other worker computed for it.",
+                "Seconds of KV transfers whose blocks the sending worker computed for the transfer.",
             ),
             Gauge::KvTransferHiddenSeconds => (
                 "penstock_kv_transfer_hidden_seconds_total",
                 "counter",
-                "Of these, seconds in which the other worker still computed.",
+                "Seconds of KV transfers in which the sending worker still computed.",
             ),
             Gauge::KvTransferMemoryBytes => (
                 "penstock_kv_transfer_memory_bytes_total",
                 "counter",
-                "Of the bytes, those that came through memory that both workers map.",
+                "Bytes of KV that came through memory mapped by both workers.",
             ),
             Gauge::KvTransferStreamBytes => (
                 "penstock_kv_transfer_stream_bytes_total",
                 "counter",
-                "Of the bytes, those that came on connections beside the first of their transfer.",
+                "Bytes of KV that came on connections beside the first of a transfer.",
             ),
             Gauge::KvTransfersNext => (
                 "penstock_kv_transfers_next_total",
@@ -337,14 +341,14 @@ impl Gauge {
             Gauge::RoleFlips => {
                 ("penstock_role_flips_total", "counter", "Changes of a worker's role that followed the load.")
             }
-            Gauge::WorkersWanted => (
-                "penstock_workers_wanted",
-                "gauge",
-                "Workers that there should be, where their number follows the load.",
-            ),
-            Gauge::WorkersLoad => {
-                ("penstock_workers_load_ratio", "gauge", "Load of the workers that serve; 1 is all that they can do.")
+            Gauge::WorkersWanted => {
+                ("penstock_workers_wanted", "gauge", "Workers wanted, where the number of workers follows the load.")
             }
+            Gauge::WorkersLoad => (
+                "penstock_workers_load_ratio",
+                "gauge",
+                "Load of the workers that serve, as a share of capacity (1 is full).",
+            ),
             Gauge::ReplicaChanges(_) => (
                 "penstock_replica_changes_total",
                 "counter",
@@ -366,29 +370,35 @@ impl Gauge {
                 ("penstock_router_decisions_total", "counter", "Times that the router was asked what to do next.")
             }
             Gauge::RouterDecisionSeconds => {
-                ("penstock_router_decision_seconds_total", "counter", "Seconds that these took.")
+                ("penstock_router_decision_seconds_total", "counter", "Seconds that decisions of the router took.")
             }
             Gauge::RouterFirstTokens => {
                 ("penstock_router_first_tokens_total", "counter", "First tokens after a binding to a worker.")
             }
-            Gauge::RouterFirstTokenSeconds => {
-                ("penstock_router_ttft_seconds_total", "counter", "Seconds from the binding to these.")
-            }
-            Gauge::RouterFirstTokenPredicted => {
-                ("penstock_router_ttft_predicted_seconds_total", "counter", "The same, as predicted at the binding.")
-            }
-            Gauge::RouterFirstTokenError => {
-                ("penstock_router_ttft_error_seconds_total", "counter", "Sum of the differences, without sign.")
-            }
+            Gauge::RouterFirstTokenSeconds => (
+                "penstock_router_ttft_seconds_total",
+                "counter",
+                "Seconds from the binding to a worker to the first token, summed over requests.",
+            ),
+            Gauge::RouterFirstTokenPredicted => (
+                "penstock_router_ttft_predicted_seconds_total",
+                "counter",
+                "Seconds to the first token as predicted at the binding to a worker, summed over requests.",
+            ),
+            Gauge::RouterFirstTokenError => (
+                "penstock_router_ttft_error_seconds_total",
+                "counter",
+                "Seconds between predicted and measured first tokens, absolute, summed over requests.",
+            ),
             Gauge::KvBlocksApproximate => (
                 "penstock_kv_index_approximate_blocks",
                 "gauge",
-                "Prompt blocks that targets of a cache_aware model are believed to hold, from what they were sent.",
+                "Prompt blocks that targets of a cache_aware model are believed to hold, judged by the requests sent there.",
             ),
             Gauge::KvBlocksEvents => (
                 "penstock_kv_index_blocks",
                 "gauge",
-                "Blocks of 32 tokens that a provider says its prefix cache holds.",
+                "Blocks of 32 tokens in the prefix cache of a provider, as the provider publishes.",
             ),
             Gauge::KvConnected => ("penstock_kv_events_connected", "gauge", "1 while a provider's KV events come."),
             Gauge::KvBatches => {
@@ -406,20 +416,24 @@ impl Gauge {
                 ("penstock_resumes_inexact_total", "counter", "Continuations that were not bit-exact.")
             }
             Gauge::Moves(_) => {
-                ("penstock_moves_total", "counter", "Requests moved to another worker while they ran, by reason.")
+                ("penstock_moves_total", "counter", "Requests moved to another worker while running, by reason.")
             }
             Gauge::MovesFailed(_) => (
                 "penstock_moves_failed_total",
                 "counter",
-                "Requests that were to be moved and stayed where they were, by reason.",
+                "Requests that were to be moved and stayed at their worker, by reason.",
             ),
             Gauge::MovedBlocks => {
                 ("penstock_moved_blocks_total", "counter", "KV blocks fetched for requests that move.")
             }
-            Gauge::StoreCommits => ("penstock_store_commits_total", "counter", "Transactions made durable."),
-            Gauge::StoreWrites => ("penstock_store_writes_total", "counter", "Changes in these transactions."),
+            Gauge::StoreCommits => {
+                ("penstock_store_commits_total", "counter", "Transactions of the store made durable.")
+            }
+            Gauge::StoreWrites => {
+                ("penstock_store_writes_total", "counter", "Changes written by transactions of the store.")
+            }
             Gauge::StoreCommitSeconds => {
-                ("penstock_store_commit_seconds_total", "counter", "Seconds that these transactions took.")
+                ("penstock_store_commit_seconds_total", "counter", "Seconds that transactions of the store took.")
             }
             Gauge::StoreErrors => ("penstock_store_errors_total", "counter", "Operations of the store that failed."),
             Gauge::ResponsesUnsaved => {
@@ -432,7 +446,7 @@ impl Gauge {
             Gauge::LedgerAssumed => (
                 "penstock_ledger_assumed_total",
                 "counter",
-                "Entries that a dead process left open, settled as they were reserved.",
+                "Entries of the ledger that a dead process left open, settled with the amount reserved.",
             ),
             Gauge::StoreUp => (
                 "penstock_store_up",
@@ -442,7 +456,7 @@ impl Gauge {
             Gauge::CountersRestored => (
                 "penstock_limit_counters_restored_total",
                 "counter",
-                "Times that shared counters had lost what they had counted, and were restored from the ledger.",
+                "Times that shared counters had lost their counts and were restored from the ledger.",
             ),
             Gauge::CountersSlow => (
                 "penstock_limit_counters_slow_total",
@@ -454,33 +468,37 @@ impl Gauge {
             Gauge::DirectoryAge => (
                 "penstock_auth_directory_age_seconds",
                 "gauge",
-                "Since the issued keys held in memory were as the store has them.",
+                "Seconds since the issued keys in memory were equal to the store's.",
             ),
             Gauge::KeySetAge => {
-                ("penstock_auth_key_set_age_seconds", "gauge", "Since the keys of an issuer were fetched.")
+                ("penstock_auth_key_set_age_seconds", "gauge", "Seconds since the keys of an issuer were fetched.")
             }
             Gauge::TokensCached => ("penstock_auth_tokens_cached", "gauge", "Tokens found good that are remembered."),
             Gauge::BatchLinesRunning => ("penstock_batch_lines_running", "gauge", "Lines of batches being answered."),
             Gauge::ConfigVersion => ("penstock_config_version", "gauge", "Version of the config in force."),
-            Gauge::ConfigSince => {
-                ("penstock_config_in_force_since_seconds", "gauge", "Unix time since which it is in force.")
-            }
+            Gauge::ConfigSince => (
+                "penstock_config_in_force_since_seconds",
+                "gauge",
+                "Unix time at which the config in force was applied.",
+            ),
             Gauge::ConfigLastReloadOk => (
                 "penstock_config_last_reload_ok",
                 "gauge",
-                "1 when the last reload was accepted, 0 when it was refused.",
+                "1 when the last reload of the config was accepted, 0 when refused.",
             ),
-            Gauge::ConfigLastReload => {
-                ("penstock_config_last_reload_seconds", "gauge", "Unix time of the last reload; 0 before the first.")
-            }
+            Gauge::ConfigLastReload => (
+                "penstock_config_last_reload_seconds",
+                "gauge",
+                "Unix time of the last reload of the config; 0 before the first.",
+            ),
             Gauge::ConfigPending => (
                 "penstock_config_keys_pending",
                 "gauge",
-                "Keys whose value in the file waits for an upgrade or a restart.",
+                "Keys of the config whose new value waits for an upgrade or a restart.",
             ),
             Gauge::ConfigReloads => ("penstock_config_reloads_total", "counter", "Reloads of the config, by outcome."),
             Gauge::PluginValue => {
-                ("penstock_plugin_value", "gauge", "Numbers that plugins count themselves, by plugin and name.")
+                ("penstock_plugin_value", "gauge", "Values of metrics that plugins define, by plugin and name.")
             }
         }
     }

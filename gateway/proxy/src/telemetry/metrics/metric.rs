@@ -118,23 +118,25 @@ impl Metric {
     /// Name, kind and help.
     pub(super) fn about(self) -> (&'static str, Kind, &'static str) {
         match self {
-            Metric::RequestDuration => {
-                ("gen_ai_server_request_duration_seconds", Kind::Histogram(SECONDS), "Duration of a request.")
-            }
+            Metric::RequestDuration => (
+                "gen_ai_server_request_duration_seconds",
+                Kind::Histogram(SECONDS),
+                "Seconds from the head of a request to the end of the answer.",
+            ),
             Metric::TimeToFirstToken => (
                 "gen_ai_server_time_to_first_token_seconds",
                 Kind::Histogram(FIRST),
-                "From the request's head to its first token.",
+                "Seconds from the head of a request to the first token of the answer.",
             ),
             Metric::TimePerOutputToken => (
                 "gen_ai_server_time_per_output_token_seconds",
                 Kind::Histogram(EACH),
-                "Per output token after the first.",
+                "Seconds per output token after the first.",
             ),
             Metric::WorkerGap => (
                 "penstock_worker_gap_seconds",
                 Kind::Histogram(FIRST),
-                "Longest time without a token while a request changed its worker.",
+                "Longest time without a token while a request moved between workers.",
             ),
             Metric::TokenUsage => {
                 ("gen_ai_client_token_usage", Kind::Histogram(TOKENS), "Tokens of a request, by type.")
@@ -169,31 +171,35 @@ impl Metric {
             Metric::LimitDecisions => {
                 ("penstock_limit_decisions_total", Kind::Counter, "Requests that a limit allowed or denied.")
             }
-            Metric::LimitReserved => {
-                ("penstock_limit_reserved_total", Kind::Counter, "Reserved for requests that have ended: tokens, usd.")
-            }
-            Metric::LimitSettled => {
-                ("penstock_limit_settled_total", Kind::Counter, "Used by requests that limits count: tokens, usd.")
-            }
+            Metric::LimitReserved => (
+                "penstock_limit_reserved_total",
+                Kind::Counter,
+                "Amount reserved for requests that have ended, by unit: tokens, usd.",
+            ),
+            Metric::LimitSettled => (
+                "penstock_limit_settled_total",
+                Kind::Counter,
+                "Amount used by requests under a limit, by unit: tokens, usd.",
+            ),
             Metric::LimitExceeded => (
                 "penstock_limit_exceeded_total",
                 Kind::Counter,
-                "Used by requests beyond what was reserved for them: tokens, usd.",
+                "Amount used by requests beyond their reservation, by unit: tokens, usd.",
             ),
             Metric::RoutedTokens => (
                 "penstock_routed_prompt_tokens_total",
                 Kind::Counter,
-                "Prompt tokens of requests routed by cache, by what is known of the target: events, approximate.",
+                "Prompt tokens of requests routed by cache, by how the content of the cache is known: events, approximate.",
             ),
             Metric::RoutedTokensPredicted => (
                 "penstock_routed_cached_tokens_predicted_total",
                 Kind::Counter,
-                "Of these, tokens that were believed to be cached where they went.",
+                "Prompt tokens of requests routed by cache that were predicted to be cached at the chosen target.",
             ),
             Metric::RoutedTokensCached => (
                 "penstock_routed_cached_tokens_total",
                 Kind::Counter,
-                "Of these, tokens that the server says it had cached.",
+                "Prompt tokens of requests routed by cache that the server reported as cached.",
             ),
             Metric::BatchLines => ("penstock_batch_lines_total", Kind::Counter, "Lines of batches, by outcome."),
             Metric::AuthFailures => {
