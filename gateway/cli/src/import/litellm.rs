@@ -4,6 +4,7 @@
 //! Deployments with one `model_name` become the targets of one `[[models]]` entry; what they connect to becomes `[[providers]]`, one per
 //! address and key. Every key of the source is either used or listed.
 
+mod counterparts;
 mod services;
 mod write;
 
@@ -13,6 +14,7 @@ use anyhow::{Context, bail};
 use saphyr::{LoadableYamlNode, Yaml};
 
 use super::Imported;
+use counterparts::told;
 use services::Service;
 
 /// A provider of the translation.
@@ -88,7 +90,7 @@ pub(super) fn translate(text: &str) -> anyhow::Result<Imported> {
                         .leave(&format!("environment_variables.{name}"), "set it in the environment of the process");
                 }
             }
-            other => translation.leave(other, "has no counterpart"),
+            other => translation.leave(other, told(other)),
         }
     }
     translation.link();
@@ -138,7 +140,7 @@ impl Translation {
                 "model_name" => name = text(value),
                 "litellm_params" => params = Some(value),
                 "model_info" => info = Some(value),
-                other => self.leave(&format!("{path}.{other}"), "has no counterpart"),
+                other => self.leave(&format!("{path}.{other}"), told(other)),
             }
         }
         let (Some(name), Some(params)) = (name, params) else {
@@ -182,7 +184,7 @@ impl Translation {
                 }
                 (None, _, "mode" | "id") if all => {}
                 (Some(_), None, _) => self.leave(&format!("{path}.{key}"), "is no number"),
-                _ if all => self.leave(&format!("{path}.{key}"), "has no counterpart"),
+                _ if all => self.leave(&format!("{path}.{key}"), told(&key)),
                 _ => {}
             }
         }
@@ -224,7 +226,7 @@ impl Translation {
                 | "cache_read_input_token_cost"
                 | "cache_creation_input_token_cost" => continue,
                 _ => {
-                    self.leave(&place, "has no counterpart");
+                    self.leave(&place, told(&key));
                     continue;
                 }
             };
@@ -330,7 +332,7 @@ impl Translation {
                 "allowed_fails" | "cooldown_time" | "disable_cooldowns" | "retry_policy" | "allowed_fails_policy" => {
                     self.leave(&path, "health is judged by rules of penstock's own: docs/reference/routing.md");
                 }
-                _ => self.leave(&path, "has no counterpart"),
+                _ => self.leave(&path, told(&key)),
             }
         }
     }
@@ -347,7 +349,10 @@ impl Translation {
                 Some("least_busy")
             }
             other => {
-                self.leave(path, &format!("{other:?} has no counterpart"));
+                self.leave(
+                    path,
+                    &format!("the strategy {other:?} is not known here: the default of [[models]] policy is kept"),
+                );
                 None
             }
         };
@@ -393,7 +398,7 @@ impl Translation {
                     }
                     self.master_key_env = Some(name);
                 }
-                _ => self.leave(&path, "has no counterpart"),
+                _ => self.leave(&path, told(&key)),
             }
         }
     }
@@ -413,6 +418,10 @@ impl Translation {
         for at in 0..self.models.len() {
             if !self.models[at].fallback_on.contains("error") && !defaults.is_empty() {
                 self.follow(at, "error", &defaults, &groups);
+            }
+            if self.models[at].to.len() == 1 && self.router.policy.is_some_and(|policy| policy != "weighted") {
+                let path = format!("routing_strategy of {}", self.models[at].name);
+                self.leave(&path, "the model has one target, so there is nothing to choose");
             }
             if self.models[at].fallback_on.len() > 1 {
                 let path = format!("fallbacks of {}", self.models[at].name);
