@@ -1,6 +1,9 @@
 //! Package `penstock`, the one binary: reads the command line, starts a process, says what went wrong and what to do about it.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod out;
+
 mod admin;
 mod chat;
 mod check;
@@ -47,7 +50,7 @@ Over TCP both sides prove a shared secret:
 /// `penstock serve` answers the APIs of OpenAI, Anthropic and Gemini. It starts its engine as worker processes, continues their
 /// answers when one dies, asks other providers where the config names them, and needs no other software.
 #[derive(Parser, Debug)]
-#[command(name = "penstock", version, after_help = EXAMPLES, max_term_width = 110, disable_help_subcommand = true)]
+#[command(name = "penstock", version, after_help = EXAMPLES, max_term_width = 110)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -76,6 +79,8 @@ enum Command {
     Import(import::ImportArgs),
     /// Say what would be served, or everything that is wrong, without serving
     Check(Box<check::CheckArgs>),
+    /// Print the version
+    Version,
     /// Replay traffic through the router in front of modelled engines, and say how it would do
     Simulate(Box<penstock_sim::fleet::command::SimulateArgs>),
 }
@@ -95,6 +100,10 @@ fn main() -> ExitCode {
         Command::Import(args) => import::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Simulate(args) => simulate::run(&args),
+        Command::Version => {
+            println!("penstock {}", env!("CARGO_PKG_VERSION"));
+            Ok(())
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

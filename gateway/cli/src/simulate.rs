@@ -1,6 +1,6 @@
 //! `penstock simulate`: opens files, packed or not, for the fleet simulator.
 
-use penstock_sim::fleet::command::{SimulateArgs, simulate};
+use penstock_sim::fleet::command::{SimulateArgs, SimulateError, simulate};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
@@ -10,7 +10,11 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// Runs the simulations that were asked for.
 pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
-    Ok(simulate(args, &open, &mut io::stdout().lock())?)
+    match simulate(args, &open, &mut io::stdout().lock()) {
+        // Whoever read it has seen enough.
+        Err(SimulateError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        done => Ok(done?),
+    }
 }
 
 fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {

@@ -18,7 +18,7 @@ pub(crate) enum AdminCommand {
     /// Other people's services, and how they do
     Providers(One),
     /// Plugins, in order
-    Plugins,
+    Plugins(Only),
     /// Limits, and with a name how its counters stand
     Limits(One),
     /// Requests in flight
@@ -46,13 +46,10 @@ pub(crate) enum AdminCommand {
         key: Option<String>,
     },
     /// Issued API keys
-    #[command(subcommand)]
     Keys(Keys),
     /// Teams
-    #[command(subcommand)]
     Teams(Owners),
     /// Users
-    #[command(subcommand)]
     Users(Owners),
     /// What was used and what it cost
     Usage(Usage),
@@ -72,16 +69,62 @@ pub(crate) enum AdminCommand {
     Openapi,
 }
 
+/// A noun that can be listed and shown one by one: bare and `list` are the same, a name and `show NAME` too.
 #[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct One {
+    #[command(subcommand)]
+    command: Option<OneCommand>,
     /// Show this one
-    pub(super) name: Option<String>,
+    name: Option<String>,
+}
+
+impl One {
+    /// The one that is to be shown; `None`: all are listed.
+    pub(super) fn name(&self) -> Option<&str> {
+        match &self.command {
+            Some(OneCommand::List) => None,
+            Some(OneCommand::Show { name }) => Some(name),
+            None => self.name.as_deref(),
+        }
+    }
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum OneCommand {
+    /// List them
+    List,
+    /// Show one
+    Show {
+        /// Its name
+        name: String,
+    },
+}
+
+/// A noun that can only be listed.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Only {
+    #[command(subcommand)]
+    pub(super) command: Option<OnlyCommand>,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum OnlyCommand {
+    /// List them
+    List,
 }
 
 #[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Requests {
     #[command(subcommand)]
     pub(super) command: Option<RequestsCommand>,
+    #[command(flatten)]
+    pub(super) filter: RequestsFilter,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RequestsFilter {
     /// Of that API key
     #[arg(long)]
     pub(super) key: Option<String>,
@@ -95,6 +138,8 @@ pub(crate) struct Requests {
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum RequestsCommand {
+    /// List them
+    List(RequestsFilter),
     /// End requests; their clients are told
     Cancel {
         /// Ids of `penstock admin requests`
@@ -117,6 +162,8 @@ pub(crate) struct Pools {
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum PoolsCommand {
+    /// List them
+    List,
     /// Bound or pause the number of workers, where it follows the load
     Replicas {
         /// The pool
@@ -138,6 +185,13 @@ pub(crate) enum PoolsCommand {
 
 #[derive(Subcommand, Clone, Debug)]
 pub(crate) enum WorkersCommand {
+    /// List them
+    List,
+    /// Show one
+    Show {
+        /// Its name
+        name: String,
+    },
     /// Let it finish what it has and give it nothing new
     Drain {
         /// Its name
@@ -166,20 +220,32 @@ pub(crate) enum WorkersCommand {
     },
 }
 
+#[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Keys {
+    #[command(subcommand)]
+    pub(super) command: Option<KeysCommand>,
+    #[command(flatten)]
+    pub(super) filter: KeysFilter,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct KeysFilter {
+    /// Of that team
+    #[arg(long)]
+    pub(super) team: Option<String>,
+    /// Of that user
+    #[arg(long)]
+    pub(super) user: Option<String>,
+    /// Revoked ones too
+    #[arg(long)]
+    pub(super) all: bool,
+}
+
 #[derive(Subcommand, Clone, Debug)]
-pub(crate) enum Keys {
+pub(crate) enum KeysCommand {
     /// List them
-    List {
-        /// Of that team
-        #[arg(long)]
-        team: Option<String>,
-        /// Of that user
-        #[arg(long)]
-        user: Option<String>,
-        /// Revoked ones too
-        #[arg(long)]
-        all: bool,
-    },
+    List(KeysFilter),
     /// Show everything about one but its text
     Show {
         /// Its id
@@ -202,8 +268,14 @@ pub(crate) enum Keys {
     },
 }
 
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Owners {
+    #[command(subcommand)]
+    pub(super) command: Option<OwnersCommand>,
+}
+
 #[derive(Subcommand, Clone, Debug)]
-pub(crate) enum Owners {
+pub(crate) enum OwnersCommand {
     /// List them
     List,
     /// Show one
@@ -326,11 +398,37 @@ pub(crate) enum Config {
         note: String,
     },
     /// What was in force, and what was refused
+    #[command(visible_alias = "list")]
     History,
 }
 
 #[derive(Args, Clone, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Audit {
+    #[command(subcommand)]
+    command: Option<AuditCommand>,
+    #[command(flatten)]
+    filter: AuditFilter,
+}
+
+impl Audit {
+    /// Which entries are wanted.
+    pub(super) fn filter(&self) -> &AuditFilter {
+        match &self.command {
+            Some(AuditCommand::List(filter)) => filter,
+            None => &self.filter,
+        }
+    }
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum AuditCommand {
+    /// List them
+    List(AuditFilter),
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct AuditFilter {
     /// By that admin key
     #[arg(long)]
     pub(super) actor: Option<String>,
@@ -349,4 +447,48 @@ pub(crate) struct Audit {
     /// At most this many, newest first
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(super) limit: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::*;
+
+    #[derive(Parser, Debug)]
+    struct Line {
+        #[command(subcommand)]
+        command: AdminCommand,
+    }
+
+    /// Commands that are one answer or one report, not a list of things.
+    const NO_LISTS: [&str; 9] =
+        ["status", "whoami", "decisions", "explain", "usage", "config", "log-level", "metrics", "openapi"];
+
+    #[test]
+    fn every_noun_is_listed_by_its_name_and_by_list() {
+        for command in Line::command().get_subcommands().filter(|command| !NO_LISTS.contains(&command.get_name())) {
+            let name = command.get_name();
+            for line in [vec!["admin", name], vec!["admin", name, "list"]] {
+                let read = Line::try_parse_from(&line);
+                assert!(read.is_ok(), "{line:?}: {:?}", read.err());
+            }
+        }
+        for line in [
+            "models show list",
+            "models big",
+            "requests --team t",
+            "requests list --team t",
+            "keys list --all",
+            "keys --all",
+            "audit --limit 3",
+            "audit list --limit 3",
+            "config list",
+            "workers show w-0",
+            "teams show t",
+        ] {
+            let words = std::iter::once("admin").chain(line.split(' '));
+            assert!(Line::try_parse_from(words).is_ok(), "{line}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use super::arguments::*;
 use super::client::{Client, encoded, query};
 use super::columns::*;
 use super::table::{fields, table};
-use crate::keys::{duration, moment};
+use crate::keys::{duration, moment, time_or_date};
 
 /// Items of a list that is shown whole.
 const LISTED_MAX: usize = 10_000;
@@ -48,26 +48,18 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
     match command {
         AdminCommand::Status => show.one(&client.get("/admin/v1/status").await?),
         AdminCommand::Whoami => show.one(&client.get("/admin/v1/whoami").await?),
-        AdminCommand::Models(One { name: None }) => {
-            show.rows(&all(client, "/admin/v1/models", &[]).await?, MODELS, "no models");
+        AdminCommand::Models(asked) => one(client, show, "models", asked, (MODELS, "no models")).await?,
+        AdminCommand::Providers(asked) => one(client, show, "providers", asked, (PROVIDERS, "no providers")).await?,
+        AdminCommand::Plugins(Only { .. }) => {
+            show.rows(&all(client, "/admin/v1/plugins", &[]).await?, PLUGINS, "no plugins");
         }
-        AdminCommand::Models(One { name: Some(name) }) => {
-            with_targets(show, &client.get(&format!("/admin/v1/models/{}", encoded(name))).await?);
-        }
-        AdminCommand::Providers(One { name: None }) => {
-            show.rows(&all(client, "/admin/v1/providers", &[]).await?, PROVIDERS, "no providers");
-        }
-        AdminCommand::Providers(One { name: Some(id) }) => {
-            with_targets(show, &client.get(&format!("/admin/v1/providers/{}", encoded(id))).await?);
-        }
-        AdminCommand::Plugins => show.rows(&all(client, "/admin/v1/plugins", &[]).await?, PLUGINS, "no plugins"),
-        AdminCommand::Limits(One { name: None }) => {
-            show.rows(&all(client, "/admin/v1/limits", &[]).await?, LIMITS, "no limits");
-        }
-        AdminCommand::Limits(One { name: Some(id) }) => {
-            let path = format!("/admin/v1/limits/{}/counters", encoded(id));
-            show.rows(&all(client, &path, &[]).await?, COUNTERS, "no counter of it is in use");
-        }
+        AdminCommand::Limits(asked) => match asked.name() {
+            None => show.rows(&all(client, "/admin/v1/limits", &[]).await?, LIMITS, "no limits"),
+            Some(id) => {
+                let path = format!("/admin/v1/limits/{}/counters", encoded(id));
+                show.rows(&all(client, &path, &[]).await?, COUNTERS, "no counter of it is in use");
+            }
+        },
         AdminCommand::Requests(asked) => requests(client, asked, show).await?,
         AdminCommand::Workers(asked) => workers(client, asked, show).await?,
         AdminCommand::Pools(asked) => pools(client, asked, show).await?,
@@ -111,6 +103,21 @@ pub(crate) async fn all(client: &Client, path: &str, filter: &[(&str, Option<Str
     }
 }
 
+/// Lists things that targets belong to, or shows one.
+async fn one(
+    client: &Client,
+    show: Show,
+    kind: &str,
+    asked: &One,
+    (columns, none): (&[(&str, &str)], &str),
+) -> anyhow::Result<()> {
+    match asked.name() {
+        None => show.rows(&all(client, &format!("/admin/v1/{kind}"), &[]).await?, columns, none),
+        Some(name) => with_targets(show, &client.get(&format!("/admin/v1/{kind}/{}", encoded(name))).await?),
+    }
+    Ok(())
+}
+
 async fn text(client: &Client, path: &str) -> anyhow::Result<()> {
     let answer = client.text(path).await?;
     print!("{}", String::from_utf8_lossy(&answer.body));
@@ -132,11 +139,15 @@ fn with_targets(show: Show, value: &Value) {
 }
 
 async fn requests(client: &Client, asked: &Requests, show: Show) -> anyhow::Result<()> {
-    let Some(RequestsCommand::Cancel { ids }) = &asked.command else {
-        let filter = [("key", asked.key.clone()), ("team", asked.team.clone()), ("model", asked.model.clone())];
-        show.rows(&all(client, "/admin/v1/requests", &filter).await?, REQUESTS, "no requests are in flight");
-        return Ok(());
+    let (ids, filter) = match &asked.command {
+        Some(RequestsCommand::Cancel { ids }) => (ids.as_slice(), None),
+        Some(RequestsCommand::List(filter)) => (&[][..], Some(filter)),
+        None => (&[][..], Some(&asked.filter)),
     };
+    if let Some(RequestsFilter { key, team, model }) = filter {
+        let filter = [("key", key.clone()), ("team", team.clone()), ("model", model.clone())];
+        show.rows(&all(client, "/admin/v1/requests", &filter).await?, REQUESTS, "no requests are in flight");
+    }
     for id in ids {
         let path = format!("/admin/v1/requests/{}/cancel", encoded(id));
         let done = client.change(Method::POST, &path, None, None).await.with_context(|| id.clone())?;
@@ -151,8 +162,12 @@ async fn requests(client: &Client, asked: &Requests, show: Show) -> anyhow::Resu
 
 async fn workers(client: &Client, asked: &Workers, show: Show) -> anyhow::Result<()> {
     let (name, action, body) = match &asked.command {
-        None => {
+        None | Some(WorkersCommand::List) => {
             show.rows(&all(client, "/admin/v1/workers", &[]).await?, WORKERS, "no workers");
+            return Ok(());
+        }
+        Some(WorkersCommand::Show { name }) => {
+            show.one(&client.get(&format!("/admin/v1/workers/{}", encoded(name))).await?);
             return Ok(());
         }
         Some(WorkersCommand::Drain { name }) => (name, "drain", None),
@@ -225,14 +240,15 @@ fn said(value: &Value) -> &str {
 
 async fn keys(client: &Client, asked: &Keys, show: Show) -> anyhow::Result<()> {
     let one = |id: &str| format!("/admin/v1/keys/{}", encoded(id));
-    match asked {
-        Keys::List { team, user, all: revoked } => {
+    let listed = KeysCommand::List(asked.filter.clone());
+    match asked.command.as_ref().unwrap_or(&listed) {
+        KeysCommand::List(KeysFilter { team, user, all: revoked }) => {
             let revoked = (!revoked).then(|| "false".to_owned());
             let filter = [("team", team.clone()), ("user", user.clone()), ("revoked", revoked)];
             show.rows(&all(client, "/admin/v1/keys", &filter).await?, KEYS, "no keys");
         }
-        Keys::Show { id } => show.one(&client.get(&one(id)).await?),
-        Keys::Create(new) => {
+        KeysCommand::Show { id } => show.one(&client.get(&one(id)).await?),
+        KeysCommand::Create(new) => {
             let expires = new.expires.as_deref().map(moment).transpose()?;
             let body = json!({
                 "name": new.name, "team": new.team, "user": new.user, "parent": new.parent, "allowed": new.allowed.json(),
@@ -240,11 +256,11 @@ async fn keys(client: &Client, asked: &Keys, show: Show) -> anyhow::Result<()> {
             });
             issued(show, &client.change(Method::POST, "/admin/v1/keys", Some(&present(body)), None).await?);
         }
-        Keys::Rotate { id, grace } => {
+        KeysCommand::Rotate { id, grace } => {
             let body = json!({ "grace_seconds": duration(grace)?.as_secs() });
             issued(show, &client.change(Method::POST, &format!("{}/rotate", one(id)), Some(&body), None).await?);
         }
-        Keys::Revoke { id } => {
+        KeysCommand::Revoke { id } => {
             let key = client.change(Method::POST, &format!("{}/revoke", one(id)), None, None).await?;
             if show.json { show.one(&key) } else { println!("{id} is revoked") }
         }
@@ -271,22 +287,23 @@ fn present(body: Value) -> Value {
 async fn owners(client: &Client, kind: &str, asked: &Owners, show: Show) -> anyhow::Result<()> {
     let path = format!("/admin/v1/{kind}");
     let one = |id: &str| format!("{path}/{}", encoded(id));
+    let asked = asked.command.as_ref().unwrap_or(&OwnersCommand::List);
     match asked {
-        Owners::List => {
+        OwnersCommand::List => {
             show.rows(&all(client, &path, &[]).await?, OWNERS, "none; those of the config are in the config")
         }
-        Owners::Show { id } => show.one(&client.get(&one(id)).await?),
-        Owners::Create(new) => {
+        OwnersCommand::Show { id } => show.one(&client.get(&one(id)).await?),
+        OwnersCommand::Create(new) => {
             let body = json!({
                 "id": new.id, "name": new.name, "team": new.team, "allowed": new.allowed.json(), "limits": new.under.limits, "tags": new.under.tags,
             });
             show.one(&client.change(Method::POST, &path, Some(&present(body)), None).await?);
         }
-        Owners::Block { id } | Owners::Unblock { id } => {
-            let body = json!({ "blocked": matches!(asked, Owners::Block { .. }) });
+        OwnersCommand::Block { id } | OwnersCommand::Unblock { id } => {
+            let body = json!({ "blocked": matches!(asked, OwnersCommand::Block { .. }) });
             show.one(&client.change(Method::PATCH, &one(id), Some(&body), None).await?);
         }
-        Owners::Delete { id } => {
+        OwnersCommand::Delete { id } => {
             client.change(Method::DELETE, &one(id), None, None).await?;
             println!("{id} is removed");
         }
@@ -299,7 +316,7 @@ fn past(text: &str) -> anyhow::Result<u64> {
     if let Some(moment) = clock::parse(text) {
         return Ok(moment);
     }
-    let ago = duration(text).context("or a date as 2027-01-31, or 2027-01-31T18:00:00Z")?;
+    let ago = time_or_date(text)?;
     Ok(clock::unix_seconds().saturating_sub(ago.as_secs()))
 }
 
@@ -435,6 +452,7 @@ fn applied(show: Show, done: &Value) {
 }
 
 async fn audit(client: &Client, asked: &Audit, show: Show) -> anyhow::Result<()> {
+    let asked = asked.filter();
     let filter = [
         ("actor", asked.actor.clone()),
         ("action", asked.action.clone()),
