@@ -25,6 +25,9 @@ use screen::Screen;
 /// Prompts longer than this are refused before they are sent: the gateway's own default for a body.
 const PROMPT_BYTES_MAX: u64 = 32 << 20;
 
+/// Where the API key is, without another word.
+const KEY_ENV: &str = "PENSTOCK_API_KEY";
+
 const HELP: &str = "/new forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer";
 
 /// What `penstock chat` is told.
@@ -39,8 +42,8 @@ pub(crate) struct ChatArgs {
     /// Instructions put in front of the conversation
     #[arg(long)]
     pub(crate) system: Option<String>,
-    /// Environment variable that holds the API key, if the gateway asks for one
-    #[arg(long, value_name = "NAME", default_value = "PENSTOCK_API_KEY")]
+    /// Environment variable that holds the API key, if the gateway asks for one; on this machine OPENAI_API_KEY is read too
+    #[arg(long, value_name = "NAME", default_value = KEY_ENV)]
     pub(crate) key_env: String,
     /// Longest answer, in tokens
     #[arg(long, value_name = "COUNT")]
@@ -160,8 +163,19 @@ async fn turn<W: Write>(
 }
 
 async fn connect(args: &ChatArgs) -> anyhow::Result<Client> {
-    let key = std::env::var(&args.key_env).ok().filter(|key| !key.is_empty());
+    let key = key(args, &|name| std::env::var(name).ok());
     Client::connect(&args.url, key, args.model.clone(), args.max_tokens).await
+}
+
+/// The key to send. Programs that use OpenAI's libraries have theirs in `OPENAI_API_KEY`; it is sent to this machine alone, because it may
+/// be one of OpenAI's.
+fn key(args: &ChatArgs, env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let of = |name: &str| env(name).filter(|key| !key.is_empty());
+    let url: Option<hyper::Uri> = args.url.parse().ok();
+    let host = url.as_ref().and_then(|url| url.host()).unwrap_or_default().trim_matches(['[', ']']);
+    let is_here = host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
+    let usual = || (is_here && args.key_env == KEY_ENV).then(|| of("OPENAI_API_KEY")).flatten();
+    of(&args.key_env).or_else(usual)
 }
 
 fn opening(args: &ChatArgs) -> Vec<Message> {

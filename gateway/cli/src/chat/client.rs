@@ -26,6 +26,10 @@ const SILENCE: Duration = Duration::from_secs(120);
 /// Bodies that are not streams: model lists and errors.
 const BODY_BYTES_MAX: usize = 4 << 20;
 
+/// What helps where the gateway wants a key, or another one.
+const SET_A_KEY: &str = "set PENSTOCK_API_KEY (for a gateway on this machine OPENAI_API_KEY is read too), or name the variable that \
+                         holds the key with --key-env";
+
 /// One turn of the conversation.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Message {
@@ -147,7 +151,11 @@ impl Client {
         };
         let response =
             timeout(FIRST_BYTE, exchange).await.map_err(|_| anyhow!("no answer within {FIRST_BYTE:?}"))??;
-        if response.status() == StatusCode::OK { Ok(response) } else { Err(refusal(response).await) }
+        match response.status() {
+            StatusCode::OK => Ok(response),
+            StatusCode::UNAUTHORIZED => Err(anyhow!("{:#}\n{SET_A_KEY}", refusal(response).await)),
+            _ => Err(refusal(response).await),
+        }
     }
 }
 

@@ -159,3 +159,28 @@ async fn ctrl_c_is_not_lost_between_two_pieces_of_an_answer() {
     assert!(text.len() < 2 * pieces.len(), "the answer was stopped");
     assert!(String::from_utf8(out).unwrap().contains("stopped"));
 }
+
+#[test]
+fn the_usual_variables_are_read_and_no_key_of_openai_leaves_this_machine() {
+    let set =
+        |names: &'static [&'static str]| move |name: &str| names.contains(&name).then(|| format!("value of {name}"));
+    let args = |url: &str, key_env: &str| ChatArgs { key_env: key_env.into(), ..args(url) };
+    let both = set(&["PENSTOCK_API_KEY", "OPENAI_API_KEY", "MINE"]);
+    let openai = set(&["OPENAI_API_KEY"]);
+    let (here, far) = ("http://127.0.0.1:8080", "https://gateway.example/v1");
+    assert_eq!(key(&args(here, KEY_ENV), &both).as_deref(), Some("value of PENSTOCK_API_KEY"));
+    assert_eq!(key(&args(far, "MINE"), &both).as_deref(), Some("value of MINE"));
+    for url in [here, "http://localhost/v1", "http://[::1]:8080"] {
+        assert_eq!(key(&args(url, KEY_ENV), &openai).as_deref(), Some("value of OPENAI_API_KEY"), "{url}");
+    }
+    assert_eq!(key(&args(far, KEY_ENV), &openai), None);
+    assert_eq!(key(&args(here, "MINE"), &openai), None, "another variable was named");
+}
+
+#[tokio::test]
+async fn a_refused_key_names_the_variable() {
+    let answer = whole_body("401 Unauthorized", r#"{"error":{"message":"no key","type":"invalid_request_error"}}"#);
+    let (_, result, _) = pipe("hi", answer).await;
+    let said = format!("{:#}", result.expect_err("it is refused"));
+    assert!(said.contains("no key") && said.contains("PENSTOCK_API_KEY") && said.contains("--key-env"), "{said}");
+}
