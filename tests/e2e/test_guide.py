@@ -18,7 +18,7 @@ import openai
 import pytest
 from many import Many
 from test_examples import mocked
-from test_reload import models, reloads
+from test_reload import hang_up, models, reloads
 from test_reload import path as config_of
 from test_upgrade import processes, quick, upgradable
 
@@ -231,8 +231,7 @@ def test_another_config_and_another_version(tmp_path):
 
             def said(command: str) -> str:
                 command = command.replace("/etc/penstock.toml", str(file))
-                # Others of that name may run on this machine.
-                return shell(command.replace("$(pidof -s penstock)", str(gateway.process.pid)) + " 2>&1", tmp_path, {})
+                return shell(command + " 2>&1", tmp_path, {"PENSTOCK_CONFIG": str(file)})
 
             file.write_text(config.replace('models = ["m"]', 'models = ["m", "n"]'))
             assert "n" in said(check)
@@ -240,7 +239,8 @@ def test_another_config_and_another_version(tmp_path):
             wait_until(lambda: models(gateway) == ["m", "n"], "the new config", 30)
             wait_until(lambda: "config in force" in gateway.log(), "the log says so")
             file.write_text(config.replace("base_url", "base_ulr"))
-            said(reload)
+            # A reload that is refused ends with status 1 and says why; this file is read by SIGHUP.
+            hang_up(gateway)
             wait_until(lambda: gateway.metric("penstock_config_last_reload_ok") == 0, "what is wrong is noticed", 30)
             wait_until(lambda: "base_ulr" in gateway.log(), "the log names it")
             assert models(gateway) == ["m", "n"]
@@ -296,3 +296,39 @@ models = ["m"]
         finally:
             process.kill()
             process.wait()
+
+
+# What a shell puts between commands, and redirections.
+BETWEEN = re.compile(r"&&|\|\||[|;&)]|\$\(|`")
+PAGES = sorted(path.name for path in (ROOT / "docs" / "guide").glob("*.md")) + ["../../README.md"]
+
+
+def typed(page: str) -> list[list[str]]:
+    """Every command line of our program on a page: in fenced blocks, in indented ones, and between backticks."""
+    found, fence = [], False
+    text = (ROOT / "docs" / "guide" / page).read_text().replace("\\\n", " ")
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            fence = not fence
+        is_block = fence or line.startswith("    ")
+        for part in BETWEEN.split(line) if is_block else re.findall(r"`(penstock [^`]+)`", line):
+            words = re.sub(r"^\s*(\$ )?(\w+=\S* )*", "", part)
+            if words.startswith("penstock "):
+                words = re.split(r" \d?[<>]", words)[0]
+                found.append(shlex.split(words, comments=True)[1:])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_every_page_exists(page):
+    """With `--help` behind them: subcommands, options and their values are read, and nothing is done."""
+    for words in typed(page):
+        done = subprocess.run(
+            [str(binary()), *words, "--help"], check=False, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, f"{page}: penstock {shlex.join(words)}\n{done.stderr}"
+
+
+def test_commands_are_found_in_pages():
+    assert ["admin", "config", "reload"] in typed("upgrades.md")
+    assert sum(len(typed(page)) for page in PAGES) > 60

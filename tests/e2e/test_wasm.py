@@ -159,7 +159,14 @@ def test_the_guide_s_plugin(tmp_path):
             def said(command: str) -> str:
                 for there, here in (("penstock.toml", file), ("plugin.wasm", module)):
                     command = command.replace(f"/etc/penstock/{there}", str(here))
-                return shell(command.replace("$(pidof -s penstock)", str(gateway.process.pid)), tmp_path, {})
+                return shell(
+                    command,
+                    tmp_path,
+                    {
+                        "PENSTOCK_ADMIN_URL": (gateway.state / "admin.url").read_text().split()[0],
+                        "PENSTOCK_ADMIN_KEY": (gateway.state / "admin.key").read_text().strip(),
+                    },
+                )
 
             def told(model: str) -> httpx.Response:
                 body = {"model": model, "messages": user("my secret")}

@@ -11,7 +11,7 @@ use http::Method;
 use penstock_proxy::auth::Principal;
 use penstock_proxy::config::{AdminConfig, AdminListen, Overrides, Role};
 use penstock_proxy::fleet::{Fleet, WorkerCommand};
-use penstock_proxy::live::{Live, Source};
+use penstock_proxy::live::{Begin, Live, Source};
 use penstock_proxy::live_requests::About;
 use penstock_proxy::telemetry::AccessLog;
 use penstock_proxy::{Gateway, provider};
@@ -104,8 +104,8 @@ impl Api {
         let gateway = Arc::new(Gateway::new(config.clone(), access_log, fleet.upstreams(), providers));
         let options = SqliteOptions { path: ":memory:".into(), bytes_max: 0 };
         let store: Arc<dyn Store> = Arc::new(Sqlite::open(&options).expect("a store in memory"));
-        let live =
-            Live::new(gateway.clone(), fleet.clone(), source, (self::config(), config.clone()), Box::new(|_| Ok(())));
+        let begin = Begin { text: self::config(), config: config.clone(), file: None };
+        let live = Live::new(gateway.clone(), fleet.clone(), source, begin, Box::new(|_| Ok(())));
         let parts =
             Parts { gateway: gateway.clone(), fleet, live, store: store.clone(), log: Arc::new(Log::default()) };
         let running = start(parts, &config.admin, &dir, Duration::ZERO).expect("starts").expect("is on");

@@ -3,12 +3,12 @@
 use anyhow::{Context, bail};
 use clap::Args;
 use penstock_proxy::config::{DeviceChoice, PoolConfig, Snapshot, TargetConfig};
-use penstock_proxy::{auth, fleet};
+use penstock_proxy::{auth, fleet, preflight};
 use penstock_worker::inspect::{self, Summary};
 use penstock_worker::{ModelOptions, WorkerError};
 
-use crate::demo;
-use crate::serve::ConfigArgs;
+use crate::serve::{ConfigArgs, state_dir, worker_command};
+use crate::{demo, log};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -16,7 +16,8 @@ Examples:
   penstock check --config /etc/penstock.toml
   penstock check --model ~/models/Qwen3-0.6B
 
-Exit status 0: it would be served as shown. 1: everything that is wrong is listed.";
+Exit status 0: it would be served as shown. 1: everything that is wrong is listed. Ports that another process has, and servers elsewhere
+(databases, providers, workers of other machines), are not asked.";
 
 /// `penstock check`.
 #[derive(Args, Clone, Debug)]
@@ -30,16 +31,21 @@ pub(crate) struct CheckArgs {
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let config = args.config.load()?;
     show_server(&config);
-    let mut faults = Vec::new();
+    let state_dir = state_dir(&config)?;
+    let mut faults = preflight::faults(&config, &state_dir);
+    faults.extend(log::check(&config.log_level).err().map(|error| format!("log.level: {error:#}")));
+    let command = worker_command(std::env::current_exe().context("the path of this program")?, String::new());
     for pool in &config.pools {
         println!("pool {}", pool.id);
+        let said = |reason: String| format!("pool {}: {reason}", pool.id);
         match fleet::text(pool, demo::FILES) {
             Ok(text) => {
                 let template = if text.has_chat_template() { "yes" } else { "no: only /v1/completions" };
                 println!("  vocabulary      {} tokens", text.vocab_size());
                 println!("  chat template   {template}");
+                faults.extend(fleet::check(pool, &text, &command, &state_dir).err().map(said));
             }
-            Err(reason) => faults.push(format!("pool {}: {reason}", pool.id)),
+            Err(reason) => faults.push(said(reason)),
         }
         if !pool.connect.is_empty() {
             println!("  workers         at {}", pool.connect.join(", "));

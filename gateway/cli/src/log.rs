@@ -49,8 +49,16 @@ pub(crate) fn start(filter: &str) -> anyhow::Result<Filter> {
     Ok(Filter { text: Mutex::new(filter.to_owned()), apply: Box::new(apply) })
 }
 
+/// Whether a filter can be used.
+pub(crate) fn check(filter: &str) -> anyhow::Result<()> {
+    parse(filter).map(drop)
+}
+
 /// A level alone is meant for our own crates.
 fn parse(filter: &str) -> anyhow::Result<EnvFilter> {
+    if filter.trim().is_empty() || filter.split(',').any(|directive| directive.trim_end().ends_with('=')) {
+        anyhow::bail!("log level {filter:?}: a directive has no level (error, warn, info, debug, trace, off)");
+    }
     let full = if filter.contains(['=', ',']) {
         filter.to_owned()
     } else {
@@ -68,7 +76,7 @@ mod tests {
         for good in ["info", "debug", "warn,penstock_proxy=trace", "off"] {
             assert!(parse(good).is_ok(), "{good}");
         }
-        for bad in ["loud", "penstock=loud", "=,="] {
+        for bad in ["loud", "penstock=loud", "=,=", "nonsense=", "info,x= ", ""] {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -10,12 +10,12 @@ use anyhow::Context;
 use clap::Args;
 use penstock_proxy::config::{AdminConfig, Overrides, PoolConfig, Snapshot};
 use penstock_proxy::fleet::{self, Fleet, WorkerCommand};
-use penstock_proxy::live::{self, Live, Source};
+use penstock_proxy::live::{self, Begin, Live, Source};
 use penstock_proxy::pool::Leave;
 use penstock_proxy::server::Listeners;
 use penstock_proxy::telemetry::AccessLog;
-use penstock_proxy::upgrade::{self, Prepared};
-use penstock_proxy::{Gateway, provider, server, stored};
+use penstock_proxy::upgrade::{self, Prepared, StateLock};
+use penstock_proxy::{Gateway, preflight, provider, server, stored};
 
 use crate::{check, demo, log, progress};
 
@@ -128,16 +128,24 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         true => Some(upgrade::take_over(&state_dir(&config)?)?),
         false => None,
     };
+    let mut file = None;
     if let Some(in_force) = taken.as_ref().and_then(|taken| taken.config().map(str::to_owned)) {
-        text = in_force;
+        // An older gateway does not say what it last read.
+        let read = std::mem::replace(&mut text, in_force);
+        file = Some(taken.as_ref().and_then(|taken| taken.file()).map_or(read, str::to_owned));
         config = load(&source, &text)?;
         began = config.clone();
     }
+    let state_dir = state_dir(&config)?;
+    let faults = preflight::faults(&config, &state_dir);
+    if !faults.is_empty() {
+        anyhow::bail!("it cannot be served:\n{}", faults.join("\n"));
+    }
+    let lock = StateLock::take(&state_dir, taken.as_mut())?;
     for pool in &config.pools {
         // A worker would say the same, again and again: better once, here.
         check::refuse_early(pool)?;
     }
-    let state_dir = state_dir(&config)?;
     let program = std::env::current_exe().context("the path of this program")?;
     let listeners = Arc::new(Listeners::bind(&mut config, program.clone(), taken.as_mut())?);
     let access_log =
@@ -146,7 +154,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let identity =
         taken.as_ref().map_or_else(|| WorkerCommand::identity_of(&program), |taken| taken.workers().to_owned());
     let workers = identity.clone();
-    let command = WorkerCommand { program, identity, args: worker_args, inspect: check::weights, demo: demo::FILES };
+    let command = worker_command(program, identity);
     let fleet = Arc::new(Fleet::start(&config, command)?);
     let store = stored::open(&config).context("the store")?;
     let gateway = Gateway::new(config.clone(), access_log, fleet.upstreams(), provider::all(&config)?);
@@ -163,7 +171,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     provider::follow(gateway.serving().providers());
     let level = log.clone();
     let level = Box::new(move |filter: &str| penstock_admin::LogFilter::set(level.as_ref(), filter));
-    let live = Live::new(gateway.clone(), fleet.clone(), source, (text, began), level);
+    let live = Live::new(gateway.clone(), fleet.clone(), source, Begin { text, config: began, file }, level);
     let parts =
         penstock_admin::Parts { gateway: gateway.clone(), fleet: fleet.clone(), live: live.clone(), store, log };
     let admin = Admin { parts, config: config.admin.clone(), state_dir: state_dir.clone(), running: Arc::default() };
@@ -191,12 +199,13 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
             move || {
                 accepting.store(true, Ordering::Relaxed);
                 follower.begin(live.clone());
+                lock.sign();
                 let leave = move || {
                     fleet.settle();
                     admin.stop();
                     leave.now();
                 };
-                let ready = upgrade::listen(&state_dir, (gateway, live), listeners, workers, leave);
+                let ready = upgrade::listen(&state_dir, (gateway, live), (listeners, lock), workers, leave);
                 if let Err(error) = ready {
                     tracing::warn!(%error, "this gateway cannot be upgraded while it runs");
                 }
@@ -261,6 +270,11 @@ impl Admin {
 
 pub(crate) fn state_dir(config: &Snapshot) -> anyhow::Result<PathBuf> {
     fleet::state_dir(config).map_err(|reason| anyhow::anyhow!("the state directory: {reason}"))
+}
+
+/// How local workers are started.
+pub(crate) fn worker_command(program: PathBuf, identity: String) -> WorkerCommand {
+    WorkerCommand { program, identity, args: worker_args, inspect: check::weights, demo: demo::FILES }
 }
 
 /// The command line of a pool's workers; the supervisor adds address, cores, session and share of the machine.

@@ -8,8 +8,9 @@
 mod settings;
 mod slot;
 
+use std::error::Error;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -254,7 +255,8 @@ impl Fleet {
                         }
                         Err(error) => {
                             started.into_iter().flatten().for_each(|(_, pool, _)| self.leave(pool, None));
-                            return Err(failed(&asked, error.to_string()));
+                            let why = error.source().map_or_else(String::new, |why| format!(": {why}"));
+                            return Err(failed(&asked, format!("{error}{why}")));
                         }
                     }
                 }
@@ -365,6 +367,14 @@ async fn leave<U: ?Sized>(state: Weak<Mutex<State>>, pool: Pool, upstream: Optio
     if let Some(state) = state.upgrade() {
         lock(&state).leaving.retain(|other| !other.is_same(&pool));
     }
+}
+
+/// Whether a pool could be started, as far as its files and addresses go: nothing is started, and nobody is asked.
+///
+/// # Errors
+/// What is in the way.
+pub fn check(asked: &PoolConfig, text: &TextModel, command: &WorkerCommand, state_dir: &Path) -> Result<(), String> {
+    settings::settings(asked, command, text, state_dir.to_owned(), &settings::cores()).map(drop)
 }
 
 /// Where sockets, leases and logs are kept.

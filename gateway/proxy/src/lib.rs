@@ -29,6 +29,7 @@ mod pages;
 pub mod phases;
 pub mod plugins;
 pub mod pool;
+pub mod preflight;
 pub mod prices;
 pub mod provider;
 pub mod pump;

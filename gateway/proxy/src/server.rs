@@ -70,6 +70,16 @@ pub fn service(gateway: Arc<Gateway>, config: &Snapshot) -> Result<Service<App<G
     Ok(service)
 }
 
+/// Whether TLS with these files could be served.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn check_tls(files: &TlsFiles) -> Result<(), String> {
+    Certificate::open(files)?;
+    let authorities = files.client_ca.as_deref();
+    authorities.map_or(Ok(()), |authorities| client::verifier(authorities, files.client_required).map(drop))
+}
+
 /// A fault of the files is found here, before Pingora, which panics on it. The certificate stays with the gateway, to be read again.
 fn tls(gateway: &Gateway, files: &TlsFiles) -> Result<TlsSettings, ServerError> {
     let certificate = Certificate::open(files).map_err(ServerError::Tls)?;

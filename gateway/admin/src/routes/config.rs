@@ -174,7 +174,7 @@ fn refusal(error: ApplyError) -> ApiError {
         ApplyError::Pool(_) | ApplyError::Provider(_) | ApplyError::Hidden(_) => invalid(vec![message]),
         ApplyError::Conflict { .. } => ApiError::new(StatusCode::PRECONDITION_FAILED, Code::VersionMismatch, message),
         ApplyError::Unknown(_) => ApiError::not_found(message),
-        ApplyError::Read(_) | ApplyError::Write(_) => ApiError::conflict(message),
+        ApplyError::Read(_) | ApplyError::Empty(_) | ApplyError::Write(_) => ApiError::conflict(message),
     }
 }
 

@@ -85,7 +85,7 @@ pub const KEYS: &[Key] = &[
     key("server", "explain", "false", "Say on every answer of a [[models]] entry who gave it (x-penstock-target) and after how many attempts (x-penstock-attempts); else only when there were several."),
     key("server", "cost_header", "false", "Say on every answer what it cost (x-penstock-cost), as the request header x-penstock-cost: 1 does for one."),
     key("server", "watch", "true", "Take up changes of the config file when it is written or replaced; SIGHUP does so in any case. A file with a fault changes nothing."),
-    key("server", "config_writes", "false", "Write to the config file what the admin API applies. Otherwise it is in force until the file changes or the gateway restarts."),
+    key("server", "config_writes", "false", "Write to the config file what the admin API applies. Otherwise it is in force until the file changes, is reloaded, or the gateway restarts."),
     key("server", "grace_ms", "30000", "After SIGTERM, answers in progress may take this long."),
     key("server", "upgrade_grace_ms", "3600000", "After an upgrade, answers that the old process began may take this long there."),
     optional("server.tls", "certificate", "\"/etc/penstock/cert.pem\"", "Certificate chain (PEM). With it the TCP listener speaks TLS 1.2 and 1.3, with ALPN for HTTP/2, and nothing else."),

@@ -19,6 +19,8 @@ const STORED_MAX: u32 = 100;
 const KEPT_MAX: usize = 16;
 /// Bytes of their texts.
 const BYTES_MAX: usize = 8 << 20;
+/// Actors whose config was the file's.
+const FROM_FILE: [&str; 3] = ["start", "file", "signal"];
 /// A store that takes longer does not keep a config from being in force.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -94,21 +96,40 @@ impl History {
         }
     }
 
-    /// The version that a process begins with: the newest of the history, if that is the same text.
-    pub(super) fn begin(&self, text: &str) -> u64 {
+    /// The version that a process begins with: the newest of the history, if that is the same text. Otherwise the text is a version of
+    /// its own, and both the log and the history say that it is not the newest one. `is_file`: the text is the file's.
+    pub(super) fn begin(&self, text: &str, is_file: bool) -> u64 {
         let sha256 = digest(text);
         let newest = self.ask(|store| async move { store.configs(None, STORED_MAX).await });
         let newest = newest.map_or_else(Vec::new, |listing| listing.items);
         let last = newest.first().map_or(0, |record| record.number);
         let applied = newest.into_iter().find(|record| record.outcome == "applied");
         self.kept().last = last;
-        match applied.filter(|record| record.sha256 == sha256) {
-            Some(same) => {
+        let before = match applied {
+            Some(same) if same.sha256 == sha256 => {
+                let version = same.number;
                 self.kept().push(same.into(), text);
-                self.kept().entries[0].0.version
+                tracing::info!(version, "config in force");
+                return version;
             }
-            None => self.keep(text, &By::new("start"), "applied"),
+            before => before,
+        };
+        let mut by = By::new("start");
+        if let Some(before) = before.as_ref().filter(|_| is_file) {
+            by.note = format!("the file, in place of version {} by {}", before.number, before.actor);
         }
+        let version = self.keep(text, &by, "applied");
+        match before.filter(|before| is_file && !FROM_FILE.contains(&before.actor.as_str())) {
+            Some(before) => tracing::warn!(
+                version,
+                replaced_version = before.number,
+                replaced_by = before.actor,
+                "config in force is the file's; the newest version of the history is not in the file, and not in force any more \
+                 (penstock admin config rollback puts it in force again)"
+            ),
+            None => tracing::info!(version, "config in force"),
+        }
+        version
     }
 
     /// Keeps a text and gives it a number. What was refused twice in a row is kept once.

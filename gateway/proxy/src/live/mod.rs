@@ -100,9 +100,30 @@ pub enum ApplyError {
     /// The file cannot be read.
     #[error("{0}")]
     Read(String),
+    /// The file is empty, and the config in force is not.
+    #[error(
+        "{0}: the config file is empty, so nothing changes; a file with one comment line (# defaults) asks for every default"
+    )]
+    Empty(String),
     /// The file cannot be written.
     #[error("{0}")]
     Write(String),
+}
+
+/// Where a text comes from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// The config file.
+    File,
+    /// The admin API.
+    Admin,
+    /// The text in force, once more.
+    Nowhere,
+}
+
+/// Whether a file has lost its text: a writer may be between two steps, or a mount has gone wrong. Every default at once is not meant.
+fn is_emptied(text: &str, in_force: &str) -> bool {
+    text.trim().is_empty() && !in_force.trim().is_empty()
 }
 
 /// Sets the level of the log.
@@ -122,25 +143,43 @@ struct State {
     version: u64,
     /// The text in force.
     text: String,
+    /// The file's text as it was last read or written here. The text in force may be another one, which the admin API has applied.
+    file: String,
+    /// The text of the file was refused, and nothing has been put in force since: a key file that it names may come later.
+    file_refused: bool,
     /// As the process began: what is fixed is measured by it.
     began: Arc<Snapshot>,
     pending: Vec<String>,
     persisted: bool,
 }
 
+/// The config that a process begins with.
+pub struct Begin {
+    /// The text in force.
+    pub text: String,
+    /// The text as it was checked, before anything was held fast.
+    pub config: Snapshot,
+    /// The file's text, where it is not the one in force: the process before this one has handed over what an admin had applied.
+    pub file: Option<String>,
+}
+
 impl Live {
-    /// `began`: the config that the process began with, as it was typed, from `text`.
+    /// The config of a process, from its begin on.
     pub fn new(
         gateway: Arc<Gateway>,
         fleet: Arc<Fleet>,
         source: Source,
-        (text, began): (String, Snapshot),
+        begin: Begin,
         log_level: LogLevel,
     ) -> Arc<Self> {
+        let Begin { text, config, file } = begin;
         let history = History::new(gateway.clone());
-        let version = history.begin(&text);
+        let persisted = file.is_none();
+        let version = history.begin(&text, persisted);
         gateway.marks.begin(version, unix_seconds());
-        let state = State { version, text, began: Arc::new(began), pending: Vec::new(), persisted: true };
+        let file = file.unwrap_or_else(|| text.clone());
+        let (began, pending) = (Arc::new(config), Vec::new());
+        let state = State { version, text, file, file_refused: false, began, pending, persisted };
         Arc::new(Self { gateway, fleet, source, log_level, history, state: Mutex::new(state) })
     }
 
@@ -204,34 +243,76 @@ impl Live {
         Ok((config, plan))
     }
 
-    /// Reads the file again, and everything that it names. Without a file there is nothing to be read, and what is named is.
+    /// The file's text as it was last read or written, where it is not the one in force.
+    pub(crate) fn file_beside(&self) -> Option<String> {
+        let state = self.state();
+        (!state.persisted).then(|| state.file.clone())
+    }
+
+    /// Reads the file again, and everything that it names. Without a file, what the config in force names is read again.
     ///
     /// # Errors
     /// [`ApplyError`]: nothing has changed.
     pub fn reload(&self, by: &By) -> Result<Applied, ApplyError> {
-        self.take(self.source.read(), by)
-    }
-
-    fn take(&self, read: Result<String, String>, by: &By) -> Result<Applied, ApplyError> {
         self.gateway.refresh_certificate();
-        let read = read.map_err(ApplyError::Read);
-        let done = read.and_then(|text| self.put(&text, by, None, true));
+        let (read, mut state) = self.look();
+        let done = read.map_err(ApplyError::Read).and_then(|text| self.take(&mut state, &text, by));
+        drop(state);
         self.note(&done);
         done
     }
 
-    /// The same, if the file's text is another than the one in force.
+    /// Reloads if the file's text is another than the one that was last read from it. What an admin has applied since stays in force
+    /// until then.
     pub(crate) fn reload_changed(&self, by: &By) {
-        match self.source.read() {
-            Ok(text) if text == self.state().text => {}
-            Ok(text) if text.trim().is_empty() => {
-                tracing::warn!("config file is empty; the config in force stays (SIGHUP takes it as it is)");
+        let (read, mut state) = self.look();
+        match read {
+            Ok(text) if text == state.file && !state.file_refused => {}
+            Ok(text) if is_emptied(&text, &state.text) => {
+                tracing::warn!("config file is empty; the config in force stays");
             }
             // An editor or a mount is between two steps; what runs goes on.
             Err(reason) => tracing::warn!(reason, "config file not readable; the config in force stays"),
-            // What was looked at: a moment later the file may be empty, on its way to its next state.
-            Ok(text) => drop(self.take(Ok(text), by)),
+            // The text that was looked at: a moment later the file may be empty, on its way to its next state.
+            Ok(text) => {
+                self.gateway.refresh_certificate();
+                let done = self.take(&mut state, &text, by);
+                drop(state);
+                self.note(&done);
+            }
         }
+    }
+
+    /// The file's text and the state that it can be compared with: nothing was put in force, and so written to the file, between the two.
+    /// The file is read without the lock, because it may be a pipe.
+    fn look(&self) -> (Result<String, String>, MutexGuard<'_, State>) {
+        loop {
+            let version = self.state().version;
+            let read = self.source.read();
+            let state = self.state();
+            if state.version == version {
+                return (read, state);
+            }
+        }
+    }
+
+    /// Puts the file's text in force.
+    fn take(&self, state: &mut State, text: &str, by: &By) -> Result<Applied, ApplyError> {
+        let Some(path) = self.source.path() else {
+            let text = state.text.clone();
+            return self.put(state, &text, by, Origin::Nowhere);
+        };
+        if is_emptied(text, &state.text) {
+            return Err(ApplyError::Empty(path.display().to_string()));
+        }
+        let mut by = by.clone();
+        if !state.persisted && by.note.is_empty() && text != state.text {
+            by.note = format!("the file, in place of version {}, which was not in it", state.version);
+        }
+        let done = self.put(state, text, &by, Origin::File);
+        text.clone_into(&mut state.file);
+        state.file_refused = done.is_err();
+        done
     }
 
     /// Puts a text in force. It is written to the file if the config allows that (`server.config_writes`); else a restart comes up
@@ -240,7 +321,12 @@ impl Live {
     /// # Errors
     /// [`ApplyError`]: nothing has changed.
     pub fn apply(&self, text: &str, by: &By, expected: Option<u64>) -> Result<Applied, ApplyError> {
-        let done = self.put(text, by, expected, false);
+        let mut state = self.state();
+        let done = match expected.filter(|expected| *expected != state.version) {
+            Some(expected) => Err(ApplyError::Conflict { expected, current: state.version }),
+            None => self.put(&mut state, text, by, Origin::Admin),
+        };
+        drop(state);
         self.note(&done);
         done
     }
@@ -255,11 +341,7 @@ impl Live {
         self.apply(&text, &By { who: by.who.clone(), note }, None)
     }
 
-    fn put(&self, text: &str, by: &By, expected: Option<u64>, from_file: bool) -> Result<Applied, ApplyError> {
-        let mut state = self.state();
-        if let Some(expected) = expected.filter(|expected| *expected != state.version) {
-            return Err(ApplyError::Conflict { expected, current: state.version });
-        }
+    fn put(&self, state: &mut State, text: &str, by: &By, from: Origin) -> Result<Applied, ApplyError> {
         let text = &hidden::restored(text, &state.text).map_err(ApplyError::Hidden)?;
         let refused = |error: ApplyError| {
             self.history.keep(text, by, "refused");
@@ -268,14 +350,15 @@ impl Live {
         let (mut config, plan) = self.prepare(text).map_err(refused)?;
         let pending = fixed::hold(&state.began, &self.gateway.serving().config, &mut config);
         let providers = self.gateway.providers_of(&config).map_err(|error| refused(error.into()))?;
-        let written = !from_file && config.config_writes && self.source.path().is_some();
-        if written {
+        let writes = from == Origin::Admin && config.config_writes && self.source.path().is_some();
+        let before = if writes { Some(self.source.read().map_err(ApplyError::Read)?) } else { None };
+        if writes {
             self.source.write(text).map_err(ApplyError::Write)?;
         }
         if let Err(error) = self.fleet.carry_out(plan) {
-            if written {
-                // The old text is what a restart should find.
-                self.source.write(&state.text).map_err(ApplyError::Write)?;
+            if let Some(before) = before {
+                // The text that a restart should find.
+                self.source.write(&before).map_err(ApplyError::Write)?;
             }
             return Err(refused(error.into()));
         }
@@ -288,7 +371,18 @@ impl Live {
             state.version = self.history.keep(text, by, "applied");
             text.clone_into(&mut state.text);
         }
-        (state.pending, state.persisted) = (pending, from_file || written);
+        state.pending = pending;
+        match from {
+            Origin::File => state.persisted = true,
+            Origin::Admin => {
+                (state.persisted, state.file_refused) =
+                    (writes || self.source.path().is_some() && *text == state.file, false);
+                if writes {
+                    text.clone_into(&mut state.file);
+                }
+            }
+            Origin::Nowhere => {}
+        }
         Ok(Applied {
             version: state.version,
             changes,

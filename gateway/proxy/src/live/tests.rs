@@ -49,6 +49,11 @@ impl Bench {
 
     fn on(file: PathBuf, first: &str, store: Option<Arc<dyn Store>>) -> Self {
         fs::write(&file, first).expect("written");
+        Self::begun(file, first, None, store)
+    }
+
+    /// `beside`: the file's text, where another one is handed over.
+    fn begun(file: PathBuf, first: &str, beside: Option<String>, store: Option<Arc<dyn Store>>) -> Self {
         let overrides = Overrides { access_log: Some("off".into()), ..Overrides::default() };
         let source = Source::new(Some(file.clone()), overrides);
         let config = source.load(first).expect("valid");
@@ -73,7 +78,8 @@ impl Bench {
             filter.clone_into(&mut told.lock().expect("level"));
             Ok(())
         });
-        let live = Live::new(gateway.clone(), fleet, source, (first.to_owned(), config), set);
+        let begin = Begin { text: first.to_owned(), config, file: beside };
+        let live = Live::new(gateway.clone(), fleet, source, begin, set);
         Self { live, gateway, file, level }
     }
 
@@ -204,7 +210,118 @@ fn a_file_that_is_gone_or_empty_or_too_long_changes_nothing() {
     bench.live.reload_changed(&By::new("file"));
     assert!(matches!(bench.live.reload(&By::new("signal")), Err(ApplyError::Read(_))));
     assert_eq!(bench.names()[0], "one");
+    // By SIGHUP and by an admin too: every default at once is not meant.
+    for nothing in ["", "\n  \n"] {
+        fs::write(&bench.file, nothing).expect("written");
+        assert!(matches!(bench.live.reload(&By::new("signal")), Err(ApplyError::Empty(_))));
+    }
+    assert_eq!(bench.names()[0], "one");
     let metrics = bench.gateway.render_metrics();
     assert!(metrics.contains("penstock_config_last_reload_ok 0"), "{metrics}");
-    assert!(metrics.contains("penstock_config_reloads_total{outcome=\"refused\"} 2"));
+    assert!(metrics.contains("penstock_config_reloads_total{outcome=\"refused\"} 4"));
+    fs::write(&bench.file, "# defaults\n").expect("written");
+    let demo = bench.live.reload(&By::new("signal"));
+    assert!(matches!(demo, Err(ApplyError::Pool(_))), "a comment is a text: every default, and so the demo model");
+}
+
+#[test]
+fn what_an_admin_applies_stays_until_the_file_changes() {
+    let bench = Bench::new("stays", &named("one"));
+    let look = || bench.live.reload_changed(&By::new("file"));
+    let (first, _) = bench.live.current();
+    let two = bench.live.apply(&named("two"), &By::new("ops"), None).expect("applied");
+    look();
+    assert_eq!((bench.live.current().0, bench.names()[0].as_str()), (two.version, "two"));
+    // The same text in another file, as an editor leaves it that changes nothing.
+    fs::remove_file(&bench.file).expect("removed");
+    look();
+    fs::write(&bench.file, named("one")).expect("written");
+    look();
+    assert_eq!(bench.names()[0], "two");
+    let back = bench.live.rollback(first, &By::new("ops")).expect("applied");
+    assert!(back.persisted, "it is what the file says");
+    let again = bench.live.rollback(two.version, &By::new("ops")).expect("applied");
+    look();
+    assert_eq!((bench.live.current().0, bench.names()[0].as_str()), (again.version, "two"), "a roll-back stays too");
+    assert!(!bench.live.is_persisted());
+
+    // A file that is refused changes nothing, and what an admin applies after it stays as well.
+    fs::write(&bench.file, "nonsense = 1").expect("written");
+    look();
+    assert_eq!(bench.names()[0], "two");
+    bench.live.apply(&named("three"), &By::new("ops"), None).expect("applied");
+    look();
+    assert_eq!(bench.names()[0], "three");
+
+    fs::write(&bench.file, named("four")).expect("written");
+    look();
+    assert_eq!(bench.names()[0], "four", "the file has changed");
+    let note = &bench.live.history()[0].note;
+    assert!(note.contains("which was not in it"), "{note}");
+    // Whoever writes into the file what an admin has applied changes nothing, and a restart comes up with it.
+    bench.live.apply(&named("five"), &By::new("ops"), None).expect("applied");
+    let version = bench.live.current().0;
+    fs::write(&bench.file, named("five")).expect("written");
+    look();
+    assert_eq!((bench.live.current().0, bench.live.is_persisted()), (version, true));
+}
+
+#[test]
+fn a_refused_file_is_tried_again_as_long_as_nothing_else_is_applied() {
+    let bench = Bench::new("again", &named("one"));
+    let key = bench.file.with_file_name("key");
+    let provider = text(&format!("key_file = {key:?}\n")).replace("\"p\"", "\"q\"");
+    fs::write(&bench.file, provider).expect("written");
+    bench.live.reload_changed(&By::new("file"));
+    assert_eq!(bench.names()[0], "one");
+    fs::write(&key, "secret").expect("written");
+    bench.live.reload_changed(&By::new("file"));
+    assert_eq!(bench.names(), ["m"], "the key file that was missing is there");
+}
+
+#[test]
+fn a_restart_says_that_the_file_has_won() {
+    let bench = Bench::new("restart", &named("one"));
+    let (first, _) = bench.live.current();
+    let two = bench.live.apply(&named("two"), &By::new("ops"), None).expect("applied");
+    let folder = bench.file.parent().expect("a folder");
+    let again = Bench::on(bench.file.clone(), &named("one"), Some(store(folder)));
+    let newest = again.live.history().remove(0);
+    assert_eq!((again.names()[0].as_str(), newest.version), ("one", again.live.current().0));
+    assert!(newest.version > two.version && newest.version > first);
+    assert_eq!(
+        (newest.who.as_str(), newest.note),
+        ("start", format!("the file, in place of version {} by ops", two.version))
+    );
+}
+
+#[test]
+fn what_an_admin_applied_stays_over_an_upgrade() {
+    let bench = Bench::new("upgrade", &named("one"));
+    let two = bench.live.apply(&named("two"), &By::new("ops"), None).expect("applied");
+    let (beside, store) = (bench.live.file_beside(), store(bench.file.parent().expect("a folder")));
+    assert_eq!(beside.as_deref(), Some(named("one").as_str()));
+    let next = Bench::begun(bench.file.clone(), &named("two"), beside, Some(store));
+    next.live.reload_changed(&By::new("file"));
+    assert_eq!((next.live.current().0, next.names()[0].as_str()), (two.version, "two"));
+    assert_eq!(next.live.file_beside(), Some(named("one")), "the upgrade after this one hands it over too");
+    fs::write(&next.file, named("three")).expect("written");
+    next.live.reload_changed(&By::new("file"));
+    assert_eq!((next.names()[0].as_str(), next.live.file_beside()), ("three", None));
+}
+
+#[test]
+fn without_a_file_a_signal_undoes_nothing() {
+    let bench = Bench::new("none", &named("one"));
+    let live = Live::new(
+        bench.gateway.clone(),
+        bench.live.fleet.clone(),
+        Source::default(),
+        Begin { text: String::new(), config: (*bench.gateway.serving().config).clone(), file: None },
+        Box::new(|_| Ok(())),
+    );
+    let applied = live.apply(&named("two"), &By::new("ops"), None).expect("applied");
+    live.reload(&By::new("signal")).expect("reloaded");
+    assert_eq!((live.current(), bench.names()[0].as_str()), ((applied.version, named("two")), "two"));
+    assert!(!live.is_persisted());
 }

@@ -195,6 +195,14 @@ pub fn all(config: &Snapshot) -> Result<Vec<Arc<Provider>>, ProviderError> {
     config.providers.iter().map(Provider::new).collect()
 }
 
+/// Whether a provider could be used, as far as this machine knows: nobody is asked.
+///
+/// # Errors
+/// [`ProviderError`]
+pub fn check(asked: &ProviderConfig) -> Result<(), ProviderError> {
+    Provider::new(asked).map(drop)
+}
+
 /// The same after another config: a provider whose config is the same is the same, with its connections, its keys' rest and its models.
 ///
 /// # Errors

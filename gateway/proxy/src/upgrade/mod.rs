@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! penstock upgrade ──▶ old: starts  penstock serve … --upgrade
-//!                      new: TakeOver ──▶ old: Offer (listening sockets, which build its workers are, config that is not in the file)
+//!                      new: TakeOver ──▶ old: Offer (listening sockets, lock of the state folder, which build its workers are, config that is not in the file)
 //!                      new: adopts the workers, makes all of it ready
 //!                      new: Prepared ──▶ old: Book (counters and holds of limits)
 //!                      new: accepts  ──▶ old: Accepting; accepts no more, answers what it has, then ends
@@ -10,14 +10,16 @@
 //! ```
 //!
 //! Until `Accepting` the old one serves as if nothing were: when the new one dies, or is not ready in time, nothing has happened. The
-//! sockets are never closed, so no connection finds nobody; both accept for a moment. Only the same user can hand over or take over.
+//! sockets are never closed, so no connection finds nobody; both accept for a moment. The lock of the state folder (`lock.rs`) is never free. Only the same user can hand over or take over.
 //!
 //! Pingora has a hand-over of its own; it stops the old process whether or not there is a new one, five seconds later.
 
+mod lock;
 mod new;
 mod old;
 mod wire;
 
+pub use lock::{LockError, StateLock};
 pub use new::{Prepared, Taken, take_over};
 pub(crate) use old::{Copies, Give, Given};
 pub use old::{Started, ask, listen};

@@ -49,9 +49,19 @@ impl Taken {
         self.offer.config.as_deref()
     }
 
+    /// The file's text as the old process last read it, where it is not the config in force.
+    pub fn file(&self) -> Option<&str> {
+        self.offer.file.as_deref()
+    }
+
     fn socket(&mut self, name: &str) -> Option<OwnedFd> {
         let at = self.offer.sockets.iter().position(|have| have == name)?;
         self.sockets.get_mut(at)?.take()
+    }
+
+    /// The lock of the state folder.
+    pub(super) fn lock(&mut self) -> Option<OwnedFd> {
+        self.socket(super::lock::NAME)
     }
 
     /// The listener of that name.

@@ -13,8 +13,8 @@ use std::{fs, io};
 
 use penstock_govern::Unit;
 
-use super::READY_MAX;
 use super::wire::{Ask, Claimed, Offer, Tell, UpgradeError, VERSION, Wire};
+use super::{READY_MAX, StateLock};
 use crate::gateway::{Beside, Gateway};
 use crate::live::Live;
 use crate::server::Listeners;
@@ -35,6 +35,7 @@ struct Old {
     gateway: Arc<Gateway>,
     live: Arc<Live>,
     listeners: Arc<Listeners>,
+    state_lock: Arc<StateLock>,
     workers: String,
     /// Called once, when the new process serves.
     leave: Box<dyn Fn() + Send + Sync>,
@@ -61,14 +62,14 @@ struct State {
 pub fn listen(
     state_dir: &Path,
     (gateway, live): (Arc<Gateway>, Arc<Live>),
-    listeners: Arc<Listeners>,
+    (listeners, state_lock): (Arc<Listeners>, Arc<StateLock>),
     workers: String,
     leave: impl Fn() + Send + Sync + 'static,
 ) -> io::Result<()> {
     let place = super::socket(state_dir);
     let listener = bind(&place)?;
     let (leave, file, state) = (Box::new(leave), file(&place), Mutex::default());
-    let old = Arc::new(Old { gateway, live, listeners, workers, leave, place, file, state });
+    let old = Arc::new(Old { gateway, live, listeners, state_lock, workers, leave, place, file, state });
     std::thread::Builder::new().name("penstock-upgrade".into()).spawn(move || {
         for stream in listener.incoming() {
             let Ok(stream) = stream else { continue };
@@ -175,9 +176,14 @@ pub(crate) enum Given {
 }
 
 fn hand_over(old: &Old, wire: &mut Wire) -> Result<Receiver<Given>, UpgradeError> {
-    let (names, sockets) = old.listeners.copies()?;
-    let config = (!old.live.is_persisted()).then(|| old.live.current().1);
-    let offer = Offer { sockets: names, workers: old.workers.clone(), config };
+    let (mut names, mut sockets) = old.listeners.copies()?;
+    if let Some(lock) = old.state_lock.copy()? {
+        names.push(super::lock::NAME.to_owned());
+        sockets.push(lock);
+    }
+    let file = old.live.file_beside();
+    let config = file.is_some().then(|| old.live.current().1);
+    let offer = Offer { sockets: names, workers: old.workers.clone(), config, file };
     wire.send_with(&Tell::Offer(offer), &sockets)?;
     drop(sockets);
     wire.patience(Some(READY_MAX))?;
@@ -190,6 +196,7 @@ fn hand_over(old: &Old, wire: &mut Wire) -> Result<Receiver<Given>, UpgradeError
     expect(wire, |ask| matches!(ask, Ask::Accepting))?;
     tracing::info!("another process serves from now on; this one ends when its answers have");
     old.gateway.leave();
+    old.state_lock.leave();
     (old.leave)();
     // The loops that accept end a moment after they are told; only then does the other one get every connection.
     std::thread::sleep(ACCEPTED_LAST);

@@ -103,6 +103,9 @@ pub(super) struct Offer {
     pub(super) workers: String,
     /// The config in force, where it is not the file's.
     pub(super) config: Option<String>,
+    /// The file's text as it was last read, where another one is in force.
+    #[serde(default)]
+    pub(super) file: Option<String>,
 }
 
 /// A connection whose other end is the same user's.
@@ -205,7 +208,7 @@ mod tests {
         let (mut left, mut right) = (Wire::new(left).expect("own"), Wire::new(right).expect("own"));
         let listener = TcpListener::bind("127.0.0.1:0").expect("binds");
         let address = listener.local_addr().expect("has one");
-        let offer = Offer { sockets: vec!["http".into()], workers: "w".into(), config: None };
+        let offer = Offer { sockets: vec!["http".into()], workers: "w".into(), ..Offer::default() };
         left.send_with(&Tell::Offer(offer), &[listener.into()]).expect("sent");
         left.send(&Tell::Progress("next".into())).expect("sent");
         let (told, mut sockets) = right.receive_with::<Tell>().expect("received");
