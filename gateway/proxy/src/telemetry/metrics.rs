@@ -357,8 +357,7 @@ mod tests {
         let mut literals = tables.split('"').skip(1).step_by(2);
         let mut found = 0;
         while let Some(literal) = literals.next() {
-            let begins = |start: &&str| literal.starts_with(*start);
-            if !["penstock_", "gen_ai_"].iter().any(|start| begins(&start)) {
+            if !["penstock_", "gen_ai_"].iter().any(|start| literal.starts_with(start)) {
                 continue;
             }
             let help = literals.find(|next| !["gauge", "counter"].contains(next)).expect("a HELP text");
