@@ -480,6 +480,11 @@ impl Engine {
         self.transfers.stop(id, &mut self.scheduler);
     }
 
+    /// Whether [`Self::send`] or [`Self::prefill`] of that number goes on.
+    pub fn is_sending(&self, id: u64) -> bool {
+        self.transfers.is_sending(id)
+    }
+
     /// Whether [`Self::give`] would do something.
     pub fn can_give(&mut self) -> bool {
         self.transfers.can_give(&self.scheduler)

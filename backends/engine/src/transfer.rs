@@ -200,6 +200,11 @@ impl Transfers {
         }
     }
 
+    /// Whether pages are still owed under that number.
+    pub(crate) fn is_sending(&self, id: u64) -> bool {
+        self.outgoing.contains_key(&id)
+    }
+
     /// Whether no page is owed to anybody.
     pub(crate) fn has_given_all(&self) -> bool {
         self.outgoing.is_empty()

@@ -282,7 +282,8 @@ pub struct Generate {
     #[prost(string, tag = "10")]
     pub pull_from: String,
     /// Among those of one priority, lower goes first, and among equals who came first: what its tenant had been served, in microseconds
-    /// of engine time by weight, when the request was bound. Who asks for more than its share is behind those who do not.
+    /// of engine time by weight, when the request was bound. Who asks for more than its share is behind those who do not. Counted since the
+    /// gateway began: a worker compares the differences of each gateway's turns, not turns of several.
     #[prost(sint64, tag = "11")]
     pub turn: i64,
     /// Others that do the prefill when `prefill_at` is lost on the way: asked in turn, each for what is still missing.
@@ -291,6 +292,9 @@ pub struct Generate {
     /// They are asked while more tokens than this are missing; the rest is computed here.
     #[prost(uint32, tag = "13")]
     pub prefill_next_tokens: u32,
+    /// Requests that wait at the gateway beside this one. A worker divides what it would start among gateways by it.
+    #[prost(uint32, tag = "14")]
+    pub waiting: u32,
 }
 
 /// One choice of a request, and what it has emitted already.

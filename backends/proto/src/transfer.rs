@@ -199,6 +199,9 @@ pub struct Prefill {
     /// That of the request (`frames::Generate::turn`).
     #[prost(sint64, tag = "9")]
     pub turn: i64,
+    /// Whose counter that is (`frames::Hello::gateway`); 0 where it is not said.
+    #[prost(uint64, tag = "10")]
+    pub gateway: u64,
 }
 
 /// One page of one layer.

@@ -26,6 +26,7 @@ fn generate() -> impl Strategy<Value = Down> {
                 turn: -7,
                 prefill_next: vec!["unix:///a".into()],
                 prefill_next_tokens: 512,
+                waiting: 9,
             })),
         })
 }

@@ -4,17 +4,19 @@
 //! back. After every step each session gets one frame: its own outputs, and the state and KV events that all of them need.
 
 use crate::config::{Build, ReadyInfo, WorkerError};
+use crate::credits::{WAITING_TTL, divided};
 use crate::session::Phase;
 use crate::tiers::{Ahead, Outcome, Tell, TierOptions, Tiers};
 use crate::transfer::{About, Arrival, Incoming, PageIn, Peers, Report, Taken};
+use crate::turns::Turns;
 use crate::{Ended, chain};
 use penstock_engine::{Engine, PageSink, Prefill};
 use penstock_proto::frames::{
     Cancel, EngineState, Generate, Output, Prefetch, Pull, Ready, Role, Step, UpBody, Window,
 };
 use penstock_proto::transfer::{Fetch, First};
-use penstock_proto::{BLOCK_TOKENS, BlockHash, PROTOCOL_VERSION};
-use std::collections::{HashMap, VecDeque};
+use penstock_proto::{BLOCK_TOKENS, BlockHash, ErrorKind, PROTOCOL_VERSION};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,7 +37,7 @@ const AHEAD_MAX: f64 = 3600.0;
 /// What sessions ask of the engine.
 pub(crate) enum Command {
     /// A session begins: it gets [`Ready`], then every step.
-    Attach { session: u64, epoch: u64, frames: mpsc::Sender<UpBody> },
+    Attach { session: u64, gateway: u64, epoch: u64, frames: mpsc::Sender<UpBody> },
     /// A session is over: what it asked for is cancelled.
     Detach { session: u64 },
     /// Start or continue a request.
@@ -58,8 +60,8 @@ pub(crate) enum Command {
     Received { id: u64, report: Report },
     /// Send blocks to another worker.
     Send { hashes: Vec<BlockHash>, sink: Box<dyn PageSink>, taken: Taken },
-    /// Compute blocks for another worker.
-    Prefill { prefill: Box<Prefill>, sink: Box<dyn PageSink>, taken: Taken },
+    /// Compute blocks for another worker, for a request of that gateway.
+    Prefill { prefill: Box<Prefill>, gateway: u64, sink: Box<dyn PageSink>, taken: Taken },
     /// End a transfer out.
     Stop { id: u64 },
     /// A sink that was full has room again.
@@ -197,9 +199,11 @@ fn live(
                 engine,
                 info,
                 tiers,
-                sessions: HashMap::new(),
+                sessions: BTreeMap::new(),
+                rounds: 0,
                 engine_ids: HashMap::new(),
                 entries: HashMap::new(),
+                turns: Turns::default(),
                 next: 0,
                 steps: 0,
                 step_seconds: 0.0,
@@ -221,8 +225,11 @@ fn live(
 }
 
 struct SessionView {
+    gateway: u64,
     frames: mpsc::Sender<UpBody>,
     accepted: u64,
+    /// Requests that wait there, and when it said so.
+    waiting: Option<(u32, Instant)>,
 }
 
 /// Who asked for what runs in the engine under a number of ours.
@@ -236,10 +243,14 @@ pub(crate) struct Desk {
     pub(crate) engine: Engine,
     info: ReadyInfo,
     tiers: Option<Tiers>,
-    sessions: HashMap<u64, SessionView>,
+    sessions: BTreeMap<u64, SessionView>,
+    /// States told.
+    rounds: u64,
     /// (session, its number) → number in the engine.
     engine_ids: HashMap<(u64, u64), u64>,
     entries: HashMap<u64, Entry>,
+    /// The order of what several gateways ask for.
+    pub(crate) turns: Turns,
     /// The last number given, to a request or a transfer.
     pub(crate) next: u64,
     steps: u64,
@@ -295,7 +306,7 @@ impl Desk {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Attach { session, epoch, frames } => self.attach(session, epoch, frames),
+            Command::Attach { session, gateway, epoch, frames } => self.attach((session, gateway), epoch, frames),
             Command::Detach { session } => self.detach(session),
             Command::Generate { session, generate } => self.generate(session, *generate),
             Command::Cancel { session, mut cancel } => {
@@ -325,7 +336,7 @@ impl Desk {
             Command::First { id, first } => self.first(id, first),
             Command::Received { id, report } => self.arrivals.push_back(Arrival::End(id, report)),
             Command::Send { hashes, sink, taken } => self.send_blocks(&hashes, sink, taken),
-            Command::Prefill { prefill, sink, taken } => self.prefill(*prefill, sink, taken),
+            Command::Prefill { prefill, gateway, sink, taken } => self.prefill(*prefill, gateway, sink, taken),
             Command::Stop { id } => {
                 self.engine.stop(id);
                 self.is_untold = true;
@@ -453,7 +464,7 @@ impl Desk {
         }
     }
 
-    fn attach(&mut self, session: u64, epoch: u64, frames: mpsc::Sender<UpBody>) {
+    fn attach(&mut self, (session, gateway): (u64, u64), epoch: u64, frames: mpsc::Sender<UpBody>) {
         let state = self.state();
         let info = self.info.clone();
         let mut kv = self.engine.snapshot();
@@ -478,7 +489,7 @@ impl Desk {
             transfer: if self.engine.block_bytes() > 0 { self.peers.address.clone() } else { String::new() },
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {
-            self.sessions.insert(session, SessionView { frames, accepted: 0 });
+            self.sessions.insert(session, SessionView { gateway, frames, accepted: 0, waiting: None });
         }
     }
 
@@ -496,6 +507,8 @@ impl Desk {
     fn generate(&mut self, session: u64, mut generate: Generate) {
         let Some(view) = self.sessions.get_mut(&session) else { return };
         view.accepted += 1;
+        let gateway = view.gateway;
+        view.waiting = Some((generate.waiting, Instant::now()));
         let request = generate.request;
         self.end_ahead(session, request);
         self.next += 1;
@@ -508,6 +521,7 @@ impl Desk {
             self.cancel(Cancel { request: old, choices: Vec::new() });
         }
         generate.request = id;
+        generate.turn = self.turns.place(gateway, id, generate.turn);
         self.submit(generate);
     }
 
@@ -524,6 +538,7 @@ impl Desk {
                 entry.open = entry.open.saturating_sub(1);
                 if entry.open == 0 {
                     self.entries.remove(&id);
+                    self.turns.end(id);
                     if self.engine_ids.get(&(session, request)) == Some(&id) {
                         self.engine_ids.remove(&(session, request));
                     }
@@ -545,9 +560,15 @@ impl Desk {
 
     fn send(&mut self, rest: &Step, theirs: &mut HashMap<u64, Vec<Output>>) {
         let mut slow = Vec::new();
+        self.rounds += 1;
+        let waiting = |view: &SessionView| {
+            view.waiting.filter(|(_, said)| said.elapsed() < WAITING_TTL).map_or(0, |(requests, _)| requests)
+        };
+        let waiting: Vec<u32> = self.sessions.values().map(waiting).collect();
+        let mut states = rest.state.iter().flat_map(|state| divided(state, &waiting, self.rounds));
         for (session, view) in &self.sessions {
             let outputs = theirs.remove(session).unwrap_or_default();
-            let step = Step { outputs, accepted: view.accepted, ..rest.clone() };
+            let step = Step { outputs, accepted: view.accepted, state: states.next(), ..rest.clone() };
             if view.frames.try_send(UpBody::Step(step)).is_err() {
                 slow.push(*session);
             }

@@ -17,6 +17,7 @@
 
 mod args;
 mod config;
+mod credits;
 mod engine_thread;
 pub mod inspect;
 mod listen;
@@ -26,6 +27,7 @@ mod signals;
 mod strangers;
 mod tiers;
 mod transfer;
+mod turns;
 
 pub use args::{WorkerArgs, main};
 pub use config::{Build, ReadyInfo, WorkerConfig, WorkerError};

@@ -167,7 +167,7 @@ impl Host {
         info!(session, gateway = format_args!("{:016x}", hello.gateway), "gateway connected");
         let why = tokio::select! {
             end = self.listen(session, &mut reader) => end,
-            end = self.speak(session, &mut writer) => end,
+            end = self.speak(session, hello.gateway, &mut writer) => end,
         };
         info!(session, why = %why.err().unwrap_or(SessionEnd::Closed), "gateway disconnected");
         // Err: the engine has ended, and with it what there was to cancel.
@@ -263,14 +263,17 @@ impl Host {
     }
 
     /// Progress while loading, then frames from the engine, and heartbeats where there are none.
-    async fn speak<W: AsyncWrite + Unpin>(&self, session: u64, writer: &mut Writer<W>) -> Result<(), SessionEnd> {
+    async fn speak<W>(&self, session: u64, gateway: u64, writer: &mut Writer<W>) -> Result<(), SessionEnd>
+    where
+        W: AsyncWrite + Unpin,
+    {
         if !self.speak_of_loading(writer).await? {
             return Ok(());
         }
         // The engine answers between two steps; until then this shows that the connection works.
         writer.send(UpBody::Loading(Loading { stage: "joining".into(), ..Default::default() })).await?;
         let (frames, mut inbox) = mpsc::channel(FRAMES_MAX);
-        let attach = Command::Attach { session, epoch: self.epoch, frames };
+        let attach = Command::Attach { session, gateway, epoch: self.epoch, frames };
         self.commands.send(attach).await.map_err(|_| SessionEnd::Ending)?;
         let mut last = Step::default();
         let mut is_ready = false;

@@ -223,7 +223,8 @@ impl Desk {
         let Search { generate, later, until, .. } = search;
         let is_drawn_there = is_prefill && has_one_next(&generate);
         let (question, deadline) = if is_prefill {
-            (prefill(&generate, have, wanted, is_drawn_there), until.saturating_duration_since(Instant::now()))
+            let of = self.turns.of(id);
+            (prefill(&generate, of, have, wanted, is_drawn_there), until.saturating_duration_since(Instant::now()))
         } else {
             (fetch(&chain[have..have + wanted]), FETCH_DEADLINE)
         };
@@ -273,9 +274,10 @@ impl Desk {
     }
 
     /// Computes for another worker.
-    pub(crate) fn prefill(&mut self, mut prefill: Prefill, sink: Box<dyn PageSink>, taken: Taken) {
+    pub(crate) fn prefill(&mut self, mut prefill: Prefill, gateway: u64, sink: Box<dyn PageSink>, taken: Taken) {
         self.next += 1;
         prefill.id = self.next;
+        prefill.turn = self.turns.lend(gateway, self.next, prefill.turn, |id| self.engine.is_sending(id));
         let done = self.engine.prefill(prefill, sink);
         if let Err(why) = &done {
             info!(why, "prefill for another worker refused");
@@ -327,7 +329,13 @@ fn has_one_next(generate: &Generate) -> bool {
     generate.window != 1 && shared_output(generate).is_some_and(|emitted| emitted.len() < tokens_max)
 }
 
-fn prefill(generate: &Generate, have: usize, wanted: usize, is_drawn_there: bool) -> AskBody {
+fn prefill(
+    generate: &Generate,
+    (gateway, turn): (u64, i64),
+    have: usize,
+    wanted: usize,
+    is_drawn_there: bool,
+) -> AskBody {
     let emitted = shared_output(generate).unwrap_or_default();
     let mut prompt = [&generate.prompt[..], emitted].concat();
     let choices = generate.choices.iter().map(|choice| choice.index).filter(|_| is_drawn_there).collect();
@@ -338,7 +346,8 @@ fn prefill(generate: &Generate, have: usize, wanted: usize, is_drawn_there: bool
         prompt,
         salt: generate.salt.clone(),
         priority: generate.priority,
-        turn: generate.turn,
+        turn,
+        gateway,
         first: have as u32,
         blocks: wanted as u32,
         choices,

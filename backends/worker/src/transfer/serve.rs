@@ -107,7 +107,8 @@ async fn serve(peers: &Arc<Peers>, caller: Caller, stranger: Stranger) -> Result
             Command::Send { hashes, sink: Box::new(sink), taken }
         }
         AskBody::Prefill(wanted) => {
-            Command::Prefill { prefill: Box::new(prefill(wanted)), sink: Box::new(sink), taken }
+            let gateway = wanted.gateway;
+            Command::Prefill { prefill: Box::new(prefill(wanted)), gateway, sink: Box::new(sink), taken }
         }
         AskBody::Greeting(_) | AskBody::Proof(_) | AskBody::Taken(_) => return Err(Fault::Unexpected),
     };
@@ -156,7 +157,7 @@ async fn live(peers: &Peers, link: &mut Link) -> Result<(), Fault> {
 }
 
 fn prefill(wanted: WantedPrefill) -> Prefill {
-    let WantedPrefill { prompt, salt, priority, turn, first, blocks, choices, sampling, emitted } = wanted;
+    let WantedPrefill { prompt, salt, priority, turn, first, blocks, choices, sampling, emitted, gateway: _ } = wanted;
     let drawing = |sampling| Drawing { sampling, choices, emitted: emitted as usize };
     Prefill {
         id: 0,

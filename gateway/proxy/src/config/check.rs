@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::raw::{Document, Reader};
 use penstock_proto::{Address, Bucket};
 use penstock_router::policy::UnknownPolicy;
-use penstock_router::{Policy, Slo};
+use penstock_router::{Policy, Slo, WORKERS_MAX};
 
 use super::replicas::replicas;
 use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, SloConfig, Snapshot, TierConfig, TlsFiles};
@@ -239,6 +239,13 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
     if connect.iter().any(|address| address.parse::<Address>().is_err()) {
         table.fault("connect", "each address is unix:PATH or tcp:HOST:PORT, with or without // behind the colon");
     }
+    if connect.len() > WORKERS_MAX {
+        let message = format!(
+            "has {} addresses; a pool has at most {WORKERS_MAX} workers: make several pools of it",
+            connect.len()
+        );
+        table.fault("connect", message);
+    }
     if !connect.is_empty() && table.has("workers") {
         table.fault("connect", "give either workers (started here) or connect (started elsewhere)");
     }
@@ -246,7 +253,7 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         table.fault("device", message);
         DeviceChoice::Auto
     });
-    let workers = table.number("workers", 1..=256) as usize;
+    let workers = table.number("workers", 1..=WORKERS_MAX as u64) as usize;
     let replicas = replicas(table, workers, connect.len());
     PoolConfig {
         id: table.text("id").unwrap_or_else(|| default_id(model.as_deref())),

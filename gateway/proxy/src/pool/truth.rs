@@ -127,6 +127,7 @@ impl Truth {
             turn: penstock_router::FIRST,
             prefill_next: Vec::new(),
             prefill_next_tokens: 0,
+            waiting: 0,
         };
         for choice in self.choices.iter_mut().filter(|choice| !choice.closed) {
             choice.allowed = choice.allowed.max(choice.emitted.len() as u32 + window);

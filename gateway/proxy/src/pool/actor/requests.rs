@@ -151,6 +151,7 @@ impl Actor {
             let Some(live) = self.requests.get_mut(&request) else { continue };
             let (mut generate, windows) = live.truth.generate(request);
             generate.turn = turn;
+            generate.waiting = u32::try_from(self.router.waiting()).unwrap_or(u32::MAX);
             (generate.pull_from, generate.prefill_at) = from;
             let is_apart = !generate.prefill_at.is_empty();
             if let Some(prefill) = prefill.filter(|_| is_apart) {

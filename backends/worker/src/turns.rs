@@ -1,0 +1,175 @@
+//! One order of the requests of several gateways.
+//!
+//! A gateway counts what its tenants were served from its own start, so that the turns ([`Generate::turn`]) of two gateways say nothing about
+//! each other: compared as they are, those of a gateway that has run for a week come after all of one that has just started. Here each
+//! gateway has a counter of its own, and a *time* that all share (start-time fair queueing, Goyal et al. 1996): a gateway that has nothing here
+//! begins at the time, or where its turns left off if that is later, and from there on its turns count as they come. The time is the least place
+//! of what is here, and never falls.
+//!
+//! A gateway whose tenants are served by other workers too would fall back here without end; [`BEHIND_MAX`] is as far as it goes.
+//!
+//! [`Generate::turn`]: penstock_proto::frames::Generate::turn
+
+use std::collections::HashMap;
+
+/// Turn of a request that goes before all others of its priority: it began elsewhere.
+const FIRST: i64 = i64::MIN;
+/// How far the first request of a gateway may be behind the time, in microseconds of engine time by weight.
+const BEHIND_MAX: i64 = 2_000_000;
+/// Gateways without a request here that are remembered.
+const IDLE_MAX: usize = 64;
+
+/// A request that is here.
+struct Open {
+    gateway: u64,
+    turn: i64,
+    place: i64,
+    /// A prompt for another worker, whose end nobody tells.
+    lent: bool,
+}
+
+/// The counters of all gateways.
+#[derive(Default)]
+pub(crate) struct Turns {
+    open: HashMap<u64, Open>,
+    /// What is taken off the turns of a gateway.
+    origins: HashMap<u64, i64>,
+    time: i64,
+}
+
+impl Turns {
+    /// The place of a request, which is here under number `id` from now on until [`Self::end`]. Lower goes first.
+    pub(crate) fn place(&mut self, gateway: u64, id: u64, turn: i64) -> i64 {
+        self.enter(gateway, id, turn, false)
+    }
+
+    /// The same for a prompt that is computed for another worker. `goes_on`: whether the earlier one of that number does.
+    pub(crate) fn lend(&mut self, gateway: u64, id: u64, turn: i64, goes_on: impl Fn(u64) -> bool) -> i64 {
+        self.open.retain(|id, open| !open.lent || goes_on(*id));
+        self.enter(gateway, id, turn, true)
+    }
+
+    fn enter(&mut self, gateway: u64, id: u64, turn: i64, lent: bool) -> i64 {
+        if turn == FIRST {
+            return FIRST;
+        }
+        let least = |open: &mut dyn Iterator<Item = &Open>| open.map(|open| open.place).min();
+        self.time = self.time.max(least(&mut self.open.values()).unwrap_or(i64::MIN));
+        let time = self.time;
+        let own = least(&mut self.open.values().filter(|open| open.gateway == gateway));
+        let known = self.origins.get(&gateway).map(|origin| (*origin, turn.saturating_sub(*origin)));
+        let origin = match known.filter(|(_, place)| own.is_some() || *place >= time) {
+            Some((origin, place)) => {
+                let behind = own.map_or(place, |own| own.min(place)).saturating_sub(time);
+                origin.saturating_add((behind.saturating_sub(BEHIND_MAX)).max(0))
+            }
+            None => turn.saturating_sub(time),
+        };
+        self.origins.insert(gateway, origin);
+        if self.origins.len() > IDLE_MAX {
+            let open = &self.open;
+            self.origins.retain(|known, _| *known == gateway || open.values().any(|open| open.gateway == *known));
+        }
+        let place = turn.saturating_sub(origin).max(FIRST + 1);
+        self.open.insert(id, Open { gateway, turn, place, lent });
+        place
+    }
+
+    /// Whose request that is, and its turn among the gateway's own; of one that is not here, as if it began elsewhere.
+    pub(crate) fn of(&self, id: u64) -> (u64, i64) {
+        self.open.get(&id).map_or((0, FIRST), |open| (open.gateway, open.turn))
+    }
+
+    /// The request has ended.
+    pub(crate) fn end(&mut self, id: u64) {
+        self.open.remove(&id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Serves what is first, `cost` a request, whose tenant's next one takes its place: how many each gateway got.
+    fn serve(turns: &mut Turns, tenants: &mut [(u64, i64)], rounds: usize) -> Vec<usize> {
+        let mut next = 0;
+        let mut waiting: Vec<(i64, u64, usize)> = Vec::new();
+        let mut served = vec![0; tenants.len()];
+        for round in 0..rounds {
+            for (tenant, &(gateway, turn)) in tenants.iter().enumerate() {
+                if waiting.iter().all(|(_, _, other)| *other != tenant) {
+                    next += 1;
+                    waiting.push((turns.place(gateway, next, turn), next, tenant));
+                }
+            }
+            let first = *waiting.iter().min().unwrap_or_else(|| panic!("round {round}: somebody waits"));
+            waiting.retain(|other| *other != first);
+            turns.end(first.1);
+            tenants[first.2].1 += 100_000;
+            served[first.2] += 1;
+        }
+        served
+    }
+
+    #[test]
+    fn the_age_of_a_gateway_does_not_matter() {
+        let mut turns = Turns::default();
+        let mut tenants = [(1, 7_000_000_000), (2, 0)];
+        let served = serve(&mut turns, &mut tenants, 200);
+        assert_eq!(served, [100, 100], "turns in microseconds, one gateway two hours older");
+    }
+
+    #[test]
+    fn a_gateway_that_comes_back_waits_for_nobody_and_overtakes_nobody() {
+        let mut turns = Turns::default();
+        let mut alone = [(1, 5_000_000)];
+        serve(&mut turns, &mut alone, 50);
+        let mut both = [alone[0], (2, 900_000_000)];
+        assert_eq!(serve(&mut turns, &mut both, 20), [10, 10]);
+    }
+
+    #[test]
+    fn tenants_of_one_gateway_stand_as_it_says() {
+        let mut turns = Turns::default();
+        let heavy = turns.place(1, 1, 9_000_000);
+        let light = turns.place(1, 2, 1_000_000);
+        assert_eq!((heavy - light, turns.of(2)), (8_000_000, (1, 1_000_000)));
+        assert_eq!(turns.place(1, 3, FIRST), FIRST);
+    }
+
+    #[test]
+    fn who_is_served_elsewhere_too_falls_back_so_far_only() {
+        let mut turns = Turns::default();
+        turns.place(2, 1, 0);
+        for n in 0..100 {
+            // Its tenant was served a second elsewhere each time.
+            turns.place(1, 10 + n, n as i64 * 1_000_000);
+            (n > 0).then(|| turns.end(9 + n));
+        }
+        assert!(turns.open[&109].place <= 2 * BEHIND_MAX, "{}", turns.open[&109].place);
+    }
+
+    #[test]
+    fn any_number_is_taken() {
+        let mut turns = Turns::default();
+        for (id, turn) in [i64::MAX, i64::MIN + 1, 0, -1, i64::MAX].into_iter().enumerate() {
+            turns.place(id as u64 % 2, id as u64, turn);
+        }
+        (0..9).for_each(|id| turns.end(id));
+        assert!(turns.open.is_empty());
+        for n in 0..1000 {
+            turns.place(n, n, 5);
+            turns.end(n);
+        }
+        assert!(turns.origins.len() <= IDLE_MAX + 1, "those that left are forgotten");
+    }
+
+    #[test]
+    fn prompts_for_others_are_in_the_order_of_their_gateway() {
+        let mut turns = Turns::default();
+        let heavy = turns.lend(1, 1, 9_000_000, |_| true);
+        assert!(turns.lend(1, 2, 1_000_000, |_| true) < heavy);
+        turns.lend(1, 3, 9_000_000, |id| id == 2);
+        assert_eq!(turns.of(1), (0, FIRST), "it has ended");
+    }
+}
