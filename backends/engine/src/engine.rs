@@ -3,6 +3,7 @@
 use crate::config::EngineConfig;
 use crate::first;
 use crate::forward::{AfterLayer, Forward, Geometry, Pages};
+use crate::logits;
 use crate::random::Draw;
 use crate::request::{Limits, Prefill, Refusal, Request};
 use crate::sampler::{BadLogits, Sampler};
@@ -48,6 +49,9 @@ pub trait Offload: Send {
     fn take(&mut self, parent: Option<BlockHash>, hash: BlockHash, bytes: Vec<u8>);
 }
 
+/// The text of [`Engine::probe`].
+const PROBE: u32 = 1;
+
 /// One model on one device, and everything that runs on it.
 pub struct Engine {
     offload: Option<Box<dyn Offload>>,
@@ -64,6 +68,7 @@ pub struct Engine {
     outbox: Vec<Output>,
     steps: u64,
     faults: u64,
+    is_broken: bool,
     draining: bool,
     role: Role,
     transfers: Transfers,
@@ -136,6 +141,7 @@ impl Engine {
             outbox: Vec::new(),
             steps: 0,
             faults: 0,
+            is_broken: false,
             draining: false,
             role: Role::Mixed,
             transfers: Transfers::new(layers, page_bytes),
@@ -280,6 +286,24 @@ impl Engine {
     /// Steps in which the device failed. Their sequences ended as `WorkerFailed`; a worker that sees this grow should exit.
     pub fn faults(&self) -> u64 {
         self.faults
+    }
+
+    /// Whether the model's logits are finite after a text of one token: what no request and no cached block has a part in. Without a free
+    /// page nothing is computed, and nothing is said against it.
+    pub fn probe(&mut self) -> Result<bool, KernelError> {
+        let Some(page) = self.scheduler.pool.allocate() else { return Ok(true) };
+        let token = PROBE.min(self.limits.vocab_size.saturating_sub(1) as u32);
+        let spans = [Span { rows: 0..1, context: 1, block_table: &[page.0] }];
+        let logits = self.forward.forward(&StepBatch { tokens: &[token], spans: &spans, sampled: &[0] }, None);
+        let finite = logits.map(|row| logits::max(row).is_some());
+        self.scheduler.pool.release(page);
+        finite
+    }
+
+    /// Whether a step's logits were not finite, and those of [`Self::probe`] neither: weights or memory are damaged, whatever is asked. The
+    /// process should end.
+    pub fn is_broken(&self) -> bool {
+        self.is_broken
     }
 
     /// Sequences that run at once at most.
@@ -515,6 +539,7 @@ impl Engine {
         let mut batch = self.batch(&plan);
         if rows > 0 {
             match self.run(&plan) {
+                Ok(drawn) if self.breaks(&drawn) => self.fail(&plan, &BadLogits::NotFinite),
                 Ok(drawn) => self.publish(&plan, drawn),
                 Err(error) => self.fail(&plan, &error),
             }
@@ -591,6 +616,13 @@ impl Engine {
             .collect())
     }
 
+    /// Whether rows are not finite because of the model, not of what they were computed from. A device that fails here is as broken.
+    fn breaks(&mut self, drawn: &[Sampled]) -> bool {
+        let not_finite = drawn.iter().any(|(_, drawn)| matches!(drawn, Err(BadLogits::NotFinite)));
+        self.is_broken |= not_finite && !self.probe().unwrap_or(false);
+        self.is_broken
+    }
+
     /// Moves sequences on and writes what they said.
     fn publish(&mut self, plan: &Plan, drawn: Vec<Sampled>) {
         // What a useless row was computed from is not offered to others.
@@ -600,7 +632,8 @@ impl Engine {
         for (order, drawn) in drawn {
             match drawn {
                 Ok(drawn) => self.say(drawn),
-                Err(error) => self.lose(order, ErrorKind::Internal, &error),
+                Err(error @ BadLogits::NotFinite) => self.lose(order, ErrorKind::ModelFailed, &error),
+                Err(error @ BadLogits::NothingLeft) => self.lose(order, ErrorKind::InvalidRequest, &error),
             }
         }
     }
@@ -642,8 +675,8 @@ impl Engine {
         self.outbox.push(output);
     }
 
-    /// The device failed: what ran is lost here and can go on elsewhere; what waited is not concerned.
-    fn fail(&mut self, plan: &Plan, error: &KernelError) {
+    /// The device or the model failed: what ran is lost here and can go on elsewhere; what waited is not concerned.
+    fn fail(&mut self, plan: &Plan, error: &dyn std::error::Error) {
         self.faults += 1;
         plan.runs.iter().for_each(|run| self.lose(run.order, ErrorKind::WorkerFailed, error));
     }

@@ -19,10 +19,16 @@ use std::collections::{HashMap, HashSet};
 /// Temperatures below this are greedy (as in vLLM).
 const TEMPERATURE_MIN: f32 = 1e-5;
 
-/// The logits of a row cannot be sampled: NaN, +∞, or nothing is allowed.
+/// A row from which no token can be drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("logits are not finite, or no token is allowed")]
-pub struct BadLogits;
+pub enum BadLogits {
+    /// As the model gave them: NaN, +∞, or nothing above −∞.
+    #[error("the model's logits are not finite")]
+    NotFinite,
+    /// After biases, masks and penalties, of which the request says what they are.
+    #[error("no token is left: logit_bias, penalties and allowed tokens exclude all of them, or overflow")]
+    NothingLeft,
+}
 
 /// What a choice has said so far, as far as sampling depends on it.
 #[derive(Clone, Copy, Debug)]
@@ -50,10 +56,10 @@ impl Sampler {
     /// # Errors
     /// [`BadLogits`] when the row is not usable; other rows are not concerned.
     pub fn sample(&mut self, row: &[f32], params: &Params, history: History<'_>, draw: Draw) -> Result<u32, BadLogits> {
-        let raw_max = logits::max(row).ok_or(BadLogits)?;
+        let raw_max = logits::max(row).ok_or(BadLogits::NotFinite)?;
         let (values, max) = if needs_edit(params, history) {
             self.edit(row, params, history);
-            (self.edited.as_slice(), logits::max(&self.edited).ok_or(BadLogits)?)
+            (self.edited.as_slice(), logits::max(&self.edited).ok_or(BadLogits::NothingLeft)?)
         } else {
             (row, raw_max)
         };
@@ -74,7 +80,7 @@ impl Sampler {
     /// # Errors
     /// [`BadLogits`] as for [`Self::sample`].
     pub fn logprobs(&mut self, row: &[f32], token: u32, k: usize) -> Result<TokenLogprobs, BadLogits> {
-        let max = logits::max(row).ok_or(BadLogits)?;
+        let max = logits::max(row).ok_or(BadLogits::NotFinite)?;
         let log_sum = logits::sum_exp(row, max, 1.0).ln();
         let logprob = |value: f32| ((f64::from(value) - f64::from(max)) - log_sum) as f32;
         let own = row[token as usize];

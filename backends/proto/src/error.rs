@@ -70,6 +70,8 @@ pub enum ErrorKind {
     ProviderFailed = 20,
     /// Somebody who may do so ended the request.
     Cancelled = 21,
+    /// The model computes no token after this text: its logits are NaN or infinite there, and elsewhere they are not.
+    ModelFailed = 22,
 }
 
 impl ErrorKind {
@@ -82,7 +84,7 @@ impl ErrorKind {
                 Fault::Client
             }
             Overloaded | Unavailable | DeadlineExceeded | Draining | Internal | Cancelled => Fault::Gateway,
-            WorkerFailed => Fault::Worker,
+            WorkerFailed | ModelFailed => Fault::Worker,
             ProviderFailed => Fault::Provider,
         }
     }
@@ -100,7 +102,7 @@ impl ErrorKind {
     /// The kind with that number on the wire; unknown numbers are a bug of the peer's and read as [`ErrorKind::Internal`].
     pub fn from_wire(number: i32) -> Self {
         use ErrorKind::*;
-        const ALL: [ErrorKind; 21] = [
+        const ALL: [ErrorKind; 22] = [
             InvalidRequest,
             Unsupported,
             ContextLength,
@@ -122,6 +124,7 @@ impl ErrorKind {
             UnsupportedMedia,
             ProviderFailed,
             Cancelled,
+            ModelFailed,
         ];
         ALL.into_iter().find(|kind| *kind as i32 == number).unwrap_or(Internal)
     }

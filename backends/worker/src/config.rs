@@ -194,6 +194,9 @@ pub enum WorkerError {
     /// The engine's thread panicked: a bug.
     #[error("the engine panicked: {0}")]
     Panicked(String),
+    /// Logits were not finite, and those of another text neither.
+    #[error("the model's logits are not finite, whatever the text: its weights or this machine's memory are damaged")]
+    Broken,
     /// The device failed in step after step.
     #[error("the device failed in {faults} steps")]
     Faults {

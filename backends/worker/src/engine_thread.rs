@@ -284,6 +284,9 @@ impl Desk {
                 self.step_seconds = step.batch.map_or(self.step_seconds, |batch| batch.seconds);
                 self.publish(step);
                 self.is_untold = false;
+                if self.engine.is_broken() {
+                    return Err(WorkerError::Broken);
+                }
                 let faults = self.engine.faults();
                 if faults >= FAULTS_MAX {
                     return Err(WorkerError::Faults { faults });
@@ -534,7 +537,10 @@ impl Desk {
             let Some(entry) = self.entries.get_mut(&id) else { continue };
             output.request = entry.request;
             let (session, request) = (entry.session, entry.request);
-            if output.finish.is_some() {
+            if let Some(finish) = &output.finish {
+                if ErrorKind::from_wire(finish.error_kind) == ErrorKind::ModelFailed {
+                    warn!(session, request, reason = finish.message, "a request has no next token");
+                }
                 entry.open = entry.open.saturating_sub(1);
                 if entry.open == 0 {
                     self.entries.remove(&id);

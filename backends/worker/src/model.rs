@@ -123,7 +123,8 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         vocab_size: geometry.vocab_size as u32,
         device,
     };
-    Ok((Engine::new(Box::new(model), &config), info))
+    let mut engine = Engine::new(Box::new(model), &config);
+    if engine.probe()? { Ok((engine, info)) } else { Err(WorkerError::Broken) }
 }
 
 /// The checkpoint, and the hash of its tokenizer. A folder without a tokenizer has no hash: token ids alone can be served.

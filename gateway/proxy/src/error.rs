@@ -208,6 +208,7 @@ fn shape(kind: ErrorKind) -> ErrorShape {
         RateLimited => errors::RATE_LIMIT_REQUESTS,
         Internal => errors::INTERNAL,
         WorkerFailed => ErrorShape { code: Some("worker_failed"), ..errors::UPSTREAM },
+        ModelFailed => ErrorShape { code: Some("model_failed"), ..errors::INTERNAL },
         ProviderFailed => errors::UPSTREAM,
         Overloaded => errors::OVERLOADED,
         Unavailable => ErrorShape { code: Some("no_worker_ready"), ..errors::UNAVAILABLE },

@@ -36,6 +36,8 @@ pub struct FakeForward {
     /// Every so many steps the device fails; 0: never.
     fail_every: u64,
     faults_left: u32,
+    /// After so many steps every row is NaN.
+    sound_steps: u64,
 }
 
 /// Faults of one device at most: one that never gets through a prompt would be continued for ever.
@@ -45,7 +47,20 @@ impl FakeForward {
     /// A device of these sizes. `fail_every`: every so many steps it fails, 0: never.
     pub fn new(geometry: Geometry, fail_every: u64) -> Self {
         let pages = vec![[None; PAGE_TOKENS]; geometry.pages];
-        Self { geometry, pages, logits: Vec::new(), meter: Meter::default(), fail_every, faults_left: FAULTS_MAX }
+        Self {
+            geometry,
+            pages,
+            logits: Vec::new(),
+            meter: Meter::default(),
+            fail_every,
+            faults_left: FAULTS_MAX,
+            sound_steps: u64::MAX,
+        }
+    }
+
+    /// A device whose weights are damaged after so many steps.
+    pub fn breaking(geometry: Geometry, sound_steps: u64) -> Self {
+        Self { sound_steps, ..Self::new(geometry, 0) }
     }
 
     /// Counts what it does.
@@ -112,6 +127,9 @@ impl Forward for FakeForward {
         let step = self.meter.0[1].fetch_add(1, Ordering::Relaxed) + 1;
         Self::check(batch);
         self.compute(batch);
+        if step > self.sound_steps {
+            self.logits.fill(f32::NAN);
+        }
         if let Some(tell) = after_layer {
             tell(0, self);
         }

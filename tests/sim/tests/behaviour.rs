@@ -420,7 +420,32 @@ fn one_bad_row_fails_one_sequence() {
     engine.submit(generate(1, prompt(1, 5), 10));
     engine.submit(generate(2, vec![3, POISON, 4], 10));
     let (tokens, outputs) = run(&mut engine);
-    assert_eq!((tokens[&(1, 0)].len(), failure(&outputs, 2)), (10, ErrorKind::Internal));
+    assert_eq!((tokens[&(1, 0)].len(), failure(&outputs, 2)), (10, ErrorKind::ModelFailed));
+    assert!(!engine.is_broken() && engine.faults() == 0, "another text has an answer");
+    assert_eq!(engine.state().blocks_free, engine.state().blocks_total, "the probe keeps nothing");
+}
+
+#[test]
+fn a_model_without_any_finite_answer_is_broken_and_its_requests_go_on_elsewhere() {
+    let mut engine = Engine::new(Box::new(FakeForward::breaking(GEOMETRY(), 3)), &EngineConfig::default());
+    assert!(engine.probe().expect("computes"));
+    (1..=2).for_each(|request| engine.submit(generate(request, prompt(request as u32, 5), 10)));
+    let (tokens, outputs) = run(&mut engine);
+    assert_eq!((tokens[&(1, 0)].len(), tokens[&(2, 0)].len()), (2, 2));
+    assert_eq!([1, 2].map(|request| failure(&outputs, request)), [ErrorKind::WorkerFailed; 2]);
+    assert!(engine.is_broken());
+}
+
+#[test]
+fn a_request_that_excludes_every_token_is_its_own_fault() {
+    let (mut engine, meter) = engine();
+    let mut request = generate(1, prompt(1, 5), 10);
+    let sampling = request.sampling.as_mut().expect("it has one");
+    // The fake's token 0 is at −∞ already.
+    sampling.allowed_tokens = vec![POISON];
+    engine.submit(request);
+    assert_eq!(failure(&run(&mut engine).1, 1), ErrorKind::InvalidRequest);
+    assert_eq!((meter.steps(), engine.is_broken()), (1, false), "nothing is probed for it");
 }
 
 #[test]

@@ -373,6 +373,11 @@ fn client_message(kind: ErrorKind, message: &str) -> String {
     match kind {
         ErrorKind::InvalidRequest | ErrorKind::Unsupported | ErrorKind::ContextLength => message.to_owned(),
         ErrorKind::WorkerFailed => "The worker that made this answer failed, and it could not go on elsewhere.".into(),
+        ErrorKind::ModelFailed => {
+            "The model has no answer to this text: its logits are not finite (NaN or infinity). The same text fails \
+             the same way; another may not."
+                .into()
+        }
         ErrorKind::Unavailable => "No worker is ready to take the request.".into(),
         ErrorKind::Overloaded => "Too many requests are waiting. Try again shortly.".into(),
         ErrorKind::DeadlineExceeded => "The answer took longer than this server allows.".into(),

@@ -116,6 +116,8 @@ fn judge_own(kind: ErrorKind) -> Verdict {
         }
         // Not there again: the request may be what its workers died of.
         ErrorKind::WorkerFailed => verdict(Some(Error), false, Sick(Why::Errors)),
+        // A text that the model has no answer to, or the model is ill: the pool tells the two apart.
+        ErrorKind::ModelFailed => verdict(Some(Error), false, Unknown),
         ErrorKind::InvalidRequest
         | ErrorKind::ModelNotFound
         | ErrorKind::NotFound
