@@ -79,6 +79,24 @@ pub enum DType {
 }
 
 impl DType {
+    /// Its name, as in numerics strings.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::Bf16 => "bf16",
+            DType::F16 => "f16",
+            DType::F32 => "f32",
+        }
+    }
+
+    /// Bits of the fraction, the implicit one aside.
+    pub fn fraction_bits(self) -> u32 {
+        match self {
+            DType::Bf16 => 7,
+            DType::F16 => 10,
+            DType::F32 => 23,
+        }
+    }
+
     /// Bytes of one element.
     pub fn size(self) -> usize {
         match self {
@@ -233,6 +251,8 @@ pub struct DeviceInfo {
     pub name: String,
     /// Backend, path, weight format, kernel version. Same string, same bits.
     pub numerics: String,
+    /// Type in which matrices are held. Those stored in one with more bits of fraction are rounded to it by [`Device::load`].
+    pub weights: DType,
 }
 
 /// A device: weights, buffers, one KV cache, and the operations of a step.

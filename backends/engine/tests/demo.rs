@@ -88,6 +88,7 @@ fn the_embedded_bytes_are_the_same_checkpoint() {
     assert_eq!(opened.generation().do_sample, Some(false));
     assert!(opened.ignored().is_empty());
     assert_eq!(opened.weight_format(), "bf16");
+    assert_eq!(opened.rounded_bytes(penstock_kernels::DType::Bf16), 0);
     let model = load(&opened, &reference, 4, 8);
     assert_eq!((model.geometry().context_tokens, model.geometry().vocab_size), (128, 4096));
 }

@@ -17,6 +17,8 @@ pub struct Summary {
     pub weights_bytes: u64,
     /// Their stored format.
     pub weight_format: String,
+    /// The type that the device rounds some of them to; `None`: it holds all of them as they are.
+    pub rounded_to: Option<&'static str>,
     /// Longest sequence, memory aside.
     pub context_tokens: usize,
     /// Bytes of KV per token.
@@ -33,15 +35,16 @@ pub fn inspect(options: &ModelOptions) -> Result<Summary, WorkerError> {
     let (checkpoint, _) = open(options.model.as_deref())?;
     let engine = EngineConfig::default();
     let device = device(options, Limits { rows_max: engine.batch_tokens, sampled_max: engine.sequences_max })?;
-    let config = checkpoint.config();
+    let (config, info) = (checkpoint.config(), device.info());
     let asked = (options.context_tokens > 0).then_some(options.context_tokens);
     Ok(Summary {
         architecture: checkpoint.architecture(),
         weights_bytes: checkpoint.weights_bytes(),
         weight_format: checkpoint.weight_format(),
+        rounded_to: (checkpoint.rounded_bytes(info.weights) > 0).then_some(info.weights.name()),
         context_tokens: Model::context_tokens(config, asked),
         kv_bytes_per_token: Model::page_bytes(config) / PAGE_TOKENS as u64,
-        device: device.info().name,
+        device: info.name,
     })
 }
 
@@ -61,13 +64,37 @@ pub fn cpu_paths() -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::DeviceChoice;
 
     #[test]
     fn the_demo_model_is_summed_up() {
         let summary = inspect(&ModelOptions { threads: 1, ..Default::default() }).expect("it can be loaded");
         assert_eq!((summary.architecture, summary.weight_format.as_str()), ("Qwen3ForCausalLM", "bf16"));
         assert_eq!((summary.context_tokens, summary.kv_bytes_per_token), (8192, 6 * 2 * 2 * 64 * 2));
+        assert_eq!(summary.rounded_to, None);
         assert!(cpu_paths().contains(&"portable") && cpu_path("auto").is_ok() && cpu_path("mmx").is_err());
+    }
+
+    #[test]
+    fn weights_that_a_device_would_round_are_named() {
+        let folder = std::env::temp_dir().join(format!("penstock-inspect-{}", std::process::id()));
+        let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/penstock-demo");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        std::fs::copy(demo.join("config.json"), folder.join("config.json")).expect("copied");
+        let mut weights = std::fs::read(demo.join("model.safetensors")).expect("the weights");
+        // Each tensor says a type of the same size; the header keeps its length.
+        let places: Vec<usize> = (0..64 << 10).filter(|&at| weights[at..].starts_with(b"\"BF16\"")).collect();
+        places.iter().for_each(|&at| weights[at..at + 6].copy_from_slice(b"\"F16\" "));
+        std::fs::write(folder.join("model.safetensors"), weights).expect("written");
+        let look = |device| {
+            let options = ModelOptions { model: Some(folder.clone()), device, threads: 1, ..Default::default() };
+            inspect(&options).map(|summary| (summary.weight_format, summary.rounded_to))
+        };
+        let seen = [look(DeviceChoice::Cpu), look(DeviceChoice::Reference)];
+        std::fs::remove_dir_all(&folder).expect("removed");
+        let [cpu, reference] = seen.map(|seen| seen.expect("it can be loaded"));
+        assert_eq!(cpu, ("f16".to_owned(), Some("bf16")));
+        assert_eq!(reference, ("f16".to_owned(), None));
     }
 
     #[test]

@@ -6,10 +6,10 @@ use penstock_engine::models::{KvBudget, Model, ModelLimits};
 use penstock_engine::{Engine, EngineConfig, Forward};
 use penstock_kernels::cpu::{self, CpuDevice, CpuOptions};
 use penstock_kernels::reference::ReferenceDevice;
-use penstock_kernels::{Device, Limits, PAGE_TOKENS};
+use penstock_kernels::{Device, DeviceInfo, Limits, PAGE_TOKENS};
 use penstock_proto::frames::Loading;
 use std::path::{Path, PathBuf};
-use tracing::info;
+use tracing::{info, warn};
 
 /// Name of the model that the binary carries.
 pub const DEMO_MODEL: &str = "penstock-demo";
@@ -107,7 +107,15 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
         Model::load(&checkpoint, device, limits, &mut tell).map_err(|error| WorkerError::Model(error.to_string()))?;
     let geometry = model.geometry();
     let name = options.model.as_deref().map_or(DEMO_MODEL.into(), name);
-    let device = model.device().info().name;
+    let DeviceInfo { name: device, weights: held, .. } = model.device().info();
+    let rounded_bytes = checkpoint.rounded_bytes(held);
+    if rounded_bytes > 0 {
+        let (stored, held) = (checkpoint.weight_format(), held.name());
+        warn!(
+            model = name,
+            stored, held, rounded_bytes, "weights are rounded: the device holds fewer bits than the checkpoint"
+        );
+    }
     info!(
         model = name,
         numerics = geometry.numerics,

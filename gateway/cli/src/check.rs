@@ -114,13 +114,21 @@ fn show_server(config: &Snapshot) {
 
 fn show_model(summary: &Summary, workers: usize) {
     println!("  architecture    {}", summary.architecture);
-    println!("  weights         {:.2} GB, {}", summary.weights_bytes as f64 / 1e9, summary.weight_format);
+    println!("  weights         {:.2} GB, {}", summary.weights_bytes as f64 / 1e9, stored(summary));
     println!(
         "  context         {} tokens, {:.1} kB of KV per token",
         summary.context_tokens,
         summary.kv_bytes_per_token as f64 / 1e3
     );
     println!("  workers         {workers}, {}", summary.device);
+}
+
+/// The type of the weights as stored, and what becomes of it.
+fn stored(summary: &Summary) -> String {
+    match summary.rounded_to {
+        Some(held) => format!("{}, rounded to {held} when it is loaded", summary.weight_format),
+        None => summary.weight_format.clone(),
+    }
 }
 
 /// Names with targets of their own, and whether their cost is known.

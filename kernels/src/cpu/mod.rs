@@ -38,7 +38,7 @@ use tile::Kernel;
 use vector::VectorOps;
 
 use crate::device::{
-    AttentionSpec, Buffer, BufferSpec, Device, DeviceInfo, KernelError, KvSpec, Limits, Rope, RopeSpec, Rows,
+    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, KernelError, KvSpec, Limits, Rope, RopeSpec, Rows,
     StepBatch, Weight, WeightSpec,
 };
 use crate::host::{Arena, Region};
@@ -245,7 +245,7 @@ impl CpuDevice {
 impl Device for CpuDevice {
     fn info(&self) -> DeviceInfo {
         let name = format!("cpu {}, {} threads", self.path.name(), self.pool.threads());
-        DeviceInfo { name, numerics: format!("cpu-bf16-{}-v1", self.kernel.family) }
+        DeviceInfo { name, numerics: format!("cpu-bf16-{}-v1", self.kernel.family), weights: DType::Bf16 }
     }
 
     fn load(&mut self, spec: &WeightSpec<'_>) -> Result<Weight, KernelError> {

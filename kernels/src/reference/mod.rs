@@ -7,8 +7,8 @@
 mod ops;
 
 use crate::device::{
-    AttentionSpec, Buffer, BufferSpec, Device, DeviceInfo, KernelError, KvSpec, Limits, PAGE_TOKENS, Rope, RopeSpec,
-    Rows, StepBatch, Weight, WeightSpec,
+    AttentionSpec, Buffer, BufferSpec, DType, Device, DeviceInfo, KernelError, KvSpec, Limits, PAGE_TOKENS, Rope,
+    RopeSpec, Rows, StepBatch, Weight, WeightSpec,
 };
 use crate::source::{Checked, Source};
 use crate::step::{Bounds, Step};
@@ -98,7 +98,8 @@ impl ReferenceDevice {
 
 impl Device for ReferenceDevice {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { name: "reference f32, 1 thread".into(), numerics: "reference-f32-v1".into() }
+        let (name, numerics) = ("reference f32, 1 thread".into(), "reference-f32-v1".into());
+        DeviceInfo { name, numerics, weights: DType::F32 }
     }
 
     fn load(&mut self, spec: &WeightSpec<'_>) -> Result<Weight, KernelError> {

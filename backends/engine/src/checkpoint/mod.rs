@@ -142,9 +142,19 @@ impl Checkpoint {
 
     /// The stored types of the matrices, such as `bf16`, or `bf16+f32`.
     pub fn weight_format(&self) -> String {
-        let has = |dtype| self.tensors.values().any(|found| found.dtype == dtype && found.shape.len() > 1);
-        let names = [(DType::Bf16, "bf16"), (DType::F16, "f16"), (DType::F32, "f32")];
-        names.iter().filter(|&&(dtype, _)| has(dtype)).map(|&(_, name)| name).collect::<Vec<_>>().join("+")
+        let has = |dtype: &DType| self.matrices().any(|found| found.dtype == *dtype);
+        let types = [DType::Bf16, DType::F16, DType::F32].into_iter().filter(has);
+        types.map(DType::name).collect::<Vec<_>>().join("+")
+    }
+
+    /// Bytes, as stored, of the matrices that a device rounds which holds them as `held`.
+    pub fn rounded_bytes(&self, held: DType) -> u64 {
+        let loses = |found: &&Found| found.dtype.fraction_bits() > held.fraction_bits();
+        self.matrices().filter(loses).map(|found| found.range.len() as u64).sum()
+    }
+
+    fn matrices(&self) -> impl Iterator<Item = &Found> {
+        self.tensors.values().filter(|found| found.shape.len() > 1)
     }
 
     /// Identifies the model: BLAKE3 over `config.json` and, for each needed tensor in order of names, its name, type, shape
