@@ -40,7 +40,11 @@ pub enum TextError {
         what: String,
     },
     /// A text that is not worth tokenizing: no context holds it.
-    #[error("the text is {bytes} bytes long, at most {limit} are tokenized for this model")]
+    // The first words are those by which clients know an exceeded context, whatever it is counted in.
+    #[error(
+        "This model's maximum context length is exceeded: the text has {bytes} bytes, and at most {limit} are tokenized. Please reduce \
+         its length."
+    )]
     TextTooLong {
         /// Its size.
         bytes: usize,

@@ -126,7 +126,9 @@ fn absurd_lengths_are_refused_before_they_cost_memory() {
     assert_eq!(model.text_bytes_max(), 8192 * 32);
     let long = "a".repeat(8192 * 32 + 1);
     assert!(model.encode(&long[1..], false).is_ok());
-    assert!(matches!(model.encode(&long, false), Err(TextError::TextTooLong { bytes: 262_145, limit: 262_144 })));
+    let refused = model.encode(&long, false).expect_err("too long");
+    assert_eq!(refused, TextError::TextTooLong { bytes: 262_145, limit: 262_144 });
+    assert!(refused.to_string().starts_with("This model's maximum context length is "), "{refused}");
     let error = model.chat_prompt(&request(vec![message(Role::User, &long)]), 0).unwrap_err();
     assert_eq!((error.kind, error.param.as_deref()), (ApiErrorKind::ContextLength, Some("messages")));
     assert!(model.chat_prompt(&request(vec![message(Role::User, &"<|im_end|>".repeat(10_000))]), 0).is_ok());

@@ -203,7 +203,7 @@ impl ChatEncoder {
         out.put_slice(b",\"delta\":{\"role\":\"assistant\",\"content\":");
         out.put_slice(content.as_bytes());
         out.put_slice(b"},\"logprobs\":null,\"finish_reason\":null");
-        self.frames.close(prompt_tokens, out);
+        self.frames.close_opening(prompt_tokens, out);
     }
 
     fn finish(&mut self, choice: u32, reason: FinishReason, stop: Option<&StopCause>, out: &mut BytesMut) {

@@ -106,6 +106,16 @@ impl Frames {
         self.usage = usage;
     }
 
+    /// Closes the chunk that opens a choice, which holds no text: while no other choice has been opened, none of the tokens are told yet.
+    pub(super) fn close_opening(&mut self, prompt_tokens: Option<&[u32]>, out: &mut BytesMut) {
+        let counted = self.usage;
+        if self.phases.iter().filter(|phase| **phase != Phase::Fresh).count() == 1 {
+            self.usage = Usage { completion_tokens: 0, reasoning_tokens: 0, ..counted };
+        }
+        self.close(prompt_tokens, out);
+        self.usage = counted;
+    }
+
     /// The chunk with usage and no choices, if it was asked for; once.
     pub(super) fn usage_chunk(&mut self, out: &mut BytesMut) {
         if !self.include_usage || self.usage_sent || self.ended {

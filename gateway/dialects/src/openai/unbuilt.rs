@@ -49,11 +49,14 @@ enum Neutral {
     True,
     Zero,
     One,
+    /// Zero or less.
+    NotPositive,
     Empty,
 }
 
 const GUIDED: &str = "guided decoding is not built yet";
 const SEARCH: &str = "beam search is not built";
+const SAMPLER: &str = "this sampler is not built; use temperature, top_k, top_p and min_p";
 
 /// Fields of both APIs, by name; anything else is unknown.
 #[rustfmt::skip]
@@ -80,6 +83,17 @@ const FATES: &[(&str, Fate)] = &[
     ("no_stop_trim", Fate::Refused { unless: Neutral::False, why: "use include_stop_str_in_output" }),
 
     ("bad_words", Fate::Refused { unless: Neutral::Empty, why: "not built; use logit_bias" }),
+    ("typical_p", Fate::Refused { unless: Neutral::One, why: SAMPLER }),
+    ("tfs_z", Fate::Refused { unless: Neutral::One, why: SAMPLER }),
+    ("top_a", Fate::Refused { unless: Neutral::NotPositive, why: SAMPLER }),
+    ("top_n_sigma", Fate::Refused { unless: Neutral::NotPositive, why: SAMPLER }),
+    ("xtc_probability", Fate::Refused { unless: Neutral::NotPositive, why: SAMPLER }),
+    ("dry_multiplier", Fate::Refused { unless: Neutral::NotPositive, why: SAMPLER }),
+    ("dynatemp_range", Fate::Refused { unless: Neutral::NotPositive, why: SAMPLER }),
+    ("mirostat", Fate::Refused { unless: Neutral::NotPositive, why: SAMPLER }),
+    ("epsilon_cutoff", Fate::Refused { unless: Neutral::NotPositive, why: SAMPLER }),
+    ("eta_cutoff", Fate::Refused { unless: Neutral::NotPositive, why: SAMPLER }),
+
     ("use_beam_search", Fate::Refused { unless: Neutral::False, why: SEARCH }),
     ("length_penalty", Fate::Refused { unless: Neutral::One, why: SEARCH }),
     ("early_stopping", Fate::Refused { unless: Neutral::False, why: SEARCH }),
@@ -133,6 +147,7 @@ fn refused(reader: &mut Reader<'_>, unless: Neutral, why: &str) -> Result<(), Fa
         Neutral::True => raw == "true",
         Neutral::Zero => raw.parse() == Ok(0.0),
         Neutral::One => raw.parse() == Ok(1.0),
+        Neutral::NotPositive => raw.parse::<f64>().is_ok_and(|number| number <= 0.0),
         Neutral::Empty => {
             raw.chars().filter(|character| !character.is_whitespace()).take(3).count() == 2
                 && matches!(raw.as_bytes()[0], b'"' | b'[' | b'{')

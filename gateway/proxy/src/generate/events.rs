@@ -37,6 +37,8 @@ pub(super) struct PoolEvents {
     since: Instant,
     begun: bool,
     headers: Vec<(HeaderName, HeaderValue)>,
+    /// Outputs of one token each that are still to be said one by one: [`Plan::counts_on`]. At most what [`BURST`] events bring.
+    held: VecDeque<(usize, Output)>,
 }
 
 /// Asks, and says, who was chosen and why.
@@ -112,8 +114,8 @@ impl PoolEvents {
             source.origin.trace.as_ref().map(|trace| trace.child(format!("pool {}", source.model), Kind::Internal));
         span.iter_mut().for_each(|span| span.set("gen_ai.usage.input_tokens", prompt_tokens));
         let (worker, since, begun) = (None, Instant::now(), false);
-        let headers = Vec::new();
-        let mut events = Self { plan, jobs, text, facts, wave, source, worker, span, since, begun, headers };
+        let (headers, held) = (Vec::new(), VecDeque::new());
+        let mut events = Self { plan, jobs, text, facts, wave, source, worker, span, since, begun, headers, held };
         events.fill()?;
         Ok(events)
     }
@@ -129,15 +131,39 @@ impl PoolEvents {
         filled.map_err(|error| refused(&error))
     }
 
+    /// Takes one output of one token, so that what is counted then is what is said with it. False: the answer is complete.
+    fn deliver(&mut self, (at, output): (usize, Output), out: &mut Vec<ChatEvent>) -> Result<bool, Failure> {
+        let open = self.wave.open();
+        self.begin();
+        self.output(at, output, out)?;
+        if self.wave.open() < open {
+            self.fill()?;
+        }
+        if self.wave.is_done() {
+            self.held.clear();
+            out.push(ChatEvent::Usage(self.usage()));
+        }
+        Ok(!self.wave.is_done())
+    }
+
+    /// The first output has come.
+    fn begin(&mut self) {
+        if let Some(span) = &mut self.span
+            && !std::mem::replace(&mut self.begun, true)
+        {
+            span.set("penstock.first_token_ms", self.since.elapsed().as_secs_f64() * 1e3);
+        }
+    }
+
     /// Takes one event of job `at`.
     fn take(&mut self, at: usize, event: PoolEvent, out: &mut Vec<ChatEvent>) -> Result<(), Failure> {
         match event {
+            PoolEvent::Output(output) if self.plan.counts_on => {
+                self.held.extend(single(output).map(|output| (at, output)));
+                Ok(())
+            }
             PoolEvent::Output(output) => {
-                if let Some(span) = &mut self.span
-                    && !std::mem::replace(&mut self.begun, true)
-                {
-                    span.set("penstock.first_token_ms", self.since.elapsed().as_secs_f64() * 1e3);
-                }
+                self.begin();
                 self.output(at, output, out)
             }
             PoolEvent::Bound { worker, waited, route } => {
@@ -286,6 +312,9 @@ impl PoolEvents {
 
 impl Events for PoolEvents {
     fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
+        if let Some(held) = self.held.pop_front() {
+            return Poll::Ready(self.deliver(held, out));
+        }
         let mut taken = 0;
         for at in 0..self.jobs.len() {
             let open = self.wave.open();
@@ -306,6 +335,9 @@ impl Events for PoolEvents {
             if self.wave.open() < open {
                 self.fill()?;
             }
+        }
+        if let Some(held) = self.held.pop_front() {
+            return Poll::Ready(self.deliver(held, out));
         }
         if self.wave.is_done() {
             out.push(ChatEvent::Usage(self.usage()));
@@ -354,6 +386,24 @@ impl Drop for PoolEvents {
     }
 }
 
+/// An output as several of one token each, at most; only the last says the end.
+fn single(mut output: Output) -> impl Iterator<Item = Output> {
+    let tokens = std::mem::take(&mut output.tokens);
+    let (first, count) = (output.at, tokens.len());
+    let mut whole = Some(output);
+    let mut tokens = tokens.into_iter();
+    (0..count.max(1)).map_while(move |n| {
+        let last = n + 1 >= count;
+        let mut one = if last { whole.take()? } else { Output { finish: None, ..whole.clone()? } };
+        (one.at, one.tokens) = (first + n as u32, tokens.next().into_iter().collect());
+        if let Some(rest) = &mut whole {
+            // Said once.
+            (rest.cached_tokens, rest.prompt_logprobs) = (None, Vec::new());
+        }
+        Some(one)
+    })
+}
+
 fn ended(finish: &frames::Finish) -> Result<End, Failure> {
     match frames::FinishReason::try_from(finish.reason) {
         Ok(frames::FinishReason::Stop) => Ok(End::Stop { token: finish.stop_token }),
@@ -392,4 +442,31 @@ fn distinct(mut ids: [u8; 16], choice: u32) -> [u8; 16] {
         *byte ^= mixed;
     }
     ids
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_proto::frames::{Finish, Token};
+
+    #[test]
+    fn an_output_is_told_token_by_token() {
+        let finish = Some(Finish { reason: frames::FinishReason::Length as i32, ..Finish::default() });
+        let token = |id| Token { id, logprobs: None };
+        let output = Output {
+            at: 7,
+            tokens: vec![token(1), token(2), token(3)],
+            cached_tokens: Some(32),
+            finish: finish.clone(),
+            ..Output::default()
+        };
+        let said: Vec<Output> = single(output).collect();
+        let places: Vec<_> = said.iter().map(|one| (one.at, one.tokens[0].id, one.tokens.len())).collect();
+        assert_eq!(places, [(7, 1, 1), (8, 2, 1), (9, 3, 1)]);
+        assert_eq!(said.iter().filter_map(|one| one.cached_tokens).collect::<Vec<_>>(), [32], "once, with the first");
+        assert!(said[0].cached_tokens.is_some() && said[..2].iter().all(|one| one.finish.is_none()));
+        assert_eq!(said[2].finish, finish);
+        let end = Output { finish, ..Output::default() };
+        assert_eq!(single(end.clone()).collect::<Vec<_>>(), [end], "an end without a token");
+    }
 }

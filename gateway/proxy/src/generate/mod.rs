@@ -80,7 +80,7 @@ impl PoolUpstream {
             return Err(failure.retry_after(Duration::from_secs(1)));
         };
         let decoded = call.decoded().await?;
-        unbuilt::check(&decoded.request)?;
+        unbuilt::check(&decoded.request, call.ask.surface)?;
         openai::check_token_ids(&decoded.request, model.vocab_size)?;
         let bytes = text_bytes(&decoded.request);
         self.off_io(bytes, move |text| Plan::new(&decoded.request, text, model.context_tokens)).await
@@ -138,7 +138,7 @@ impl Upstream for PoolUpstream {
 
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {
         let decoded = call.decoded().await?;
-        unbuilt::check(&decoded.request)?;
+        unbuilt::check(&decoded.request, call.ask.surface)?;
         let Request::Chat(chat) = &decoded.request else { return Ok(None) };
         let bytes = plan::chat_bytes(chat);
         let counted = self.off_io(bytes, move |text| {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use penstock_dialects::error::{ApiError, ApiErrorKind};
-use penstock_dialects::request::{CompleteRequest, Message, Role, SamplingParams};
+use penstock_dialects::request::{CompleteRequest, Message, Role, SamplingParams, StreamOptions};
 use penstock_dialects::{ChatRequest, Prompt, Request, ToolChoice};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{LogitBias, Sampling};
@@ -44,6 +44,8 @@ pub(crate) struct Plan {
     pub(super) prompt_logprobs: bool,
     /// Nothing but the prompt was asked for (`max_tokens` 0).
     pub(super) prompt_only: bool,
+    /// Each piece of the answer says how many tokens there were until then.
+    pub(super) counts_on: bool,
     /// Choices are ranked by mean log-probability.
     pub(super) rank: bool,
     cache_salt: Option<String>,
@@ -131,6 +133,7 @@ impl Plan {
             tell_prompt: chat.prompt_logprobs.is_some() || chat.return_token_ids,
             prompt_logprobs: chat.prompt_logprobs.is_some(),
             prompt_only: false,
+            counts_on: counts_on(chat.stream),
             rank: false,
             cache_salt: chat.cache_salt.clone(),
             priority: chat.priority,
@@ -186,6 +189,7 @@ impl Plan {
             tell_prompt: complete.echo || prompt_logprobs.is_some() || complete.return_token_ids,
             prompt_logprobs: prompt_logprobs.is_some(),
             prompt_only: asked == 0,
+            counts_on: counts_on(complete.stream),
             rank,
             cache_salt: complete.cache_salt.clone(),
             priority: complete.priority,
@@ -251,6 +255,10 @@ fn session(chat: &ChatRequest) -> u64 {
 /// Output tokens that a worker is asked for: at least one, with room for it, also where only the prompt is wanted (`asked` 0).
 fn completion_tokens(asked: u32, prompt_tokens: usize, context_tokens: u32) -> Result<u32, Failure> {
     Ok(asked.min(room(prompt_tokens, context_tokens, "prompt")?).max(1))
+}
+
+fn counts_on(stream: Option<StreamOptions>) -> bool {
+    stream.is_some_and(|stream| stream.include_usage && stream.continuous_usage_stats)
 }
 
 /// Equal prompts of one request draw differently; the first draws as if it were alone. (The finalizer of SplitMix64.)
@@ -428,6 +436,7 @@ mod tests {
             tell_prompt: false,
             prompt_logprobs: false,
             prompt_only: false,
+            counts_on: false,
             rank: false,
             cache_salt: None,
             priority: 0,

@@ -1,36 +1,89 @@
 //! What a request may ask of others and our own pools cannot do: refused with the reason, never left out.
 
+use penstock_dialects::codec::Surface;
 use penstock_dialects::{ApiError, ChatRequest, Request, ResponseFormat, ToolChoice};
 
-/// Refuses what no worker of ours can hold.
-pub(super) fn check(request: &Request) -> Result<(), ApiError> {
+/// Refuses what no worker of ours can hold, by the name that it has in the client's API.
+pub(super) fn check(request: &Request, surface: Surface) -> Result<(), ApiError> {
     match request {
-        Request::Chat(chat) => check_chat(chat),
+        Request::Chat(chat) => check_chat(chat, surface),
         Request::Complete(_) => Ok(()),
         Request::Embed(_) => Err(ApiError::unsupported_value("model", "model: this model makes text, not vectors")),
         Request::Rerank(_) => Err(ApiError::unsupported_value("model", "model: this model makes text, not scores")),
     }
 }
 
-fn check_chat(chat: &ChatRequest) -> Result<(), ApiError> {
+/// What a client calls what it asks for.
+struct Words {
+    /// Where a call of a function is demanded, and the value that demands any.
+    calls: (&'static str, &'static str),
+    /// Where the one function is named.
+    named: &'static str,
+    /// Where JSON is demanded, and the values for any and for one of a schema.
+    json: (&'static str, &'static str, &'static str),
+    /// The list of messages.
+    messages: &'static str,
+}
+
+impl Words {
+    fn of(surface: Surface) -> Self {
+        match surface {
+            Surface::Responses => Self {
+                calls: ("tool_choice", "\"required\""),
+                named: "tool_choice",
+                json: ("text.format.type", "\"json_object\"", "\"json_schema\""),
+                messages: "input",
+            },
+            Surface::Messages | Surface::CountTokens => Self {
+                calls: ("tool_choice.type", "\"any\""),
+                named: "tool_choice.name",
+                json: ("output_config.format", "JSON", "\"json_schema\""),
+                messages: "messages",
+            },
+            Surface::Generate | Surface::Embed => Self {
+                calls: ("toolConfig.functionCallingConfig.mode", "ANY"),
+                named: "toolConfig.functionCallingConfig.allowedFunctionNames",
+                json: (
+                    "generationConfig.responseMimeType",
+                    "\"application/json\"",
+                    "\"application/json\" with a schema",
+                ),
+                messages: "contents",
+            },
+            Surface::Chat | Surface::Completions | Surface::Embeddings | Surface::Rerank | Surface::Score => Self {
+                calls: ("tool_choice", "\"required\""),
+                named: "tool_choice",
+                json: ("response_format.type", "\"json_object\"", "\"json_schema\""),
+                messages: "messages",
+            },
+        }
+    }
+}
+
+fn check_chat(chat: &ChatRequest, surface: Surface) -> Result<(), ApiError> {
+    let words = Words::of(surface);
     let guided = |param: &str, what: &str| {
         let message = format!("{param}: {what} needs guided decoding, which is not built yet");
         Err(ApiError::unsupported_value(param, message))
     };
     match &chat.tool_choice {
         ToolChoice::None | ToolChoice::Auto => {}
-        ToolChoice::Required => return guided("tool_choice", "\"required\""),
-        ToolChoice::Named(_) => return guided("tool_choice", "a named function"),
+        ToolChoice::Required => return guided(words.calls.0, words.calls.1),
+        ToolChoice::Named(_) => return guided(words.named, "a named function"),
     }
     match &chat.response_format {
         ResponseFormat::Text => {}
-        ResponseFormat::JsonObject => return guided("response_format.type", "\"json_object\""),
-        ResponseFormat::JsonSchema { .. } => return guided("response_format.type", "\"json_schema\""),
+        ResponseFormat::JsonObject => return guided(words.json.0, words.json.1),
+        ResponseFormat::JsonSchema { .. } => return guided(words.json.0, words.json.2),
     }
     match chat.messages.iter().position(|message| !message.parts.is_empty()) {
         None => Ok(()),
         Some(at) => {
-            let param = format!("messages[{at}].content");
+            // Instructions may stand apart from the messages; then these are counted from another number.
+            let param = match surface {
+                Surface::Chat => format!("messages[{at}].content"),
+                _ => words.messages.to_owned(),
+            };
             let message = format!("{param}: this model reads text only, no images");
             Err(ApiError::unsupported_value(param, message))
         }
@@ -44,10 +97,14 @@ mod tests {
     use super::*;
 
     fn chat(change: impl FnOnce(&mut ChatRequest)) -> Result<(), ApiError> {
+        chat_of(Surface::Chat, change)
+    }
+
+    fn chat_of(surface: Surface, change: impl FnOnce(&mut ChatRequest)) -> Result<(), ApiError> {
         let message = Message { content: Some("hi".into()), ..Message::default() };
         let mut chat = ChatRequest::new("m".into(), vec![message]);
         change(&mut chat);
-        check(&Request::Chat(Box::new(chat)))
+        check(&Request::Chat(Box::new(chat)), surface)
     }
 
     fn tools() -> Vec<Tool> {
@@ -74,6 +131,23 @@ mod tests {
     }
 
     #[test]
+    fn refusals_name_the_field_of_the_clients_own_api() {
+        let required = |chat: &mut ChatRequest| (chat.tools, chat.tool_choice) = (tools(), ToolChoice::Required);
+        let json = |chat: &mut ChatRequest| chat.response_format = ResponseFormat::JsonObject;
+        refused(chat_of(Surface::Responses, json), "text.format.type", "json_object");
+        refused(chat_of(Surface::Messages, json), "output_config.format", "guided decoding");
+        refused(chat_of(Surface::Messages, required), "tool_choice.type", "\"any\"");
+        refused(chat_of(Surface::Generate, json), "generationConfig.responseMimeType", "application/json");
+        refused(chat_of(Surface::Generate, required), "toolConfig.functionCallingConfig.mode", "ANY");
+        let image = || Part::Image { source: ImageSource::Url("https://h/i".into()), detail: None };
+        for (surface, param) in
+            [(Surface::Responses, "input"), (Surface::Messages, "messages"), (Surface::Generate, "contents")]
+        {
+            refused(chat_of(surface, |chat| chat.messages[0].parts = vec![image()]), param, "no images");
+        }
+    }
+
+    #[test]
     fn images_are_refused_where_they_stand() {
         let image = Part::Image { source: ImageSource::Url("https://h/i".into()), detail: None };
         let seen = chat(|chat| {
@@ -92,7 +166,7 @@ mod tests {
             return_documents: false,
             ignored: Vec::new(),
         };
-        refused(check(&Request::Rerank(Box::new(rerank))), "model", "not scores");
+        refused(check(&Request::Rerank(Box::new(rerank)), Surface::Rerank), "model", "not scores");
     }
 
     #[test]
