@@ -304,6 +304,7 @@ impl Market<'_> {
         }
         waiting.found = all;
         waiting.found_at = self.now;
+        waiting.note_found();
     }
 }
 
