@@ -122,6 +122,29 @@ pub enum FinishReason {
     ContentFilter,
 }
 
+/// How a provider treats a request, as far as it is another price.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ServiceTier {
+    /// As its list says; also where the provider chooses (`auto`), until its answer says what it chose.
+    #[default]
+    Standard,
+    /// Later, and cheaper.
+    Flex,
+    /// Sooner, and dearer; also every name that is not known.
+    Priority,
+}
+
+impl ServiceTier {
+    /// By the name that the APIs give it.
+    pub fn named(name: &str) -> Self {
+        match name {
+            "" | "auto" | "default" | "standard" | "standard_only" => Self::Standard,
+            "flex" | "batch" => Self::Flex,
+            _ => Self::Priority,
+        }
+    }
+}
+
 /// Token counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {

@@ -14,6 +14,7 @@ pub use splice::{Splice, renamed, spliced};
 use crate::Bounds;
 use crate::codec::Surface;
 use crate::error::ApiError;
+use crate::event::ServiceTier;
 use crate::fields;
 use crate::json::{Fault, Kind, Names, Reader, Within};
 
@@ -42,6 +43,8 @@ pub struct Peek {
     pub choices: u32,
     /// Prompts of a completion that has several.
     pub prompts: u32,
+    /// `service_tier` (and Anthropic's `speed`), where it is one that a provider may bill otherwise.
+    pub service_tier: ServiceTier,
     /// `user`, when it is text.
     pub user: Option<String>,
     /// `stream_options`: where its value stands, and whether it asks for usage.
@@ -120,6 +123,12 @@ fn field(
         "model" => {
             out.model = Some(fields::name(reader, bounds.model_chars_max)?);
             out.model_at = Some(from..reader.position());
+        }
+        "service_tier" | "serviceTier" | "speed" if reader.kind()? == Kind::String => {
+            let tier = ServiceTier::named(&reader.string()?);
+            if tier != ServiceTier::Standard {
+                out.service_tier = tier;
+            }
         }
         "stream" => out.stream = reader.boolean()?,
         "stream_options" => {

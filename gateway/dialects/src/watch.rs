@@ -9,7 +9,7 @@ use bytes::Bytes;
 use memchr::{memchr2, memmem};
 
 use crate::codec::{FaultClass, ProviderFault, Surface};
-use crate::event::{FinishReason, Usage};
+use crate::event::{FinishReason, ServiceTier, Usage};
 use crate::sse::EVENT_BYTES_MAX;
 use crate::{anthropic, gemini, openai};
 
@@ -22,6 +22,8 @@ pub struct Seen {
     pub complete: bool,
     /// Token counts, as last said.
     pub usage: Option<Usage>,
+    /// The service tier that it says it was made in.
+    pub tier: Option<ServiceTier>,
     /// Why it ended; of several choices, the last that did.
     pub finish: Option<FinishReason>,
     /// Events with content.

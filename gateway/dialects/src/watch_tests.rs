@@ -47,8 +47,14 @@ fn a_chat_stream_is_passed_on_and_understood() {
     each_cut(Surface::Chat, false, &text, |out, ended, seen| {
         assert_eq!((String::from_utf8_lossy(&out), ended), (String::from_utf8_lossy(&text), Ok(())));
         let usage = Usage { prompt_tokens: 3, completion_tokens: 2, cached_tokens: 1, ..Usage::default() };
-        let expected =
-            Seen { content: true, complete: true, usage: Some(usage), finish: Some(FinishReason::Length), pieces: 2 };
+        let expected = Seen {
+            content: true,
+            complete: true,
+            usage: Some(usage),
+            finish: Some(FinishReason::Length),
+            pieces: 2,
+            ..Seen::default()
+        };
         assert_eq!(*seen, expected);
     });
 }
@@ -231,4 +237,26 @@ proptest::proptest! {
         }
         proptest::prop_assert!(bytes.starts_with(&out));
     }
+}
+
+#[test]
+fn the_tier_of_an_answer_is_read_in_every_api() {
+    let of = |surface, text: &str| {
+        let read = std::cell::Cell::new(None);
+        each_cut(surface, false, text.as_bytes(), |_, _, seen| read.set(seen.tier));
+        read.get()
+    };
+    let chat = |tier: &str| {
+        format!(
+            "data: {{\"service_tier\":\"{tier}\",\"choices\":[{{\"delta\":{{\"content\":\"a\"}},\"finish_reason\":\"stop\"}}]}}\n\ndata: [DONE]\n\n"
+        )
+    };
+    assert_eq!(of(Surface::Chat, &chat("priority")), Some(ServiceTier::Priority));
+    assert_eq!(of(Surface::Chat, &chat("default")), Some(ServiceTier::Standard));
+    assert_eq!(of(Surface::Chat, &chat("auto")), None);
+    let response = "data: {\"type\":\"response.completed\",\"response\":{\"service_tier\":\"flex\",\"usage\":{\"input_tokens\":1}}}\n\n";
+    assert_eq!(of(Surface::Responses, response), Some(ServiceTier::Flex));
+    let message = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":1,\"service_tier\":\"priority\"}}}\n\n\
+                   event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+    assert_eq!(of(Surface::Messages, message), Some(ServiceTier::Priority));
 }

@@ -3,6 +3,7 @@
 //! The table is data (`configs/prices.toml`), embedded, and can be replaced by a file of the operator's. A name is found by exact match or
 //! by the longest pattern.
 
+use penstock_dialects::ServiceTier;
 use serde::Deserialize;
 
 /// The table that the program carries.
@@ -19,9 +20,42 @@ pub struct Price {
     pub cache_write: f64,
     /// Output, reasoning included.
     pub output: f64,
+    /// Of other service tiers, as multiples of all of these.
+    pub tiers: Tiers,
+}
+
+/// What service tiers cost, as multiples of the other prices; 0: not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Tiers {
+    /// `flex`, `batch`.
+    pub flex: f64,
+    /// `priority`, and every name that is not known.
+    pub priority: f64,
 }
 
 impl Price {
+    /// Whether it is known what that tier costs, or that it costs no more.
+    pub fn knows(&self, tier: ServiceTier) -> bool {
+        tier != ServiceTier::Priority || self.tiers.priority > 0.0
+    }
+
+    /// The price of that tier; of one that is not known, as of any other.
+    pub fn at(&self, tier: ServiceTier) -> Self {
+        let times = match tier {
+            ServiceTier::Standard => 1.0,
+            ServiceTier::Flex => self.tiers.flex,
+            ServiceTier::Priority => self.tiers.priority,
+        };
+        let times = if times > 0.0 { times } else { 1.0 };
+        Self {
+            input: self.input * times,
+            cached_input: self.cached_input * times,
+            cache_write: self.cache_write * times,
+            output: self.output * times,
+            tiers: self.tiers,
+        }
+    }
+
     /// Dollars for these counts; `cached` and `written` are parts of `prompt`.
     pub fn usd(&self, prompt: u64, cached: u64, written: u64, completion: u64) -> f64 {
         let plain = prompt.saturating_sub(cached).saturating_sub(written);
@@ -64,6 +98,8 @@ struct Row {
     cached_input: Option<f64>,
     cache_write: Option<f64>,
     output: f64,
+    flex: Option<f64>,
+    priority: Option<f64>,
     #[serde(default)]
     context_tokens: u32,
 }
@@ -77,7 +113,7 @@ impl Prices {
         let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
         let mut rows = Vec::new();
         for row in file.price {
-            let all = [Some(row.input), row.cached_input, row.cache_write, Some(row.output)];
+            let all = [Some(row.input), row.cached_input, row.cache_write, Some(row.output), row.flex, row.priority];
             if all.into_iter().flatten().any(|price| !(0.0..=1e6).contains(&price)) {
                 return Err(format!("prices of {:?}: must be from 0 to 1000000", row.models));
             }
@@ -86,6 +122,7 @@ impl Prices {
                 cached_input: row.cached_input.unwrap_or(row.input),
                 cache_write: row.cache_write.unwrap_or(row.input),
                 output: row.output,
+                tiers: Tiers { flex: row.flex.unwrap_or_default(), priority: row.priority.unwrap_or_default() },
             };
             let facts = ModelFacts { price, context_tokens: row.context_tokens };
             rows.extend(row.models.into_iter().map(|pattern| (pattern, facts)));
@@ -173,9 +210,21 @@ mod tests {
 
     #[test]
     fn parts_of_a_prompt_have_their_own_prices() {
-        let price = Price { input: 3.0, cached_input: 0.3, cache_write: 3.75, output: 15.0 };
+        let price = Price { input: 3.0, cached_input: 0.3, cache_write: 3.75, output: 15.0, ..Price::default() };
         let usd = price.usd(1000, 600, 100, 200);
         assert!((usd - (300.0 * 3.0 + 600.0 * 0.3 + 100.0 * 3.75 + 200.0 * 15.0) / 1e6).abs() < 1e-12, "{usd}");
+    }
+
+    #[test]
+    fn tiers_are_multiples() {
+        let text = "[[price]]\nmodels = [\"m\"]\ninput = 2.0\noutput = 8.0\npriority = 1.5\n";
+        let price = Prices::parse(text).expect("valid").find("m").expect("there").price;
+        let of = |tier| (price.knows(tier), price.at(tier).input, price.at(tier).output);
+        assert_eq!(of(ServiceTier::Standard), (true, 2.0, 8.0));
+        assert_eq!(of(ServiceTier::Priority), (true, 3.0, 12.0));
+        assert_eq!(of(ServiceTier::Flex), (true, 2.0, 8.0), "of which nobody said what it costs: no less");
+        let price = Price { tiers: Tiers::default(), ..price };
+        assert!(!price.knows(ServiceTier::named("anything")) && price.knows(ServiceTier::named("auto")));
     }
 
     #[test]

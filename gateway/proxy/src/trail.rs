@@ -257,7 +257,12 @@ fn said(reason: FinishReason) -> &'static str {
 /// Dollars for an answer, to the billionth; `None` where nothing was counted.
 pub(crate) fn cost(facts: Facts, price: Price) -> Option<f64> {
     let Facts { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, .. } = facts;
-    let usd = price.usd(prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens);
+    let usd = price.at(facts.tier.unwrap_or_default()).usd(
+        prompt_tokens,
+        cached_tokens,
+        cache_write_tokens,
+        completion_tokens,
+    );
     (prompt_tokens + completion_tokens > 0).then(|| (usd * 1e9).round() / 1e9)
 }
 

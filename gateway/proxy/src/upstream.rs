@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
-use penstock_dialects::{ChatEvent, FinishReason};
+use penstock_dialects::{ChatEvent, FinishReason, ServiceTier};
 use penstock_proto::ErrorKind;
 use serde::Serialize;
 
@@ -228,6 +228,8 @@ pub struct Facts {
     pub completion_tokens: u64,
     /// Of these, reasoning.
     pub reasoning_tokens: u64,
+    /// The service tier that the provider says it was answered in.
+    pub tier: Option<ServiceTier>,
     /// How often the request was continued after a lost worker.
     pub resumes: u32,
     /// Whether every continuation was bit-exact.

@@ -6,7 +6,7 @@ use memchr::memmem::Finder;
 
 use super::fault;
 use crate::codec::ProviderFault;
-use crate::event::{FinishReason, Usage};
+use crate::event::{FinishReason, ServiceTier, Usage};
 use crate::json::{Fault, Kind, Reader};
 use crate::openai::watch::count;
 use crate::watch::{Keep, Seen, garbled};
@@ -77,6 +77,7 @@ struct Counts {
     output: Option<u64>,
     read: Option<u64>,
     written: Option<u64>,
+    tier: Option<ServiceTier>,
 }
 
 impl Top {
@@ -112,6 +113,7 @@ impl Top {
     }
 
     fn into(self, seen: &mut Seen) {
+        seen.tier = self.counts.tier.or(seen.tier);
         seen.finish = self.finish.or(seen.finish);
         self.counts.into(seen);
     }
@@ -125,6 +127,14 @@ impl Counts {
                 ("output_tokens", Kind::Number) => &mut self.output,
                 ("cache_read_input_tokens", Kind::Number) => &mut self.read,
                 ("cache_creation_input_tokens", Kind::Number) => &mut self.written,
+                ("service_tier" | "speed", Kind::String) => {
+                    let name = reader.string()?;
+                    // A request may be told both: the dearer one counts.
+                    if self.tier.is_none() || ServiceTier::named(&name) != ServiceTier::Standard {
+                        self.tier = Some(ServiceTier::named(&name));
+                    }
+                    return Ok(());
+                }
                 _ => return reader.skip(),
             };
             count(reader, place.insert(0))

@@ -6,7 +6,7 @@ use memchr::memmem::Finder;
 
 use super::provider::fault::fault_text;
 use crate::codec::{ProviderFault, Surface};
-use crate::event::{FinishReason, Usage};
+use crate::event::{FinishReason, ServiceTier, Usage};
 use crate::json::{Fault, Kind, Reader};
 use crate::watch::{Keep, Seen, garbled, has};
 
@@ -35,6 +35,7 @@ pub(crate) fn event(surface: Surface, data: &[u8], seen: &mut Seen) -> Result<Ke
     seen.pieces += u64::from(read.content);
     seen.finish = read.finish.or(seen.finish);
     seen.usage = read.usage.or(seen.usage);
+    seen.tier = read.tier.or(seen.tier);
     Ok(if read.usage.is_some() && read.choices == Some(0) { Keep::OnlyUsage } else { Keep::Yes })
 }
 
@@ -44,7 +45,7 @@ pub(crate) fn whole(_surface: Surface, body: &[u8], seen: &mut Seen) -> Result<(
     if read.error {
         return Err(fault_text(body));
     }
-    (seen.finish, seen.usage) = (read.finish.or(read.status), read.usage);
+    (seen.finish, seen.usage, seen.tier) = (read.finish.or(read.status), read.usage, read.tier);
     Ok(())
 }
 
@@ -56,6 +57,7 @@ struct Top {
     content: bool,
     finish: Option<FinishReason>,
     usage: Option<Usage>,
+    tier: Option<ServiceTier>,
     error: bool,
     /// `status` of a response.
     status: Option<FinishReason>,
@@ -78,6 +80,7 @@ impl Top {
             match (key.as_ref(), reader.kind()?) {
                 ("choices", Kind::Array) => out.choices(reader),
                 ("usage", Kind::Object) => usage(reader).map(|usage| out.usage = Some(usage)),
+                ("service_tier", Kind::String) => tier(reader).map(|tier| out.tier = tier),
                 ("error", Kind::Object | Kind::String) => {
                     out.error = true;
                     reader.skip()
@@ -153,6 +156,12 @@ fn finish(word: &str) -> FinishReason {
         "content_filter" => FinishReason::ContentFilter,
         _ => FinishReason::Stop,
     }
+}
+
+/// Reads `service_tier`; `auto` says nothing.
+pub(crate) fn tier(reader: &mut Reader<'_>) -> Result<Option<ServiceTier>, Fault> {
+    let name = reader.string()?;
+    Ok((name != "auto").then(|| ServiceTier::named(&name)))
 }
 
 /// Reads `usage` under the names of chat completions and of responses.

@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 
 use super::provider::fault::fault_text;
-use super::watch::usage;
+use super::watch::{tier, usage};
 use crate::codec::ProviderFault;
-use crate::event::{FinishReason, Usage};
+use crate::event::{FinishReason, ServiceTier, Usage};
 use crate::json::{Fault, Kind, Reader};
 use crate::watch::{Keep, Seen, garbled};
 
@@ -39,6 +39,7 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
     seen.complete |= matches!(read.kind.as_str(), "response.completed" | "response.incomplete");
     seen.content |= seen.complete;
     seen.usage = read.usage.or(seen.usage);
+    seen.tier = read.tier.or(seen.tier);
     Ok(Keep::Yes)
 }
 
@@ -46,6 +47,7 @@ pub(crate) fn event(data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault>
 struct Top<'a> {
     kind: String,
     usage: Option<Usage>,
+    tier: Option<ServiceTier>,
     /// Of the response.
     error: Option<&'a str>,
 }
@@ -65,6 +67,7 @@ impl<'a> Top<'a> {
                 }
                 ("response", Kind::Object) => reader.object(|reader, key| match (key.as_ref(), reader.kind()?) {
                     ("usage", Kind::Object) => usage(reader).map(|usage| out.usage = Some(usage)),
+                    ("service_tier", Kind::String) => tier(reader).map(|tier| out.tier = tier),
                     ("error", Kind::Object) => reader.raw().map(|raw| out.error = Some(raw.text)),
                     _ => reader.skip(),
                 }),

@@ -25,7 +25,16 @@ fn of_top(first: u8) -> &'static [&'static str] {
             "max_tokens_to_sample",
         ],
         // 0xc5, with 0x20 set: the first byte of U+017F, which folds onto s.
-        b's' | 0xe5 => &["stream", "stream_options", "system", "systemInstruction", "system_instruction"],
+        b's' | 0xe5 => &[
+            "stream",
+            "stream_options",
+            "system",
+            "systemInstruction",
+            "system_instruction",
+            "service_tier",
+            "serviceTier",
+            "speed",
+        ],
         b'n' => &["n", "n_predict", "num_predict"],
         b'p' => &["prompt", "prompt_embeds"],
         b'g' => &["generationConfig", "generation_config"],

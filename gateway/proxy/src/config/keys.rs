@@ -231,7 +231,7 @@ pub const KEYS: &[Key] = &[
     key("models", "timeout_ms", "0", "Longest time for all attempts and the whole answer. 0: server.request_timeout_ms."),
     optional("models", "mirror", "{ pool = \"chat\", percent = 5 }", "Who gets copies of this share of the requests; the answers are thrown away, but paid for."),
     key("models", "context_tokens", "0", "Longest sequence, as /v1/models says it. 0: the shortest of to, as far as they or the price table say it."),
-    optional("models", "price", "{ input = 0.5, cached_input = 0.05, cache_write = 0.5, output = 1.5 }", "Dollars per million tokens, instead of the price table's."),
+    optional("models", "price", "{ input = 0.5, cached_input = 0.05, cache_write = 0.5, output = 1.5 }", "Dollars per million tokens, instead of the price table's. Multiples for the service tiers of providers: flex (1), priority (a limit of money refuses it without one)."),
     optional("plugins", "name", "\"headers\"", "Which plugin: docs/reference/plugins.md lists them."),
     optional("plugins", "id", "\"team-header\"", "Name of this entry in logs and metrics. Default: name."),
     key("plugins", "routes", "[]", "URLs that it is for, as /v1/chat/completions; a trailing * matches any ending. Empty: all that a model answers."),

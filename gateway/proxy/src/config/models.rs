@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::raw::{Document, Reader};
-use crate::prices::{Price, Prices};
+use crate::prices::{Price, Prices, Tiers};
 use crate::relay::{Policy, Reason};
 
 /// Targets of one model in all; also the bits of the relay's set of what was tried.
@@ -195,13 +195,15 @@ fn mirror(table: &Reader<'_, '_>, own: &str) -> Option<MirrorConfig> {
 }
 
 fn price(table: &Reader<'_, '_>) -> Option<Price> {
-    let item = table.inline_one("price", &["input", "cached_input", "cache_write", "output"])?;
+    let item = table.inline_one("price", &["input", "cached_input", "cache_write", "output", "flex", "priority"])?;
     let (Some(input), Some(output)) = (item.decimal("input"), item.decimal("output")) else {
         item.fault("input", "input and output are both needed, in dollars per million tokens");
         return None;
     };
     let or_input = |name| item.decimal(name).unwrap_or(input);
-    Some(Price { input, cached_input: or_input("cached_input"), cache_write: or_input("cache_write"), output })
+    let times = |name| item.decimal(name).unwrap_or_default();
+    let tiers = Tiers { flex: times("flex"), priority: times("priority") };
+    Some(Price { input, cached_input: or_input("cached_input"), cache_write: or_input("cache_write"), output, tiers })
 }
 
 /// Names that exist besides the models, for [`check`].

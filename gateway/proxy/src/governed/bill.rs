@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::prices::Price;
+use penstock_dialects::ServiceTier;
+
+use crate::prices::{Price, Tiers};
 use crate::upstream::{Attempt, Course, Facts};
 
 /// Billionths in a dollar.
@@ -61,13 +63,13 @@ impl Billing {
     }
 
     /// What attempts that may have been billed without an answer cost at most: their prompts.
-    pub(crate) fn abandoned_nano(&self, course: &Course, prompt_tokens: u64) -> u64 {
+    pub(crate) fn abandoned_nano(&self, course: &Course, prompt_tokens: u64, tier: ServiceTier) -> u64 {
         if self.own {
             return 0;
         }
         let billed = course.attempts.iter().filter(|attempt| may_bill(attempt));
         let prices = billed.filter_map(|attempt| self.price_of(&attempt.target));
-        prices.map(|price| nano(&price, prompt_tokens, 0, 0, 0)).sum()
+        prices.map(|price| nano(&price.at(tier), prompt_tokens, 0, 0, 0)).sum()
     }
 
     pub(super) fn price_of(&self, target: &str) -> Option<Price> {
@@ -90,6 +92,14 @@ fn dearer(one: Price, other: Price) -> Price {
         cached_input: one.cached_input.max(other.cached_input),
         cache_write: one.cache_write.max(other.cache_write),
         output: one.output.max(other.output),
+        // What is not known of one of them is not known of the dearest.
+        tiers: Tiers {
+            flex: if one.tiers.flex.min(other.tiers.flex) > 0.0 { one.tiers.flex.max(other.tiers.flex) } else { 0.0 },
+            priority: match one.tiers.priority.min(other.tiers.priority) > 0.0 {
+                true => one.tiers.priority.max(other.tiers.priority),
+                false => 0.0,
+            },
+        },
     }
 }
 
@@ -98,8 +108,9 @@ pub(super) fn nano(price: &Price, prompt: u64, cached: u64, written: u64, comple
     (price.usd(prompt, cached, written, completion) * NANO).ceil() as u64
 }
 
-/// The same of an answer.
-pub(super) fn nano_of(price: &Price, facts: &Facts) -> u64 {
+/// The same of an answer, in the tier that it says, or else the one that was asked for.
+pub(super) fn nano_of(price: &Price, facts: &Facts, asked: ServiceTier) -> u64 {
+    let price = &price.at(facts.tier.unwrap_or(asked));
     nano(price, facts.prompt_tokens, facts.cached_tokens, facts.cache_write_tokens, facts.completion_tokens)
 }
 

@@ -1,6 +1,6 @@
 //! What a call will use, before it is sent on.
 
-use penstock_dialects::Surface;
+use penstock_dialects::{ServiceTier, Surface};
 use penstock_govern::{Learned, Reserve, Unit};
 
 use super::bill;
@@ -28,6 +28,13 @@ pub(super) struct Guess {
     pub(super) choices: u64,
     /// What is held: the most, where any limit reserves that.
     pub(super) reserve: Reserve,
+    /// The service tier that is asked for.
+    pub(super) tier: ServiceTier,
+}
+
+/// The service tier that a call asks for of providers; our own pools have one.
+pub(super) fn tier_of(call: &Call, entry: &Entry) -> ServiceTier {
+    if entry.billing.own { ServiceTier::Standard } else { call.peek.service_tier }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,11 +65,13 @@ impl Guess {
         };
         let counted = measured.map(|measured| measured.prompt_tokens);
         let billing = &entry.billing;
+        let tier = tier_of(call, entry);
         let price = |input: u64, output: u64, attempts: u64| {
             // Our own pools bill nothing but what they have answered.
             let attempts = if billing.own { 1 } else { attempts };
             let price = billing.dearest.as_ref();
             price.map_or(0, |price| {
+                let price = &price.at(tier);
                 let extra = bill::nano_at_most(price, input, 0).saturating_mul(attempts.saturating_sub(1));
                 bill::nano_at_most(price, input, output).saturating_add(extra)
             })
@@ -82,13 +91,14 @@ impl Guess {
             obeyed: call.is_bound_obeyed(),
             choices,
             reserve: Reserve::Likely,
+            tier,
         }
     }
 
     /// Of a call whose use no limit counts.
-    pub(super) fn unguessed(call: &Call) -> Self {
+    pub(super) fn unguessed(call: &Call, entry: &Entry) -> Self {
         let choices = u64::from(call.peek.choices.max(1)) * u64::from(call.peek.prompts.max(1));
-        Self { body_bytes: call.prompt_bytes(), choices, ..Self::default() }
+        Self { body_bytes: call.prompt_bytes(), choices, tier: tier_of(call, entry), ..Self::default() }
     }
 
     /// How much of a unit is reserved.

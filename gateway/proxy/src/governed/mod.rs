@@ -33,8 +33,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::Dialect;
 use penstock_dialects::peek::BoundLimits;
+use penstock_dialects::{Dialect, ServiceTier};
 use penstock_govern::{
     Book, BookState, Calendar, Claim, Denied, Hold, Learned, Limit, Measure, Now, OnStoreFailure, Reserve, Standing,
     Unit, Unmetered,
@@ -352,7 +352,7 @@ pub(crate) async fn admit(
     let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: call.client };
     let mut guess = match !free && is_metered {
         true => {
-            check_metered(&limits, entry)?;
+            check_metered(&limits, entry, estimate::tier_of(call, entry))?;
             let measured = match entry.billing.own {
                 true => {
                     check_room(governor, &limits, &who, call.dialect())?;
@@ -362,7 +362,7 @@ pub(crate) async fn admit(
             };
             Guess::of(call, entry, &governor.learned(&entry.name), measured)
         }
-        false => Guess::unguessed(call),
+        false => Guess::unguessed(call, entry),
     };
     if limits.iter().any(|limit| limit.reserve == Reserve::Most) {
         guess.reserve = Reserve::Most;
@@ -630,14 +630,15 @@ fn bounds(limits: &[&Arc<Limit>]) -> BoundLimits {
 }
 
 /// Money is only counted where it is known what things cost.
-fn check_metered(limits: &[&Arc<Limit>], entry: &Entry) -> Result<(), Failure> {
-    if !entry.billing.unpriced {
-        return Ok(());
-    }
-    let strict = limits
-        .iter()
-        .find(|limit| limit.measures(penstock_govern::Unit::NanoUsd) && limit.unmetered == Unmetered::Refuse);
-    strict.map_or(Ok(()), |limit| Err(unmetered(limit, "the model has no price here")))
+fn check_metered(limits: &[&Arc<Limit>], entry: &Entry, tier: ServiceTier) -> Result<(), Failure> {
+    let billing = &entry.billing;
+    let why = match billing.dearest.is_none_or(|price| price.knows(tier)) {
+        _ if billing.unpriced => "the model has no price here",
+        false => "its service tier has no price here",
+        true => return Ok(()),
+    };
+    let is_strict = |limit: &&&Arc<Limit>| limit.measures(Unit::NanoUsd) && limit.unmetered == Unmetered::Refuse;
+    limits.iter().find(is_strict).map_or(Ok(()), |limit| Err(unmetered(limit, why)))
 }
 
 fn unmetered(limit: &Limit, why: &str) -> Failure {

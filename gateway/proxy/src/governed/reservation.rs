@@ -216,8 +216,8 @@ impl Reservation {
         let (facts, estimated) = self.counted(end, facts, course, emitted);
         let target = course.target.as_deref();
         let price = target.map_or(self.billing.dearest, |target| self.billing.price_of(target));
-        let answered = price.map_or(0, |price| bill::nano_of(&price, &facts));
-        let abandoned = self.billing.abandoned_nano(course, self.prompt_tokens());
+        let answered = price.map_or(0, |price| bill::nano_of(&price, &facts, self.guess.tier));
+        let abandoned = self.billing.abandoned_nano(course, self.prompt_tokens(), self.guess.tier);
         let nano_usd = if self.is_unanswered(course) { abandoned } else { answered + abandoned };
         Used { facts, nano_usd, estimated }
     }

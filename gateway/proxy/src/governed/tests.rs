@@ -18,7 +18,7 @@ use crate::config::{self, Overrides};
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::http::{Body, BodyBudget};
-use crate::prices::Price;
+use crate::prices::{Price, Tiers};
 use crate::provider::Forwarded;
 use crate::telemetry::AccessLog;
 use crate::upstream::{Card, Events, Facts, Measured, Origin, Sent, Upstream, not_forwarded};
@@ -30,7 +30,8 @@ const CONTEXT: u64 = 1000;
 /// Tokens of every answer.
 const ANSWER: u64 = 5;
 /// Dollars per million tokens.
-const PRICE: Price = Price { input: 1.0, cached_input: 1.0, cache_write: 1.0, output: 2.0 };
+const PRICE: Price = Price { input: 1.0, cached_input: 1.0, cache_write: 1.0, output: 2.0, tiers: NO_TIERS };
+const NO_TIERS: Tiers = Tiers { flex: 0.0, priority: 0.0 };
 
 /// What becomes of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +54,8 @@ struct Double {
     /// It counts prompts before they are answered, and its requests wait in a queue of ours.
     is_pool: bool,
     act: Act,
+    /// The service tier that its answers say.
+    tier: Option<ServiceTier>,
 }
 
 #[async_trait]
@@ -66,7 +69,7 @@ impl Upstream for Double {
     }
 
     async fn open(&self, _: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure> {
-        let answer = Answer { act: self.act, is_pool: self.is_pool, sent: origin.sent.clone() };
+        let answer = Answer { act: self.act, is_pool: self.is_pool, tier: self.tier, sent: origin.sent.clone() };
         if self.act != Act::Wait {
             origin.sent.set();
         }
@@ -111,6 +114,7 @@ impl Upstream for Double {
 struct Answer {
     act: Act,
     is_pool: bool,
+    tier: Option<ServiceTier>,
     sent: Sent,
 }
 
@@ -128,6 +132,7 @@ impl Events for Answer {
         Facts {
             prompt_tokens: if has_begun || (self.is_pool && self.sent.get()) { PROMPT } else { 0 },
             completion_tokens: if has_begun { ANSWER } else { 0 },
+            tier: self.tier,
             ..Facts::default()
         }
     }
@@ -161,7 +166,7 @@ impl Bed {
         );
         let config = config::load(Some(("test", &text)), &Overrides::default(), &|_| None).expect("a config");
         let is_pool = matches!(way, Way::Pool | Way::RelayedPool);
-        let double: Arc<dyn Upstream> = Arc::new(Double { name: "a", is_pool, act });
+        let double: Arc<dyn Upstream> = Arc::new(Double { name: "a", is_pool, act, tier: None });
         let gateway =
             Gateway::new(config, AccessLog::open("off").expect("nothing is opened"), vec![double.clone()], Vec::new());
         let entry = gateway.serving().entry("alias", &Principal::default()).expect("served");
@@ -316,5 +321,51 @@ async fn a_prompt_that_was_sent_and_not_waited_for_counts() {
             check_left(way, Act::Timeout, limit, Some(guessed).filter(|_| !is_most)).await;
             check_left(way, Act::Refuse, limit, Some(0)).await;
         }
+    }
+}
+
+/// What a request that names that tier holds and has used in money, in parts of what it is in none; an error: it is refused.
+async fn check_tier(tier: &str, tiers: Tiers, answered: Option<ServiceTier>, expected: Result<(u64, u64), u16>) {
+    let price = Price { tiers, ..PRICE };
+    let text = body(&format!(r#","max_tokens":100,"service_tier":"{tier}""#));
+    let bed = |act| {
+        let bed = Bed::new(Way::Provider, act, "");
+        let entry = Entry { billing: Arc::new(Billing::single(Some("acme"), Some(price))), ..bed.entry.clone() };
+        let upstream = Arc::new(Double { name: "a", is_pool: false, act, tier: answered });
+        Bed { entry: Entry { upstream, ..entry }, ..bed }
+    };
+    let waiting = bed(Act::Silence);
+    let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
+    let given = Body { bytes: text.clone().into(), lease };
+    let mut call = Call::new(Ask::new(Surface::Chat), given, "req_1".into(), HeaderMap::new()).await.expect("a call");
+    let (gateway, serving) = (&waiting.gateway, waiting.gateway.serving());
+    let held = admit(&gateway.governor, &serving, &Principal::default(), &mut call, &waiting.entry, false).await;
+    let held = match (held, expected) {
+        (Err(failure), Err(status)) => return assert_eq!(failure.status(), status, "{tier}: {}", failure.message),
+        (held, _) => held.expect(tier),
+    };
+    let plain = (text.len() as u64 * 1000 + 100 * 2000, PROMPT * 1000 + ANSWER * 2000);
+    let expected = expected.expect("let in");
+    assert_eq!(waiting.reserved()[4], plain.0 * expected.0 / 100, "{tier} {tiers:?}");
+    drop(held);
+    let answering = bed(Act::Answer);
+    drop(answering.ask(&text).await.expect(tier));
+    assert_eq!(answering.used()[4], plain.1 * expected.1 / 100, "{tier} {tiers:?} {answered:?}");
+}
+
+#[tokio::test]
+async fn a_service_tier_has_its_price() {
+    let known = Tiers { flex: 0.5, priority: 2.0 };
+    let said = Some(ServiceTier::Standard);
+    for tier in ["auto", "default", "standard_only"] {
+        check_tier(tier, NO_TIERS, None, Ok((100, 100))).await;
+        check_tier(tier, known, Some(ServiceTier::Priority), Ok((100, 200))).await;
+    }
+    check_tier("flex", known, None, Ok((50, 50))).await;
+    check_tier("flex", NO_TIERS, None, Ok((100, 100))).await;
+    check_tier("priority", known, None, Ok((200, 200))).await;
+    check_tier("priority", known, said, Ok((200, 100))).await;
+    for tier in ["priority", "fast", "gold"] {
+        check_tier(tier, NO_TIERS, said, Err(403)).await;
     }
 }

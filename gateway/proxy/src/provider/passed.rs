@@ -122,6 +122,7 @@ fn facts(seen: &Seen) -> Facts {
         cache_write_tokens: usage.cache_write_tokens,
         completion_tokens: usage.completion_tokens,
         reasoning_tokens: usage.reasoning_tokens,
+        tier: seen.tier,
         ..Facts::default()
     }
 }

@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
-use penstock_dialects::{AnswerDecoder, ChatEvent, ProviderFault, Usage};
+use penstock_dialects::{AnswerDecoder, ChatEvent, ProviderFault, ServiceTier, Usage};
 use tokio::time::Instant;
 
 use super::fields;
@@ -101,6 +101,8 @@ impl Events for Translated {
             cache_write_tokens,
             completion_tokens,
             reasoning_tokens,
+            // A request that is said again names no tier.
+            tier: Some(ServiceTier::Standard),
             ..Facts::default()
         }
     }
