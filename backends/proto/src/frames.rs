@@ -162,6 +162,9 @@ pub struct Ready {
     /// Bytes of one block in wire order; both ends of a transfer need the same.
     #[prost(uint64, tag = "17")]
     pub block_bytes: u64,
+    /// Seconds from the start of the process until it could serve; 0: not said.
+    #[prost(double, tag = "18")]
+    pub load_seconds: f64,
 }
 
 /// What kind of work a worker does. A weight in the router's choice, not a kind of process: any worker can do all of it.

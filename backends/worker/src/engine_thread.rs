@@ -185,12 +185,8 @@ fn live(
     });
     match built {
         Ok((engine, info, tiers)) => {
-            info!(
-                model = info.model,
-                device = info.device,
-                load_ms = began.elapsed().as_millis() as u64,
-                "model loaded"
-            );
+            let load = began.elapsed();
+            info!(model = info.model, device = info.device, load_ms = load.as_millis() as u64, "model loaded");
             let (block_bytes, page_bytes) = (engine.block_bytes(), engine.page_bytes());
             wiring.peers.open(About { numerics_id: info.numerics_id.clone(), block_bytes, page_bytes });
             phase.send_replace(Phase::Ready);
@@ -198,6 +194,7 @@ fn live(
             Desk {
                 engine,
                 info,
+                load,
                 tiers,
                 sessions: BTreeMap::new(),
                 rounds: 0,
@@ -242,6 +239,8 @@ struct Entry {
 pub(crate) struct Desk {
     pub(crate) engine: Engine,
     info: ReadyInfo,
+    /// How long it took until it could serve.
+    load: Duration,
     tiers: Option<Tiers>,
     sessions: BTreeMap<u64, SessionView>,
     /// States told.
@@ -489,6 +488,7 @@ impl Desk {
             state: Some(state),
             model_hash: info.model_hash,
             block_bytes: self.engine.block_bytes() as u64,
+            load_seconds: self.load.as_secs_f64(),
             transfer: if self.engine.block_bytes() > 0 { self.peers.address.clone() } else { String::new() },
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {

@@ -7,6 +7,7 @@ use penstock_engine::{Engine, EngineConfig, Forward};
 use penstock_kernels::cpu::{self, CpuDevice, CpuOptions};
 use penstock_kernels::reference::ReferenceDevice;
 use penstock_kernels::{Device, DeviceInfo, Limits, PAGE_TOKENS};
+use penstock_machine::{Bound, Machine, Memory};
 use penstock_proto::frames::Loading;
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
@@ -57,7 +58,7 @@ pub struct ModelOptions {
     pub device: DeviceChoice,
     /// Instruction path of the CPU device.
     pub path: cpu::Path,
-    /// Threads; 0: one per core of `cores`, or of the machine.
+    /// Threads; 0: one per core of `cores`, or of the machine, no more than the quota of the cgroup allows.
     pub threads: usize,
     /// Cores to pin to, if there are enough for the threads.
     pub cores: Vec<usize>,
@@ -92,9 +93,11 @@ fn load(options: &ModelOptions, progress: &mut dyn FnMut(Loading)) -> Result<(En
     // A step has a row for each sequence at least, and logits for each that decodes.
     config.batch_tokens = config.batch_tokens.max(config.sequences_max);
     let sizes = Limits { rows_max: config.batch_tokens, sampled_max: config.sequences_max.max(32) };
+    let memory = Machine::default().memory();
+    tell_memory(memory, checkpoint.weights_bytes());
     let limits = ModelLimits {
         context_tokens: (options.context_tokens > 0).then_some(options.context_tokens),
-        kv: KvBudget::Pages(pages(options, &checkpoint, config.sequences_max)),
+        kv: KvBudget::Pages(pages(options, &checkpoint, config.sequences_max, memory)),
         rows_max: sizes.rows_max,
         sampled_max: sizes.sampled_max,
     };
@@ -170,39 +173,64 @@ pub(crate) fn device(options: &ModelOptions, limits: Limits) -> Result<Box<dyn D
     match options.device {
         DeviceChoice::Reference => Ok(Box::new(ReferenceDevice::new(limits))),
         DeviceChoice::Auto | DeviceChoice::Cpu => {
-            let threads = if options.threads == 0 { options.cores.len() } else { options.threads };
-            let is_enough = threads > 0 && options.cores.len() >= threads;
-            let cores = is_enough.then(|| options.cores[..threads].to_vec());
+            let (threads, cores) = threads(options, Machine::default().cores_max());
             let cpu = CpuOptions { threads, cores, path: options.path };
             Ok(Box::new(CpuDevice::new(cpu, limits)?))
         }
     }
 }
 
+/// Threads, 0 for "choose", and the cores that they are pinned to, if they are.
+///
+/// `quota`: cores' worth of time that the cgroup allows. Its share decides where there are more cores than that; threads are then not pinned,
+/// because others under a quota would be pinned to the same first cores.
+fn threads(options: &ModelOptions, quota: Option<usize>) -> (usize, Option<Vec<usize>>) {
+    let share = quota.map(|quota| (quota / options.machine_share.max(1) as usize).max(1));
+    match share {
+        Some(share) if options.threads == 0 && share < options.cores.len() => (share, None),
+        _ => {
+            let threads = if options.threads == 0 { options.cores.len() } else { options.threads };
+            let is_enough = threads > 0 && options.cores.len() >= threads;
+            (threads, is_enough.then(|| options.cores[..threads].to_vec()))
+        }
+    }
+}
+
+/// Says what the plan of KV starts from, and warns when the weights alone are more than there is.
+fn tell_memory(memory: Memory, weights_bytes: u64) {
+    let Memory { available, bound } = memory;
+    let limit = match bound {
+        Bound::Cgroup(limit) => format!("cgroup limit of {limit} bytes"),
+        Bound::Machine => "free memory of the machine".into(),
+        Bound::Unknown => "unknown to the system".into(),
+    };
+    info!(available_bytes = available, bound = limit, weights_bytes, "memory");
+    if weights_bytes > available {
+        warn!(
+            available_bytes = available,
+            bound = limit,
+            weights_bytes,
+            "the weights need more memory than is available: the kernel may kill this process"
+        );
+    }
+}
+
 /// KV pages: what memory allows, no more than can ever be of use (twice what all sequences at full length hold, the rest being
 /// prefix cache), and at least one sequence of the context that was asked for.
-fn pages(options: &ModelOptions, checkpoint: &Checkpoint, sequences: usize) -> usize {
+fn pages(options: &ModelOptions, checkpoint: &Checkpoint, sequences: usize, memory: Memory) -> usize {
     let page = Model::page_bytes(checkpoint.config()).max(1);
     let asked = (options.context_tokens > 0).then_some(options.context_tokens);
     let context = Model::context_tokens(checkpoint.config(), asked).div_ceil(PAGE_TOKENS);
     if options.kv_bytes_max > 0 {
         return usize::try_from(options.kv_bytes_max / page).unwrap_or(usize::MAX);
     }
-    let available = available_bytes().saturating_sub(checkpoint.weights_bytes());
+    let available = memory.available.saturating_sub(checkpoint.weights_bytes());
     let percent = KV_PERCENT.min(50 / options.machine_share.max(1));
     let affordable = usize::try_from(available / 100 * percent / page).unwrap_or(usize::MAX);
     let useful = context.saturating_mul(sequences).saturating_mul(2);
     // One sequence at full length may take more than the share, but never more than there is.
     let whole = usize::try_from(available / 10 * 8 / page).unwrap_or(usize::MAX);
     affordable.min(useful).max(context.min(whole)).max(1)
-}
-
-/// `MemAvailable`, or 4 GiB where the system does not say.
-fn available_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kib.unwrap_or(4 << 20).saturating_mul(1024)
 }
 
 #[cfg(test)]
@@ -258,6 +286,43 @@ mod tests {
         let (engine, ..) = demo(|options| options.sequences_max = 2);
         let context = Model::context_tokens(config.config(), None);
         assert_eq!(engine.state().blocks_total as usize, 2 * 2 * context / PAGE_TOKENS, "no more than is of use");
+    }
+
+    #[test]
+    fn the_limit_of_a_cgroup_bounds_the_memory_for_kv() {
+        let checkpoint = open(None).expect("opens").0;
+        let page = Model::page_bytes(checkpoint.config());
+        let bytes = |available: u64, share: u64| {
+            let memory = Memory { available, bound: Bound::Cgroup(available) };
+            let options = ModelOptions { machine_share: share, context_tokens: 512, ..Default::default() };
+            pages(&options, &checkpoint, 32, memory) as u64 * page
+        };
+        let weights = checkpoint.weights_bytes();
+        // 64 MiB beside the weights: a quarter for KV, an eighth each where four share it.
+        let room = 64 << 20;
+        assert!((room / 5..=room / 4).contains(&bytes(weights + room, 1)), "{}", bytes(weights + room, 1));
+        assert!((room / 10..=room / 8).contains(&bytes(weights + room, 4)), "{}", bytes(weights + room, 4));
+        // There is not even room for the weights: one page, and what happens then is said.
+        assert_eq!(bytes(weights / 2, 1), page);
+    }
+
+    #[test]
+    fn threads_follow_the_quota_of_the_cgroup() {
+        let of = |threads, cores: usize, share, quota| {
+            let cores = (0..cores).collect();
+            threads_and_pins(&ModelOptions { threads, cores, machine_share: share, ..Default::default() }, quota)
+        };
+        assert_eq!(of(0, 32, 2, Some(4)), (2, false), "half of the quota, on any of its cores");
+        assert_eq!(of(0, 32, 8, Some(4)), (1, false));
+        assert_eq!(of(0, 2, 2, Some(64)), (2, true));
+        assert_eq!(of(0, 2, 2, None), (2, true));
+        assert_eq!(of(3, 32, 2, Some(4)), (3, true), "what was asked for is done");
+        assert_eq!(of(0, 0, 1, Some(4)), (0, false), "the device asks the system, which knows the quota");
+    }
+
+    fn threads_and_pins(options: &ModelOptions, quota: Option<usize>) -> (usize, bool) {
+        let (threads, cores) = threads(options, quota);
+        (threads, cores.is_some_and(|cores| cores.len() == threads))
     }
 
     #[test]

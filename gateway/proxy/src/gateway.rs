@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
+use penstock_machine::{Bound, Machine};
 use penstock_store::Store;
 use tokio::sync::watch;
 
@@ -24,6 +25,21 @@ use crate::serving::Serving;
 use crate::stored::Keeper;
 use crate::telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
 use crate::upstream::Upstream;
+
+/// Warns of a budget for bodies that is more than half of what the cgroup of this process allows: the kernel would end the process before the
+/// budget refuses anybody.
+fn warn_of_memory(config: &Snapshot) {
+    let budget = config.http.body_memory_bytes_max;
+    if let Bound::Cgroup(limit) = Machine::default().memory().bound
+        && budget as u64 > limit / 2
+    {
+        tracing::warn!(
+            body_memory_bytes_max = budget,
+            cgroup_limit_bytes = limit,
+            "request bodies may take more than half of the memory that the cgroup allows: lower server.body_memory_bytes_max"
+        );
+    }
+}
 
 /// What goes on beside requests.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +92,7 @@ impl Gateway {
     ) -> Self {
         let metrics: Arc<Metrics> = Arc::default();
         let tracer = Tracer::new(&config.telemetry);
+        warn_of_memory(&config);
         let bodies = BodyBudget::new(config.http.body_memory_bytes_max, config.http.body_bytes_max);
         let hub = Arc::default();
         let governor = Arc::new(Governor::new(metrics.clone()));
@@ -138,6 +155,7 @@ impl Gateway {
         let before = self.serving();
         let is_known = |new: &&Arc<Provider>| before.providers().iter().any(|old| Arc::ptr_eq(old, new));
         let new: Vec<_> = providers.iter().filter(|provider| !is_known(provider)).cloned().collect();
+        warn_of_memory(&config);
         self.bodies.resize(config.http.body_memory_bytes_max, config.http.body_bytes_max);
         let serving = Serving::new(Arc::new(config), pools, providers, &self.metrics, &self.hub, Some(&before));
         self.serving.store(Arc::new(serving));

@@ -90,6 +90,49 @@ async fn a_killed_worker_is_started_again_and_its_stream_goes_on() {
 }
 
 #[tokio::test]
+async fn requests_wait_through_a_reload_that_they_can_survive() {
+    let (dir, runtime) = (Dir::new(), runtime());
+    let slow = ["--load-ms", "1500", "--step-ms", "5"];
+    let moment = Duration::from_millis(100);
+    let patient = |loads: f64| {
+        move |config: &mut PoolConfig| {
+            (config.unavailable_after, config.resume_deadline, config.wait_loads) = (moment, moment, loads);
+        }
+    };
+    let pool = start(&runtime, local(BINARY, &dir, 1, &slow), patient(20.0));
+    all_ready(&pool).await;
+    assert!(pool.status().workers[0].load >= Some(Duration::from_millis(1500)), "{:?}", pool.status());
+    let mut ticket = pool.submit(job([3], 1, 60)).expect("taken");
+    let mut answer = Answer::default();
+    read_into(&mut ticket, &mut answer, 20).await;
+    kill(pids(&pool)[0], Signal::KILL);
+    let gone = || (!pool.status().is_ready()).then_some(());
+    assert!(wait_for(gone).await.is_some());
+    let mut waiting: Vec<_> = (0..3).map(|_| pool.submit(job([3], 1, 10)).expect("it waits")).collect();
+    read_into(&mut ticket, &mut answer, usize::MAX).await;
+    assert_eq!((answer.tokens[0].len(), &answer.failed), (60, &None), "the interrupted one");
+    for ticket in &mut waiting {
+        let answer = read(ticket).await;
+        assert_eq!((answer.finished, answer.failed), (1, None), "one that waited");
+    }
+    assert_eq!(pool.status().workers[0].ended, None, "it serves again");
+    pool.shutdown(Leave::Exit, PATIENCE).await;
+    // By the config's deadlines alone they are told why.
+    let dir = Dir::new();
+    let pool = start(&runtime, local(BINARY, &dir, 1, &slow), patient(0.0));
+    all_ready(&pool).await;
+    kill(pids(&pool)[0], Signal::KILL);
+    let ended = || pool.status().workers[0].ended.clone();
+    assert_eq!(wait_for(ended).await.as_deref(), Some("killed by SIGKILL, perhaps out of memory"));
+    let why = match pool.submit(job([3], 1, 10)) {
+        Ok(mut ticket) => read(&mut ticket).await.failed.expect("nobody serves").1,
+        Err(error) => error.to_string(),
+    };
+    assert!(why.contains("perhaps out of memory"), "{why}");
+    pool.shutdown(Leave::Exit, PATIENCE).await;
+}
+
+#[tokio::test]
 async fn the_next_gateway_adopts_the_workers_of_the_last() {
     let (dir, first_runtime) = (Dir::new(), runtime());
     let workers = local(BINARY, &dir, 2, &["--orphan-ms", "20000"]);

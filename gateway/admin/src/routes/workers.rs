@@ -55,6 +55,8 @@ pub(crate) struct Worker {
     queue_seconds: f64,
     /// Seconds of its last step.
     step_seconds: f64,
+    /// Seconds that the last load of the model took, from the start of the process; `null` before it was ready.
+    load_seconds: Option<f64>,
     /// Steps that gave sequences their next token, in its present life.
     decode_steps: DecodeSteps,
     sequences_running: u32,
@@ -163,6 +165,7 @@ impl Worker {
             requests: status.bound,
             queue_seconds: finite(state.queue_seconds),
             step_seconds: finite(state.step_seconds),
+            load_seconds: status.load.map(|load| load.as_secs_f64()),
             decode_steps: status.decode_steps.into(),
             sequences_running: state.running,
             sequences_waiting: state.waiting,

@@ -11,7 +11,7 @@ use penstock_router::policy::UnknownPolicy;
 use penstock_router::{Policy, Slo, WORKERS_MAX};
 
 use super::replicas::replicas;
-use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, SloConfig, Snapshot, TierConfig, TlsFiles};
+use super::snapshot::{BatchesConfig, DeviceChoice, PoolConfig, SloConfig, Snapshot, TierConfig, TlsFiles, WaitConfig};
 use super::store::has_password;
 use super::{Faults, identity, models};
 use crate::http::HttpLimits;
@@ -270,6 +270,12 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
         tiers: tiers(table),
         sequences_max: table.number("sequences_max", 0..=65_536) as u32,
         queue_max: table.number("queue_max", 1..=1_000_000) as usize,
+        waits: WaitConfig {
+            ready: millis(table.number("ready_wait_ms", 0..=86_400_000)),
+            resume: millis(table.number("resume_wait_ms", 0..=86_400_000)),
+            queue: millis(table.number("queue_wait_ms", 1..=86_400_000)),
+            loads: table.number("wait_loads", 0..=100) as u32,
+        },
         policy: table.text("policy").unwrap_or_default().parse().unwrap_or_else(|error: UnknownPolicy| {
             table.fault("policy", error.to_string());
             Policy::default()

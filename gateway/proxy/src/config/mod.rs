@@ -28,7 +28,7 @@ pub(crate) use providers::keys_in;
 pub use providers::{KvEventsConfig, PacingConfig, ProviderConfig, Secret};
 pub use snapshot::{
     BatchesConfig, CountersConfig, DeviceChoice, PoolConfig, PostgresConfig, ReplicasConfig, Snapshot, StoreConfig,
-    TlsFiles,
+    TlsFiles, WaitConfig,
 };
 pub use telemetry::{OtlpConfig, TelemetryConfig};
 

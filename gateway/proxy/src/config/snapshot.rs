@@ -192,6 +192,8 @@ pub struct PoolConfig {
     pub sequences_max: u32,
     /// Requests open at once.
     pub queue_max: usize,
+    /// How long requests wait for a worker.
+    pub waits: WaitConfig,
     /// Which worker gets a request.
     pub policy: penstock_router::Policy,
     /// Objectives, if it has any.
@@ -225,6 +227,19 @@ pub struct ReplicasConfig {
     pub idle: Duration,
     /// Who is asked for workers that are not started here.
     pub hook: Option<Arc<Hook>>,
+}
+
+/// How long requests of a pool wait for a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitConfig {
+    /// For any to be ready.
+    pub ready: Duration,
+    /// The same of a request that was interrupted.
+    pub resume: Duration,
+    /// For a free one.
+    pub queue: Duration,
+    /// At least so many times the load of a worker that comes.
+    pub loads: u32,
 }
 
 /// Objectives of a pool.

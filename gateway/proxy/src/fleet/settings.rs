@@ -44,6 +44,8 @@ pub(super) fn settings(
     let mut settings = pool::PoolConfig::new(asked.id.clone());
     settings.tokenizer_hash = Some(text.tokenizer_hash().to_vec());
     settings.requests_max = asked.queue_max;
+    (settings.unavailable_after, settings.resume_deadline) = (asked.waits.ready, asked.waits.resume);
+    (settings.wait_max, settings.wait_loads) = (asked.waits.queue, f64::from(asked.waits.loads));
     settings.policy = asked.policy;
     settings.explain = asked.explain;
     settings.balance = asked.balance;
@@ -134,10 +136,8 @@ pub(super) fn cores() -> Vec<usize> {
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
 }
 
-/// Memory that can be had without taking it from somebody, as Linux says it; `None`: it does not.
+/// Memory that can be had without taking it from somebody, within the limits of this process's cgroups; `None`: the system does not say.
 pub(super) fn bytes_free() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
+    let memory = penstock_machine::Machine::default().memory();
+    (memory.bound != penstock_machine::Bound::Unknown).then_some(memory.available)
 }

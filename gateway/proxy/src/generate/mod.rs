@@ -102,7 +102,7 @@ impl Upstream for PoolUpstream {
         if status.is_ready() {
             return None;
         }
-        let told = status.workers.iter().map(|worker| match &worker.phase {
+        let told = status.workers.iter().map(|worker| (worker, &worker.phase)).map(|(worker, phase)| match phase {
             WorkerPhase::Loading { stage, bytes_done, bytes_total } if *bytes_total > 0 => {
                 format!("{stage}, {} %", bytes_done.saturating_mul(100) / bytes_total)
             }
@@ -110,7 +110,7 @@ impl Upstream for PoolUpstream {
             WorkerPhase::Starting => "starting".into(),
             WorkerPhase::Draining => "draining".into(),
             WorkerPhase::Suspected => "silent".into(),
-            WorkerPhase::Down { .. } => "down".into(),
+            WorkerPhase::Down { .. } => worker.ended.as_ref().map_or("down".into(), |how| format!("down: {how}")),
             WorkerPhase::Stopped => "stopped".into(),
             WorkerPhase::Ready => "ready".into(),
         });
@@ -217,7 +217,10 @@ fn text_bytes(request: &Request) -> usize {
 
 fn refused(error: &PoolError) -> Failure {
     let message = match error {
-        PoolError::Unavailable { .. } => "No worker is ready to take the request.".to_owned(),
+        PoolError::Unavailable { why: Some(why), .. } => {
+            format!("No worker is ready to take the request: the last one ended ({why}).")
+        }
+        PoolError::Unavailable { why: None, .. } => "No worker is ready to take the request.".to_owned(),
         PoolError::Overloaded { .. } => "Too many requests are waiting. Try again shortly.".to_owned(),
         PoolError::Draining => "The server is shutting down.".to_owned(),
         PoolError::Invalid { what } => format!("The request cannot be served: {what}."),

@@ -5,6 +5,7 @@
 //! lost, its requests go back to the queue, ahead of all others, with what they have emitted.
 
 pub(super) mod migrate;
+mod patience;
 mod places;
 mod replicas;
 mod requests;
@@ -15,7 +16,7 @@ mod watch;
 use super::config::{PoolConfig, PoolConfigError};
 use super::decision::Decision;
 use super::job::Gap;
-use super::member::{Member, Seat, Session};
+use super::member::{Member, Seat};
 use super::recorder::{BYTES_MAX as RECORD_BYTES_MAX, Recorder};
 use super::session::{Event, Keeper};
 use super::status::{Counts, ModelInfo, PoolStatus};
@@ -251,9 +252,7 @@ impl Actor {
         let now = Instant::now();
         match event {
             Event::Loading { worker, loading } => {
-                let member = self.member(worker);
-                member.heard = now;
-                member.session = Session::Loading(loading);
+                self.member(worker).loads(loading, now);
             }
             Event::Ready { worker, ready, link } => self.ready(worker, ready, link, now),
             Event::Step { worker, session, step } => {
@@ -311,6 +310,7 @@ impl Actor {
             ttft_predicted: self.router.predicted_ttft(0),
             blocks_indexed: self.router.index_sizes().0,
             counts: self.counts,
+            ready_wait: self.patience(now).ready,
             role_advice: self.roles.advice.clone(),
             replicas: self.replicas.status(&self.members),
         }));

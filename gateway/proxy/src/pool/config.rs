@@ -103,6 +103,8 @@ pub struct PoolConfig {
     pub unavailable_after: Duration,
     /// An interrupted request waits for any worker to be ready no longer than this.
     pub resume_deadline: Duration,
+    /// These three are at least so many times what a worker that comes took to load last; 0: they are what they are.
+    pub wait_loads: f64,
     /// A worker silent for longer is suspected: its requests move if another worker is ready.
     pub suspect_after: Duration,
     /// A worker silent for longer is given up even when no other is ready.
@@ -207,6 +209,7 @@ impl PoolConfig {
             wait_max: Duration::from_secs(120),
             unavailable_after: Duration::from_secs(5),
             resume_deadline: Duration::from_secs(30),
+            wait_loads: 3.0,
             suspect_after: Duration::from_secs(2),
             give_up_after: Duration::from_secs(10),
             kill_after: Duration::from_secs(30),

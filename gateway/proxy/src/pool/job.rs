@@ -106,8 +106,10 @@ pub enum Gap {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PoolError {
     /// No worker can serve now.
-    #[error("no worker of the pool is ready")]
+    #[error("no worker of the pool is ready{}", .why.as_ref().map(|why| format!(": the last one ended, {why}")).unwrap_or_default())]
     Unavailable {
+        /// How a worker ended, if one did.
+        why: Option<String>,
         /// When it is worth trying again.
         retry_after: Duration,
     },
@@ -146,7 +148,9 @@ impl PoolError {
     /// When it is worth trying again.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            PoolError::Unavailable { retry_after } | PoolError::Overloaded { retry_after, .. } => Some(*retry_after),
+            PoolError::Unavailable { retry_after, .. } | PoolError::Overloaded { retry_after, .. } => {
+                Some(*retry_after)
+            }
             PoolError::Draining => Some(Duration::from_secs(1)),
             PoolError::Invalid { .. } => None,
         }

@@ -22,6 +22,9 @@ const STEP_LEAST: f64 = 3.0;
 /// What is left of the longest step with each one after it: half after 700.
 const FADING: f64 = 0.999;
 
+/// Seconds that a load may be said to take, at most.
+const LOAD_MOST: f64 = 3600.0;
+
 /// What the actor should do about a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doubt {
@@ -71,6 +74,10 @@ pub(super) struct Process {
     pub(super) is_running: bool,
     /// When it will be started again, and why it ended.
     pub(super) down: Option<(Instant, String)>,
+    /// How it ended last, in words that a client may read; until it serves again.
+    pub(super) ended: Option<String>,
+    /// It ended again and again: it is not counted on.
+    pub(super) loops: bool,
 }
 
 /// See the module header.
@@ -102,6 +109,10 @@ pub(super) struct Member {
     pub(super) seat: Seat,
     /// `Some` for local workers.
     pub(super) process: Option<Process>,
+    /// How long it took to load the model last.
+    pub(super) load: Option<Duration>,
+    /// Since when it loads.
+    pub(super) loading_since: Option<Instant>,
 }
 
 impl Member {
@@ -126,6 +137,8 @@ impl Member {
             steering: Steering::Free,
             seat: Seat::On,
             process: is_local.then(Process::default),
+            load: None,
+            loading_since: None,
         }
     }
 
@@ -142,6 +155,9 @@ impl Member {
         self.lives.begin(ready.epoch);
         self.say(ready.state.as_ref());
         self.transfer = reached_at(&ready.transfer, &self.address);
+        self.load = load(ready.load_seconds).or(self.load);
+        self.loading_since = None;
+        self.process.iter_mut().for_each(|process| process.ended = None);
         self.ready = Some(ready);
     }
 
@@ -164,7 +180,15 @@ impl Member {
     /// Its session is over: it runs nothing and holds nothing that could be used.
     pub(super) fn end(&mut self, why: &str) {
         self.session = Session::Absent { why: why.into() };
+        self.loading_since = None;
         self.state = EngineState { draining: self.state.draining, role: self.state.role, ..EngineState::default() };
+    }
+
+    /// It is connected and loads.
+    pub(super) fn loads(&mut self, loading: Loading, now: Instant) {
+        self.heard = now;
+        self.loading_since.get_or_insert(now);
+        self.session = Session::Loading(loading);
     }
 
     /// Whether new requests may be bound to it.
@@ -217,6 +241,8 @@ impl Member {
             deaths: self.deaths,
             starts: process.starts,
             adopted: process.adopted,
+            ended: process.ended,
+            load: self.load,
         }
     }
 
@@ -246,10 +272,16 @@ impl Member {
     }
 }
 
+/// What a worker says of its load; nothing that makes no sense.
+fn load(seconds: f64) -> Option<Duration> {
+    (seconds > 0.0 && seconds <= LOAD_MOST).then(|| Duration::from_secs_f64(seconds))
+}
+
 /// Where other workers reach one that calls itself `told` and that this gateway reaches at `ours`. Over TCP that is the host where this
 /// gateway reaches it (what it calls itself may mean nothing elsewhere, and its certificate is for that host), unless the gateway only says
 /// that it is this very machine: then it may name another address of this machine, and none of another one, to which it could send
-/// everybody with the pool's key.
+/// everybody with the pool's key. Where that other address is loopback's own, the name of the config is the same host, and what the worker's
+/// certificate is for.
 fn reached_at(told: &str, ours: &Address) -> String {
     match (told.parse(), ours) {
         (Ok(Address::Tcp(theirs)), Address::Tcp(ours)) => {
@@ -257,7 +289,8 @@ fn reached_at(told: &str, ours: &Address) -> String {
             let (host, _) = ours.rsplit_once(':').unwrap_or_default();
             let is_here = matches!(host, "127.0.0.1" | "[::1]" | "localhost");
             let is_open = matches!(named, "0.0.0.0" | "[::]");
-            match is_here && !is_open {
+            let is_same = host == "localhost" && matches!(named, "127.0.0.1" | "[::1]" | "localhost");
+            match is_here && !is_open && !is_same {
                 true if is_of_this_machine(named) => told.to_owned(),
                 true => String::new(),
                 false => Address::Tcp(format!("{host}:{port}")).to_string(),
@@ -318,6 +351,10 @@ mod tests {
         // On this machine it knows better under which address others reach it, if it is one of this machine.
         assert_eq!(told_at("tcp://0.0.0.0:77", "tcp://127.0.0.1:70"), "tcp://127.0.0.1:77");
         assert_eq!(told_at("tcp://127.0.0.2:77", "tcp://localhost:70"), "tcp://127.0.0.2:77");
+        // A certificate for `localhost` is none for 127.0.0.1: peers go where the gateway goes.
+        assert_eq!(told_at("tcp://127.0.0.1:77", "tcp://localhost:70"), "tcp://localhost:77");
+        assert_eq!(told_at("tcp://[::1]:77", "tcp://localhost:70"), "tcp://localhost:77");
+        assert_eq!(told_at("tcp://127.0.0.1:77", "tcp://127.0.0.1:70"), "tcp://127.0.0.1:77");
         for elsewhere in ["192.0.2.1", "[2001:db8::1]", "example.org", "127.0.0.1x"] {
             assert_eq!(told_at(&format!("tcp://{elsewhere}:77"), "tcp://127.0.0.1:70"), "", "{elsewhere}");
         }

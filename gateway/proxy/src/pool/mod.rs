@@ -6,12 +6,13 @@
 //! - `truth.rs`: what a request has emitted; from it a request goes on at any worker (pure)
 //! - `actor.rs`: one task that owns the router, the members and all requests; no locks on the way of a token
 //! - `session.rs`: one connection to one worker
-//! - `supervisor.rs`, `lease.rs`: local worker processes: started, adopted, restarted
+//! - `supervisor.rs`, `lease.rs`, `epitaph.rs`: local worker processes: started, adopted, restarted; why one ended
 //! - `hook.rs`: others' worker processes: whoever starts and stops them is asked to
 
 mod actor;
 mod config;
 mod decision;
+mod epitaph;
 pub mod hook;
 mod job;
 mod lease;
@@ -232,8 +233,9 @@ impl Pool {
             let retry_after = Duration::from_secs(1);
             return Err(PoolError::Overloaded { open, limit: shared.config.requests_max, retry_after });
         }
-        if let Some(retry_after) = shared.status.load().hopeless_for(shared.config.unavailable_after) {
-            return Err(PoolError::Unavailable { retry_after });
+        let status = shared.status.load();
+        if let Some(retry_after) = status.hopeless_for(status.ready_wait) {
+            return Err(PoolError::Unavailable { retry_after, why: status.last_end() });
         }
         let id = shared.ids.fetch_add(1, Ordering::Relaxed) + 1;
         let slot = Arc::new(Slot::new(id, shared.config.window_tokens));

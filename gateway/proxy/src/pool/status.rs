@@ -63,6 +63,10 @@ pub struct WorkerStatus {
     pub bound: usize,
     /// How often it was found dead.
     pub deaths: u64,
+    /// How its process ended, until it serves again; for local workers.
+    pub ended: Option<String>,
+    /// How long it took to load the model last, with what its start took beside; `None` until it is known.
+    pub load: Option<Duration>,
     /// For local workers: how often its process was started by this gateway.
     pub starts: u64,
     /// For local workers: the running process was started by an earlier gateway.
@@ -158,6 +162,8 @@ pub struct PoolStatus {
     pub blocks_indexed: usize,
     /// Counts since the gateway began.
     pub counts: Counts,
+    /// A new request waits so long for any worker to be ready.
+    pub ready_wait: Duration,
     /// What the planner of roles did last, or would have done.
     pub role_advice: Option<String>,
     /// What the planner of replicas knows and does, where there is one.
@@ -209,6 +215,11 @@ impl PoolStatus {
     /// Whether at least one worker takes requests.
     pub fn is_ready(&self) -> bool {
         self.workers.iter().any(|worker| worker.phase == WorkerPhase::Ready)
+    }
+
+    /// How a worker ended that does not serve again yet.
+    pub(super) fn last_end(&self) -> Option<String> {
+        self.workers.iter().find_map(|worker| worker.ended.clone())
     }
 
     /// When all workers are down for longer than `patience`: the shortest of these times.

@@ -2,6 +2,7 @@
 //! pauses. It never waits for a child, so it does not matter whose child the worker is.
 
 use super::config::LocalWorkers;
+use super::epitaph::Witness;
 use super::lease::{self, Lease};
 use super::session::Event;
 use penstock_router::WorkerId;
@@ -41,8 +42,9 @@ pub(super) enum Update {
     /// The process runs.
     /// `displaced`: with another share of the machine than it would be started with.
     Running { adopted: bool, displaced: bool },
-    /// It does not, and will be started after `retry_in`.
-    Down { retry_in: Duration, why: String },
+    /// It does not, and will be started after `retry_in`. `how`: it ended, in words that a client may read; `why`: the same with what it
+    /// said last. `loops`: it ended again and again.
+    Down { retry_in: Duration, how: String, why: String, loops: bool },
     /// It does not, as was asked for.
     Stopped,
 }
@@ -88,6 +90,15 @@ struct Running {
     adopted: bool,
     displaced: bool,
     since: Instant,
+    witness: Witness,
+}
+
+/// How a process ended.
+struct End {
+    /// For a client.
+    how: String,
+    /// With what it said last.
+    why: String,
 }
 
 impl Supervisor {
@@ -119,32 +130,34 @@ impl Supervisor {
     async fn keep(&mut self) -> Next {
         let mut fast_ends = 0_u32;
         loop {
-            let why = match self.start().await {
+            let End { how, why } = match self.start().await {
                 Ok(mut running) => {
                     let Running { adopted, displaced, .. } = running;
                     if !self.tell(Update::Running { adopted, displaced }).await {
                         return Next::Leave;
                     }
-                    let why = match self.watch(&mut running).await {
-                        Ok(why) => why,
+                    let end = match self.watch(&mut running).await {
+                        Ok(end) => end,
                         Err(next) => return next,
                     };
                     fast_ends = if running.since.elapsed() > SETTLED { 0 } else { fast_ends + 1 };
-                    why
+                    end
                 }
                 Err(error) => {
                     fast_ends += 1;
-                    format!("cannot start {}: {error}", self.local.program.display())
+                    let why = format!("cannot start {}: {error}", self.local.program.display());
+                    End { how: "it cannot be started".into(), why }
                 }
             };
             let retry_in = pause(fast_ends);
             let log = self.file("log");
-            if fast_ends >= CRASH_LOOP {
+            let loops = fast_ends >= CRASH_LOOP;
+            if loops {
                 error!(worker = %self.name, why, starts = fast_ends, log = %log.display(), retry_in_ms = retry_in.as_millis() as u64, "worker keeps ending");
             } else {
                 warn!(worker = %self.name, why, log = %log.display(), retry_in_ms = retry_in.as_millis() as u64, "worker ended");
             }
-            if !self.tell(Update::Down { retry_in, why }).await {
+            if !self.tell(Update::Down { retry_in, how, why, loops }).await {
                 return Next::Leave;
             }
             match self.rest(retry_in).await {
@@ -196,7 +209,7 @@ impl Supervisor {
     }
 
     /// Waits for the end of the process and says why; `Err` when it was asked for.
-    async fn watch(&mut self, running: &mut Running) -> Result<String, Next> {
+    async fn watch(&mut self, running: &mut Running) -> Result<End, Next> {
         loop {
             tokio::select! {
                 _ = running.pidfd.readable() => return Ok(self.epitaph(running)),
@@ -204,6 +217,7 @@ impl Supervisor {
                     Some(Order::Start) => {}
                     Some(Order::Kill) => {
                         warn!(worker = %self.name, pid = running.pid, "worker shows no sign of life and is killed");
+                        running.witness.kills();
                         signal(running, Signal::KILL);
                     }
                     Some(Order::Stop) => {
@@ -238,13 +252,11 @@ impl Supervisor {
     }
 
     /// Why it ended, for a person; reaps it when it is our child.
-    fn epitaph(&self, running: &mut Running) -> String {
+    fn epitaph(&self, running: &mut Running) -> End {
         let status = running.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
-        let how = status.map_or_else(|| "it is gone".to_string(), |status| status.to_string());
-        match self.last_words() {
-            Some(words) => format!("{how}: {words}"),
-            None => how,
-        }
+        let how = running.witness.how(status);
+        let why = self.last_words().map_or_else(|| how.clone(), |words| format!("{how}: {words}"));
+        End { how, why }
     }
 
     /// What its log ends with, if that is an error or a panic.
@@ -270,7 +282,8 @@ impl Supervisor {
             let displaced = lease.place != self.place().join(" ");
             info!(worker = %self.name, pid = lease.pid, displaced, "worker adopted");
             let (pidfd, since) = (watched(pidfd)?, Instant::now());
-            Running { pidfd, pid: lease.pid, child: None, adopted: true, displaced, since }
+            let witness = Witness::new(lease.pid);
+            Running { pidfd, pid: lease.pid, child: None, adopted: true, displaced, since, witness }
         } else {
             self.spawn(&lease_path)?
         };
@@ -314,7 +327,8 @@ impl Supervisor {
         let start_time = lease::start_time(pid).unwrap_or(0);
         lease::write(lease_path, &Lease { pid, start_time, place: place.join(" ") })?;
         info!(worker = %self.name, pid, log = %log_path.display(), "worker started");
-        Ok(Running { pidfd, pid, child: Some(child), adopted: false, displaced: false, since: Instant::now() })
+        let (since, witness) = (Instant::now(), Witness::new(pid));
+        Ok(Running { pidfd, pid, child: Some(child), adopted: false, displaced: false, since, witness })
     }
 
     /// Its share of the machine, as arguments.

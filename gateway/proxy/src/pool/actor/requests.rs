@@ -13,6 +13,16 @@ use penstock_router::{Ahead, Choice, Refusal, Reject, View, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Why a request has waited too long.
+enum Late {
+    /// By its own deadline.
+    Deadline,
+    /// For any worker to be ready.
+    Nobody { interrupted: bool },
+    /// For a free one.
+    Queue,
+}
+
 /// Prefill workers that are named beside the first: who has lost two is better off computing.
 const PREFILLS_NEXT_MAX: usize = 2;
 
@@ -309,33 +319,48 @@ impl Actor {
     }
 
     pub(super) fn deadlines(&mut self, now: Instant) {
-        let config = Arc::clone(&self.config);
+        if self.requests.is_empty() {
+            return;
+        }
         let alone = self.nobody_since.is_some();
-        let late = |live: &Live| -> Option<(ErrorKind, &'static str, Option<Duration>)> {
+        let patience = self.patience(now);
+        // While nobody serves, who cannot be served in time need not wait for the end of it.
+        let in_vain = |until: Instant| now >= until || patience.nobody_before.is_some_and(|next| next >= until);
+        let late = |live: &Live| {
             if live.truth.job.deadline.is_some_and(|deadline| now >= deadline) {
-                return Some((ErrorKind::DeadlineExceeded, "the request took too long", None));
+                return Some(Late::Deadline);
             }
             let Place::Waiting(since) = live.place else { return None };
-            let waited = now.saturating_duration_since(since);
-            if alone && live.interrupted && waited > config.resume_deadline {
-                let message = "the worker was lost and no other could continue the request in time";
-                return Some((ErrorKind::WorkerFailed, message, None));
+            let most = if live.interrupted { patience.resume } else { patience.ready };
+            match alone {
+                true if in_vain(since + most) => Some(Late::Nobody { interrupted: live.interrupted }),
+                _ if now >= since + patience.queue => Some(Late::Queue),
+                _ => None,
             }
-            if alone && !live.interrupted && waited > config.unavailable_after {
-                return Some((ErrorKind::Unavailable, "no worker is ready", Some(Duration::from_secs(5))));
-            }
-            (waited > config.wait_max).then_some((
-                ErrorKind::Overloaded,
-                "no worker was free in time",
-                Some(Duration::from_secs(10)),
-            ))
         };
         let late: Vec<_> = self.requests.iter().filter_map(|(id, live)| late(live).map(|why| (*id, why))).collect();
-        for (request, (kind, message, retry_after)) in late {
+        for (request, why) in late {
             if let Some(Place::Bound(worker)) = self.requests.get(&request).map(|live| &live.place) {
                 self.send(*worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
             }
-            self.fail(request, kind, message, retry_after);
+            let (kind, message, retry_after) = self.too_late(why, patience.retry_after);
+            self.fail(request, kind, &message, retry_after);
+        }
+    }
+
+    /// What a client is told that has waited too long.
+    fn too_late(&self, why: Late, retry_after: Duration) -> (ErrorKind, String, Option<Duration>) {
+        let ended = || self.last_end().map_or_else(String::new, |how| format!(" (the last one ended: {how})"));
+        match why {
+            Late::Deadline => (ErrorKind::DeadlineExceeded, "the request took too long".into(), None),
+            Late::Queue => (ErrorKind::Overloaded, "no worker was free in time".into(), Some(Duration::from_secs(10))),
+            Late::Nobody { interrupted: true } => {
+                let message = format!("the worker was lost and no other could continue the request in time{}", ended());
+                (ErrorKind::WorkerFailed, message, None)
+            }
+            Late::Nobody { interrupted: false } => {
+                (ErrorKind::Unavailable, format!("no worker is ready{}", ended()), Some(retry_after))
+            }
         }
     }
 

@@ -119,9 +119,10 @@ impl Actor {
                 (process.is_running, process.down) = (false, None);
                 self.seat_off(worker);
             }
-            Update::Down { retry_in, why } => {
+            Update::Down { retry_in, how, why, loops } => {
                 process.is_running = false;
                 process.down = Some((now + retry_in, why));
+                (process.ended, process.loops) = (Some(how), loops);
             }
         }
         self.publish(now);
