@@ -53,7 +53,7 @@ pub struct Up {
     #[prost(uint64, tag = "1")]
     pub sequence: u64,
     /// What the worker says.
-    #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "UpBody", tags = "2, 3, 4, 5, 6, 7, 8")]
     pub body: Option<UpBody>,
 }
 
@@ -78,6 +78,9 @@ pub enum UpBody {
     /// Answer to [`Pull`].
     #[prost(message, tag = "7")]
     Pulled(Pulled),
+    /// Something that an operator should know of.
+    #[prost(message, tag = "8")]
+    Notice(Notice),
 }
 
 /// Opens a session.
@@ -237,6 +240,43 @@ pub struct Pulled {
     /// Why it stopped early; empty: it did not.
     #[prost(string, tag = "5")]
     pub why: String,
+}
+
+/// A trouble of a worker that costs time and no request: it began, goes on, or is over. Said when it begins and ends, and now and then between.
+#[derive(Clone, PartialEq, Message)]
+pub struct Notice {
+    /// What is troubled.
+    #[prost(enumeration = "NoticeKind", tag = "1")]
+    pub kind: i32,
+    /// Which of them: the address of a peer, the name of a tier.
+    #[prost(string, tag = "2")]
+    pub subject: String,
+    /// The reason; empty: the trouble is over.
+    #[prost(string, tag = "3")]
+    pub why: String,
+    /// How often it happened since it was said last.
+    #[prost(uint64, tag = "4")]
+    pub count: u64,
+}
+
+/// What a [`Notice`] is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum NoticeKind {
+    /// Transfers of KV from a peer fail; what is missing is computed.
+    Transfer = 0,
+    /// A tier is off.
+    Tier = 1,
+}
+
+impl NoticeKind {
+    /// As it is written: `transfer`, `tier`.
+    pub fn name(self) -> &'static str {
+        match self {
+            NoticeKind::Transfer => "transfer",
+            NoticeKind::Tier => "tier",
+        }
+    }
 }
 
 /// Why a worker ends the session.

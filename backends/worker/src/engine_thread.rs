@@ -8,11 +8,12 @@ use crate::credits::{WAITING_TTL, divided};
 use crate::session::Phase;
 use crate::tiers::{Ahead, Outcome, Tell, TierOptions, Tiers};
 use crate::transfer::{About, Arrival, Incoming, PageIn, Peers, Report, Taken};
+use crate::troubles::Troubles;
 use crate::turns::Turns;
 use crate::{Ended, chain};
 use penstock_engine::{Engine, PageSink, Prefill};
 use penstock_proto::frames::{
-    Cancel, EngineState, Generate, Output, Prefetch, Pull, Ready, Role, Step, UpBody, Window,
+    Cancel, EngineState, Generate, Notice, NoticeKind, Output, Prefetch, Pull, Ready, Role, Step, UpBody, Window,
 };
 use penstock_proto::transfer::{Fetch, First};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, ErrorKind, PROTOCOL_VERSION};
@@ -211,6 +212,7 @@ fn live(
                 runtime: wiring.runtime.clone(),
                 incoming: HashMap::new(),
                 arrivals: VecDeque::new(),
+                troubles: Troubles::default(),
             }
             .work(inbox, age, clock)
         }
@@ -266,6 +268,7 @@ pub(crate) struct Desk {
     pub(crate) incoming: HashMap<u64, Incoming>,
     /// Pages that came and were not taken yet; their number is bounded by the room that transfers share.
     pub(crate) arrivals: VecDeque<Arrival>,
+    pub(crate) troubles: Troubles,
 }
 
 impl Desk {
@@ -354,11 +357,15 @@ impl Desk {
             }
             Command::Tier(outcome) => {
                 self.submit_all(|tiers, engine| tiers.outcome(outcome, engine));
+                self.tell_changes();
                 if !self.engine.has_work() {
                     self.tell_tiers();
                 }
             }
-            Command::Tick => self.submit_all(Tiers::advance),
+            Command::Tick => {
+                self.submit_all(Tiers::advance);
+                self.tell_changes();
+            }
         }
     }
 
@@ -457,6 +464,25 @@ impl Desk {
         }
     }
 
+    /// Tiers that went off, or are used again.
+    fn tell_changes(&mut self) {
+        for change in self.tiers.as_ref().map(Tiers::take_changes).unwrap_or_default() {
+            let (kind, name) = (NoticeKind::Tier, change.tier.name());
+            let notice = match change.off {
+                Some(why) => self.troubles.happened(kind, name, &why, Instant::now()),
+                None => self.troubles.works(kind, name),
+            };
+            self.notify(notice);
+        }
+    }
+
+    /// Tells all gateways of a trouble, if there is something to tell.
+    pub(crate) fn notify(&mut self, notice: Option<Notice>) {
+        let Some(notice) = notice else { return };
+        let sessions: Vec<u64> = self.sessions.keys().copied().collect();
+        sessions.into_iter().for_each(|session| self.answer(session, UpBody::Notice(notice.clone())));
+    }
+
     /// A frame for one session.
     pub(crate) fn answer(&mut self, session: u64, body: UpBody) {
         let full = self.sessions.get(&session).is_some_and(|view| view.frames.try_send(body).is_err());
@@ -493,6 +519,7 @@ impl Desk {
         };
         if frames.try_send(UpBody::Ready(ready)).is_ok() {
             self.sessions.insert(session, SessionView { gateway, frames, accepted: 0, waiting: None });
+            self.troubles.current().into_iter().for_each(|notice| self.answer(session, UpBody::Notice(notice)));
         }
     }
 

@@ -27,6 +27,7 @@ mod signals;
 mod strangers;
 mod tiers;
 mod transfer;
+mod troubles;
 mod turns;
 
 pub use args::{WorkerArgs, main};

@@ -82,7 +82,7 @@ async fn watch(client: &Client, args: &TopArgs) -> anyhow::Result<()> {
         let (pools, workers) = look(client, &mut before).await?;
         let frame = match args.place.json {
             true => format!("{}\n", json!({ "pools": pools, "workers": workers })),
-            false => format!("{}\n{}", table(&pools, POOLS), table(&workers, WORKERS)),
+            false => format!("{}\n{}{}", table(&pools, POOLS), table(&workers, WORKERS), troubles(&workers)),
         };
         // Home, and clear what is below.
         let clear = if is_screen && !args.place.json { "\x1b[H\x1b[J" } else { "" };
@@ -167,6 +167,17 @@ fn finish_worker(worker: &mut Value, sums: &mut Sums, elapsed: f64) {
     shown.into_iter().for_each(|(name, text)| worker[name] = json!(text));
 }
 
+/// What workers say goes wrong, each in a line.
+fn troubles(workers: &[Value]) -> String {
+    let lines = workers.iter().flat_map(|worker| {
+        let name = worker["name"].as_str().unwrap_or_default();
+        let texts = worker["troubles"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        texts.map(move |text| format!("\n{name}: {text}"))
+    });
+    let lines: String = lines.collect();
+    if lines.is_empty() { lines } else { lines + "\n" }
+}
+
 fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
 }
@@ -194,6 +205,14 @@ mod tests {
         let shown = ["ready", "hits", "kv_moved", "hidden", "ttft", "replicas_wanted", "late"]
             .map(|name| pool[name].as_str().unwrap_or_default());
         assert_eq!(shown, ["1 of 2", "20 %", "2.5 MB", "75 %", "500 ms", "3 (1 to 4, paused)", "25 %"]);
+    }
+
+    #[test]
+    fn what_goes_wrong_is_a_line_below() {
+        let workers =
+            [json!({ "name": "a-0", "troubles": ["KV tier disk is off: it failed"] }), json!({ "name": "a-1" })];
+        assert_eq!(troubles(&workers), "\na-0: KV tier disk is off: it failed\n");
+        assert_eq!(troubles(&workers[1..]), "");
     }
 
     #[test]

@@ -127,7 +127,15 @@ pub fn member_files(folder: &Path) -> TlsFiles {
 /// # Panics
 /// If the files cannot be written.
 pub fn certify(folder: &Path) -> TlsFiles {
-    let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
+    certify_for(folder, "127.0.0.1")
+}
+
+/// The same, for members that are known by another name or address.
+///
+/// # Panics
+/// If the files cannot be written.
+pub fn certify_for(folder: &Path, name: &str) -> TlsFiles {
+    let own = rcgen::generate_simple_self_signed([name.to_owned()]).expect("a certificate");
     let files = member_files(folder);
     for (path, text) in [
         (&files.certificate, own.cert.pem()),

@@ -5,7 +5,7 @@ use penstock_fleet_tests::apart::{KINDS, Kind, request, undisturbed};
 use penstock_fleet_tests::dial::{Session, Told, generate};
 use penstock_fleet_tests::matrix::descriptors;
 use penstock_fleet_tests::relay::Relay;
-use penstock_fleet_tests::{Dir, Worker, certify, free_port, read, wait_for};
+use penstock_fleet_tests::{Dir, Worker, certify_for, free_port, read, wait_for};
 use penstock_link::Tls;
 use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::{DownBody, EngineState, Generate, TransferState};
@@ -30,9 +30,14 @@ struct Members {
 
 impl Members {
     fn new() -> Self {
+        Self::known_as("127.0.0.1")
+    }
+
+    /// Their certificate is for that name.
+    fn known_as(name: &str) -> Self {
         let dir = Dir::new();
         std::fs::write(dir.file("key"), KEY).expect("a key");
-        certify(dir.path());
+        certify_for(dir.path(), name);
         let (key, tls) = (dir.file("key").display().to_string(), dir.path().display().to_string());
         let args = ["--demo", "--key-file", &key, "--tls", &tls, "--transfer-streams", "4"].map(str::to_owned).to_vec();
         Self { dir, args }
@@ -51,8 +56,13 @@ impl Members {
     }
 
     fn pool(&self, runtime: &FleetRuntime, workers: &[SocketAddr]) -> Pool {
+        let addresses: Vec<String> = workers.iter().map(|worker| format!("tcp://{worker}")).collect();
+        self.pool_at(runtime, &addresses)
+    }
+
+    fn pool_at(&self, runtime: &FleetRuntime, addresses: &[String]) -> Pool {
         let mut config = PoolConfig::new("far");
-        config.connect = workers.iter().map(|worker| format!("tcp://{worker}").parse().expect("an address")).collect();
+        config.connect = addresses.iter().map(|address| address.parse().expect("an address")).collect();
         config.key = Some(PoolKey::new(KEY).expect("long enough"));
         config.tls = Some(Tls::read(&penstock_fleet_tests::member_files(self.dir.path())).expect("certificates"));
         (config.weights.apart_tokens_decode, config.balance) = (BLOCK_TOKENS, false);
@@ -96,6 +106,24 @@ async fn four_streams_over_tls_change_no_token() {
     assert!(wait_for(closed).await.is_some(), "connections are left");
 }
 
+#[tokio::test]
+async fn peers_are_dialled_by_the_name_that_their_certificate_is_for() {
+    let (members, runtime) = (Members::known_as("localhost"), FleetRuntime::start().expect("the fleet runtime starts"));
+    let [(_p, at_p, _), (_d, at_d, _)] =
+        [("p", "prefill"), ("d", "decode")].map(|(name, role)| members.start(name, role));
+    let addresses = [at_p, at_d].map(|at| format!("tcp://localhost:{}", at.port()));
+    let pool = members.pool_at(&runtime, &addresses);
+    all_ready(&pool).await;
+    let answer = read(&mut pool.submit(request(Kind::Sampled)).expect("taken")).await;
+    assert_eq!(answer.failed, None);
+    let came = || {
+        let transfers = pool.status().workers[1].state.transfers?;
+        (transfers.completed + transfers.failed > 0).then_some(transfers)
+    };
+    let came = wait_for(came).await.unwrap_or_else(|| panic!("{:?}", pool.status()));
+    assert_eq!((came.completed, came.failed), (1, 0), "{came:?}");
+}
+
 /// Connection `number` of the transfer breaks when a part has come. With `another`, there is another prefill worker.
 async fn breaks(runtime: &FleetRuntime, number: u64, another: bool) -> (Told, TransferState) {
     let members = Members::new();
@@ -129,6 +157,37 @@ async fn breaks(runtime: &FleetRuntime, number: u64, another: bool) -> (Told, Tr
     };
     assert!(wait_for(closed).await.is_some(), "the prefill workers keep something: {:?}", prefills.status());
     (told, session.step().await.state.expect("always there").transfers.expect("told"))
+}
+
+#[tokio::test]
+async fn transfers_that_fail_are_told_until_they_work_again() {
+    let (dir, runtime) = (Dir::new(), FleetRuntime::start().expect("the fleet runtime starts"));
+    let [p, d] = ["prefill", "decode"].map(|role| Worker::start(BINARY, &dir, &role[..1], &["--demo", "--role", role]));
+    let mut config = PoolConfig::new("near");
+    config.connect =
+        [&p, &d].map(|worker| format!("unix://{}", worker.socket.display()).parse().expect("an address")).into();
+    (config.weights.apart_tokens_decode, config.balance) = (BLOCK_TOKENS, false);
+    let pool = Pool::start(&runtime, config).expect("the pool starts");
+    all_ready(&pool).await;
+    // Nobody finds the prefill worker's transfers any more.
+    let [there, away] = ["p.sock.kv", "away"].map(|name| dir.file(name));
+    std::fs::rename(&there, &away).expect("its socket for transfers");
+    let ask = async |salt: u8| {
+        let mut job = request(Kind::Sampled);
+        job.salt = vec![salt].into();
+        let answer = read(&mut pool.submit(job).expect("taken")).await;
+        assert_eq!(answer.failed, None, "what is missing is computed");
+    };
+    ask(1).await;
+    let told = || pool.status().workers[1].troubles.first().cloned();
+    let text = wait_for(told).await.unwrap_or_else(|| panic!("{:?}", pool.status())).text;
+    assert!(text.contains("p.sock.kv does not come: No such file"), "{text}");
+    let log = std::fs::read_to_string(dir.file("d.log")).expect("its log");
+    assert!(log.contains("a transfer of KV from another worker failed"), "{log}");
+    std::fs::rename(&away, &there).expect("its socket for transfers");
+    ask(2).await;
+    let over = || pool.status().workers[1].troubles.is_empty().then_some(());
+    assert!(wait_for(over).await.is_some(), "{:?}", pool.status());
 }
 
 #[tokio::test]

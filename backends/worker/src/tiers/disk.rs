@@ -194,6 +194,23 @@ impl DiskSet {
         Ok(())
     }
 
+    /// Whether a file can be written, reaches the disk, and can be read back.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub(crate) fn probe(&self) -> io::Result<()> {
+        let path = self.folder.join("probe");
+        let file = private().read(true).create(true).truncate(true).open(&path)?;
+        let mut read = [0; MAGIC.len()];
+        let done = file
+            .write_all_at(&MAGIC, 0)
+            .and_then(|()| file.sync_data())
+            .and_then(|()| file.read_exact_at(&mut read, 0));
+        drop(std::fs::remove_file(&path));
+        done?;
+        if read == MAGIC { Ok(()) } else { Err(io::Error::other("what was read is not what was written")) }
+    }
+
     /// Writes a block.
     ///
     /// # Errors

@@ -5,12 +5,14 @@
 //! have left long before a slow store answers. Every job has an outcome, which
 //! goes to the engine's thread like any other command.
 
-use super::disk::{DiskSet, ReadError};
+use super::block::Identity;
+use super::disk::{DiskSet, Found, ReadError};
 use penstock_kv::SlotId;
 use penstock_kv::tier::Link;
 use penstock_proto::BlockHash;
 use penstock_proto::frames::Tier;
 use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -42,15 +44,54 @@ pub(crate) trait Store: Send {
         0
     }
 
+    /// Opens it anew after it has failed: its slots, and the blocks that are in them, the least worth keeping first.
+    fn revive(&mut self) -> Result<(usize, Vec<Found>), String> {
+        Err("it cannot be opened again".into())
+    }
+
     /// Slots that it can have at most, after it was full.
     fn slots(&self) -> usize {
         0
     }
 }
 
-impl Store for DiskSet {
+/// Files that can be opened anew after they failed.
+pub(crate) struct Disk {
+    path: PathBuf,
+    bytes_max: u64,
+    identity: Identity,
+    /// `None`: it could not be opened.
+    set: Option<DiskSet>,
+}
+
+impl Disk {
+    /// Opens it; a tier that cannot be opened now may be later.
+    pub(crate) fn open(
+        path: &Path,
+        bytes_max: u64,
+        identity: &Identity,
+    ) -> (Self, std::io::Result<(usize, Vec<Found>)>) {
+        let (path, identity) = (path.to_owned(), identity.clone());
+        let mut disk = Self { path, bytes_max, identity, set: None };
+        let found = disk.reopen();
+        (disk, found)
+    }
+
+    fn reopen(&mut self) -> std::io::Result<(usize, Vec<Found>)> {
+        // Its lock goes with the old one, which may be on a disk that is not there any more.
+        self.set = None;
+        let (set, found) = DiskSet::open(&self.path, self.bytes_max, &self.identity)?;
+        set.probe()?;
+        let slots = set.slots();
+        self.set = Some(set);
+        Ok((slots, found))
+    }
+}
+
+impl Store for Disk {
     fn write(&mut self, slot: SlotId, link: Link, bytes: &[u8]) -> Result<(), Failure> {
-        DiskSet::write(self, slot, link, bytes).map_err(|error| match error.kind() {
+        let set = self.set.as_mut().ok_or(Failure::Broken)?;
+        set.write(slot, link, bytes).map_err(|error| match error.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Failure::Full,
             _ => {
                 tracing::warn!(%error, "writing a KV block");
@@ -60,7 +101,8 @@ impl Store for DiskSet {
     }
 
     fn read(&mut self, slot: SlotId, hash: BlockHash) -> Result<Vec<u8>, Failure> {
-        DiskSet::read(self, slot, hash).map_err(|error| match error {
+        let set = self.set.as_mut().ok_or(Failure::Broken)?;
+        set.read(slot, hash).map_err(|error| match error {
             ReadError::Unusable(why) => {
                 tracing::warn!(slot = slot.0, %why, "a KV block on disk is not used");
                 Failure::Corrupt
@@ -72,8 +114,12 @@ impl Store for DiskSet {
         })
     }
 
+    fn revive(&mut self) -> Result<(usize, Vec<Found>), String> {
+        self.reopen().map_err(|error| error.to_string())
+    }
+
     fn slots(&self) -> usize {
-        self.slots_made()
+        self.set.as_ref().map_or(0, DiskSet::slots_made)
     }
 }
 
@@ -90,6 +136,7 @@ enum Job {
     Write(Write),
     Read { slot: SlotId, hash: BlockHash },
     Find { request: u64, hashes: Vec<BlockHash> },
+    Revive,
 }
 
 /// How a job went.
@@ -100,15 +147,17 @@ pub(crate) enum Outcome {
     Read { tier: Tier, slot: SlotId, hash: BlockHash, result: Result<Vec<u8>, Failure>, seconds: f64 },
     /// The first of the hashes that `request` asked for which the store has.
     Found { tier: Tier, request: u64, hashes: Vec<BlockHash> },
+    /// A store that had failed was opened anew, or still cannot be.
+    Revived { tier: Tier, result: Result<(usize, Vec<Found>), String> },
 }
 
 impl Outcome {
     /// Whose word it is; `None`: that of nobody, the time for it is over.
     pub(crate) fn answers(&self) -> Option<Tier> {
         match self {
-            Self::Written { result: Err(Failure::Broken), .. } | Self::Read { result: Err(Failure::Broken), .. } => {
-                None
-            }
+            Self::Written { result: Err(Failure::Broken), .. }
+            | Self::Read { result: Err(Failure::Broken), .. }
+            | Self::Revived { .. } => None,
             Self::Written { tier, .. } | Self::Read { tier, .. } | Self::Found { tier, .. } => Some(*tier),
         }
     }
@@ -182,6 +231,11 @@ impl Io {
         self.queue.put(|jobs| jobs.urgent.push_back(Job::Read { slot, hash }));
     }
 
+    /// Queues an attempt to open the store anew.
+    pub(crate) fn revive(&self) {
+        self.queue.put(|jobs| jobs.urgent.push_back(Job::Revive));
+    }
+
     /// Asks which of `hashes`, a part of a chain, are there. False: `most` such questions wait already, and this one is not asked.
     pub(crate) fn find(&self, request: u64, hashes: Vec<BlockHash>, most: usize) -> bool {
         let mut is_asked = false;
@@ -230,6 +284,7 @@ fn work(tier: Tier, mut store: Box<dyn Store>, queue: &Queue, tell: &dyn Fn(Outc
                 hashes.truncate(store.find(&hashes));
                 Outcome::Found { tier, request, hashes }
             }
+            Job::Revive => Outcome::Revived { tier, result: store.revive() },
         };
         if !tell(outcome) {
             return;
@@ -257,6 +312,35 @@ mod tests {
         fn find(&mut self, hashes: &[BlockHash]) -> usize {
             self.0.recv().map_or(0, |()| hashes.len())
         }
+    }
+
+    #[test]
+    fn a_disk_is_opened_again_with_what_it_has() {
+        let folder = std::env::temp_dir().join(format!("penstock-revive-{}", std::process::id()));
+        let (path, away) = (folder.join("kv"), folder.join("away"));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let identity = Identity::new(b"model", "numerics", 100);
+        let link = Link { parent: None, hash: BlockHash(7) };
+        let (mut disk, found) = Disk::open(&path, 100_000, &identity);
+        assert_eq!(found.expect("it opens").1, []);
+        disk.write(SlotId(0), link, &[3; 100]).expect("written");
+        // Something else is in its place for a while.
+        std::fs::rename(&path, &away).expect("moved");
+        std::fs::write(&path, "a file").expect("written");
+        assert!(disk.revive().is_err());
+        assert_eq!(disk.write(SlotId(1), link, &[3; 100]), Err(Failure::Broken));
+        assert_eq!(disk.read(SlotId(0), link.hash), Err(Failure::Broken));
+        std::fs::remove_file(&path).expect("removed");
+        std::fs::rename(&away, &path).expect("moved back");
+        assert_eq!(disk.revive().expect("it opens").1, [(SlotId(0), link)]);
+        assert_eq!(disk.read(SlotId(0), link.hash), Ok(vec![3; 100]));
+        // One that could not be opened at the start can be later.
+        std::fs::write(folder.join("no folder"), "a file").expect("written");
+        let (mut late, found) = Disk::open(&folder.join("no folder"), 100_000, &identity);
+        assert!(found.is_err());
+        std::fs::remove_file(folder.join("no folder")).expect("removed");
+        assert!(late.revive().is_ok());
+        std::fs::remove_dir_all(&folder).expect("removed");
     }
 
     #[test]

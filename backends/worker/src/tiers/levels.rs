@@ -6,6 +6,7 @@
 //! ```
 //! Lives on the engine's thread. Nothing here waits: a write that finds the queue full is dropped, a load that fails is computed.
 
+use super::disk::Found;
 use super::io::{Failure, Io, Outcome, Write};
 use penstock_kv::load::LoadTime;
 use penstock_kv::tier::Link;
@@ -13,13 +14,17 @@ use penstock_kv::{Placed, SlotId, TierPool};
 use penstock_proto::BlockHash;
 use penstock_proto::frames::{KvEvent, Tier, TierState};
 use std::time::{Duration, Instant};
-use tracing::warn;
+use tracing::{info, warn};
 
 /// Bytes of writes that may wait for a store; two blocks at least. A long prompt that starts evicts as much at once.
 const WRITES_BYTES_MAX: usize = 256 << 20;
 
 /// Failures in a row after which a disk is left alone.
 const DISK_FAILURES_MAX: u32 = 3;
+
+/// First and longest pause before a disk that was left alone is tried again; doubles, until a block was read or written.
+const REVIVE_FIRST: Duration = Duration::from_secs(5);
+const REVIVE_LAST: Duration = Duration::from_secs(300);
 
 /// A store that is asked and says nothing for so long is asked no more until it does.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_millis(250);
@@ -45,13 +50,89 @@ pub(crate) struct Level {
     finds: usize,
     /// Since when it has said nothing, if there are any.
     silent_since: Instant,
+    /// It is off because it failed.
+    off: Option<Off>,
+    /// The last pause before it was tried again.
+    pause: Duration,
+    /// Changes that were not told yet of a plan that is no more.
+    events: Vec<KvEvent>,
+    /// It went off, with the reason, or is used again.
+    changes: Vec<Option<String>>,
+}
+
+/// A tier that is off.
+#[derive(Clone, Copy)]
+struct Off {
+    /// When it is tried again.
+    until: Instant,
+    /// It is being tried.
+    is_asked: bool,
+}
+
+/// A tier that went off, or is used again.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) tier: Tier,
+    /// Why it is off; `None`: it is used again.
+    pub(crate) off: Option<String>,
 }
 
 impl Level {
     pub(crate) fn new(plan: TierPool, medium: Medium) -> Self {
         let state = TierState { tier: plan.tier() as i32, ..Default::default() };
-        let (time, silent_since) = (LoadTime::default(), Instant::now());
-        Self { plan, medium, time, state, writes_waiting: 0, failures: 0, reads: 0, finds: 0, silent_since }
+        Self {
+            plan,
+            medium,
+            time: LoadTime::default(),
+            state,
+            writes_waiting: 0,
+            failures: 0,
+            reads: 0,
+            finds: 0,
+            silent_since: Instant::now(),
+            off: None,
+            pause: Duration::ZERO,
+            events: Vec::new(),
+            changes: Vec::new(),
+        }
+    }
+
+    /// One that could not be opened, and is tried again.
+    pub(crate) fn off(tier: Tier, medium: Medium, why: String) -> Self {
+        let mut level = Self::new(TierPool::new(tier, 0), medium);
+        level.rest(Instant::now());
+        level.changes.push(Some(why));
+        level
+    }
+
+    /// Leaves it alone for a while, longer each time.
+    fn rest(&mut self, now: Instant) {
+        self.pause = (self.pause * 2).clamp(REVIVE_FIRST, REVIVE_LAST);
+        self.off = Some(Off { until: now + self.pause, is_asked: false });
+    }
+
+    /// A block was read or written.
+    fn worked(&mut self) {
+        (self.failures, self.pause) = (0, Duration::ZERO);
+    }
+
+    /// It was opened anew, or still cannot be.
+    fn revived(&mut self, result: Result<(usize, Vec<Found>), String>, now: Instant) {
+        let (slots, found) = match result {
+            Ok(opened) => opened,
+            Err(why) => {
+                self.rest(now);
+                let retry_in_s = self.pause.as_secs();
+                info!(tier = self.plan.tier().name(), why, retry_in_s, "a KV tier that is off was tried again");
+                return;
+            }
+        };
+        self.events.extend(self.plan.take_events());
+        self.plan = TierPool::new(self.plan.tier(), slots);
+        let blocks = self.plan.adopt(found);
+        info!(tier = self.plan.tier().name(), slots, blocks, "a KV tier was opened again");
+        (self.off, self.failures) = (None, 0);
+        self.changes.push(None);
     }
 
     /// How long it has said nothing to those who asked.
@@ -283,7 +364,7 @@ impl Levels {
         match outcome {
             Outcome::Written { tier, slot, result, kept, slots } => {
                 let Some(at) = self.at(tier) else { return News::None };
-                self.written(at, slot, result, slots);
+                self.written(at, slot, result, slots, now);
                 if let Some((link, bytes)) = kept {
                     self.put(at + 1, link, bytes);
                 }
@@ -291,7 +372,7 @@ impl Levels {
             }
             Outcome::Read { tier, slot, hash, result, seconds } => {
                 let Some(at) = self.at(tier) else { return News::None };
-                News::Block(hash, self.read(at, slot, result, seconds))
+                News::Block(hash, self.read(at, slot, result, seconds, now))
             }
             Outcome::Found { tier, request, hashes } => {
                 if let Some(at) = self.at(tier) {
@@ -300,21 +381,51 @@ impl Levels {
                 }
                 News::Found(request)
             }
+            Outcome::Revived { tier, result } => {
+                if let Some(at) = self.at(tier) {
+                    self.levels[at].revived(result, now);
+                }
+                News::None
+            }
         }
+    }
+
+    /// Tries tiers again that are off, once what they were asked for before is answered.
+    pub(crate) fn revive(&mut self, now: Instant) {
+        for level in &mut self.levels {
+            let is_quiet = level.writes_waiting + level.reads + level.finds == 0;
+            if let (Some(off), Medium::Store(io)) = (&mut level.off, &level.medium)
+                && !off.is_asked
+                && now >= off.until
+                && is_quiet
+            {
+                off.is_asked = true;
+                io.revive();
+            }
+        }
+    }
+
+    /// Tiers that went off, or are used again, since the last call.
+    pub(crate) fn take_changes(&mut self) -> Vec<Change> {
+        let of = |level: &mut Level| {
+            let tier = level.plan.tier();
+            std::mem::take(&mut level.changes).into_iter().map(move |off| Change { tier, off })
+        };
+        self.levels.iter_mut().flat_map(of).collect()
     }
 
     fn at(&self, tier: Tier) -> Option<usize> {
         self.levels.iter().position(|level| level.plan.tier() == tier)
     }
 
-    fn written(&mut self, at: usize, slot: SlotId, result: Result<(), Failure>, slots: usize) {
+    fn written(&mut self, at: usize, slot: SlotId, result: Result<(), Failure>, slots: usize, now: Instant) {
         let level = &mut self.levels[at];
         level.writes_waiting -= 1;
         match result {
             Ok(()) => {
                 level.plan.stored(slot);
                 level.state.stored += 1;
-                level.failures = 0;
+                level.worked();
             }
             Err(failure) => {
                 level.plan.lost(slot);
@@ -323,13 +434,20 @@ impl Levels {
                     warn!(blocks = slots, "the disk is full: the KV tier keeps the size that it has");
                     level.plan.cap(slots);
                 } else {
-                    self.failed(at);
+                    self.failed(at, now);
                 }
             }
         }
     }
 
-    fn read(&mut self, at: usize, slot: SlotId, result: Result<Vec<u8>, Failure>, seconds: f64) -> Option<Vec<u8>> {
+    fn read(
+        &mut self,
+        at: usize,
+        slot: SlotId,
+        result: Result<Vec<u8>, Failure>,
+        seconds: f64,
+        now: Instant,
+    ) -> Option<Vec<u8>> {
         let level = &mut self.levels[at];
         level.reads -= 1;
         match result {
@@ -338,12 +456,12 @@ impl Levels {
                 level.state.loaded += 1;
                 level.state.load_seconds += seconds;
                 level.time.measured(1, seconds);
-                level.failures = 0;
+                level.worked();
                 return Some(bytes);
             }
             Err(Failure::Broken | Failure::Full) => {
                 level.plan.unread(slot);
-                self.failed(at);
+                self.failed(at, now);
             }
             Err(failure) => {
                 level.plan.lost(slot);
@@ -353,13 +471,14 @@ impl Levels {
         None
     }
 
-    /// A remote store rests by itself; a disk that fails again and again does not get better.
-    fn failed(&mut self, at: usize) {
+    /// A remote store rests by itself; a disk that fails again and again is left alone for a while.
+    fn failed(&mut self, at: usize, now: Instant) {
         let level = &mut self.levels[at];
         level.failures += 1;
         if level.plan.tier() == Tier::Disk && level.failures >= DISK_FAILURES_MAX && !level.plan.is_closed() {
-            warn!("the disk of the KV tier fails: the tier is off until the worker starts again");
             level.plan.close();
+            level.rest(now);
+            level.changes.push(Some(format!("{} reads or writes in a row failed", level.failures)));
         }
     }
 
@@ -414,7 +533,12 @@ impl Levels {
 
     /// Changes since the last call, for the router.
     pub(crate) fn take_events(&mut self) -> Vec<KvEvent> {
-        self.levels.iter_mut().flat_map(|level| level.plan.take_events()).collect()
+        let of = |level: &mut Level| {
+            let mut events = std::mem::take(&mut level.events);
+            events.extend(level.plan.take_events());
+            events
+        };
+        self.levels.iter_mut().flat_map(of).collect()
     }
 
     /// Everything that can be loaded, for a router that starts anew.
@@ -440,6 +564,8 @@ mod tests {
     struct Fake {
         blocks: HashMap<SlotId, (BlockHash, Vec<u8>)>,
         fail: Option<Failure>,
+        /// It was tried again; the second time it works, and has a block.
+        tried: u32,
     }
 
     impl Store for Fake {
@@ -451,6 +577,17 @@ mod tests {
         fn read(&mut self, slot: SlotId, hash: BlockHash) -> Result<Vec<u8>, Failure> {
             let (held, bytes) = self.blocks.get(&slot).ok_or(Failure::Gone)?;
             if *held == hash { Ok(bytes.clone()) } else { Err(Failure::Corrupt) }
+        }
+
+        fn revive(&mut self) -> Result<(usize, Vec<Found>), String> {
+            self.tried += 1;
+            if self.tried == 1 {
+                return Err("no such folder".into());
+            }
+            self.fail = None;
+            let (slot, hash) = (SlotId(0), BlockHash(77));
+            self.blocks = [(slot, (hash, vec![77; 8]))].into();
+            Ok((4, vec![(slot, Link { parent: None, hash })]))
         }
 
         fn slots(&self) -> usize {
@@ -530,6 +667,43 @@ mod tests {
         assert_eq!(broken.state(Tier::Disk).blocks_total, 0);
         assert!(!broken.levels.wants(Link { parent: None, hash: BlockHash(9) }), "it is off");
         assert!(broken.levels.take_events().last().is_some_and(|event| event.cleared));
+    }
+
+    #[test]
+    fn a_disk_that_failed_is_tried_again_and_comes_back_with_what_it_has() {
+        let mut bench = bench(0, 4, Some(Failure::Broken));
+        let (disk, began) = (Tier::Disk, Instant::now());
+        for n in 1..=3 {
+            bench.put(n);
+            bench.outcome();
+        }
+        let off = Some("3 reads or writes in a row failed".to_owned());
+        assert_eq!(bench.levels.take_changes(), [Change { tier: disk, off }]);
+        // It is not asked before its time, and once then.
+        bench.levels.revive(began);
+        assert!(bench.outcomes.try_recv().is_err());
+        let due = Instant::now() + REVIVE_FIRST;
+        bench.levels.revive(due);
+        bench.levels.revive(due);
+        let tried = |bench: &mut Bench, now| {
+            let outcome = bench.outcomes.recv_timeout(Duration::from_secs(20)).expect("an outcome");
+            bench.levels.outcome(outcome, now);
+            bench.levels.take_changes()
+        };
+        assert_eq!(tried(&mut bench, due), [], "it fails still, and nothing has changed");
+        assert!(bench.outcomes.try_recv().is_err(), "asked once");
+        bench.levels.revive(due + REVIVE_FIRST);
+        assert!(bench.outcomes.try_recv().is_err(), "the second pause is longer");
+        let due = due + 2 * REVIVE_FIRST;
+        bench.levels.revive(due);
+        assert_eq!(tried(&mut bench, due), [Change { tier: disk, off: None }]);
+        let events = bench.levels.take_events();
+        assert!(events[0].cleared && events.iter().any(|event| !event.stored.is_empty()), "{events:?}");
+        assert_eq!((bench.state(disk).blocks_total, bench.load(77)), (4, Load::Coming));
+        assert_eq!(bench.outcome(), News::Block(BlockHash(77), Some(vec![77; 8])));
+        bench.put(5);
+        bench.outcome();
+        assert_eq!(bench.state(disk).stored, 1, "it takes blocks again");
     }
 
     #[test]

@@ -17,17 +17,18 @@ mod remote;
 
 use crate::config::{ReadyInfo, WorkerError};
 use block::Identity;
-use disk::DiskSet;
 pub(crate) use intake::Ahead;
 use intake::Intake;
-use io::Io;
+use io::{Disk, Io};
 pub(crate) use io::{Outcome, Tell};
+pub(crate) use levels::Change;
 use levels::{Level, Levels, Medium};
 use penstock_engine::{Engine, Offload};
 use penstock_kv::TierPool;
 use penstock_kv::tier::Link;
 use penstock_proto::BlockHash;
 use penstock_proto::frames::{EngineState, Generate, KvEvent, Tier, Window};
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -104,7 +105,7 @@ impl Offload for Down {
 
 impl Tiers {
     /// Opens the tiers for the engine's blocks. `None`: there are none, or its blocks cannot be moved. A disk that cannot be used is
-    /// left out with a warning: it is a cache.
+    /// off, with a warning, and tried again: it is a cache.
     ///
     /// # Errors
     /// A remote address that is none.
@@ -170,6 +171,7 @@ impl Tiers {
 
     /// Moves what waits on. To be called now and then, for the deadlines.
     pub(crate) fn advance(&mut self, engine: &mut Engine) -> Vec<Generate> {
+        lock(&self.levels).revive(Instant::now());
         if self.intake.is_idle() {
             return Vec::new();
         }
@@ -204,6 +206,11 @@ impl Tiers {
         state.waiting += waiting;
         state.credits = state.credits.saturating_sub(waiting);
         state.prefill_tokens_pending += self.intake.pending_tokens();
+    }
+
+    /// Tiers that went off, or are used again, since the last call.
+    pub(crate) fn take_changes(&self) -> Vec<Change> {
+        lock(&self.levels).take_changes()
     }
 
     /// Changes of the tiers since the last call.
@@ -269,13 +276,24 @@ fn remote(options: &TierOptions, _: &Identity, _: &Tell) -> Result<Option<Level>
 fn disk(options: &TierOptions, identity: &Identity, tell: &Tell) -> Option<Level> {
     let path = options.disk_path.as_ref().filter(|_| options.disk_bytes > 0)?;
     let began = Instant::now();
-    let opened = DiskSet::open(path, options.disk_bytes, identity).and_then(|(set, found)| {
-        let mut plan = TierPool::new(Tier::Disk, set.slots());
-        let blocks = plan.adopt(found);
-        let slots = set.slots();
-        let io = Io::start(Tier::Disk, vec![Box::new(set)], tell)?;
-        info!(path = %path.display(), slots, blocks, ms = began.elapsed().as_millis() as u64, "KV tier on disk");
-        Ok(Level::new(plan, Medium::Store(io)))
-    });
-    opened.inspect_err(|error| warn!(path = %path.display(), %error, "no KV tier on disk")).ok()
+    let (disk, found) = Disk::open(path, options.disk_bytes, identity);
+    if let Err(error) = &found
+        && error.kind() == ErrorKind::InvalidInput
+    {
+        // Nothing that time would mend.
+        warn!(path = %path.display(), %error, "no KV tier on disk");
+        return None;
+    }
+    let io = Io::start(Tier::Disk, vec![Box::new(disk)], tell);
+    let medium =
+        io.inspect_err(|error| warn!(path = %path.display(), %error, "no KV tier on disk")).ok().map(Medium::Store)?;
+    match found {
+        Ok((slots, found)) => {
+            let mut plan = TierPool::new(Tier::Disk, slots);
+            let blocks = plan.adopt(found);
+            info!(path = %path.display(), slots, blocks, ms = began.elapsed().as_millis() as u64, "KV tier on disk");
+            Some(Level::new(plan, medium))
+        }
+        Err(error) => Some(Level::off(Tier::Disk, medium, format!("{}: {error}", path.display()))),
+    }
 }

@@ -3,7 +3,7 @@
 use super::lanes::{LanesIn, Part, Ticket};
 use super::link::{Fault, GREETING_DEADLINE, Link};
 use super::memory::Memory;
-use super::{About, PageIn, Peers, Report};
+use super::{About, Health, PageIn, Peers, Report};
 use crate::config::random;
 use crate::engine_thread::Command;
 use penstock_link::Came;
@@ -45,7 +45,12 @@ pub(super) async fn run(peers: Arc<Peers>, errand: Errand) {
     let ended = timeout(deadline, transfer(&peers, errand, running.progress.get_or_insert_default())).await;
     let why = ended.unwrap_or(Err(Fault::Late)).err();
     let is_lost = why.as_ref().is_some_and(|why| !matches!(why, Fault::Late | Fault::Ending));
-    let report = Report { is_lost, ..running.end(why.map_or_else(String::new, |why| crate::chain(&why))) };
+    let health = match &why {
+        None | Some(Fault::Partly(_)) => Health::Good,
+        Some(Fault::Ending) => Health::Unknown,
+        Some(_) => Health::Bad,
+    };
+    let report = Report { is_lost, health, ..running.end(why.map_or_else(String::new, |why| crate::chain(&why))) };
     // Err: the engine has ended, and with it what waited.
     let _ = peers.tell(Command::Received { id, report }).await;
 }

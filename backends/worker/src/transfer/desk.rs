@@ -2,10 +2,10 @@
 //! pages.
 
 use super::ask::{Errand, run};
-use super::{ASKED_MAX, FETCH_DEADLINE, PREFILL_DEADLINE, PageIn, Report};
+use super::{ASKED_MAX, FETCH_DEADLINE, Health, PREFILL_DEADLINE, PageIn, Report};
 use crate::engine_thread::{Command, Desk};
 use penstock_engine::{Missing, PageSink, Prefill};
-use penstock_proto::frames::{EngineState, Generate, Pull, Pulled, Step, UpBody};
+use penstock_proto::frames::{EngineState, Generate, NoticeKind, Pull, Pulled, Step, UpBody};
 use penstock_proto::transfer::{AskBody, BLOCKS_MAX, Fetch, First, Prefill as WantedPrefill};
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::sync::Arc;
@@ -29,6 +29,8 @@ const LATER_MAX: usize = 1024;
 /// What waits for blocks from elsewhere.
 pub(crate) struct Incoming {
     what: Awaited,
+    /// Address of the other end.
+    from: String,
     have: usize,
     began: Instant,
     task: AbortHandle,
@@ -110,8 +112,9 @@ impl Desk {
 
     /// A transfer in is over, whatever way: what waited for it goes on with what there is.
     fn end(&mut self, id: u64, report: &Report) {
-        let Some(Incoming { what, have, began, task }) = self.incoming.remove(&id) else { return };
+        let Some(Incoming { what, from, have, began, task }) = self.incoming.remove(&id) else { return };
         task.abort();
+        self.judge(&from, report);
         // Choices that ended with their first tokens need nothing any more.
         let keep = matches!(&what, Awaited::Request { generate, .. } if !generate.choices.is_empty());
         // Who is asked next is asked for what is missing then; the rest is looked up again.
@@ -148,6 +151,16 @@ impl Desk {
             // What it held is free again, and no step will tell it.
             Awaited::Request { .. } => self.is_untold = true,
         }
+    }
+
+    /// What a transfer that has ended tells of the way to its peer.
+    fn judge(&mut self, peer: &str, report: &Report) {
+        let notice = match report.health {
+            Health::Unknown => None,
+            Health::Good => self.troubles.works(NoticeKind::Transfer, peer),
+            Health::Bad => self.troubles.happened(NoticeKind::Transfer, peer, &report.why, Instant::now()),
+        };
+        self.notify(notice);
     }
 
     /// The other end has drawn the first token of each choice: they are said at once, whatever comes after them.
@@ -260,9 +273,9 @@ impl Desk {
     }
 
     fn send_out(&mut self, errand: Errand, have: usize, what: Awaited) {
-        let id = errand.id;
+        let (id, from) = (errand.id, errand.from.clone());
         let task = self.runtime.spawn(run(Arc::clone(&self.peers), errand)).abort_handle();
-        self.incoming.insert(id, Incoming { what, have, began: Instant::now(), task });
+        self.incoming.insert(id, Incoming { what, from, have, began: Instant::now(), task });
         self.is_untold = true;
     }
 

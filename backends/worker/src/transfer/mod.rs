@@ -242,4 +242,18 @@ pub(crate) struct Report {
     why: String,
     /// It stopped because of the other end, or the way to it: another may do better.
     is_lost: bool,
+    /// How that speaks of the other end, and of the way to it.
+    health: Health,
+}
+
+/// What a transfer tells of the way to its peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Health {
+    /// Nothing: it was ended here, or the peer did not have all of the blocks any more.
+    #[default]
+    Unknown,
+    /// It works.
+    Good,
+    /// It does not.
+    Bad,
 }

@@ -73,6 +73,8 @@ pub(crate) struct Worker {
     transfer_bytes_in: u64,
     /// KV that went to other workers, in bytes.
     transfer_bytes_out: u64,
+    /// What goes wrong there and costs time, though no request: transfers of KV that fail, tiers that are off.
+    troubles: Vec<String>,
     /// How often it was found dead.
     deaths: u64,
     /// How often this gateway started its process.
@@ -176,6 +178,7 @@ impl Worker {
             output_tokens: state.output_tokens,
             transfer_bytes_in: transfers.bytes_in,
             transfer_bytes_out: transfers.bytes_out,
+            troubles: status.troubles.iter().map(|trouble| trouble.text.clone()).collect(),
             deaths: status.deaths,
             starts: status.starts,
             adopted: status.adopted,

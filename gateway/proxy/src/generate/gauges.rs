@@ -1,6 +1,6 @@
 //! What a scrape reads of a pool: its load now, and counts that go on over the lives of its workers.
 
-use penstock_proto::frames::{Role, Tier, TierState};
+use penstock_proto::frames::{NoticeKind, Role, Tier, TierState};
 
 use crate::pool::{Counts, MoveCause, PoolStatus, ReplicaStatus, Sums, WorkerPhase, WorkerStatus};
 use crate::telemetry::Gauge;
@@ -43,6 +43,10 @@ fn load(status: &PoolStatus, out: Out<'_>) {
     out(Gauge::WorkersPrefill, sum(|worker| f64::from(u8::from(worker.state.role() == Role::Prefill))));
     out(Gauge::WorkerStarts, sum(|worker| worker.starts as f64));
     out(Gauge::WorkerDeaths, sum(|worker| worker.deaths as f64));
+    for kind in [NoticeKind::Transfer, NoticeKind::Tier] {
+        let troubles = status.workers.iter().flat_map(|worker| &worker.troubles);
+        out(Gauge::WorkerTroubles(kind.name()), troubles.filter(|trouble| trouble.kind == kind).count() as f64);
+    }
 }
 
 fn engines(sums: &Sums, out: Out<'_>) {

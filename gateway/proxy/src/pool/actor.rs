@@ -262,6 +262,7 @@ impl Actor {
                 }
             }
             Event::Pulled { worker, session, pulled } => self.pulled(worker, session, &pulled),
+            Event::Notice { worker, session, notice } => self.noticed(worker, session, notice),
             Event::Lost { worker, session, loss, why } => self.lost(worker, session, loss, &why),
             Event::Process { worker, update } => self.process(worker, update, now),
             Event::Asked { worker, action, outcome } => self.asked(worker, action, outcome, now),

@@ -6,6 +6,7 @@ use super::session::Link;
 use super::status::{WorkerPhase, WorkerStatus};
 use super::steps::StepTimes;
 use super::sums::Lives;
+use super::troubles::Troubles;
 use penstock_proto::Address;
 use penstock_proto::frames::{EngineState, Loading, Ready};
 use std::collections::HashSet;
@@ -113,6 +114,8 @@ pub(super) struct Member {
     pub(super) load: Option<Duration>,
     /// Since when it loads.
     pub(super) loading_since: Option<Instant>,
+    /// What it says goes wrong.
+    pub(super) troubles: Troubles,
 }
 
 impl Member {
@@ -139,6 +142,7 @@ impl Member {
             process: is_local.then(Process::default),
             load: None,
             loading_since: None,
+            troubles: Troubles::default(),
         }
     }
 
@@ -157,6 +161,8 @@ impl Member {
         self.transfer = reached_at(&ready.transfer, &self.address);
         self.load = load(ready.load_seconds).or(self.load);
         self.loading_since = None;
+        // What goes on is said again.
+        self.troubles = Troubles::default();
         self.process.iter_mut().for_each(|process| process.ended = None);
         self.ready = Some(ready);
     }
@@ -180,6 +186,7 @@ impl Member {
     /// Its session is over: it runs nothing and holds nothing that could be used.
     pub(super) fn end(&mut self, why: &str) {
         self.session = Session::Absent { why: why.into() };
+        self.troubles = Troubles::default();
         self.loading_since = None;
         self.state = EngineState { draining: self.state.draining, role: self.state.role, ..EngineState::default() };
     }
@@ -243,6 +250,7 @@ impl Member {
             adopted: process.adopted,
             ended: process.ended,
             load: self.load,
+            troubles: self.troubles.lines(),
         }
     }
 

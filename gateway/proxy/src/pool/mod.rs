@@ -24,6 +24,7 @@ mod steps;
 mod sums;
 mod supervisor;
 mod ticket;
+mod troubles;
 mod truth;
 
 pub use actor::migrate::{Cause as MoveCause, MoveError};
@@ -34,6 +35,7 @@ pub use status::{Counts, ModelInfo, PoolStatus, ReplicaStatus, WorkerPhase, Work
 pub use steps::DecodeSteps;
 pub use sums::{Sums, TierSums, TransferSums};
 pub use ticket::Ticket;
+pub use troubles::Trouble;
 
 use arc_swap::ArcSwap;
 use penstock_proto::frames::Role;

@@ -7,7 +7,7 @@ use super::hook::Action;
 use super::supervisor::Update;
 use bytes::BytesMut;
 use penstock_link::{Reader, Tls, Writer};
-use penstock_proto::frames::{Down, DownBody, Hello, Loading, Pulled, Ready, Step, Up, UpBody};
+use penstock_proto::frames::{Down, DownBody, Hello, Loading, Notice, Pulled, Ready, Step, Up, UpBody};
 use penstock_proto::handshake::{NONCE_BYTES, PoolKey, Proof, Side};
 use penstock_proto::{Address, PROTOCOL_VERSION, codec};
 use penstock_router::WorkerId;
@@ -52,6 +52,8 @@ pub(super) enum Event {
     Step { worker: WorkerId, session: u64, step: Step },
     /// What became of a fetch of blocks that was asked for.
     Pulled { worker: WorkerId, session: u64, pulled: Pulled },
+    /// A trouble of the worker that costs time and no request.
+    Notice { worker: WorkerId, session: u64, notice: Notice },
     /// The session is over.
     Lost { worker: WorkerId, session: u64, loss: Loss, why: String },
     /// Somebody else was asked to start or stop a worker: what became of it.
@@ -181,6 +183,7 @@ impl Keeper {
                 UpBody::Ready(ready) => Event::Ready { worker, ready: Box::new(ready), link: link.clone() },
                 UpBody::Step(step) => Event::Step { worker, session, step },
                 UpBody::Pulled(pulled) => Event::Pulled { worker, session, pulled },
+                UpBody::Notice(notice) => Event::Notice { worker, session, notice },
                 UpBody::Refused(refused) => return Ended::new(Loss::Refused, refused.message),
                 UpBody::Challenge(_) => return Ended::new(Loss::GivenUp, "a challenge in the middle of the session"),
             };

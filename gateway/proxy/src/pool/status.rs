@@ -3,6 +3,7 @@
 use super::MoveCause;
 use super::steps::DecodeSteps;
 use super::sums::Sums;
+use super::troubles::Trouble;
 use penstock_proto::frames::EngineState;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,6 +68,8 @@ pub struct WorkerStatus {
     pub ended: Option<String>,
     /// How long it took to load the model last, with what its start took beside; `None` until it is known.
     pub load: Option<Duration>,
+    /// What it says goes wrong and costs time, though no request.
+    pub troubles: Vec<Trouble>,
     /// For local workers: how often its process was started by this gateway.
     pub starts: u64,
     /// For local workers: the running process was started by an earlier gateway.

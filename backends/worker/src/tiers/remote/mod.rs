@@ -125,8 +125,12 @@ impl Rest {
             if self.failures.swap(0, Ordering::Relaxed) >= FAILURES_MAX {
                 info!("the remote KV tier answers again");
             }
-        } else if self.failures.fetch_add(1, Ordering::Relaxed) + 1 >= FAILURES_MAX {
-            if self.until.load(Ordering::Relaxed) == 0 {
+        } else {
+            let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+            if failures < FAILURES_MAX {
+                return;
+            }
+            if failures == FAILURES_MAX {
                 warn!("the remote KV tier does not answer: it rests");
             }
             self.until.store(self.now() + REST.as_millis() as u64, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use super::super::supervisor::{Order, Update};
 use super::Actor;
 use super::steer::Steering;
 use penstock_proto::BLOCK_TOKENS;
-use penstock_proto::frames::{Ready, Step};
+use penstock_proto::frames::{Notice, NoticeKind, Ready, Step};
 use penstock_router::{Member as RouterMember, WorkerId};
 use std::sync::Arc;
 use std::time::Instant;
@@ -90,6 +90,7 @@ impl Actor {
         }
         if member.session == Session::Suspected && member.doubt_now(&self.config, ahead, now) == Doubt::None {
             member.session = Session::Ready;
+            info!(worker = %member.name, "worker answers again");
             let is_free = member.steering == Steering::Free;
             self.router.suspend(worker, !is_free);
         }
@@ -99,6 +100,26 @@ impl Actor {
                 return;
             }
         }
+    }
+
+    /// A worker has a trouble that costs time and no request, or is rid of one.
+    pub(super) fn noticed(&mut self, worker: WorkerId, session: u64, notice: Notice) {
+        let member = self.member(worker);
+        if member.link.as_ref().is_none_or(|link| link.session != session) {
+            return;
+        }
+        let kind = notice.kind();
+        let Notice { subject, why, count, .. } = &notice;
+        match (kind, why.is_empty()) {
+            (NoticeKind::Transfer, false) => {
+                warn!(worker = %member.name, peer = subject, why, count, "transfers of KV fail: what is missing is computed");
+            }
+            (NoticeKind::Transfer, true) => info!(worker = %member.name, peer = subject, "transfers of KV work again"),
+            (NoticeKind::Tier, false) => warn!(worker = %member.name, tier = subject, why, "a KV tier is off"),
+            (NoticeKind::Tier, true) => info!(worker = %member.name, tier = subject, "a KV tier is used again"),
+        }
+        member.troubles.note(kind, notice);
+        self.publish(Instant::now());
     }
 
     pub(super) fn process(&mut self, worker: WorkerId, update: Update, now: Instant) {
@@ -194,10 +215,18 @@ impl Actor {
     pub(super) fn note_nobody(&mut self, now: Instant) {
         let serves =
             |member: &Member| member.link.is_some() && !member.state.draining && member.steering == Steering::Free;
-        if self.members.iter().any(serves) {
-            self.nobody_since = None;
-        } else if self.nobody_since.is_none() {
-            self.nobody_since = Some(now);
+        let pool = &self.config.id;
+        match (self.members.iter().any(serves), self.nobody_since) {
+            (true, Some(since)) => {
+                let after_ms = now.saturating_duration_since(since).as_millis() as u64;
+                info!(%pool, after_ms, "a worker of the pool serves");
+                self.nobody_since = None;
+            }
+            (false, None) => {
+                warn!(%pool, waiting = self.router.waiting(), "no worker of the pool serves");
+                self.nobody_since = Some(now);
+            }
+            _ => {}
         }
     }
 }

@@ -67,6 +67,8 @@ pub enum Gauge {
     KvTransferStreamBytes,
     /// Transfers after which another prefill worker was asked for the rest.
     KvTransfersNext,
+    /// Troubles that workers report now, by kind.
+    WorkerTroubles(&'static str),
     /// First tokens drawn where the prompt was computed.
     KvFirstTokens,
     /// Roles that followed the load.
@@ -200,6 +202,7 @@ impl Gauge {
             | Gauge::TierCorrupt(tier)
             | Gauge::TierLate(tier) => Some(("tier", tier.name())),
             Gauge::Moves(reason) | Gauge::MovesFailed(reason) => Some(("reason", reason)),
+            Gauge::WorkerTroubles(kind) => Some(("kind", kind)),
             Gauge::ReplicaChanges(action) => Some(("action", action)),
             Gauge::KvTransfers(outcome) | Gauge::KvPrefetched(outcome) => Some(("outcome", outcome)),
             _ => None,
@@ -327,6 +330,11 @@ impl Gauge {
                 "penstock_kv_transfer_stream_bytes_total",
                 "counter",
                 "Bytes of KV that came on connections beside the first of a transfer.",
+            ),
+            Gauge::WorkerTroubles(_) => (
+                "penstock_worker_troubles",
+                "gauge",
+                "Troubles that workers report now: peers from which transfers of KV fail, KV tiers that are off.",
             ),
             Gauge::KvTransfersNext => (
                 "penstock_kv_transfers_next_total",

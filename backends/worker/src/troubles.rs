@@ -1,0 +1,123 @@
+//! Troubles that cost time and no request: transfers of KV that fail, tiers that are off. Each is logged and told to the gateways when it begins
+//! and when it is over, and in between once in a while, with how often it happened.
+
+use penstock_proto::frames::{Notice, NoticeKind};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// A trouble that goes on is said again after so long.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Troubles that are remembered; addresses of peers come from gateways.
+const KNOWN_MAX: usize = 256;
+
+struct Trouble {
+    why: String,
+    /// When it was said last.
+    said: Instant,
+    /// How often it happened since.
+    unsaid: u64,
+    is_over: bool,
+}
+
+/// See the module header.
+#[derive(Default)]
+pub(crate) struct Troubles {
+    known: HashMap<(NoticeKind, String), Trouble>,
+}
+
+impl Troubles {
+    /// It happened. What gateways are to be told, if it is time for that.
+    pub(crate) fn happened(&mut self, kind: NoticeKind, subject: &str, why: &str, now: Instant) -> Option<Notice> {
+        let key = (kind, subject.to_owned());
+        if self.known.len() >= KNOWN_MAX && !self.known.contains_key(&key) {
+            let oldest = self.known.iter().min_by_key(|(_, trouble)| trouble.said).map(|(key, _)| key.clone());
+            oldest.and_then(|oldest| self.known.remove(&oldest));
+        }
+        let count = match self.known.get_mut(&key) {
+            Some(trouble) if now.saturating_duration_since(trouble.said) < AGAIN => {
+                trouble.unsaid += 1;
+                why.clone_into(&mut trouble.why);
+                return None;
+            }
+            Some(trouble) => trouble.unsaid + 1,
+            None => 1,
+        };
+        self.known.insert(key, Trouble { why: why.to_owned(), said: now, unsaid: 0, is_over: false });
+        match kind {
+            NoticeKind::Transfer => {
+                warn!(
+                    peer = subject,
+                    why, count, "a transfer of KV from another worker failed: what is missing is computed"
+                );
+            }
+            NoticeKind::Tier => warn!(tier = subject, why, count, "a KV tier is off; it is tried again"),
+        }
+        Some(Notice { kind: kind as i32, subject: subject.to_owned(), why: why.to_owned(), count })
+    }
+
+    /// It works. What gateways are to be told, if it did not before.
+    pub(crate) fn works(&mut self, kind: NoticeKind, subject: &str) -> Option<Notice> {
+        if self.known.is_empty() {
+            return None;
+        }
+        let trouble = self.known.get_mut(&(kind, subject.to_owned())).filter(|trouble| !trouble.is_over)?;
+        trouble.is_over = true;
+        match kind {
+            NoticeKind::Transfer => info!(peer = subject, "transfers of KV from another worker work again"),
+            NoticeKind::Tier => info!(tier = subject, "a KV tier is used again"),
+        }
+        Some(Notice { kind: kind as i32, subject: subject.to_owned(), ..Notice::default() })
+    }
+
+    /// Those that go on, for a gateway that comes now.
+    pub(crate) fn current(&self) -> Vec<Notice> {
+        let known = self.known.iter().filter(|(_, trouble)| !trouble.is_over);
+        let notice = |((kind, subject), trouble): (&(NoticeKind, String), &Trouble)| Notice {
+            kind: *kind as i32,
+            subject: subject.clone(),
+            why: trouble.why.clone(),
+            count: trouble.unsaid + 1,
+        };
+        known.map(notice).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: &str = "tcp://localhost:7";
+
+    #[test]
+    fn a_trouble_is_said_when_it_begins_and_ends_and_seldom_between() {
+        let (mut troubles, began) = (Troubles::default(), Instant::now());
+        let fails = |troubles: &mut Troubles, seconds: u64| {
+            let now = began + Duration::from_secs(seconds);
+            troubles.happened(NoticeKind::Transfer, PEER, "refused", now).map(|notice| notice.count)
+        };
+        assert_eq!(troubles.works(NoticeKind::Transfer, PEER), None, "it always did");
+        assert_eq!(fails(&mut troubles, 0), Some(1));
+        assert_eq!([1, 2, 59].map(|at| fails(&mut troubles, at)), [None; 3]);
+        assert_eq!(troubles.current()[0].count, 4, "a gateway that comes now is told");
+        assert_eq!(fails(&mut troubles, 60), Some(4));
+        assert_eq!(troubles.works(NoticeKind::Tier, PEER), None);
+        let over = troubles.works(NoticeKind::Transfer, PEER).expect("it is over");
+        assert_eq!((over.why.as_str(), over.subject.as_str(), troubles.current().len()), ("", PEER, 0));
+        assert_eq!(troubles.works(NoticeKind::Transfer, PEER), None, "that was said");
+        // One that comes and goes is no reason to say so each time.
+        assert_eq!((fails(&mut troubles, 61), fails(&mut troubles, 121)), (None, Some(2)));
+    }
+
+    #[test]
+    fn no_more_troubles_are_remembered_than_there_is_room_for() {
+        let (mut troubles, began) = (Troubles::default(), Instant::now());
+        for n in 0..=KNOWN_MAX as u64 {
+            let said = troubles.happened(NoticeKind::Transfer, &n.to_string(), "x", began + Duration::from_millis(n));
+            assert!(said.is_some());
+        }
+        assert_eq!(troubles.current().len(), KNOWN_MAX);
+        assert!(troubles.current().iter().all(|notice| notice.subject != "0"), "the oldest is forgotten");
+    }
+}
