@@ -198,7 +198,7 @@ def test_bodies_of_another_type_are_refused(gateway):
     assert post(gateway, b"\x1f\x8b", **{"content-encoding": "gzip"}).status_code in (400, 415)
 
 
-POST = "POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+POST = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 RAW_FAULTS = {
     "two lengths": f"{POST}Content-Length: 2\r\nContent-Length: 3\r\n\r\n{{}}",
     "length and chunked": f"{POST}Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -206,15 +206,15 @@ RAW_FAULTS = {
     "no host": "GET /v1/models HTTP/1.1\r\n\r\n",
     "two hosts": "GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     "bad host": "GET /v1/models HTTP/1.1\r\nHost: a b\r\n\r\n",
-    "folded header": "GET /v1/models HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n",
+    "folded header": "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nA: b\r\n c\r\n\r\n",
     "space before colon": "GET /v1/models HTTP/1.1\r\nHost : x\r\n\r\n",
-    "control byte": "GET /v1/models HTTP/1.1\r\nHost: x\r\nA: b\x00c\r\n\r\n",
-    "target with control byte": "GET /v1/mo\x01dels HTTP/1.1\r\nHost: x\r\n\r\n",
-    "relative target": "GET v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+    "control byte": "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nA: b\x00c\r\n\r\n",
+    "target with control byte": "GET /v1/mo\x01dels HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "relative target": "GET v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "negative length": f"{POST}Content-Length: -1\r\n\r\n",
-    "trace": "TRACE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
+    "trace": "TRACE /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "connect": "CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n",
-    "endless head": "GET /v1/models HTTP/1.1\r\nHost: x\r\n" + "A: b\r\n" * 60_000 + "\r\n",
+    "endless head": "GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + "A: b\r\n" * 60_000 + "\r\n",
     "no http": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
 }
 

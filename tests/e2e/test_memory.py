@@ -25,7 +25,7 @@ def open_streams(port: int, count: int) -> list[socket.socket]:
     """Streams whose head has come and of which nothing more is read."""
     asked = {"model": "penstock-demo", "messages": user("Count from 1 to 30."), "stream": True, "max_tokens": 4000}
     body = json.dumps(asked | {"ignore_eos": True})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     clients = []
     for _ in range(count):
         client = socket.create_connection(("127.0.0.1", port), timeout=60)

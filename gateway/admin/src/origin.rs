@@ -5,11 +5,10 @@
 //! are accepted, and names only if the config lists them. A page of another site sends its `Origin`, and browsers say
 //! `Sec-Fetch-Site`.
 
-use std::net::IpAddr;
-
 use http::request::Parts;
 use http::{HeaderMap, header};
 use penstock_proxy::config::AdminConfig;
+use penstock_proxy::web::is_own_host;
 
 /// Why a request is not listened to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +22,7 @@ pub(crate) fn check(parts: &Parts, known: &AdminConfig) -> Result<(), Stranger> 
     let host = one(&parts.headers, header::HOST).filter(|host| !host.is_empty()).ok_or(Stranger::Host)?;
     let host = host.to_ascii_lowercase();
     let is_named_alike = parts.uri.authority().is_none_or(|authority| authority.as_str().eq_ignore_ascii_case(&host));
-    if !is_named_alike || !is_ours(&host, known) {
+    if !is_named_alike || !is_own_host(&host, &known.hosts) {
         return Err(Stranger::Host);
     }
     if is_own_page(&parts.headers, &host, known) { Ok(()) } else { Err(Stranger::Origin) }
@@ -34,14 +33,6 @@ fn one(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     let mut all = headers.get_all(name).iter();
     let (Some(value), None) = (all.next(), all.next()) else { return None };
     value.to_str().ok()
-}
-
-fn is_ours(host: &str, known: &AdminConfig) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').map_or("", |(address, _)| address),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    name == "localhost" || name.parse::<IpAddr>().is_ok() || known.hosts.iter().any(|have| have == name)
 }
 
 fn is_own_page(headers: &HeaderMap, host: &str, known: &AdminConfig) -> bool {

@@ -27,6 +27,7 @@ use crate::serving::Serving;
 use crate::telemetry::Trace;
 use crate::trail::Trail;
 use crate::upstream::Asker;
+use crate::web::Content;
 
 /// Parts of a form: an edit of images can have many.
 const PARTS_MAX: usize = 64;
@@ -68,9 +69,13 @@ pub(crate) async fn serve(
     path: &str,
     principal: &Principal,
 ) -> Result<(), End> {
-    let headers = std::mem::take(&mut exchange.head.headers);
+    let mut headers = std::mem::take(&mut exchange.head.headers);
     let body = exchange.read_body(&gateway.bodies).await?;
     let (model, at) = named(&headers, &body)?;
+    if at.1 {
+        // Whatever it was called: it has been read as JSON.
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    }
     let entry = serving.entry(&model, principal)?;
     trail.model = Some(entry.name.to_string());
     trail.live.iter().for_each(|live| live.asks(&entry.name, false));
@@ -110,9 +115,9 @@ fn closed(held: Option<Reservation>, ended: Result<(), End>) -> Result<(), End> 
 /// The model that a JSON body or a form names, and where.
 fn named(headers: &HeaderMap, body: &Body) -> Result<(String, (Range<usize>, bool)), Failure> {
     let missing = || ApiError::invalid("model", "model: required, but missing");
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("application/json");
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let Some(boundary) = multipart::boundary(kind) else {
-        if !kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json") {
+        if !Content::of(headers).is_json() {
             let message = "The body must be JSON or multipart/form-data.";
             return Err(Failure::new(ErrorKind::UnsupportedMedia, message));
         }

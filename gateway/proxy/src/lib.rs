@@ -46,6 +46,7 @@ mod trail;
 pub mod untrusted;
 pub mod upgrade;
 pub mod upstream;
+pub mod web;
 mod whole;
 
 pub use error::Failure;

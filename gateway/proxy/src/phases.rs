@@ -3,13 +3,14 @@
 use std::panic::AssertUnwindSafe;
 use std::task::Poll;
 
+use bytes::Bytes;
 use http::HeaderMap;
 use penstock_dialects::{ApiError, Bounds};
 use penstock_proto::ErrorKind;
 
 use crate::admit;
 use crate::answer::Answer;
-use crate::auth::Principal;
+use crate::auth::{self, Principal};
 use crate::call::Call;
 use crate::config::Snapshot;
 use crate::error::Failure;
@@ -26,6 +27,7 @@ use crate::stored;
 use crate::telemetry::Metric;
 use crate::trail::Trail;
 use crate::upstream::Origin;
+use crate::web::{self, Content};
 
 /// Why a request ended before its answer did.
 #[derive(Debug)]
@@ -62,9 +64,16 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     let serving = gateway.serving();
     let config = &serving.config;
     exchange.dialect = route::dialect(&exchange.head.target, &exchange.head.headers);
+    let is_open = gateway.guard.is_open(&serving.identity);
+    if visitor(gateway, config, exchange, trail, is_open).await? {
+        return Ok(());
+    }
     let route = Route::parse(&exchange.head.method, &exchange.head.target)?;
     trail.route = route.label();
+    let page = web::page(&exchange.head.headers, &config.hosts, &config.cors);
     let principal = gateway.guard.admit(&serving.identity, &route, exchange).await?;
+    web::check(&route, &exchange.head, page, || is_open || !auth::has_credential(&exchange.head))
+        .inspect_err(|_| gateway.metrics.count(Metric::PagesRefused, &[("reason", "origin")]))?;
     trail.key.clone_from(&principal.key);
     serving.idempotency.separate(principal.tenant(), &mut exchange.head.headers);
     listed(gateway, exchange, trail, &principal);
@@ -105,6 +114,28 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.facts = Some(events.facts());
     trail.course = events.course();
     ended
+}
+
+/// Tells browsers what they ask: every answer says which pages may read it, and a preflight is answered here (true). Where nobody needs a
+/// credential, `Host` must name this gateway. Clients of a Unix socket are no browsers, and call the gateway what they like.
+async fn visitor(
+    gateway: &Gateway,
+    config: &Snapshot,
+    exchange: &mut Exchange,
+    trail: &mut Trail,
+    is_open: bool,
+) -> Result<bool, End> {
+    let refused = |reason| gateway.metrics.count(Metric::PagesRefused, &[("reason", reason)]);
+    if is_open && exchange.peer().is_some() && !web::is_addressed(&exchange.head.headers, &config.hosts) {
+        refused("host");
+        return Err(web::misdirected().into());
+    }
+    exchange.says_also(web::fields(&exchange.head.headers, &config.cors));
+    let Some(preflight) = web::preflight(&exchange.head, &config.cors) else { return Ok(false) };
+    let preflight = preflight.inspect_err(|_| refused("preflight"))?;
+    trail.route = preflight.label;
+    exchange.respond(204, &preflight.fields, Bytes::new()).await?;
+    Ok(true)
 }
 
 /// Serves one request; whatever happens, the exchange has ended and the trail is written afterwards.
@@ -170,12 +201,7 @@ pub(crate) async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
 
 /// Checks that the body is JSON as it is, and reads it.
 pub(crate) async fn read_body(gateway: &Gateway, exchange: &mut Exchange, headers: &HeaderMap) -> Result<Body, End> {
-    let json = headers.get(http::header::CONTENT_TYPE).is_none_or(|value| {
-        let kind = value.as_bytes().split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
-        kind.eq_ignore_ascii_case(b"application/json")
-            || (kind.len() > 5 && kind[kind.len() - 5..].eq_ignore_ascii_case(b"+json"))
-    });
-    if !json {
+    if !Content::of(headers).is_json() {
         let message = "The body must be JSON: send \"Content-Type: application/json\".";
         return Err(Failure::new(ErrorKind::UnsupportedMedia, message).into());
     }

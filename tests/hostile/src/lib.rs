@@ -80,6 +80,8 @@ impl Server {
             Overrides { listen: Some("127.0.0.1:0".into()), access_log: Some("off".into()), ..Overrides::default() };
         let config = config::load(Some(("test.toml", config_text)), &overrides, &|name| Some(format!("secret-{name}")));
         let mut config = config.expect("a valid config");
+        // The name in the requests of `raw`.
+        config.hosts.push("a".into());
         server::reserve(&mut config).expect("a free port");
         let puppet = Arc::new(Puppet::default());
         let log = AccessLog::open(&config.access_log).expect("an access log");

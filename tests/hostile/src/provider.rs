@@ -210,6 +210,8 @@ impl Front {
             _ => None,
         };
         let mut config = config::load(Some(("test.toml", config_text)), &overrides, &env).expect("a valid config");
+        // The name in the requests of `raw`.
+        config.hosts.push("a".into());
         server::reserve(&mut config).expect("a free port");
         let log = AccessLog::open(&config.access_log).expect("an access log");
         let providers = provider::all(&config).expect("providers");

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use http::HeaderMap;
 use ipnet::IpNet;
 
+use crate::http::Head;
 use crate::route::query_keys;
 
 /// Longest credential that is looked at; tokens with many groups reach some kilobytes.
@@ -37,6 +38,11 @@ pub(super) fn given(target: &str, headers: &HeaderMap) -> Given {
         (Some(key), None) if !key.is_empty() && key.len() <= CREDENTIAL_BYTES_MAX => Given::One(key),
         _ => Given::Unusable,
     }
+}
+
+/// True if a request carries something that is meant as a credential: a page must know it to send it. A certificate is none.
+pub(crate) fn has_credential(head: &Head) -> bool {
+    given(&head.target, &head.headers) != Given::None
 }
 
 /// Where a request comes from: the peer, unless that is a proxy which the config trusts; then the last address in `X-Forwarded-For`

@@ -27,6 +27,7 @@ mod standing;
 mod throttle;
 
 pub(crate) use check::{check_address, check_credential, check_key_set, check_token};
+pub(crate) use credential::has_credential;
 pub use desk::{Desk, DeskError, GRACE_MAX, Issued, NewKey, check_scope};
 pub use follow::start;
 pub use guard::Guard;

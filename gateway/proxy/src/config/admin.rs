@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use super::Overrides;
 use super::identity::digest;
 use super::raw::{Document, Reader};
+use super::web::{hosts, origin_fault};
 
 /// Where the admin API listens if nobody says.
 pub const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
@@ -109,20 +110,11 @@ pub(super) fn read(
             None => table.fault("listen", message),
         }
     }
-    let origins = table.texts("origins");
+    let origins: Vec<_> = table.texts("origins").into_iter().map(|origin| origin.to_ascii_lowercase()).collect();
     for origin in &origins {
-        let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
-        if rest.is_none_or(|rest| rest.is_empty() || rest.contains('/')) {
-            table.fault("origins", format!("{origin:?} is no origin, as https://console.example"));
-        }
+        origin_fault(origin).into_iter().for_each(|fault| table.fault("origins", fault));
     }
-    AdminConfig {
-        listen,
-        unix: table.text("unix").map(PathBuf::from),
-        hosts: table.texts("hosts").into_iter().map(|host| host.to_ascii_lowercase()).collect(),
-        origins: origins.into_iter().map(|origin| origin.to_ascii_lowercase()).collect(),
-        keys,
-    }
+    AdminConfig { listen, unix: table.text("unix").map(PathBuf::from), hosts: hosts(&table), origins, keys }
 }
 
 fn listen(document: &Document<'_>, table: &Reader<'_, '_>, overrides: &Overrides) -> AdminListen {

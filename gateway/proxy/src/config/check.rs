@@ -78,6 +78,7 @@ pub fn load(
     };
     models::check(&document, &snapshot.models, &known, &snapshot.prices);
     super::limits::check(&document, &snapshot);
+    super::web::check(&document, &snapshot);
     document.finish().map(|()| snapshot)
 }
 
@@ -100,6 +101,8 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
     Snapshot {
         listen,
         unix,
+        hosts: super::web::hosts(&server),
+        cors: super::web::cors(document),
         tls,
         state_dir: server
             .text("state_dir")

@@ -43,6 +43,7 @@ const fn table(name: &'static str, many: bool, doc: &'static str) -> Table {
 pub const TABLES: &[Table] = &[
     table("server", false, "Listeners and the limits of what clients may do."),
     table("server.tls", false, "TLS of the TCP listener; off without a certificate."),
+    table("cors", false, "Web pages of other origins that may use the gateway from a browser (CORS). None without it. docs/reference/http.md"),
     table("admin", false, "The admin API, on a listener of its own. docs/reference/admin.md"),
     table("admin_keys", true, "A key of the admin API. Without any, one is made at the first start and kept in server.state_dir, for this machine alone."),
     table("stream", false, "How streamed answers are sent."),
@@ -68,6 +69,7 @@ pub const TABLES: &[Table] = &[
 pub const KEYS: &[Key] = &[
     key("server", "listen", "\"127.0.0.1:8080\"", "Address and port for HTTP/1.1 and HTTP/2 (on one port; without TLS, HTTP/2 with prior knowledge)."),
     optional("server", "unix", "\"/run/penstock/http.sock\"", "Also listen on this Unix socket."),
+    key("server", "hosts", "[]", "Names in the Host header that are accepted where no credential is needed, besides addresses and localhost; *.example stands for every name below example."),
     optional("server", "state_dir", "\"/var/lib/penstock\"", "Sockets, leases and logs of local workers. Default: penstock in $XDG_STATE_HOME or ~/.local/state."),
     key("server", "threads", "0", "Threads for connections. 0: one per core, at most 4."),
     key("server", "connections_max", "16384", "Client connections at once; more are answered 503."),
@@ -90,6 +92,8 @@ pub const KEYS: &[Key] = &[
     key("server", "upgrade_grace_ms", "3600000", "After an upgrade, answers that the old process began may take this long there."),
     optional("server.tls", "certificate", "\"/etc/penstock/cert.pem\"", "Certificate chain (PEM). With it the TCP listener speaks TLS 1.2 and 1.3, with ALPN for HTTP/2, and nothing else."),
     optional("server.tls", "key", "\"/etc/penstock/key.pem\"", "Private key (PEM) of the certificate."),
+    key("cors", "origins", "[]", "Origins, as https://app.example or http://localhost:3000, compared exactly. \"*\": every one, only where everybody needs a credential."),
+    key("cors", "max_age_seconds", "600", "How long a browser may remember what a preflight was told."),
     optional("admin", "listen", "\"127.0.0.1:8081\"", "Address and port of the admin API; \"off\": none. Beyond loopback it needs [[admin_keys]]. Default: 127.0.0.1:8081, or a free port where that is taken (penstock admin finds it)."),
     optional("admin", "unix", "\"/run/penstock/admin.sock\"", "Also serve it on this Unix socket, which only this user can open."),
     key("admin", "hosts", "[]", "Names in the Host header that are accepted, besides addresses and localhost."),

@@ -18,6 +18,7 @@ mod replicas;
 mod snapshot;
 mod store;
 mod telemetry;
+mod web;
 
 pub use admin::{ADMIN_LISTEN, AdminConfig, AdminKey, AdminListen, Role};
 pub use check::{DEMO_MODEL, Overrides, load};
@@ -31,6 +32,7 @@ pub use snapshot::{
     TlsFiles, WaitConfig,
 };
 pub use telemetry::{OtlpConfig, TelemetryConfig};
+pub use web::CorsConfig;
 
 use std::fmt;
 

@@ -12,6 +12,7 @@ use super::admin::AdminConfig;
 use super::plugins::PluginConfig;
 use super::providers::{ProviderConfig, Secret};
 use super::telemetry::TelemetryConfig;
+use super::web::CorsConfig;
 use crate::auth::{AuthConfig, Key, Team};
 use crate::http::HttpLimits;
 use crate::pool::Follow;
@@ -25,6 +26,10 @@ pub struct Snapshot {
     pub listen: SocketAddr,
     /// Unix listener.
     pub unix: Option<PathBuf>,
+    /// Names in `Host` besides addresses and `localhost`, where no credential is needed.
+    pub hosts: Vec<String>,
+    /// Which pages of other origins may use it.
+    pub cors: CorsConfig,
     /// TLS of the TCP listener.
     pub tls: Option<TlsFiles>,
     /// Sockets, leases and logs of local workers; `None`: the user's default.

@@ -102,6 +102,7 @@ pub struct Exchange {
     pub dialect: Dialect,
     side: Side,
     body_read: bool,
+    also: Vec<Field>,
     keep_alive: bool,
     sent: Sent,
     status: u16,
@@ -139,6 +140,7 @@ impl Exchange {
             request_id: request_id(&head.headers),
             body_read: head.framing == Framing::None,
             keep_alive: keep_alive && head.keep_alive,
+            also: Vec::new(),
             head,
             started: Instant::now(),
             protocol,
@@ -192,6 +194,11 @@ impl Exchange {
     /// Notes where the request comes from.
     pub(crate) fn set_client(&mut self, address: Option<IpAddr>) {
         self.client = address;
+    }
+
+    /// Fields that the answer has whatever it turns out to be.
+    pub(crate) fn says_also(&mut self, fields: Vec<Field>) {
+        self.also = fields;
     }
 
     /// Reads the whole body.
@@ -252,6 +259,13 @@ impl Exchange {
         if self.sent != Sent::Nothing {
             return Err(Gone);
         }
+        let both;
+        let headers = if self.also.is_empty() {
+            headers
+        } else {
+            both = [headers, &self.also].concat();
+            &both
+        };
         let mut digits = [0; 20];
         let millis = decimal(self.started.elapsed().as_millis() as u64, &mut digits);
         let id = self.request_id.as_bytes();
@@ -433,7 +447,7 @@ fn h2_head(
     for (name, value) in own {
         head.insert_header(HeaderName::from_bytes(name.as_bytes()).unwrap_or(header::VIA), *value)?;
     }
-    if let Some(length) = length {
+    if let Some(length) = length.filter(|_| status != StatusCode::NO_CONTENT) {
         head.insert_header(header::CONTENT_LENGTH, length)?;
     }
     Ok(Box::new(head))

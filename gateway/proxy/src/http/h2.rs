@@ -137,12 +137,7 @@ fn head(session: &HttpSession) -> Result<Head, HeadFault> {
     if matches!(request.method, http::Method::CONNECT | http::Method::TRACE) {
         return Err(HeadFault { status: 501, message: "CONNECT and TRACE are not served" });
     }
-    if let Some(authority) = request.uri.authority() {
-        checked_host(authority.as_str().as_bytes())?;
-    }
-    for host in request.headers.get_all(header::HOST) {
-        checked_host(host.as_bytes())?;
-    }
+    let headers = with_host(request)?;
     let mut lengths = request.headers.get_all(header::CONTENT_LENGTH).iter();
     let framing = match (lengths.next(), lengths.next()) {
         (None, _) => Framing::None,
@@ -162,8 +157,27 @@ fn head(session: &HttpSession) -> Result<Head, HeadFault> {
         keep_alive: true,
         expect_continue: false,
         upgrade: false,
-        headers: request.headers.clone(),
+        headers,
     })
+}
+
+/// The fields of a request, with `:authority` as their `Host`: whoever looks for a host finds the one that there is (RFC 9113, 8.3.1).
+fn with_host(request: &http::request::Parts) -> Result<http::HeaderMap, HeadFault> {
+    let mut headers = request.headers.clone();
+    let mut hosts = request.headers.get_all(header::HOST).iter();
+    let host = hosts.next().map(|host| checked_host(host.as_bytes())).transpose()?;
+    if hosts.next().is_some() {
+        return Err(HeadFault { status: 400, message: "more than one Host header" });
+    }
+    let Some(authority) = request.uri.authority() else { return Ok(headers) };
+    let authority = checked_host(authority.as_str().as_bytes())?;
+    if host.is_some_and(|host| !host.eq_ignore_ascii_case(authority)) {
+        return Err(HeadFault { status: 400, message: ":authority and Host disagree" });
+    }
+    if let Ok(value) = http::HeaderValue::from_str(authority) {
+        headers.insert(header::HOST, value);
+    }
+    Ok(headers)
 }
 
 /// Streams being served on one connection.

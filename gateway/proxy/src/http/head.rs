@@ -125,7 +125,12 @@ pub fn parse(head: &[u8]) -> Result<Head, HeadFault> {
     if matches!(method, http::Method::CONNECT | http::Method::TRACE) {
         return Err(fault(501, "CONNECT and TRACE are not served"));
     }
-    let target = origin_form(target, &method, host(&headers, http10)?)?;
+    let host = host(&headers, http10)?;
+    let named = if host.is_none() { authority(target) } else { None };
+    let target = origin_form(target, &method, host)?;
+    if let Some(named) = named.and_then(|named| http::HeaderValue::from_str(named).ok()) {
+        headers.insert(http::header::HOST, named);
+    }
     let framing = framing(&headers, http10)?;
     let upgrade = upgrade(&headers, &method, http10, framing)?;
     let expect_continue = expect(&headers, http10)?;
@@ -206,6 +211,12 @@ fn origin_form(target: &str, method: &http::Method, host: Option<&str>) -> Resul
         return Err(bad("the request target and Host disagree"));
     }
     Ok(if path.starts_with('/') { path.to_owned() } else { format!("/{path}") })
+}
+
+/// The authority of a target in absolute form: the host of a request of HTTP/1.0 that has no Host.
+fn authority(target: &str) -> Option<&str> {
+    let (_, rest) = target.split_once("://").filter(|_| !target.starts_with('/'))?;
+    rest.split(['/', '?']).next()
 }
 
 /// `field-name ":" OWS field-value OWS`, no folding.

@@ -138,7 +138,7 @@ async fn what_is_no_json_is_refused() {
         client.send(raw::post("/v1/chat/completions", body)).await;
         assert_eq!(client.answer().await.status, status, "{:?}", &body[..body.len().min(20)]);
     }
-    let typed = raw::chat("say 1", false).replace("application/json", "text/plain");
+    let typed = raw::chat("say 1", false).replace("application/json", "text/html");
     assert_eq!(raw::send(server.address, typed).await.status, 415);
     let coded = raw::chat("say 1", false).replace("Content-Type:", "Content-Encoding: gzip\r\nContent-Type:");
     assert_eq!(raw::send(server.address, coded).await.status, 415);

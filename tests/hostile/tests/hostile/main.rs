@@ -3,5 +3,6 @@
 mod answers;
 mod http1;
 mod http2;
+mod pages;
 mod slow;
 mod upgrade;

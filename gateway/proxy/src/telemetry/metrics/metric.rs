@@ -15,6 +15,8 @@ pub enum Metric {
     Requests,
     /// Connections refused for a malformed head, by status.
     MalformedHeads,
+    /// Requests that a web page may not send, by `reason`.
+    PagesRefused,
     /// Clients that left before their answer ended.
     ClientsGone,
     /// Panics caught in a handler.
@@ -83,13 +85,14 @@ const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    pub(super) const ALL: [Metric; 29] = [
+    pub(super) const ALL: [Metric; 30] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
         Metric::TokenUsage,
         Metric::Requests,
         Metric::MalformedHeads,
+        Metric::PagesRefused,
         Metric::ClientsGone,
         Metric::Panics,
         Metric::Attempts,
@@ -145,6 +148,11 @@ impl Metric {
             Metric::MalformedHeads => {
                 ("penstock_malformed_heads_total", Kind::Counter, "Connections closed for an invalid request head.")
             }
+            Metric::PagesRefused => (
+                "penstock_pages_refused_total",
+                Kind::Counter,
+                "Requests that a web page may not send here, by reason: host, origin, preflight.",
+            ),
             Metric::ClientsGone => {
                 ("penstock_clients_gone_total", Kind::Counter, "Clients that left before their answer ended.")
             }
