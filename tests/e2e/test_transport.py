@@ -1,9 +1,12 @@
 """HTTP/2 with and without TLS, keep-alive, and clients that are slow."""
 
+import contextlib
+import resource
 import socket
 import ssl
 import subprocess
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -68,6 +71,7 @@ class SecureGateway:
 
     def __init__(self, folder, certificate, config):
         self.inner = Gateway(folder, config=config)
+        self.certificate = certificate
         self.url = self.inner.url.replace("http:", "https:")
         self.context = ssl.create_default_context(cafile=certificate)
 
@@ -118,3 +122,42 @@ def test_slow_heads_are_cut(gateway):
                 assert time.monotonic() - started < 30, "a slow head holds its connection"
             except ConnectionError:
                 break
+
+
+def test_silent_connections_give_way(tmp_path):
+    """As many as there are places, and more: whoever asks for something is served, with a limit that the gateway raised itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = min(256, hard)
+    with contextlib.ExitStack() as held:
+        gateway = Gateway(tmp_path, config="[server]\nconnections_max = 64\n")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+        try:
+            gateway.start(ready=False)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        held.callback(gateway.stop)
+        wait_until(gateway._is_ready, "it serves", START_SECONDS)
+        limits = (Path("/proc") / str(gateway.process.pid) / "limits").read_text()
+        row = next(line for line in limits.splitlines() if line.startswith("Max open files"))
+        assert row.split()[3] == row.split()[4], "the soft limit is the hard one"
+        for _ in range(200):
+            silent = held.enter_context(socket.create_connection(("127.0.0.1", gateway.port), timeout=30))
+            silent.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert silent.recv(12) == b"HTTP/1.1 200"
+        assert httpx.get(f"{gateway.url}/v1/models", timeout=60).status_code == 200
+        assert gateway.metric("penstock_connections_refused_total") >= 100
+
+
+def test_silence_before_a_handshake_gives_way(secure, tmp_path):
+    config = secure.inner.config + "[server]\nconnections_max = 8\n"
+    gateway = SecureGateway(tmp_path / "gateway", secure.certificate, config)
+    gateway.start()
+    try:
+        with contextlib.ExitStack() as held:
+            for _ in range(60):
+                held.enter_context(socket.create_connection(("127.0.0.1", gateway.inner.port), timeout=30))
+            for _ in range(3):
+                with httpx.Client(verify=gateway.context, timeout=60) as session:
+                    assert session.get(f"{gateway.url}/v1/models").status_code == 200
+    finally:
+        gateway.stop()

@@ -140,15 +140,21 @@ fn authenticated(admin: &State, keys: &[AdminKey], parts: &Parts, peer: Option<I
     let message = "An admin key is needed: send it as \"Authorization: Bearer KEY\".";
     let given = credential(&parts.headers).ok_or_else(|| ApiError::unauthorized(message))?;
     let now = Instant::now();
+    let found = admin.keys.find(keys, given);
+    if let Some(found) = found.as_ref().filter(|found| found.is_proven) {
+        return Ok(found.caller.clone());
+    }
     if !admin.throttle.admits(peer, now) {
         let message = "Too many wrong keys came from this address.";
         let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, Code::TooManyRequests, message);
         return Err(ApiError { retry_after: Some(1), ..error }.into());
     }
-    admin.keys.find(keys, given).ok_or_else(|| Refused {
+    let found = found.ok_or_else(|| Refused {
         is_noted: admin.throttle.wrong(peer, now),
         ..ApiError::unauthorized("This is no key of the admin API.").into()
-    })
+    })?;
+    admin.keys.proven(&found);
+    Ok(found.caller)
 }
 
 /// Reads the body and lets the route answer.

@@ -1,10 +1,11 @@
 //! The keys of the admin API: those of the config, or one that was made for this machine.
 
+use std::collections::HashSet;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -29,16 +30,30 @@ pub(crate) struct Caller {
     pub(crate) role: Role,
 }
 
+/// A key that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// Whose it is.
+    pub(crate) caller: Caller,
+    /// It has been used before, or nobody could guess it: guesses of others do not keep it out.
+    pub(crate) is_proven: bool,
+    digest: [u8; 32],
+}
+
+/// Keys that are remembered as used: far more than a config has.
+const PROVEN_MAX: usize = 1024;
+
 /// The key of this machine, which counts while the config has none.
 pub(crate) struct AdminKeys {
     state_dir: PathBuf,
     local: OnceLock<AdminKey>,
+    proven: Mutex<HashSet<[u8; 32]>>,
 }
 
 impl AdminKeys {
     /// Without configured keys the one of the state directory is read, or made.
     pub(crate) fn open(configured: &[AdminKey], state_dir: &Path) -> io::Result<Self> {
-        let keys = Self { state_dir: state_dir.to_owned(), local: OnceLock::new() };
+        let keys = Self { state_dir: state_dir.to_owned(), local: OnceLock::new(), proven: Mutex::default() };
         if configured.is_empty() {
             keys.local()?;
         }
@@ -55,7 +70,7 @@ impl AdminKeys {
 
     /// Whose credential a request carries, among the `configured` keys or, without any, the machine's. Every key is compared, each in
     /// constant time.
-    pub(crate) fn find(&self, configured: &[AdminKey], given: &[u8]) -> Option<Caller> {
+    pub(crate) fn find(&self, configured: &[AdminKey], given: &[u8]) -> Option<Found> {
         if given.len() > KEY_BYTES_MAX {
             return None;
         }
@@ -68,7 +83,20 @@ impl AdminKeys {
                 found = Some(key);
             }
         }
-        found.map(|key| Caller { key: key.id.clone(), role: key.role })
+        let key = found?;
+        let is_local = configured.is_empty();
+        let is_proven = is_local || self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(&digest);
+        Some(Found { caller: Caller { key: key.id.clone(), role: key.role }, is_proven, digest })
+    }
+
+    /// Notes that a key was used.
+    pub(crate) fn proven(&self, found: &Found) {
+        let mut proven = self.proven.lock().unwrap_or_else(PoisonError::into_inner);
+        if proven.len() >= PROVEN_MAX {
+            // Of configs that are gone, most of them.
+            proven.clear();
+        }
+        proven.insert(found.digest);
     }
 }
 
@@ -127,8 +155,9 @@ mod tests {
         assert_eq!(fs::metadata(&path).expect("it is there").permissions().mode() & 0o777, 0o600);
         let key = fs::read_to_string(&path).expect("text").trim().to_owned();
         let owner = Caller { key: LOCAL_KEY.into(), role: Role::Owner };
-        assert_eq!(keys.find(&[], key.as_bytes()), Some(owner.clone()));
-        assert_eq!(AdminKeys::open(&[], &dir).expect("it is read").find(&[], key.as_bytes()), Some(owner));
+        let found = |keys: &AdminKeys| keys.find(&[], key.as_bytes()).map(|found| (found.caller, found.is_proven));
+        assert_eq!(found(&keys), Some((owner.clone(), true)));
+        assert_eq!(found(&AdminKeys::open(&[], &dir).expect("it is read")), Some((owner, true)));
         assert_eq!(keys.find(&[], b"psa_wrong"), None);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("it is ours");
         assert!(AdminKeys::open(&[], &dir).is_err(), "others may read it");
@@ -140,7 +169,10 @@ mod tests {
         let key = AdminKey { id: "ops".into(), digest: Sha256::digest("k").into(), role: Role::Viewer };
         let configured = [key];
         let keys = AdminKeys::open(&configured, Path::new("/nonexistent")).expect("nothing is made");
-        assert_eq!(keys.find(&configured, b"k").map(|caller| caller.role), Some(Role::Viewer));
+        let found = keys.find(&configured, b"k").expect("it is known");
+        assert_eq!((found.caller.role, found.is_proven), (Role::Viewer, false));
+        keys.proven(&found);
+        assert!(keys.find(&configured, b"k").is_some_and(|found| found.is_proven), "used before");
         assert_eq!((keys.find(&configured, b""), keys.find(&configured, &[b'k'; 600])), (None, None));
         assert_eq!(keys.find(&[], b"k"), None, "the last one is gone, and the machine's cannot be made");
     }

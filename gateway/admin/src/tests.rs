@@ -260,9 +260,13 @@ fn other_sites_and_rebound_names_are_refused() {
 #[test]
 fn guessing_is_slowed_down() {
     let api = Api::start();
-    let guess = || api.ask("GET", "/admin/v1/status", &["authorization: Bearer psa_guess"], "");
-    let refused = (0..60).map(|_| guess()).find(|(status, ..)| *status == 429).expect("slowed down");
+    let with = |key: &str| api.ask("GET", "/admin/v1/status", &[&format!("authorization: Bearer {key}")], "");
+    assert_eq!(with("owner").0, 200);
+    let refused = (0..60).map(|_| with("psa_guess")).find(|(status, ..)| *status == 429).expect("slowed down");
     assert!(refused.1.contains("retry-after: 1"), "{}", refused.1);
+    assert_eq!(with("owner").0, 200, "a key that has been good is let in");
+    let unused = (0..10).find(|_| with("psa_guess").0 == 429 && with("viewer").0 == 429);
+    assert!(unused.is_some(), "one that nobody has used waits: it could be the next guess");
     assert_eq!(api.ask("GET", "/admin/v1/health", &[], "").0, 200);
 }
 

@@ -1,7 +1,8 @@
 //! Slows down whoever guesses keys: per address, a handful of wrong keys at once and then one a second.
 //!
-//! While an address is slowed down, right keys from there are refused as well: an answer that told them apart would be what the
-//! guesser wants.
+//! While an address is slowed down, keys that have been good before are let in all the same, so that nobody's guesses keep the operator
+//! out. A right key that was never used is refused: an answer that told it apart would be what the guesser wants. The key that a machine
+//! made for itself counts as used: 256 random bits are not guessed.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

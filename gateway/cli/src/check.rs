@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 use clap::Args;
 use penstock_proxy::config::{DeviceChoice, PoolConfig, Snapshot, TargetConfig};
+use penstock_proxy::server::descriptors::{self, Share};
 use penstock_proxy::{auth, fleet, preflight};
 use penstock_worker::inspect::{self, Summary};
 use penstock_worker::{ModelOptions, WorkerError};
@@ -107,9 +108,21 @@ fn show_server(config: &Snapshot) {
     let (keys, issuers) = (config.keys.len(), config.auth.issuers.len());
     let open = if auth::is_open(config) { "; without one while no key is issued" } else { "" };
     println!("  credentials     keys of the config: {keys}; issuers of tokens: {issuers}; issued keys{open}");
+    show_connections(config);
     println!("machine");
     println!("  cores           {cores}");
     println!("  CPU paths       {}", inspect::cpu_paths().join(", "));
+}
+
+/// How many clients can be connected, and what keeps it from being as many as the config says.
+fn show_connections(config: &Snapshot) {
+    let Share { limit, reserved, connections } = descriptors::share(config, descriptors::limit_max());
+    let Some(limit) = limit else { return println!("  connections     {connections}") };
+    let wanted = config.http.connections_max;
+    let fewer = if connections < wanted { format!(", not {wanted} (server.connections_max)") } else { String::new() };
+    println!(
+        "  connections     {connections}{fewer}; of {limit} file descriptors {reserved} are for upstreams, store, workers"
+    );
 }
 
 fn show_model(summary: &Summary, workers: usize) {

@@ -123,6 +123,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let mut config = load(&source, &text)?;
     let mut began = config.clone();
     let log = Arc::new(log::start(&config.log_level)?);
+    server::descriptors::raise();
     let follower = live::follow().context("signals")?;
     let mut taken = match args.upgrade {
         true => Some(upgrade::take_over(&state_dir(&config)?)?),
@@ -146,6 +147,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
         // A worker would say the same, again and again: better once, here.
         check::refuse_early(pool)?;
     }
+    server::descriptors::say(&config);
     let program = std::env::current_exe().context("the path of this program")?;
     let listeners = Arc::new(Listeners::bind(&mut config, program.clone(), taken.as_mut())?);
     let access_log =

@@ -1,5 +1,6 @@
 //! The running gateway: what every request can see.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -14,6 +15,7 @@ use crate::config::Snapshot;
 use crate::governed::Governor;
 use crate::http::connection::{Handler, fault_failure};
 use crate::http::head::HeadFault;
+use crate::http::places::{Bounds, Refused};
 use crate::http::{BodyBudget, Exchange, HttpLimits};
 use crate::live::Marks;
 use crate::live_requests::LiveRequests;
@@ -267,5 +269,22 @@ impl Handler for Gateway {
 
     fn connections(&self, change: i64) {
         self.metrics.connections(change);
+    }
+
+    /// Loopback and trusted proxies stand for many clients, and Unix sockets have no addresses.
+    fn bounds(&self, peer: Option<IpAddr>) -> Bounds {
+        let serving = self.serving.load();
+        let (http, proxies) = (&serving.config.http, &serving.config.auth.trusted_proxies);
+        let peer = peer.map(|peer| peer.to_canonical());
+        let is_client = |peer: &IpAddr| !peer.is_loopback() && !proxies.iter().any(|net| net.contains(peer));
+        let (address_max, address_rate) = match peer.filter(is_client) {
+            Some(_) => (http.address_connections_max, http.address_connections_per_second),
+            None => (0, 0),
+        };
+        Bounds { connections_max: serving.connections_max, address_max, address_rate }
+    }
+
+    fn refused_connection(&self, why: Refused) {
+        self.metrics.count(Metric::ConnectionsRefused, &[("reason", why.name())]);
     }
 }

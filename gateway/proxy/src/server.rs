@@ -5,6 +5,7 @@
 //! with more patience (`drain.rs`).
 
 mod certificate;
+pub mod descriptors;
 mod drain;
 mod listeners;
 
@@ -57,13 +58,11 @@ const BUFFERS: L4BufferSettings = L4BufferSettings { read: Some(0), write: Some(
 
 /// The service with all listeners of the config.
 pub fn service(gateway: Arc<Gateway>, config: &Snapshot) -> Result<Service<App<Gateway>>, ServerError> {
-    let mut listener = ListenerConfig::tcp(config.listen.to_string()).l4_buffer(BUFFERS);
-    if let Some(files) = &config.tls {
-        listener = listener.tls(tls(&gateway, files)?);
-    }
-    let mut service = Service::new("http".into(), App::new(gateway));
+    let acceptor = config.tls.as_ref().map(|files| tls(&gateway, files)).transpose()?;
+    let app = App::new(gateway).with_tls(acceptor.map(TlsSettings::build));
+    let mut service = Service::new("http".into(), app);
     service.threads = Some(config.threads);
-    service.add_listener(listener);
+    service.add_listener(ListenerConfig::tcp(config.listen.to_string()).l4_buffer(BUFFERS));
     if let Some(path) = &config.unix {
         service.add_listener(ListenerConfig::uds(path.display().to_string()).l4_buffer(BUFFERS));
     }

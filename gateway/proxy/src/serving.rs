@@ -16,6 +16,7 @@ use crate::plugins::{Chain, Hub};
 use crate::provider::Provider;
 use crate::relay::Checks;
 use crate::relay::models::{self, Entry, Models, Sources};
+use crate::server::descriptors;
 use crate::telemetry::{Gauge, Metric, Metrics};
 use crate::upstream::{Card, Upstream};
 
@@ -32,6 +33,8 @@ pub struct Serving {
     pub(crate) idempotency: Idempotency,
     /// The limits.
     pub rules: Rules,
+    /// Connections of clients at once, as far as file descriptors go.
+    pub connections_max: usize,
 }
 
 impl Serving {
@@ -50,7 +53,8 @@ impl Serving {
         let identity = Identity::new(&config);
         let plugins = Chain::new(&config, metrics, hub, before.map(|before| &before.plugins));
         let (rules, idempotency) = (Rules::new(&config.limits), Idempotency::new(&config));
-        Self { config, identity, pools, providers, models, plugins, idempotency, rules }
+        let connections_max = descriptors::share(&config, descriptors::limit()).connections;
+        Self { config, identity, pools, providers, models, plugins, idempotency, rules, connections_max }
     }
 
     /// Everything that is listed.

@@ -42,3 +42,4 @@ pub use standing::Standing;
 
 pub(crate) use directory::DEPTH_MAX;
 pub(crate) use principal::DIALECTS;
+pub(crate) use throttle::number as network_of;

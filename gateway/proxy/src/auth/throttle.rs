@@ -80,7 +80,7 @@ impl Throttle {
 }
 
 /// What counts as one address; all of a Unix socket's clients are one.
-fn number(address: Option<IpAddr>) -> u128 {
+pub(crate) fn number(address: Option<IpAddr>) -> u128 {
     match address.map(|address| address.to_canonical()) {
         None => 0,
         Some(IpAddr::V4(address)) => address.to_ipv6_mapped().to_bits(),

@@ -212,6 +212,8 @@ fn http(server: &Reader<'_, '_>) -> HttpLimits {
         body_bytes_max: server.number("body_bytes_max", 1024..=4 * GIB) as usize,
         body_memory_bytes_max: server.number("body_memory_bytes_max", 1024..=1024 * GIB) as usize,
         connections_max: server.number("connections_max", 1..=10_000_000) as usize,
+        address_connections_max: server.number("address_connections_max", 0..=10_000_000) as usize,
+        address_connections_per_second: server.number("address_connections_per_second", 0..=1_000_000) as u32,
         head_timeout: millis(server.number("head_timeout_ms", 10..=3_600_000)),
         body_timeout: millis(server.number("body_timeout_ms", 10..=3_600_000)),
         body_rate_bytes_min: server.number("body_rate_bytes_min", 1..=GIB),

@@ -3,8 +3,11 @@
 //! This implements Pingora's `ServerApp`, one step below `HttpServerApp`, because the head has to be read (with a deadline, byte by
 //! byte checked) before Pingora's session sees it.
 
+use std::future::poll_fn;
+use std::net::IpAddr;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,14 +15,16 @@ use bytes::BytesMut;
 use penstock_dialects::Dialect;
 use penstock_proto::ErrorKind;
 use pingora_core::apps::ServerApp;
+use pingora_core::listeners::tls::Acceptor;
 use pingora_core::protocols::l4::stream::Stream as L4Stream;
 use pingora_core::protocols::{ALPN, Stream};
 use pingora_core::server::ShutdownWatch;
 use tokio::io::AsyncReadExt;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
-use super::exchange::new_request_id;
+use super::exchange::{ip, new_request_id};
 use super::head::{self, H2_PREFACE, HeadFault, Scan, Scanner};
+use super::places::{Bounds, Place, Places, Refused};
 use super::{Exchange, HttpLimits, h2, raw};
 use crate::error::Failure;
 
@@ -46,34 +51,32 @@ pub trait Handler: Send + Sync + 'static {
     }
     /// A connection came (+1) or went (-1).
     fn connections(&self, change: i64);
+    /// Bounds of a connection from there; `None`: of a Unix socket.
+    fn bounds(&self, _peer: Option<IpAddr>) -> Bounds {
+        Bounds { connections_max: self.limits().connections_max, address_max: 0, address_rate: 0 }
+    }
+    /// Records a connection that is closed without being served.
+    fn refused_connection(&self, _why: Refused) {}
 }
 
 /// The application behind every listener.
 pub struct App<H> {
     handler: Arc<H>,
-    open: Arc<AtomicUsize>,
+    places: Arc<Places>,
+    tls: Option<Arc<Acceptor>>,
 }
 
 impl<H: Handler> App<H> {
     /// Serves with `handler`.
     pub fn new(handler: Arc<H>) -> Self {
-        Self { handler, open: Arc::default() }
+        Self { handler, places: Arc::default(), tls: None }
     }
-}
 
-/// A place among the connections that are served at once; how many there are is the config's to say at any moment.
-struct Slot(Arc<AtomicUsize>);
-
-impl Slot {
-    fn take(open: &Arc<AtomicUsize>, connections_max: usize) -> Option<Self> {
-        let slot = Self(open.clone());
-        (open.fetch_add(1, Ordering::Relaxed) < connections_max).then_some(slot)
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+    /// The same, with TLS on its TCP listeners. The handshake is a connection's own matter, not the listener's: it has a place by then, and
+    /// one that says nothing gives way like any other.
+    #[must_use]
+    pub fn with_tls(self, acceptor: Option<Acceptor>) -> Self {
+        Self { tls: acceptor.map(Arc::new), ..self }
     }
 }
 
@@ -82,13 +85,29 @@ impl<H: Handler> ServerApp for App<H> {
     /// Moves the connection to a task of its own. Pingora's task holds the state of a TLS handshake for as long as it lives (9 kB,
     /// with or without TLS); it ends here.
     async fn process_new(self: &Arc<Self>, stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
-        let slot = Slot::take(&self.open, self.handler.limits().connections_max);
-        let connection = Connection::new(self.handler.clone(), slot.is_some());
+        let peer = stream.get_socket_digest().and_then(|digest| ip(digest.peer_addr()));
+        let tls = self.tls.clone().filter(|_| peer.is_some());
         let shutdown = shutdown.clone();
-        tokio::spawn(async move {
-            let _slot = slot;
-            connection.serve(stream, shutdown).await;
-        });
+        match self.places.take(peer, self.handler.bounds(peer)) {
+            Ok(place) => {
+                let mut connection = Connection::new(self.handler.clone(), place);
+                tokio::spawn(async move { connection.serve(stream, tls, shutdown).await });
+            }
+            Err(why) => {
+                self.handler.refused_connection(why);
+                // A handshake for the sake of a refusal would cost more than an answer.
+                let says_so = why == Refused::Full && tls.is_none();
+                if let Some(refusal) = self.places.refusal().filter(|_| says_so) {
+                    let write_stall = self.handler.limits().write_stall;
+                    tokio::spawn(async move {
+                        let _refusal = refusal;
+                        let failure = Failure::new(ErrorKind::Overloaded, "Too many connections.");
+                        let failure = failure.retry_after(Duration::from_secs(1));
+                        raw::refuse(stream, &failure, Dialect::OpenAi, &new_request_id(), write_stall).await;
+                    });
+                }
+            }
+        }
         None
     }
 }
@@ -96,27 +115,97 @@ impl<H: Handler> ServerApp for App<H> {
 /// One connection, counted while it lives.
 struct Connection<H: Handler> {
     handler: Arc<H>,
-    admitted: bool,
+    place: Place,
 }
 
 impl<H: Handler> Connection<H> {
-    fn new(handler: Arc<H>, admitted: bool) -> Self {
+    fn new(handler: Arc<H>, place: Place) -> Self {
         handler.connections(1);
-        Self { handler, admitted }
+        Self { handler, place }
     }
 
-    async fn serve(&self, stream: Stream, shutdown: ShutdownWatch) {
-        if !self.admitted {
-            let failure =
-                Failure::new(ErrorKind::Overloaded, "Too many connections.").retry_after(Duration::from_secs(1));
-            let write_stall = self.handler.limits().write_stall;
-            Box::pin(raw::refuse(stream, &failure, Dialect::OpenAi, &new_request_id(), write_stall)).await;
-        } else if matches!(stream.selected_alpn_proto(), Some(ALPN::H2)) {
-            Box::pin(h2::serve(self.handler.clone(), stream, shutdown)).await;
+    async fn serve(&mut self, stream: Stream, tls: Option<Arc<Acceptor>>, shutdown: ShutdownWatch) {
+        let (handler, place) = (&self.handler, &mut self.place);
+        let stream = match tls {
+            Some(acceptor) => Box::pin(secured(handler, &acceptor, stream, place)).await,
+            None => Some(stream),
+        };
+        let Some(stream) = stream else { return };
+        if matches!(stream.selected_alpn_proto(), Some(ALPN::H2)) {
+            Box::pin(h2::serve(handler.clone(), stream, place, shutdown)).await;
         } else {
-            serve_http1(&self.handler, stream, shutdown).await;
+            serve_http1(handler, stream, place, shutdown).await;
         }
     }
+}
+
+/// The TLS handshake, which has as much time as a head.
+async fn secured<H: Handler>(
+    handler: &Arc<H>,
+    acceptor: &Acceptor,
+    stream: Stream,
+    place: &mut Place,
+) -> Option<Stream> {
+    let stream: Box<L4Stream> = stream.into_any().downcast().ok()?;
+    let deadline = Instant::now() + handler.limits().head_timeout;
+    place.waits(false);
+    let handshake = acceptor.tls_handshake(*stream);
+    let why = match unless(handshake, place, deadline, std::future::pending()).await {
+        Ok(Ok(stream)) => {
+            place.serves();
+            return Some(Box::new(stream));
+        }
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "TLS handshake failed");
+            Refused::Handshake
+        }
+        Err(Unless::Told) => Refused::GaveWay,
+        Err(Unless::Late | Unless::Draining) => Refused::Handshake,
+    };
+    handler.refused_connection(why);
+    None
+}
+
+/// The reason why a connection is not waited for any longer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unless {
+    /// Another one needs its place.
+    Told,
+    /// Its time is over.
+    Late,
+    /// The server ends.
+    Draining,
+}
+
+/// Waits for what a client sends, unless one of the others comes first. Even then what it has sent by now is looked at: on a loaded
+/// machine a deadline can pass, and a place be taken, while bytes wait for this task to have its turn.
+pub(super) async fn unless<T>(
+    work: impl Future<Output = T>,
+    place: &mut Place,
+    deadline: Instant,
+    draining: impl Future<Output = ()>,
+) -> Result<T, Unless> {
+    let mut work = pin!(work);
+    let why = tokio::select! {
+        biased;
+        done = &mut work => return Ok(done),
+        () = place.told() => Unless::Told,
+        () = sleep_until(deadline) => Unless::Late,
+        () = draining => Unless::Draining,
+    };
+    last_look(work).await.ok_or(why)
+}
+
+/// The outcome that a future has once the runtime has asked the system what is there to be read.
+pub(super) async fn last_look<T>(mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    tokio::task::yield_now().await;
+    poll_fn(|context| {
+        Poll::Ready(match work.as_mut().poll(context) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        })
+    })
+    .await
 }
 
 impl<H: Handler> Drop for Connection<H> {
@@ -133,12 +222,14 @@ enum Opening {
     Fault(HeadFault),
 }
 
-async fn serve_http1<H: Handler>(handler: &Arc<H>, mut stream: Stream, mut shutdown: ShutdownWatch) {
+async fn serve_http1<H: Handler>(handler: &Arc<H>, mut stream: Stream, place: &mut Place, mut shutdown: ShutdownWatch) {
     let mut buf = BytesMut::new();
     let mut first = true;
     loop {
         let limits = handler.limits();
-        match read_head(handler, &mut stream, &mut buf, &limits, first, &mut shutdown).await {
+        let opening = read_head(handler, &mut stream, place, &mut buf, &limits, first, &mut shutdown).await;
+        let is_told = place.serves();
+        match opening {
             Opening::Closed => return,
             Opening::Fault(fault) => {
                 handler.refused_head(fault);
@@ -148,12 +239,12 @@ async fn serve_http1<H: Handler>(handler: &Arc<H>, mut stream: Stream, mut shutd
             }
             Opening::Http2 => {
                 if let Some(stream) = rewind(stream, &buf) {
-                    Box::pin(h2::serve(handler.clone(), stream, shutdown)).await;
+                    Box::pin(h2::serve(handler.clone(), stream, place, shutdown)).await;
                 }
                 return;
             }
             Opening::Request(head) => {
-                let keep_alive = !*shutdown.borrow();
+                let keep_alive = !*shutdown.borrow() && !is_told;
                 let exchange = Exchange::http1(*head, stream, buf, &limits, keep_alive);
                 // Boxed: what a request needs is given back between requests.
                 match Box::pin(serve_request(handler, exchange)).await {
@@ -193,6 +284,7 @@ fn rewind(stream: Stream, bytes: &[u8]) -> Option<Stream> {
 async fn read_head<H: Handler>(
     handler: &Arc<H>,
     stream: &mut Stream,
+    place: &mut Place,
     buf: &mut BytesMut,
     limits: &HttpLimits,
     first: bool,
@@ -225,14 +317,21 @@ async fn read_head<H: Handler>(
         }
         let silent = buf.is_empty();
         buf.reserve(HEAD_READ_BYTES);
-        let read = tokio::select! {
-            read = timeout_at(deadline, stream.read_buf(buf)) => read,
-            () = draining(handler, shutdown), if silent && !first => return Opening::Closed,
+        place.waits(!silent);
+        let ends = async {
+            if silent && !first {
+                draining(handler, shutdown).await;
+            } else {
+                std::future::pending().await
+            }
         };
-        match read {
-            Err(_) if silent => return Opening::Closed,
-            Err(_) => return Opening::Fault(SLOW),
-            Ok(Ok(0) | Err(_)) => return Opening::Closed,
+        match unless(stream.read_buf(buf), place, deadline, ends).await {
+            Err(Unless::Told) => {
+                handler.refused_connection(Refused::GaveWay);
+                return Opening::Closed;
+            }
+            Err(Unless::Late) if !silent => return Opening::Fault(SLOW),
+            Err(Unless::Late | Unless::Draining) | Ok(Ok(0) | Err(_)) => return Opening::Closed,
             Ok(Ok(_)) if silent && !first => deadline = Instant::now() + limits.head_timeout,
             Ok(Ok(_)) => {}
         }

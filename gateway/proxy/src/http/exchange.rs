@@ -453,7 +453,7 @@ fn h2_head(
     Ok(Box::new(head))
 }
 
-fn ip(address: Option<&SocketAddr>) -> Option<IpAddr> {
+pub(super) fn ip(address: Option<&SocketAddr>) -> Option<IpAddr> {
     address?.as_inet().map(std::net::SocketAddr::ip)
 }
 

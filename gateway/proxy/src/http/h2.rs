@@ -1,5 +1,6 @@
 //! HTTP/2: accept loop, bounds, and the conversion of a stream's head into our [`Head`].
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,10 +11,11 @@ use pingora_core::protocols::http::v2::server::{H2Accept, H2Options, HttpSession
 use pingora_core::protocols::{Digest, Stream};
 use pingora_core::server::ShutdownWatch;
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::Instant;
 
-use super::connection::Handler;
+use super::connection::{Handler, Unless, last_look, unless};
 use super::head::{HeadFault, checked_host};
+use super::places::{Place, Refused};
 use super::{Exchange, Framing, Head, HttpLimits};
 
 /// Streams refused at acceptance before the connection is cut.
@@ -55,7 +57,7 @@ fn options(limits: &HttpLimits) -> H2Options {
 }
 
 /// Serves one HTTP/2 connection until it closes, idles too long or misbehaves.
-pub(super) async fn serve<H: Handler>(handler: Arc<H>, stream: Stream, mut shutdown: ShutdownWatch) {
+pub(super) async fn serve<H: Handler>(handler: Arc<H>, stream: Stream, place: &mut Place, mut shutdown: ShutdownWatch) {
     let limits = handler.limits();
     let digest = Arc::new(Digest {
         ssl_digest: stream.get_ssl_digest(),
@@ -63,26 +65,46 @@ pub(super) async fn serve<H: Handler>(handler: Arc<H>, stream: Stream, mut shutd
         proxy_digest: stream.get_proxy_digest(),
         socket_digest: stream.get_socket_digest(),
     });
-    let Ok(Ok(mut connection)) = timeout(limits.head_timeout, handshake(stream, Some(options(&limits)))).await else {
-        return;
+    let deadline = Instant::now() + limits.head_timeout;
+    place.waits(false);
+    let begun = unless(handshake(stream, Some(options(&limits))), place, deadline, std::future::pending()).await;
+    let mut connection = match begun {
+        Ok(Ok(connection)) => connection,
+        Err(Unless::Told) => return handler.refused_connection(Refused::GaveWay),
+        _ => return,
     };
     let (active, mut rejected, mut draining) = (Arc::new(Active::default()), 0, *shutdown.borrow());
     if draining {
         connection.graceful_shutdown();
     }
     loop {
-        let accepted = tokio::select! {
-            biased;
-            changed = shutdown.changed(), if !draining => {
-                draining = changed.is_err() || *shutdown.borrow();
+        let step = {
+            let mut accepted = pin!(HttpSession::from_h2_conn(&mut connection, digest.clone()));
+            tokio::select! {
+                biased;
+                changed = shutdown.changed(), if !draining => Err(changed.is_err() || *shutdown.borrow()),
+                accepted = &mut accepted => Ok(accepted),
+                why = active.idle_for(limits.idle_timeout, place) => match last_look(accepted.as_mut()).await {
+                    Some(accepted) => Ok(accepted),
+                    None if why == Unless::Told => return handler.refused_connection(Refused::GaveWay),
+                    None => return,
+                },
+            }
+        };
+        let accepted = match step {
+            Ok(accepted) => accepted,
+            Err(begins) => {
+                draining = begins;
                 if draining {
                     connection.graceful_shutdown();
                 }
                 continue;
             }
-            accepted = HttpSession::from_h2_conn(&mut connection, digest.clone()) => accepted,
-            () = active.idle_for(limits.idle_timeout) => return,
         };
+        if place.serves() && !draining {
+            draining = true;
+            connection.graceful_shutdown();
+        }
         match accepted {
             Err(_) | Ok(None) => return,
             Ok(Some(H2Accept::Rejected)) => {
@@ -161,7 +183,7 @@ fn head(session: &HttpSession) -> Result<Head, HeadFault> {
     })
 }
 
-/// The fields of a request, with `:authority` as their `Host`: whoever looks for a host finds the one that there is (RFC 9113, 8.3.1).
+/// The fields of a request, with `:authority` as their `Host`: a reader that looks for a host finds the one that there is (RFC 9113, 8.3.1).
 fn with_host(request: &http::request::Parts) -> Result<http::HeaderMap, HeadFault> {
     let mut headers = request.headers.clone();
     let mut hosts = request.headers.get_all(header::HOST).iter();
@@ -195,13 +217,16 @@ impl Active {
         ActiveGuard(self.clone())
     }
 
-    /// Ends once no stream was active for that long.
-    async fn idle_for(&self, idle: Duration) {
+    /// Ends once no stream was active for that long, or another connection needs the place of one without streams.
+    async fn idle_for(&self, idle: Duration, place: &mut Place) -> Unless {
         loop {
             let changed = self.changed.notified();
             if self.count.load(Ordering::Acquire) == 0 {
-                tokio::time::sleep(idle).await;
-                return;
+                place.waits(false);
+                return tokio::select! {
+                    () = tokio::time::sleep(idle) => Unless::Late,
+                    () = place.told() => Unless::Told,
+                };
             }
             changed.await;
         }

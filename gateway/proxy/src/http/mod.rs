@@ -11,6 +11,7 @@ pub mod connection;
 pub mod exchange;
 mod h2;
 pub mod head;
+pub mod places;
 mod raw;
 mod response;
 mod wire;
@@ -33,6 +34,10 @@ pub struct HttpLimits {
     pub body_memory_bytes_max: usize,
     /// Connections at once.
     pub connections_max: usize,
+    /// Connections of one address at once; 0: no limit.
+    pub address_connections_max: usize,
+    /// New connections of one address in a second, over ten seconds; 0: no limit.
+    pub address_connections_per_second: u32,
     /// First to last byte of a head, and from connecting to the first byte.
     pub head_timeout: Duration,
     /// Every window of this length must bring `body_rate_bytes_min` times it, or the rest of the body.
@@ -56,6 +61,8 @@ impl Default for HttpLimits {
             body_bytes_max: 32 * 1024 * 1024,
             body_memory_bytes_max: 512 * 1024 * 1024,
             connections_max: 16 * 1024,
+            address_connections_max: 2048,
+            address_connections_per_second: 200,
             head_timeout: Duration::from_secs(15),
             body_timeout: Duration::from_secs(30),
             body_rate_bytes_min: 1024,

@@ -4,5 +4,6 @@ mod answers;
 mod http1;
 mod http2;
 mod pages;
+mod places;
 mod slow;
 mod upgrade;

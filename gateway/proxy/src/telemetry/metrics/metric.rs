@@ -17,6 +17,8 @@ pub enum Metric {
     MalformedHeads,
     /// Requests that a web page may not send, by `reason`.
     PagesRefused,
+    /// Connections that were closed unserved, by `reason`.
+    ConnectionsRefused,
     /// Clients that left before their answer ended.
     ClientsGone,
     /// Panics caught in a handler.
@@ -85,7 +87,7 @@ const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
-    pub(super) const ALL: [Metric; 30] = [
+    pub(super) const ALL: [Metric; 31] = [
         Metric::RequestDuration,
         Metric::TimeToFirstToken,
         Metric::TimePerOutputToken,
@@ -93,6 +95,7 @@ impl Metric {
         Metric::Requests,
         Metric::MalformedHeads,
         Metric::PagesRefused,
+        Metric::ConnectionsRefused,
         Metric::ClientsGone,
         Metric::Panics,
         Metric::Attempts,
@@ -152,6 +155,11 @@ impl Metric {
                 "penstock_pages_refused_total",
                 Kind::Counter,
                 "Requests that a web page may not send here, by reason: host, origin, preflight.",
+            ),
+            Metric::ConnectionsRefused => (
+                "penstock_connections_refused_total",
+                Kind::Counter,
+                "Connections closed unserved, by reason: full, address, rate, gave_way, handshake.",
             ),
             Metric::ClientsGone => {
                 ("penstock_clients_gone_total", Kind::Counter, "Clients that left before their answer ended.")
