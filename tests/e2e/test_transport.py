@@ -161,3 +161,13 @@ def test_silence_before_a_handshake_gives_way(secure, tmp_path):
                     assert session.get(f"{gateway.url}/v1/models").status_code == 200
     finally:
         gateway.stop()
+
+
+def test_an_early_refusal_over_http2_is_a_whole_answer(gateway):
+    """curl 7.88 takes the reset behind an answer that comes before the end of a body for a failure, in a third of the cases."""
+    command = ["curl", "-sS", "--http2-prior-knowledge", "-d", "x" * 20_000]
+    for _ in range(15):
+        done = subprocess.run(
+            [*command, f"{gateway.url}/v1/models"], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, "takes GET requests only" in done.stdout) == (0, True), done

@@ -31,6 +31,10 @@ use crate::live_requests::{Cancelled, Ender};
 const READ_BYTES: usize = 16 * 1024;
 /// The last words to the client of a cancelled request must be out after this long.
 const CANCELLED_STALL: Duration = Duration::from_millis(50);
+/// A body up to this size is read over before a request of HTTP/2 is refused.
+const READ_OVER_BYTES_MAX: u64 = 64 * 1024;
+/// ... and for this long.
+const READ_OVER: Duration = Duration::from_secs(1);
 /// One write whose progress is watched.
 const WRITE_BYTES: usize = 64 * 1024;
 
@@ -244,8 +248,30 @@ impl Exchange {
         if self.sent != Sent::Nothing {
             return self.abort().await;
         }
+        self.read_over().await;
         let body = failure.body(self.dialect, &self.request_id);
         self.respond(failure.status(), &response::failure_fields(failure), body).await
+    }
+
+    /// Reads over what is left of a small body in HTTP/2. The reset that follows an answer in the middle of a body says that nothing went
+    /// wrong (RFC 9113, 8.1), but curl before 8 takes it for a failed transfer, now and then.
+    async fn read_over(&mut self) {
+        let Side::Http2(session) = &mut self.side else { return };
+        let is_small = matches!(self.head.framing, Framing::Length(length) if length <= READ_OVER_BYTES_MAX);
+        if self.body_read || !is_small {
+            return;
+        }
+        let rest = async {
+            let (mut frames, mut received) = (h2::FrameCount::default(), 0);
+            while let Ok(Some(data)) = session.read_request_body().await {
+                received += data.len();
+                if frames.count(received).is_err() {
+                    return;
+                }
+            }
+        };
+        // Late: then it is a reset after all.
+        let _ = timeout(READ_OVER, rest).await;
     }
 
     /// Begins a stream of unknown length.
