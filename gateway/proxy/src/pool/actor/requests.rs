@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Why a request has waited too long.
+#[derive(Clone, Copy, Debug)]
 enum Late {
     /// By its own deadline.
     Deadline,
