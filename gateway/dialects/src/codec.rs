@@ -155,6 +155,8 @@ pub trait AnswerDecoder: Send {
     fn end(&mut self, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault>;
     /// Whether the answer is complete, though its body has not ended (`[DONE]`, `message_stop`).
     fn is_complete(&self) -> bool;
+    /// Bytes held of what has not ended: an event, a frame, the whole body.
+    fn held(&self) -> usize;
 }
 
 /// What a provider said instead of an answer, or what its answer lacks.

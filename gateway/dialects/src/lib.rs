@@ -21,6 +21,7 @@ pub mod listing;
 pub mod openai;
 pub mod peek;
 pub mod request;
+pub mod room;
 pub mod sse;
 pub mod watch;
 mod write;

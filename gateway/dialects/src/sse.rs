@@ -3,6 +3,8 @@
 //! Lines end in LF, CR or CR LF; comments and unknown fields are skipped; several `data` lines are joined by LF. An event that
 //! is being read is held, and nothing else: its size is bounded.
 
+use crate::room::{append, clear};
+
 /// Longest event that is held. An event can carry an image in base64.
 pub const EVENT_BYTES_MAX: usize = 32 << 20;
 
@@ -53,10 +55,11 @@ impl SseReader {
             } else {
                 self.hold(piece)?;
                 let line = std::mem::take(&mut self.line);
+                let Some(mut line) = self.whole_event(line) else { continue };
                 self.line(&line, &mut each)?;
                 // The room is kept for the next line that is cut.
+                clear(&mut line);
                 self.line = line;
-                self.line.clear();
             }
         }
         Ok(())
@@ -67,11 +70,27 @@ impl SseReader {
         self.has_data || !self.line.is_empty()
     }
 
+    /// Bytes held.
+    pub fn held(&self) -> usize {
+        self.line.len() + self.data.len()
+    }
+
+    /// A large line that is the first data of its event becomes the data without being held twice; else the line.
+    fn whole_event(&mut self, mut line: Vec<u8>) -> Option<Vec<u8>> {
+        const LARGE_BYTES: usize = 64 << 10;
+        if !self.begun || self.has_data || line.len() < LARGE_BYTES || !line.starts_with(b"data:") {
+            return Some(line);
+        }
+        line.drain(..if line.starts_with(b"data: ") { 6 } else { 5 });
+        (self.data, self.has_data) = (line, true);
+        None
+    }
+
     fn hold(&mut self, bytes: &[u8]) -> Result<(), TooLarge> {
         if self.line.len() + self.data.len() + bytes.len() > EVENT_BYTES_MAX {
             return Err(TooLarge);
         }
-        self.line.extend_from_slice(bytes);
+        append(&mut self.line, bytes);
         Ok(())
     }
 
@@ -87,7 +106,7 @@ impl SseReader {
         if line.is_empty() {
             let done = if std::mem::take(&mut self.has_data) { each(&self.event, &self.data) } else { Ok(()) };
             self.event.clear();
-            self.data.clear();
+            clear(&mut self.data);
             return done;
         }
         let (name, value) = match line.iter().position(|byte| *byte == b':') {
@@ -107,7 +126,7 @@ impl SseReader {
                 if std::mem::replace(&mut self.has_data, true) {
                     self.data.push(b'\n');
                 }
-                self.data.extend_from_slice(value);
+                append(&mut self.data, value);
             }
             _ => {}
         }
@@ -142,6 +161,28 @@ mod tests {
             for second in cut..text.len() {
                 assert_eq!(read(&[&text[..cut], &text[cut..second], &text[second..]]), expected, "{cut} {second}");
             }
+        }
+    }
+
+    #[test]
+    fn a_large_event_is_the_same_and_leaves_nothing() {
+        let text = "x".repeat(300_000);
+        let stream = format!("\u{feff}data: {text}\ndata: y\n\ndata:{text}\n\ndata: z\ndata: {text}\n\n");
+        let expected = [format!("{text}\ny"), text.clone(), format!("z\n{text}")];
+        for size in [1 << 20, 70_000, 4096] {
+            let (mut reader, mut all, mut most) = (SseReader::default(), Vec::new(), 0);
+            for piece in stream.as_bytes().chunks(size) {
+                let each = |_: &[u8], data: &[u8]| {
+                    all.push(String::from_utf8_lossy(data).into_owned());
+                    Ok::<(), TooLarge>(())
+                };
+                reader.push(piece, each).expect("small enough");
+                most = most.max(reader.held());
+            }
+            assert!(all == expected, "pieces of {size}");
+            assert_eq!(reader.held(), 0);
+            assert!(reader.data.capacity() + reader.line.capacity() <= 128 << 10, "what was large is given back");
+            assert!(most <= 400_000, "{most} held in pieces of {size}");
         }
     }
 

@@ -10,8 +10,12 @@ use memchr::{memchr2, memmem};
 
 use crate::codec::{FaultClass, ProviderFault, Surface};
 use crate::event::{FinishReason, ServiceTier, Usage};
+use crate::room::make_room;
 use crate::sse::EVENT_BYTES_MAX;
 use crate::{anthropic, gemini, openai};
+
+/// At least what is appended at once.
+const PIECE_BYTES: usize = 128 << 10;
 
 /// What has been seen of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,7 +69,8 @@ enum Data {
     #[default]
     None,
     One(usize, usize),
-    Joined(Vec<u8>),
+    /// From the first to the last; they are joined when the event ends.
+    Several(usize, usize),
 }
 
 impl Watch {
@@ -92,7 +97,15 @@ impl Watch {
 
     /// Where the next bytes are appended; then comes [`Watch::take`].
     pub fn buffer(&mut self) -> &mut Vec<u8> {
+        if self.held.len() > PIECE_BYTES {
+            make_room(&mut self.held, PIECE_BYTES);
+        }
         &mut self.held
+    }
+
+    /// Bytes held of the event that has not ended.
+    pub fn held(&self) -> usize {
+        self.held.len()
     }
 
     /// The whole events that are there, as they came.
@@ -195,22 +208,28 @@ impl Watch {
         let from = end - value.len();
         self.data = match std::mem::take(&mut self.data) {
             Data::None => Data::One(from, end),
-            Data::One(first, last) => Data::Joined([&self.held[first..last], b"\n", &self.held[from..end]].concat()),
-            Data::Joined(mut joined) => {
-                joined.push(b'\n');
-                joined.extend_from_slice(&self.held[from..end]);
-                Data::Joined(joined)
-            }
+            // From the beginning of the first line.
+            Data::One(first, _) => Data::Several(first - self.name_before(first), end),
+            Data::Several(first, _) => Data::Several(first, end),
         };
+    }
+
+    /// Bytes of `data:` and its space before a value.
+    fn name_before(&self, value: usize) -> usize {
+        if self.held[..value].ends_with(b"data: ") { 6 } else { 5 }
     }
 
     /// Reads the event that ends at `end`.
     fn end_event(&mut self, end: usize, dropped: &mut Vec<(usize, usize)>) {
         let data = std::mem::take(&mut self.data);
-        let bytes = match &data {
+        let joined;
+        let bytes = match data {
             Data::None => return,
-            Data::One(from, to) => &self.held[*from..*to],
-            Data::Joined(joined) => joined,
+            Data::One(from, to) => &self.held[from..to],
+            Data::Several(from, to) => {
+                joined = join(&self.held[from..to]);
+                &joined
+            }
         };
         match event(self.surface, bytes, &mut self.seen) {
             Ok(Keep::OnlyUsage) if self.drop_usage => dropped.push((self.event, end)),
@@ -230,7 +249,7 @@ impl Watch {
         out.truncate(end);
         self.scanned -= end;
         self.line -= end;
-        if let Data::One(from, to) = &mut self.data {
+        if let Data::One(from, to) | Data::Several(from, to) = &mut self.data {
             (*from, *to) = (*from - end, *to - end);
         }
         for (from, to) in dropped.iter().rev() {
@@ -238,6 +257,19 @@ impl Watch {
         }
         (!out.is_empty()).then(|| out.into())
     }
+}
+
+/// The values of several `data` lines, between which others may stand.
+fn join(lines: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(lines.len());
+    let values = lines.split(|byte| matches!(byte, b'\n' | b'\r')).filter_map(|line| line.strip_prefix(b"data:"));
+    for (nth, value) in values.enumerate() {
+        if nth > 0 {
+            out.push(b'\n');
+        }
+        out.extend_from_slice(value.strip_prefix(b" ").unwrap_or(value));
+    }
+    out
 }
 
 fn event(surface: Surface, data: &[u8], seen: &mut Seen) -> Result<Keep, ProviderFault> {

@@ -7,6 +7,7 @@ use http::HeaderValue;
 use penstock_dialects::{ChatEvent, Dialect, StreamEncoder, Usage, WholeCollector, codec};
 use penstock_proto::ErrorKind;
 
+use crate::answer_memory::Hold;
 use crate::call::{Call, Variant};
 use crate::error::Failure;
 use crate::pump::taken;
@@ -16,6 +17,9 @@ use crate::upstream::Facts;
 /// Memory that one answer may hold: what is collected of a whole one, what waits to be sent of a stream. Also bounds what a plan may say
 /// of its prompts.
 pub(crate) const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// What goes out in the same moment up to this is not held.
+const PASSING_BYTES: usize = 128 * 1024;
 
 /// An answer being made.
 pub struct Answer {
@@ -27,6 +31,9 @@ pub struct Answer {
     /// At least one, as long as nothing has been said.
     choices: usize,
     buffer: BytesMut,
+    /// A whole answer of an upstream that speaks the client's dialect: its bytes are the client's, not a copy of them.
+    raw: Option<Bytes>,
+    hold: Hold,
     /// Events since the size was last looked at.
     unmeasured: usize,
     /// Collects the answer for the store.
@@ -43,8 +50,8 @@ enum Form {
 }
 
 impl Answer {
-    /// For that call.
-    pub fn new(call: Arc<Call>) -> Self {
+    /// For that call; `hold`: of what is collected.
+    pub(crate) fn new(call: Arc<Call>, hold: Hold) -> Self {
         let (dialect, stream, array) = (call.dialect(), call.stream, call.ask.variant == Variant::Array);
         Self {
             form: Form::Open(call),
@@ -53,6 +60,8 @@ impl Answer {
             array,
             choices: 1,
             buffer: BytesMut::new(),
+            raw: None,
+            hold,
             unmeasured: 0,
             keeping: None,
         }
@@ -131,6 +140,10 @@ impl Answer {
             // The common case of passing on: not even copied.
             return Ok(batch.pop().map(raw_bytes));
         }
+        if self.is_raw() && batch.len() == 1 && self.buffer.is_empty() && !self.stream && self.raw.is_none() {
+            self.raw = batch.pop().map(raw_bytes);
+            return Ok(None);
+        }
         self.unmeasured += batch.len();
         for event in batch.drain(..) {
             self.keeping.iter_mut().for_each(|keeping| keeping.event(&event));
@@ -151,14 +164,31 @@ impl Answer {
             return Ok(());
         }
         self.unmeasured = 0;
-        if self.bytes() <= ANSWER_BYTES_MAX {
-            return Ok(());
+        if let Some(keeping) = &mut self.keeping
+            && let Err(failure) = keeping.cover()
+            && let Some(keeping) = self.keeping.take()
+        {
+            keeping.give_up(&failure);
+        }
+        let bytes = self.bytes();
+        if bytes <= ANSWER_BYTES_MAX {
+            return self.hold.cover(self.charged());
         }
         let message = format!(
             "The answer grew beyond the {} MiB that one may have. Ask for fewer tokens, choices or log-probabilities.",
             ANSWER_BYTES_MAX >> 20
         );
         Err(Failure::new(ErrorKind::TooLarge, message))
+    }
+
+    /// Memory that is held until the answer has gone out; what is to be kept has its own.
+    fn charged(&self) -> usize {
+        match &self.form {
+            // The body is made of what was collected while that is still there.
+            Form::Whole(collector) => 2 * collector.as_ref().map_or(0, |collector| collector.bytes()),
+            Form::Open(_) | Form::Raw | Form::Stream(_) if self.buffer.len() > PASSING_BYTES => self.buffer.len(),
+            Form::Open(_) | Form::Raw | Form::Stream(_) => 0,
+        }
     }
 
     fn bytes(&self) -> usize {
@@ -199,7 +229,7 @@ impl Answer {
     pub fn whole(&mut self, score: &dyn Fn(u32) -> Option<f32>) -> Option<Bytes> {
         self.keeping.take().into_iter().for_each(|keeping| keeping.end());
         match &mut self.form {
-            Form::Raw => Some(taken(&mut self.buffer)),
+            Form::Raw => Some(self.raw.take().unwrap_or_else(|| taken(&mut self.buffer))),
             Form::Whole(collector) => {
                 let mut collector = collector.take()?;
                 for choice in 0..self.choices as u32 {

@@ -15,6 +15,7 @@ use penstock_dialects::{
 };
 use tokio::sync::OnceCell;
 
+use crate::answer_memory::Hold;
 use crate::clock::unix_seconds;
 use crate::error::Failure;
 use crate::generate::Plan;
@@ -147,6 +148,8 @@ pub struct Call {
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
     /// What a pool made of it when it was measured.
     plan: Mutex<Option<(String, Box<Plan>)>>,
+    /// Of earlier turns, which are part of what is asked.
+    holds: Option<Hold>,
     /// The body's share of the memory budget.
     _lease: BodyLease,
 }
@@ -187,8 +190,14 @@ impl Call {
             is_counted: false,
             decoded,
             plan: Mutex::new(None),
+            holds: None,
             _lease: body.lease,
         })
+    }
+
+    /// It holds that memory for as long as it lives.
+    pub(crate) fn holds(&mut self, hold: Hold) {
+        self.holds = Some(hold);
     }
 
     /// The dialect that the client speaks.

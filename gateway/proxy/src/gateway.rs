@@ -10,6 +10,8 @@ use penstock_machine::{Bound, Machine};
 use penstock_store::Store;
 use tokio::sync::watch;
 
+use crate::answer::ANSWER_BYTES_MAX;
+use crate::answer_memory::AnswerMemory;
 use crate::auth::{Desk, Guard};
 use crate::config::Snapshot;
 use crate::governed::Governor;
@@ -65,6 +67,8 @@ pub struct Gateway {
     pub tracer: Tracer,
     /// Memory for request bodies.
     pub bodies: BodyBudget,
+    /// Memory for what is held of answers.
+    answers: BodyBudget,
     /// Requests in flight.
     pub live: Arc<LiveRequests>,
     /// What plugins share.
@@ -96,6 +100,7 @@ impl Gateway {
         let tracer = Tracer::new(&config.telemetry);
         warn_of_memory(&config);
         let bodies = BodyBudget::new(config.http.body_memory_bytes_max, config.http.body_bytes_max);
+        let answers = BodyBudget::new(config.http.answer_memory_bytes_max, ANSWER_BYTES_MAX);
         let hub = Arc::default();
         let governor = Arc::new(Governor::new(metrics.clone()));
         let serving = ArcSwap::from_pointee(Serving::new(Arc::new(config), pools, providers, &metrics, &hub, None));
@@ -106,6 +111,7 @@ impl Gateway {
             access_log,
             tracer,
             bodies,
+            answers,
             live: Arc::default(),
             hub,
             governor,
@@ -159,6 +165,7 @@ impl Gateway {
         let new: Vec<_> = providers.iter().filter(|provider| !is_known(provider)).cloned().collect();
         warn_of_memory(&config);
         self.bodies.resize(config.http.body_memory_bytes_max, config.http.body_bytes_max);
+        self.answers.resize(config.http.answer_memory_bytes_max, ANSWER_BYTES_MAX);
         let serving = Serving::new(Arc::new(config), pools, providers, &self.metrics, &self.hub, Some(&before));
         self.serving.store(Arc::new(serving));
         provider::discover::start(&new);
@@ -210,6 +217,11 @@ impl Gateway {
         self.governor.is_saved() && self.keeper.as_ref().is_none_or(|keeper| keeper.saving.is_idle())
     }
 
+    /// Memory for an answer.
+    pub(crate) fn answer_memory(&self, limits: &HttpLimits) -> AnswerMemory {
+        AnswerMemory::new(&self.answers, limits)
+    }
+
     /// Where keys are issued, if there is a store to keep them.
     pub fn desk(&self) -> Option<Desk> {
         self.keeper.as_ref().map(|keeper| Desk::new(keeper.store.clone(), self.serving().config.clone()))
@@ -230,6 +242,7 @@ impl Gateway {
     pub fn render_metrics(&self) -> String {
         let mut gauges = vec![
             (Gauge::BodyBytes, String::new(), self.bodies.bytes_held() as f64),
+            (Gauge::AnswerBytes, String::new(), self.answers.bytes_held() as f64),
             (Gauge::AccessLinesLost, String::new(), (self.access_log.lost() + self.hub.lines_lost()) as f64),
             (Gauge::SpansSent, String::new(), self.tracer.counts().0 as f64),
             (Gauge::SpansLost, String::new(), self.tracer.counts().1 as f64),

@@ -8,6 +8,7 @@
 
 mod admit;
 pub mod answer;
+mod answer_memory;
 pub mod auth;
 pub mod batches;
 pub mod call;

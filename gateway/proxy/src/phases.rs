@@ -103,8 +103,10 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     trail.operation = Some(call.ask.surface.operation());
     let says_cost = config.cost_header || relay::cost::is_asked(&call.headers);
     let (price, stream) = (entry.price, call.stream);
-    let origin = origin(&principal, config, exchange, trail).told(&call.headers, exchange.started.into_std())?;
-    let mut answer = Answer::new(call);
+    let memory = gateway.answer_memory(&config.http);
+    let origin = Origin { memory: memory.clone(), ..origin(&principal, config, exchange, trail) }
+        .told(&call.headers, exchange.started.into_std())?;
+    let mut answer = Answer::new(call, memory.hold());
     answer.keep(keeping);
     let mut events = watched(exchange, admitted.open(origin)).await??;
     if says_cost {

@@ -13,6 +13,7 @@ use penstock_dialects::{ChatEvent, FinishReason, ServiceTier};
 use penstock_proto::ErrorKind;
 use serde::Serialize;
 
+use crate::answer_memory::AnswerMemory;
 use crate::call::Call;
 pub use crate::client::Sent;
 use crate::error::Failure;
@@ -51,6 +52,8 @@ pub struct Origin {
     pub explain: bool,
     /// Told when the request has gone out.
     pub sent: Sent,
+    /// Where memory is taken for what is held of the answer.
+    pub memory: AnswerMemory,
 }
 
 impl Origin {

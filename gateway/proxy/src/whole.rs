@@ -14,6 +14,7 @@ use penstock_proto::ErrorKind;
 
 use crate::admit::admit;
 use crate::answer::Answer;
+use crate::answer_memory::Hold;
 use crate::auth::Principal;
 use crate::call::Call;
 use crate::error::Failure;
@@ -33,9 +34,20 @@ pub(crate) async fn answer_whole(
     principal: &Arc<Principal>,
     call: Call,
     deadline: Option<Instant>,
-) -> Result<Bytes, Failure> {
-    answer_events(gateway, principal, call, deadline, &mut |_| ()).await
+) -> Result<Whole, Failure> {
+    answer_events(gateway, principal, call, deadline, &mut |_| Ok(())).await
 }
+
+/// A whole answer, and the memory that it takes.
+pub(crate) struct Whole {
+    /// The body.
+    pub(crate) body: Bytes,
+    /// Kept as long as the body is.
+    pub(crate) hold: Hold,
+}
+
+/// Sees every event; what it cannot take ends the answer.
+pub(crate) type Take<'a> = &'a mut (dyn FnMut(&ChatEvent) -> Result<(), Failure> + Send);
 
 /// The same; `take` sees every event.
 pub(crate) async fn answer_events(
@@ -43,8 +55,8 @@ pub(crate) async fn answer_events(
     principal: &Arc<Principal>,
     call: Call,
     deadline: Option<Instant>,
-    take: &mut (dyn FnMut(&ChatEvent) + Send),
-) -> Result<Bytes, Failure> {
+    take: Take<'_>,
+) -> Result<Whole, Failure> {
     if call.stream {
         let failure = Failure::new(ErrorKind::InvalidRequest, "stream: only false is possible without a connection.");
         return Err(failure.param("stream"));
@@ -68,9 +80,9 @@ async fn timed(
     principal: &Arc<Principal>,
     call: Call,
     deadline: Option<Instant>,
-    take: &mut (dyn FnMut(&ChatEvent) + Send),
+    take: Take<'_>,
     entry: &Entry,
-) -> Result<Bytes, Failure> {
+) -> Result<Whole, Failure> {
     let answered = collect(gateway, principal, call, deadline, take, entry);
     let Some(deadline) = deadline else { return answered.await };
     let over = |_| Failure::new(ErrorKind::DeadlineExceeded, "There was no answer before the deadline.");
@@ -82,12 +94,13 @@ async fn collect(
     principal: &Arc<Principal>,
     call: Call,
     deadline: Option<Instant>,
-    take: &mut (dyn FnMut(&ChatEvent) + Send),
+    take: Take<'_>,
     live: &Entry,
-) -> Result<Bytes, Failure> {
+) -> Result<Whole, Failure> {
     let admitted = admit(gateway, &gateway.serving(), principal, call).await?;
     live.asks(&admitted.entry.name, false);
-    let mut answer = Answer::new(admitted.call.clone());
+    let memory = gateway.answer_memory(&gateway.serving().config.http);
+    let mut answer = Answer::new(admitted.call.clone(), memory.hold());
     let trace = gateway.tracer.begin(&HeaderMap::new(), Instant::now());
     let root = trace.map(|trace| Root {
         gateway,
@@ -96,12 +109,13 @@ async fn collect(
     });
     let trace = root.as_ref().map(|root| root.trace.clone());
     let (tenant, weight) = (principal.tenant().to_owned(), principal.weight);
-    let mut events = admitted.open(Origin { tenant, weight, deadline, trace, ..Origin::default() }).await?;
+    let mut events =
+        admitted.open(Origin { tenant, weight, deadline, trace, memory: memory.clone(), ..Origin::default() }).await?;
     let (mut batch, mut finished) = (Vec::new(), 0);
     loop {
         let more = poll_fn(|context| events.poll_events(context, &mut batch)).await?;
         finished += batch.iter().filter(|event| matches!(event, ChatEvent::Finish { .. })).count();
-        batch.iter().for_each(&mut *take);
+        batch.iter().try_for_each(&mut *take)?;
         live.progress(events.facts());
         if live.answers() {
             live.answered_by(events.course().target);
@@ -115,7 +129,14 @@ async fn collect(
         return Err(Failure::internal("the upstream ended before all choices had finished"));
     }
     let body = answer.whole(&|choice| events.score(choice));
-    body.ok_or_else(|| Failure::internal("an answer without all its choices"))
+    let body = body.ok_or_else(|| Failure::internal("an answer without all its choices"))?;
+    let mut hold = memory.hold();
+    if hold.cover(body.len()).is_err() {
+        // What was held until now is given back first: the answer was paid for, and nobody waits for it.
+        drop((answer, events));
+        hold.wait(body.len()).await;
+    }
+    Ok(Whole { body, hold })
 }
 
 /// Ends the trace of an answer for nobody who is connected, however it ends.

@@ -59,7 +59,7 @@ pub use people::{IDENTITY_BYTES_MAX, People};
 pub use postgres::{Postgres, PostgresOptions};
 #[cfg(feature = "redis")]
 pub use redis::{Redis, RedisOptions};
-pub use responses::{OpenResponse, ResponseRecord, ResponseStatus, Responses, Turn};
+pub use responses::{OpenResponse, RESPONSE_ROW_BYTES, ResponseRecord, ResponseRoom, ResponseStatus, Responses, Turn};
 pub use sqlite::{Sqlite, SqliteOptions};
 
 use async_trait::async_trait;

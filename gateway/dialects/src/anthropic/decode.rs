@@ -8,6 +8,7 @@ use super::signature::{CALL, REDACTED};
 use crate::codec::{AnswerDecoder, FaultClass, ProviderFault};
 use crate::event::{ChatEvent, FinishReason, StopCause, Usage};
 use crate::json::{Fault, Kind, Reader};
+use crate::room::append;
 use crate::sse::{SseReader, TooLarge};
 
 /// Longest whole answer.
@@ -40,7 +41,7 @@ impl AnswerDecoder for Decoder {
         if self.body.len() + bytes.len() > BODY_BYTES_MAX {
             return Err(ProviderFault::new(FaultClass::Garbled, "The upstream's answer is too large."));
         }
-        self.body.extend_from_slice(bytes);
+        append(&mut self.body, bytes);
         Ok(())
     }
 
@@ -57,6 +58,10 @@ impl AnswerDecoder for Decoder {
 
     fn is_complete(&self) -> bool {
         self.answer.complete
+    }
+
+    fn held(&self) -> usize {
+        self.body.len() + self.sse.as_ref().map_or(0, SseReader::held)
     }
 }
 

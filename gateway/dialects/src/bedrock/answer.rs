@@ -9,6 +9,7 @@ use crate::json::{Fault, Reader, short};
 use crate::json_text::compacted;
 use crate::openai::provider::body::{WHOLE_BYTES_MAX, truncated};
 use crate::openai::provider::value;
+use crate::room::append;
 
 /// Calls of one answer; more are no answer.
 const CALLS_MAX: usize = 1_024;
@@ -71,7 +72,7 @@ impl AnswerDecoder for Decoder {
                 Err(ProviderFault::new(FaultClass::Garbled, message))
             }
             Form::Whole(held) => {
-                held.extend_from_slice(bytes);
+                append(held, bytes);
                 Ok(())
             }
         }
@@ -91,6 +92,14 @@ impl AnswerDecoder for Decoder {
                 self.state.complete = true;
                 Ok(())
             }
+        }
+    }
+
+    fn held(&self) -> usize {
+        match &self.form {
+            Form::Unknown => 0,
+            Form::Frames(reader) => reader.held(),
+            Form::Whole(held) => held.len(),
         }
     }
 

@@ -8,6 +8,8 @@
 //! (smithy.io/2.0/aws/amazon-eventstream.html). Both checksums are verified; a frame that is being read is held, and its size is
 //! bounded.
 
+use crate::room::{append, clear};
+
 /// Longest message, as the AWS SDKs bound it.
 pub const MESSAGE_BYTES_MAX: usize = 24 << 20;
 
@@ -108,30 +110,35 @@ impl FrameReader {
             // Complete what is held, then read the rest where it is.
             while let Some(missing) = missing(&self.held)? {
                 let (now, later) = rest.split_at(missing.min(rest.len()));
-                self.held.extend_from_slice(now);
+                append(&mut self.held, now);
                 rest = later;
                 if now.len() < missing {
                     return Ok(());
                 }
             }
-            let held = std::mem::take(&mut self.held);
+            let mut held = std::mem::take(&mut self.held);
             each(frame(&held)?)?;
             // The room is kept for the next frame that is cut.
+            clear(&mut held);
             self.held = held;
-            self.held.clear();
         }
         loop {
             if rest.is_empty() {
                 return Ok(());
             }
             if missing(rest)?.is_some() {
-                self.held.extend_from_slice(rest);
+                append(&mut self.held, rest);
                 return Ok(());
             }
             let (now, later) = rest.split_at(total(rest));
             each(frame(now)?)?;
             rest = later;
         }
+    }
+
+    /// Bytes held.
+    pub fn held(&self) -> usize {
+        self.held.len()
     }
 
     /// Whether a message has begun and not ended.

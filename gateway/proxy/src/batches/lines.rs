@@ -23,7 +23,7 @@ use crate::http::exchange::new_request_id;
 use crate::phases::caught;
 use crate::stored::{error_line, result_line};
 use crate::telemetry::Metric;
-use crate::whole::answer_whole;
+use crate::whole::{Whole, answer_whole};
 
 /// Lines read from the store at once.
 const PAGE_LINES: u32 = 256;
@@ -133,7 +133,14 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
                 sleep(pause(attempt, failure.retry_after)).await;
                 attempt += 1;
             }
-            answered => return keep(&job, &line, result(&line, &request_id, answered)).await,
+            answered => {
+                // Until the result is kept, the memory of the answer is its memory.
+                let (answered, _hold) = match answered {
+                    Ok(Whole { body, hold }) => (Ok(body), Some(hold)),
+                    Err(failure) => (Err(failure), None),
+                };
+                return keep(&job, &line, result(&line, &request_id, answered)).await;
+            }
         }
     }
 }
@@ -144,7 +151,7 @@ fn pause(attempt: u32, asked: Option<Duration>) -> Duration {
     doubled.min(PAUSE_MAX).max(asked.unwrap_or_default())
 }
 
-async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Bytes, Failure> {
+async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Whole, Failure> {
     let gateway = &job.bench.gateway;
     let request = input::request(text, &job.endpoint).map_err(|fault| {
         Failure::new(ErrorKind::InvalidRequest, fault.message).param(fault.param.unwrap_or_default())

@@ -206,11 +206,15 @@ fn threads(server: &Reader<'_, '_>) -> usize {
 }
 
 fn http(server: &Reader<'_, '_>) -> HttpLimits {
+    const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
     let limits = HttpLimits {
         head_bytes_max: server.number("head_bytes_max", 1024..=1 << 20) as usize,
         body_bytes_max: server.number("body_bytes_max", 1024..=4 * GIB) as usize,
         body_memory_bytes_max: server.number("body_memory_bytes_max", 1024..=1024 * GIB) as usize,
+        answer_memory_bytes_max: server.number("answer_memory_bytes_max", 64 * MIB..=1024 * GIB) as usize,
+        event_bytes_max: server.number("event_bytes_max", 64 * 1024..=32 * MIB) as usize,
+        image_event_bytes_max: server.number("image_event_bytes_max", 64 * 1024..=32 * MIB) as usize,
         connections_max: server.number("connections_max", 1..=10_000_000) as usize,
         address_connections_max: server.number("address_connections_max", 0..=10_000_000) as usize,
         address_connections_per_second: server.number("address_connections_per_second", 0..=1_000_000) as u32,

@@ -103,6 +103,10 @@ pub struct StoreConfig {
     pub file_bytes_max: u64,
     /// All files of one key.
     pub key_bytes_max: u64,
+    /// Stored responses of one key.
+    pub key_response_bytes_max: u64,
+    /// Stored responses of all keys.
+    pub response_bytes_max: u64,
     /// How long responses are kept.
     pub response_days: u64,
     /// How long settled entries of the ledger are kept; 0: for ever.

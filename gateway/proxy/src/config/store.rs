@@ -43,6 +43,13 @@ fn store(document: &Document<'_>, env: Env<'_>) -> StoreConfig {
         bytes_max,
         file_bytes_max: table.number("file_bytes_max", 1024..=TIB),
         key_bytes_max: table.number("key_bytes_max", 1024..=1024 * TIB),
+        key_response_bytes_max: table.number("key_response_bytes_max", 1024..=1024 * TIB),
+        // Where the database is bounded, half of it is for what else there is to be kept.
+        response_bytes_max: table.number("response_bytes_max", 1024..=1024 * TIB).min(if bytes_max > 0 {
+            bytes_max / 2
+        } else {
+            u64::MAX
+        }),
         response_days: table.number("response_days", 1..=3650),
         ledger_days: table.number("ledger_days", 0..=36_500),
         audit_days: table.number("audit_days", 0..=36_500),

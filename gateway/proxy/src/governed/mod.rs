@@ -344,29 +344,8 @@ pub(crate) async fn admit(
         return Ok(None);
     }
     check_store(governor, &limits)?;
-    let (bounds, is_metered) = (bounds(&limits), limits.iter().any(|limit| limit.needs_tokens()));
-    if !free && (is_metered || bounds != BoundLimits::default()) {
-        call.count_on_amounts(entry.billing.own)?;
-    }
-    call.bound_output(bounds);
     let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: call.client };
-    let mut guess = match !free && is_metered {
-        true => {
-            check_metered(&limits, entry, estimate::tier_of(call, entry))?;
-            let measured = match entry.billing.own {
-                true => {
-                    check_room(governor, &limits, &who, call.dialect())?;
-                    entry.upstream.measure(call).await?
-                }
-                false => None,
-            };
-            Guess::of(call, entry, &governor.learned(&entry.name), measured)
-        }
-        false => Guess::unguessed(call, entry),
-    };
-    if limits.iter().any(|limit| limit.reserve == Reserve::Most) {
-        guess.reserve = Reserve::Most;
-    }
+    let guess = guessed(governor, &limits, &who, call, entry, free).await?;
     let reservation = Reservation::new(governor.clone(), call, entry, guess);
     let mut held = reserve(governor, &limits, &who, reservation).await?;
     if noted {
@@ -403,6 +382,72 @@ fn refusal(
     governor.metrics.count(Metric::LimitDecisions, &[("limit", claim.limit), ("decision", "denied")]);
     let by = limits.iter().find(|limit| limit.id == *claim.limit).map_or("key", |limit| limit.by.name());
     told::denied(claim, denied, by, fields)
+}
+
+/// What a call will use of those limits, whose bounds of its output are put into it.
+async fn guessed(
+    governor: &Governor,
+    limits: &[&Arc<Limit>],
+    who: &Who<'_>,
+    call: &mut Call,
+    entry: &Entry,
+    free: bool,
+) -> Result<Guess, Failure> {
+    let (bounds, is_metered) = (bounds(limits), limits.iter().any(|limit| limit.needs_tokens()));
+    if !free && (is_metered || bounds != BoundLimits::default()) {
+        call.count_on_amounts(entry.billing.own)?;
+    }
+    call.bound_output(bounds);
+    let mut guess = match !free && is_metered {
+        true => {
+            check_metered(limits, entry, estimate::tier_of(call, entry))?;
+            let measured = match entry.billing.own {
+                true => {
+                    check_room(governor, limits, who, call.dialect())?;
+                    entry.upstream.measure(call).await?
+                }
+                false => None,
+            };
+            Guess::of(call, entry, &governor.learned(&entry.name), measured)
+        }
+        false => Guess::unguessed(call, entry),
+    };
+    if limits.iter().any(|limit| limit.reserve == Reserve::Most) {
+        guess.reserve = Reserve::Most;
+    }
+    Ok(guess)
+}
+
+/// Whether the limits leave enough for a call that is to be made later. Nothing stays reserved, and places in flight are not asked for: it
+/// waits for one.
+///
+/// # Errors
+/// As [`admit`].
+pub(crate) async fn would_admit(
+    governor: &Arc<Governor>,
+    serving: &Serving,
+    principal: &Principal,
+    call: &mut Call,
+    entry: &Entry,
+) -> Result<(), Failure> {
+    let limits = serving.rules.of(principal, &entry.name)?;
+    let asked: Vec<Arc<Limit>> = limits.iter().map(|limit| Arc::new(without_places(limit))).collect();
+    let limits: Vec<&Arc<Limit>> = asked.iter().filter(|limit| !limit.measures.is_empty()).collect();
+    if limits.is_empty() {
+        return Ok(());
+    }
+    check_store(governor, &limits)?;
+    let who = Who { principal, model: &entry.name, providers: &entry.billing.providers, from: call.client };
+    let guess = guessed(governor, &limits, &who, call, entry, false).await?;
+    let reservation = Reservation::new(governor.clone(), call, entry, guess);
+    reserve(governor, &limits, &who, reservation).await?.withdraw();
+    Ok(())
+}
+
+fn without_places(limit: &Limit) -> Limit {
+    let mut limit = limit.clone();
+    limit.measures.retain(|measure| measure.unit != Unit::InFlight);
+    limit
 }
 
 /// What an operation that is not understood uses of a model.

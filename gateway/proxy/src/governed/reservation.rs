@@ -149,6 +149,14 @@ impl Reservation {
         }
     }
 
+    /// It was only asked whether it would be let in: nothing was used.
+    pub(super) fn withdraw(mut self) {
+        if let Some((shared, portions)) = self.portions.take() {
+            shared.settle(portions, |_, _| Some(0));
+        }
+        self.undo();
+    }
+
     /// It is noted in the ledger.
     pub(super) fn note(&mut self, mut open: OpenEntry) {
         open.held = Held {

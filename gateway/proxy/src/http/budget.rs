@@ -1,4 +1,5 @@
-//! Memory for request bodies: one budget for the whole process, taken as bytes arrive and given back when the body is dropped.
+//! A budget of memory for the whole process: for request bodies, taken as bytes arrive and given back when the body is dropped; and another
+//! one for answers (`answer_memory`).
 //!
 //! A sender that announces much and sends little holds little. A part is kept for small bodies, so that slow senders of large ones
 //! cannot lock everybody out: a body that outgrows [`SMALL_BYTES_MAX`] has to fit into the rest, and gives the part back.
@@ -49,6 +50,11 @@ impl BodyBudget {
     pub fn new(bytes_max: usize, largest: usize) -> Self {
         let now = ArcSwap::from_pointee(Units::new(bytes_max, largest));
         Self(Arc::new(Budgets { now, before: Mutex::default() }))
+    }
+
+    /// A budget that is never used up, for whoever tests something else.
+    pub fn unbounded() -> Self {
+        Self::new(usize::MAX, 0)
     }
 
     /// Another size for what is taken from now on; what has been taken stays with the size that it was taken from.
@@ -104,6 +110,23 @@ impl BodyLease {
     }
 }
 
+impl BodyLease {
+    /// Bytes that it covers, in whole units.
+    pub fn bytes(&self) -> usize {
+        (held(self.shared.as_ref()) + held(self.small.as_ref())) * UNIT_BYTES
+    }
+
+    /// Gives back what it covers beyond `bytes`.
+    pub fn shrink(&mut self, bytes: usize) {
+        let mut over = (self.bytes() / UNIT_BYTES).saturating_sub(bytes.div_ceil(UNIT_BYTES));
+        for permit in [&mut self.shared, &mut self.small] {
+            let given = over.min(held(permit.as_ref()));
+            over -= given;
+            drop(permit.as_mut().and_then(|permit| permit.split(given)));
+        }
+    }
+}
+
 fn held(permit: Option<&OwnedSemaphorePermit>) -> usize {
     permit.map_or(0, OwnedSemaphorePermit::num_permits)
 }
@@ -154,6 +177,21 @@ mod tests {
         assert_eq!(budget.bytes_held(), 100 * UNIT_BYTES + SMALL_BYTES_MAX, "the part was given back");
         drop((more, small));
         assert_eq!(budget.bytes_held(), 0);
+    }
+
+    #[test]
+    fn what_is_not_needed_any_more_goes_back() {
+        let budget = BodyBudget::new(256 * UNIT_BYTES, 128 * UNIT_BYTES);
+        let (mut large, mut other) = (budget.lease(), budget.lease());
+        assert_eq!(large.cover(200 * UNIT_BYTES), Ok(()));
+        large.shrink(10 * UNIT_BYTES + 1);
+        assert_eq!((large.bytes(), budget.bytes_held()), (11 * UNIT_BYTES, 11 * UNIT_BYTES));
+        large.shrink(100 * UNIT_BYTES);
+        assert_eq!(large.bytes(), 11 * UNIT_BYTES, "shrinking never takes");
+        assert_eq!(other.cover(213 * UNIT_BYTES), Ok(()));
+        large.shrink(0);
+        assert_eq!((large.bytes(), budget.bytes_held()), (0, 213 * UNIT_BYTES));
+        assert_eq!(large.cover(11 * UNIT_BYTES), Ok(()));
     }
 
     #[test]

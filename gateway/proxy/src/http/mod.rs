@@ -32,6 +32,12 @@ pub struct HttpLimits {
     pub body_bytes_max: usize,
     /// All request bodies together.
     pub body_memory_bytes_max: usize,
+    /// All that is held of answers together.
+    pub answer_memory_bytes_max: usize,
+    /// Largest event of a provider's stream of text.
+    pub event_bytes_max: usize,
+    /// Largest event of a provider's stream that can carry images.
+    pub image_event_bytes_max: usize,
     /// Connections at once.
     pub connections_max: usize,
     /// Connections of one address at once; 0: no limit.
@@ -60,6 +66,9 @@ impl Default for HttpLimits {
             head_bytes_max: 32 * 1024,
             body_bytes_max: 32 * 1024 * 1024,
             body_memory_bytes_max: 512 * 1024 * 1024,
+            answer_memory_bytes_max: 512 * 1024 * 1024,
+            event_bytes_max: 4 * 1024 * 1024,
+            image_event_bytes_max: 32 * 1024 * 1024,
             connections_max: 16 * 1024,
             address_connections_max: 2048,
             address_connections_per_second: 200,

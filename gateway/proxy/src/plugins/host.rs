@@ -70,7 +70,10 @@ impl RequestHost {
         let mut events = Vec::new();
         let principal = self.principal(ask_as);
         let deadline = Instant::now() + ANSWER_TIMEOUT;
-        let mut take = |event: &ChatEvent| events.push(event.clone());
+        let mut take = |event: &ChatEvent| {
+            events.push(event.clone());
+            Ok(())
+        };
         let answered = answer_events(&gateway, &principal, call, Some(deadline.into_std()), &mut take);
         Box::pin(answered).await.map_err(said)?;
         Ok(events)

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
+use penstock_dialects::room::make_room;
 use penstock_dialects::watch::{self, Seen, Watch};
 use penstock_dialects::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surface, Usage};
 use tokio::sync::OwnedSemaphorePermit;
@@ -18,6 +19,8 @@ use tokio::time::Instant;
 use super::pace::Paced;
 use super::{Outcome, Provider, fields};
 use crate::answer::ANSWER_BYTES_MAX;
+use crate::answer_memory::Hold;
+use crate::client::body::TAKE_BYTES_MAX;
 use crate::client::{Body, ClientError, Fault, Response};
 use crate::error::Failure;
 use crate::telemetry::OpenSpan;
@@ -25,6 +28,8 @@ use crate::upstream::{Course, Events, Facts};
 
 /// Lifecycle events that are held; more of them are handed on, though nothing has been said.
 const HELD_BYTES_MAX: usize = 1 << 20;
+/// Pieces up to this pass through; larger ones are events that were held, and are charged until they are written.
+const HANDED_BYTES: usize = 2 * TAKE_BYTES_MAX;
 /// How long the end of a body is waited for behind the end of its answer.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -137,14 +142,49 @@ pub(super) struct Stream {
     open: bool,
     headers: Vec<(HeaderName, HeaderValue)>,
     passed: Passed,
+    room: Room,
+}
+
+/// What a stream may hold.
+pub(super) struct Room {
+    pub(super) hold: Hold,
+    pub(super) event_bytes_max: usize,
+}
+
+impl Room {
+    /// `handed`: bytes that go out now, and are there until they are written; `held`: bytes of the event that has not ended, and
+    /// `waiting` before it.
+    ///
+    /// # Errors
+    /// The event is too large, or there is no memory for it.
+    pub(super) fn cover(&mut self, handed: usize, waiting: usize, held: usize) -> Result<(), Fail> {
+        if held > self.event_bytes_max {
+            return Err(Fail::Fault(too_large(self.event_bytes_max)));
+        }
+        let handed = if handed > HANDED_BYTES { handed } else { 0 };
+        self.hold.cover(handed + waiting + held).map_err(Fail::Memory)
+    }
+}
+
+/// Why a stream cannot go on.
+pub(super) enum Fail {
+    /// Its provider is at fault.
+    Fault(ProviderFault),
+    /// This gateway has no memory for it.
+    Memory(Failure),
+}
+
+fn too_large(max: usize) -> ProviderFault {
+    let message = format!("An event of the upstream's answer is larger than {max} bytes.");
+    ProviderFault::new(FaultClass::Garbled, message)
 }
 
 impl Stream {
-    pub(super) fn new(watch: Watch, response: Response, passed: Passed, first_by: Option<Instant>) -> Self {
+    pub(super) fn new(watch: Watch, response: Response, passed: Passed, first_by: Option<Instant>, room: Room) -> Self {
         let headers = fields::back(&response.headers);
         let mut body = response.body;
         body.limit(first_by);
-        Self { body, watch, held: Vec::new(), held_bytes: 0, open: false, headers, passed }
+        Self { body, watch, held: Vec::new(), held_bytes: 0, open: false, headers, passed, room }
     }
 
     /// Hands out what may go, if it may.
@@ -159,6 +199,7 @@ impl Stream {
         }
         if self.open {
             out.extend(self.held.drain(..).map(ChatEvent::Raw));
+            self.held_bytes = 0;
         }
     }
 
@@ -195,8 +236,15 @@ impl Events for Stream {
                 }
                 Err(error) => return Poll::Ready(Err(self.passed.cut(&error))),
             };
+            let came = self.held_bytes + self.watch.held();
             if let Err(fault) = self.take(more, out) {
                 return Poll::Ready(Err(self.passed.fail(fault)));
+            }
+            let (waiting, held) = (self.held_bytes, self.watch.held());
+            match self.room.cover(came.saturating_sub(waiting + held), waiting, held) {
+                Ok(()) => {}
+                Err(Fail::Fault(fault)) => return Poll::Ready(Err(self.passed.fail(fault))),
+                Err(Fail::Memory(failure)) => return Poll::Ready(Err(failure)),
             }
             if !more {
                 self.passed.counts(self.watch.seen().usage.unwrap_or_default());
@@ -229,19 +277,28 @@ pub(super) struct Whole {
     seen: Seen,
     headers: Vec<(HeaderName, HeaderValue)>,
     passed: Passed,
+    /// Until the answer has been written: whoever writes it keeps these events.
+    hold: Hold,
 }
 
 impl Whole {
-    pub(super) fn new(surface: Surface, response: Response, passed: Passed) -> Self {
+    pub(super) fn new(surface: Surface, response: Response, passed: Passed, hold: Hold) -> Self {
         let headers = fields::back(&response.headers);
-        Self { surface, body: response.body, bytes: Vec::new(), seen: Seen::default(), headers, passed }
+        Self { surface, body: response.body, bytes: Vec::new(), seen: Seen::default(), headers, passed, hold }
     }
 }
 
 impl Events for Whole {
     fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
         loop {
-            match ready!(self.body.poll_chunk(context, &mut self.bytes)) {
+            if self.bytes.len() > TAKE_BYTES_MAX {
+                make_room(&mut self.bytes, 2 * TAKE_BYTES_MAX);
+            }
+            let more = ready!(self.body.poll_chunk(context, &mut self.bytes));
+            if let Err(failure) = self.hold.cover(self.bytes.len()) {
+                return Poll::Ready(Err(failure));
+            }
+            match more {
                 Ok(true) if self.bytes.len() <= ANSWER_BYTES_MAX => {}
                 Ok(true) => {
                     let message = format!("The upstream's answer is larger than {} MiB.", ANSWER_BYTES_MAX >> 20);

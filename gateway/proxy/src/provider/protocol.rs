@@ -80,6 +80,11 @@ impl Protocol {
         }
     }
 
+    /// Whether an event of a stream can carry an image.
+    pub fn sends_images(self) -> bool {
+        matches!(self, Protocol::Gemini | Protocol::Vertex | Protocol::OpenAiResponses)
+    }
+
     /// Whether what is asked is this API's own, so that its bytes are passed on.
     pub fn speaks(self, ask: &Ask) -> bool {
         let surface = ask.surface;

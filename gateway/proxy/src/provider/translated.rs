@@ -9,7 +9,7 @@ use penstock_dialects::{AnswerDecoder, ChatEvent, ProviderFault, ServiceTier, Us
 use tokio::time::Instant;
 
 use super::fields;
-use super::passed::Passed;
+use super::passed::{Fail, Passed, Room};
 use crate::client::{Body, Response};
 use crate::error::Failure;
 use crate::upstream::{Course, Events, Facts};
@@ -25,6 +25,7 @@ pub(super) struct Translated {
     usage: Usage,
     headers: Vec<(HeaderName, HeaderValue)>,
     passed: Passed,
+    room: Room,
 }
 
 impl Translated {
@@ -34,11 +35,12 @@ impl Translated {
         response: Response,
         passed: Passed,
         first_by: Option<Instant>,
+        room: Room,
     ) -> Self {
         let headers = fields::back(&response.headers);
         let mut body = response.body;
         body.limit(first_by);
-        Self { body: Some(body), decoder, begun: false, usage: Usage::default(), headers, passed }
+        Self { body: Some(body), decoder, begun: false, usage: Usage::default(), headers, passed, room }
     }
 
     /// Takes what came; whether the answer goes on.
@@ -74,8 +76,17 @@ impl Events for Translated {
                 Ok(more) => more,
                 Err(error) => return Poll::Ready(Err(self.passed.cut(&error))),
             };
+            // At its end a whole body and the events made of it are there together.
+            let held = self.decoder.held();
+            let made = if more { 0 } else { held };
+            if let Err(Fail::Memory(failure)) = self.room.cover(made, 0, held) {
+                return Poll::Ready(Err(failure));
+            }
             let taken = self.take(&bytes, more, out);
             self.note(&out[before..]);
+            if let Err(Fail::Fault(fault)) = self.room.cover(0, 0, self.decoder.held()) {
+                return Poll::Ready(Err(self.passed.fail(fault)));
+            }
             match taken {
                 Err(fault) => return Poll::Ready(Err(self.passed.fail(fault))),
                 Ok(false) => {

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::ask::Asked;
 use super::keys::Use;
 use super::pace::Paced;
-use super::passed::{Passed, Stream, Whole};
+use super::passed::{Passed, Room, Stream, Whole};
 use super::protocol::openai_path;
 use super::translated::Translated;
 use super::{Forwarded, Outcome, Protocol, Provider, fields, protocol};
@@ -190,9 +190,10 @@ impl ProviderUpstream {
         response: Response,
         passed: Passed,
         first_by: Option<Instant>,
+        room: Room,
     ) -> Result<Box<dyn Events>, Failure> {
         if !call.stream {
-            return Ok(Box::new(Whole::new(call.ask.surface, response, passed)));
+            return Ok(Box::new(Whole::new(call.ask.surface, response, passed, room.hold)));
         }
         let kind = response.headers.get(header::CONTENT_TYPE).map(|kind| kind.as_bytes().to_ascii_lowercase());
         if kind.is_some_and(|kind| !kind.starts_with(b"text/event-stream")) {
@@ -200,7 +201,7 @@ impl ProviderUpstream {
             return Err(passed.failed(ProviderFault::new(FaultClass::Garbled, message)));
         }
         let watch = watch::Watch::new(call.ask.surface, self.adds_usage(call));
-        Ok(Box::new(Stream::new(watch, response, passed, first_by)))
+        Ok(Box::new(Stream::new(watch, response, passed, first_by, room)))
     }
 }
 
@@ -243,9 +244,12 @@ impl Upstream for ProviderUpstream {
             .inspect_err(|failure| span.iter_mut().for_each(|span| refused(span, failure)))?;
         let passed = Passed::new(provider.clone(), place, span).paced(paced);
         let first_by = call.stream.then(|| started + provider.config.first_token_timeout);
+        let images = provider.config.protocol.sends_images();
+        let event_bytes_max = if call.stream { origin.memory.event_bytes_max(images) } else { usize::MAX };
+        let room = Room { hold: origin.memory.hold(), event_bytes_max };
         match decoder {
-            Some(decoder) => Ok(Box::new(Translated::new(decoder, response, passed, first_by))),
-            None => self.begin(&call, response, passed, first_by),
+            Some(decoder) => Ok(Box::new(Translated::new(decoder, response, passed, first_by, room))),
+            None => self.begin(&call, response, passed, first_by, room),
         }
     }
 

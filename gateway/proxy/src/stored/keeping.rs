@@ -9,19 +9,18 @@ use std::time::Duration;
 
 use penstock_dialects::openai::ResponseCollector;
 use penstock_dialects::{ChatEvent, WholeCollector};
-use penstock_store::{ResponseId, ResponseRecord, Tenant};
+use penstock_store::{ResponseId, ResponseRecord, ResponseRoom, Tenant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 
 use super::Keeper;
+use crate::answer_memory::Hold;
+use crate::error::Failure;
 
 /// Responses being saved at once; with more, the store is too slow for them, and what does not fit is not kept.
 const SAVING_MAX: usize = 1024;
 /// Longest wait for a response that is being saved.
 const SAVED_TIMEOUT: Duration = Duration::from_secs(5);
-/// Stored responses of one key.
-pub(crate) const RESPONSES_MAX: u64 = 1_000_000;
-
 /// Responses that are being saved.
 pub(crate) struct Saving {
     now: Mutex<HashMap<ResponseId, watch::Receiver<()>>>,
@@ -78,6 +77,9 @@ pub(crate) struct Keeping {
     /// All but what the answer brings.
     record: ResponseRecord,
     collector: ResponseCollector,
+    room: ResponseRoom,
+    /// Until it is saved.
+    hold: Hold,
 }
 
 impl Keeping {
@@ -86,8 +88,23 @@ impl Keeping {
         tenant: Tenant,
         record: ResponseRecord,
         collector: ResponseCollector,
+        room: ResponseRoom,
+        hold: Hold,
     ) -> Self {
-        Self { keeper, tenant, record, collector }
+        Self { keeper, tenant, record, collector, room, hold }
+    }
+
+    /// Takes memory for what is held, and for the documents that are made of it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn cover(&mut self) -> Result<(), Failure> {
+        self.hold.cover(self.record.input.len() + 2 * self.bytes())
+    }
+
+    /// The client has its answer all the same.
+    pub(crate) fn give_up(self, why: &Failure) {
+        self.keeper.unsaved(&self.record.id, &why.message);
     }
 
     /// Takes an event of the answer.
@@ -102,7 +119,7 @@ impl Keeping {
 
     /// The answer is complete and about to be told: saves it. What is not complete is not kept.
     pub(crate) fn end(self) {
-        let Self { keeper, tenant, mut record, collector } = self;
+        let Self { keeper, tenant, mut record, collector, room, hold } = self;
         let Some(finished) = collector.finished() else { return };
         (record.body, record.output) = (finished.body, finished.output);
         let Some(place) = Saving::begin(&keeper, &record.id) else {
@@ -111,10 +128,10 @@ impl Keeping {
         };
         tokio::spawn(async move {
             let id = record.id.clone();
-            if let Err(error) = keeper.store.save_response(&tenant, record, RESPONSES_MAX).await {
+            if let Err(error) = keeper.store.save_response(&tenant, record, room).await {
                 keeper.unsaved(&id, &error.to_string());
             }
-            drop(place);
+            drop((place, hold));
         });
     }
 }

@@ -10,6 +10,7 @@ mod files;
 mod json;
 mod keeping;
 mod open;
+mod places;
 mod query;
 mod responses;
 pub mod route;
@@ -51,6 +52,10 @@ pub struct Keeper {
     pub(crate) saving: keeping::Saving,
     /// Responses that could not be saved.
     unsaved: AtomicU64,
+    /// Bytes of all stored responses, as last looked at.
+    response_bytes: AtomicU64,
+    /// Responses that are being answered in the background.
+    responses_running: AtomicU64,
     /// Counts of what runs.
     pub(crate) running: crate::batches::Running,
 }
@@ -64,6 +69,8 @@ impl Keeper {
             wake_responses: Notify::new(),
             saving: keeping::Saving::default(),
             unsaved: AtomicU64::new(0),
+            response_bytes: AtomicU64::new(0),
+            responses_running: AtomicU64::new(0),
             running: crate::batches::Running::default(),
         }
     }
@@ -85,6 +92,8 @@ impl Keeper {
                 (Gauge::StoreCommitSeconds, stats.commit_seconds),
                 (Gauge::StoreErrors, stats.errors as f64),
                 (Gauge::ResponsesUnsaved, self.unsaved.load(Ordering::Relaxed) as f64),
+                (Gauge::ResponseBytes, self.response_bytes.load(Ordering::Relaxed) as f64),
+                (Gauge::ResponsesRunning, self.responses_running.load(Ordering::Relaxed) as f64),
                 (Gauge::BatchesRunning, self.running.batches.load(Ordering::Relaxed) as f64),
                 (Gauge::BatchLinesRunning, self.running.lines.load(Ordering::Relaxed) as f64),
             ]
@@ -134,7 +143,7 @@ pub(crate) async fn serve(
 pub(crate) async fn recall(
     gateway: &Gateway,
     exchange: &mut Exchange,
-    principal: &Principal,
+    principal: &Arc<Principal>,
     call: Call,
 ) -> Result<Option<(Call, Option<Box<Keeping>>)>, End> {
     if call.ask.surface != Surface::Responses {

@@ -3,24 +3,31 @@
 //! A request that needs the store ([`prepare`]) is resolved here: earlier turns in front, its answer collected beside the stream. One
 //! that wants nothing kept goes on as any other.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::{HeaderValue, header};
 use penstock_dialects::openai::errors::ErrorShape;
 use penstock_dialects::openai::{ResponseForm, ResponseStatus as Word, ResponsesRequest};
 use penstock_dialects::{AnswerMeta, ApiError, Bounds, ChatRequest, Decoded, Request};
 use penstock_proto::ErrorKind;
-use penstock_store::{Order, ResponseId, ResponseRecord, ResponseStatus, StoreError, Tenant, Turn};
+use penstock_store::{Order, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, StoreError, Tenant, Turn};
 use serde_json::Value;
 
-use super::keeping::{Keeping, RESPONSES_MAX};
+use super::keeping::Keeping;
 use super::{Keeper, Visit, absent, answer, failed, json, query};
+use crate::answer_memory::Hold;
 use crate::auth::Principal;
 use crate::call::Call;
 use crate::clock::unix_seconds;
+use crate::config::StoreConfig;
 use crate::error::Failure;
 use crate::gateway::Gateway;
+use crate::governed;
 use crate::phases::End;
 
+/// Stored responses of one key.
+const RESPONSES_MAX: u64 = 1_000_000;
 /// Turns of one conversation.
 const TURNS_MAX: u32 = 1000;
 
@@ -36,8 +43,21 @@ pub(crate) enum Prepared {
     Queued(Bytes),
 }
 
+/// Room for stored responses.
+pub(super) fn room(config: &StoreConfig) -> ResponseRoom {
+    ResponseRoom {
+        tenant_max: RESPONSES_MAX,
+        tenant_bytes_max: config.key_response_bytes_max,
+        bytes_max: config.response_bytes_max,
+    }
+}
+
 /// Adds what the store knows to a request.
-pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: Call) -> Result<Prepared, Failure> {
+pub(crate) async fn prepare(
+    gateway: &Gateway,
+    principal: &Arc<Principal>,
+    mut call: Call,
+) -> Result<Prepared, Failure> {
     let Some(keeper) = gateway.keeper() else { return Ok(Prepared::Ask(Box::new(call), None)) };
     let body = call.body.clone();
     let request =
@@ -46,8 +66,9 @@ pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: 
         return Ok(Prepared::Ask(Box::new(call), None));
     }
     // Before anything is kept: what may not be asked is told at once.
-    gateway.serving().upstream(&call.model, principal)?;
-    let config = gateway.serving().config.clone();
+    let serving = gateway.serving();
+    serving.upstream(&call.model, principal)?;
+    let config = serving.config.clone();
     let (tenant, created) = (Tenant::new(principal.tenant()), unix_seconds());
     let previous = request.previous_response_id.as_deref();
     let previous = match previous.map(|id| ResponseId::parse(id).ok_or_else(|| no_previous(id))).transpose() {
@@ -78,6 +99,10 @@ pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: 
         }
         turns => turns?,
     };
+    let memory = gateway.answer_memory(&config.http);
+    let mut earlier = memory.hold();
+    earlier.cover(turns.iter().map(|turn| turn.input.len() + turn.output.len()).sum())?;
+    call.holds(earlier);
     call.own = !turns.is_empty();
     let (chat, form) = resolve(request, turns).await?;
     if background {
@@ -85,15 +110,25 @@ pub(crate) async fn prepare(gateway: &Gateway, principal: &Principal, mut call: 
         record.body = form.resource(&meta(&record), Word::Queued, b"", None);
         record.request = call.body.clone();
         let said = record.body.clone();
+        // What may not be asked now is not kept to be asked later.
+        call.answer_as(meta(&record), Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
+        let entry = serving.entry_of(&call, principal)?;
+        governed::would_admit(&gateway.governor, &serving, principal, &mut call, &entry).await?;
         gateway.guard.keep_identity(keeper.store.as_ref(), principal).await.map_err(failed)?;
-        keeper.store.save_response(&tenant, record, RESPONSES_MAX).await.map_err(failed)?;
+        keeper.store.save_response(&tenant, record, room(&config.store)).await.map_err(failed)?;
         keeper.wake_responses.notify_one();
         return Ok(Prepared::Queued(said));
     }
-    let keeping = store.then(|| {
-        let collector = form.collector(&meta(&record));
-        Box::new(Keeping::new(keeper.clone(), tenant, record.clone(), collector))
-    });
+    let keeping = match store {
+        true => {
+            let (collector, hold) = (form.collector(&meta(&record)), memory.hold());
+            let mut keeping =
+                Keeping::new(keeper.clone(), tenant, record.clone(), collector, room(&config.store), hold);
+            keeping.cover()?;
+            Some(Box::new(keeping))
+        }
+        false => None,
+    };
     call.answer_as(meta(&record), Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
     Ok(Prepared::Ask(Box::new(call), keeping))
 }
@@ -156,6 +191,14 @@ pub(super) async fn resolve(
     Ok(crate::call::off_io(bytes, work).await??)
 }
 
+/// A response, and the memory that it takes until it has been told.
+async fn held(visit: &Visit<'_>, id: &str) -> Result<(ResponseRecord, Hold), Failure> {
+    let record = find(visit, id).await?;
+    let mut hold = visit.gateway.answer_memory(&visit.gateway.serving().config.http).hold();
+    hold.cover(record.bytes() as usize)?;
+    Ok((record, hold))
+}
+
 async fn find(visit: &Visit<'_>, id: &str) -> Result<ResponseRecord, Failure> {
     let known = ResponseId::parse(id).ok_or_else(|| absent("Response", id))?;
     visit.keeper.saving.settled(&known).await;
@@ -174,7 +217,7 @@ pub(super) async fn show(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
         let message = "stream: stored responses are not streamed; ask for the response as it is";
         return Err(Failure::from(ApiError::unsupported_value("stream", message)).into());
     }
-    let record = find(visit, id).await?;
+    let (record, _hold) = held(visit, id).await?;
     say(visit, record.body).await
 }
 
@@ -195,7 +238,8 @@ pub(super) async fn cancel(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
         let (_, form) = rebuilt(visit.keeper, &visit.tenant, &record, limit).await?;
         let body = form.resource(&meta(&record), Word::Cancelled, b"", None);
         let output = Bytes::from_static(b"[]");
-        let changed = visit.keeper.store.update_response(&record.id, ResponseStatus::Ended, body.clone(), output);
+        let store = &visit.keeper.store;
+        let changed = store.update_response(&record.id, ResponseStatus::Ended, body.clone(), output, None);
         if changed.await.map_err(failed)? {
             visit.keeper.wake_responses.notify_one();
             return say(visit, body).await;
@@ -233,7 +277,7 @@ fn status(body: &[u8]) -> Option<String> {
 
 pub(super) async fn input_items(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     let page = query::page(&visit.exchange.head.target, 20, 100).map_err(Failure::from)?;
-    let record = find(visit, id).await?;
+    let (record, _hold) = held(visit, id).await?;
     let items = named_items(&record).map_err(|error| Failure::internal(error.to_string()))?;
     let items: Vec<_> = if page.order == Order::Descending { items.into_iter().rev().collect() } else { items };
     let from = match &page.after {

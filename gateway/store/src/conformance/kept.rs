@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use crate::{
     BatchId, BatchStatus, CHUNK_BYTES_MAX, Cancelled, Counts, Deleted, EndedBatch, FileId, LineResult, NewBatch,
-    NewFile, NewLine, Order, Page, ResponseId, ResponseRecord, ResponseStatus, Store, StoreError, Tenant,
+    NewFile, NewLine, Order, Page, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, Store, StoreError, Tenant,
 };
 
 /// All of them.
@@ -16,6 +16,8 @@ pub(super) async fn all(store: &dyn Store) {
     a_result_counts_once(store).await;
     batches_are_cancelled_and_bounded(store).await;
     responses_make_conversations(store).await;
+    old_responses_make_room(store).await;
+    open_responses_are_listed_by_turns(store).await;
     background_responses_change_until_they_end(store).await;
     tenants_see_their_own(store).await;
     people_are_known_while_they_have_something_open(store).await;
@@ -259,12 +261,7 @@ async fn batches_are_cancelled_and_bounded(store: &dyn Store) {
     assert_eq!((behind.items[0].id.clone(), behind.more), (id, false));
 }
 
-fn response(
-    id: &ResponseId,
-    previous: Option<&ResponseId>,
-    input: &'static str,
-    output: &'static str,
-) -> ResponseRecord {
+fn response(id: &ResponseId, previous: Option<&ResponseId>, input: &str, output: &str) -> ResponseRecord {
     ResponseRecord {
         id: id.clone(),
         status: ResponseStatus::Ended,
@@ -272,8 +269,8 @@ fn response(
         created: 100,
         expires: 1000,
         body: Bytes::from_static(b"{}"),
-        input: Bytes::from_static(input.as_bytes()),
-        output: Bytes::from_static(output.as_bytes()),
+        input: Bytes::copy_from_slice(input.as_bytes()),
+        output: Bytes::copy_from_slice(output.as_bytes()),
         request: Bytes::new(),
     }
 }
@@ -284,10 +281,8 @@ async fn responses_make_conversations(store: &dyn Store) {
     let ids: Vec<ResponseId> = (0..3).map(|_| ResponseId::random()).collect();
     for (at, (input, output)) in [("[1]", "[2]"), ("[3]", "[4]"), ("[5]", "[6]")].into_iter().enumerate() {
         let previous = at.checked_sub(1).map(|before| &ids[before]);
-        store.save_response(&tenant, response(&ids[at], previous, input, output), 3).await.expect("saved");
+        store.save_response(&tenant, response(&ids[at], previous, input, output), ROOM).await.expect("saved");
     }
-    let more = store.save_response(&tenant, response(&ResponseId::random(), None, "[]", "[]"), 3).await;
-    assert_eq!(more, Err(StoreError::Quota { used: 4, max: 3 }));
     let turns = store.conversation(&tenant, &ids[2], 10, 1000).await.expect("read").expect("there");
     let inputs: Vec<_> = turns.iter().map(|turn| turn.input.as_ref()).collect();
     assert_eq!(inputs, [b"[1]", b"[3]", b"[5]"]);
@@ -305,6 +300,92 @@ async fn responses_make_conversations(store: &dyn Store) {
     assert_eq!(store.response(&tenant, &ids[2]).await, Ok(None));
 }
 
+/// Room of whoever tests something else.
+const ROOM: ResponseRoom = ResponseRoom { tenant_max: 1000, tenant_bytes_max: 1 << 40, bytes_max: 1 << 50 };
+
+/// Those of a tenant that are there, of these.
+async fn there(store: &dyn Store, tenant: &Tenant, ids: &[ResponseId]) -> Vec<usize> {
+    let mut out = Vec::new();
+    for (at, id) in ids.iter().enumerate() {
+        if store.response(tenant, id).await.expect("read").is_some() {
+            out.push(at);
+        }
+    }
+    out
+}
+
+/// The oldest that have ended make room, and what would need more than that changes nothing.
+async fn old_responses_make_room(store: &dyn Store) {
+    let (tenant, large) = (Tenant::new("roomy"), "x".repeat(10_000));
+    let ids: Vec<ResponseId> = (0..8).map(|_| ResponseId::random()).collect();
+    let open = |id: &ResponseId| ResponseRecord {
+        status: ResponseStatus::Queued,
+        request: Bytes::from(large.clone()),
+        ..response(id, None, "[]", "[]")
+    };
+    let one = open(&ids[0]).bytes();
+    assert!((10_000..11_000).contains(&one), "a row counts its documents and a little: {one}");
+    let three = ResponseRoom { tenant_bytes_max: 3 * one, ..ROOM };
+    store.save_response(&tenant, open(&ids[0]), three).await.expect("saved");
+    for id in &ids[1..4] {
+        store.save_response(&tenant, response(id, None, &large, "[]"), three).await.expect("saved");
+    }
+    assert_eq!(there(store, &tenant, &ids).await, [0, 2, 3], "the oldest that has ended went, not the open one");
+    // By number, too.
+    let few = ResponseRoom { tenant_max: 2, ..ROOM };
+    store.save_response(&tenant, response(&ids[4], None, "[]", "[]"), few).await.expect("saved");
+    assert_eq!(there(store, &tenant, &ids).await, [0, 4]);
+    // What cannot fit beside what is open deletes nothing.
+    let refused = store.save_response(&tenant, response(&ids[5], None, &large.repeat(2), &large), three).await;
+    assert!(matches!(refused, Err(StoreError::Quota { .. })), "{refused:?}");
+    assert_eq!(there(store, &tenant, &ids).await, [0, 4]);
+    // An answer that grows needs room; what says that there is none does not.
+    let update =
+        |body: String, room| store.update_response(&ids[0], ResponseStatus::Ended, body.into(), "[]".into(), room);
+    let refused = update(large.repeat(4), Some(three)).await;
+    assert!(matches!(refused, Err(StoreError::Quota { .. })), "{refused:?}");
+    assert_eq!(update("{}".into(), None).await, Ok(true));
+    assert_eq!(there(store, &tenant, &ids).await, [0, 4]);
+    // Of all: whoever keeps most gives way, not whoever comes.
+    let (largest, small) = (Tenant::new("keeps most"), Tenant::new("keeps little"));
+    let theirs: Vec<ResponseId> = (0..3).map(|_| ResponseId::random()).collect();
+    for id in &theirs {
+        store.save_response(&largest, response(id, None, &"x".repeat(3 << 20), "[]"), ROOM).await.expect("saved");
+    }
+    let now = store.response_bytes().await.expect("summed");
+    let full = ResponseRoom { bytes_max: now, ..ROOM };
+    store.save_response(&small, response(&ids[6], None, &large, "[]"), full).await.expect("saved");
+    assert_eq!(there(store, &largest, &theirs).await, [1, 2]);
+    assert_eq!(there(store, &small, &ids).await, [6]);
+    let after = store.response_bytes().await.expect("summed");
+    assert_eq!(after, now - (3 << 20) + 10_000, "less one of three megabytes, and one of ten thousand bytes more");
+    let never = ResponseRoom { bytes_max: 1000, ..ROOM };
+    let refused = store.save_response(&small, response(&ids[7], None, &large, "[]"), never).await;
+    assert!(matches!(refused, Err(StoreError::Quota { .. })), "{refused:?}");
+    assert_eq!(there(store, &small, &ids).await, [6]);
+    while store.sweep_responses(1000).await.expect("swept") > 0 {}
+}
+
+/// A tenant with many does not hide one of another.
+async fn open_responses_are_listed_by_turns(store: &dyn Store) {
+    let (many, few) = (Tenant::new("has many"), Tenant::new("has few"));
+    let queued = |id: &ResponseId| ResponseRecord { status: ResponseStatus::Queued, ..response(id, None, "[]", "[]") };
+    let ids: Vec<ResponseId> = (0..6).map(|_| ResponseId::random()).collect();
+    for (at, id) in ids.iter().enumerate() {
+        let tenant = if at < 4 { &many } else { &few };
+        store.save_response(tenant, queued(id), ROOM).await.expect("saved");
+    }
+    let listed = async |each| {
+        let open = store.open_responses(each, 100).await.expect("listed");
+        let ours = open.into_iter().filter(|open| [&many, &few].contains(&&open.tenant));
+        ours.map(|open| ids.iter().position(|id| *id == open.id).expect("ours")).collect::<Vec<_>>()
+    };
+    assert_eq!(listed(100).await, [0, 4, 1, 5, 2, 3]);
+    assert_eq!(listed(1).await, [0, 4]);
+    assert!(store.open_responses(100, 1).await.expect("listed").len() == 1);
+    while store.sweep_responses(1000).await.expect("swept") > 0 {}
+}
+
 /// A response that is being made can be changed; one that has ended cannot.
 async fn background_responses_change_until_they_end(store: &dyn Store) {
     let tenant = Tenant::new("background");
@@ -314,20 +395,21 @@ async fn background_responses_change_until_they_end(store: &dyn Store) {
         request: Bytes::from_static(b"{\"model\":\"m\"}"),
         ..response(&id, None, "[]", "[]")
     };
-    store.save_response(&tenant, queued.clone(), 10).await.expect("saved");
-    let open = store.open_responses(100).await.expect("listed");
-    assert!(open.iter().any(|open| open.tenant == tenant && open.response == queued));
+    store.save_response(&tenant, queued.clone(), ROOM).await.expect("saved");
+    let open = store.open_responses(100, 100).await.expect("listed");
+    assert!(open.iter().any(|open| open.tenant == tenant && open.id == queued.id));
+    assert_eq!(store.response(&tenant, &id).await, Ok(Some(queued)));
     assert_eq!(store.conversation(&tenant, &id, 10, 1000).await, Ok(None), "it has not ended");
     let update = |status, body: &'static str| {
         let (body, output) = (Bytes::from_static(body.as_bytes()), Bytes::from_static(b"[1]"));
-        store.update_response(&id, status, body, output)
+        store.update_response(&id, status, body, output, Some(ROOM))
     };
     assert_eq!(update(ResponseStatus::InProgress, "{1}").await, Ok(true));
     assert_eq!(update(ResponseStatus::Ended, "{2}").await, Ok(true));
     assert_eq!(update(ResponseStatus::Ended, "{3}").await, Ok(false));
     let ended = store.response(&tenant, &id).await.expect("read").expect("there");
     assert_eq!((ended.body.as_ref(), ended.request.len()), (b"{2}".as_slice(), 0));
-    assert!(store.open_responses(100).await.expect("listed").iter().all(|open| open.response.id != id));
+    assert!(store.open_responses(100, 100).await.expect("listed").iter().all(|open| open.id != id));
 }
 
 /// What belongs to another is not there, by whatever way one asks.
@@ -337,7 +419,7 @@ async fn tenants_see_their_own(store: &dyn Store) {
     let unsealed = store.begin_file(&owner, new_file("batch", 1)).await.expect("begun");
     let batch = running(store, &owner, 1).await;
     let id = ResponseId::random();
-    store.save_response(&owner, response(&id, None, "[]", "[]"), 10).await.expect("saved");
+    store.save_response(&owner, response(&id, None, "[]", "[]"), ROOM).await.expect("saved");
     for stranger in [&other, &Tenant::new("")] {
         assert_eq!(store.file(stranger, &file).await, Ok(None));
         assert_eq!(store.read(stranger, &file, 0..6).await, Ok(None));
@@ -374,7 +456,7 @@ async fn people_are_known_while_they_have_something_open(store: &dyn Store) {
     let batch = store.create_batch(&bob, new_batch(&input)).await.expect("created").expect("its file is there");
     let id = ResponseId::random();
     let queued = ResponseRecord { status: ResponseStatus::Queued, ..response(&id, None, "[]", "[]") };
-    store.save_response(&eve, queued, 10).await.expect("saved");
+    store.save_response(&eve, queued, ROOM).await.expect("saved");
     assert_eq!(store.sweep_identities(1_000).await, Ok(1), "ada has nothing open");
     assert_eq!(store.identity(&ada).await, Ok(None));
     let end = EndedBatch { status: BatchStatus::Failed, output: None, errors: None, faults: String::new(), now: 900 };
@@ -382,7 +464,7 @@ async fn people_are_known_while_they_have_something_open(store: &dyn Store) {
     assert_eq!(store.sweep_identities(100).await, Ok(0), "not yet");
     assert_eq!(store.sweep_identities(1_000).await, Ok(1));
     assert_eq!(store.identity(&eve).await, Ok(Some(("e".to_owned(), 100))));
-    assert_eq!(store.update_response(&id, ResponseStatus::Ended, "{}".into(), "[]".into()).await, Ok(true));
+    assert_eq!(store.update_response(&id, ResponseStatus::Ended, "{}".into(), "[]".into(), None).await, Ok(true));
     assert_eq!(store.sweep_identities(1_000).await, Ok(1), "her response has ended");
     let long = "x".repeat(crate::IDENTITY_BYTES_MAX + 1);
     assert!(matches!(store.keep_identity(&eve, &long, 1).await, Err(StoreError::Misuse(_))));

@@ -6,12 +6,17 @@ use tokio_postgres::Row;
 
 use super::Postgres;
 use super::files::lock_tenant;
-use super::held::{cell, int, number, odd};
-use crate::{OpenResponse, ResponseId, ResponseRecord, ResponseStatus, Responses, StoreError, Tenant, Turn};
+use super::held::{Held, cell, int, number, odd};
+use crate::{
+    OpenResponse, RESPONSE_ROW_BYTES, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, Responses, StoreError,
+    Tenant, Turn,
+};
 
-const COLUMNS: &str = "id, status, previous, created, expires, body, input, output, request, tenant";
+const COLUMNS: &str = "id, status, previous, created, expires, body, input, output, request";
 /// Responses deleted in one transaction.
 const SWEEP_MAX: i64 = 256;
+/// Bytes that one tenant makes room with before it is asked again which one keeps most.
+const EVICT_BYTES: u64 = 1 << 20;
 
 fn code(status: ResponseStatus) -> i64 {
     match status {
@@ -44,19 +49,98 @@ fn record(row: &Row) -> Result<ResponseRecord, StoreError> {
     })
 }
 
+/// The tenants that have something open, each found by one step in the index, and the oldest of each.
+const OPEN: &str = "
+    WITH RECURSIVE open (tenant) AS (
+        SELECT min(tenant) FROM penstock.responses WHERE status < 2
+        UNION ALL
+        SELECT (SELECT min(r.tenant) FROM penstock.responses r WHERE r.status < 2 AND r.tenant > open.tenant)
+        FROM open WHERE open.tenant IS NOT NULL
+    )
+    SELECT oldest.tenant, oldest.id FROM open, LATERAL (
+        SELECT r.tenant, r.id, r.seq, row_number() OVER (ORDER BY r.seq) AS nth
+        FROM penstock.responses r WHERE r.status < 2 AND r.tenant = open.tenant ORDER BY r.seq LIMIT $1
+    ) oldest WHERE open.tenant IS NOT NULL ORDER BY oldest.nth, oldest.seq LIMIT $2";
+
+/// Deletes what has ended of a tenant, oldest first, until so many responses and bytes are gone. What is being deleted or changed
+/// elsewhere is passed over.
+const EVICT: &str = "
+    DELETE FROM penstock.responses WHERE seq IN (
+        SELECT seq FROM (
+            SELECT seq, row_number() OVER (ORDER BY seq) AS nth, sum(bytes) OVER (ORDER BY seq) - bytes AS before
+            FROM (SELECT seq, bytes FROM penstock.responses WHERE tenant = $1 AND status = 2 ORDER BY seq LIMIT 4096) oldest
+        ) counted WHERE nth <= $2::bigint OR before < $3::bigint)";
+
+async fn total(held: &mut Held) -> Result<u64, StoreError> {
+    let row = held.one("SELECT coalesce(sum(bytes), 0)::bigint FROM penstock.response_sums", &[]).await?;
+    row.map_or(Ok(0), |row| number(&row, 0))
+}
+
+/// Makes room for so many responses and bytes more of a tenant that is locked. Nothing is deleted where that would not be enough.
+async fn make_room(held: &mut Held, tenant: &str, rows: u64, bytes: u64, room: ResponseRoom) -> Result<(), StoreError> {
+    let sql =
+        "SELECT count(*), coalesce(sum(bytes), 0)::bigint FROM penstock.responses WHERE tenant = $1 AND status < 2";
+    let open = held.one(sql, &[&tenant]).await?.ok_or_else(odd)?;
+    for (used, max) in
+        [(number(&open, 0)? + rows, room.tenant_max), (number(&open, 1)?.saturating_add(bytes), room.tenant_bytes_max)]
+    {
+        if used > max {
+            return Err(StoreError::Quota { used, max });
+        }
+    }
+    loop {
+        let sql = "SELECT responses, bytes FROM penstock.response_sums WHERE tenant = $1";
+        let Some(row) = held.one(sql, &[&tenant]).await? else { return Ok(()) };
+        let over = (number(&row, 0)? + rows).saturating_sub(room.tenant_max);
+        let over_bytes = (number(&row, 1)? + bytes).saturating_sub(room.tenant_bytes_max);
+        if over == 0 && over_bytes == 0 {
+            return Ok(());
+        }
+        if held.execute(EVICT, &[&tenant, &int(over), &int(over_bytes)]).await? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Makes room for `bytes` more of anybody: whoever keeps most gives way. Outside of the transaction that needs it, so that no transaction
+/// holds the sums of two tenants; gateways that write at the same moment can pass the bound by what they write.
+async fn make_room_of_all(held: &mut Held, bytes: u64, room: ResponseRoom) -> Result<(), StoreError> {
+    let sql = "SELECT coalesce(sum(bytes), 0)::bigint FROM penstock.responses WHERE status < 2";
+    let open = held.one(sql, &[]).await?.map_or(Ok(0), |row| number(&row, 0))?;
+    if open.saturating_add(bytes) > room.bytes_max {
+        return Err(StoreError::Quota { used: open.saturating_add(bytes), max: room.bytes_max });
+    }
+    loop {
+        let over = (total(held).await? + bytes).saturating_sub(room.bytes_max);
+        if over == 0 {
+            return Ok(());
+        }
+        let sql = "SELECT s.tenant FROM penstock.response_sums s WHERE EXISTS \
+                   (SELECT 1 FROM penstock.responses r WHERE r.tenant = s.tenant AND r.status = 2) \
+                   ORDER BY s.bytes DESC LIMIT 1";
+        let Some(row) = held.one(sql, &[]).await? else { return Ok(()) };
+        let largest: String = cell(&row, 0)?;
+        if held.execute(EVICT, &[&largest, &0_i64, &int(over.min(EVICT_BYTES))]).await? == 0 {
+            return Ok(());
+        }
+    }
+}
+
 #[async_trait]
 impl Responses for Postgres {
-    async fn save_response(&self, tenant: &Tenant, new: ResponseRecord, tenant_max: u64) -> Result<(), StoreError> {
+    async fn save_response(&self, tenant: &Tenant, new: ResponseRecord, room: ResponseRoom) -> Result<(), StoreError> {
         let mut held = self.held().await?;
+        let bytes = new.bytes();
+        make_room_of_all(&mut held, bytes, room).await?;
         held.begin().await?;
         lock_tenant(&mut held, tenant).await?;
-        let sql = "SELECT count(*) FROM penstock.responses WHERE tenant = $1";
-        let have = held.one(sql, &[&tenant.as_str()]).await?.map_or(Ok(0), |row| number(&row, 0))?;
-        if have + 1 > tenant_max {
-            return held.undo(Err(StoreError::Quota { used: have + 1, max: tenant_max })).await;
+        if let Err(error) = make_room(&mut held, tenant.as_str(), 1, bytes, room).await {
+            return held.undo(Err(error)).await;
         }
-        let sql =
-            format!("INSERT INTO penstock.responses ({COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)");
+        let sql = format!(
+            "INSERT INTO penstock.responses ({COLUMNS}, tenant, bytes) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)"
+        );
         let values: super::held::Values<'_> = &[
             &new.id.as_str(),
             &code(new.status),
@@ -68,6 +152,7 @@ impl Responses for Postgres {
             &new.output.as_ref(),
             &new.request.as_ref(),
             &tenant.as_str(),
+            &int(bytes),
         ];
         held.execute(&sql, values).await?;
         held.commit().await
@@ -90,11 +175,33 @@ impl Responses for Postgres {
         status: ResponseStatus,
         body: Bytes,
         output: Bytes,
+        room: Option<ResponseRoom>,
     ) -> Result<bool, StoreError> {
-        let sql = "UPDATE penstock.responses SET status = $2, body = $3, output = $4, \
+        let mut held = self.held().await?;
+        let sql = "SELECT tenant, bytes, \
+                   octet_length(input)::bigint + CASE WHEN $2::bigint = 2 THEN 0 ELSE octet_length(request) END::bigint \
+                   FROM penstock.responses WHERE id = $1 AND status < 2";
+        let Some(row) = held.one(sql, &[&id.as_str(), &code(status)]).await? else { return Ok(false) };
+        let (tenant, before): (String, u64) = (cell(&row, 0)?, number(&row, 1)?);
+        let bytes = RESPONSE_ROW_BYTES + number(&row, 2)? + (body.len() + output.len()) as u64;
+        let room = room.filter(|_| bytes > before);
+        if let Some(room) = room {
+            make_room_of_all(&mut held, bytes - before, room).await?;
+        }
+        held.begin().await?;
+        lock_tenant(&mut held, &Tenant::new(&tenant)).await?;
+        if let Some(room) = room
+            && let Err(error) = make_room(&mut held, &tenant, 0, bytes - before, room).await
+        {
+            return held.undo(Err(error)).await;
+        }
+        let sql = "UPDATE penstock.responses SET status = $2, body = $3, output = $4, bytes = $5, \
                    request = CASE WHEN $2::bigint = 2 THEN ''::bytea ELSE request END WHERE id = $1 AND status < 2";
-        let values: super::held::Values<'_> = &[&id.as_str(), &code(status), &body.as_ref(), &output.as_ref()];
-        Ok(self.held().await?.execute(sql, values).await? > 0)
+        let values: super::held::Values<'_> =
+            &[&id.as_str(), &code(status), &body.as_ref(), &output.as_ref(), &int(bytes)];
+        let changed = held.execute(sql, values).await? > 0;
+        held.commit().await?;
+        Ok(changed)
     }
 
     async fn conversation(
@@ -123,11 +230,17 @@ impl Responses for Postgres {
         Ok((!turns.is_empty()).then_some(turns))
     }
 
-    async fn open_responses(&self, limit: u32) -> Result<Vec<OpenResponse>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM penstock.responses WHERE status < 2 ORDER BY seq LIMIT $1");
-        let rows = self.held().await?.query(&sql, &[&i64::from(limit)]).await?;
-        let open = |row| Ok(OpenResponse { tenant: Tenant::new(cell(row, 9)?), response: record(row)? });
+    async fn open_responses(&self, each: u32, limit: u32) -> Result<Vec<OpenResponse>, StoreError> {
+        let rows = self.held().await?.query(OPEN, &[&i64::from(each), &i64::from(limit)]).await?;
+        let open = |row: &Row| {
+            let id = ResponseId::parse(cell(row, 1)?).ok_or_else(odd)?;
+            Ok(OpenResponse { tenant: Tenant::new(cell(row, 0)?), id })
+        };
         rows.iter().map(open).collect()
+    }
+
+    async fn response_bytes(&self) -> Result<u64, StoreError> {
+        total(&mut self.held().await?).await
     }
 
     async fn sweep_responses(&self, now: u64) -> Result<u64, StoreError> {

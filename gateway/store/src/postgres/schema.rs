@@ -4,7 +4,7 @@ use super::held::{Held, cell};
 use crate::StoreError;
 
 /// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
-const VERSIONS: [&str; 7] = [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED];
+const VERSIONS: [&str; 8] = [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED, BOUNDED];
 
 /// Files, batches, responses.
 const KEPT: &str = "
@@ -393,6 +393,38 @@ const SETTLED: &str = "
         END IF;
     END
     $$;
+";
+
+/// What stored responses count, and their sums by tenant. A trigger keeps the sums, so that whoever writes or deletes keeps them true; a
+/// gateway of the version before counts what it adds as nothing.
+const BOUNDED: &str = "
+    ALTER TABLE penstock.responses ADD COLUMN bytes BIGINT NOT NULL DEFAULT 0;
+    UPDATE penstock.responses
+        SET bytes = 512 + octet_length(body) + octet_length(input) + octet_length(output) + octet_length(request);
+    CREATE INDEX responses_ended ON penstock.responses (tenant, seq) INCLUDE (bytes) WHERE status = 2;
+    CREATE INDEX responses_waiting ON penstock.responses (tenant, seq) INCLUDE (bytes) WHERE status < 2;
+    CREATE TABLE penstock.response_sums (
+        tenant TEXT PRIMARY KEY,
+        responses BIGINT NOT NULL,
+        bytes BIGINT NOT NULL
+    );
+    INSERT INTO penstock.response_sums SELECT tenant, count(*), sum(bytes)::bigint FROM penstock.responses GROUP BY tenant;
+
+    CREATE FUNCTION penstock.response_counted_1() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        IF TG_OP = 'INSERT' THEN
+            INSERT INTO penstock.response_sums AS s (tenant, responses, bytes) VALUES (NEW.tenant, 1, NEW.bytes)
+                ON CONFLICT (tenant) DO UPDATE SET responses = s.responses + 1, bytes = s.bytes + excluded.bytes;
+        ELSIF TG_OP = 'UPDATE' THEN
+            UPDATE penstock.response_sums SET bytes = bytes - OLD.bytes + NEW.bytes WHERE tenant = NEW.tenant;
+        ELSE
+            UPDATE penstock.response_sums SET responses = responses - 1, bytes = bytes - OLD.bytes WHERE tenant = OLD.tenant;
+        END IF;
+        RETURN NULL;
+    END
+    $$;
+    CREATE TRIGGER response_counted AFTER INSERT OR DELETE OR UPDATE OF bytes ON penstock.responses
+        FOR EACH ROW EXECUTE FUNCTION penstock.response_counted_1();
 ";
 
 /// Brings the database to the newest version. One that is newer is used as it is: its versions only added.

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::{Sqlite, files};
+use super::{Sqlite, files, pages};
 use crate::sql::{direction, listing};
 use crate::{
     BatchId, BatchRecord, BatchStatus, BatchTimes, Batches, Cancelled, Counts, EndedBatch, FileId, Line, LineResult,
@@ -111,6 +111,7 @@ fn admit(connection: &Connection, id: &BatchId, lines: &[NewLine]) -> Result<(),
     if status != BatchStatus::Validating {
         return Ok(());
     }
+    pages::room_for(connection, lines.iter().map(|line| line.custom_id.len() as u64 + 64).sum())?;
     let mut statement = connection
         .prepare("INSERT OR IGNORE INTO batch_lines (batch, line, custom_id, at, bytes) VALUES (?1, ?2, ?3, ?4, ?5)")?;
     for line in lines {
@@ -145,6 +146,7 @@ fn waiting(connection: &Connection, id: &BatchId, from: u32, limit: u32) -> Resu
 /// The line leaves the list, its result is kept and counted: all or nothing.
 fn finish(connection: &Connection, id: &BatchId, line: u32, result: &LineResult) -> Result<bool, StoreError> {
     let (seq, _) = place(connection, id)?;
+    pages::room_for(connection, result.text.len() as u64)?;
     let changed = connection
         .prepare("UPDATE batch_lines SET ok = ?3, result = ?4 WHERE batch = ?1 AND line = ?2 AND ok IS NULL")?
         .execute(params![seq, line, result.ok, result.text.as_ref()])?;

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::Sqlite;
+use super::{Sqlite, pages};
 use crate::sql::{direction, listing};
 use crate::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, Files, Listing, NewFile, Page, StoreError, Tenant};
 
@@ -72,6 +72,7 @@ fn begin(connection: &Connection, tenant: &Tenant, new: &NewFile) -> Result<File
             return Err(StoreError::Quota { used, max });
         }
     }
+    pages::room_for(connection, 0)?;
     let id = FileId::random();
     connection
         .prepare(
@@ -90,6 +91,7 @@ fn append(connection: &Connection, tenant: &Tenant, id: &FileId, at: u64, bytes:
     if size(connection, seq)? != at {
         return Err(StoreError::Misuse("a piece at the wrong place of its file"));
     }
+    pages::room_for(connection, bytes.len() as u64)?;
     connection
         .prepare("INSERT INTO file_chunks (file, at, data) VALUES (?1, ?2, ?3)")?
         .execute(params![seq, at, bytes])?;

@@ -13,6 +13,7 @@ mod files;
 mod keys;
 mod lane;
 mod ledger;
+mod pages;
 mod people;
 mod responses;
 mod schema;

@@ -4,12 +4,17 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::Sqlite;
-use crate::{OpenResponse, ResponseId, ResponseRecord, ResponseStatus, Responses, StoreError, Tenant, Turn};
+use super::{Sqlite, pages};
+use crate::{
+    OpenResponse, RESPONSE_ROW_BYTES, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, Responses, StoreError,
+    Tenant, Turn,
+};
 
-const COLUMNS: &str = "id, status, previous, created, expires, body, input, output, request, tenant";
+const COLUMNS: &str = "id, status, previous, created, expires, body, input, output, request";
 /// Responses deleted in one transaction.
 const SWEEP_MAX: u32 = 256;
+/// Bytes that one tenant makes room with before it is asked again which one keeps most.
+const EVICT_BYTES: u64 = 1 << 20;
 
 fn number(status: ResponseStatus) -> u8 {
     match status {
@@ -39,17 +44,14 @@ fn record(row: &Row<'_>) -> rusqlite::Result<ResponseRecord> {
     })
 }
 
-fn save(connection: &Connection, tenant: &Tenant, new: &ResponseRecord, max: u64) -> Result<(), StoreError> {
-    let have: u64 = connection
-        .prepare("SELECT count(*) FROM responses WHERE tenant = ?1")?
-        .query_row([tenant.as_str()], |row| row.get(0))?;
-    if have + 1 > max {
-        return Err(StoreError::Quota { used: have + 1, max });
-    }
+fn save(connection: &Connection, tenant: &Tenant, new: &ResponseRecord, room: ResponseRoom) -> Result<(), StoreError> {
+    let bytes = new.bytes();
+    make_room(connection, tenant.as_str(), 1, bytes, room)?;
+    pages::room_for(connection, bytes)?;
     connection
         .prepare(
-            "INSERT INTO responses (id, tenant, status, previous, created, expires, body, input, output, request) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+            "INSERT INTO responses (id, tenant, status, previous, created, expires, body, input, output, request, bytes) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
         )?
         .execute(params![
             new.id.as_str(),
@@ -61,9 +63,140 @@ fn save(connection: &Connection, tenant: &Tenant, new: &ResponseRecord, max: u64
             new.body.as_ref(),
             new.input.as_ref(),
             new.output.as_ref(),
-            new.request.as_ref()
+            new.request.as_ref(),
+            bytes
         ])?;
     Ok(())
+}
+
+/// What an open response is changed to.
+struct Change {
+    id: ResponseId,
+    status: ResponseStatus,
+    body: Bytes,
+    output: Bytes,
+}
+
+fn update(connection: &Connection, change: &Change, room: Option<ResponseRoom>) -> Result<bool, StoreError> {
+    let Change { id, status, body, output } = change;
+    let status = number(*status);
+    let sql = "SELECT tenant, bytes, length(input) + CASE WHEN ?2 = 2 THEN 0 ELSE length(request) END \
+               FROM responses WHERE id = ?1 AND status < 2";
+    let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+    let found: Option<(String, u64, u64)> =
+        connection.prepare(sql)?.query_row(params![id.as_str(), status], row).optional()?;
+    let Some((tenant, before, stays)) = found else { return Ok(false) };
+    let bytes = RESPONSE_ROW_BYTES + stays + (body.len() + output.len()) as u64;
+    if let Some(room) = room.filter(|_| bytes > before) {
+        make_room(connection, &tenant, 0, bytes - before, room)?;
+        pages::room_for(connection, bytes - before)?;
+    }
+    let sql = "UPDATE responses SET status = ?2, body = ?3, output = ?4, bytes = ?5, \
+               request = CASE WHEN ?2 = 2 THEN x'' ELSE request END WHERE id = ?1 AND status < 2";
+    let values = params![id.as_str(), status, body.as_ref(), output.as_ref(), bytes];
+    Ok(connection.prepare(sql)?.execute(values)? > 0)
+}
+
+/// Makes room for so many responses and bytes more. Nothing is deleted where that would not be enough.
+fn make_room(
+    connection: &Connection,
+    tenant: &str,
+    rows: u64,
+    bytes: u64,
+    room: ResponseRoom,
+) -> Result<(), StoreError> {
+    let pair = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?));
+    let (open, open_bytes): (u64, u64) = connection
+        .prepare("SELECT count(*), coalesce(sum(bytes), 0) FROM responses WHERE tenant = ?1 AND status < 2")?
+        .query_row([tenant], pair)?;
+    let all_open: u64 = connection
+        .prepare("SELECT coalesce(sum(bytes), 0) FROM responses WHERE status < 2")?
+        .query_row([], |row| row.get(0))?;
+    for (used, max) in [
+        (open + rows, room.tenant_max),
+        (open_bytes.saturating_add(bytes), room.tenant_bytes_max),
+        (all_open.saturating_add(bytes), room.bytes_max),
+    ] {
+        if used > max {
+            return Err(StoreError::Quota { used, max });
+        }
+    }
+    let (have, have_bytes): (u64, u64) = connection
+        .prepare("SELECT responses, bytes FROM response_sums WHERE tenant = ?1")?
+        .query_row([tenant], pair)
+        .optional()?
+        .unwrap_or_default();
+    let over = (have + rows).saturating_sub(room.tenant_max);
+    evict(connection, tenant, over, (have_bytes + bytes).saturating_sub(room.tenant_bytes_max))?;
+    loop {
+        let over = (total(connection)? + bytes).saturating_sub(room.bytes_max);
+        if over == 0 {
+            return Ok(());
+        }
+        let largest: Option<String> = connection
+            .prepare(
+                "SELECT tenant FROM response_sums AS sums WHERE EXISTS \
+                 (SELECT 1 FROM responses WHERE tenant = sums.tenant AND status = 2) ORDER BY bytes DESC LIMIT 1",
+            )?
+            .query_row([], |row| row.get(0))
+            .optional()?;
+        let Some(largest) = largest else { return Err(StoreError::Quota { used: over, max: room.bytes_max }) };
+        // Little at a time: another tenant may be the largest then.
+        evict(connection, &largest, 0, over.min(EVICT_BYTES))?;
+    }
+}
+
+/// Deletes responses of a tenant that have ended, oldest first, until so many and so many bytes are gone, or there are none.
+fn evict(connection: &Connection, tenant: &str, mut rows: u64, mut bytes: u64) -> Result<(), StoreError> {
+    let sql = "SELECT seq, bytes FROM responses WHERE tenant = ?1 AND status = 2 ORDER BY seq LIMIT ?2";
+    while rows > 0 || bytes > 0 {
+        let mut statement = connection.prepare(sql)?;
+        let oldest = statement.query_map(params![tenant, SWEEP_MAX], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let oldest: Vec<(i64, u64)> = oldest.collect::<Result<_, _>>()?;
+        if oldest.is_empty() {
+            return Ok(());
+        }
+        for (seq, freed) in oldest {
+            if rows == 0 && bytes == 0 {
+                break;
+            }
+            connection.prepare("DELETE FROM responses WHERE seq = ?1")?.execute([seq])?;
+            (rows, bytes) = (rows.saturating_sub(1), bytes.saturating_sub(freed));
+        }
+    }
+    Ok(())
+}
+
+fn total(connection: &Connection) -> Result<u64, StoreError> {
+    let sql = "SELECT coalesce(sum(bytes), 0) FROM response_sums";
+    Ok(connection.prepare(sql)?.query_row([], |row| row.get(0))?)
+}
+
+/// The tenants that have something open, each found by one step in the index.
+const OPEN_TENANTS: &str = "
+    WITH RECURSIVE open (tenant) AS (
+        SELECT min(tenant) FROM responses WHERE status < 2
+        UNION ALL
+        SELECT (SELECT min(tenant) FROM responses WHERE status < 2 AND tenant > open.tenant)
+        FROM open WHERE open.tenant IS NOT NULL
+    ) SELECT tenant FROM open WHERE tenant IS NOT NULL";
+
+fn open(connection: &Connection, each: u32, limit: u32) -> Result<Vec<OpenResponse>, StoreError> {
+    let mut tenants = connection.prepare(OPEN_TENANTS)?;
+    let tenants: Vec<String> = tenants.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
+    let mut oldest =
+        connection.prepare("SELECT seq, id FROM responses WHERE tenant = ?1 AND status < 2 ORDER BY seq LIMIT ?2")?;
+    let mut found: Vec<(usize, i64, OpenResponse)> = Vec::new();
+    for tenant in tenants {
+        let rows = oldest.query_map(params![tenant, each], |row| Ok((row.get(0)?, row.get::<_, String>(1)?)))?;
+        for (nth, row) in rows.enumerate() {
+            let (seq, id) = row?;
+            let id = ResponseId::parse(&id).ok_or(rusqlite::Error::InvalidQuery)?;
+            found.push((nth, seq, OpenResponse { tenant: Tenant::new(&tenant), id }));
+        }
+    }
+    found.sort_unstable_by_key(|(nth, seq, _)| (*nth, *seq));
+    Ok(found.into_iter().take(limit as usize).map(|(.., open)| open).collect())
 }
 
 fn conversation(
@@ -103,10 +236,10 @@ impl Responses for Sqlite {
         &self,
         tenant: &Tenant,
         response: ResponseRecord,
-        tenant_max: u64,
+        room: ResponseRoom,
     ) -> Result<(), StoreError> {
         let tenant = tenant.clone();
-        self.writer.run(move |connection| save(connection, &tenant, &response, tenant_max)).await
+        self.writer.run(move |connection| save(connection, &tenant, &response, room)).await
     }
 
     async fn response(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<ResponseRecord>, StoreError> {
@@ -131,15 +264,10 @@ impl Responses for Sqlite {
         status: ResponseStatus,
         body: Bytes,
         output: Bytes,
+        room: Option<ResponseRoom>,
     ) -> Result<bool, StoreError> {
-        let id = id.clone();
-        let sql = "UPDATE responses SET status = ?2, body = ?3, output = ?4, \
-                   request = CASE WHEN ?2 = 2 THEN x'' ELSE request END WHERE id = ?1 AND status < 2";
-        let update = move |connection: &Connection| {
-            let values = params![id.as_str(), number(status), body.as_ref(), output.as_ref()];
-            Ok(connection.prepare(sql)?.execute(values)? > 0)
-        };
-        self.writer.run(update).await
+        let change = Change { id: id.clone(), status, body, output };
+        self.writer.run(move |connection| update(connection, &change, room)).await
     }
 
     async fn conversation(
@@ -153,17 +281,12 @@ impl Responses for Sqlite {
         self.reader.run(move |connection| conversation(connection, &tenant, &id, turns_max, bytes_max)).await
     }
 
-    async fn open_responses(&self, limit: u32) -> Result<Vec<OpenResponse>, StoreError> {
-        let sql = format!("SELECT {COLUMNS} FROM responses WHERE status < 2 ORDER BY seq LIMIT ?1");
-        let list = move |connection: &Connection| {
-            let mut statement = connection.prepare(&sql)?;
-            let rows = statement.query_map([limit], |row| {
-                let tenant: String = row.get(9)?;
-                Ok(OpenResponse { tenant: Tenant::new(&tenant), response: record(row)? })
-            })?;
-            Ok(rows.collect::<Result<_, _>>()?)
-        };
-        self.reader.run(list).await
+    async fn open_responses(&self, each: u32, limit: u32) -> Result<Vec<OpenResponse>, StoreError> {
+        self.reader.run(move |connection| open(connection, each, limit)).await
+    }
+
+    async fn response_bytes(&self) -> Result<u64, StoreError> {
+        self.reader.run(total).await
     }
 
     async fn sweep_responses(&self, now: u64) -> Result<u64, StoreError> {

@@ -5,7 +5,7 @@ use rusqlite::Connection;
 use crate::StoreError;
 
 /// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
-const VERSIONS: [&str; 4] = [KEPT, GOVERNED, LIVES, PEOPLE];
+const VERSIONS: [&str; 5] = [KEPT, GOVERNED, LIVES, PEOPLE, BOUNDED];
 
 /// Files, batches, responses.
 const KEPT: &str = "
@@ -197,6 +197,32 @@ const PEOPLE: &str = "
     ) WITHOUT ROWID;
 ";
 
+/// What stored responses count, and their sums by tenant. Triggers keep the sums, so that whoever writes or deletes keeps them true; a
+/// gateway of the version before counts what it adds as nothing.
+const BOUNDED: &str = "
+    ALTER TABLE responses ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
+    UPDATE responses SET bytes = 512 + length(body) + length(input) + length(output) + length(request);
+    CREATE INDEX responses_ended ON responses (tenant, seq, bytes) WHERE status = 2;
+    CREATE INDEX responses_waiting ON responses (tenant, seq, bytes) WHERE status < 2;
+    CREATE TABLE response_sums (
+        tenant TEXT PRIMARY KEY,
+        responses INTEGER NOT NULL,
+        bytes INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    INSERT INTO response_sums SELECT tenant, count(*), sum(bytes) FROM responses GROUP BY tenant;
+    CREATE TRIGGER response_added AFTER INSERT ON responses BEGIN
+        INSERT INTO response_sums VALUES (NEW.tenant, 1, NEW.bytes)
+            ON CONFLICT (tenant) DO UPDATE SET responses = responses + 1, bytes = bytes + excluded.bytes;
+    END;
+    CREATE TRIGGER response_changed AFTER UPDATE OF bytes ON responses BEGIN
+        UPDATE response_sums SET bytes = bytes - OLD.bytes + NEW.bytes WHERE tenant = NEW.tenant;
+    END;
+    CREATE TRIGGER response_removed AFTER DELETE ON responses BEGIN
+        UPDATE response_sums SET responses = responses - 1, bytes = bytes - OLD.bytes WHERE tenant = OLD.tenant;
+        DELETE FROM response_sums WHERE tenant = OLD.tenant AND responses <= 0;
+    END;
+";
+
 /// Brings the database to the newest version. One that is newer is used as it is: its versions only added.
 pub(super) fn migrate(connection: &Connection) -> Result<(), StoreError> {
     connection.execute_batch("BEGIN IMMEDIATE")?;
@@ -211,6 +237,28 @@ pub(super) fn migrate(connection: &Connection) -> Result<(), StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn responses_that_were_there_count() {
+        let connection = Connection::open_in_memory().expect("memory");
+        for statements in &VERSIONS[..4] {
+            connection.execute_batch(statements).expect("made");
+        }
+        connection.pragma_update(None, "user_version", 4).expect("as it was");
+        let old = "INSERT INTO responses (id, tenant, status, created, expires, body, input, output, request)
+                   VALUES (?1, 'a', 2, 1, 2, x'0102', x'03', x'', x'')";
+        connection.execute(old, ["resp_1"]).expect("kept before");
+        migrate(&connection).expect("brought up");
+        let sums = |connection: &Connection| -> (u64, u64) {
+            let sql = "SELECT responses, bytes FROM response_sums WHERE tenant = 'a'";
+            connection.query_row(sql, [], |row| Ok((row.get(0)?, row.get(1)?))).expect("sums")
+        };
+        assert_eq!(sums(&connection), (1, 515));
+        connection.execute(old, ["resp_2"]).expect("a gateway of the version before");
+        assert_eq!(sums(&connection), (2, 515));
+        connection.execute("DELETE FROM responses WHERE id = 'resp_1'", []).expect("deleted");
+        assert_eq!(sums(&connection), (1, 0));
+    }
 
     #[test]
     fn migrating_twice_and_from_the_future_changes_nothing() {

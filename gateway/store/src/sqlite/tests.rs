@@ -6,7 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::*;
-use crate::{CHUNK_BYTES_MAX, FileId, Files, NewFile, Tenant, conformance};
+use crate::{
+    CHUNK_BYTES_MAX, FileId, Files, NewFile, People, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus,
+    Responses, Tenant, conformance,
+};
 
 /// A folder that is removed with its test.
 struct Folder(PathBuf);
@@ -109,6 +112,130 @@ async fn a_full_store_says_so_and_goes_on() {
         .writer
         .run(|connection| Ok(connection.query_row("PRAGMA integrity_check", [], |row| row.get::<_, String>(0))?));
     assert_eq!(check.await.as_deref(), Ok("ok"));
+}
+
+fn kept(status: ResponseStatus, bytes: usize) -> ResponseRecord {
+    ResponseRecord {
+        id: ResponseId::random(),
+        status,
+        previous: None,
+        created: 1,
+        expires: 1000,
+        body: Bytes::from_static(b"{}"),
+        input: vec![b'x'; bytes].into(),
+        output: Bytes::new(),
+        request: Bytes::new(),
+    }
+}
+
+#[tokio::test]
+async fn what_clients_keep_leaves_room_for_keys() {
+    let folder = Folder::new("reserve");
+    let tenant = Tenant::new("a");
+    let store = folder.open(4 << 20);
+    let room = ResponseRoom { tenant_max: 1 << 20, tenant_bytes_max: 1 << 40, bytes_max: 1 << 40 };
+    // Large ones, then small ones, until not even the smallest fits.
+    for bytes in [256 << 10, 16 << 10, 1] {
+        while store.save_response(&tenant, kept(ResponseStatus::Queued, bytes), room).await.is_ok() {}
+        assert_eq!(
+            store.save_response(&tenant, kept(ResponseStatus::Queued, bytes), room).await,
+            Err(StoreError::Full)
+        );
+    }
+    assert_eq!(put(&store, &tenant, 1).await, Err(StoreError::Full));
+    for number in 0..40 {
+        let (name, identity) = (format!("jwt:corp:{number}"), "x".repeat(4000));
+        store.keep_identity(&Tenant::new(&name), &identity, 1).await.expect("what the gateway writes itself");
+    }
+}
+
+/// What a client or time can do to the responses of one of three tenants.
+#[derive(Clone, Debug)]
+enum Step {
+    Save { tenant: usize, open: bool, bytes: usize },
+    Update { nth: usize, end: bool, bytes: usize },
+    Delete { nth: usize },
+    Sweep { now: u64 },
+}
+
+fn step() -> impl proptest::strategy::Strategy<Value = Step> {
+    use proptest::prelude::*;
+    prop_oneof![
+        6 => (0..3_usize, any::<bool>(), 0..6_000_usize)
+            .prop_map(|(tenant, open, bytes)| Step::Save { tenant, open, bytes }),
+        4 => (any::<usize>(), any::<bool>(), 0..6_000_usize)
+            .prop_map(|(nth, end, bytes)| Step::Update { nth, end, bytes }),
+        1 => any::<usize>().prop_map(|nth| Step::Delete { nth }),
+        1 => (0..1_200_u64).prop_map(|now| Step::Sweep { now }),
+    ]
+}
+
+const BOUNDS: ResponseRoom = ResponseRoom { tenant_max: 6, tenant_bytes_max: 12_000, bytes_max: 20_000 };
+
+/// Responses, bytes and bytes that have not ended, of each tenant; counted, not summed up.
+async fn counted(store: &Sqlite) -> Vec<(String, u64, u64, u64)> {
+    let sql = "SELECT tenant, count(*), sum(512 + length(body) + length(input) + length(output) + length(request)),
+               sum(CASE WHEN status < 2 THEN bytes ELSE 0 END) FROM responses GROUP BY tenant ORDER BY tenant";
+    let read = move |connection: &Connection| {
+        let mut statement = connection.prepare(sql)?;
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    };
+    store.reader.run(read).await.expect("counted")
+}
+
+async fn take(store: &Sqlite, known: &mut Vec<(Tenant, ResponseId)>, step: &Step) {
+    let before = counted(store).await;
+    let total = |of: &[(String, u64, u64, u64)]| of.iter().map(|(_, _, bytes, _)| bytes).sum::<u64>();
+    let refused = match step {
+        Step::Save { tenant, open, bytes } => {
+            let status = if *open { ResponseStatus::Queued } else { ResponseStatus::Ended };
+            let (tenant, record) = (Tenant::new(["a", "b", "c"][*tenant]), kept(status, *bytes));
+            known.push((tenant.clone(), record.id.clone()));
+            store.save_response(&tenant, record, BOUNDS).await.is_err()
+        }
+        Step::Update { nth, end, bytes } if !known.is_empty() => {
+            let (_, id) = &known[nth % known.len()];
+            let status = if *end { ResponseStatus::Ended } else { ResponseStatus::InProgress };
+            let body = Bytes::from(vec![b'y'; *bytes]);
+            store.update_response(id, status, body, Bytes::new(), Some(BOUNDS)).await.is_err()
+        }
+        Step::Delete { nth } if !known.is_empty() => {
+            let (tenant, id) = &known[nth % known.len()];
+            store.delete_response(tenant, id).await.is_err()
+        }
+        Step::Sweep { now } => store.sweep_responses(*now).await.is_err(),
+        _ => false,
+    };
+    let after = counted(store).await;
+    if refused {
+        assert_eq!(before, after, "what is refused changes nothing: {step:?}");
+    }
+    assert!(total(&after) <= BOUNDS.bytes_max, "{step:?}: {after:?}");
+    for (tenant, responses, bytes, _) in &after {
+        assert!(*responses <= BOUNDS.tenant_max && *bytes <= BOUNDS.tenant_bytes_max, "{step:?} {tenant}: {after:?}");
+    }
+    assert_eq!(store.response_bytes().await, Ok(total(&after)), "the sums are true: {step:?}");
+    let open = |of: &[(String, u64, u64, u64)]| of.iter().map(|(.., open)| open).sum::<u64>();
+    if matches!(step, Step::Save { open: false, .. }) {
+        assert_eq!(open(&before), open(&after), "what has not ended never makes room");
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig { cases: 48, ..Default::default() })]
+
+    #[test]
+    fn responses_never_pass_their_bounds(steps in proptest::collection::vec(step(), 1..60)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let store = Sqlite::open(&SqliteOptions { path: MEMORY.into(), bytes_max: 0 }).expect("opens");
+            let mut known = Vec::new();
+            for step in &steps {
+                take(&store, &mut known, step).await;
+            }
+        });
+    }
 }
 
 #[tokio::test]

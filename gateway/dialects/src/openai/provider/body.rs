@@ -3,6 +3,7 @@
 
 use crate::codec::{AnswerDecoder, FaultClass, ProviderFault};
 use crate::event::ChatEvent;
+use crate::room::append;
 use crate::sse::SseReader;
 
 /// Longest whole answer that is held: 2,048 vectors of 3,072 values in base64 take 34 MB, as numbers about twice that.
@@ -83,7 +84,7 @@ impl<A: Answer> AnswerDecoder for Body<A> {
                 Err(ProviderFault::new(FaultClass::Garbled, message))
             }
             Form::Whole(held) => {
-                held.extend_from_slice(bytes);
+                append(held, bytes);
                 Ok(())
             }
         }
@@ -110,6 +111,14 @@ impl<A: Answer> AnswerDecoder for Body<A> {
 
     fn is_complete(&self) -> bool {
         self.complete
+    }
+
+    fn held(&self) -> usize {
+        match &self.form {
+            Form::Unknown => 0,
+            Form::Events(reader) => reader.held(),
+            Form::Whole(held) => held.len(),
+        }
     }
 }
 

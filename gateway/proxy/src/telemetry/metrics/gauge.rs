@@ -11,6 +11,8 @@ pub enum Gauge {
     Connections,
     /// Bytes held by request bodies.
     BodyBytes,
+    /// Bytes held of answers.
+    AnswerBytes,
     /// Lines of the access log that were lost.
     AccessLinesLost,
     /// Spans that the collector took.
@@ -129,6 +131,10 @@ pub enum Gauge {
     StoreErrors,
     /// Responses that their clients have and the store has not.
     ResponsesUnsaved,
+    /// Bytes of stored responses.
+    ResponseBytes,
+    /// Responses being answered in the background.
+    ResponsesRunning,
     /// Batches that have a task.
     BatchesRunning,
     /// Their lines that are being answered.
@@ -230,6 +236,9 @@ impl Gauge {
             Gauge::InFlight => ("penstock_requests_in_flight", "gauge", "Requests being served."),
             Gauge::Connections => ("penstock_connections", "gauge", "Open client connections."),
             Gauge::BodyBytes => ("penstock_body_bytes", "gauge", "Memory held by request bodies."),
+            Gauge::AnswerBytes => {
+                ("penstock_answer_bytes", "gauge", "Memory held by answers that are not passed on as they come.")
+            }
             Gauge::AccessLinesLost => (
                 "penstock_access_log_lines_lost_total",
                 "counter",
@@ -444,6 +453,14 @@ impl Gauge {
                 ("penstock_store_commit_seconds_total", "counter", "Seconds that transactions of the store took.")
             }
             Gauge::StoreErrors => ("penstock_store_errors_total", "counter", "Operations of the store that failed."),
+            Gauge::ResponseBytes => (
+                "penstock_response_bytes",
+                "gauge",
+                "Bytes of all stored responses, as the gateway that runs background responses last saw them.",
+            ),
+            Gauge::ResponsesRunning => {
+                ("penstock_background_responses", "gauge", "Responses being answered in the background.")
+            }
             Gauge::ResponsesUnsaved => {
                 ("penstock_responses_unsaved_total", "counter", "Responses that were answered and could not be kept.")
             }

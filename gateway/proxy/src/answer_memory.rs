@@ -1,0 +1,153 @@
+//! Memory for what is held of answers: one budget for the whole process, as there is one for request bodies.
+//!
+//! An answer that is passed on as it comes holds nothing and pays nothing. Charged is what stays: a whole answer that is being read, the
+//! event that has not ended, what a translation or a whole answer collects, what is to be kept in the store. A holder that cannot get
+//! more fails as a request that finds no memory does, with a 503 before the head and as a broken stream behind it.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use penstock_proto::ErrorKind;
+
+use crate::error::Failure;
+use crate::http::HttpLimits;
+use crate::http::budget::{BodyBudget, BodyLease, SMALL_BYTES_MAX};
+
+/// What one holder may hold uncharged: the cut event at the end of a piece, which nearly every piece has.
+const FREE_BYTES: usize = 16 * 1024;
+/// Between two looks of somebody who can wait.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The budget, and the sizes of events.
+#[derive(Clone, Debug)]
+pub struct AnswerMemory {
+    budget: BodyBudget,
+    event_bytes_max: usize,
+    image_event_bytes_max: usize,
+}
+
+impl Default for AnswerMemory {
+    /// Never used up.
+    fn default() -> Self {
+        static UNBOUNDED: LazyLock<BodyBudget> = LazyLock::new(BodyBudget::unbounded);
+        Self::new(&UNBOUNDED, &HttpLimits::default())
+    }
+}
+
+impl AnswerMemory {
+    /// Of that budget, with the sizes of events that are in force.
+    pub fn new(budget: &BodyBudget, limits: &HttpLimits) -> Self {
+        let HttpLimits { event_bytes_max, image_event_bytes_max, .. } = *limits;
+        Self { budget: budget.clone(), event_bytes_max, image_event_bytes_max }
+    }
+
+    /// Nothing held yet.
+    pub fn hold(&self) -> Hold {
+        Hold(self.budget.lease())
+    }
+
+    /// Largest event of a stream; `images`: where events can carry them.
+    pub fn event_bytes_max(&self, images: bool) -> usize {
+        if images { self.image_event_bytes_max } else { self.event_bytes_max }
+    }
+}
+
+/// What one holder holds; given back when it is dropped.
+#[derive(Debug)]
+pub struct Hold(BodyLease);
+
+impl Hold {
+    /// It holds `bytes` now. Cheap where that is little, or hardly changes.
+    ///
+    /// # Errors
+    /// The memory is used up.
+    pub fn cover(&mut self, bytes: usize) -> Result<(), Failure> {
+        let covered = self.0.bytes();
+        if bytes > covered && bytes > FREE_BYTES {
+            return self.0.cover(bytes).map_err(|_| exhausted());
+        }
+        if covered > SMALL_BYTES_MAX && bytes < covered / 2 {
+            self.0.shrink(bytes);
+        }
+        Ok(())
+    }
+
+    /// The same for somebody whom nobody waits for: waits until there is memory. Cancel-safe.
+    pub async fn wait(&mut self, bytes: usize) {
+        while self.cover(bytes).is_err() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+fn exhausted() -> Failure {
+    let message = "The memory for answers is used up: too many large ones are in progress. Try again shortly.";
+    Failure::new(ErrorKind::Overloaded, message).retry_after(Duration::from_secs(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn memory(bytes_max: usize) -> (BodyBudget, AnswerMemory) {
+        let budget = BodyBudget::new(bytes_max, 0);
+        let memory = AnswerMemory::new(&budget, &HttpLimits::default());
+        (budget, memory)
+    }
+
+    #[test]
+    fn what_passes_through_pays_nothing() {
+        let (budget, memory) = memory(1 << 20);
+        let mut hold = memory.hold();
+        for bytes in [0, 100, FREE_BYTES, 7] {
+            assert!(hold.cover(bytes).is_ok());
+            assert_eq!(budget.bytes_held(), 0);
+        }
+        assert!(hold.cover(FREE_BYTES + 1).is_ok());
+        let held = budget.bytes_held();
+        assert!(held > FREE_BYTES, "{held}");
+        assert!(hold.cover(100).is_ok());
+        assert_eq!(budget.bytes_held(), held, "a little is kept, so that the next piece does not ask again");
+        assert!(hold.cover(500_000).is_ok() && hold.cover(1).is_ok());
+        assert!(budget.bytes_held() <= FREE_BYTES, "and much is not");
+    }
+
+    /// What a hostile upstream, or many clients, do to some holders: each holds another amount at each step, or ends.
+    fn steps() -> impl Strategy<Value = Vec<(usize, Option<usize>)>> {
+        let amount = prop_oneof![0..40_000_usize, 0..700_000_usize, Just(usize::MAX / 2)];
+        prop::collection::vec((0..24_usize, prop::option::weighted(0.85, amount)), 1..200)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 96, ..Default::default() })]
+
+        /// Whatever holders do, what they hold and are charged for never passes the budget, and all of it comes back.
+        #[test]
+        fn what_is_held_never_passes_the_budget(steps in steps()) {
+            const MAX: usize = 2 << 20;
+            let (budget, memory) = memory(MAX);
+            let mut holders: Vec<(Hold, usize)> = (0..24).map(|_| (memory.hold(), 0)).collect();
+            for (who, amount) in steps {
+                match amount {
+                    None => holders[who] = (memory.hold(), 0),
+                    Some(bytes) => match holders[who].0.cover(bytes) {
+                        Ok(()) => holders[who].1 = bytes,
+                        // It ends: what it had is dropped with it.
+                        Err(failure) => {
+                            prop_assert_eq!(failure.status(), 503);
+                            prop_assert!(failure.retry_after.is_some());
+                            holders[who] = (memory.hold(), 0);
+                        }
+                    },
+                }
+                let charged: usize = holders.iter().map(|(_, held)| *held).filter(|held| *held > FREE_BYTES).sum();
+                prop_assert!(charged <= budget.bytes_held(), "{} held, {} charged", charged, budget.bytes_held());
+                prop_assert!(budget.bytes_held() <= MAX);
+            }
+            drop(holders);
+            prop_assert_eq!(budget.bytes_held(), 0);
+        }
+    }
+}
