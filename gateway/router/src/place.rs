@@ -304,7 +304,6 @@ impl Market<'_> {
         }
         waiting.found = all;
         waiting.found_at = self.now;
-        waiting.note_found();
     }
 }
 
