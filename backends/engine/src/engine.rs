@@ -616,10 +616,11 @@ impl Engine {
             .collect())
     }
 
-    /// Whether rows are not finite because of the model, not of what they were computed from. A device that fails here is as broken.
+    /// Whether rows are not finite because of the model, not of what they were computed from. A device that fails in the probe says nothing
+    /// about the model: failures of devices are transient and have their own count.
     fn breaks(&mut self, drawn: &[Sampled]) -> bool {
         let not_finite = drawn.iter().any(|(_, drawn)| matches!(drawn, Err(BadLogits::NotFinite)));
-        self.is_broken |= not_finite && !self.probe().unwrap_or(false);
+        self.is_broken |= not_finite && !self.probe().unwrap_or(true);
         self.is_broken
     }
 

@@ -237,7 +237,7 @@ impl Gauge {
             Gauge::Connections => ("penstock_connections", "gauge", "Open client connections."),
             Gauge::BodyBytes => ("penstock_body_bytes", "gauge", "Memory held by request bodies."),
             Gauge::AnswerBytes => {
-                ("penstock_answer_bytes", "gauge", "Memory held by answers that are not passed on as they come.")
+                ("penstock_answer_bytes", "gauge", "Memory of answers that the gateway holds, whole or in part.")
             }
             Gauge::AccessLinesLost => (
                 "penstock_access_log_lines_lost_total",
