@@ -138,7 +138,7 @@ class Many:
         outcome = Outcome()
         body = json.dumps({"model": model, "stream": stream, "messages": [{"role": "user", "content": "go"}]}).encode()
         auth = f"authorization: Bearer {key}\r\n" if key else ""
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\n{auth}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{auth}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         writer = None
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

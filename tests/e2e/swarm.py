@@ -314,7 +314,7 @@ async def ask(port: int, path: str, body: dict, key: str = "", leave_after: int 
     data = json.dumps(body).encode()
     auth = f"authorization: Bearer {key}\r\n" if key else ""
     writer.write(
-        f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n{auth}"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n{auth}"
         f"content-length: {len(data)}\r\n\r\n".encode()
         + data
     )

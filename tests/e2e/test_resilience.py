@@ -292,7 +292,7 @@ def leave(world, dialect: str, stream: bool, delay: float) -> tuple[float, int]:
     }[dialect]
     raw = json.dumps({"model": "alone", **body}).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {CLIENT_KEY}\r\ncontent-length: {len(raw)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {CLIENT_KEY}\r\ncontent-length: {len(raw)}\r\n\r\n"
     )
     with world.first.behaving(delay=delay, head_delay=0 if stream else 20):
         with socket.create_connection(("127.0.0.1", world.gateway.port)) as connection:
