@@ -291,9 +291,7 @@ def leave(world, dialect: str, stream: bool, delay: float) -> tuple[float, int]:
         "messages": ("/v1/messages", {"messages": user("Count from 1 to 400."), "stream": stream, "max_tokens": 900}),
     }[dialect]
     raw = json.dumps({"model": "alone", **body}).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {CLIENT_KEY}\r\ncontent-length: {len(raw)}\r\n\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {CLIENT_KEY}\r\ncontent-length: {len(raw)}\r\n\r\n"
     with world.first.behaving(delay=delay, head_delay=0 if stream else 20):
         with socket.create_connection(("127.0.0.1", world.gateway.port)) as connection:
             connection.sendall(head.encode() + raw)
