@@ -107,6 +107,14 @@ def world(running):
     return running
 
 
+@pytest.fixture
+def fresh(tmp_path):
+    """A world of its own: a key that was limited rests as long as the provider asked for, and no other test may have done that."""
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
 def works(world) -> bool:
     """Earlier faults may have taken the provider out for a while."""
     try:
@@ -265,21 +273,21 @@ def test_without_need_nothing_is_hedged(world):
     assert len(world.first.seen) == 1 and len(world.second.seen) == 0
 
 
-def test_keys_take_turns_and_one_that_is_limited_rests(world):
+def test_keys_take_turns_and_one_that_is_limited_rests(fresh):
     for _ in range(4):
-        world.text("alone", False)
-    used = [seen.headers["authorization"] for seen in world.first.seen]
+        fresh.text("alone", False)
+    used = [seen.headers["authorization"] for seen in fresh.first.seen]
     assert set(used) == {"Bearer sk-one", "Bearer sk-two"}, used
-    world.first.reset()
-    world.first.fail(status=429, headers={"retry-after": "30"})
+    fresh.first.reset()
+    fresh.first.fail(status=429, headers={"retry-after": "30"})
     answers = []
     for _ in range(5):
         try:
-            answers.append(world.text("alone", False))
+            answers.append(fresh.text("alone", False))
         except openai.RateLimitError:
             answers.append("limited")
-    limited = world.first.seen[0].headers["authorization"]
-    later = {seen.headers["authorization"] for seen in world.first.seen[1:]}
+    limited = fresh.first.seen[0].headers["authorization"]
+    later = {seen.headers["authorization"] for seen in fresh.first.seen[1:]}
     assert limited not in later and later, (limited, later, answers)
     assert answers[-1] == GREETING, answers
 

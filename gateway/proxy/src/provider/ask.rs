@@ -99,10 +99,10 @@ impl Provider {
                 tried < self.keys.len() && failure.upstream.as_ref().is_some_and(|told| is_the_keys(told.class));
             // Nothing was made of it.
             paced.iter_mut().for_each(|paced| paced.used(0));
-            let awake = match self.keys.awake(asked.asker, asked.uses, Instant::now()) {
-                Ok(awake) if other => awake,
-                _ => return Err(failure),
-            };
+            if !other {
+                return Err(failure);
+            }
+            let Ok(awake) = self.keys.awake(asked.asker, asked.uses, Instant::now()) else { return Err(failure) };
             (turn, paced) = self.paced(asked, awake).await?;
         }
         Err(Failure::internal("a provider with keys without number"))
