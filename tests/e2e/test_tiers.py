@@ -124,11 +124,12 @@ def test_a_worker_killed_while_it_writes_leaves_no_wrong_block(tmp_path):
                 assert ask(gateway, seed)[0] == answer
 
 
-def test_a_disk_that_cannot_be_used_is_left_out(tmp_path):
+def test_a_disk_that_cannot_be_used_is_left_out_and_said(tmp_path):
     (tmp_path / "kv").write_text("not a folder")
     with serving(tmp_path, config=config(tmp_path)) as gateway:
         assert ask(gateway, 1)[0] == ask(gateway, 1)[0]
-        assert "no KV tier on disk" in gateway.log()
+        wait_until(lambda: "a KV tier is off" in gateway.log(), "the log says so")
+        assert "Not a directory" in gateway.log()
 
 
 def remote(server: Redis | S3, folder: Path) -> str:
