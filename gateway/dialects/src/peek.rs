@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use amounts::Amounts;
 pub use amounts::BoundLimits;
-pub use names::folds;
+pub use names::{folds, other_models};
 pub use splice::{Splice, renamed, spliced};
 
 use crate::Bounds;
@@ -43,6 +43,8 @@ pub struct Peek {
     pub choices: u32,
     /// Prompts of a completion that has several.
     pub prompts: u32,
+    /// The field that names further models, for upstreams that ask them where `model` does not answer; null names none.
+    pub other_models: Option<&'static str>,
     /// `service_tier` (and Anthropic's `speed`), where it is one that a provider may bill otherwise.
     pub service_tier: ServiceTier,
     /// `user`, when it is text.
@@ -138,7 +140,10 @@ fn field(
         "user" if reader.kind()? == Kind::String => {
             out.user = Some(fields::text(reader)?).filter(|user| user.len() <= USER_BYTES_MAX);
         }
-        _ => reader.skip()?,
+        other => {
+            out.other_models = out.other_models.or(other_models(other));
+            reader.skip()?;
+        }
     }
     Ok(())
 }
@@ -228,6 +233,19 @@ mod tests {
         let (at, usage) = seen.stream_options.expect("there");
         assert_eq!((&body[at], usage), (&br#"{"include_usage":true}"#[..], true));
         assert_eq!(seen.start, 2);
+    }
+
+    #[test]
+    fn fields_that_name_further_models_are_seen() {
+        for (body, expected) in [
+            (r#"{"model":"a","models":["b"]}"#, Some("models")),
+            (r#"{"fallbacks":[{"model":"b"}],"model":"a"}"#, Some("fallbacks")),
+            (r#"{"model":"a","models":null}"#, None),
+            (r#"{"model":"a","metadata":{"models":["b"]}}"#, None),
+        ] {
+            let seen = peek(body.as_bytes(), CHAT, &Bounds::default()).expect("an object");
+            assert_eq!(seen.other_models, expected, "{body}");
+        }
     }
 
     #[test]

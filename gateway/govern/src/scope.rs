@@ -27,6 +27,11 @@ impl Scope {
         admits(&self.models, model)
     }
 
+    /// Whether it is held to some models.
+    pub fn is_held_to_models(&self) -> bool {
+        !self.models.iter().any(|model| model == "*") && !self.models.is_empty()
+    }
+
     /// Whether that route may be used.
     pub fn has_route(&self, label: &str) -> bool {
         admits(&self.routes, label)

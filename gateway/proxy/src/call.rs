@@ -113,6 +113,8 @@ pub struct Call {
     pub model: String,
     /// A streamed answer is wanted.
     pub stream: bool,
+    /// The field in which the client, and no plugin, names further models to the upstream.
+    pub(crate) other_models: Option<&'static str>,
     /// The top level of the body.
     pub peek: Peek,
     /// The body as the client sent it.
@@ -171,6 +173,7 @@ impl Call {
             ask,
             model,
             stream,
+            other_models: peek.other_models,
             peek,
             body: body.bytes,
             request_id,

@@ -71,7 +71,8 @@ pub(crate) async fn serve(
 ) -> Result<(), End> {
     let mut headers = std::mem::take(&mut exchange.head.headers);
     let body = exchange.read_body(&gateway.bodies).await?;
-    let (model, at) = named(&headers, &body)?;
+    let (model, at, others) = named(&headers, &body)?;
+    principal.check_other_models(others)?;
     if at.1 {
         // Whatever it was called: it has been read as JSON.
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -112,8 +113,11 @@ fn closed(held: Option<Reservation>, ended: Result<(), End>) -> Result<(), End> 
     ended
 }
 
-/// The model that a JSON body or a form names, and where.
-fn named(headers: &HeaderMap, body: &Body) -> Result<(String, (Range<usize>, bool)), Failure> {
+/// A model's name, where it stands in the body and whether that is JSON, and the field that names further models.
+type Named = (String, (Range<usize>, bool), Option<&'static str>);
+
+/// The model that a JSON body or a form names, where, and the field that names further ones.
+fn named(headers: &HeaderMap, body: &Body) -> Result<Named, Failure> {
     let missing = || ApiError::invalid("model", "model: required, but missing");
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let Some(boundary) = multipart::boundary(kind) else {
@@ -122,18 +126,21 @@ fn named(headers: &HeaderMap, body: &Body) -> Result<(String, (Range<usize>, boo
             return Err(Failure::new(ErrorKind::UnsupportedMedia, message));
         }
         let seen = peek(&body.bytes, None, &Bounds::default())?;
-        return Ok((seen.model.ok_or_else(missing)?, (seen.model_at.ok_or_else(missing)?, true)));
+        let at = seen.model_at.ok_or_else(missing)?;
+        return Ok((seen.model.ok_or_else(missing)?, (at, true), seen.other_models));
     };
-    let at = model_part(&body.bytes, &boundary)?.ok_or_else(missing)?;
+    let (at, others) = model_part(&body.bytes, &boundary)?;
+    let at = at.ok_or_else(missing)?;
     let name = std::str::from_utf8(&body.bytes[at.clone()])
         .ok()
         .filter(|name| (1..=MODEL_BYTES_MAX).contains(&name.len()) && !name.chars().any(char::is_control));
     let name = name.ok_or_else(|| ApiError::invalid("model", "model: not the name of a model"))?;
-    Ok((name.to_owned(), (at, false)))
+    Ok((name.to_owned(), (at, false), others))
 }
 
-/// Where a form names its model; `None`: nowhere. A name that stands twice could be read two ways.
-fn model_part(body: &Bytes, boundary: &str) -> Result<Option<Range<usize>>, ApiError> {
+/// Where a form names its model (`None`: nowhere), and the field that names further ones. A name that stands twice could be read two
+/// ways.
+fn model_part(body: &Bytes, boundary: &str) -> Result<(Option<Range<usize>>, Option<&'static str>), ApiError> {
     let parts = multipart::parts(body, boundary, PARTS_MAX);
     let parts = parts.map_err(|why| ApiError::malformed(format!("The form cannot be read: {why}.")))?;
     if parts.iter().any(|part| part.name.contains('\\')) {
@@ -144,11 +151,13 @@ fn model_part(body: &Bytes, boundary: &str) -> Result<Option<Range<usize>>, ApiE
         let why = "some servers read this field as \"model\" and others do not: write \"model\"";
         return Err(ApiError::invalid(part.name.clone(), format!("{}: {why}", part.name)));
     }
+    // Forms name lists as `models[]`, `models[0]`.
+    let others = parts.iter().find_map(|part| peek::other_models(part.name.split('[').next().unwrap_or_default()));
     let mut models = parts.into_iter().filter(|part| part.name == "model");
     match (models.next(), models.next()) {
         (Some(_), Some(_)) => Err(ApiError::invalid("model", "model: given twice")),
-        (Some(Part { file_name: None, at, .. }), None) => Ok(Some(at)),
-        _ => Ok(None),
+        (Some(Part { file_name: None, at, .. }), None) => Ok((Some(at), others)),
+        _ => Ok((None, others)),
     }
 }
 
@@ -375,7 +384,7 @@ mod tests {
     #[test]
     fn a_form_names_one_model_or_none() {
         let found =
-            |names: &[&str]| model_part(&form(names), "B").map(|at| at.is_some()).map_err(|error| error.message);
+            |names: &[&str]| model_part(&form(names), "B").map(|at| at.0.is_some()).map_err(|error| error.message);
         assert_eq!(found(&["name=\"file\"; filename=\"model\"", "name=\"model\""]), Ok(true));
         assert_eq!(found(&["name=\"file\"", "name=\"model\"; filename=\"x\""]), Ok(false));
         for twice in ["name=\"model\"", "NAME=model", "name=\"model\"; filename=\"x\""] {
@@ -384,6 +393,12 @@ mod tests {
         assert!(found(&["name=\"model\"", "name=\"mod\\el\""]).is_err());
         for alike in ["name=\"Model\"", "name=MODEL", "name=\"Model\"; filename=\"x\""] {
             assert!(found(&[alike]).is_err() && found(&["name=\"model\"", alike]).is_err(), "{alike}");
+        }
+        for (name, expected) in
+            [("name=\"models[]\"", Some("models")), ("name=prompt", None), ("name=fallbacks", Some("fallbacks"))]
+        {
+            let others = model_part(&form(&["name=\"model\"", name]), "B").map(|found| found.1);
+            assert_eq!(others.ok().flatten(), expected, "{name}");
         }
     }
 }

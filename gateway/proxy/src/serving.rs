@@ -114,6 +114,7 @@ impl Serving {
     /// Who answers a call. Where a plugin chose another model than the client asked for, it is enough that the principal may use one of
     /// the two: the choice is the config's.
     pub fn entry_of(&self, call: &Call, principal: &Principal) -> Result<Entry, Failure> {
+        principal.check_other_models(call.other_models)?;
         match &call.asked_for {
             Some(asked) if principal.may_use(asked) => self.entry(&call.model, &Principal::default()),
             _ => self.entry(&call.model, principal),

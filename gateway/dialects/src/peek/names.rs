@@ -8,6 +8,15 @@ use crate::json::{Fault, Within};
 
 /// Names of Gemini's `generationConfig` that are read, in both of its spellings.
 pub(super) const CONFIG: [&str; 4] = ["maxOutputTokens", "max_output_tokens", "candidateCount", "candidate_count"];
+/// Names under which OpenRouter, LiteLLM and gateways after them read further models, which answer where `model` does not.
+const OTHER_MODELS: [&str; 6] = [
+    "models",
+    "fallbacks",
+    "fallback_models",
+    "default_fallbacks",
+    "context_window_fallbacks",
+    "content_policy_fallbacks",
+];
 /// The name of `stream_options` that is read.
 pub(super) const STREAM_OPTIONS: [&str; 1] = ["include_usage"];
 
@@ -16,6 +25,7 @@ fn of_top(first: u8) -> &'static [&'static str] {
     match first | 0x20 {
         b'm' => &[
             "model",
+            "models",
             "messages",
             "max_tokens",
             "max_completion_tokens",
@@ -40,7 +50,9 @@ fn of_top(first: u8) -> &'static [&'static str] {
         b'g' => &["generationConfig", "generation_config"],
         b'i' => &["input", "instructions"],
         b'b' => &["best_of"],
-        b'c' => &["contents"],
+        b'c' => &["contents", "context_window_fallbacks", "content_policy_fallbacks"],
+        b'f' => &["fallbacks", "fallback_models"],
+        b'd' => &["default_fallbacks"],
         b't' => &["tools"],
         b'u' => &["user"],
         _ => &[],
@@ -54,6 +66,11 @@ pub(super) fn check_top(key: &str) -> Result<(), Fault> {
         Some(first) => check(key, of_top(*first), matches!(first, b'g' | b'G')),
         None => Ok(()),
     }
+}
+
+/// The name itself, where it is one under which some upstreams read further models.
+pub fn other_models(key: &str) -> Option<&'static str> {
+    OTHER_MODELS.into_iter().find(|name| folds(key, name, false))
 }
 
 /// Refuses a name that is none of `names` where another reader takes it for one of them; `loosely`: underscores make no difference.
@@ -102,11 +119,13 @@ mod tests {
         for name in ["model", "max_tokens", "stream", "n", "generationConfig", "generation_config", "user"] {
             check_name(name, true);
         }
-        for other in ["", "Temperature", "top_n", "models", "maxtokens", "MODELS", "\u{e4}", "mode", "nn", "modelx\0"] {
+        for other in ["", "Temperature", "top_n", "models", "maxtokens", "model_s", "\u{e4}", "mode", "nn", "modelx\0"]
+        {
             check_name(other, true);
         }
         for alike in [
             "Model",
+            "MODELS",
             "mOdEl",
             "MAX_TOKENS",
             "max_to\u{212a}ens",

@@ -66,6 +66,21 @@ impl Principal {
         self.scopes.iter().all(|scope| scope.has_model(model))
     }
 
+    /// Refuses a field that names further models to the upstream, where the principal is held to some: nothing holds those against
+    /// its scope, since only the upstream knows which of them answers.
+    ///
+    /// # Errors
+    /// What the client is told.
+    pub(crate) fn check_other_models(&self, field: Option<&'static str>) -> Result<(), Failure> {
+        match field.filter(|_| self.scopes.iter().any(|scope| scope.is_held_to_models())) {
+            None => Ok(()),
+            Some(field) => {
+                let message = format!("{field}: this API key is held to some models, so it cannot name others here.");
+                Err(Failure::new(ErrorKind::Forbidden, message).param(field))
+            }
+        }
+    }
+
     /// What separates this principal's things and its prefix cache from the others'.
     pub fn tenant(&self) -> &str {
         &self.tenant
@@ -143,6 +158,22 @@ mod tests {
     fn check(principal: &Principal, asked: Use, expected: Option<u16>) {
         let refused = principal.check(&asked).err().map(|failure| failure.status());
         assert_eq!(refused, expected, "{principal:?} {asked:?}");
+    }
+
+    #[test]
+    fn only_who_is_held_to_no_models_names_further_ones() {
+        let free = Scope::default();
+        let held = Scope { models: vec!["small".into()], ..Scope::default() };
+        let any = Scope { models: vec!["*".into()], ..Scope::default() };
+        for (scopes, field, expected) in [
+            (vec![], Some("models"), None),
+            (vec![free.clone(), any], Some("models"), None),
+            (vec![free.clone(), held.clone()], None, None),
+            (vec![free, held], Some("fallbacks"), Some(403)),
+        ] {
+            let refused = with(&scopes).check_other_models(field).err().map(|failure| failure.status());
+            assert_eq!(refused, expected, "{scopes:?} {field:?}");
+        }
     }
 
     #[test]

@@ -16,19 +16,19 @@ pub(super) struct Emitted {
 impl Emitted {
     /// Takes an event.
     pub(super) fn add(&mut self, event: &ChatEvent) {
-        let bytes = match event {
-            ChatEvent::Text { text, .. } | ChatEvent::Reasoning { text, .. } | ChatEvent::Refusal { text, .. } => {
-                text.len()
-            }
-            ChatEvent::ToolCallStart { name, .. } => name.len(),
-            ChatEvent::ToolCallArguments { json, .. } => json.len(),
-            ChatEvent::Raw(bytes) => text_bytes(bytes),
+        let text = match event {
+            ChatEvent::Text { text, .. } | ChatEvent::Reasoning { text, .. } | ChatEvent::Refusal { text, .. } => text,
+            ChatEvent::ToolCallStart { name, .. } => name,
+            ChatEvent::ToolCallArguments { json, .. } => json,
+            ChatEvent::Raw(piece) => return texts(piece, |bytes| self.add_text(bytes)),
             _ => return,
         };
-        if bytes > 0 {
-            self.events += 1;
-            self.text_bytes += bytes as u64;
-        }
+        self.add_text(text.len());
+    }
+
+    fn add_text(&mut self, bytes: usize) {
+        self.events += u64::from(bytes > 0);
+        self.text_bytes += bytes as u64;
     }
 
     /// Output tokens, about: one for each piece at least, since nobody sends less.
@@ -40,9 +40,10 @@ impl Emitted {
 /// Ends of the names under which the APIs say text: `content`, `reasoning_content`, `text`, `delta`, `thinking`, `arguments`, `partial_json`.
 const ENDS: [&[u8]; 6] = [b"content", b"text", b"delta", b"thinking", b"arguments", b"partial_json"];
 
-/// Bytes of the texts in a piece of an answer that is passed on: at each quote, whether it ends a name and a string follows.
-fn text_bytes(piece: &Bytes) -> usize {
-    let (mut sum, mut from) = (0, 0);
+/// Says the bytes of each text in a piece of an answer that is passed on, which may hold several events: at each quote, whether it
+/// ends a name and a string follows.
+fn texts(piece: &Bytes, mut say: impl FnMut(usize)) {
+    let mut from = 0;
     while let Some(at) = memchr::memchr(b'"', &piece[from..]) {
         let name = &piece[..from + at];
         from += at + 1;
@@ -55,10 +56,9 @@ fn text_bytes(piece: &Bytes) -> usize {
         let Some(value) = rest.strip_prefix(b":").map(<[u8]>::trim_ascii_start) else { continue };
         let Some(text) = value.strip_prefix(b"\"") else { continue };
         let length = string_bytes(text);
-        sum += length;
+        say(length);
         from = (piece.len() - text.len() + length + 1).min(piece.len());
     }
-    sum
 }
 
 /// Bytes up to the quote that ends a string.
@@ -78,8 +78,18 @@ fn string_bytes(text: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    fn check(piece: &str, bytes: usize) {
-        assert_eq!(text_bytes(&Bytes::from(piece.to_owned())), bytes, "{piece}");
+    fn check(piece: &str, bytes: u64) {
+        let mut emitted = Emitted::default();
+        emitted.add(&ChatEvent::Raw(Bytes::from(piece.to_owned())));
+        assert_eq!(emitted.text_bytes, bytes, "{piece}");
+    }
+
+    #[test]
+    fn each_event_of_a_piece_is_a_token_at_least() {
+        let event = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+        let mut emitted = Emitted::default();
+        emitted.add(&ChatEvent::Raw(Bytes::from(event.repeat(7))));
+        assert_eq!(emitted.tokens(), 7);
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod estimate;
 mod events;
 mod journal;
 mod orphans;
+mod refusals;
 mod reservation;
 mod restore;
 mod rules;
@@ -63,6 +64,7 @@ use crate::upgrade::{Claimed, Give, Given};
 use estimate::Guess;
 use journal::Journal;
 use orphans::Watch;
+use refusals::Refusals;
 use restore::Sums;
 use rules::Who;
 use shared::{BEGIN_MAX, Refused, Shared};
@@ -83,6 +85,8 @@ pub struct Governor {
     /// The ledger, where there is one.
     journal: OnceLock<Journal>,
     subjects: Subjects,
+    /// Limits that refuse, for the log.
+    refusals: Refusals,
     /// Counters that other gateways count in too.
     shared: OnceLock<Arc<Shared>>,
     /// Entries that a dead process had left open.
@@ -153,6 +157,7 @@ impl Governor {
             metrics,
             journal: OnceLock::new(),
             subjects: Subjects::default(),
+            refusals: Refusals::default(),
             shared: OnceLock::new(),
             assumed: Arc::default(),
         }
@@ -248,6 +253,7 @@ impl Governor {
         if now.mono_ms >= state.swept_ms + SWEEP_MS {
             state.swept_ms = now.mono_ms;
             state.book.sweep(now);
+            self.refusals.sweep(now.mono_ms);
         }
         (state, now)
     }
@@ -380,6 +386,7 @@ fn refusal(
     fields: Vec<(HeaderName, HeaderValue)>,
 ) -> Failure {
     governor.metrics.count(Metric::LimitDecisions, &[("limit", claim.limit), ("decision", "denied")]);
+    governor.refusals.add(claim.limit, claim.subject, (CLOCK_BASE + governor.began.elapsed()).as_millis() as u64);
     let by = limits.iter().find(|limit| limit.id == *claim.limit).map_or("key", |limit| limit.by.name());
     told::denied(claim, denied, by, fields)
 }

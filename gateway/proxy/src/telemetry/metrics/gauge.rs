@@ -456,7 +456,7 @@ impl Gauge {
             Gauge::ResponseBytes => (
                 "penstock_response_bytes",
                 "gauge",
-                "Bytes of all stored responses, as the gateway that runs background responses last saw them.",
+                "Bytes of all stored responses, at the last count by the gateway that runs background responses.",
             ),
             Gauge::ResponsesRunning => {
                 ("penstock_background_responses", "gauge", "Responses being answered in the background.")
