@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The engine beside llama.cpp and vLLM on the CPU, in the shape of Qwen3-0.6B with random bf16 weights, in one run.
+# The engine beside llama.cpp, OpenVINO and vLLM on the CPU, in the shape of Qwen3-0.6B with random bf16 weights, in one run; and
+# beside what people run where they can: llama.cpp with weights of 8 and 4 bits, OpenVINO with weights of 8.
 #
 #   bench/engine.sh [setup|run]      setup installs the peers into $WORK (about 8 GB, half an hour), run measures; default: both
-#   THREADS="1 2"  ENGINES="penstock llama vllm"  WORK=.work  LOCK=file
+#   THREADS="1 2"  ENGINES="penstock llama llama-q8_0 llama-q4_0 openvino openvino-int8 vllm"  WORK=.work  LOCK=file
 #
 # Prints the table of docs/benchmarks.md: prefill and decode in tokens per second, each with its share of the machine's limit,
 # which is measured in the same run.
@@ -10,7 +11,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/common.sh"
 threads=${THREADS:-"1 2"}
-engines=${ENGINES:-"penstock llama vllm"}
+engines=${ENGINES:-"penstock llama llama-q8_0 llama-q4_0 openvino openvino-int8 vllm"}
 results=$out/engine.jsonl
 
 setup() {
@@ -22,8 +23,25 @@ setup() {
     CMAKE_ARGS="-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS=-fno-tree-dse" \
       "$work/llama/bin/pip" install --quiet --no-binary llama-cpp-python llama-cpp-python numpy gguf
   fi
-  need_vllm
+  [[ $engines != *vllm* ]] || need_vllm
   [ -f "$work/qwen3/bf16.gguf" ] || "$work/llama/bin/python" "$here/peers/make_qwen3.py" "$work/qwen3"
+  local type
+  for type in q8_0 q4_0; do
+    [ -f "$work/qwen3/$type.gguf" ] || [[ $engines != *$type* ]] ||
+      "$work/llama/bin/python" "$here/peers/quantize_gguf.py" "$work/qwen3/bf16.gguf" "$work/qwen3/$type.gguf" "$type"
+  done
+  [[ $engines != *openvino* ]] || need_openvino
+}
+
+# OpenVINO in $work/openvino, and the model as it reads it.
+need_openvino() {
+  if [ ! -x "$work/openvino/bin/python" ]; then
+    say "installing OpenVINO"
+    python3 -m venv "$work/openvino"
+    "$work/openvino/bin/pip" install --quiet openvino nncf optimum-intel
+  fi
+  [ -d "$work/qwen3/openvino" ] ||
+    "$work/openvino/bin/python" "$here/peers/export_openvino.py" "$work/qwen3/hf" "$work/qwen3/openvino"
 }
 
 run() {
@@ -39,6 +57,9 @@ run() {
       case $engine in
         penstock) timed "${pinned[@]}" "$target/release/examples/engine-bench" "$work/qwen3/hf" --threads "$count" ;;
         llama) timed "${pinned[@]}" "$work/llama/bin/python" "$here/peers/bench_llama.py" "$work/qwen3/bf16.gguf" --threads "$count" ;;
+        llama-*) timed "${pinned[@]}" "$work/llama/bin/python" "$here/peers/bench_llama.py" "$work/qwen3/${engine#llama-}.gguf" --threads "$count" --name "llama.cpp ${engine#llama-}" ;;
+        openvino) timed "${pinned[@]}" "$work/openvino/bin/python" "$here/peers/bench_openvino.py" "$work/qwen3/openvino" --threads "$count" ;;
+        openvino-int8) timed "${pinned[@]}" "$work/openvino/bin/python" "$here/peers/bench_openvino.py" "$work/qwen3/openvino" --threads "$count" --weights int8 ;;
         vllm) timed "${pinned[@]}" "$work/vllm/bin/python" "$here/peers/vllm_cpu.py" "$work/qwen3/hf" --threads "$count" ;;
         *) die "unknown engine $engine" ;;
       esac

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """llama.cpp (PyPI package llama-cpp-python) on a GGUF: the figures of bench/engine.sh, one JSON line.
 
-bench_llama.py FILE.gguf [--threads N]
+bench_llama.py FILE.gguf [--threads N] [--name NAME]
 
 Uses the low-level calls that llama-bench and llama-batched-bench use: one `llama_decode` per measured step, logits of the
 last token only.
@@ -94,10 +94,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--name", default="llama.cpp")
     args = parser.parse_args()
     bench = Bench(args.model, args.threads)
     bench.prefill(64)
-    report = {"engine": "llama.cpp", "threads": args.threads, "load_s": round(bench.load_s, 2)}
+    report = {"engine": args.name, "threads": args.threads, "load_s": round(bench.load_s, 2)}
     report |= {f"prefill_{n}": round(bench.prefill(n), 1) for n in (512, 2048)}
     report |= {f"decode_b{n}": round(bench.generate(n), 2) for n in (1, 8, 32)}
     report["rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -5,7 +5,8 @@ table.py RESULTS.jsonl
 
 Each rate is followed by its share of the limit measured in the same run. The limit of a step is the larger of two times: its
 multiply-adds (attention included) at the machine's bf16 peak, and the bytes that it must read (weights once, the KV cache of every
-sequence) at the machine's bandwidth.
+sequence) at the machine's bandwidth. An engine whose name ends in a type of quantized weights is held against the bytes of those, and
+against the int8 peak.
 """
 
 import argparse
@@ -19,6 +20,8 @@ FLOP_PER_LOGITS = 2 * HIDDEN * VOCABULARY
 # Of one token that attends over one other: the product with its key, and the one with its value.
 FLOP_PER_PAIR = 4 * LAYERS * HEADS * HEAD_DIM
 WEIGHT_BYTES = 1.192e9
+# Bits of a quantized weight with its share of the scales, by the end of the engine's name; others have 16.
+QUANTIZED = {"q8_0": 8.5, "q4_0": 4.5, "int8": 8}
 KV_BYTES_PER_TOKEN = LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
 # Tokens in front of a decoded one: 128, and half of the steps that are measured.
 CONTEXT = 140
@@ -27,24 +30,26 @@ PASS = 512
 COLUMNS = ["prefill_512", "prefill_2048", "decode_b1", "decode_b8", "decode_b32"]
 
 
-def work(column):
+def work(column, weight_bytes):
     """Tokens, multiply-adds times two and bytes read of a prompt or a step."""
     count = int(column.removeprefix("prefill_").removeprefix("decode_b"))
     if column.startswith("prefill"):
         passes = -(-count // PASS)
         flop = count * FLOP_PER_TOKEN + FLOP_PER_LOGITS + count * (count + 1) / 2 * FLOP_PER_PAIR
-        return count, flop, passes * WEIGHT_BYTES + passes * count / 2 * KV_BYTES_PER_TOKEN
+        return count, flop, passes * weight_bytes + passes * count / 2 * KV_BYTES_PER_TOKEN
     flop = count * (FLOP_PER_TOKEN + FLOP_PER_LOGITS + CONTEXT * FLOP_PER_PAIR)
-    return count, flop, WEIGHT_BYTES + count * CONTEXT * KV_BYTES_PER_TOKEN
+    return count, flop, weight_bytes + count * CONTEXT * KV_BYTES_PER_TOKEN
 
 
-def share(column, value, limit):
-    """Part of the limit that `value` tokens per second reach, or nothing where none was measured."""
-    tokens, flop, read = work(column)
-    flop_s = max(limit["bf16_tflop_s"], limit["amx_tflop_s"], limit["fp32_tflop_s"]) * 1e12
+def share(column, row, limit):
+    """Part of the limit that an engine's tokens per second reach, or nothing where none was measured."""
+    bits = QUANTIZED.get(row["engine"].split()[-1], 16)
+    tokens, flop, read = work(column, WEIGHT_BYTES * bits / 16)
+    peaks = ["bf16_tflop_s", "amx_tflop_s", "fp32_tflop_s"] + (["int8_top_s", "amx_int8_top_s"] if bits < 16 else [])
+    flop_s = max(limit[peak] for peak in peaks) * 1e12
     if not flop_s:
         return None
-    return value / tokens * max(flop / flop_s, read / (limit["read_gb_s"] * 1e9))
+    return row[column] / tokens * max(flop / flop_s, read / (limit["read_gb_s"] * 1e9))
 
 
 def main():
@@ -58,7 +63,7 @@ def main():
     for row in sorted((row for row in rows if row["engine"] != "limit"), key=lambda row: row["threads"]):
         cells = []
         for column in COLUMNS:
-            part = share(column, row[column], limits[row["threads"]])
+            part = share(column, row, limits[row["threads"]])
             cells.append(f"{row[column]:.4g} ({part:.0%})" if part else f"{row[column]:.4g}")
         print(
             f"| {row['engine']} | {row['threads']} | " + " | ".join(cells) + f" | {row['load_s']} | {row['rss_mib']} |"

@@ -1,8 +1,8 @@
 //! What the engine does per second on this machine: the line of penstock in `bench/engine.sh`.
 //!
-//! `engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N]` loads a checkpoint and drives the whole engine (scheduler,
-//! forward, sampler) with synthetic token ids, greedily, without prefix reuse. Prints one JSON line: prefill of 512 and 2048 tokens
-//! (median of three), decode at batch 1, 8 and 32 on a context of 128 (median step), load time, peak memory.
+//! `engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--decode N,N…]` loads a checkpoint and drives the whole engine
+//! (scheduler, forward, sampler) with synthetic token ids, greedily, without prefix reuse. Prints one JSON line: prefill of 512 and 2048
+//! tokens (median of three), decode at batch 1, 8 and 32, or those given, on a context of 128 (median step), load time, peak memory.
 #![forbid(unsafe_code)]
 
 use std::error::Error;
@@ -21,27 +21,32 @@ use serde_json::json;
 const CONTEXT: usize = 128;
 /// Steps whose median is a decode rate.
 const STEPS: usize = 32;
-/// Sequences at once at most.
-const SEQUENCES: usize = 32;
-/// Enough KV for the largest batch and the longest prompt.
+/// Sequences that decode together, where the command line names none.
+const BATCHES: [usize; 3] = [1, 8, 32];
+/// Pages of KV: enough for the longest prompt ...
 const PAGES: usize = 512;
+/// ... and these for each sequence of the largest batch.
+const PAGES_EACH: usize = 16;
 
 struct Args {
     folder: PathBuf,
     threads: usize,
     path: Path,
     batch_tokens: usize,
+    batches: Vec<usize>,
 }
 
 impl Args {
     fn parse() -> Result<Self, Box<dyn Error>> {
-        let mut args = Self { folder: PathBuf::new(), threads: 0, path: Path::Auto, batch_tokens: 512 };
+        let (folder, batches) = (PathBuf::new(), BATCHES.to_vec());
+        let mut args = Self { folder, threads: 0, path: Path::Auto, batch_tokens: 512, batches };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or(format!("{word} needs a value"));
             match word.as_str() {
                 "--threads" => args.threads = value()?.parse()?,
                 "--batch-tokens" => args.batch_tokens = value()?.parse()?,
+                "--decode" => args.batches = value()?.split(',').map(str::parse).collect::<Result<_, _>>()?,
                 "--path" => {
                     let name = value()?;
                     let known = CpuDevice::paths_available();
@@ -52,7 +57,9 @@ impl Args {
             }
         }
         if args.folder.as_os_str().is_empty() {
-            return Err("usage: engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N]".into());
+            return Err(
+                "usage: engine-bench FOLDER [--threads N] [--path NAME] [--batch-tokens N] [--decode N,N…]".into()
+            );
         }
         Ok(args)
     }
@@ -119,8 +126,9 @@ impl Bench {
 
     /// Tokens per second of `sequences` that decode together.
     fn decode(&mut self, sequences: usize) -> Result<f64, Box<dyn Error>> {
-        // Early ones decode while late ones are still in prefill: some steps more than are measured.
-        (0..sequences).for_each(|_| self.submit(CONTEXT, STEPS as u32 + 64));
+        // Early ones decode while late ones are still in prefill: as many steps more than are measured as prefill takes.
+        let output = STEPS + 64 + sequences * CONTEXT / 256;
+        (0..sequences).for_each(|_| self.submit(CONTEXT, output as u32));
         let mut rates = Vec::new();
         while rates.len() < STEPS {
             if self.engine.is_empty() {
@@ -141,20 +149,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse()?;
     let started = Instant::now();
     let checkpoint = Checkpoint::open(&args.folder)?;
-    let limits = Limits { rows_max: args.batch_tokens, sampled_max: SEQUENCES };
+    let sequences_max = args.batches.iter().copied().max().ok_or("no batch is given")?;
+    let limits = Limits { rows_max: args.batch_tokens.max(sequences_max), sampled_max: sequences_max };
     let device =
         CpuDevice::new(CpuOptions { threads: args.threads, path: args.path, ..CpuOptions::default() }, limits)?;
     let name = device.info().name;
     let limits = ModelLimits {
         context_tokens: Some(4096),
-        kv: KvBudget::Pages(PAGES),
+        kv: KvBudget::Pages(PAGES.max(PAGES_EACH * sequences_max)),
         rows_max: limits.rows_max,
         sampled_max: limits.sampled_max,
     };
     let model = Model::load(&checkpoint, Box::new(device), limits, &mut |_| {})?;
     let load = started.elapsed().as_secs_f64();
     let config = EngineConfig {
-        sequences_max: SEQUENCES,
+        sequences_max,
         batch_tokens: args.batch_tokens,
         chunk_tokens: args.batch_tokens,
         prefix_cache: false,
@@ -166,18 +175,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     drop(checkpoint);
     let mut bench = Bench { engine: Engine::new(Box::new(model), &config), started, vocab, requests: 0 };
     bench.prefill(64)?;
-    let report = json!({
+    let mut report = json!({
         "engine": "penstock",
         "threads": args.threads,
         "device": name,
         "load_s": round(load),
         "prefill_512": round(bench.prefill(512)?),
         "prefill_2048": round(bench.prefill(2048)?),
-        "decode_b1": round(bench.decode(1)?),
-        "decode_b8": round(bench.decode(8)?),
-        "decode_b32": round(bench.decode(32)?),
-        "rss_mib": peak_memory_mib(),
     });
+    for batch in args.batches {
+        report[format!("decode_b{batch}")] = round(bench.decode(batch)?).into();
+    }
+    report["rss_mib"] = peak_memory_mib().into();
     println!("{report}");
     Ok(())
 }
