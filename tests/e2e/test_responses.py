@@ -137,6 +137,18 @@ def test_the_end_of_the_tokens_is_incomplete(client, model):
     assert events[-1].type == "response.incomplete" and events[-1].response.status == "incomplete"
 
 
+def test_a_conversation_that_does_not_fit_can_be_truncated(client, model):
+    turns = [*user("word " * 9000), {"role": "assistant", "content": "So many."}, *user("Hello")]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model=model, input=turns)
+    assert refused.value.code == "context_length_exceeded"
+    response = client.responses.create(model=model, input=turns, truncation="auto", temperature=0)
+    assert (response.truncation, response.output_text) == ("auto", GREETING)
+    assert response.usage.input_tokens < 100, "without the turn that is too long"
+    fitting = client.responses.create(model=model, input="Hello", truncation="auto", temperature=0)
+    assert (fitting.truncation, fitting.output_text) == ("auto", GREETING)
+
+
 def test_logprobs(client, model):
     response = client.responses.create(
         model=model, input="Hello", temperature=0, top_logprobs=2, include=["message.output_text.logprobs"]
@@ -153,7 +165,7 @@ def test_logprobs(client, model):
         ({"input": []}, "input"),
         ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0].type"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"input": "a", "truncation": "auto"}, "truncation"),
+        ({"input": "a", "truncation": "some"}, "truncation"),
         ({"input": "a", "temperature": 9}, "temperature"),
         ({"input": "a", "conversation": "conv_1"}, "conversation"),
     ],

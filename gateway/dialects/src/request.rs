@@ -99,6 +99,8 @@ pub struct ChatRequest {
     pub add_generation_prompt: bool,
     /// Continue the last assistant message instead of opening a new turn.
     pub continue_final_message: bool,
+    /// The oldest turns may be left out where the conversation does not fit the context (`truncation: "auto"`).
+    pub truncates: bool,
     /// Put special tokens into the text.
     pub keep_special_tokens: bool,
     /// Also return token ids (vLLM's `return_token_ids`).
@@ -133,6 +135,7 @@ impl ChatRequest {
             template_kwargs: None,
             add_generation_prompt: true,
             continue_final_message: false,
+            truncates: false,
             keep_special_tokens: false,
             return_token_ids: false,
             cache_salt: None,

@@ -147,6 +147,7 @@ impl Draft {
             template_kwargs: self.template_kwargs,
             add_generation_prompt,
             continue_final_message: self.continue_final_message,
+            truncates: false,
             keep_special_tokens: common.keep_special_tokens,
             return_token_ids: common.return_token_ids,
             cache_salt: common.cache_salt,

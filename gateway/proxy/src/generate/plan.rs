@@ -11,13 +11,12 @@ use penstock_proto::frames::{LogitBias, Sampling};
 use penstock_text::{ChoiceOptions, TextModel};
 use sha2::{Digest, Sha256};
 
+use super::truncate;
 use crate::answer::ANSWER_BYTES_MAX;
 use crate::error::Failure;
 use crate::pool::Job;
 use crate::relay::hash;
 use crate::upstream::{Measured, Origin};
-
-use crate::clock::unix_seconds;
 
 /// Output tokens of a completion that names no limit (the API's own default).
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
@@ -105,7 +104,7 @@ impl Plan {
     }
 
     fn chat(chat: &ChatRequest, model: &TextModel, context_tokens: u32) -> Result<Self, Failure> {
-        let prompt = model.chat_prompt(chat, unix_seconds() as i64)?;
+        let prompt = truncate::chat_prompt(chat, model, context_tokens)?;
         let room = room(prompt.tokens.len(), context_tokens, "messages")?;
         let told = chat.prompt_logprobs.map_or(0, |top| logprobs_bytes(prompt.tokens.len(), top));
         check_told(told, "prompt_logprobs")?;

@@ -113,6 +113,9 @@ fn encode(chat: &ChatRequest, model: &str) -> Vec<u8> {
         object.strings("include", &include);
     }
     object.optional("user", chat.user.as_deref());
+    if chat.truncates {
+        object.string("truncation", "auto");
+    }
     object.flag("stream", chat.stream.is_some());
     object.close();
     out.into()

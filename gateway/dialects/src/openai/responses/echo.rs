@@ -74,6 +74,7 @@ pub(super) struct Echo {
     pub(super) presence_penalty: f32,
     pub(super) frequency_penalty: f32,
     pub(super) top_logprobs: u32,
+    pub(super) truncates: bool,
     /// JSON text.
     pub(super) format: String,
     pub(super) verbosity: Option<&'static str>,
@@ -106,6 +107,7 @@ impl Default for Echo {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             top_logprobs: 0,
+            truncates: false,
             format: String::new(),
             verbosity: None,
             tools: "[]".to_owned(),
@@ -192,7 +194,7 @@ impl Echo {
         text.close();
         object.raw("tool_choice", &self.tool_choice);
         object.raw("tools", &self.tools);
-        object.string("truncation", "disabled");
+        object.string("truncation", if self.truncates { "auto" } else { "disabled" });
     }
 
     /// The resource.

@@ -127,6 +127,7 @@ impl ResponsesRequest {
         chat.cache_salt = common.cache_salt;
         chat.priority = common.priority;
         chat.keep_special_tokens = common.keep_special_tokens;
+        chat.truncates = self.echo.truncates;
         chat.ignored = common.ignored;
         chat
     }
@@ -203,7 +204,7 @@ impl<'a> Draft<'a> {
             "max_tool_calls" => self.echo.max_tool_calls = Some(fields::count(reader, 1..=u32::MAX)?),
             "top_logprobs" => self.top_logprobs = Some(fields::count(reader, 0..=bounds.logprobs_max)?),
             "include" => self.include(reader)?,
-            "truncation" => truncation(reader)?,
+            "truncation" => self.echo.truncates = fields::word(reader, &[("disabled", false), ("auto", true)])?,
             "store" => self.store = reader.boolean()?,
             "background" => self.background = reader.boolean()?,
             "previous_response_id" => {
@@ -334,13 +335,6 @@ fn text_or_list(reader: &mut Reader<'_>) -> Result<String, Fault> {
         Kind::String | Kind::Array => Ok(reader.raw()?.text.to_owned()),
         kind => Err(mismatch("a string or an array of items", kind)),
     }
-}
-
-fn truncation(reader: &mut Reader<'_>) -> Result<(), Fault> {
-    if fields::word(reader, &[("disabled", true), ("auto", false)])? {
-        return Ok(());
-    }
-    Err(Fault::of(ApiErrorKind::UnsupportedValue, "conversations are never truncated"))
 }
 
 /// `{type, name, schema…}`: flat, unlike that of chat completions.
