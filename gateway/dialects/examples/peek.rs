@@ -11,7 +11,7 @@ use std::hint::black_box;
 
 use bytes::BytesMut;
 use penstock_dialects::openai::{Bounds, ChatEncoder, ChatMeta, decode_chat};
-use penstock_dialects::{ChatEvent, TokenLogprob};
+use penstock_dialects::{ChatEvent, TokenLogprob, TokenPlace};
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -55,7 +55,8 @@ fn encode(repeats: usize, logprobs: bool) {
     meta.logprobs = logprobs;
     let mut encoder = ChatEncoder::new(&meta);
     let top = (0..5).map(|token| (token, b" word".to_vec(), -1.25 * token as f32)).collect();
-    let token = TokenLogprob { token: 7, bytes: b" word".to_vec(), logprob: Some(-0.123_456), top };
+    let token =
+        TokenLogprob { token: 7, bytes: b" word".to_vec(), logprob: Some(-0.123_456), top, place: TokenPlace::Text };
     let logprobs = if logprobs { vec![token] } else { Vec::new() };
     let event = ChatEvent::Text { choice: 0, text: " word".to_owned(), logprobs, tokens: Vec::new() };
     let mut out = BytesMut::with_capacity(4_096);

@@ -171,4 +171,18 @@ pub struct TokenLogprob {
     pub logprob: Option<f32>,
     /// Best tokens, descending: id, bytes, log-probability.
     pub top: Vec<(u32, Vec<u8>, f32)>,
+    /// Where its bytes are in the answer.
+    pub place: TokenPlace,
+}
+
+/// Where the bytes of a token are in the answer. Every token that was generated has its log-probability, also one without text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TokenPlace {
+    /// In the text.
+    #[default]
+    Text,
+    /// Not in the text: reasoning, a call, or the text from a stop string on.
+    Apart,
+    /// Nowhere: a control token that is left out. Its bytes are its name.
+    Control,
 }

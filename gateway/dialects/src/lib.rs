@@ -32,7 +32,7 @@ pub use codec::{
     StreamEncoder, Surface, WholeCollector,
 };
 pub use error::{ApiError, ApiErrorKind};
-pub use event::{ChatEvent, FinishReason, ServiceTier, StopCause, TokenLogprob, Usage};
+pub use event::{ChatEvent, FinishReason, ServiceTier, StopCause, TokenLogprob, TokenPlace, Usage};
 pub use openai::ErrorShape;
 pub use peek::{Peek, peek};
 pub use request::{

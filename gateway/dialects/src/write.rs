@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use bytes::{BufMut, BytesMut};
 
-use crate::event::{TokenLogprob, Usage};
+use crate::event::{TokenLogprob, TokenPlace, Usage};
 use crate::json_text::plain_run;
 
 /// A string in quotes.
@@ -110,22 +110,24 @@ pub(crate) fn usage(out: &mut BytesMut, usage: &Usage) {
 
 /// One entry of a chat answer's `logprobs.content`.
 pub(crate) fn chat_logprob(out: &mut BytesMut, token: &TokenLogprob) {
-    entry(out, &token.bytes, token.logprob.unwrap_or(f32::NEG_INFINITY));
+    // The bytes of all entries together are those of the answer: a control token has a name there, and none of them.
+    let said = if token.place == TokenPlace::Control { &[][..] } else { &token.bytes };
+    entry(out, &token.bytes, said, token.logprob.unwrap_or(f32::NEG_INFINITY));
     out.put_slice(b",\"top_logprobs\":[");
     for (index, (_, bytes, value)) in token.top.iter().enumerate() {
         if index > 0 {
             out.put_u8(b',');
         }
-        entry(out, bytes, *value);
+        entry(out, bytes, bytes, *value);
         out.put_u8(b'}');
     }
     out.put_slice(b"]}");
 }
 
 /// `{"token":…,"logprob":…,"bytes":[…]`, left open.
-fn entry(out: &mut BytesMut, bytes: &[u8], value: f32) {
+fn entry(out: &mut BytesMut, token: &[u8], bytes: &[u8], value: f32) {
     out.put_slice(b"{\"token\":");
-    lossy(out, bytes);
+    lossy(out, token);
     out.put_slice(b",\"logprob\":");
     logprob(out, value);
     out.put_slice(b",\"bytes\":[");

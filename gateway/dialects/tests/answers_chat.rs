@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use common::check_golden;
 use penstock_dialects::event::StopCause;
 use penstock_dialects::openai::{ChatCollector, ChatEncoder, ChatMeta, ReasoningNames, errors};
-use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, Usage};
+use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
 use serde_json::Value;
 
 fn meta() -> ChatMeta {
@@ -57,7 +57,7 @@ fn usage() -> ChatEvent {
 
 fn token(token: u32, bytes: &[u8], logprob: f32, top: &[(u32, &[u8], f32)]) -> TokenLogprob {
     let top = top.iter().map(|(id, bytes, logprob)| (*id, bytes.to_vec(), *logprob)).collect();
-    TokenLogprob { token, bytes: bytes.to_vec(), logprob: Some(logprob), top }
+    TokenLogprob { token, bytes: bytes.to_vec(), logprob: Some(logprob), top, place: TokenPlace::Text }
 }
 
 fn stream(meta: &ChatMeta, events: &[ChatEvent]) -> String {
@@ -167,7 +167,8 @@ fn logprobs_with_split_characters_and_impossible_tokens() {
 
 #[test]
 fn prompt_logprobs_as_vllm_says_them() {
-    let first = TokenLogprob { token: 1, bytes: b"a".to_vec(), logprob: None, top: Vec::new() };
+    let first =
+        TokenLogprob { token: 1, bytes: b"a".to_vec(), logprob: None, top: Vec::new(), place: TokenPlace::Text };
     let second = token(7, b"b", -3.0, &[(8, b"c", -0.5)]);
     let third = token(8, b"c", -0.5, &[(8, b"c", -0.5), (7, b"b", -3.0)]);
     let prompt = ChatEvent::Prompt {
@@ -211,4 +212,21 @@ fn nothing_follows_the_end() {
     assert!(out.ends_with(
         b"data: {\"error\":{\"message\":\"No \\\"answer\\\".\",\"type\":\"server_error\",\"param\":null,\"code\":\"timeout\"}}\n\n"
     ));
+}
+
+#[test]
+fn the_bytes_of_log_probabilities_are_those_of_the_answer() {
+    let meta = ChatMeta { logprobs: true, ..meta() };
+    let at = |place, bytes: &[u8]| TokenLogprob { place, ..token(1, bytes, -0.5, &[]) };
+    let entries =
+        vec![at(TokenPlace::Text, b"a\xe2"), at(TokenPlace::Apart, b"STOP"), at(TokenPlace::Control, b"<|end|>")];
+    let said = ChatEvent::Text { choice: 0, text: "a".into(), logprobs: entries, tokens: Vec::new() };
+    let sent = stream(&meta, &[said]);
+    for entry in [
+        "{\"token\":\"a\u{fffd}\",\"logprob\":-0.5,\"bytes\":[97,226]",
+        r#"{"token":"STOP","logprob":-0.5,"bytes":[83,84,79,80]"#,
+        r#"{"token":"<|end|>","logprob":-0.5,"bytes":[]"#,
+    ] {
+        assert!(sent.contains(entry), "{entry}: {sent}");
+    }
 }

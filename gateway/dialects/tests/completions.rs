@@ -7,7 +7,7 @@ use common::check_golden;
 use penstock_dialects::openai::{
     Bounds, CompletionCollector, CompletionEncoder, CompletionMeta, best_of, decode_completion, refusal,
 };
-use penstock_dialects::{ChatEvent, CompleteRequest, FinishReason, Prompt, TokenLogprob, Usage};
+use penstock_dialects::{ChatEvent, CompleteRequest, FinishReason, Prompt, TokenLogprob, TokenPlace, Usage};
 use serde_json::Value;
 
 fn decoded(body: &str) -> CompleteRequest {
@@ -129,7 +129,7 @@ fn finish(choice: u32) -> ChatEvent {
 
 fn token(token: u32, bytes: &[u8], logprob: Option<f32>, top: &[(u32, &[u8], f32)]) -> TokenLogprob {
     let top = top.iter().map(|(id, bytes, logprob)| (*id, bytes.to_vec(), *logprob)).collect();
-    TokenLogprob { token, bytes: bytes.to_vec(), logprob, top }
+    TokenLogprob { token, bytes: bytes.to_vec(), logprob, top, place: TokenPlace::Text }
 }
 
 fn stream(meta: &CompletionMeta, events: &[ChatEvent]) -> String {
@@ -240,4 +240,25 @@ fn an_unfinished_candidate_is_no_answer() {
     assert_eq!(whole(&meta, &[text(0, "a"), finish(0), text(1, "b")]), None);
     let sent = stream(&meta, &[text(0, "a"), finish(0), text(1, "b")]);
     assert!(sent.contains("upstream_error") && !sent.contains("[DONE]"), "{sent}");
+}
+
+#[test]
+fn tokens_without_text_move_no_offset() {
+    let meta = CompletionMeta { logprobs: true, ..meta() };
+    let at = |place, id, bytes: &[u8]| TokenLogprob { place, ..token(id, bytes, Some(-0.5), &[]) };
+    let say = |text: &str, logprobs| ChatEvent::Text { choice: 0, text: text.into(), logprobs, tokens: Vec::new() };
+    let events = [
+        say(
+            "ab",
+            vec![at(TokenPlace::Text, 1, b"a"), at(TokenPlace::Control, 2, b"<|end|>"), at(TokenPlace::Text, 3, b"b")],
+        ),
+        say("", vec![at(TokenPlace::Apart, 4, b"STOP"), at(TokenPlace::Control, 2, b"<|end|>")]),
+        finish(0),
+    ];
+    let answer = whole(&meta, &events).expect("an answer");
+    let logprobs = &answer["choices"][0]["logprobs"];
+    assert_eq!(logprobs["tokens"], serde_json::json!(["a", "<|end|>", "b", "STOP", "<|end|>"]));
+    assert_eq!(logprobs["text_offset"], serde_json::json!([0, 1, 1, 2, 2]));
+    assert_eq!(answer["choices"][0]["text"], "ab");
+    assert!(stream(&meta, &events).contains(r#""text_offset":[2,2]"#));
 }

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use common::check_golden;
 use penstock_dialects::gemini::{Framing, count_body, embed, generate, model, models_list};
 use penstock_dialects::openai::{ModelCard, errors};
-use penstock_dialects::{AnswerMeta, Bounds, ChatEvent, Decoded, FinishReason, TokenLogprob, Usage};
+use penstock_dialects::{AnswerMeta, Bounds, ChatEvent, Decoded, FinishReason, TokenLogprob, TokenPlace, Usage};
 use serde_json::Value;
 
 fn meta() -> AnswerMeta {
@@ -174,6 +174,7 @@ fn logprobs_are_shown_when_asked_for() {
         bytes: bytes.to_vec(),
         logprob: Some(logprob),
         top: vec![(token, bytes.to_vec(), logprob), (9, vec![0xff], f32::NEG_INFINITY)],
+        place: TokenPlace::Text,
     };
     let said = |text: &str, logprobs| ChatEvent::Text { choice: 0, text: text.into(), logprobs, tokens: vec![1] };
     let events = [

@@ -9,7 +9,7 @@ use penstock_dialects::openai::{
     Bounds, ChatCollector, ChatEncoder, ChatMeta, CompletionCollector, CompletionEncoder, CompletionMeta,
     ReasoningNames, decode_chat, decode_completion, decode_detokenize, decode_tokenize, refusal,
 };
-use penstock_dialects::{ApiError, ChatEvent, FinishReason, TokenLogprob, Usage};
+use penstock_dialects::{ApiError, ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -52,6 +52,7 @@ fn logprob() -> impl Strategy<Value = TokenLogprob> {
         bytes,
         logprob,
         top,
+        place: TokenPlace::Text,
     })
 }
 

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use common::check_golden;
 use penstock_dialects::openai::{Bounds, ResponsesRequest, errors, refusal, responses};
 use penstock_dialects::{
-    AnswerMeta, ChatEvent, ChatRequest, FinishReason, Request, Role, TokenLogprob, ToolChoice, Usage,
+    AnswerMeta, ChatEvent, ChatRequest, FinishReason, Request, Role, TokenLogprob, TokenPlace, ToolChoice, Usage,
 };
 use serde_json::Value;
 
@@ -216,7 +216,7 @@ fn what_is_not_built_says_so() {
         (field(r#""background":true"#), "background", value, "not stored here"),
         (field(r#""conversation":"conv_1""#), "conversation", parameter, "not built"),
         (field(r#""prompt":{"id":"pmpt_1"}"#), "prompt", parameter, "not built"),
-        (field(r#""truncation":"auto""#), "truncation", value, "never truncated"),
+        (field(r#""truncation":"some""#), "truncation", invalid, "auto"),
         (field(r#""max_tokens":5"#), "max_tokens", parameter, "max_output_tokens"),
         (field(r#""n":2"#), "n", invalid, "must be 1 to 1"),
         (field(r#""tools":[{"type":"web_search"}]"#), "tools[0].type", value, "web_search"),
@@ -288,13 +288,29 @@ fn answers_that_end_early() {
 }
 
 #[test]
+fn truncation_is_said_back() {
+    for (word, truncates) in [("auto", true), ("disabled", false)] {
+        let field = format!(r#""truncation":"{word}""#);
+        assert_eq!(with(&field).truncates, truncates);
+        let body = format!(r#"{{"model":"m","input":"hi",{field}}}"#);
+        let answer = whole(&body, &[text("a"), finish(FinishReason::Stop)]).expect("an answer");
+        assert_eq!(answer["truncation"], word);
+    }
+    assert!(!with(r#""store":false"#).truncates);
+}
+
+#[test]
 fn logprobs_where_they_were_asked_for() {
     let token = TokenLogprob {
         token: 1,
         bytes: b"a".to_vec(),
         logprob: Some(-0.5),
         top: vec![(1, b"a".to_vec(), -0.5), (2, b"b".to_vec(), -1.5)],
+        place: TokenPlace::Text,
     };
+    let elsewhere = TokenLogprob { place: TokenPlace::Apart, ..token.clone() };
+    let thought = ChatEvent::Text { choice: 0, text: String::new(), logprobs: vec![elsewhere], tokens: Vec::new() };
+    assert!(!stream(r#"{"model":"m","input":"hi","top_logprobs":2}"#, &[thought]).contains("output_text"));
     let said = ChatEvent::Text { choice: 0, text: "a".into(), logprobs: vec![token.clone()], tokens: Vec::new() };
     let silent = ChatEvent::Text { choice: 0, text: String::new(), logprobs: vec![token], tokens: Vec::new() };
     let body = r#"{"model":"m","input":"hi","top_logprobs":2}"#;

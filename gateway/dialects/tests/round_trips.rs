@@ -2,7 +2,9 @@
 
 use bytes::{Bytes, BytesMut};
 use penstock_dialects::openai::{Bounds, ChatCodec, ResponsesCodec, chat, responses};
-use penstock_dialects::{AnswerMeta, ChatEvent, Decoded, FinishReason, ProviderCodec, StopCause, TokenLogprob, Usage};
+use penstock_dialects::{
+    AnswerMeta, ChatEvent, Decoded, FinishReason, ProviderCodec, StopCause, TokenLogprob, TokenPlace, Usage,
+};
 use proptest::prelude::*;
 
 /// A step of an answer, before calls are numbered.
@@ -19,7 +21,13 @@ fn logprob() -> impl Strategy<Value = TokenLogprob> {
     let bytes = || prop::collection::vec(any::<u8>(), 1..4);
     let value = || -90.0_f32..0.0;
     let top = prop::collection::vec((Just(0), bytes(), value()), 0..3);
-    (bytes(), value(), top).prop_map(|(bytes, value, top)| TokenLogprob { token: 0, bytes, logprob: Some(value), top })
+    (bytes(), value(), top).prop_map(|(bytes, value, top)| TokenLogprob {
+        token: 0,
+        bytes,
+        logprob: Some(value),
+        top,
+        place: TokenPlace::Text,
+    })
 }
 
 fn step() -> impl Strategy<Value = Step> {

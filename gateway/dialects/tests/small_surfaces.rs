@@ -15,8 +15,18 @@ fn text(body: &[u8]) -> &str {
 fn models() {
     let small = ModelCard { id: "a\"b".into(), created: 7, owned_by: "penstock".into(), context_tokens: Some(4096) };
     let other = ModelCard { id: "c".into(), context_tokens: None, ..small.clone() };
-    let one = r#"{"id":"a\"b","object":"model","created":7,"owned_by":"penstock","max_model_len":4096}"#;
-    let two = r#"{"id":"c","object":"model","created":7,"owned_by":"penstock"}"#;
+    let rights = r#""allow_create_engine":false,"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false"#;
+    let permission = |id: &str| {
+        format!(r#""permission":[{{"id":"modelperm-{id}","object":"model_permission","created":7,{rights}}}]"#)
+    };
+    let one = format!(
+        r#"{{"id":"a\"b","object":"model","created":7,"owned_by":"penstock","root":"a\"b","parent":null,"max_model_len":4096,{}}}"#,
+        permission(r#"a\"b"#)
+    );
+    let two = format!(
+        r#"{{"id":"c","object":"model","created":7,"owned_by":"penstock","root":"c","parent":null,{}}}"#,
+        permission("c")
+    );
     assert_eq!(text(&model(&small)), one);
     assert_eq!(text(&models_list(&[small, other])), format!(r#"{{"object":"list","data":[{one},{two}]}}"#));
     assert_eq!(text(&models_list(&[])), r#"{"object":"list","data":[]}"#);
@@ -31,10 +41,14 @@ fn tokenize_takes_text_or_a_conversation() {
 
     let chat = r#"{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"f"}}],
         "chat_template_kwargs":{"a":1},"reasoning_effort":"none","later":1}"#;
-    let TokenizeInput::Chat(chat) = decode(chat).expect("good").input else { panic!("a conversation") };
+    let TokenizeInput::Chat { chat, add_special_tokens: false } = decode(chat).expect("good").input else {
+        panic!("a conversation")
+    };
     assert_eq!((chat.model.as_str(), chat.messages[0].role, chat.tool_choice), ("m", Role::User, ToolChoice::Auto));
     assert_eq!((chat.template_kwargs.as_deref(), chat.add_generation_prompt), (Some(r#"{"a":1}"#), true));
     assert_eq!(chat.ignored, ["later"]);
+    let special = decode(r#"{"messages":[{"role":"user","content":"x"}],"add_special_tokens":true}"#).expect("good");
+    assert!(matches!(special.input, TokenizeInput::Chat { add_special_tokens: true, .. }));
 }
 
 #[test]
@@ -44,7 +58,7 @@ fn tokenize_refuses() {
         ("{}".to_owned(), "prompt"),
         (r#"{"prompt":["a"]}"#.to_owned(), "prompt"),
         (format!(r#"{{"prompt":"a",{turn}}}"#), "prompt"),
-        (format!(r#"{{{turn},"add_special_tokens":true}}"#), "add_special_tokens"),
+        (format!(r#"{{{turn},"add_special_tokens":1}}"#), "add_special_tokens"),
         (format!(r#"{{{turn},"continue_final_message":true}}"#), "continue_final_message"),
         (format!(r#"{{{turn},"chat_template":"x"}}"#), "chat_template"),
         (r#"{"messages":[]}"#.to_owned(), "messages"),

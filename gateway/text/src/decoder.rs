@@ -7,9 +7,9 @@
 //! Each stage holds back what it cannot judge yet and lets go of it as soon as it can. All of them work on characters, so events say the same
 //! text, reasoning and calls whatever the token borders were.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
-use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, event::StopCause};
+use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, event::StopCause};
 use penstock_proto::frames::{Token, TokenLogprobs};
 
 use crate::{
@@ -143,20 +143,19 @@ impl ChoiceDecoder {
             self.detokenizer.push(&self.model, token.id, &mut text);
             let start = self.decoded_bytes;
             self.decoded_bytes += text.len();
-            if let Some(logprobs) = token.logprobs.as_ref().filter(|_| self.options.logprobs) {
-                let entry = self.logprob(token.id, logprobs);
-                self.logprobs.push_back((start, self.decoded_bytes.max(start + 1), entry));
-            }
+            self.keep_logprob(token, start..self.decoded_bytes.max(start + 1), TokenPlace::Text);
             self.through_stops(&text, &mut pieces);
+        } else {
+            self.keep_logprob(token, self.decoded_bytes..self.decoded_bytes, TokenPlace::Control);
         }
         if self.stopped_by.is_some() {
             self.flush(&mut pieces);
         }
         self.reasoning_tokens += u64::from(reasoned && self.in_reasoning());
-        let events = self.events(pieces);
+        let mut events = self.events(pieces);
         if self.in_reasoning() || self.tools.as_ref().is_some_and(|tools| tools.in_call()) {
-            // Only text shows log-probabilities.
-            self.logprobs.clear();
+            // What waits belongs to no text that may still come.
+            self.tell_apart(&mut events);
         }
         Decoded { events, stopped: self.is_over() }
     }
@@ -181,6 +180,7 @@ impl ChoiceDecoder {
             self.flush(&mut pieces);
         }
         let mut events = self.events(pieces);
+        self.tell_apart(&mut events);
         if !self.tokens.is_empty() {
             let tokens = std::mem::take(&mut self.tokens);
             events.push(self.text_event(String::new(), Vec::new(), tokens));
@@ -238,9 +238,18 @@ impl ChoiceDecoder {
                     .is_some_and(|format| format.marks().iter().any(|mark| mark.as_bytes() == bytes)))
     }
 
-    fn logprob(&self, id: u32, logprobs: &TokenLogprobs) -> TokenLogprob {
+    /// Keeps the log-probability of a token whose bytes are there in the raw text, until it is known where they go.
+    fn keep_logprob(&mut self, token: &Token, raw: Range<usize>, place: TokenPlace) {
+        if let Some(logprobs) = token.logprobs.as_ref().filter(|_| self.options.logprobs) {
+            let entry = self.logprob(token.id, logprobs, place);
+            self.logprobs.push_back((raw.start, raw.end, entry));
+        }
+    }
+
+    fn logprob(&self, id: u32, logprobs: &TokenLogprobs, place: TokenPlace) -> TokenLogprob {
         let top = logprobs.top_tokens.iter().zip(&logprobs.top_logprobs);
         TokenLogprob {
+            place,
             token: id,
             bytes: self.model.token_bytes(id),
             logprob: Some(logprobs.logprob).filter(|value| !value.is_nan()),
@@ -323,9 +332,7 @@ impl ChoiceDecoder {
             && from < end
         {
             let (_, _, entry) = self.logprobs.pop_front().expect("looked at");
-            if to > at {
-                found.push(entry);
-            }
+            found.push(if to > at { entry } else { apart(entry) });
         }
         let ids = std::mem::take(&mut self.tokens);
         if let Some(ChatEvent::Text { text, logprobs, tokens, .. }) = events.last_mut() {
@@ -334,6 +341,16 @@ impl ChoiceDecoder {
             tokens.extend(ids);
         } else {
             events.push(self.text_event(new, found, ids));
+        }
+    }
+
+    /// Says the log-probabilities that wait, of tokens that are in no text.
+    fn tell_apart(&mut self, events: &mut Vec<ChatEvent>) {
+        if !self.logprobs.is_empty() {
+            let waiting = std::mem::take(&mut self.logprobs);
+            let (entries, ids) =
+                (waiting.into_iter().map(|(_, _, entry)| apart(entry)).collect(), std::mem::take(&mut self.tokens));
+            events.push(self.text_event(String::new(), entries, ids));
         }
     }
 
@@ -349,4 +366,10 @@ impl ChoiceDecoder {
         hasher.update(&self.calls.to_le_bytes());
         format!("call_{}", &hasher.finalize().to_hex()[..24])
     }
+}
+
+/// The entry of a token whose text went elsewhere.
+fn apart(entry: TokenLogprob) -> TokenLogprob {
+    let place = if entry.place == TokenPlace::Text { TokenPlace::Apart } else { entry.place };
+    TokenLogprob { place, ..entry }
 }

@@ -169,6 +169,23 @@ impl TextModel {
         self.tokenizer.token_to_id(token)
     }
 
+    /// A token as the vocabulary writes it (`Ġword`); empty for an unknown id.
+    pub fn token_name(&self, id: u32) -> String {
+        self.tokenizer.id_to_token(id).unwrap_or_default()
+    }
+
+    /// `tokens` with what the tokenizer puts around a text (`<s>`).
+    ///
+    /// # Errors
+    /// [`TextError::Encode`].
+    pub fn with_special_tokens(&self, tokens: Vec<u32>) -> Result<Vec<u32>, TextError> {
+        const PROBE: &str = "a";
+        let (plain, whole) = (self.encode(PROBE, false)?, self.encode(PROBE, true)?);
+        let at = whole.windows(plain.len().max(1)).position(|window| window == plain);
+        let Some(at) = at.filter(|_| whole.len() > plain.len()) else { return Ok(tokens) };
+        Ok([&whole[..at], &tokens, &whole[at + plain.len()..]].concat())
+    }
+
     /// Whether the token is a control token: left out of texts unless asked for.
     pub fn is_special(&self, id: u32) -> bool {
         self.vocabulary.is_special(id)

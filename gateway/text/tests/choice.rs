@@ -3,7 +3,7 @@
 mod common;
 
 use common::model;
-use penstock_dialects::{ChatEvent, FinishReason, event::StopCause};
+use penstock_dialects::{ChatEvent, FinishReason, TokenPlace, event::StopCause};
 use penstock_proto::frames::{Token, TokenLogprobs};
 use penstock_text::{ChoiceDecoder, ChoiceOptions, End};
 use proptest::prelude::*;
@@ -17,6 +17,7 @@ struct Answer {
     ids: Vec<String>,
     finish: Option<(FinishReason, Option<StopCause>)>,
     logprob_bytes: Vec<u8>,
+    logprob_ids: Vec<u32>,
     tokens: Vec<u32>,
     completion_tokens: u64,
     reasoning_tokens: u64,
@@ -43,7 +44,13 @@ fn decode(options: &ChoiceOptions, ids: &[u32], end: End) -> Answer {
         match event {
             ChatEvent::Text { text, logprobs, tokens, .. } => {
                 answer.text.push_str(&text);
-                logprobs.iter().for_each(|entry| answer.logprob_bytes.extend(&entry.bytes));
+                for entry in &logprobs {
+                    answer.logprob_ids.push(entry.token);
+                    assert!(!text.is_empty() || entry.place != TokenPlace::Text, "no text shows {entry:?}");
+                    if entry.place == TokenPlace::Text {
+                        answer.logprob_bytes.extend(&entry.bytes);
+                    }
+                }
                 answer.tokens.extend(tokens);
             }
             ChatEvent::Reasoning { text, .. } => answer.reasoning.push_str(&text),
@@ -91,6 +98,7 @@ fn check(options: &ChoiceOptions, text: &str, expected: Expected<'_>) {
         let reason = answer.finish.as_ref().unwrap().0;
         assert_eq!((answer.text.as_str(), answer.reasoning.as_str(), calls.as_slice(), reason), expected, "{text}");
         assert_eq!(answer.tokens, ids, "every token is returned");
+        assert_eq!(answer.logprob_ids, ids, "and has its log-probability");
         let shown = String::from_utf8(answer.logprob_bytes).unwrap();
         assert!(shown.contains(&answer.text), "{shown:?} explains {:?}", answer.text);
     }
@@ -123,7 +131,7 @@ fn answers_with_reasoning_and_calls() {
 #[test]
 fn events_come_as_soon_as_they_can() {
     let model = model();
-    let mut decoder = ChoiceDecoder::new(model.clone(), options());
+    let mut decoder = ChoiceDecoder::new(model.clone(), ChoiceOptions { logprobs: false, ..options() });
     let mut seen = String::new();
     for &id in &model.encode("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"city\": \"Par", false).unwrap() {
         for event in decoder.push(&token(id)).events {
@@ -193,6 +201,7 @@ fn end_tokens_leave_no_text() {
     let answer = decode(&options(), &ids, End::Stop { token: Some(4089) });
     assert_eq!((answer.text.as_str(), answer.finish.clone()), ("Yes.", Some((FinishReason::Stop, None))));
     assert_eq!((answer.tokens, answer.logprob_bytes), (ids.clone(), b"Yes.".to_vec()));
+    assert_eq!(answer.logprob_ids, ids, "an end token has a log-probability too");
     let client = ChoiceOptions { stop_token_ids: vec![dot], ..options() };
     let answer = decode(&client, &ids[..ids.len() - 1], End::Stop { token: Some(dot) });
     assert_eq!((answer.text.as_str(), answer.finish), ("Yes", Some((FinishReason::Stop, Some(StopCause::Token(dot))))));
@@ -207,11 +216,51 @@ fn log_probabilities_cover_exactly_the_text() {
         let answer = decode(&options(), &ids, End::Length);
         assert_eq!((answer.logprob_bytes.as_slice(), answer.text.as_str()), (text.as_bytes(), text));
     }
-    // Not the reasoning, not its marks, not the line breaks that go with them.
+    // Not the reasoning, not its marks, not the line breaks that go with them: these have entries that are in no text.
     let ids = model().encode("<think>\nhm\n</think>\n\nYes", false).unwrap();
     let answer = decode(&options(), &ids, End::Length);
     let between = ids.iter().position(|&id| id == 4095).unwrap() - 1;
     assert_eq!((answer.logprob_bytes.as_slice(), answer.reasoning_tokens), (&b"Yes"[..], between as u64));
+    assert_eq!(answer.logprob_ids, ids);
+}
+
+#[test]
+fn every_token_has_a_log_probability_also_without_text() {
+    let model = model();
+    let end = 4089;
+    // Cut short inside a character, ended by a stop string, interrupted and ended by control tokens.
+    let cut = byte_tokens("Zür👋")[..7].to_vec();
+    let stopped = byte_tokens("one STOP");
+    let mut marked = model.encode("one", false).unwrap();
+    marked.extend([end, end]);
+    marked.extend(model.encode(" two", false).unwrap());
+    marked.push(end);
+    let stop = ChoiceOptions { stop: vec!["STOP".into()], ..options() };
+    let ignoring = ChoiceOptions { ignore_eos: true, ..options() };
+    for (options, ids, text, shown) in [
+        (&options(), cut, "Zür\u{fffd}", "Zür".len() + 3),
+        (&stop, stopped, "one ", "one ".len()),
+        (&ignoring, marked, "one two", "one two".len()),
+    ] {
+        let answer = decode(options, &ids, End::Length);
+        assert_eq!((answer.text.as_str(), answer.logprob_bytes.len()), (text, shown));
+        assert_eq!((&answer.logprob_ids, &answer.tokens), (&ids, &ids), "{text}");
+    }
+}
+
+#[test]
+fn log_probabilities_of_reasoning_do_not_wait_for_the_text() {
+    let mut decoder = ChoiceDecoder::new(model(), options());
+    let mut said = 0;
+    for id in model().encode("<think>\na long thought about nothing", false).unwrap() {
+        for event in decoder.push(&token(id)).events {
+            if let ChatEvent::Text { text, logprobs, .. } = event {
+                assert!(text.is_empty() && logprobs.iter().all(|entry| entry.place == TokenPlace::Apart));
+                said += logprobs.len();
+            }
+        }
+        assert_eq!(said as u64, decoder.completion_tokens());
+    }
 }
 
 proptest! {

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use bytes::{BufMut, BytesMut};
 
-use crate::event::TokenLogprob;
+use crate::event::{TokenLogprob, TokenPlace};
 use crate::write;
 
 /// The lists while they grow.
@@ -67,6 +67,9 @@ impl LegacyLogprobs {
                 self.values.put_slice(b"null");
                 self.tops.put_slice(b"null");
             }
+        }
+        if token.place != TokenPlace::Text {
+            return write::integer(&mut self.offsets, self.characters);
         }
         // A token that begins inside a character belongs to that character.
         let inside = token.bytes.first().is_some_and(|&byte| is_continuation(byte));

@@ -45,9 +45,24 @@ fn put_model(out: &mut BytesMut, model: &ModelCard) {
     write::integer(out, model.created);
     out.put_slice(b",\"owned_by\":");
     write::string(out, &model.owned_by);
+    out.put_slice(b",\"root\":");
+    write::string(out, &model.id);
+    out.put_slice(b",\"parent\":null");
     if let Some(tokens) = model.context_tokens {
         out.put_slice(b",\"max_model_len\":");
         write::integer(out, tokens);
     }
+    put_permission(out, model);
     out.put_u8(b'}');
+}
+
+/// What vLLM says of every model, and what clients made for it look for.
+fn put_permission(out: &mut BytesMut, model: &ModelCard) {
+    out.put_slice(b",\"permission\":[{\"id\":");
+    write::string(out, &format!("modelperm-{}", model.id));
+    out.put_slice(b",\"object\":\"model_permission\",\"created\":");
+    write::integer(out, model.created);
+    out.put_slice(
+        br#","allow_create_engine":false,"allow_sampling":true,"allow_logprobs":true,"allow_search_indices":false,"allow_view":true,"allow_fine_tuning":false,"organization":"*","group":null,"is_blocking":false}]"#,
+    );
 }

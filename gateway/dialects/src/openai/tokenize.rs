@@ -18,7 +18,7 @@ pub struct TokenizeRequest {
     pub model: Option<String>,
     /// The text or the conversation.
     pub input: TokenizeInput,
-    /// Also return each token's text.
+    /// Also return each token as the vocabulary writes it.
     pub return_token_strs: bool,
 }
 
@@ -34,7 +34,12 @@ pub enum TokenizeInput {
     },
     /// As a chat request would be: the count equals its `usage.prompt_tokens`. Only the fields that shape a prompt are set; its
     /// `model` is empty when the request names none.
-    Chat(Box<ChatRequest>),
+    Chat {
+        /// The request.
+        chat: Box<ChatRequest>,
+        /// Add what the tokenizer adds to a prompt, beside what the template writes (default false).
+        add_special_tokens: bool,
+    },
 }
 
 /// Ids to be turned into text.
@@ -104,7 +109,10 @@ impl Draft {
             (Some(prompt), None) => {
                 TokenizeInput::Text { prompt, add_special_tokens: self.add_special_tokens.unwrap_or(true) }
             }
-            (None, Some(messages)) => TokenizeInput::Chat(Box::new(self.chat(messages)?)),
+            (None, Some(messages)) => {
+                let add_special_tokens = self.add_special_tokens.unwrap_or(false);
+                TokenizeInput::Chat { chat: Box::new(self.chat(messages)?), add_special_tokens }
+            }
             (Some(_), Some(_)) => return Err(Fault::invalid("not allowed with messages")).within("prompt"),
             (None, None) => return Err(Fault::invalid("this or messages is required, but missing")).within("prompt"),
         };
@@ -112,10 +120,6 @@ impl Draft {
     }
 
     fn chat(self, messages: Vec<Message>) -> Result<ChatRequest, Fault> {
-        if self.add_special_tokens == Some(true) {
-            let why = "a template writes its special tokens itself";
-            return Err(Fault::of(ApiErrorKind::UnsupportedValue, why)).within("add_special_tokens");
-        }
         let add_generation_prompt =
             generation_prompt(self.add_generation_prompt, self.continue_final_message, &messages)?;
         Ok(ChatRequest {
@@ -147,7 +151,7 @@ pub fn decode_detokenize(body: &[u8], bounds: &Bounds) -> Result<DetokenizeReque
     .map_err(Fault::into_error)
 }
 
-/// The answer to a tokenize request; `strings` are the tokens' texts when they were asked for.
+/// The answer to a tokenize request; `strings` are the tokens as the vocabulary writes them, when they were asked for.
 pub fn tokenize_body(tokens: &[u32], context_tokens: u64, strings: Option<&[String]>) -> Vec<u8> {
     let mut out = BytesMut::with_capacity(64 + 8 * tokens.len());
     out.put_slice(b"{\"count\":");

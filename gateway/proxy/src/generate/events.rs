@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, Usage};
+use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{self, Output, TokenLogprobs};
 use penstock_text::{ChoiceDecoder, ChoiceOptions, End, TextModel};
@@ -245,6 +245,7 @@ impl PoolEvents {
             bytes: self.text.token_bytes(token),
             logprob: Some(said.logprob).filter(|value| !value.is_nan()),
             top: top.map(|(id, logprob)| (*id, self.text.token_bytes(*id), *logprob)).collect(),
+            place: TokenPlace::Text,
         }
     }
 

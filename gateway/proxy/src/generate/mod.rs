@@ -6,6 +6,7 @@
 pub(crate) mod events;
 mod gauges;
 mod plan;
+mod truncate;
 mod unbuilt;
 mod wave;
 
@@ -156,16 +157,18 @@ impl Upstream for PoolUpstream {
         let context = u64::from(self.context_tokens());
         let bytes = match &request.input {
             TokenizeInput::Text { prompt, .. } => prompt.len(),
-            TokenizeInput::Chat(chat) => plan::chat_bytes(chat),
+            TokenizeInput::Chat { chat, .. } => plan::chat_bytes(chat),
         };
         self.off_io(bytes, move |text| {
             let tokens = match &request.input {
                 TokenizeInput::Text { prompt, add_special_tokens } => plan::encode(text, prompt, *add_special_tokens)?,
-                TokenizeInput::Chat(chat) => text.chat_prompt(chat, unix_seconds() as i64)?.tokens,
+                TokenizeInput::Chat { chat, add_special_tokens } => {
+                    let tokens = text.chat_prompt(chat, unix_seconds() as i64)?.tokens;
+                    if *add_special_tokens { text.with_special_tokens(tokens).map_err(ApiError::from)? } else { tokens }
+                }
             };
-            let strings = request.return_token_strs.then(|| {
-                tokens.iter().map(|id| String::from_utf8_lossy(&text.token_bytes(*id)).into_owned()).collect::<Vec<_>>()
-            });
+            let names = || tokens.iter().map(|id| text.token_name(*id)).collect::<Vec<_>>();
+            let strings = request.return_token_strs.then(names);
             Ok(openai::tokenize_body(&tokens, context, strings.as_deref()))
         })
         .await

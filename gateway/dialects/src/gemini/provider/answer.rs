@@ -1,7 +1,7 @@
 //! `GenerateContentResponse` into events: a chunk of a stream and a whole answer have one shape, and so has an array of chunks.
 
 use crate::codec::{FaultClass, ProviderFault};
-use crate::event::{ChatEvent, FinishReason, TokenLogprob, Usage};
+use crate::event::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
 use crate::gemini::signature::{Signed, kept};
 use crate::json::{self, Fault, Kind};
 use crate::json_text::compacted;
@@ -325,7 +325,7 @@ fn logprobs(reader: &mut json::Reader<'_>) -> Result<Vec<TokenLogprob>, Fault> {
     value::fields(reader, |reader, key| match key {
         "chosenCandidates" => value::items(reader, |reader, _| {
             let (token, bytes, logprob) = token(reader)?;
-            chosen.push(TokenLogprob { token, bytes, logprob, top: Vec::new() });
+            chosen.push(TokenLogprob { token, bytes, logprob, top: Vec::new(), place: TokenPlace::Text });
             Ok(())
         }),
         "topCandidates" => value::items(reader, |reader, _| {

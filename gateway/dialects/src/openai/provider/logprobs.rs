@@ -3,7 +3,7 @@
 //! Only vLLM says token ids, and only when asked; elsewhere an id is 0, and bytes say which token it was.
 
 use super::value;
-use crate::event::TokenLogprob;
+use crate::event::{TokenLogprob, TokenPlace};
 use crate::json::{Fault, Kind, Reader};
 
 /// `logprobs` of a chat choice: `{"content":[{token, logprob, bytes, top_logprobs}]}`.
@@ -25,7 +25,7 @@ pub(super) fn entries(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Faul
     value::items(reader, |reader, _| {
         let mut top = Vec::new();
         let (bytes, logprob) = entry(reader, Some(&mut top))?;
-        all.push(TokenLogprob { token: 0, bytes, logprob, top });
+        all.push(TokenLogprob { token: 0, bytes, logprob, top, place: TokenPlace::Text });
         Ok(())
     })?;
     Ok(all)
@@ -95,6 +95,7 @@ pub(super) fn legacy(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Fault
         bytes,
         logprob: logprobs.next().flatten(),
         top: tops.next().unwrap_or_default(),
+        place: TokenPlace::Text,
     };
     Ok(tokens.into_iter().map(one).collect())
 }
@@ -155,8 +156,16 @@ pub(super) fn prompt_tokens(places: Vec<Position>, own: &[u32]) -> Vec<TokenLogp
         let found = top.iter().find(|(id, ..)| own.is_none_or(|own| own == *id)).cloned();
         top.sort_by(|one, other| other.2.total_cmp(&one.2));
         match found {
-            Some((token, bytes, logprob)) => TokenLogprob { token, bytes, logprob: Some(logprob), top },
-            None => TokenLogprob { token: own.unwrap_or_default(), bytes: Vec::new(), logprob: None, top },
+            Some((token, bytes, logprob)) => {
+                TokenLogprob { token, bytes, logprob: Some(logprob), top, place: TokenPlace::Text }
+            }
+            None => TokenLogprob {
+                token: own.unwrap_or_default(),
+                bytes: Vec::new(),
+                logprob: None,
+                top,
+                place: TokenPlace::Text,
+            },
         }
     };
     places.into_iter().enumerate().map(one).collect()

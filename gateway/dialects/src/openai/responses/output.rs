@@ -10,7 +10,7 @@ use super::echo::{Echo, ResponseFailure, ResponseStatus, State};
 use super::events::Events;
 use super::items::{Item, ItemBody, ItemStatus, MessagePart, put_text, quoted};
 use crate::codec::AnswerMeta;
-use crate::event::{ChatEvent, FinishReason, TokenLogprob, Usage};
+use crate::event::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
 use crate::openai::errors::{self, ErrorShape};
 use crate::openai::provider::Balance;
 use crate::write;
@@ -58,9 +58,11 @@ impl Output {
             ChatEvent::Usage(usage) => self.usage = Some(*usage),
             _ if self.finish.is_some() => {}
             ChatEvent::Text { choice: 0, text, logprobs, .. } => {
-                let logprobs = if self.logprobs { &logprobs[..] } else { &[] };
+                // They stand beside a text: tokens that are in none have no place here.
+                let shown = |token: &&TokenLogprob| self.logprobs && token.place == TokenPlace::Text;
+                let logprobs: Vec<&TokenLogprob> = logprobs.iter().filter(shown).collect();
                 if !(text.is_empty() && logprobs.is_empty()) {
-                    self.text(false, text, logprobs, out);
+                    self.text(false, text, &logprobs, out);
                 }
             }
             ChatEvent::Refusal { choice: 0, text } if !text.is_empty() => self.text(true, text, &[], out),
@@ -215,7 +217,7 @@ impl Output {
         self.items.last_mut().filter(|item| item.status == ItemStatus::InProgress)
     }
 
-    fn text(&mut self, refusal: bool, text: &str, logprobs: &[TokenLogprob], out: &mut BytesMut) {
+    fn text(&mut self, refusal: bool, text: &str, logprobs: &[&TokenLogprob], out: &mut BytesMut) {
         if !matches!(self.current(), Some(Item { body: ItemBody::Message { .. }, .. })) {
             self.open(ItemBody::Message { parts: Vec::new() }, out);
         }
