@@ -85,6 +85,25 @@ def test_tokenize_and_detokenize_are_inverse(gateway, model):
     assert reply["prompt"] == text
 
 
+def test_what_clients_of_vllm_read(gateway, model):
+    ask = {"model": model, "prompt": " 你好 is", "return_token_strs": True}
+    said = httpx.post(f"{gateway.url}/tokenize", json=ask, timeout=30).raise_for_status().json()
+    assert said["count"] == len(said["tokens"]) == len(said["token_strs"])
+    assert "\ufffd" not in "".join(said["token_strs"]) and said["token_strs"][-1].endswith("is")
+    chat = {"model": model, "messages": user("Hello")}
+    plain, special = (
+        httpx.post(f"{gateway.url}/tokenize", json=chat | more, timeout=30).raise_for_status().json()["tokens"]
+        for more in ({}, {"add_special_tokens": True})
+    )
+    assert len(special) >= len(plain)
+    card = httpx.get(f"{gateway.url}/v1/models/{model}", timeout=30).json()
+    assert card["root"] == card["id"] == model and card["parent"] is None
+    assert card["max_model_len"] == said["max_model_len"] and card["permission"][0]["allow_sampling"] is True
+    assert httpx.get(f"{gateway.url}/version", timeout=30).json()["version"]
+    for method in ("GET", "POST"):
+        assert httpx.request(method, f"{gateway.url}/ping", timeout=30).status_code == 200
+
+
 def test_tokenize_of_messages_equals_usage(gateway, client, model):
     messages = user("What is penstock?")
     reply = httpx.post(
@@ -156,6 +175,7 @@ def test_logprobs(client, model):
     choice = answer.choices[0]
     entries = choice.logprobs.content
     assert b"".join(bytes(entry.bytes) for entry in entries).decode() == choice.message.content
+    assert len(entries) == answer.usage.completion_tokens, "the end has an entry too"
     for entry in entries:
         best = [top.logprob for top in entry.top_logprobs]
         assert len(best) == 5 and best == sorted(best, reverse=True)

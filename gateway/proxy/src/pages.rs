@@ -56,6 +56,8 @@ pub(crate) async fn serve(
         Route::Forward(_) | Route::Realtime => return Err(Failure::internal("a route of another place").into()),
         Route::Health => json(exchange, br#"{"status":"ok"}"#.to_vec()).await?,
         Route::Ready => ready(serving, exchange).await?,
+        Route::Ping => exchange.respond(200, &[], Bytes::new()).await?,
+        Route::Version => json(exchange, concat!(r#"{"version":""#, env!("CARGO_PKG_VERSION"), r#""}"#)).await?,
         Route::Metrics => {
             let text = [(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"))];
             exchange.respond(200, &text, gateway.render_metrics().into()).await?;

@@ -31,6 +31,10 @@ pub enum Route {
     Health,
     /// `GET /ready`: a worker takes requests.
     Ready,
+    /// `GET` or `POST /ping`: the process lives, as SageMaker asks for it.
+    Ping,
+    /// `GET /version`: which version this is.
+    Version,
     /// `GET /metrics`
     Metrics,
     /// `/status`: the limits, and how the asker's stand.
@@ -73,6 +77,9 @@ impl Route {
             "/v1/realtime" => (Route::Realtime, Method::GET),
             "/health" => (Route::Health, Method::GET),
             "/ready" => (Route::Ready, Method::GET),
+            "/ping" if *method == Method::POST => (Route::Ping, Method::POST),
+            "/ping" => (Route::Ping, Method::GET),
+            "/version" => (Route::Version, Method::GET),
             "/metrics" => (Route::Metrics, Method::GET),
             "/status" => (Route::Status, Method::GET),
             _ if forwarded(path).is_some() => (Route::Forward(forwarded(path).unwrap_or_default()), Method::POST),
@@ -93,7 +100,7 @@ impl Route {
     /// Who may use it.
     pub fn auth_class(&self) -> AuthClass {
         match self {
-            Route::Health | Route::Ready => AuthClass::Open,
+            Route::Health | Route::Ready | Route::Ping => AuthClass::Open,
             Route::Ask(_)
             | Route::Count(_)
             | Route::Models
@@ -102,6 +109,7 @@ impl Route {
             | Route::Realtime
             | Route::Tokenize
             | Route::Detokenize
+            | Route::Version
             | Route::Status
             | Route::Stored(_) => AuthClass::Key,
             Route::Metrics => AuthClass::Operator,
@@ -120,6 +128,8 @@ impl Route {
             Route::Detokenize => "/detokenize",
             Route::Health => "/health",
             Route::Ready => "/ready",
+            Route::Ping => "/ping",
+            Route::Version => "/version",
             Route::Metrics => "/metrics",
             Route::Status => "/status",
             Route::Stored(stored) => stored.label(),
@@ -129,7 +139,7 @@ impl Route {
 
 /// One method and URL of each route, under every name that it has: what a matrix of access is made of.
 pub fn examples() -> Vec<(Method, String)> {
-    const POSTED: [&str; 13] = [
+    const POSTED: [&str; 14] = [
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/responses",
@@ -143,8 +153,9 @@ pub fn examples() -> Vec<(Method, String)> {
         "/v1/messages/count_tokens",
         "/tokenize",
         "/detokenize",
+        "/ping",
     ];
-    const GOT: [&str; 9] = [
+    const GOT: [&str; 11] = [
         "/v1/models",
         "/v1beta/models",
         "/v1/models/m",
@@ -152,6 +163,8 @@ pub fn examples() -> Vec<(Method, String)> {
         "/v1/realtime",
         "/health",
         "/ready",
+        "/ping",
+        "/version",
         "/metrics",
         "/status",
     ];
@@ -358,7 +371,7 @@ mod tests {
     /// A route that is added is in neither list, and the compiler asks for it here.
     #[test]
     fn every_route_has_an_example() {
-        let mut seen = [0; 13];
+        let mut seen = [0; 15];
         for (method, url) in examples() {
             let route = Route::parse(&method, &url).unwrap_or_else(|_| panic!("{method} {url}"));
             seen[match route {
@@ -375,6 +388,8 @@ mod tests {
                 Route::Metrics => 10,
                 Route::Stored(_) => 11,
                 Route::Status => 12,
+                Route::Ping => 13,
+                Route::Version => 14,
             }] += 1;
         }
         assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
