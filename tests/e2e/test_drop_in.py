@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 
-from harness import user
+from harness import serving, user
+from providers import OpenAi
 from upstreams import CLIENT_KEY, fleet, model_of
 
 TOOL = {
@@ -150,3 +151,23 @@ def test_vectors_come_in_base64_and_as_numbers(client):
     raw = client.embeddings.with_raw_response.create(model=model, input="a", encoding_format="base64")
     packed = base64.b64decode(json.loads(raw.text)["data"][0]["embedding"])
     assert struct.unpack("<f", packed[:4])[0] == pytest.approx(floats.data[0].embedding[0], rel=1e-6)
+
+
+def test_moderations_without_a_model_ask_the_one_of_the_config(tmp_path):
+    with OpenAi() as mock:
+        mock.models = ("watch-1",)
+        config = (
+            f'[[providers]]\nid = "mock"\nbase_url = "{mock.url}/v1"\nkey_env = "PROVIDER_KEY"\nmodels = ["watch-1"]\n'
+            '[[models]]\nname = "watch"\nto = [{ provider = "mock", model = "watch-1" }]\n'
+        )
+        for named, key in ((True, 'moderation_model = "watch"\n'), (False, "")):
+            settings = {"config": f"[server]\n{key}{config}", "env": {"PROVIDER_KEY": mock.key}, "workers": 0}
+            with serving(tmp_path / str(named), **settings) as gateway:
+                client = gateway.client()
+                if named:
+                    assert client.moderations.create(input="x").model == "watch-1"
+                else:
+                    with pytest.raises(openai.NotFoundError) as caught:
+                        client.moderations.create(input="x")
+                    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+                assert client.moderations.create(input="x", model="watch").model == "watch-1"

@@ -116,8 +116,11 @@ fn field(
     }
     let from = reader.position();
     if reader.null()? {
-        if key == "stream_options" {
-            out.stream_options = Some((from..reader.position(), false));
+        match key {
+            "stream_options" => out.stream_options = Some((from..reader.position(), false)),
+            // No name, but the place of one.
+            "model" => out.model_at = Some(from..reader.position()),
+            _ => {}
         }
         return Ok(());
     }

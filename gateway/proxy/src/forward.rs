@@ -39,6 +39,8 @@ const TUNNEL_BYTES: usize = 16 * 1024;
 const TUNNEL_SILENCE: Duration = Duration::from_secs(300);
 /// Between two looks at whether a tunnel's credential is still good: what is revoked ends within a second.
 const LAPSE_LOOK: Duration = Duration::from_millis(500);
+/// The operation that need not name a model.
+const MODERATIONS: &str = "/v1/moderations";
 /// The route of tunnels, as scopes name it.
 const REALTIME: &str = "/v1/realtime";
 /// Longest wait for one side to take what the other said.
@@ -70,7 +72,10 @@ pub(crate) async fn serve(
     principal: &Principal,
 ) -> Result<(), End> {
     let mut headers = std::mem::take(&mut exchange.head.headers);
-    let body = exchange.read_body(&gateway.bodies).await?;
+    let mut body = exchange.read_body(&gateway.bodies).await?;
+    if path == MODERATIONS {
+        body.bytes = with_model(&headers, body.bytes, serving.config.moderation_model.as_deref())?;
+    }
     let (model, at, others) = named(&headers, &body)?;
     principal.check_other_models(others)?;
     if at.1 {
@@ -111,6 +116,32 @@ fn closed(held: Option<Reservation>, ended: Result<(), End>) -> Result<(), End> 
         Err(End::Gone) => drop(held),
     }
     ended
+}
+
+/// The body with the model of the config where it names none, as clients of OpenAI may.
+fn with_model(headers: &HeaderMap, body: Bytes, name: Option<&str>) -> Result<Bytes, Failure> {
+    if !Content::of(headers).is_json() {
+        return Ok(body);
+    }
+    let seen = peek(&body, None, &Bounds::default())?;
+    if seen.model.is_some() {
+        return Ok(body);
+    }
+    let Some(name) = name else {
+        let message = "model: required, but missing; no server.moderation_model is configured here.";
+        return Err(Failure::new(ErrorKind::ModelNotFound, message).param("model"));
+    };
+    let name = serde_json::Value::from(name).to_string();
+    let (at, text) = match seen.model_at {
+        Some(null) => (null, name),
+        None => {
+            // A body that was read is an object.
+            let from = body.iter().position(|byte| *byte == b'{').map_or(0, |brace| brace + 1);
+            let is_empty = body[from..].trim_ascii_start().first() == Some(&b'}');
+            (from..from, format!("\"model\":{name}{}", if is_empty { "" } else { "," }))
+        }
+    };
+    Ok([&body[..at.start], text.as_bytes(), &body[at.end..]].concat().into())
 }
 
 /// A model's name, where it stands in the body and whether that is JSON, and the field that names further models.
@@ -374,6 +405,25 @@ mod tests {
         );
         assert_eq!(read.expect("read"), format!("early {said}"));
         assert!(tunnel.await.expect("no panic"));
+    }
+
+    #[test]
+    fn moderations_without_a_model_ask_the_one_of_the_config() {
+        let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        let asked = |body: &'static str, name| with_model(&headers, Bytes::from_static(body.as_bytes()), name);
+        for (body, expected) in [
+            (r#"{"input":"x"}"#, r#"{"model":"a\"b","input":"x"}"#),
+            (r#" { "input" : "x" }"#, r#" {"model":"a\"b", "input" : "x" }"#),
+            ("{}", r#"{"model":"a\"b"}"#),
+            (r#"{"input":"x","model": null}"#, r#"{"input":"x","model": "a\"b"}"#),
+            (r#"{"input":"x","model":"m"}"#, r#"{"input":"x","model":"m"}"#),
+        ] {
+            assert_eq!(asked(body, Some("a\"b")).expect(body), expected.as_bytes());
+        }
+        let failure = asked(r#"{"input":"x"}"#, None).expect_err("no model");
+        assert_eq!((failure.status(), failure.param.as_deref()), (404, Some("model")));
+        assert_eq!(asked(r#"{"model":"m"}"#, None).expect("named"), r#"{"model":"m"}"#.as_bytes());
+        assert_eq!(asked("[1]", Some("m")).expect_err("no object").status(), 400);
     }
 
     fn form(names: &[&str]) -> Bytes {

@@ -77,6 +77,11 @@ pub fn load(
             .collect(),
     };
     models::check(&document, &snapshot.models, &known, &snapshot.prices);
+    if let Some(name) = &snapshot.moderation_model
+        && !models::is_known(name, &snapshot.models, &known)
+    {
+        document.table("server").fault("moderation_model", format!("there is no model {name:?}"));
+    }
     super::limits::check(&document, &snapshot);
     super::web::check(&document, &snapshot);
     document.finish().map(|()| snapshot)
@@ -102,6 +107,7 @@ fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Op
         listen,
         unix,
         hosts: super::web::hosts(&server),
+        moderation_model: server.text("moderation_model"),
         cors: super::web::cors(document),
         tls,
         state_dir: server
@@ -451,6 +457,19 @@ mod tests {
         let env = |name: &str| (name == "SET").then(|| "secret".to_owned());
         load(Some(("p.toml", text)), &Overrides::default(), &env)
             .map_err(|faults| faults.0.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn the_model_of_moderations_is_there() {
+        let models = "[[providers]]\nid = \"p\"\nbase_url = \"http://127.0.0.1:1/v1\"\nmodels = [\"own\"]\n\
+                      [[models]]\nname = \"a\"\naliases = [\"b\"]\nto = [{ provider = \"p\", model = \"x\" }]\n";
+        let read = |name: &str| read(&format!("[server]\nmoderation_model = {name:?}\n{models}"));
+        for name in ["a", "b", "own", "p/found"] {
+            assert_eq!(read(name).expect(name).moderation_model.as_deref(), Some(name));
+        }
+        for name in ["c", "q/found"] {
+            assert!(read(name).expect_err(name)[0].contains("server.moderation_model"), "{name}");
+        }
     }
 
     #[test]

@@ -89,6 +89,7 @@ pub const KEYS: &[Key] = &[
     key("server", "request_timeout_ms", "0", "Longest time for one answer. 0: no limit."),
     key("server", "h2_streams_max", "128", "HTTP/2: requests at once on one connection."),
     key("server", "h2_header_list_bytes_max", "32768", "HTTP/2: largest decoded header list."),
+    optional("server", "moderation_model", "\"assistant\"", "The model that /v1/moderations asks where a request names none, by its name in requests. Without it, such requests are 404."),
     key("server", "explain", "false", "Say on every answer of a [[models]] entry who gave it (x-penstock-target) and after how many attempts (x-penstock-attempts); else only when there were several."),
     key("server", "cost_header", "false", "Say on every answer what it cost (x-penstock-cost), as the request header x-penstock-cost: 1 does for one."),
     key("server", "watch", "true", "Take up changes of the config file when it is written or replaced; SIGHUP does so in any case. A file with a fault changes nothing."),

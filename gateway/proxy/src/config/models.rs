@@ -214,6 +214,16 @@ pub(super) struct Known<'a> {
 }
 
 /// Whether every name means one thing, and every target exists.
+/// Whether requests may find a model under a name. What a provider says of itself is not known yet: `provider/model` is taken.
+pub(super) fn is_known(name: &str, models: &[ModelConfig], known: &Known<'_>) -> bool {
+    let there = |(id, served): &(&str, Vec<&str>)| {
+        served.contains(&name) || name.split_once('/').is_some_and(|(provider, _)| provider == *id)
+    };
+    models.iter().any(|model| model.name == name || model.aliases.iter().any(|alias| alias == name))
+        || known.pools.contains(&name)
+        || known.providers.iter().any(there)
+}
+
 pub(super) fn check(document: &Document<'_>, models: &[ModelConfig], known: &Known<'_>, prices: &Prices) {
     let fault = |message: String| document.fault_at("models", "", message);
     let mut names = std::collections::BTreeSet::new();

@@ -28,6 +28,8 @@ pub struct Snapshot {
     pub unix: Option<PathBuf>,
     /// Names in `Host` besides addresses and `localhost`, where no credential is needed.
     pub hosts: Vec<String>,
+    /// The model of moderations that name none.
+    pub moderation_model: Option<String>,
     /// Which pages of other origins may use it.
     pub cors: CorsConfig,
     /// TLS of the TCP listener.
