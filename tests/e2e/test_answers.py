@@ -3,6 +3,7 @@
 import json
 
 import httpx
+import openai
 import pytest
 
 from harness import DEMO_MODEL, user
@@ -211,6 +212,58 @@ def test_echo_with_logprobs_scores_the_prompt(client, model):
     assert len(choice.logprobs.tokens) == answer.usage.prompt_tokens + 1
     assert choice.logprobs.text_offset[0] == 0 and "".join(choice.logprobs.tokens) == choice.text
     assert all(value <= 0 for value in choice.logprobs.token_logprobs[1:])
+
+
+def test_tokens_are_named_by_id(client, model):
+    ask = {"model": model, "temperature": 0, "max_tokens": 4}
+    more = {"extra_body": {"return_token_ids": True, "return_tokens_as_token_ids": True}}
+    choice = client.chat.completions.create(
+        **ask, messages=user("Hello"), logprobs=True, top_logprobs=2, **more
+    ).choices[0]
+    assert [entry.token for entry in choice.logprobs.content] == [f"token_id:{id}" for id in choice.token_ids]
+    choice = client.completions.create(**ask, prompt="1, 2, 3,", logprobs=2, **more).choices[0]
+    assert choice.logprobs.tokens == [f"token_id:{id}" for id in choice.token_ids]
+    assert all(name.startswith("token_id:") for best in choice.logprobs.top_logprobs for name in best)
+
+
+def test_keys_of_vllm_are_null_where_nobody_asked(gateway, model):
+    ask = {"model": model, "max_tokens": 1}
+    said = httpx.post(f"{gateway.url}/v1/chat/completions", json=ask | {"messages": user("Hello")}, timeout=60).json()
+    assert said["prompt_logprobs"] is said["prompt_token_ids"] is said["choices"][0]["token_ids"] is None
+    choice = httpx.post(f"{gateway.url}/v1/completions", json=ask | {"prompt": "a"}, timeout=60).json()["choices"][0]
+    assert choice["prompt_logprobs"] is choice["prompt_token_ids"] is choice["token_ids"] is None
+
+
+def test_prompts_are_truncated(gateway, client, model):
+    ids = tokens_of(gateway, model, "1, 2, 3, 4, 5, 6, 7, 8,")
+    ask = {"model": model, "max_tokens": 4, "temperature": 0}
+    kept = {"truncate_prompt_tokens": 6, "return_token_ids": True}
+    cut = client.completions.create(**ask, prompt=ids, extra_body=kept)
+    tail = client.completions.create(**ask, prompt=ids[-6:])
+    assert cut.choices[0].prompt_token_ids == ids[-6:] and cut.choices[0].text == tail.choices[0].text
+    assert cut.usage.prompt_tokens == 6
+    chat = client.chat.completions.create(**ask, messages=user("What is this?"), extra_body=kept)
+    assert len(chat.prompt_token_ids) == chat.usage.prompt_tokens == 6
+    long = {"model": model, "prompt": [ids[0]] * 9000, "max_tokens": 1}
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(**long)
+    assert client.completions.create(**long, extra_body={"truncate_prompt_tokens": 9}).usage.prompt_tokens == 9
+
+
+def test_chat_echoes_what_it_goes_on_from(client, model):
+    ask = {"model": model, "temperature": 0, "max_tokens": 4}
+    turns = [*user("Hello"), {"role": "assistant", "content": "Hello! How"}]
+    goes_on = {"continue_final_message": True, "add_generation_prompt": False}
+    plain = client.chat.completions.create(**ask, messages=turns, extra_body=goes_on)
+    for choices in (1, 2):
+        echoed = client.chat.completions.create(**ask, messages=turns, n=choices, extra_body=goes_on | {"echo": True})
+        for choice in echoed.choices:
+            assert choice.message.content == "Hello! How" + plain.choices[0].message.content
+    stream = client.chat.completions.create(**ask, messages=turns, stream=True, extra_body=goes_on | {"echo": True})
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert said == "Hello! How" + plain.choices[0].message.content
+    quiet = client.chat.completions.create(**ask, messages=user("Hello"), extra_body={"echo": True})
+    assert quiet.choices[0].message.content.startswith("Hello!"), "a new turn has nothing to say first"
 
 
 def test_logit_bias_forbids_and_forces(gateway, client, model):

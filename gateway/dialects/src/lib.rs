@@ -36,6 +36,7 @@ pub use event::{ChatEvent, FinishReason, ServiceTier, StopCause, TokenLogprob, T
 pub use openai::ErrorShape;
 pub use peek::{Peek, peek};
 pub use request::{
-    ChatRequest, CompleteRequest, EmbedRequest, ImageSource, Message, Part, Prompt, ReasoningEffort, Request,
-    RerankRequest, ResponseFormat, Role, SamplingParams, StreamOptions, Tool, ToolCall, ToolChoice,
+    ChatRequest, CompleteRequest, EmbedRequest, ImageSource, Message, Part, Prompt, PromptTail, ReasoningEffort,
+    Request, RerankRequest, ResponseFormat, Role, SamplingParams, StreamOptions, TokenNames, Tool, ToolCall,
+    ToolChoice,
 };

@@ -99,12 +99,18 @@ pub struct ChatRequest {
     pub add_generation_prompt: bool,
     /// Continue the last assistant message instead of opening a new turn.
     pub continue_final_message: bool,
+    /// The answer begins with the text of the message that it continues, or that is the assistant's and the last (vLLM's `echo`).
+    pub echo: bool,
+    /// How much of the prompt is kept.
+    pub prompt_tail: Option<PromptTail>,
     /// The oldest turns may be left out where the conversation does not fit the context (`truncation: "auto"`).
     pub truncates: bool,
     /// Put special tokens into the text.
     pub keep_special_tokens: bool,
     /// Also return token ids (vLLM's `return_token_ids`).
     pub return_token_ids: bool,
+    /// How log-probabilities name tokens.
+    pub token_names: TokenNames,
     /// Narrows cache sharing.
     pub cache_salt: Option<String>,
     /// Lower runs first.
@@ -135,9 +141,12 @@ impl ChatRequest {
             template_kwargs: None,
             add_generation_prompt: true,
             continue_final_message: false,
+            echo: false,
+            prompt_tail: None,
             truncates: false,
             keep_special_tokens: false,
             return_token_ids: false,
+            token_names: TokenNames::Text,
             cache_salt: None,
             priority: 0,
             ignored: Vec::new(),
@@ -172,6 +181,10 @@ pub struct CompleteRequest {
     pub keep_special_tokens: bool,
     /// Also return token ids.
     pub return_token_ids: bool,
+    /// How log-probabilities name tokens.
+    pub token_names: TokenNames,
+    /// How much of each prompt is kept.
+    pub prompt_tail: Option<PromptTail>,
     /// Narrows cache sharing.
     pub cache_salt: Option<String>,
     /// The client's id of its own user.
@@ -182,6 +195,25 @@ pub struct CompleteRequest {
     pub priority: i32,
     /// Unknown fields, by name: warned about, ignored.
     pub ignored: Vec<String>,
+}
+
+/// How much of a prompt is kept, from its end (vLLM's `truncate_prompt_tokens`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptTail {
+    /// So many tokens.
+    Tokens(u32),
+    /// As many as the context holds (-1).
+    Fitting,
+}
+
+/// How log-probabilities name tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TokenNames {
+    /// By their text.
+    #[default]
+    Text,
+    /// As `token_id:7` (vLLM's `return_tokens_as_token_ids`).
+    Ids,
 }
 
 /// A prompt as the client gave it.

@@ -6,6 +6,7 @@ use bytes::{BufMut, BytesMut};
 
 use crate::event::{TokenLogprob, TokenPlace, Usage};
 use crate::json_text::plain_run;
+use crate::request::TokenNames;
 
 /// A string in quotes.
 pub(crate) fn string(out: &mut BytesMut, text: &str) {
@@ -85,6 +86,11 @@ pub(crate) fn integers(out: &mut BytesMut, values: &[u32]) {
     out.put_u8(b']');
 }
 
+/// A list of integers, or null where nobody asked.
+pub(crate) fn asked_integers(out: &mut BytesMut, asked: bool, values: &[u32]) {
+    if asked { integers(out, values) } else { out.put_slice(b"null") }
+}
+
 /// A log-probability: shortest text that reads back as the same `f32`. JSON has no infinity, so what is below -9999 (an impossible
 /// token) is -9999.0, as clients of other servers know it.
 pub(crate) fn logprob(out: &mut BytesMut, value: f32) {
@@ -109,25 +115,30 @@ pub(crate) fn usage(out: &mut BytesMut, usage: &Usage) {
 }
 
 /// One entry of a chat answer's `logprobs.content`.
-pub(crate) fn chat_logprob(out: &mut BytesMut, token: &TokenLogprob) {
+pub(crate) fn chat_logprob(out: &mut BytesMut, token: &TokenLogprob, names: TokenNames) {
     // The bytes of all entries together are those of the answer: a control token has a name there, and none of them.
     let said = if token.place == TokenPlace::Control { &[][..] } else { &token.bytes };
-    entry(out, &token.bytes, said, token.logprob.unwrap_or(f32::NEG_INFINITY));
+    entry(
+        out,
+        |out| token_name(out, token.token, &token.bytes, names),
+        said,
+        token.logprob.unwrap_or(f32::NEG_INFINITY),
+    );
     out.put_slice(b",\"top_logprobs\":[");
-    for (index, (_, bytes, value)) in token.top.iter().enumerate() {
+    for (index, (id, bytes, value)) in token.top.iter().enumerate() {
         if index > 0 {
             out.put_u8(b',');
         }
-        entry(out, bytes, bytes, *value);
+        entry(out, |out| token_name(out, *id, bytes, names), bytes, *value);
         out.put_u8(b'}');
     }
     out.put_slice(b"]}");
 }
 
 /// `{"token":…,"logprob":…,"bytes":[…]`, left open.
-fn entry(out: &mut BytesMut, token: &[u8], bytes: &[u8], value: f32) {
+fn entry(out: &mut BytesMut, name: impl FnOnce(&mut BytesMut), bytes: &[u8], value: f32) {
     out.put_slice(b"{\"token\":");
-    lossy(out, token);
+    name(out);
     out.put_slice(b",\"logprob\":");
     logprob(out, value);
     out.put_slice(b",\"bytes\":[");
@@ -138,6 +149,20 @@ fn entry(out: &mut BytesMut, token: &[u8], bytes: &[u8], value: f32) {
         integer(out, u64::from(*byte));
     }
     out.put_u8(b']');
+}
+
+fn token_name(out: &mut BytesMut, id: u32, bytes: &[u8], names: TokenNames) {
+    match names {
+        TokenNames::Text => lossy(out, bytes),
+        TokenNames::Ids => token_id(out, id),
+    }
+}
+
+/// A token as `"token_id:7"`.
+pub(crate) fn token_id(out: &mut BytesMut, id: u32) {
+    out.put_slice(b"\"token_id:");
+    integer(out, u64::from(id));
+    out.put_u8(b'"');
 }
 
 /// vLLM's `prompt_logprobs`: null for the first token, then objects from token id to its log-probability, rank and text.

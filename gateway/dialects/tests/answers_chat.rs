@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use common::check_golden;
 use penstock_dialects::event::StopCause;
 use penstock_dialects::openai::{ChatCollector, ChatEncoder, ChatMeta, ReasoningNames, errors};
-use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
+use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, TokenNames, TokenPlace, Usage};
 use serde_json::Value;
 
 fn meta() -> ChatMeta {
@@ -21,6 +21,7 @@ fn meta() -> ChatMeta {
         logprobs: false,
         prompt_logprobs: false,
         return_token_ids: false,
+        token_names: TokenNames::Text,
         reasoning: ReasoningNames::Both,
     }
 }
@@ -226,6 +227,20 @@ fn the_bytes_of_log_probabilities_are_those_of_the_answer() {
         "{\"token\":\"a\u{fffd}\",\"logprob\":-0.5,\"bytes\":[97,226]",
         r#"{"token":"STOP","logprob":-0.5,"bytes":[83,84,79,80]"#,
         r#"{"token":"<|end|>","logprob":-0.5,"bytes":[]"#,
+    ] {
+        assert!(sent.contains(entry), "{entry}: {sent}");
+    }
+}
+
+#[test]
+fn tokens_are_named_by_id_where_that_was_asked_for() {
+    let meta = ChatMeta { logprobs: true, token_names: TokenNames::Ids, ..meta() };
+    let entries = vec![token(7, b"a", -0.5, &[(7, b"a", -0.5), (8, b"b", -1.5)])];
+    let said = ChatEvent::Text { choice: 0, text: "a".into(), logprobs: entries, tokens: Vec::new() };
+    let sent = stream(&meta, &[said]);
+    for entry in [
+        r#"{"token":"token_id:7","logprob":-0.5,"bytes":[97],"top_logprobs":"#,
+        r#"{"token":"token_id:8","logprob":-1.5,"bytes":[98]}"#,
     ] {
         assert!(sent.contains(entry), "{entry}: {sent}");
     }

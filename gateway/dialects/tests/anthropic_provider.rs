@@ -8,7 +8,7 @@ use penstock_dialects::event::StopCause;
 use penstock_dialects::openai::decode_chat;
 use penstock_dialects::{
     AnswerDecoder, Bounds, ChatEvent, ChatRequest, CompleteRequest, EmbedRequest, FaultClass, FinishReason, Prompt,
-    ProviderCodec, ProviderFault, Request, SamplingParams, Usage,
+    ProviderCodec, ProviderFault, Request, SamplingParams, TokenNames, Usage,
 };
 use serde_json::{Value, json};
 
@@ -175,6 +175,8 @@ fn what_has_no_place_is_refused() {
         (r#""logprobs":true"#, "logprobs"),
         (r#""prompt_logprobs":1"#, "prompt_logprobs"),
         (r#""return_token_ids":true"#, "return_token_ids"),
+        (r#""truncate_prompt_tokens":5"#, "truncate_prompt_tokens"),
+        (r#""echo":true"#, "echo"),
         (r#""logit_bias":{"7":1}"#, "logit_bias"),
         (r#""allowed_token_ids":[1]"#, "allowed_token_ids"),
         (r#""stop_token_ids":[1]"#, "stop_token_ids"),
@@ -209,6 +211,8 @@ fn what_has_no_place_is_refused() {
         prompt_logprobs: None,
         keep_special_tokens: false,
         return_token_ids: false,
+        token_names: TokenNames::Text,
+        prompt_tail: None,
         cache_salt: None,
         user: None,
         cache_key: None,

@@ -7,7 +7,9 @@ use common::check_golden;
 use penstock_dialects::openai::{
     Bounds, CompletionCollector, CompletionEncoder, CompletionMeta, best_of, decode_completion, refusal,
 };
-use penstock_dialects::{ChatEvent, CompleteRequest, FinishReason, Prompt, TokenLogprob, TokenPlace, Usage};
+use penstock_dialects::{
+    ChatEvent, CompleteRequest, FinishReason, Prompt, TokenLogprob, TokenNames, TokenPlace, Usage,
+};
 use serde_json::Value;
 
 fn decoded(body: &str) -> CompleteRequest {
@@ -116,6 +118,7 @@ fn meta() -> CompletionMeta {
         logprobs: false,
         prompt_logprobs: false,
         return_token_ids: false,
+        token_names: TokenNames::Text,
     }
 }
 
@@ -261,4 +264,20 @@ fn tokens_without_text_move_no_offset() {
     assert_eq!(logprobs["text_offset"], serde_json::json!([0, 1, 1, 2, 2]));
     assert_eq!(answer["choices"][0]["text"], "ab");
     assert!(stream(&meta, &events).contains(r#""text_offset":[2,2]"#));
+}
+
+#[test]
+fn tokens_are_named_by_id_where_that_was_asked_for() {
+    let asked = decoded(r#"{"model":"m","prompt":"x","logprobs":2,"return_tokens_as_token_ids":true}"#);
+    let meta = CompletionMeta::new(&asked, "cmpl-1".into(), 1, None);
+    // Two tokens of the same bytes are two names.
+    let said = token(7, b"a", Some(-0.5), &[(8, b"a", -0.25), (9, b"b", -0.75)]);
+    let events = [ChatEvent::Text { choice: 0, text: "a".into(), logprobs: vec![said], tokens: Vec::new() }, finish(0)];
+    let logprobs = &whole(&meta, &events).expect("an answer")["choices"][0]["logprobs"];
+    assert_eq!(logprobs["tokens"], serde_json::json!(["token_id:7"]));
+    assert_eq!(
+        logprobs["top_logprobs"],
+        serde_json::json!([{"token_id:8": -0.25, "token_id:9": -0.75, "token_id:7": -0.5}])
+    );
+    assert_eq!(logprobs["text_offset"], serde_json::json!([0]));
 }

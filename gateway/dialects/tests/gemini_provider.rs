@@ -143,6 +143,8 @@ fn what_gemini_cannot_do_is_refused() {
         (r#","allowed_token_ids":[1]"#.to_owned(), "allowed_token_ids"),
         (r#","ignore_eos":true"#.to_owned(), "ignore_eos"),
         (r#","return_token_ids":true"#.to_owned(), "return_token_ids"),
+        (r#","truncate_prompt_tokens":5"#.to_owned(), "truncate_prompt_tokens"),
+        (r#","echo":true"#.to_owned(), "echo"),
         (r#","prompt_logprobs":1"#.to_owned(), "prompt_logprobs"),
         (format!(r#"{tool},"parallel_tool_calls":false"#), "parallel_tool_calls"),
     ] {

@@ -9,7 +9,7 @@ use penstock_dialects::openai::{
     Bounds, ChatCollector, ChatEncoder, ChatMeta, CompletionCollector, CompletionEncoder, CompletionMeta,
     ReasoningNames, decode_chat, decode_completion, decode_detokenize, decode_tokenize, refusal,
 };
-use penstock_dialects::{ApiError, ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
+use penstock_dialects::{ApiError, ChatEvent, FinishReason, TokenLogprob, TokenNames, TokenPlace, Usage};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -112,6 +112,7 @@ fn chat_meta(logprobs: bool, include_usage: bool) -> ChatMeta {
         continuous_usage: false,
         logprobs,
         prompt_logprobs: false,
+        token_names: TokenNames::Text,
         return_token_ids: true,
         reasoning: ReasoningNames::Both,
     }
@@ -132,6 +133,7 @@ fn completion_meta(logprobs: bool) -> CompletionMeta {
         continuous_usage: true,
         logprobs,
         prompt_logprobs: false,
+        token_names: TokenNames::Text,
         return_token_ids: true,
     }
 }

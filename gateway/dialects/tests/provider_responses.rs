@@ -67,6 +67,9 @@ fn what_the_api_has_no_field_for_is_refused() {
         (r#","logit_bias":{"1":2}"#, "logit_bias"),
         (r#","top_k":4"#, "top_k"),
         (r#","prompt_logprobs":1"#, "prompt_logprobs"),
+        (r#","truncate_prompt_tokens":-1"#, "truncate_prompt_tokens"),
+        (r#","return_tokens_as_token_ids":true"#, "return_tokens_as_token_ids"),
+        (r#","echo":true"#, "echo"),
         (r#","chat_template_kwargs":{"a":1}"#, "chat_template_kwargs"),
     ] {
         let error = ResponsesCodec.encode(&chat(fields), "m").expect_err(fields);

@@ -267,6 +267,9 @@ fn sampling_out_of_range_or_of_the_wrong_type() {
         (r#""logprobs":5"#, "logprobs", "expected a boolean"),
         (r#""logprobs":true,"top_logprobs":21"#, "top_logprobs", "must be 0 to 20"),
         (r#""top_logprobs":2"#, "top_logprobs", "only allowed with \"logprobs\": true"),
+        (r#""truncate_prompt_tokens":0"#, "truncate_prompt_tokens", "must be -1"),
+        (r#""truncate_prompt_tokens":-2"#, "truncate_prompt_tokens", "must be -1 to"),
+        (r#""return_tokens_as_token_ids":1"#, "return_tokens_as_token_ids", "expected a boolean"),
         (r#""prompt_logprobs":-1"#, "prompt_logprobs", "must be 0 to 20"),
         (r#""prompt_logprobs":1,"stream":true"#, "prompt_logprobs", "not available with \"stream\": true"),
         (r#""logit_bias":{"5":101}"#, "logit_bias.5", "at most 100"),
@@ -431,8 +434,8 @@ fn what_is_not_built_says_so() {
         ("length_penalty", "0.5"),
         ("logits_processors", "[\"os.system\"]"),
         ("custom_logit_processor", "\"a\""),
-        ("truncate_prompt_tokens", "5"),
-        ("return_tokens_as_token_ids", "true"),
+        ("truncation_side", "\"right\""),
+        ("logprob_token_ids", "[1]"),
         ("thinking_token_budget", "5"),
         ("n_predict", "5"),
         ("n_probs", "5"),
@@ -446,7 +449,6 @@ fn what_is_not_built_says_so() {
         ("function_call", "\"auto\""),
         ("documents", "[{\"text\":\"a\"}]"),
         ("include_reasoning", "false"),
-        ("echo", "true"),
         ("add_special_tokens", "true"),
     ] {
         check(&with(&format!("\"{field}\":{value}")), Some(field), PARAMETER, &format!("{field}: "));

@@ -56,6 +56,7 @@ struct Draft {
     template_kwargs: Option<String>,
     add_generation_prompt: Option<bool>,
     continue_final_message: bool,
+    echo: bool,
 }
 
 /// Words of `reasoning_effort`.
@@ -86,6 +87,7 @@ impl Draft {
             template_kwargs: None,
             add_generation_prompt: None,
             continue_final_message: false,
+            echo: false,
         }
     }
 
@@ -105,7 +107,8 @@ impl Draft {
             "continue_final_message" => self.continue_final_message = reader.boolean()?,
             "response_format" => self.response_format = format::response_format(reader, bounds)?,
             "modalities" => modalities(reader)?,
-            "echo" | "add_special_tokens" => {
+            "echo" => self.echo = reader.boolean()?,
+            "add_special_tokens" => {
                 if reader.boolean()? {
                     return Err(Fault::of(ApiErrorKind::Unsupported, "not built for chat completions"));
                 }
@@ -147,9 +150,12 @@ impl Draft {
             template_kwargs: self.template_kwargs,
             add_generation_prompt,
             continue_final_message: self.continue_final_message,
+            echo: self.echo,
+            prompt_tail: common.prompt_tail,
             truncates: false,
             keep_special_tokens: common.keep_special_tokens,
             return_token_ids: common.return_token_ids,
+            token_names: common.token_names,
             cache_salt: common.cache_salt,
             priority: common.priority,
             ignored: common.ignored,

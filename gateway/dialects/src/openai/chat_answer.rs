@@ -5,7 +5,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use super::errors::ErrorShape;
 use super::stream::{Frames, Identity, Phase, put_finish};
 use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
-use crate::request::ChatRequest;
+use crate::request::{ChatRequest, TokenNames};
 use crate::write;
 
 /// Under which names reasoning is sent.
@@ -43,6 +43,8 @@ pub struct ChatMeta {
     pub prompt_logprobs: bool,
     /// Token ids were asked for.
     pub return_token_ids: bool,
+    /// How log-probabilities name tokens.
+    pub token_names: TokenNames,
     /// Names of reasoning.
     pub reasoning: ReasoningNames,
 }
@@ -62,6 +64,7 @@ impl ChatMeta {
             logprobs: request.logprobs.is_some(),
             prompt_logprobs: request.prompt_logprobs.is_some(),
             return_token_ids: request.return_token_ids,
+            token_names: request.token_names,
             reasoning: ReasoningNames::default(),
         }
     }
@@ -82,6 +85,7 @@ pub struct ChatEncoder {
     frames: Frames,
     logprobs: bool,
     return_token_ids: bool,
+    token_names: TokenNames,
     reasoning: ReasoningNames,
 }
 
@@ -93,6 +97,7 @@ impl ChatEncoder {
             frames: Frames::new(&identity, meta.n as usize, meta.include_usage, meta.continuous_usage),
             logprobs: meta.logprobs,
             return_token_ids: meta.return_token_ids,
+            token_names: meta.token_names,
             reasoning: meta.reasoning,
         }
     }
@@ -164,7 +169,7 @@ impl ChatEncoder {
         out.put_slice(b",\"delta\":{\"content\":");
         write::string(out, text);
         out.put_slice(b"},\"logprobs\":");
-        put_logprobs(out, !logprobs.is_empty(), |out| put_entries(out, logprobs));
+        put_logprobs(out, !logprobs.is_empty(), |out| put_entries(out, logprobs, self.token_names));
         out.put_slice(b",\"finish_reason\":null");
         if !tokens.is_empty() {
             out.put_slice(b",\"token_ids\":");
@@ -256,7 +261,7 @@ impl ChatCollector {
     pub fn event(&mut self, event: &ChatEvent) {
         match event {
             ChatEvent::Text { choice, text, logprobs, tokens } => {
-                let wants_logprobs = self.meta.logprobs;
+                let (wants_logprobs, names) = (self.meta.logprobs, self.meta.token_names);
                 let Some(choice) = self.live(*choice) else { return };
                 write::escaped(&mut choice.content, text);
                 choice.tokens.extend_from_slice(tokens);
@@ -264,7 +269,7 @@ impl ChatCollector {
                     if !choice.logprobs.is_empty() {
                         choice.logprobs.put_u8(b',');
                     }
-                    put_entries(&mut choice.logprobs, logprobs);
+                    put_entries(&mut choice.logprobs, logprobs, names);
                 }
             }
             ChatEvent::Reasoning { choice, text } => {
@@ -325,14 +330,11 @@ impl ChatCollector {
         }
         out.put_slice(b"],\"usage\":");
         write::usage(&mut out, &self.usage);
-        if self.meta.prompt_logprobs {
-            out.put_slice(b",\"prompt_logprobs\":");
-            out.put_slice(if self.prompt_logprobs.is_empty() { b"null" } else { &self.prompt_logprobs });
-        }
-        if self.meta.return_token_ids {
-            out.put_slice(b",\"prompt_token_ids\":");
-            write::integers(&mut out, &self.prompt_tokens);
-        }
+        // vLLM's clients read these keys whether they asked or not.
+        out.put_slice(b",\"prompt_logprobs\":");
+        out.put_slice(if self.prompt_logprobs.is_empty() { b"null" } else { &self.prompt_logprobs });
+        out.put_slice(b",\"prompt_token_ids\":");
+        write::asked_integers(&mut out, self.meta.return_token_ids, &self.prompt_tokens);
         out.put_u8(b'}');
         Some(out.freeze())
     }
@@ -374,10 +376,8 @@ impl Collected {
         out.put_slice(b"},\"logprobs\":");
         put_logprobs(out, meta.logprobs, |out| out.put_slice(&self.logprobs));
         put_finish(out, *reason, stop.as_ref());
-        if meta.return_token_ids {
-            out.put_slice(b",\"token_ids\":");
-            write::integers(out, &self.tokens);
-        }
+        out.put_slice(b",\"token_ids\":");
+        write::asked_integers(out, meta.return_token_ids, &self.tokens);
         out.put_u8(b'}');
         Some(())
     }
@@ -459,11 +459,11 @@ fn put_logprobs(out: &mut BytesMut, present: bool, put: impl FnOnce(&mut BytesMu
     out.put_slice(b"],\"refusal\":null}");
 }
 
-fn put_entries(out: &mut BytesMut, tokens: &[TokenLogprob]) {
+fn put_entries(out: &mut BytesMut, tokens: &[TokenLogprob], names: TokenNames) {
     for (index, token) in tokens.iter().enumerate() {
         if index > 0 {
             out.put_u8(b',');
         }
-        write::chat_logprob(out, token);
+        write::chat_logprob(out, token, names);
     }
 }

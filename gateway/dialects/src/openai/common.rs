@@ -3,7 +3,7 @@
 use crate::Bounds;
 use crate::fields;
 use crate::json::{Fault, Names, Reader, Within, short};
-use crate::request::{SamplingParams, StreamOptions};
+use crate::request::{PromptTail, SamplingParams, StreamOptions, TokenNames};
 
 /// Shared fields while a body is read.
 pub(super) struct Common {
@@ -15,6 +15,8 @@ pub(super) struct Common {
     pub(super) prompt_logprobs: Option<u32>,
     pub(super) keep_special_tokens: bool,
     pub(super) return_token_ids: bool,
+    pub(super) token_names: TokenNames,
+    pub(super) prompt_tail: Option<PromptTail>,
     pub(super) cache_salt: Option<String>,
     pub(super) user: Option<String>,
     pub(super) cache_key: Option<String>,
@@ -33,6 +35,8 @@ impl Common {
             prompt_logprobs: None,
             keep_special_tokens: false,
             return_token_ids: false,
+            token_names: TokenNames::Text,
+            prompt_tail: None,
             cache_salt: None,
             user: None,
             cache_key: None,
@@ -51,6 +55,10 @@ impl Common {
             "prompt_logprobs" => self.prompt_logprobs = Some(fields::count(reader, 0..=bounds.logprobs_max)?),
             "skip_special_tokens" => self.keep_special_tokens = !reader.boolean()?,
             "return_token_ids" => self.return_token_ids = reader.boolean()?,
+            "return_tokens_as_token_ids" => {
+                self.token_names = if reader.boolean()? { TokenNames::Ids } else { TokenNames::Text };
+            }
+            "truncate_prompt_tokens" => self.prompt_tail = Some(prompt_tail(reader)?),
             "cache_salt" => self.cache_salt = Some(fields::name(reader, bounds.name_chars_max)?),
             "user" => self.user = Some(fields::string(reader, 512)?),
             "prompt_cache_key" => self.cache_key = Some(fields::string(reader, 1_024)?),
@@ -123,6 +131,14 @@ impl Common {
     /// Streaming wishes, or `None` for a whole answer.
     pub(super) fn stream(&self) -> Option<StreamOptions> {
         self.stream.then(|| self.stream_options.unwrap_or_default())
+    }
+}
+
+fn prompt_tail(reader: &mut Reader<'_>) -> Result<PromptTail, Fault> {
+    match fields::integer(reader, -1..=i128::from(u32::MAX))? {
+        -1 => Ok(PromptTail::Fitting),
+        0 => Err(Fault::invalid("must be -1 (as many as fit) or 1 and more")),
+        tokens => Ok(PromptTail::Tokens(tokens as u32)),
     }
 }
 

@@ -107,6 +107,8 @@ impl Draft {
             prompt_logprobs: common.prompt_logprobs,
             keep_special_tokens: common.keep_special_tokens,
             return_token_ids: common.return_token_ids,
+            token_names: common.token_names,
+            prompt_tail: common.prompt_tail,
             cache_salt: common.cache_salt,
             user: common.user,
             cache_key: common.cache_key,

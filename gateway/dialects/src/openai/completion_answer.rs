@@ -9,7 +9,7 @@ use super::errors::ErrorShape;
 use super::legacy_logprobs::LegacyLogprobs;
 use super::stream::{Frames, Identity, Phase, put_finish};
 use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
-use crate::request::CompleteRequest;
+use crate::request::{CompleteRequest, TokenNames};
 use crate::write;
 
 /// What an answer to a completion request needs besides its events.
@@ -43,6 +43,8 @@ pub struct CompletionMeta {
     pub prompt_logprobs: bool,
     /// Token ids were asked for.
     pub return_token_ids: bool,
+    /// How log-probabilities name tokens.
+    pub token_names: TokenNames,
 }
 
 impl CompletionMeta {
@@ -64,6 +66,7 @@ impl CompletionMeta {
             logprobs: request.logprobs.is_some(),
             prompt_logprobs: request.prompt_logprobs.is_some(),
             return_token_ids: request.return_token_ids,
+            token_names: request.token_names,
         }
     }
 
@@ -85,6 +88,7 @@ pub struct CompletionEncoder {
     echo: bool,
     logprobs: bool,
     return_token_ids: bool,
+    token_names: TokenNames,
     suffix: String,
     /// Characters said, by choice: where the next token's text offset is.
     characters: Vec<u64>,
@@ -110,6 +114,7 @@ impl CompletionEncoder {
             echo: meta.echo,
             logprobs: meta.logprobs,
             return_token_ids: meta.return_token_ids,
+            token_names: meta.token_names,
             suffix: meta.suffix.clone().unwrap_or_default(),
             characters: vec![0; choices],
             scratch: LegacyLogprobs::default(),
@@ -180,7 +185,7 @@ impl CompletionEncoder {
         } else {
             let characters = &mut self.characters[piece.choice as usize];
             self.scratch.restart(*characters);
-            self.scratch.extend(logprobs);
+            self.scratch.extend(logprobs, self.token_names);
             self.scratch.put(None, out);
             *characters = self.scratch.characters();
         }
@@ -248,15 +253,16 @@ impl CompletionCollector {
     pub fn event(&mut self, event: &ChatEvent) {
         match event {
             ChatEvent::Text { choice, text, logprobs, tokens } => {
-                let wanted = self.meta.logprobs;
+                let (wanted, names) = (self.meta.logprobs, self.meta.token_names);
                 if let Some(candidate) = self.live(*choice) {
-                    candidate.add(text, if wanted { logprobs } else { &[] }, tokens);
+                    candidate.logprobs.extend(if wanted { logprobs } else { &[] }, names);
+                    candidate.add(text, tokens);
                     candidate.count(logprobs);
                 }
             }
             ChatEvent::Reasoning { choice, text } | ChatEvent::Refusal { choice, text } => {
                 if let Some(candidate) = self.live(*choice) {
-                    candidate.add(text, &[], &[]);
+                    candidate.add(text, &[]);
                 }
             }
             // What a plain continuation has no place for.
@@ -345,7 +351,7 @@ impl CompletionCollector {
         }
         write::escaped(&mut prompt.text, text);
         if self.meta.logprobs {
-            prompt.logprobs.extend(logprobs);
+            prompt.logprobs.extend(logprobs, self.meta.token_names);
         }
         let characters = prompt.logprobs.characters();
         let first = (number * self.meta.best_of) as usize;
@@ -356,9 +362,8 @@ impl CompletionCollector {
 }
 
 impl Candidate {
-    fn add(&mut self, text: &str, logprobs: &[TokenLogprob], tokens: &[u32]) {
+    fn add(&mut self, text: &str, tokens: &[u32]) {
         write::escaped(&mut self.text, text);
-        self.logprobs.extend(logprobs);
         self.tokens.extend_from_slice(tokens);
     }
 
@@ -393,16 +398,13 @@ impl Candidate {
             out.put_slice(b"null");
         }
         put_finish(out, *reason, stop.as_ref());
-        if meta.prompt_logprobs {
-            out.put_slice(b",\"prompt_logprobs\":");
-            out.put_slice(if prompt.prompt_logprobs.is_empty() { b"null" } else { &prompt.prompt_logprobs });
-        }
-        if meta.return_token_ids {
-            out.put_slice(b",\"token_ids\":");
-            write::integers(out, &self.tokens);
-            out.put_slice(b",\"prompt_token_ids\":");
-            write::integers(out, &prompt.tokens);
-        }
+        // vLLM's clients read these keys whether they asked or not.
+        out.put_slice(b",\"prompt_logprobs\":");
+        out.put_slice(if prompt.prompt_logprobs.is_empty() { b"null" } else { &prompt.prompt_logprobs });
+        out.put_slice(b",\"token_ids\":");
+        write::asked_integers(out, meta.return_token_ids, &self.tokens);
+        out.put_slice(b",\"prompt_token_ids\":");
+        write::asked_integers(out, meta.return_token_ids, &prompt.tokens);
         out.put_u8(b'}');
         Some(())
     }

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use bytes::{BufMut, BytesMut};
 
 use crate::event::{TokenLogprob, TokenPlace};
+use crate::request::TokenNames;
 use crate::write;
 
 /// The lists while they grow.
@@ -45,23 +46,23 @@ impl LegacyLogprobs {
     }
 
     /// Adds tokens.
-    pub(super) fn extend(&mut self, tokens: &[TokenLogprob]) {
+    pub(super) fn extend(&mut self, tokens: &[TokenLogprob], names: TokenNames) {
         for token in tokens {
-            self.push(token);
+            self.push(token, names);
         }
     }
 
-    fn push(&mut self, token: &TokenLogprob) {
+    fn push(&mut self, token: &TokenLogprob, names: TokenNames) {
         if !self.tokens.is_empty() {
             for list in [&mut self.tokens, &mut self.values, &mut self.tops, &mut self.offsets] {
                 list.put_u8(b',');
             }
         }
-        put_token(&mut self.tokens, &token.bytes);
+        put_token(&mut self.tokens, token.token, &token.bytes, names);
         match token.logprob {
             Some(value) => {
                 write::logprob(&mut self.values, value);
-                put_top(&mut self.tops, token, value);
+                put_top(&mut self.tops, token, value, names);
             }
             None => {
                 self.values.put_slice(b"null");
@@ -107,7 +108,10 @@ fn is_continuation(byte: u8) -> bool {
     byte & 0xC0 == 0x80
 }
 
-fn put_token(out: &mut BytesMut, bytes: &[u8]) {
+fn put_token(out: &mut BytesMut, id: u32, bytes: &[u8], names: TokenNames) {
+    if names == TokenNames::Ids {
+        return write::token_id(out, id);
+    }
     match std::str::from_utf8(bytes) {
         Ok(text) => write::string(out, text),
         Err(_) => {
@@ -122,24 +126,28 @@ fn put_token(out: &mut BytesMut, bytes: &[u8]) {
 }
 
 /// Token to log-probability: the best, and the token itself. Tokens of the same bytes are one name: the first (best) stays.
-fn put_top(out: &mut BytesMut, token: &TokenLogprob, value: f32) {
+fn put_top(out: &mut BytesMut, token: &TokenLogprob, value: f32, names: TokenNames) {
+    let same = |one: (u32, &[u8]), other: (u32, &[u8])| match names {
+        TokenNames::Text => one.1 == other.1,
+        TokenNames::Ids => one.0 == other.0,
+    };
     out.put_u8(b'{');
-    for (index, (_, bytes, value)) in token.top.iter().enumerate() {
-        if token.top[..index].iter().any(|(_, earlier, _)| earlier == bytes) {
+    for (index, (id, bytes, value)) in token.top.iter().enumerate() {
+        if token.top[..index].iter().any(|earlier| same((earlier.0, &earlier.1), (*id, bytes))) {
             continue;
         }
         if index > 0 {
             out.put_u8(b',');
         }
-        put_token(out, bytes);
+        put_token(out, *id, bytes, names);
         out.put_u8(b':');
         write::logprob(out, *value);
     }
-    if !token.top.iter().any(|(_, bytes, _)| *bytes == token.bytes) {
+    if !token.top.iter().any(|top| same((top.0, &top.1), (token.token, &token.bytes))) {
         if !token.top.is_empty() {
             out.put_u8(b',');
         }
-        put_token(out, &token.bytes);
+        put_token(out, token.token, &token.bytes, names);
         out.put_u8(b':');
         write::logprob(out, value);
     }

@@ -52,6 +52,8 @@ enum Neutral {
     /// Zero or less.
     NotPositive,
     Empty,
+    /// The word `left`.
+    Left,
 }
 
 const GUIDED: &str = "guided decoding is not built yet";
@@ -99,8 +101,8 @@ const FATES: &[(&str, Fate)] = &[
     ("early_stopping", Fate::Refused { unless: Neutral::False, why: SEARCH }),
     ("logits_processors", Fate::Refused { unless: Neutral::Empty, why: "requests cannot bring code" }),
     ("custom_logit_processor", Fate::Refused { unless: Neutral::Never, why: "requests cannot bring code" }),
-    ("truncate_prompt_tokens", Fate::Refused { unless: Neutral::Never, why: "prompts are never truncated" }),
-    ("return_tokens_as_token_ids", Fate::Refused { unless: Neutral::False, why: "not built; use return_token_ids" }),
+    ("truncation_side", Fate::Refused { unless: Neutral::Left, why: "truncate_prompt_tokens keeps the end of a prompt" }),
+    ("logprob_token_ids", Fate::Refused { unless: Neutral::Empty, why: "not built; use top_logprobs" }),
     ("thinking_token_budget", Fate::Refused { unless: Neutral::Never, why: "budgets for reasoning are not built" }),
     ("return_hidden_states", Fate::Refused { unless: Neutral::False, why: "hidden states are not returned" }),
     ("n_probs", Fate::Refused { unless: Neutral::Zero, why: "use logprobs" }),
@@ -145,6 +147,7 @@ fn refused(reader: &mut Reader<'_>, unless: Neutral, why: &str) -> Result<(), Fa
         Neutral::Never => false,
         Neutral::False => raw == "false",
         Neutral::True => raw == "true",
+        Neutral::Left => raw == "\"left\"",
         Neutral::Zero => raw.parse() == Ok(0.0),
         Neutral::One => raw.parse() == Ok(1.0),
         Neutral::NotPositive => raw.parse::<f64>().is_ok_and(|number| number <= 0.0),

@@ -73,6 +73,8 @@ struct Running {
 }
 
 struct Choice {
+    /// What it says before its first token.
+    echo: Option<String>,
     decoder: Option<Box<ChoiceDecoder>>,
     logprob_sum: f64,
     tokens: u32,
@@ -91,6 +93,7 @@ impl PoolEvents {
                     ..plan.options.clone()
                 };
                 Choice {
+                    echo: plan.echo.clone(),
                     decoder: Some(Box::new(ChoiceDecoder::new(text.clone(), options))),
                     logprob_sum: 0.0,
                     tokens: 0,
@@ -258,6 +261,10 @@ impl PoolEvents {
         };
         // Late outputs of a choice whose text is complete.
         let Some(decoder) = choice.decoder.as_mut() else { return Ok(()) };
+        if let Some(text) = choice.echo.take() {
+            let choice = job.base + output.choice;
+            out.push(ChatEvent::Text { choice, text, logprobs: Vec::new(), tokens: Vec::new() });
+        }
         let mut end = None;
         if prompt_only {
             let choice = job.base + output.choice;

@@ -47,6 +47,8 @@ pub(crate) struct Plan {
     pub(super) counts_on: bool,
     /// Choices are ranked by mean log-probability.
     pub(super) rank: bool,
+    /// What every choice says first, of the conversation's own.
+    pub(super) echo: Option<String>,
     cache_salt: Option<String>,
     priority: i32,
     /// What the body calls the conversation, and what it is known by where it is not called anything.
@@ -105,8 +107,9 @@ impl Plan {
 
     fn chat(chat: &ChatRequest, model: &TextModel, context_tokens: u32) -> Result<Self, Failure> {
         let prompt = truncate::chat_prompt(chat, model, context_tokens)?;
-        let room = room(prompt.tokens.len(), context_tokens, "messages")?;
-        let told = chat.prompt_logprobs.map_or(0, |top| logprobs_bytes(prompt.tokens.len(), top));
+        let tokens = truncate::tail(prompt.tokens, chat.prompt_tail, chat.sampling.max_tokens, context_tokens);
+        let room = room(tokens.len(), context_tokens, "messages")?;
+        let told = chat.prompt_logprobs.map_or(0, |top| logprobs_bytes(tokens.len(), top));
         check_told(told, "prompt_logprobs")?;
         let sampling = &chat.sampling;
         let max_tokens = sampling.max_tokens.map_or(room, |max| max.min(room));
@@ -121,7 +124,7 @@ impl Plan {
             ..options(sampling)?
         };
         Ok(Self {
-            prompts: vec![PlannedPrompt { tokens: prompt.tokens.into(), text: String::new(), max_tokens, index: 0 }],
+            prompts: vec![PlannedPrompt { tokens: tokens.into(), text: String::new(), max_tokens, index: 0 }],
             choices: chat.n,
             sampling: Sampling {
                 logprobs: wanted(chat.logprobs),
@@ -134,6 +137,7 @@ impl Plan {
             prompt_only: false,
             counts_on: counts_on(chat.stream),
             rank: false,
+            echo: chat.echo.then(|| echoed(chat)).flatten(),
             cache_salt: chat.cache_salt.clone(),
             priority: chat.priority,
             named: named([&chat.cache_key]),
@@ -153,10 +157,12 @@ impl Plan {
             if tokens.is_empty() {
                 return Err(Failure::new(ErrorKind::InvalidRequest, "A prompt has no tokens.").param("prompt"));
             }
+            let whole = tokens.len();
+            let tokens = truncate::tail(tokens, complete.prompt_tail, Some(asked), context_tokens);
             let max_tokens = completion_tokens(asked, tokens.len(), context_tokens)?;
             let text = match prompt {
-                Prompt::Text(text) if complete.echo => text.clone(),
-                Prompt::Tokens(tokens) if complete.echo => model.decode(tokens, true),
+                Prompt::Text(text) if complete.echo && tokens.len() == whole => text.clone(),
+                _ if complete.echo => model.decode(&tokens, true),
                 _ => String::new(),
             };
             let index = prompts.len() as u64;
@@ -190,6 +196,7 @@ impl Plan {
             prompt_only: asked == 0,
             counts_on: counts_on(complete.stream),
             rank,
+            echo: None,
             cache_salt: complete.cache_salt.clone(),
             priority: complete.priority,
             named: named([&complete.cache_key, &complete.user]),
@@ -237,6 +244,13 @@ impl Plan {
             explain: origin.explain,
         }
     }
+}
+
+/// The text that an answer goes on from: of the last message, unless a turn is opened behind another's.
+fn echoed(chat: &ChatRequest) -> Option<String> {
+    let last = chat.messages.last()?;
+    let goes_on = !chat.add_generation_prompt || last.role == Role::Assistant;
+    last.content.clone().filter(|text| goes_on && !text.is_empty())
 }
 
 /// What a body calls its conversation: the first of these that says anything.
@@ -437,6 +451,7 @@ mod tests {
             prompt_only: false,
             counts_on: false,
             rank: false,
+            echo: None,
             cache_salt: None,
             priority: 0,
             named: None,

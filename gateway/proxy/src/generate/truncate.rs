@@ -3,7 +3,7 @@
 //! A turn is a message of the user with all that follows it up to the next one, so that no result is parted from its call. System
 //! messages stay, and so does the last turn: a conversation that does not fit with these alone is refused as any other.
 
-use penstock_dialects::{ApiError, ChatRequest, Message, Role};
+use penstock_dialects::{ApiError, ChatRequest, Message, PromptTail, Role};
 use penstock_text::{ChatPrompt, TextModel};
 
 use crate::clock::unix_seconds;
@@ -26,7 +26,7 @@ pub(super) fn chat_prompt(chat: &ChatRequest, model: &TextModel, context_tokens:
     if !chat.truncates || fits(&whole, 1) {
         return whole;
     }
-    let answer = chat.sampling.max_tokens.unwrap_or(u32::MAX).min(context_tokens / ANSWER_SHARE).max(1);
+    let answer = answer_tokens(chat.sampling.max_tokens, context_tokens);
     let mut shorter = chat.clone();
     let mut found = None;
     least(&turns(&chat.messages), |from| {
@@ -39,6 +39,28 @@ pub(super) fn chat_prompt(chat: &ChatRequest, model: &TextModel, context_tokens:
         fitting
     });
     found.map_or(whole, Ok)
+}
+
+/// The end of a prompt, as much of it as the client wants to be kept.
+pub(super) fn tail(
+    mut tokens: Vec<u32>,
+    tail: Option<PromptTail>,
+    max_tokens: Option<u32>,
+    context_tokens: u32,
+) -> Vec<u32> {
+    let most = match tail {
+        Some(PromptTail::Tokens(most)) => most,
+        Some(PromptTail::Fitting) if tokens.len() >= context_tokens as usize => {
+            context_tokens.saturating_sub(answer_tokens(max_tokens, context_tokens))
+        }
+        None | Some(PromptTail::Fitting) => return tokens,
+    };
+    tokens.split_off(tokens.len().saturating_sub(most as usize))
+}
+
+/// The tokens of a context that are left to the answer of a prompt that was shortened.
+fn answer_tokens(max_tokens: Option<u32>, context_tokens: u32) -> u32 {
+    max_tokens.unwrap_or(u32::MAX).min(context_tokens / ANSWER_SHARE).max(1)
 }
 
 /// Where the turns behind the first begin.
@@ -147,6 +169,18 @@ mod tests {
         long.messages[2].content = Some("word ".repeat(100_000));
         let prompt = chat_prompt(&long, &model, 8192).expect("without its long answer");
         assert!(prompt.text.contains("And now?") && prompt.tokens.len() < 100);
+    }
+
+    #[test]
+    fn a_prompt_keeps_its_end() {
+        let prompt: Vec<u32> = (0..10).collect();
+        let kept = |asked, max, context| tail(prompt.clone(), asked, max, context);
+        assert_eq!(kept(Some(PromptTail::Tokens(3)), None, 100), [7, 8, 9]);
+        assert_eq!(kept(Some(PromptTail::Tokens(30)), None, 8), prompt, "whether it fits is not asked here");
+        assert_eq!(kept(Some(PromptTail::Fitting), None, 11), prompt);
+        assert_eq!(kept(Some(PromptTail::Fitting), None, 8), prompt[4..], "a quarter is left");
+        assert_eq!(kept(Some(PromptTail::Fitting), Some(1), 8), prompt[3..], "or what is asked for");
+        assert_eq!(kept(None, None, 8), prompt);
     }
 
     #[test]

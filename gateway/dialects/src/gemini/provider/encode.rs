@@ -47,6 +47,8 @@ fn check(chat: &ChatRequest) -> Result<(), ApiError> {
     let unknown = [
         (chat.prompt_logprobs.is_some(), "prompt_logprobs", "log-probabilities of the prompt"),
         (chat.return_token_ids, "return_token_ids", "token ids"),
+        (chat.prompt_tail.is_some(), "truncate_prompt_tokens", "way to shorten a prompt"),
+        (chat.echo, "echo", "echo of a message"),
         (!sampling.logit_bias.is_empty(), "logit_bias", "biases by token id"),
         (!sampling.allowed_token_ids.is_empty(), "allowed_token_ids", "rules by token id"),
         (!sampling.stop_token_ids.is_empty(), "stop_token_ids", "rules by token id"),

@@ -9,7 +9,9 @@ use super::{ChatCodec, MaxTokensName, fault, logprobs, messages, usage};
 use crate::codec::{FaultClass, ProviderFault};
 use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
 use crate::json::{Fault, Kind, Reader};
-use crate::request::{ChatRequest, ReasoningEffort, ResponseFormat, SamplingParams, ToolChoice};
+use crate::request::{
+    ChatRequest, PromptTail, ReasoningEffort, ResponseFormat, SamplingParams, TokenNames, ToolChoice,
+};
 use crate::write;
 
 /// The body of a chat completion request. Fields of the API are sent where they say something, vLLM's extensions where they were
@@ -121,6 +123,15 @@ pub(super) fn put_sampling(object: &mut Object<'_>, sampling: &SamplingParams) {
     object.flag("include_stop_str_in_output", sampling.include_stop);
 }
 
+/// What is kept of the prompt.
+pub(super) fn put_tail(object: &mut Object<'_>, tail: Option<PromptTail>) {
+    match tail {
+        None => {}
+        Some(PromptTail::Fitting) => object.raw("truncate_prompt_tokens", "-1"),
+        Some(PromptTail::Tokens(tokens)) => object.integer("truncate_prompt_tokens", tokens),
+    }
+}
+
 fn put_extensions(object: &mut Object<'_>, chat: &ChatRequest) {
     object.optional_integer("prompt_logprobs", chat.prompt_logprobs);
     if let Some(kwargs) = &chat.template_kwargs {
@@ -134,6 +145,9 @@ fn put_extensions(object: &mut Object<'_>, chat: &ChatRequest) {
         object.boolean("skip_special_tokens", false);
     }
     object.flag("return_token_ids", chat.return_token_ids);
+    object.flag("return_tokens_as_token_ids", chat.token_names == TokenNames::Ids);
+    put_tail(object, chat.prompt_tail);
+    object.flag("echo", chat.echo);
     object.optional("cache_salt", chat.cache_salt.as_deref());
     object.optional_integer("priority", Some(chat.priority).filter(|priority| *priority != 0));
 }

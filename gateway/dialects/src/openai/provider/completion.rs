@@ -3,14 +3,14 @@
 use bytes::BytesMut;
 
 use super::body::{Answer, truncated};
-use super::chat::{Ended, ended, put_sampling, put_stream, stop, with_ids};
+use super::chat::{Ended, ended, put_sampling, put_stream, put_tail, stop, with_ids};
 use super::value::{self, Object, list};
 use super::{fault, logprobs, usage};
 use crate::codec::ProviderFault;
 use crate::error::ApiError;
 use crate::event::{ChatEvent, FinishReason, StopCause, TokenLogprob, Usage};
 use crate::json::{Fault, Reader};
-use crate::request::{CompleteRequest, Prompt};
+use crate::request::{CompleteRequest, Prompt, TokenNames};
 use crate::write;
 
 /// The body of a completion request. `best_of` is chosen here, among as many choices; `suffix` is put behind each choice here.
@@ -34,6 +34,8 @@ pub(super) fn encode(request: &CompleteRequest, model: &str) -> Result<Vec<u8>, 
         object.boolean("skip_special_tokens", false);
     }
     object.flag("return_token_ids", request.return_token_ids);
+    object.flag("return_tokens_as_token_ids", request.token_names == TokenNames::Ids);
+    put_tail(&mut object, request.prompt_tail);
     object.optional("cache_salt", request.cache_salt.as_deref());
     object.optional_integer("priority", Some(request.priority).filter(|priority| *priority != 0));
     put_stream(&mut object, request.stream.is_some());

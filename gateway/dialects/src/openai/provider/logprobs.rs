@@ -24,8 +24,8 @@ pub(super) fn entries(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Faul
     let mut all = Vec::new();
     value::items(reader, |reader, _| {
         let mut top = Vec::new();
-        let (bytes, logprob) = entry(reader, Some(&mut top))?;
-        all.push(TokenLogprob { token: 0, bytes, logprob, top, place: TokenPlace::Text });
+        let (token, bytes, logprob) = entry(reader, Some(&mut top))?;
+        all.push(TokenLogprob { token, bytes, logprob, top, place: TokenPlace::Text });
         Ok(())
     })?;
     Ok(all)
@@ -33,17 +33,17 @@ pub(super) fn entries(reader: &mut Reader<'_>) -> Result<Vec<TokenLogprob>, Faul
 
 type Top = Vec<(u32, Vec<u8>, f32)>;
 
-fn entry(reader: &mut Reader<'_>, mut top: Option<&mut Top>) -> Result<(Vec<u8>, Option<f32>), Fault> {
+fn entry(reader: &mut Reader<'_>, mut top: Option<&mut Top>) -> Result<(u32, Vec<u8>, Option<f32>), Fault> {
     let (mut token, mut bytes, mut logprob) = (None, None, None);
     value::fields(reader, |reader, key| {
         match key {
-            "token" => token = value::string(reader)?.map(|text| text.as_bytes().to_vec()),
+            "token" => token = value::string(reader)?.map(|text| text.into_owned()),
             "bytes" => bytes = some_bytes(reader)?,
             "logprob" => logprob = value::number(reader)?.map(|value| value as f32),
             "top_logprobs" => match top.as_deref_mut() {
                 Some(top) => value::items(reader, |reader, _| {
-                    let (bytes, logprob) = entry(reader, None)?;
-                    top.extend(logprob.map(|logprob| (0, bytes, logprob)));
+                    let (id, bytes, logprob) = entry(reader, None)?;
+                    top.extend(logprob.map(|logprob| (id, bytes, logprob)));
                     Ok(())
                 })?,
                 None => reader.skip()?,
@@ -52,7 +52,10 @@ fn entry(reader: &mut Reader<'_>, mut top: Option<&mut Top>) -> Result<(Vec<u8>,
         }
         Ok(())
     })?;
-    Ok((bytes.or(token).unwrap_or_default(), logprob))
+    let token = token.unwrap_or_default();
+    // As vLLM names tokens where it was asked to.
+    let id = token.strip_prefix("token_id:").and_then(|id| id.parse().ok()).unwrap_or_default();
+    Ok((id, bytes.unwrap_or_else(|| token.into_bytes()), logprob))
 }
 
 fn some_bytes(reader: &mut Reader<'_>) -> Result<Option<Vec<u8>>, Fault> {

@@ -18,7 +18,7 @@ use crate::error::ApiError;
 use crate::event::{ChatEvent, FinishReason, TokenLogprob, Usage};
 use crate::json::{Fault, Kind, Reader};
 use crate::json_text::compacted;
-use crate::request::{ChatRequest, Message, Part, Request, ResponseFormat, Role, Tool, ToolChoice};
+use crate::request::{ChatRequest, Message, Part, Request, ResponseFormat, Role, TokenNames, Tool, ToolChoice};
 use crate::write;
 
 /// Providers asked through `/responses`; vectors go through `/embeddings`.
@@ -70,6 +70,9 @@ fn refuse(chat: &ChatRequest) -> Result<(), ApiError> {
         ("allowed_token_ids", !sampling.allowed_token_ids.is_empty()),
         ("prompt_logprobs", chat.prompt_logprobs.is_some()),
         ("return_token_ids", chat.return_token_ids),
+        ("return_tokens_as_token_ids", chat.token_names == TokenNames::Ids),
+        ("truncate_prompt_tokens", chat.prompt_tail.is_some()),
+        ("echo", chat.echo),
         ("chat_template_kwargs", chat.template_kwargs.is_some()),
         ("continue_final_message", chat.continue_final_message),
         ("skip_special_tokens", chat.keep_special_tokens),

@@ -13,6 +13,7 @@ use crate::codec::AnswerMeta;
 use crate::event::{ChatEvent, FinishReason, TokenLogprob, TokenPlace, Usage};
 use crate::openai::errors::{self, ErrorShape};
 use crate::openai::provider::Balance;
+use crate::request::TokenNames;
 use crate::write;
 
 /// Bytes of one answer that are held, so that its last event can repeat it.
@@ -237,7 +238,7 @@ impl Output {
             if !part.logprobs.is_empty() {
                 part.logprobs.put_u8(b',');
             }
-            write::chat_logprob(&mut part.logprobs, token);
+            write::chat_logprob(&mut part.logprobs, token, TokenNames::Text);
         }
         let new = part.logprobs.get(from..).unwrap_or_default();
         let new = new.strip_prefix(b",").unwrap_or(new);

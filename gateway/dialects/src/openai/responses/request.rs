@@ -128,6 +128,7 @@ impl ResponsesRequest {
         chat.priority = common.priority;
         chat.keep_special_tokens = common.keep_special_tokens;
         chat.truncates = self.echo.truncates;
+        chat.prompt_tail = common.prompt_tail;
         chat.ignored = common.ignored;
         chat
     }
@@ -214,6 +215,11 @@ impl<'a> Draft<'a> {
                 let raw = reader.raw()?.text;
                 fields::metadata(&mut Reader::new(raw.as_bytes())?, bounds.metadata_max)?;
                 self.echo.metadata = compacted(raw);
+            }
+            "return_tokens_as_token_ids" => {
+                if reader.boolean()? {
+                    return Err(Fault::of(ApiErrorKind::Unsupported, "not built for responses"));
+                }
             }
             "n" if fields::count(reader, 1..=1)? == 1 => {}
             "safety_identifier" => self.echo.safety_identifier = Some(fields::string(reader, 512)?),
