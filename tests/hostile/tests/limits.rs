@@ -32,9 +32,14 @@ fn held(route: &Route) -> Held {
         Route::Forward(_) | Route::Realtime => Held::Opaque,
         // What it keeps is bounded by `store`, and what it leaves to be answered counts when it is.
         Route::Stored(_) => Held::Nothing,
-        Route::Models | Route::Model(_) | Route::Health | Route::Ready | Route::Metrics | Route::Status => {
-            Held::Nothing
-        }
+        Route::Models
+        | Route::Model(_)
+        | Route::Health
+        | Route::Ready
+        | Route::Ping
+        | Route::Version
+        | Route::Metrics
+        | Route::Status => Held::Nothing,
     }
 }
 
