@@ -27,6 +27,22 @@ struct Provider {
     api_version: Option<String>,
     region: Option<String>,
     project: Option<String>,
+    pace: Pace,
+}
+
+/// What a provider allows one key in a minute.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Pace {
+    requests: Option<u64>,
+    tokens: Option<u64>,
+}
+
+/// `rpm` and `tpm` of one deployment, and where they stand.
+#[derive(Clone, Debug)]
+struct Rated {
+    provider: String,
+    path: String,
+    pace: Pace,
 }
 
 /// One deployment.
@@ -62,6 +78,8 @@ struct Router {
 struct Translation {
     providers: Vec<Provider>,
     models: Vec<Model>,
+    /// One for each deployment that became a target.
+    rated: Vec<Rated>,
     router: Router,
     master_key_env: Option<String>,
     /// Reason, model, models that follow it.
@@ -94,6 +112,7 @@ pub(super) fn translate(text: &str) -> anyhow::Result<Imported> {
         }
     }
     translation.link();
+    translation.pace();
     Ok(Imported { toml: translation.write(), left: translation.left })
 }
 
@@ -192,7 +211,7 @@ impl Translation {
 
     fn target(&mut self, path: &str, params: &Yaml<'_>) -> Option<Target> {
         let mut found: BTreeMap<&'static str, String> = BTreeMap::new();
-        let mut weight = 1;
+        let (mut weight, mut pace) = (1, Pace::default());
         for (key, value) in entries(params) {
             let place = format!("{path}.litellm_params.{key}");
             let known = match key.as_str() {
@@ -210,7 +229,15 @@ impl Translation {
                     }
                     continue;
                 }
-                "rpm" | "tpm" | "max_parallel_requests" => {
+                "rpm" => {
+                    pace.requests = self.rate(&place, value, 10_000_000);
+                    continue;
+                }
+                "tpm" => {
+                    pace.tokens = self.rate(&place, value, 1_000_000_000_000);
+                    continue;
+                }
+                "max_parallel_requests" => {
                     self.leave(
                         &place,
                         "limits of deployments are not kept; in_flight_max of [[providers]] is the nearest",
@@ -257,7 +284,46 @@ impl Translation {
             }
         };
         let provider = self.provider(path, service, &mut found)?;
+        self.rated.push(Rated { provider: provider.clone(), path: format!("{path}.litellm_params"), pace });
         Some(Target { provider, model, weight })
+    }
+
+    /// A rate as the config takes it: a whole number up to `max`.
+    fn rate(&mut self, path: &str, value: &Yaml<'_>, max: u64) -> Option<u64> {
+        let rate = number(value).filter(|rate| rate.fract() == 0.0 && (1.0..=max as f64).contains(rate));
+        if rate.is_none() {
+            self.leave(path, "is no whole number from 1");
+        }
+        rate.map(|rate| rate as u64)
+    }
+
+    /// Gives `rpm` and `tpm` of deployments to their providers, as far as that is true: ours are for a key, whatever model it is used for.
+    fn pace(&mut self) {
+        let mut of: BTreeMap<String, Vec<Rated>> = BTreeMap::new();
+        for rated in std::mem::take(&mut self.rated) {
+            of.entry(rated.provider.clone()).or_default().push(rated);
+        }
+        for rated in of.into_values() {
+            let (pace, count) = (&rated[0].pace, rated.len());
+            if count == 1 {
+                if let Some(provider) = self.providers.iter_mut().find(|provider| provider.id == rated[0].provider) {
+                    provider.pace = pace.clone();
+                }
+                continue;
+            }
+            for one in &rated {
+                let names =
+                    [("rpm", "requests_per_minute", one.pace.requests), ("tpm", "tokens_per_minute", one.pace.tokens)];
+                for (name, ours, _) in names.into_iter().filter(|(_, _, rate)| rate.is_some()) {
+                    let why = format!(
+                        "{count} deployments use the key of the provider {}, and {ours} of [[providers]] is for all that a key is used \
+                         for: set it there if the provider publishes such a rate",
+                        one.provider
+                    );
+                    self.leave(&format!("{}.{name}", one.path), &why);
+                }
+            }
+        }
     }
 
     /// The provider of that address and key; made if it is new.
@@ -289,6 +355,7 @@ impl Translation {
             api_version: literal("version", found),
             region: literal("region", found),
             project: literal("project", found),
+            pace: Pace::default(),
         };
         provider.key_env = match key.as_deref() {
             Some(key) => Some(match variable(key) {

@@ -48,6 +48,12 @@ impl Translation {
                     let _ = writeln!(out, "{name} = {}", quoted(value));
                 }
             }
+            let rates = [("requests_per_minute", provider.pace.requests), ("tokens_per_minute", provider.pace.tokens)];
+            for (name, rate) in rates {
+                if let Some(rate) = rate {
+                    let _ = writeln!(out, "{name} = {rate}");
+                }
+            }
         }
         (0..self.models.len()).for_each(|at| self.write_model(at, &mut out));
         out
