@@ -19,7 +19,7 @@ pub(crate) use arguments::AdminCommand;
 pub(crate) use client::Client;
 use client::Search;
 pub(crate) use commands::all;
-pub(crate) use table::table;
+pub(crate) use table::{harmless, table, value};
 
 const EXAMPLES: &str = "\
 Examples:

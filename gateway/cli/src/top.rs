@@ -1,62 +1,42 @@
 //! `penstock top`: pools and workers of a running gateway, live, from its admin API.
+//!
+//! ```text
+//! terminal:        asks every second ─▶ View ─▶ drawn by ratatui; keys sort, scroll, hold and leave
+//! piped, --once:   two looks ─▶ one snapshot as text
+//! --json:          a line of JSON per look
+//! ```
 
-use std::collections::HashMap;
-use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
+mod columns;
+mod draw;
+mod figures;
+mod view;
+
+use std::io::IsTerminal;
+use std::time::Duration;
 
 use clap::Args;
+use ratatui::crossterm::{event, terminal};
 use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 
-use crate::admin::{Client, Place, all, connect, table};
+use crate::admin::{Client, Place, connect};
+use figures::{Sums, look, troubles};
+use view::{Then, View};
 
-const POOLS: &[(&str, &str)] = &[
-    ("pool", "id"),
-    ("ready", "ready"),
-    ("open", "open"),
-    ("waiting", "waiting"),
-    ("first token in", "ttft"),
-    ("tokens/s", "tokens_rate"),
-    ("hits", "hits"),
-    ("apart", "counts.prefilled_apart"),
-    ("first there", "transfers.first_tokens"),
-    ("kv moved", "kv_moved"),
-    ("hidden", "hidden"),
-    ("moved", "counts.moves"),
-    ("resumed", "counts.resumed"),
-    ("failed", "counts.failed"),
-    ("roles", "role_advice"),
-    ("wanted", "replicas_wanted"),
-    ("because", "replicas.reason"),
-    ("late", "late"),
-    ("last change", "replicas.last_change"),
-    ("last failure", "replicas.last_failure"),
-];
-
-const WORKERS: &[(&str, &str)] = &[
-    ("worker", "name"),
-    ("phase", "phase"),
-    ("role", "role"),
-    ("running", "sequences_running"),
-    ("waiting", "sequences_waiting"),
-    ("queue", "queue"),
-    ("step", "step"),
-    ("step p99", "step_p99"),
-    ("tokens/s", "tokens_rate"),
-    ("hits", "hits"),
-    ("kv", "kv"),
-    ("kv in", "kv_in"),
-    ("kv out", "kv_out"),
-];
+/// Keys that wait while a frame is drawn. The terminal keeps what comes faster.
+const KEYS_WAITING_MAX: usize = 16;
 
 /// `penstock top`.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = view::HELP)]
 pub(crate) struct TopArgs {
     #[command(flatten)]
     place: Place,
     /// Seconds between two looks
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS", value_parser = every)]
     every: f64,
-    /// Look twice, print once, and end
+    /// Look twice, print once, and end; also what happens where the output is no terminal
     #[arg(long)]
     once: bool,
 }
@@ -66,172 +46,106 @@ fn every(text: &str) -> Result<f64, String> {
     if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.1 to 3600".into()) }
 }
 
-/// Shows it until it is interrupted.
+/// Shows pools and workers until somebody leaves.
 pub(crate) fn run(args: &TopArgs) -> anyhow::Result<()> {
     let client = connect(&args.place)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(watch(&client, args))
+    let is_screen = std::io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+    if is_screen && !args.once && !args.place.json {
+        return runtime.block_on(watch(client, args));
+    }
+    runtime.block_on(print(&client, args))
 }
 
-async fn watch(client: &Client, args: &TopArgs) -> anyhow::Result<()> {
-    let is_screen = std::io::stdout().is_terminal() && !args.once;
-    let mut before = Sums::default();
-    look(client, &mut before).await?;
+/// One snapshot, or JSON until the reader leaves.
+async fn print(client: &Client, args: &TopArgs) -> anyhow::Result<()> {
+    let mut sums = Sums::default();
+    look(client, &mut sums).await?;
     loop {
         tokio::time::sleep(Duration::from_secs_f64(args.every)).await;
-        let (pools, workers) = look(client, &mut before).await?;
-        let frame = match args.place.json {
-            true => format!("{}\n", json!({ "pools": pools, "workers": workers })),
-            false => format!("{}\n{}{}", table(&pools, POOLS), table(&workers, WORKERS), troubles(&workers)),
-        };
-        // Home, and clear what is below.
-        let clear = if is_screen && !args.place.json { "\x1b[H\x1b[J" } else { "" };
-        write!(std::io::stdout(), "{clear}{frame}")?;
-        std::io::stdout().flush()?;
-        if args.once {
+        let (pools, workers) = look(client, &mut sums).await?;
+        if args.place.json {
+            println!("{}", json!({ "pools": pools, "workers": workers }));
+        } else {
+            let width = if std::io::stdout().is_terminal() { terminal::size().ok() } else { None };
+            print!("{}", snapshot(&pools, &workers, width.map(|(columns, _)| columns.into())));
+        }
+        if args.once || !args.place.json {
             return Ok(());
         }
     }
 }
 
-/// Counters as they were at the last look, by what they count.
-#[derive(Default)]
-struct Sums {
-    at: Option<Instant>,
-    counts: HashMap<String, f64>,
-}
-
-impl Sums {
-    /// Growth of a counter per second since the last look; 0 at first, and when it began anew.
-    fn rate(&mut self, name: String, value: f64, elapsed: f64) -> f64 {
-        let before = self.counts.insert(name, value).unwrap_or(value);
-        if elapsed > 0.0 { (value - before).max(0.0) / elapsed } else { 0.0 }
+/// Both tables and what goes wrong, as text. `width`: of the terminal, if it is printed in one.
+fn snapshot(pools: &[Value], workers: &[Value], width: Option<usize>) -> String {
+    let mut out = columns::plain(columns::POOLS, pools, width);
+    out.push('\n');
+    out += &columns::plain(columns::WORKERS, workers, width);
+    for line in troubles(workers) {
+        out += &format!("\n{line}");
     }
+    if out.ends_with('\n') { out } else { out + "\n" }
 }
 
-/// Pools and workers, with the columns that are made of several figures.
-async fn look(client: &Client, sums: &mut Sums) -> anyhow::Result<(Vec<Value>, Vec<Value>)> {
-    let mut pools = all(client, "/admin/v1/pools", &[]).await?;
-    let mut workers = all(client, "/admin/v1/workers", &[]).await?;
-    let elapsed = sums.at.replace(Instant::now()).map_or(0.0, |at| at.elapsed().as_secs_f64());
-    workers.iter_mut().for_each(|worker| finish_worker(worker, sums, elapsed));
-    pools.iter_mut().for_each(|pool| finish_pool(pool, &workers, sums, elapsed));
-    Ok((pools, workers))
-}
+/// Pools and workers of one look.
+type Looked = anyhow::Result<(Vec<Value>, Vec<Value>)>;
 
-fn finish_pool(pool: &mut Value, workers: &[Value], sums: &mut Sums, elapsed: f64) {
-    let id = pool["id"].as_str().unwrap_or_default().to_owned();
-    let tokens = sums.rate(format!("pool {id}"), number(&pool["counts"]["tokens"]), elapsed);
-    let mine = |field: &str| -> f64 {
-        workers.iter().filter(|worker| worker["pool"] == pool["id"]).map(|worker| number(&worker[field])).sum()
-    };
-    let moved = |name: &str| number(&pool["transfers"][name]);
-    let shown = [
-        ("ready", format!("{} of {}", pool["workers_ready"], pool["workers"])),
-        ("tokens_rate", format!("{tokens:.0}")),
-        ("hits", percent(mine("cached_tokens"), mine("prompt_tokens"))),
-        ("kv_moved", format!("{:.1} MB", moved("bytes") / 1e6)),
-        ("hidden", percent(moved("hidden_seconds"), moved("prefill_seconds"))),
-    ];
-    shown.into_iter().for_each(|(name, text)| pool[name] = json!(text));
-    let replicas = &pool["replicas"];
-    let how = match (replicas["paused"] == true, replicas["dry_run"] == true) {
-        (true, _) => ", paused",
-        (_, true) => ", dry run",
-        _ => "",
-    };
-    let wanted = replicas["wanted"]
-        .as_u64()
-        .map(|wanted| json!(format!("{wanted} ({} to {}{how})", replicas["min"], replicas["max"])));
-    let late = replicas["late"].as_f64().map(|late| json!(percent(late, 1.0)));
-    (pool["replicas_wanted"], pool["late"]) = (wanted.unwrap_or_default(), late.unwrap_or_default());
-    pool["ttft"] = pool["ttft_predicted_seconds"].as_f64().map_or(Value::Null, |ttft| json!(seconds(ttft)));
-}
-
-fn finish_worker(worker: &mut Value, sums: &mut Sums, elapsed: f64) {
-    let of = |name: &str| number(&worker[name]);
-    let name = worker["name"].as_str().unwrap_or_default().to_owned();
-    let mut rate = |field: &str| sums.rate(format!("worker {name} {field}"), number(&worker[field]), elapsed);
-    let (tokens, kv_in, kv_out) = (rate("output_tokens"), rate("transfer_bytes_in"), rate("transfer_bytes_out"));
-    let used = of("blocks_total") - of("blocks_free");
-    let shown = [
-        ("queue", seconds(of("queue_seconds"))),
-        ("step", seconds(of("step_seconds"))),
-        ("step_p99", seconds(number(&worker["decode_steps"]["p99_seconds"]))),
-        ("tokens_rate", format!("{tokens:.0}")),
-        ("hits", percent(of("cached_tokens"), of("prompt_tokens"))),
-        ("kv", percent(used, of("blocks_total"))),
-        ("kv_in", format!("{:.1} MB/s", kv_in / 1e6)),
-        ("kv_out", format!("{:.1} MB/s", kv_out / 1e6)),
-    ];
-    shown.into_iter().for_each(|(name, text)| worker[name] = json!(text));
-}
-
-/// What workers say goes wrong, each in a line.
-fn troubles(workers: &[Value]) -> String {
-    let lines = workers.iter().flat_map(|worker| {
-        let name = worker["name"].as_str().unwrap_or_default();
-        let texts = worker["troubles"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        texts.map(move |text| format!("\n{name}: {text}"))
+/// The screen. The first look fails as a command does; later ones are tried again, and the last figures stay.
+async fn watch(client: Client, args: &TopArgs) -> anyhow::Result<()> {
+    let mut view = View::new(client.address(), args.every);
+    let mut sums = Sums::default();
+    let (pools, workers) = look(&client, &mut sums).await?;
+    view.update(&pools, &workers);
+    let (send, mut looks) = mpsc::channel::<Looked>(1);
+    let every = Duration::from_secs_f64(args.every);
+    let looking = tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(every).await;
+            if send.send(look(&client, &mut sums).await).await.is_err() {
+                return;
+            }
+        }
     });
-    let lines: String = lines.collect();
-    if lines.is_empty() { lines } else { lines + "\n" }
+    // Signals and the screen: whoever sends one finds the terminal as it was.
+    let (mut ends, mut interrupts) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut screen = ratatui::try_init()?;
+    let mut keys = keys();
+    let done = loop {
+        if let Err(error) = screen.draw(|frame| draw::draw(frame, &mut view)) {
+            break Err(error.into());
+        }
+        tokio::select! {
+            biased;
+            _ = ends.recv() => break Ok(()),
+            _ = interrupts.recv() => break Ok(()),
+            event = keys.recv() => match event {
+                Some(Ok(event)) if view.on(&event) == Then::Leave => break Ok(()),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => break Err(error.into()),
+                None => break Ok(()),
+            },
+            Some(looked) = looks.recv() => match looked {
+                Ok((pools, workers)) => view.update(&pools, &workers),
+                Err(error) => view.failed(&format!("{error:#}")),
+            },
+        }
+    };
+    looking.abort();
+    ratatui::restore();
+    done
 }
 
-fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or(0.0)
-}
-
-fn percent(part: f64, whole: f64) -> String {
-    if whole > 0.0 { format!("{:.0} %", 100.0 * part / whole) } else { "-".into() }
-}
-
-fn seconds(value: f64) -> String {
-    if value < 1.0 { format!("{:.0} ms", value * 1e3) } else { format!("{value:.1} s") }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pool_is_shown_with_what_its_workers_moved() {
-        let mut pool = json!({ "id": "a", "workers": 2, "workers_ready": 1, "counts": { "tokens": 5, "prefilled_apart": 3 },
-            "replicas": { "wanted": 3, "min": 1, "max": 4, "paused": true, "late": 0.25 },
-            "transfers": { "bytes": 2_500_000, "seconds": 9.0, "prefill_seconds": 4.0, "hidden_seconds": 3.0 }, "ttft_predicted_seconds": 0.5 });
-        let workers = [("a", 10), ("a", 30), ("b", 1000)]
-            .map(|(pool, cached)| json!({ "pool": pool, "cached_tokens": cached, "prompt_tokens": 100 }));
-        finish_pool(&mut pool, &workers, &mut Sums::default(), 0.0);
-        let shown = ["ready", "hits", "kv_moved", "hidden", "ttft", "replicas_wanted", "late"]
-            .map(|name| pool[name].as_str().unwrap_or_default());
-        assert_eq!(shown, ["1 of 2", "20 %", "2.5 MB", "75 %", "500 ms", "3 (1 to 4, paused)", "25 %"]);
-    }
-
-    #[test]
-    fn what_goes_wrong_is_a_line_below() {
-        let workers =
-            [json!({ "name": "a-0", "troubles": ["KV tier disk is off: it failed"] }), json!({ "name": "a-1" })];
-        assert_eq!(troubles(&workers), "\na-0: KV tier disk is off: it failed\n");
-        assert_eq!(troubles(&workers[1..]), "");
-    }
-
-    #[test]
-    fn a_worker_is_shown_with_rates_and_shares() {
-        let mut sums = Sums::default();
-        let worker = |tokens: u64| {
-            json!({ "name": "a-0", "output_tokens": tokens, "blocks_total": 200, "blocks_free": 150, "prompt_tokens": 80,
-                "cached_tokens": 20, "queue_seconds": 0.25, "step_seconds": 1.25,
-                "decode_steps": { "p99_seconds": 0.02 } })
-        };
-        finish_worker(&mut worker(100), &mut sums, 0.0);
-        let mut second = worker(160);
-        finish_worker(&mut second, &mut sums, 2.0);
-        let shown = ["tokens_rate", "hits", "kv", "queue", "step", "step_p99"]
-            .map(|name| second[name].as_str().unwrap_or_default());
-        assert_eq!(shown, ["30", "25 %", "25 %", "250 ms", "1.2 s", "20 ms"]);
-        // Its next life counts from nothing.
-        let mut third = worker(10);
-        finish_worker(&mut third, &mut sums, 2.0);
-        assert_eq!(third["tokens_rate"], "0");
-    }
+/// What the terminal says, read on a thread of its own because reading blocks. The thread ends with the process.
+fn keys() -> mpsc::Receiver<std::io::Result<event::Event>> {
+    let (send, received) = mpsc::channel(KEYS_WAITING_MAX);
+    std::thread::spawn(move || {
+        loop {
+            let event = event::read();
+            let is_end = event.is_err();
+            if send.blocking_send(event).is_err() || is_end {
+                return;
+            }
+        }
+    });
+    received
 }

@@ -86,6 +86,14 @@ pub(super) struct Answer {
 }
 
 impl Client {
+    /// Where the API is, for people.
+    pub(crate) fn address(&self) -> String {
+        match &self.place {
+            Place::Tcp(authority) => authority.clone(),
+            Place::Unix(path) => format!("unix://{}", path.display()),
+        }
+    }
+
     /// Finds both.
     pub(super) fn find(search: &Search<'_>) -> anyhow::Result<Self> {
         let dir = search.state_dir.display();

@@ -20,17 +20,23 @@ pub(crate) fn table(rows: &[Value], columns: &[(&str, &str)]) -> String {
     out
 }
 
+/// The value of a column, in a few words.
 fn cell(row: &Value, path: &str) -> String {
-    let (path, is_time) = path.strip_suffix('*').map_or((path, false), |path| (path, true));
-    let value = path.split('.').fold(row, |value, name| &value[name]);
-    let text = match value.as_u64() {
-        Some(seconds) if is_time => penstock_proxy::clock::format(seconds),
-        _ => shown(value),
-    };
+    let text = value(row, path);
     if text.chars().count() <= CELL_CHARS_MAX {
         return text;
     }
     text.chars().take(CELL_CHARS_MAX - 1).chain(['…']).collect()
+}
+
+/// The whole value at a path of a row, as text for people. `*` at the end of a path: time as Unix seconds.
+pub(crate) fn value(row: &Value, path: &str) -> String {
+    let (path, is_time) = path.strip_suffix('*').map_or((path, false), |path| (path, true));
+    let value = path.split('.').fold(row, |value, name| &value[name]);
+    match value.as_u64() {
+        Some(seconds) if is_time => penstock_proxy::clock::format(seconds),
+        _ => shown(value),
+    }
 }
 
 /// A value in a few words; what could move the terminal's cursor is not passed on.
@@ -48,6 +54,11 @@ fn shown(value: &Value) -> String {
         }
         Value::Number(number) => number.to_string(),
     };
+    harmless(&text)
+}
+
+/// `text` without what could move the terminal's cursor.
+pub(crate) fn harmless(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
