@@ -1,7 +1,7 @@
 //! `penstock chat`: talk to a model in the terminal, through the public API like any other client.
 //!
 //! ```text
-//! terminal: prompt ─▶ answer as it comes, reasoning dim ─▶ prompt …      Ctrl-C stops the answer, Ctrl-D leaves
+//! terminal: prompt, edited by rustyline ─▶ answer as it comes, reasoning dim ─▶ prompt …      Ctrl-C stops the answer, Ctrl-D leaves
 //! piped:    all of stdin is one prompt ─▶ the answer alone on stdout     exit status says whether it is complete
 //! ```
 //!
@@ -9,10 +9,11 @@
 //! conversation.
 
 mod client;
+mod lines;
 mod screen;
 mod sse;
 
-use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::ops::ControlFlow;
 
 use anyhow::{Context, bail};
@@ -20,6 +21,7 @@ use clap::Args;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use client::{Answer, Client, Delta, Message};
+use lines::{Lines, Said};
 use screen::Screen;
 
 /// Prompts longer than this are refused before they are sent: the gateway's own default for a body.
@@ -28,21 +30,36 @@ const PROMPT_BYTES_MAX: u64 = 32 << 20;
 /// Where the API key is, without another word.
 const KEY_ENV: &str = "PENSTOCK_API_KEY";
 
-const HELP: &str = "/new forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer";
+const HELP: &str = "/new forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer, Alt-Enter or \"\"\" begins another line";
+
+/// Where the gateway is, when nobody says where.
+const HERE: &str = "http://127.0.0.1:8080";
+
+const IN_A_TERMINAL: &str = "\
+In a terminal:
+  Enter                sends the prompt; Alt-Enter begins another line, and so does Enter between two lines of \"\"\"
+  Up, Down, Ctrl-R     earlier prompts, of earlier conversations too; one that begins with a space is not kept
+  Left, Right, Ctrl-A, Ctrl-E, Ctrl-W, Ctrl-U, Ctrl-Y, …   as in a shell
+  Ctrl-C               stops the answer; twice at the prompt, or Ctrl-D: leaves
+  /new                 forgets the conversation
+
+Earlier prompts are kept in ~/.local/state/penstock/chat_history (or in $XDG_STATE_HOME), the last 1,000, for their owner alone.";
 
 /// What `penstock chat` is told.
 #[derive(Args, Clone, Debug)]
+#[command(after_help = IN_A_TERMINAL)]
 pub(crate) struct ChatArgs {
-    /// Where the gateway is; a path such as /v1 may follow
-    #[arg(long, default_value = "http://127.0.0.1:8080", env = "PENSTOCK_URL")]
-    pub(crate) url: String,
+    /// Where the gateway is; a path such as /v1 may follow [default: OPENAI_BASE_URL, else http://127.0.0.1:8080]
+    #[arg(long, env = "PENSTOCK_URL")]
+    pub(crate) url: Option<String>,
     /// Model to talk to; without it, the first one that the gateway lists
     #[arg(long)]
     pub(crate) model: Option<String>,
     /// Instructions put in front of the conversation
     #[arg(long)]
     pub(crate) system: Option<String>,
-    /// Environment variable that holds the API key, if the gateway asks for one; on this machine OPENAI_API_KEY is read too
+    /// Environment variable that holds the API key, if the gateway asks for one; OPENAI_API_KEY is read too, for a gateway on this
+    /// machine or at OPENAI_BASE_URL
     #[arg(long, value_name = "NAME", default_value = KEY_ENV)]
     pub(crate) key_env: String,
     /// Longest answer, in tokens
@@ -89,12 +106,25 @@ async fn converse<W: Write>(args: &ChatArgs, mut screen: Screen<W>) -> anyhow::R
     let client = connect(args).await?;
     // One listener for the whole conversation: Ctrl-C may come between two waits for it.
     let mut interrupts = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
-    screen.note(&format!("{} at {}. {HELP}", client.model(), args.url))?;
-    let mut lines = Lines::start();
+    screen.note(&format!("{} at {}. {HELP}", client.model(), gateway(args, &variable).url))?;
+    let mut lines = Lines::start(lines::history_path());
     let mut messages = opening(args);
+    let mut leaves = false;
     loop {
-        screen.prompt()?;
-        let Some(line) = lines.next(&mut interrupts, &mut screen).await? else { break };
+        let line = match lines.next(&mut interrupts).await? {
+            Said::End => break,
+            Said::Interrupted if leaves => break,
+            Said::Interrupted => {
+                leaves = true;
+                screen.note("Ctrl-C again or Ctrl-D to leave")?;
+                continue;
+            }
+            Said::Line(line) => line,
+        };
+        leaves = false;
+        if let Some(trouble) = lines.trouble() {
+            screen.note(&trouble)?;
+        }
         match line.trim() {
             "" => continue,
             "/exit" | "/quit" => break,
@@ -163,65 +193,49 @@ async fn turn<W: Write>(
 }
 
 async fn connect(args: &ChatArgs) -> anyhow::Result<Client> {
-    let key = key(args, &|name| std::env::var(name).ok());
-    Client::connect(&args.url, key, args.model.clone(), args.max_tokens).await
+    let Gateway { url, key } = gateway(args, &variable);
+    Client::connect(&url, key, args.model.clone(), args.max_tokens).await
 }
 
-/// The key to send. Programs that use OpenAI's libraries have theirs in `OPENAI_API_KEY`; it is sent to this machine alone, because it may
-/// be one of OpenAI's.
-fn key(args: &ChatArgs, env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
-    let of = |name: &str| env(name).filter(|key| !key.is_empty());
-    let url: Option<hyper::Uri> = args.url.parse().ok();
+/// A variable of the environment.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// Where to ask, and the key to send there.
+#[derive(Debug, PartialEq, Eq)]
+struct Gateway {
+    url: String,
+    key: Option<String>,
+}
+
+/// The gateway that options and variables mean.
+///
+/// Programs that use OpenAI's libraries have its address in `OPENAI_BASE_URL` and their key in `OPENAI_API_KEY`. That key is sent to that
+/// address and to this machine alone, because it may be one of OpenAI's; and to that address, which may be OpenAI's, no other key is sent
+/// unless its variable was named.
+fn gateway(args: &ChatArgs, env: &dyn Fn(&str) -> Option<String>) -> Gateway {
+    let of = |name: &str| env(name).filter(|value| !value.is_empty());
+    let usual = if args.url.is_none() { of("OPENAI_BASE_URL") } else { None };
+    let is_usual = usual.is_some();
+    let url = args.url.clone().or(usual).unwrap_or_else(|| HERE.to_owned());
+    let names: &[&str] = match (args.key_env == KEY_ENV, is_here(&url), is_usual) {
+        (true, true, _) => &[KEY_ENV, "OPENAI_API_KEY"],
+        (true, false, true) => &["OPENAI_API_KEY"],
+        (_, _, _) => &[&args.key_env],
+    };
+    Gateway { key: names.iter().find_map(|name| of(name)), url }
+}
+
+/// Whether `url` is of this machine.
+fn is_here(url: &str) -> bool {
+    let url: Option<hyper::Uri> = url.parse().ok();
     let host = url.as_ref().and_then(|url| url.host()).unwrap_or_default().trim_matches(['[', ']']);
-    let is_here = host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback());
-    let usual = || (is_here && args.key_env == KEY_ENV).then(|| of("OPENAI_API_KEY")).flatten();
-    of(&args.key_env).or_else(usual)
+    host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }
 
 fn opening(args: &ChatArgs) -> Vec<Message> {
     args.system.iter().map(|system| Message::system(system)).collect()
-}
-
-/// Lines of the terminal, read on a thread of their own because reading one blocks.
-struct Lines {
-    received: tokio::sync::mpsc::Receiver<io::Result<String>>,
-}
-
-impl Lines {
-    fn start() -> Self {
-        // One line: whoever types ahead waits in the terminal's own buffer.
-        let (send, received) = tokio::sync::mpsc::channel(1);
-        std::thread::spawn(move || {
-            for line in io::stdin().lock().lines() {
-                if send.blocking_send(line).is_err() {
-                    break;
-                }
-            }
-        });
-        Self { received }
-    }
-
-    /// The next line; `None` at the end of input, or after Ctrl-C twice in a row.
-    async fn next<W: Write>(
-        &mut self,
-        interrupts: &mut Signal,
-        screen: &mut Screen<W>,
-    ) -> anyhow::Result<Option<String>> {
-        let mut interrupted = false;
-        loop {
-            tokio::select! {
-                line = self.received.recv() => return line.transpose().context("cannot read the terminal"),
-                _ = interrupts.recv() => {
-                    if interrupted {
-                        return Ok(None);
-                    }
-                    interrupted = true;
-                    screen.note("Ctrl-C again or Ctrl-D to leave")?;
-                    screen.prompt()?;
-                }
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -385,6 +385,14 @@ pub fn state_dir(config: &Snapshot) -> Result<PathBuf, String> {
     if let Some(path) = &config.state_dir {
         return std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
     }
+    default_state_dir()
+}
+
+/// Where state is kept when nobody says where: `penstock` in `$XDG_STATE_HOME` or `~/.local/state`.
+///
+/// # Errors
+/// Neither variable names an absolute path.
+pub fn default_state_dir() -> Result<PathBuf, String> {
     let from_env = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = from_env("XDG_STATE_HOME").or_else(|| from_env("HOME").map(|home| home.join(".local/state")));
     let base = base.ok_or("no place for state: set --state-dir, or HOME")?;

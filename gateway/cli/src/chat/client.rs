@@ -27,8 +27,8 @@ const SILENCE: Duration = Duration::from_secs(120);
 const BODY_BYTES_MAX: usize = 4 << 20;
 
 /// What helps where the gateway wants a key, or another one.
-const SET_A_KEY: &str = "set PENSTOCK_API_KEY (for a gateway on this machine OPENAI_API_KEY is read too), or name the variable that \
-                         holds the key with --key-env";
+const SET_A_KEY: &str = "set PENSTOCK_API_KEY (for a gateway on this machine or at OPENAI_BASE_URL, OPENAI_API_KEY is read too), or \
+                         name the variable that holds the key with --key-env";
 
 /// One turn of the conversation.
 #[derive(Clone, Debug, Serialize)]

@@ -20,7 +20,7 @@ pub(super) struct Screen<W> {
 }
 
 impl<W: Write> Screen<W> {
-    /// `terminal`: colours and prompts are welcome.
+    /// `terminal`: colours and notes are welcome.
     pub(super) fn new(out: W, terminal: bool) -> Self {
         Self { out, terminal, dim: false, line_begun: false }
     }
@@ -48,14 +48,6 @@ impl<W: Write> Screen<W> {
         self.end_answer()?;
         if self.terminal {
             writeln!(self.out, "{DIM}{}{PLAIN}", harmless(text))?;
-        }
-        self.out.flush()
-    }
-
-    /// Asks for the next line.
-    pub(super) fn prompt(&mut self) -> io::Result<()> {
-        if self.terminal {
-            write!(self.out, "> ")?;
         }
         self.out.flush()
     }

@@ -51,7 +51,7 @@ fn stream(payloads: &[&str]) -> String {
 
 fn args(url: &str) -> ChatArgs {
     ChatArgs {
-        url: url.into(),
+        url: Some(url.into()),
         model: None,
         system: Some("Be brief.".into()),
         key_env: "NO_SUCH_KEY".into(),
@@ -161,20 +161,30 @@ async fn ctrl_c_is_not_lost_between_two_pieces_of_an_answer() {
 }
 
 #[test]
-fn the_usual_variables_are_read_and_no_key_of_openai_leaves_this_machine() {
-    let set =
-        |names: &'static [&'static str]| move |name: &str| names.contains(&name).then(|| format!("value of {name}"));
-    let args = |url: &str, key_env: &str| ChatArgs { key_env: key_env.into(), ..args(url) };
-    let both = set(&["PENSTOCK_API_KEY", "OPENAI_API_KEY", "MINE"]);
-    let openai = set(&["OPENAI_API_KEY"]);
+fn the_usual_variables_are_read_and_no_key_goes_where_it_is_not_meant_for() {
     let (here, far) = ("http://127.0.0.1:8080", "https://gateway.example/v1");
-    assert_eq!(key(&args(here, KEY_ENV), &both).as_deref(), Some("value of PENSTOCK_API_KEY"));
-    assert_eq!(key(&args(far, "MINE"), &both).as_deref(), Some("value of MINE"));
+    let check = |url: Option<&str>, key_env: &str, set: &[(&str, &str)], want: (&str, Option<&str>)| {
+        let args = ChatArgs { url: url.map(str::to_owned), key_env: key_env.into(), ..args("") };
+        let env = |name: &str| set.iter().find(|(have, _)| *have == name).map(|(_, value)| (*value).to_owned());
+        let want = Gateway { url: want.0.into(), key: want.1.map(str::to_owned) };
+        assert_eq!(gateway(&args, &env), want, "{url:?} {key_env} {set:?}");
+    };
+    let (ours, openai, mine) = (("PENSTOCK_API_KEY", "ours"), ("OPENAI_API_KEY", "openai"), ("MINE", "mine"));
+    let (base, base_here) = (("OPENAI_BASE_URL", far), ("OPENAI_BASE_URL", "http://localhost:9/v1"));
+    check(None, KEY_ENV, &[], (here, None));
+    check(None, KEY_ENV, &[("OPENAI_BASE_URL", ""), ("PENSTOCK_API_KEY", ""), openai], (here, Some("openai")));
+    check(Some(here), KEY_ENV, &[ours, openai], (here, Some("ours")));
     for url in [here, "http://localhost/v1", "http://[::1]:8080"] {
-        assert_eq!(key(&args(url, KEY_ENV), &openai).as_deref(), Some("value of OPENAI_API_KEY"), "{url}");
+        check(Some(url), KEY_ENV, &[openai, base], (url, Some("openai")));
     }
-    assert_eq!(key(&args(far, KEY_ENV), &openai), None);
-    assert_eq!(key(&args(here, "MINE"), &openai), None, "another variable was named");
+    check(Some(far), KEY_ENV, &[openai], (far, None));
+    check(Some(far), KEY_ENV, &[ours, openai, base], (far, Some("ours")));
+    check(Some(here), "MINE", &[openai], (here, None));
+    check(Some(far), "MINE", &[ours, mine], (far, Some("mine")));
+    check(None, KEY_ENV, &[base, openai, ours], (far, Some("openai")));
+    check(None, KEY_ENV, &[base, ours], (far, None));
+    check(None, "MINE", &[base, openai, mine], (far, Some("mine")));
+    check(None, KEY_ENV, &[base_here, openai, ours], ("http://localhost:9/v1", Some("ours")));
 }
 
 #[tokio::test]
