@@ -278,6 +278,15 @@ def test_logit_bias_forbids_and_forces(gateway, client, model):
     assert not banned.choices[0].message.content.startswith("Hello")
 
 
+def test_bad_words_are_not_said(client, model):
+    ask = {"model": model, "messages": user("Hello"), "max_tokens": 12, "temperature": 0}
+    free = client.chat.completions.create(**ask).choices[0].message.content
+    assert "Hello" in free and "help you" in free
+    for words in (["Hello"], ["help you"], ["Hello", "help you"]):
+        said = client.chat.completions.create(**ask, extra_body={"bad_words": words}).choices[0].message.content
+        assert said and not [word for word in words if word in said], said
+
+
 @pytest.mark.parametrize(
     "options",
     [

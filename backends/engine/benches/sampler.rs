@@ -33,6 +33,7 @@ fn params() -> Params {
         logprobs: None,
         prompt_logprobs: None,
         allowed_tokens: Vec::new(),
+        bad_words: Vec::new(),
     }
 }
 
@@ -61,7 +62,7 @@ fn main() {
         ("the same, penalties", Params { temperature: 0.6, top_k: 20, top_p: 0.95, presence_penalty: 1.0, ..params() }),
     ];
     let (prompt, counts) = (HashSet::new(), HashMap::from([(1, 1), (2, 2)]));
-    let history = History { prompt: &prompt, counts: &counts, output_tokens: 3 };
+    let history = History { prompt: &prompt, counts: &counts, output_tokens: 3, output: &[] };
     println!("{:24} {:>12} {:>12}", "", "peaked", "flat");
     let mut sampler = Sampler::default();
     for (name, params) in &cases {

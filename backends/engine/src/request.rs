@@ -3,7 +3,7 @@
 //! Bounds come before work: every list and number is checked against [`Limits`] here, so that no content of a request can
 //! make a later step panic, allocate without bound or wait for ever.
 
-use penstock_proto::frames::{ChoiceStart, Generate, LogitBias, Sampling};
+use penstock_proto::frames::{BadWord, ChoiceStart, Generate, LogitBias, Sampling};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher, ErrorKind};
 use std::collections::HashSet;
 
@@ -23,6 +23,9 @@ pub(crate) struct Limits {
 const LOGIT_BIAS_MAX: usize = 4096;
 /// Stop tokens at most.
 const STOP_TOKENS_MAX: usize = 1024;
+/// Bad words at most, and tokens of one.
+const BAD_WORDS_MAX: usize = 1024;
+const BAD_WORD_TOKENS_MAX: usize = 8192;
 /// Bytes of salt at most.
 const SALT_BYTES_MAX: usize = 4096;
 
@@ -66,6 +69,8 @@ pub struct Params {
     pub prompt_logprobs: Option<usize>,
     /// If not empty, only these can be drawn.
     pub allowed_tokens: Vec<u32>,
+    /// Sequences that the output must not hold, none of them empty.
+    pub bad_words: Vec<Vec<u32>>,
 }
 
 impl Params {
@@ -87,6 +92,7 @@ impl Params {
             logprobs: None,
             prompt_logprobs: None,
             allowed_tokens: Vec::new(),
+            bad_words: Vec::new(),
         }
     }
 
@@ -288,12 +294,19 @@ fn params(sampling: Option<&Sampling>, limits: &Limits) -> Result<Params, Refusa
         ("logit_bias", s.logit_bias.len(), LOGIT_BIAS_MAX),
         ("stop_tokens", s.stop_tokens.len(), STOP_TOKENS_MAX),
         ("allowed_tokens", s.allowed_tokens.len(), limits.vocab_size),
+        ("bad_words", s.bad_words.len(), BAD_WORDS_MAX),
     ];
     for (field, len, max) in lengths {
         check(len <= max, || format!("{field} has {len} entries, limit {max}"))?;
     }
     tokens_exist("stop_tokens", &s.stop_tokens, limits)?;
     tokens_exist("allowed_tokens", &s.allowed_tokens, limits)?;
+    for BadWord { tokens } in &s.bad_words {
+        check((1..=BAD_WORD_TOKENS_MAX).contains(&tokens.len()), || {
+            format!("bad_words: {} tokens, limit 1 to {BAD_WORD_TOKENS_MAX}", tokens.len())
+        })?;
+        tokens_exist("bad_words", tokens, limits)?;
+    }
     let biased: Vec<u32> = s.logit_bias.iter().map(|entry| entry.token).collect();
     tokens_exist("logit_bias", &biased, limits)?;
     let only_stops = !s.allowed_tokens.is_empty() && s.allowed_tokens.iter().all(|token| s.stop_tokens.contains(token));
@@ -314,6 +327,7 @@ fn params(sampling: Option<&Sampling>, limits: &Limits) -> Result<Params, Refusa
         logprobs: count("logprobs", s.logprobs)?,
         prompt_logprobs: count("prompt_logprobs", s.prompt_logprobs)?,
         allowed_tokens: s.allowed_tokens.clone(),
+        bad_words: s.bad_words.iter().map(|word| word.tokens.clone()).collect(),
     })
 }
 
@@ -429,6 +443,9 @@ mod tests {
         check(InvalidRequest, "logit_bias", |_, s| s.logit_bias = vec![LogitBias::default(); 5000]);
         check(InvalidRequest, "stop_tokens", |_, s| s.stop_tokens = vec![100]);
         check(InvalidRequest, "allowed_tokens", |_, s| s.allowed_tokens = vec![u32::MAX]);
+        check(InvalidRequest, "bad_words", |_, s| s.bad_words = vec![BadWord::default()]);
+        check(InvalidRequest, "bad_words", |_, s| s.bad_words = vec![BadWord { tokens: vec![1, u32::MAX] }]);
+        check(InvalidRequest, "bad_words", |_, s| s.bad_words = vec![BadWord { tokens: vec![1] }; BAD_WORDS_MAX + 1]);
         check(InvalidRequest, "min_tokens", |_, s| {
             (s.min_tokens, s.stop_tokens, s.allowed_tokens) = (1, vec![3, 4], vec![4]);
         });

@@ -1,6 +1,6 @@
 //! From logits to a token.
 //!
-//! Order: logit_bias → allowed tokens, min_tokens → repetition, frequency, presence penalty → temperature → top_k → top_p →
+//! Order: logit_bias → allowed tokens, bad words, min_tokens → repetition, frequency, presence penalty → temperature → top_k → top_p →
 //! min_p, as in vLLM and Hugging Face transformers. Temperature 0 takes the best token, the lowest id among equals. Ties at
 //! the edge of top_k and top_p also fall to the lowest ids, so the set is always the same. Log-probabilities are raw: of the
 //! logits as the model gave them.
@@ -26,7 +26,7 @@ pub enum BadLogits {
     #[error("the model's logits are not finite")]
     NotFinite,
     /// After biases, masks and penalties, of which the request says what they are.
-    #[error("no token is left: logit_bias, penalties and allowed tokens exclude all of them, or overflow")]
+    #[error("no token is left: logit_bias, penalties, bad words and allowed tokens exclude all of them, or overflow")]
     NothingLeft,
 }
 
@@ -39,6 +39,8 @@ pub struct History<'a> {
     pub counts: &'a HashMap<u32, u32>,
     /// Tokens in the output.
     pub output_tokens: usize,
+    /// The output; only read when words are forbidden.
+    pub output: &'a [u32],
 }
 
 /// Reused buffers of the sampling pass.
@@ -111,6 +113,13 @@ impl Sampler {
             values.fill(f32::NEG_INFINITY);
             self.candidates.iter().for_each(|(value, token)| values[*token as usize] = *value);
         }
+        for word in &params.bad_words {
+            if let Some((last, before)) = word.split_last()
+                && history.output.ends_with(before)
+            {
+                values[*last as usize] = f32::NEG_INFINITY;
+            }
+        }
         if history.output_tokens < params.min_tokens {
             params.stop_tokens.iter().for_each(|token| values[*token as usize] = f32::NEG_INFINITY);
         }
@@ -133,6 +142,7 @@ impl Sampler {
 fn needs_edit(params: &Params, history: History<'_>) -> bool {
     !params.logit_bias.is_empty()
         || !params.allowed_tokens.is_empty()
+        || !params.bad_words.is_empty()
         || (history.output_tokens < params.min_tokens && !params.stop_tokens.is_empty())
         || params.penalized()
 }

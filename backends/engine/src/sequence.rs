@@ -116,7 +116,12 @@ impl Sequence {
 
     /// What the sampler needs to know of it.
     pub(crate) fn history(&self) -> History<'_> {
-        History { prompt: &self.request.prompt_set, counts: &self.counts, output_tokens: self.output.len() }
+        History {
+            prompt: &self.request.prompt_set,
+            counts: &self.counts,
+            output_tokens: self.output.len(),
+            output: &self.output,
+        }
     }
 
     /// Name of block `block`, which must be full.

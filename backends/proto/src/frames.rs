@@ -399,6 +399,17 @@ pub struct Sampling {
     /// If not empty, only these tokens can be drawn.
     #[prost(uint32, repeated, tag = "15")]
     pub allowed_tokens: Vec<u32>,
+    /// Sequences of tokens that the output must not hold: the last token of one cannot be drawn behind the others.
+    #[prost(message, repeated, tag = "16")]
+    pub bad_words: Vec<BadWord>,
+}
+
+/// A sequence of tokens that is forbidden, not empty.
+#[derive(Clone, PartialEq, Message)]
+pub struct BadWord {
+    /// Token ids.
+    #[prost(uint32, repeated, tag = "1")]
+    pub tokens: Vec<u32>,
 }
 
 /// One entry of logit_bias.

@@ -260,6 +260,8 @@ pub struct SamplingParams {
     pub include_stop: bool,
     /// Only these can be drawn; empty: all.
     pub allowed_token_ids: Vec<u32>,
+    /// Words that the answer must not hold (vLLM's), none of them blank.
+    pub bad_words: Vec<String>,
 }
 
 /// Texts to be turned into vectors.

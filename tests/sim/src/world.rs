@@ -349,5 +349,6 @@ fn sampling(r: &mut Random) -> Sampling {
         prompt_logprobs: if r.one_in(8) { r.between(0, 3) as i32 } else { -1 },
         // One allowed token: different prompts go on with equal blocks.
         allowed_tokens: (20..20 + r.pick(&[0, 0, 0, 0, 0, 0, 0, 1, 1, 20])).collect(),
+        bad_words: Vec::new(),
     }
 }

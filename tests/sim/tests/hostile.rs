@@ -1,7 +1,7 @@
 //! Whatever a frame says, the engine does not panic, every choice of it ends, and everything is freed.
 
 use penstock_engine::{Engine, EngineConfig, Geometry};
-use penstock_proto::frames::{Cancel, ChoiceStart, Generate, LogitBias, Sampling, Window};
+use penstock_proto::frames::{BadWord, Cancel, ChoiceStart, Generate, LogitBias, Sampling, Window};
 use penstock_sim::FakeForward;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -35,10 +35,11 @@ prop_compose! {
         (logprobs, prompt_logprobs) in (list_size(), list_size()),
         logit_bias in vec((token(), float()).prop_map(|(token, bias)| LogitBias { token, bias }), 0..4),
         (stop_tokens, allowed_tokens) in (vec(token(), 0..4), vec(token(), 0..4)),
+        bad_words in vec(vec(token(), 0..3).prop_map(|tokens| BadWord { tokens }), 0..3),
     ) -> Sampling {
         Sampling {
             temperature, top_k, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, seed,
-            max_tokens, min_tokens, stop_tokens, logprobs, prompt_logprobs, allowed_tokens,
+            max_tokens, min_tokens, stop_tokens, logprobs, prompt_logprobs, allowed_tokens, bad_words,
         }
     }
 }

@@ -25,6 +25,7 @@ fn plain() -> Params {
         logprobs: None,
         prompt_logprobs: None,
         allowed_tokens: Vec::new(),
+        bad_words: Vec::new(),
     }
 }
 
@@ -89,7 +90,7 @@ fn naive(row: &[f32], params: &Params) -> Vec<f64> {
 /// How far the draws are from the probabilities: (statistic − degrees) / √(2·degrees), about normal when they agree.
 fn distance(row: &[f32], params: &Params, probabilities: &[f64]) -> f64 {
     let (prompt, counts) = said();
-    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4 };
+    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4, output: &[] };
     let mut sampler = Sampler::default();
     let mut drawn = vec![0_u32; row.len()];
     for position in 0..DRAWS {
@@ -199,7 +200,7 @@ fn ties_fall_to_the_lowest_ids() {
     let mut row = vec![1.0_f32; 40];
     (row[0], row[17]) = (0.5, 1.0);
     let (prompt, counts) = said();
-    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4 };
+    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4, output: &[] };
     let mut sampler = Sampler::default();
     let mut drawn = |params: &Params| -> HashSet<u32> {
         let draw = |position| Draw { seed: 1, choice: 0, position, draw: 0 };
@@ -227,7 +228,7 @@ fn logprobs_are_raw_and_ranked() {
 #[test]
 fn unusable_rows_are_errors() {
     let (prompt, counts) = said();
-    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4 };
+    let history = History { prompt: &prompt, counts: &counts, output_tokens: 4, output: &[] };
     let draw = Draw { seed: 1, choice: 0, position: 0, draw: 0 };
     let bad = [
         (vec![0.0, f32::NAN, 0.0, 0.0, 0.0, 0.0], plain()),
@@ -238,4 +239,26 @@ fn unusable_rows_are_errors() {
     for (row, params) in bad {
         assert!(Sampler::default().sample(&row, &params, history, draw).is_err(), "{row:?}");
     }
+}
+
+#[test]
+fn a_bad_word_is_not_completed() {
+    let (prompt, counts) = said();
+    let draw = Draw { seed: 1, choice: 0, position: 0, draw: 0 };
+    let row = [0.0, 1.0, 5.0, 3.0, 2.0, 4.0];
+    let best = |output: &[u32], bad_words: &[&[u32]]| {
+        let history = History { prompt: &prompt, counts: &counts, output_tokens: output.len(), output };
+        let bad_words = bad_words.iter().map(|word| word.to_vec()).collect();
+        let params = Params { temperature: 0.0, bad_words, ..plain() };
+        Sampler::default().sample(&row, &params, history, draw)
+    };
+    assert_eq!(best(&[], &[&[2]]), Ok(5), "a word of one token");
+    assert_eq!(best(&[], &[&[1, 2]]), Ok(2), "its last token alone is none");
+    assert_eq!(best(&[7, 1], &[&[1, 2]]), Ok(5));
+    assert_eq!(best(&[1, 7], &[&[1, 2]]), Ok(2), "the others stand right before it");
+    assert_eq!(best(&[3, 1], &[&[3, 1, 2], &[1, 5], &[4, 3]]), Ok(3));
+    assert_eq!(best(&[1], &[&[9, 9, 1, 2]]), Ok(2), "longer than what was said");
+    let all: Vec<[u32; 1]> = (0..6).map(|token| [token]).collect();
+    let all: Vec<&[u32]> = all.iter().map(|word| &word[..]).collect();
+    assert!(best(&[], &all).is_err(), "nothing is left");
 }

@@ -91,6 +91,12 @@ impl Common {
             "stop" => sampling.stop = fields::strings(reader, bounds.stop_max, bounds.stop_chars_max)?,
             "stop_token_ids" => sampling.stop_token_ids = fields::token_ids(reader, bounds.stop_tokens_max)?,
             "include_stop_str_in_output" => sampling.include_stop = reader.boolean()?,
+            "bad_words" => {
+                sampling.bad_words = fields::strings(reader, bounds.stop_tokens_max, bounds.stop_chars_max)?;
+                if let Some(at) = sampling.bad_words.iter().position(|word| word.trim().is_empty()) {
+                    return Err(Fault::invalid("must not be blank")).at(at);
+                }
+            }
             "allowed_token_ids" => {
                 sampling.allowed_token_ids = fields::token_ids(reader, bounds.allowed_tokens_max)?;
                 if sampling.allowed_token_ids.is_empty() {

@@ -84,7 +84,6 @@ const FATES: &[(&str, Fate)] = &[
     ("stop_regex", Fate::Refused { unless: Neutral::Empty, why: "regular expressions as stops are not built" }),
     ("no_stop_trim", Fate::Refused { unless: Neutral::False, why: "use include_stop_str_in_output" }),
 
-    ("bad_words", Fate::Refused { unless: Neutral::Empty, why: "not built; use logit_bias" }),
     ("typical_p", Fate::Refused { unless: Neutral::One, why: SAMPLER }),
     ("tfs_z", Fate::Refused { unless: Neutral::One, why: SAMPLER }),
     ("top_a", Fate::Refused { unless: Neutral::NotPositive, why: SAMPLER }),

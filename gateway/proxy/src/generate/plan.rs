@@ -7,7 +7,7 @@ use penstock_dialects::error::{ApiError, ApiErrorKind};
 use penstock_dialects::request::{CompleteRequest, Message, Role, SamplingParams, StreamOptions};
 use penstock_dialects::{ChatRequest, Prompt, Request, ToolChoice};
 use penstock_proto::ErrorKind;
-use penstock_proto::frames::{LogitBias, Sampling};
+use penstock_proto::frames::{BadWord, LogitBias, Sampling};
 use penstock_text::{ChoiceOptions, TextModel};
 use sha2::{Digest, Sha256};
 
@@ -367,7 +367,24 @@ fn engine_sampling(asked: &SamplingParams, model: &TextModel) -> Result<Sampling
         logprobs: -1,
         prompt_logprobs: -1,
         allowed_tokens: asked.allowed_token_ids.clone(),
+        bad_words: bad_words(&asked.bad_words, model)?,
     })
+}
+
+/// The tokens of words, as they are written at the beginning of a text and, where that differs, behind a space.
+fn bad_words(words: &[String], model: &TextModel) -> Result<Vec<BadWord>, Failure> {
+    let mut out: Vec<BadWord> = Vec::with_capacity(2 * words.len());
+    for word in words {
+        let encode = |text: &str| {
+            let refused = |error| ApiError { param: Some("bad_words".to_owned()), ..ApiError::from(error) };
+            model.encode(text, false).map_err(refused)
+        };
+        let (first, later) = (encode(word.trim_start())?, encode(&format!(" {}", word.trim_start()))?);
+        let differs = later != first;
+        let forms = [Some(first), Some(later).filter(|_| differs)];
+        out.extend(forms.into_iter().flatten().filter(|tokens| !tokens.is_empty()).map(|tokens| BadWord { tokens }));
+    }
+    Ok(out)
 }
 
 fn options(asked: &SamplingParams) -> Result<ChoiceOptions, Failure> {

@@ -121,6 +121,9 @@ pub(super) fn put_sampling(object: &mut Object<'_>, sampling: &SamplingParams) {
         }
     }
     object.flag("include_stop_str_in_output", sampling.include_stop);
+    if !sampling.bad_words.is_empty() {
+        object.strings("bad_words", &sampling.bad_words);
+    }
 }
 
 /// What is kept of the prompt.
