@@ -457,14 +457,16 @@ impl Fleet {
         let order = self.queue.order(now, LOOK_AHEAD);
         let mut random = self.random;
         let mut market = self.site.market(self.queue.seconds(), now);
-        let mut found = None;
+        let (mut found, mut is_short) = (None, false);
         for request in order {
             let Some((rank, waiting)) = self.queue.get_mut(request) else { continue };
             if is_shut && Some(rank) >= last {
                 continue;
             }
             market.rank = rank;
-            match market.place(waiting, &mut random) {
+            let verdict = market.place(waiting, &mut random);
+            is_short |= std::mem::take(&mut waiting.has_lost);
+            match verdict {
                 Verdict::Place(placement) => {
                     found = Some((request, placement));
                     break;
@@ -474,6 +476,9 @@ impl Fleet {
             }
         }
         self.random = random;
+        if is_short {
+            self.queue.fall_short(now);
+        }
         found.map_or(Choice::Hold, |(request, placement)| self.bind(request, placement, now))
     }
 

@@ -1,7 +1,8 @@
 //! Where one request would go: every worker that suits, priced.
 //!
 //! A worker without credits is a candidate too: its price has the wait in it, and when it is the cheapest the request waits for it. The
-//! wait is bounded: what it takes longer than predicted is charged, and after [`HOLD_MAX`] only workers that are free count.
+//! wait is bounded: what it takes longer than predicted is charged, and after [`HOLD_MAX`] only workers that are free count; unless the
+//! worker that it waits for has most of its prompt, which would have to be computed elsewhere.
 //!
 //! Where a pool has objectives, a worker is not free for a request that would make the tokens of those that run there come slower
 //! than promised: it goes elsewhere, or waits until one of them has ended. Continued requests are exempt: they were let in before.
@@ -57,6 +58,11 @@ pub(crate) struct Market<'a> {
     pub(crate) ahead: [f64; WORKERS_MAX],
     /// Blocks that they will take.
     pub(crate) blocks_ahead: [u32; WORKERS_MAX],
+}
+
+/// Whether a worker's device has more than half of a prompt, or will have it.
+fn has_most(found: Found, view: &View) -> bool {
+    (found.device + found.promised) as usize * 2 > view.tokens.len()
 }
 
 /// A priced choice.
@@ -129,7 +135,11 @@ impl Market<'_> {
         random: &mut Random,
     ) -> Option<Placement> {
         let mut candidates = self.candidates(waiting, suits, fresh);
-        let held_too_long = waiting.held.is_some_and(|held| self.now.saturating_sub(held.since) > HOLD_MAX);
+        // Who has most of its prompt there waits on: elsewhere all of it would be computed, and others' blocks evicted for it.
+        let waits_for_most =
+            candidates.iter().any(|candidate| !candidate.free && has_most(candidate.found, &waiting.view));
+        let held_too_long =
+            !waits_for_most && waiting.held.is_some_and(|held| self.now.saturating_sub(held.since) > HOLD_MAX);
         if held_too_long && candidates.iter().any(|candidate| candidate.free) {
             candidates.retain(|candidate| candidate.free);
         }
@@ -172,7 +182,7 @@ impl Market<'_> {
             let free = has_room && !crowded;
             let mut candidate = self.price(worker, *id, view, *found, &waiting.found, free);
             candidate.crowded = crowded;
-            candidate.overdue = if free { 0.0 } else { overdue };
+            candidate.overdue = if free || has_most(*found, view) { 0.0 } else { overdue };
             candidates.push(candidate);
         }
         candidates
@@ -304,6 +314,7 @@ impl Market<'_> {
         }
         waiting.found = all;
         waiting.found_at = self.now;
+        waiting.note_found();
     }
 }
 

@@ -15,7 +15,8 @@
 //! computed in this order there too (start-time fair queueing, Goyal et al. 1996).
 //!
 //! *Due* is arrival plus the objective of its first token, where the pool has one, else plus its own prefill, two seconds at most.
-//! What cannot make its objective any more lets those pass that can, until it has waited for long.
+//! What cannot make its objective any more lets those pass that can, until it has waited for long. Not while KV is short: when blocks that a
+//! request waits for are evicted, those that pass it are who evicts them, and it is later still. Then what is due first goes first.
 //!
 //! Bounded: when `limit` new requests wait, the last one of the tenant with most of them is put out. A resumed request is never
 //! refused: it was admitted once, and its client has read half an answer.
@@ -44,6 +45,10 @@ const EQUALS_MAX: usize = 256;
 const DUE_MAX: f64 = 2.0;
 /// A request that is late by this many objectives goes before those that are not late at all: it is not starved.
 const STARVED_AFTER: u32 = 4;
+/// Tokens fewer than which are not missed.
+const LOST_MIN: u32 = 1024;
+/// How long after blocks were evicted that a request waited for nobody overtakes those that are late.
+const SHORT_FOR: Duration = Duration::from_secs(30);
 /// Tenants without a waiting request whose counters are remembered.
 const IDLE_TENANTS_MAX: usize = 4096;
 
@@ -99,6 +104,10 @@ pub(crate) struct Waiting {
     pub(crate) found_at: Duration,
     /// It was looked at what a worker could load for it.
     pub(crate) is_ahead: bool,
+    /// Most tokens of its prompt that a worker, its tiers included, was found to have while it waited.
+    pub(crate) most_found: u32,
+    /// No worker has nearly as many any more: they were evicted while it waited, and no tier has them.
+    pub(crate) has_lost: bool,
     place: Place,
     hashes: Vec<(Arc<str>, Arc<[BlockHash]>)>,
 }
@@ -108,7 +117,16 @@ impl Waiting {
         let place = Place { lane: Lane { new: !view.resumed, priority: view.priority }, due: since, arrival: 0 };
         let (found, found_at) = (Vec::new(), Duration::ZERO);
         let (estimate, held, is_ahead, hashes) = (0.0, None, false, Vec::new());
-        Self { request, view, since, estimate, held, found, found_at, is_ahead, place, hashes }
+        let (most_found, has_lost) = (0, false);
+        Self { request, view, since, estimate, held, found, found_at, is_ahead, most_found, has_lost, place, hashes }
+    }
+
+    /// Compares what was found of its prompt with what was found before.
+    pub(crate) fn note_found(&mut self) {
+        let held = |found: &Found| found.device + found.promised + found.host + found.disk + found.remote;
+        let most = self.found.iter().map(|(_, found)| held(found)).max().unwrap_or(0);
+        self.has_lost |= self.most_found.saturating_sub(most) > (self.most_found / 4).max(LOST_MIN);
+        self.most_found = if self.has_lost { most } else { self.most_found.max(most) };
     }
 
     /// Block hashes as a worker of these numerics would compute them; computed once per numerics.
@@ -175,6 +193,8 @@ pub(crate) struct Queue {
     /// Engine seconds by which tenants may differ and be equals.
     bound: f64,
     slo: Option<Slo>,
+    /// Until then blocks are short: who waits loses its own to those that pass it.
+    short_until: Duration,
 }
 
 /// One tenant's next request, while an order is made. Greatest first in the heap: everything is reversed.
@@ -200,6 +220,7 @@ impl Queue {
             waiting_share: 0.0,
             bound: bound.max(1e-3),
             slo,
+            short_until: Duration::ZERO,
         }
     }
 
@@ -314,6 +335,11 @@ impl Queue {
         (view.priority, if view.resumed { FIRST } else { micros(served()) })
     }
 
+    /// Blocks were evicted that a request waited for.
+    pub(crate) fn fall_short(&mut self, now: Duration) {
+        self.short_until = now.saturating_add(SHORT_FOR);
+    }
+
     /// The first `count` that wait, next first, as if each was served what it is estimated to take.
     pub(crate) fn order(&self, now: Duration, count: usize) -> Vec<u64> {
         let mut order = Vec::with_capacity(count.min(self.waiting.len()));
@@ -328,7 +354,7 @@ impl Queue {
 
     fn order_lane(&self, lane: &Lines, now: Duration, count: usize, order: &mut Vec<u64>) {
         // Late ones, and those in time, of each tenant; with what the tenant was served.
-        let split = self.slo.map_or(Duration::ZERO, |_| now);
+        let split = self.slo.filter(|_| now >= self.short_until).map_or(Duration::ZERO, |_| now);
         let mut tenants: Vec<_> = lane
             .first(split, count)
             .into_iter()
@@ -618,6 +644,32 @@ mod tests {
         let at = |seconds: f64| queue.order(Duration::from_secs_f64(seconds), 9);
         assert_eq!(at(98.5), [1, 3, 4, 2], "1 has starved, 3 and 4 are in time, 2 is late");
         assert_eq!(at(99.5), [1, 4, 2, 3]);
+    }
+
+    #[test]
+    fn nobody_passes_who_is_late_while_kv_is_short() {
+        let slo = Slo { ttft: Duration::from_secs(1), ttft_per_1k: Duration::ZERO, ..Slo::default() };
+        let mut queue = Queue::new(1e9, Some(slo));
+        for (request, since) in [(2, 97), (3, 98), (4, 99)] {
+            assert_eq!(queue.push(waiting(request, "a", 0, false, 0.1, since), 9), Ok(()));
+        }
+        let at = |queue: &Queue, seconds: f64| queue.order(Duration::from_secs_f64(seconds), 9);
+        assert_eq!(at(&queue, 98.5), [3, 4, 2]);
+        queue.fall_short(Duration::from_secs(98));
+        assert_eq!(at(&queue, 98.5), [2, 3, 4]);
+        assert_eq!(at(&queue, 129.0), [2, 3, 4], "all have starved");
+        let mut one = waiting(5, "a", 0, false, 0.1, 128);
+        one.found = vec![(WorkerId(0), Found { device: 80_000, ..Found::default() })];
+        one.note_found();
+        assert!(!std::mem::take(&mut one.has_lost));
+        one.found = vec![(WorkerId(0), Found { device: 70_000, ..Found::default() })];
+        one.note_found();
+        assert!(!std::mem::take(&mut one.has_lost), "the end of a chain is evicted all the time");
+        one.found = vec![(WorkerId(0), Found { device: 10_000, ..Found::default() })];
+        one.note_found();
+        assert!(std::mem::take(&mut one.has_lost));
+        one.note_found();
+        assert!(!one.has_lost, "it is told once");
     }
 
     #[test]
