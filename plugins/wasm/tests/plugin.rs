@@ -202,6 +202,19 @@ fn a_plugin_may_refuse_its_settings() {
 }
 
 #[test]
+fn a_kit_that_has_no_settings_reads_none() {
+    // As AssemblyScript's kit asks: with the size of the settings where the place for the size belongs.
+    let text = r#"(func (export "proxy_on_configure") (param $root i32) (param $size i32) (result i32)
+        (i32.store (i32.const 0) (i32.const 77))
+        (drop (call $proxy_get_buffer_bytes
+            (i32.const 7) (i32.const 0) (local.get $size) (i32.const 16) (local.get $size)))
+        (i32.and
+            (i32.ne (i32.load (i32.const 16)) (i32.const 0))
+            (i32.eq (i32.load (i32.const 0)) (i32.const 77))))"#;
+    built(&module(text), json!({}));
+}
+
+#[test]
 fn a_module_can_be_pinned() {
     let sum: String = Sha256::digest(SDK).iter().map(|byte| format!("{byte:02X}")).collect();
     built(SDK, json!({ "sha256": sum }));

@@ -79,12 +79,20 @@ impl<'a, 'b> Guest<'a, 'b> {
     }
 
     /// Hands bytes over in memory that the plugin's own allocator gives, and says where they are and how many.
-    /// No bytes need no memory: then the pointer is 0.
+    /// No bytes need no memory: then the pointer is 0. But the AssemblyScript kit, where it has no settings, passes their size for the
+    /// place of the size: nothing is written at address 0, and it is given an empty block, which it reads whatever size it remembers.
     pub(super) fn give(&mut self, bytes: &[u8], pointer_out: u32, size_out: u32) -> Answer {
         let size = u32::try_from(bytes.len()).map_err(|_| Status::InternalFailure)?;
         // Before anything is allocated, so that a wrong place to write to leaks nothing.
         self.checked(pointer_out, 4)?;
         self.checked(size_out, 4)?;
+        if size == 0 && size_out == 0 {
+            let pointer = match self.allocate(0) {
+                Err(Fail::Told(_)) => 0,
+                pointer => pointer?,
+            };
+            return self.write_word(pointer_out, pointer);
+        }
         let pointer = if size == 0 { 0 } else { self.allocate(size)? };
         self.write(pointer, bytes)?;
         self.write_word(pointer_out, pointer)?;
