@@ -278,6 +278,24 @@ def test_logit_bias_forbids_and_forces(gateway, client, model):
     assert not banned.choices[0].message.content.startswith("Hello")
 
 
+def test_named_tokens_have_their_log_probabilities(gateway, client, model):
+    ids = [7, 4000, 12]
+    ask = {"model": model, "max_tokens": 4, "temperature": 0, "extra_body": {"return_tokens_as_token_ids": True}}
+    ask["extra_body"]["logprob_token_ids"] = ids
+    chat = client.chat.completions.create(**ask, messages=user("Hello"), logprobs=True, top_logprobs=2)
+    for token in chat.choices[0].logprobs.content:
+        assert [top.token for top in token.top_logprobs] == [f"token_id:{one}" for one in ids]
+        assert all(top.logprob <= token.logprob for top in token.top_logprobs), "the best was drawn"
+    whole = client.completions.create(**ask, prompt="Hello", logprobs=0)
+    told = whole.choices[0].logprobs
+    for token, top in zip(told.tokens, told.top_logprobs, strict=True):
+        assert set(top) == {token} | {f"token_id:{one}" for one in ids}
+    with pytest.raises(openai.BadRequestError) as error:
+        ask["extra_body"]["logprob_token_ids"] = [10**6]
+        client.completions.create(**ask, prompt="Hello", logprobs=0)
+    assert error.value.param == "logprob_token_ids[0]"
+
+
 def test_bad_words_are_not_said(client, model):
     ask = {"model": model, "messages": user("Hello"), "max_tokens": 12, "temperature": 0}
     free = client.chat.completions.create(**ask).choices[0].message.content

@@ -34,6 +34,7 @@ fn params() -> Params {
         prompt_logprobs: None,
         allowed_tokens: Vec::new(),
         bad_words: Vec::new(),
+        logprob_tokens: Vec::new(),
     }
 }
 
@@ -74,6 +75,6 @@ fn main() {
         };
         println!("{name:24} {:>12?} {:>12?}", time(&peaked), time(&flat));
     }
-    let mut time = |row: &[f32]| median(|_| drop(black_box(sampler.logprobs(black_box(row), 7, 20))));
+    let mut time = |row: &[f32]| median(|_| drop(black_box(sampler.logprobs(black_box(row), 7, 20, &[]))));
     println!("{:24} {:>12?} {:>12?}", "logprobs, 20 best", time(&peaked), time(&flat));
 }

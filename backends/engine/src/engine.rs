@@ -702,7 +702,7 @@ fn draw(sampler: &mut Sampler, row: &[f32], order: Order, sequence: &Sequence, a
     if let Some(&token) = request.prompt.get(at + 1) {
         let wanted = sequence.collecting().is_some_and(|known| at + 1 >= known);
         if let Some(k) = request.params.prompt_logprobs.filter(|_| wanted) {
-            drawn.prompt = Some(sampler.logprobs(row, token, k)?);
+            drawn.prompt = Some(sampler.logprobs(row, token, k, &[])?);
         }
     } else if last && request.is_silent {
         let first = |&choice| Ok(FirstToken { choice, token: Some(next(sampler, row, sequence, choice)?) });
@@ -718,7 +718,7 @@ fn next(sampler: &mut Sampler, row: &[f32], sequence: &Sequence, choice: u32) ->
     let params = &sequence.request.params;
     let draw = Draw { seed: params.seed, choice, position: sequence.output.len() as u32, draw: 0 };
     let id = sampler.sample(row, params, sequence.history(), draw)?;
-    let logprobs = params.logprobs.map(|k| sampler.logprobs(row, id, k)).transpose()?;
+    let logprobs = params.logprobs.map(|k| sampler.logprobs(row, id, k, &params.logprob_tokens)).transpose()?;
     Ok(Token { id, logprobs })
 }
 

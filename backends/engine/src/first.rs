@@ -49,11 +49,12 @@ pub(crate) fn say(generate: &mut Generate, first: First, cached_tokens: u32, lim
 /// Whether a token is one that the sampling can give: what is passed on has been checked.
 fn fits(token: &Token, sampling: &Sampling, limits: &Limits) -> bool {
     let exists = |token: u32| (token as usize) < limits.vocab_size;
+    let told_max = i64::from(sampling.logprobs).max(sampling.logprob_tokens.len() as i64);
     let is_told = match &token.logprobs {
         None => sampling.logprobs < 0,
         Some(told) => {
             told.top_tokens.len() == told.top_logprobs.len()
-                && i64::from(sampling.logprobs) >= told.top_tokens.len() as i64
+                && told_max >= told.top_tokens.len() as i64
                 && told.top_tokens.iter().all(|token| exists(*token))
         }
     };

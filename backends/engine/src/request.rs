@@ -26,6 +26,8 @@ const STOP_TOKENS_MAX: usize = 1024;
 /// Bad words at most, and tokens of one.
 const BAD_WORDS_MAX: usize = 1024;
 const BAD_WORD_TOKENS_MAX: usize = 8192;
+/// Tokens at most whose log-probabilities are asked for by name.
+const LOGPROB_TOKENS_MAX: usize = 128;
 /// Bytes of salt at most.
 const SALT_BYTES_MAX: usize = 4096;
 
@@ -71,6 +73,8 @@ pub struct Params {
     pub allowed_tokens: Vec<u32>,
     /// Sequences that the output must not hold, none of them empty.
     pub bad_words: Vec<Vec<u32>>,
+    /// If not empty, the log-probabilities of these are told of each generated token instead of those of the best.
+    pub logprob_tokens: Vec<u32>,
 }
 
 impl Params {
@@ -93,6 +97,7 @@ impl Params {
             prompt_logprobs: None,
             allowed_tokens: Vec::new(),
             bad_words: Vec::new(),
+            logprob_tokens: Vec::new(),
         }
     }
 
@@ -295,12 +300,14 @@ fn params(sampling: Option<&Sampling>, limits: &Limits) -> Result<Params, Refusa
         ("stop_tokens", s.stop_tokens.len(), STOP_TOKENS_MAX),
         ("allowed_tokens", s.allowed_tokens.len(), limits.vocab_size),
         ("bad_words", s.bad_words.len(), BAD_WORDS_MAX),
+        ("logprob_tokens", s.logprob_tokens.len(), LOGPROB_TOKENS_MAX),
     ];
     for (field, len, max) in lengths {
         check(len <= max, || format!("{field} has {len} entries, limit {max}"))?;
     }
     tokens_exist("stop_tokens", &s.stop_tokens, limits)?;
     tokens_exist("allowed_tokens", &s.allowed_tokens, limits)?;
+    tokens_exist("logprob_tokens", &s.logprob_tokens, limits)?;
     for BadWord { tokens } in &s.bad_words {
         check((1..=BAD_WORD_TOKENS_MAX).contains(&tokens.len()), || {
             format!("bad_words: {} tokens, limit 1 to {BAD_WORD_TOKENS_MAX}", tokens.len())
@@ -328,6 +335,7 @@ fn params(sampling: Option<&Sampling>, limits: &Limits) -> Result<Params, Refusa
         prompt_logprobs: count("prompt_logprobs", s.prompt_logprobs)?,
         allowed_tokens: s.allowed_tokens.clone(),
         bad_words: s.bad_words.iter().map(|word| word.tokens.clone()).collect(),
+        logprob_tokens: s.logprob_tokens.clone(),
     })
 }
 
@@ -443,6 +451,8 @@ mod tests {
         check(InvalidRequest, "logit_bias", |_, s| s.logit_bias = vec![LogitBias::default(); 5000]);
         check(InvalidRequest, "stop_tokens", |_, s| s.stop_tokens = vec![100]);
         check(InvalidRequest, "allowed_tokens", |_, s| s.allowed_tokens = vec![u32::MAX]);
+        check(InvalidRequest, "logprob_tokens", |_, s| s.logprob_tokens = vec![u32::MAX]);
+        check(InvalidRequest, "logprob_tokens", |_, s| s.logprob_tokens = vec![1; LOGPROB_TOKENS_MAX + 1]);
         check(InvalidRequest, "bad_words", |_, s| s.bad_words = vec![BadWord::default()]);
         check(InvalidRequest, "bad_words", |_, s| s.bad_words = vec![BadWord { tokens: vec![1, u32::MAX] }]);
         check(InvalidRequest, "bad_words", |_, s| s.bad_words = vec![BadWord { tokens: vec![1] }; BAD_WORDS_MAX + 1]);

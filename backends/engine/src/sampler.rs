@@ -77,11 +77,11 @@ impl Sampler {
         Ok(draw_from(candidates, weights, draw.uniform()))
     }
 
-    /// Raw log-probability and rank of `token`, and the best `k`.
+    /// Raw log-probability and rank of `token`, and those of the tokens `named`, in their order; of the best `k` where none is named.
     ///
     /// # Errors
     /// [`BadLogits`] as for [`Self::sample`].
-    pub fn logprobs(&mut self, row: &[f32], token: u32, k: usize) -> Result<TokenLogprobs, BadLogits> {
+    pub fn logprobs(&mut self, row: &[f32], token: u32, k: usize, named: &[u32]) -> Result<TokenLogprobs, BadLogits> {
         let max = logits::max(row).ok_or(BadLogits::NotFinite)?;
         let log_sum = logits::sum_exp(row, max, 1.0).ln();
         let logprob = |value: f32| ((f64::from(value) - f64::from(max)) - log_sum) as f32;
@@ -90,7 +90,14 @@ impl Sampler {
         let rank = 1
             + before.iter().filter(|value| **value >= own).count()
             + after.iter().filter(|value| **value > own).count();
-        logits::top(row, k, &mut self.candidates);
+        if named.is_empty() {
+            logits::top(row, k, &mut self.candidates);
+        } else {
+            // A token that the model excludes has no finite log-probability: it is left out, as it is among the best.
+            let values = named.iter().map(|token| (row[*token as usize], *token));
+            self.candidates.clear();
+            self.candidates.extend(values.filter(|(value, _)| *value > f32::NEG_INFINITY));
+        }
         Ok(TokenLogprobs {
             logprob: logprob(own),
             top_tokens: self.candidates.iter().map(|(_, token)| *token).collect(),

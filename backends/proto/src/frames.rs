@@ -402,6 +402,9 @@ pub struct Sampling {
     /// Sequences of tokens that the output must not hold: the last token of one cannot be drawn behind the others.
     #[prost(message, repeated, tag = "16")]
     pub bad_words: Vec<BadWord>,
+    /// If not empty, and `logprobs` is not −1: beside each generated token come the log-probabilities of these, not of the best.
+    #[prost(uint32, repeated, tag = "17")]
+    pub logprob_tokens: Vec<u32>,
 }
 
 /// A sequence of tokens that is forbidden, not empty.

@@ -25,6 +25,8 @@ pub struct Bounds {
     pub stop_chars_max: usize,
     /// Stop token ids.
     pub stop_tokens_max: usize,
+    /// Tokens whose log-probabilities are asked for by name.
+    pub logprob_tokens_max: usize,
     /// Allowed token ids.
     pub allowed_tokens_max: usize,
     /// Entries of `logit_bias`.
@@ -73,6 +75,7 @@ impl Default for Bounds {
             stop_max: 16,
             stop_chars_max: 1_024,
             stop_tokens_max: 128,
+            logprob_tokens_max: 128,
             allowed_tokens_max: 16_384,
             logit_bias_max: 1_024,
             n_max: 128,

@@ -262,6 +262,8 @@ pub struct SamplingParams {
     pub allowed_token_ids: Vec<u32>,
     /// Words that the answer must not hold (vLLM's), none of them blank.
     pub bad_words: Vec<String>,
+    /// If not empty: the log-probabilities of these come beside each generated token, instead of those of the best.
+    pub logprob_token_ids: Vec<u32>,
 }
 
 /// Texts to be turned into vectors.

@@ -350,5 +350,6 @@ fn sampling(r: &mut Random) -> Sampling {
         // One allowed token: different prompts go on with equal blocks.
         allowed_tokens: (20..20 + r.pick(&[0, 0, 0, 0, 0, 0, 0, 1, 1, 20])).collect(),
         bad_words: Vec::new(),
+        logprob_tokens: Vec::new(),
     }
 }

@@ -35,11 +35,12 @@ prop_compose! {
         (logprobs, prompt_logprobs) in (list_size(), list_size()),
         logit_bias in vec((token(), float()).prop_map(|(token, bias)| LogitBias { token, bias }), 0..4),
         (stop_tokens, allowed_tokens) in (vec(token(), 0..4), vec(token(), 0..4)),
+        logprob_tokens in vec(token(), 0..3),
         bad_words in vec(vec(token(), 0..3).prop_map(|tokens| BadWord { tokens }), 0..3),
     ) -> Sampling {
         Sampling {
             temperature, top_k, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty, logit_bias, seed,
-            max_tokens, min_tokens, stop_tokens, logprobs, prompt_logprobs, allowed_tokens, bad_words,
+            max_tokens, min_tokens, stop_tokens, logprobs, prompt_logprobs, allowed_tokens, bad_words, logprob_tokens,
         }
     }
 }

@@ -26,6 +26,7 @@ fn plain() -> Params {
         prompt_logprobs: None,
         allowed_tokens: Vec::new(),
         bad_words: Vec::new(),
+        logprob_tokens: Vec::new(),
     }
 }
 
@@ -216,13 +217,27 @@ fn logprobs_are_raw_and_ranked() {
     let row = [0.0_f32, 2.0, 1.0, 2.0, -1.0];
     let total: f64 = row.iter().map(|v| f64::from(*v).exp()).sum();
     let want = |token: usize| (f64::from(row[token]) - total.ln()) as f32;
-    let got = Sampler::default().logprobs(&row, 2, 4).unwrap();
+    let got = Sampler::default().logprobs(&row, 2, 4, &[]).unwrap();
     assert_eq!((got.rank, got.top_tokens.as_slice()), (3, [1, 3, 2, 0].as_slice()));
     assert!((got.logprob - want(2)).abs() < 1e-6);
     for (token, logprob) in got.top_tokens.iter().zip(&got.top_logprobs) {
         assert!((logprob - want(*token as usize)).abs() < 1e-6);
     }
-    assert_eq!(Sampler::default().logprobs(&row, 3, 0).unwrap().rank, 2);
+    assert_eq!(Sampler::default().logprobs(&row, 3, 0, &[]).unwrap().rank, 2);
+}
+
+#[test]
+fn named_tokens_take_the_place_of_the_best() {
+    let row = [0.0, 1.0, f32::NEG_INFINITY, 3.0];
+    let mut sampler = Sampler::default();
+    let all = sampler.logprobs(&row, 3, 4, &[]).expect("finite");
+    let named = sampler.logprobs(&row, 3, 4, &[1, 2, 0]).expect("finite");
+    assert_eq!((named.logprob, named.rank), (all.logprob, all.rank));
+    assert_eq!(named.top_tokens, [1, 0], "in their order, without what the model excludes");
+    for (token, logprob) in named.top_tokens.iter().zip(&named.top_logprobs) {
+        let at = all.top_tokens.iter().position(|other| other == token).expect("among the best four");
+        assert_eq!(*logprob, all.top_logprobs[at]);
+    }
 }
 
 #[test]

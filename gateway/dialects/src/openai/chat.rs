@@ -163,6 +163,7 @@ impl Draft {
     }
 
     fn check_logprobs(&self) -> Result<(), Fault> {
+        self.common.check_logprob_ids(self.logprobs, "only allowed with \"logprobs\": true")?;
         match self.top_logprobs {
             Some(1..) if !self.logprobs => {
                 Err(Fault::invalid("only allowed with \"logprobs\": true")).within("top_logprobs")

@@ -97,6 +97,9 @@ impl Common {
                     return Err(Fault::invalid("must not be blank")).at(at);
                 }
             }
+            "logprob_token_ids" => {
+                sampling.logprob_token_ids = fields::token_ids(reader, bounds.logprob_tokens_max)?;
+            }
             "allowed_token_ids" => {
                 sampling.allowed_token_ids = fields::token_ids(reader, bounds.allowed_tokens_max)?;
                 if sampling.allowed_token_ids.is_empty() {
@@ -111,6 +114,14 @@ impl Common {
     /// Remembers a field that changes nothing, for the warning.
     pub(super) fn ignore(&mut self, name: &str, bounds: &Bounds) {
         ignore(&mut self.ignored, name, bounds);
+    }
+
+    /// Refuses log-probabilities of named tokens where none are asked for.
+    pub(super) fn check_logprob_ids(&self, is_asked: bool, rule: &'static str) -> Result<(), Fault> {
+        match self.sampling.logprob_token_ids.is_empty() || is_asked {
+            true => Ok(()),
+            false => Err(Fault::invalid(rule)).within("logprob_token_ids"),
+        }
     }
 
     /// Rules between shared fields, once the body is read.

@@ -80,6 +80,7 @@ impl Draft {
         }
         self.common.sampling.max_tokens = Some(max_tokens);
         self.common.check()?;
+        self.common.check_logprob_ids(self.logprobs.is_some(), "only allowed with \"logprobs\"")?;
         let stream = self.common.stream();
         let n = self.common.n.unwrap_or(1);
         let best_of = self.best_of.unwrap_or(n);

@@ -101,7 +101,6 @@ const FATES: &[(&str, Fate)] = &[
     ("logits_processors", Fate::Refused { unless: Neutral::Empty, why: "requests cannot bring code" }),
     ("custom_logit_processor", Fate::Refused { unless: Neutral::Never, why: "requests cannot bring code" }),
     ("truncation_side", Fate::Refused { unless: Neutral::Left, why: "truncate_prompt_tokens keeps the end of a prompt" }),
-    ("logprob_token_ids", Fate::Refused { unless: Neutral::Empty, why: "not built; use top_logprobs" }),
     ("thinking_token_budget", Fate::Refused { unless: Neutral::Never, why: "budgets for reasoning are not built" }),
     ("return_hidden_states", Fate::Refused { unless: Neutral::False, why: "hidden states are not returned" }),
     ("n_probs", Fate::Refused { unless: Neutral::Zero, why: "use logprobs" }),

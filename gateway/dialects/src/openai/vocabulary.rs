@@ -3,7 +3,7 @@
 use crate::error::ApiError;
 use crate::request::{Prompt, Request};
 
-/// Refuses token ids from `vocab_size` on in prompts, `logit_bias` and `allowed_token_ids`. (A stop token that does not exist is never
+/// Refuses token ids from `vocab_size` on in prompts, `logit_bias`, `allowed_token_ids` and `logprob_token_ids`. (A stop token that does not exist is never
 /// met: harmless, as in vLLM.)
 pub fn check_token_ids(request: &Request, vocab_size: u32) -> Result<(), ApiError> {
     let sampling = match request {
@@ -19,6 +19,7 @@ pub fn check_token_ids(request: &Request, vocab_size: u32) -> Result<(), ApiErro
         Request::Embed(_) | Request::Rerank(_) => return Ok(()),
     };
     check(sampling.allowed_token_ids.iter().copied(), vocab_size, |index| format!("allowed_token_ids[{index}]"))?;
+    check(sampling.logprob_token_ids.iter().copied(), vocab_size, |index| format!("logprob_token_ids[{index}]"))?;
     let biased = &sampling.logit_bias;
     check(biased.iter().map(|(id, _)| *id), vocab_size, |index| format!("logit_bias.{}", biased[index].0))
 }

@@ -368,6 +368,7 @@ fn engine_sampling(asked: &SamplingParams, model: &TextModel) -> Result<Sampling
         prompt_logprobs: -1,
         allowed_tokens: asked.allowed_token_ids.clone(),
         bad_words: bad_words(&asked.bad_words, model)?,
+        logprob_tokens: asked.logprob_token_ids.clone(),
     })
 }
 

@@ -250,7 +250,9 @@ impl Truth {
         let emitted: usize =
             self.choices.iter().filter(|choice| !choice.closed).map(|choice| choice.emitted.len()).sum();
         let sampling = &self.job.sampling;
-        let lists = sampling.allowed_tokens.len() + sampling.stop_tokens.len() + 2 * sampling.logit_bias.len();
+        let words: usize = sampling.bad_words.iter().map(|word| word.tokens.len() + 2).sum();
+        let ids = sampling.allowed_tokens.len() + sampling.stop_tokens.len() + sampling.logprob_tokens.len();
+        let lists = ids + words + 2 * sampling.logit_bias.len();
         5 * (self.job.prompt.len() + emitted) + 8 * lists + 32 * self.choices.len() + self.job.salt.len() + 1024
     }
 

@@ -53,6 +53,7 @@ fn check(chat: &ChatRequest) -> Result<(), ApiError> {
         (!sampling.allowed_token_ids.is_empty(), "allowed_token_ids", "rules by token id"),
         (!sampling.stop_token_ids.is_empty(), "stop_token_ids", "rules by token id"),
         (!sampling.bad_words.is_empty(), "bad_words", "words to leave out"),
+        (!sampling.logprob_token_ids.is_empty(), "logprob_token_ids", "log-probabilities by token id"),
         (sampling.min_tokens > 0, "min_tokens", "least lengths"),
         (sampling.ignore_eos, "ignore_eos", "least lengths"),
         (sampling.include_stop && !sampling.stop.is_empty(), "include_stop_str_in_output", "stop strings in the text"),

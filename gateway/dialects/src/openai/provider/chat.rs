@@ -113,9 +113,12 @@ pub(super) fn put_sampling(object: &mut Object<'_>, sampling: &SamplingParams) {
     object.optional_number("repetition_penalty", sampling.repetition_penalty);
     object.optional_integer("min_tokens", Some(sampling.min_tokens).filter(|tokens| *tokens > 0));
     object.flag("ignore_eos", sampling.ignore_eos);
-    for (name, ids) in
-        [("stop_token_ids", &sampling.stop_token_ids), ("allowed_token_ids", &sampling.allowed_token_ids)]
-    {
+    let lists = [
+        ("stop_token_ids", &sampling.stop_token_ids),
+        ("allowed_token_ids", &sampling.allowed_token_ids),
+        ("logprob_token_ids", &sampling.logprob_token_ids),
+    ];
+    for (name, ids) in lists {
         if !ids.is_empty() {
             write::integers(object.key(name), ids);
         }

@@ -60,6 +60,7 @@ fn refuse(chat: &ChatRequest) -> Result<(), ApiError> {
         ("stop", !sampling.stop.is_empty()),
         ("stop_token_ids", !sampling.stop_token_ids.is_empty()),
         ("bad_words", !sampling.bad_words.is_empty()),
+        ("logprob_token_ids", !sampling.logprob_token_ids.is_empty()),
         ("logit_bias", !sampling.logit_bias.is_empty()),
         ("presence_penalty", sampling.presence_penalty != 0.0),
         ("frequency_penalty", sampling.frequency_penalty != 0.0),

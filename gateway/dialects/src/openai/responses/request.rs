@@ -221,6 +221,11 @@ impl<'a> Draft<'a> {
                     return Err(Fault::of(ApiErrorKind::Unsupported, "not built for responses"));
                 }
             }
+            "logprob_token_ids" => {
+                if !fields::token_ids(reader, bounds.logprob_tokens_max)?.is_empty() {
+                    return Err(Fault::of(ApiErrorKind::Unsupported, "not built for responses"));
+                }
+            }
             "n" if fields::count(reader, 1..=1)? == 1 => {}
             "safety_identifier" => self.echo.safety_identifier = Some(fields::string(reader, 512)?),
             "prompt_cache_key" => self.echo.prompt_cache_key = Some(fields::string(reader, 1_024)?),
