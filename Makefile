@@ -49,13 +49,13 @@ e2e: ## The real binary, driven by the official SDKs
 	@$(TOOLS); need_build_tools; need_test_tools; need_stores; cargo build --locked -p penstock; run_e2e_tests $(E2E_ARGS)
 
 test-stores: ## The store's tests against real PostgreSQL and Redis servers alone (`unit` runs them too)
-	@$(TOOLS); need_build_tools; need_stores; cargo test --workspace --locked --test servers
+	@$(TOOLS); need_build_tools; need_stores; cargo test -p penstock-store --locked --features postgres,redis --test servers
 
 test-shared: ## One budget of two gateways on real PostgreSQL and Redis, with 1,000 streams (`e2e` takes 200)
 	@$(TOOLS); need_build_tools; need_test_tools; need_stores; cargo build --locked -p penstock; PENSTOCK_STREAMS=1000 run_e2e_tests -k test_shared_budget $(E2E_ARGS)
 
 test-faults: ## Every cell of the fault matrices, a pulled cable, a storm of a hundred faults (`unit` runs a choice of them)
-	@$(TOOLS); need_build_tools; PENSTOCK_FAULTS=full cargo test --workspace --locked --test matrix --test apart --test network --test storm -- --nocapture
+	@$(TOOLS); need_build_tools; PENSTOCK_FAULTS=full cargo test -p penstock-fleet-tests --locked --test all -- --nocapture matrix:: apart:: network:: storm::
 
 test-wasm: ## Plugins that are WebAssembly, with the feature that hosts them
 	@$(TOOLS); need_build_tools; need_test_tools; run_wasm_tests

@@ -39,7 +39,7 @@ pub trait Pages {
 /// Told after each layer of a step, when the KV of its rows is written: what prefill for another worker sends from.
 pub type AfterLayer<'a> = Option<&'a mut dyn FnMut(usize, &dyn Pages)>;
 
-/// Computes one step. Two implementations: a model on a device (`models/`), and the fake of `tests/sim`.
+/// Computes one step. Two implementations: a model on a device (`models/`), and the fake of `sim`.
 pub trait Forward: Send {
     /// Fixed sizes.
     fn geometry(&self) -> Geometry;

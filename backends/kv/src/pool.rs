@@ -11,7 +11,7 @@ use penstock_proto::BlockHash;
 use penstock_proto::frames::KvEvent;
 use std::collections::HashMap;
 
-/// Share of the pages that reused blocks may hold against others while idle; measured in `tests/hit_rate.rs`.
+/// Share of the pages that reused blocks may hold against others while idle; measured in `tests/all/hit_rate.rs`.
 const ACTIVE_SHARE: f64 = 0.25;
 
 /// The longest run of blocks of a prefix that can be read now.

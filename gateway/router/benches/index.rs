@@ -4,7 +4,7 @@
 //! worker or two. Every step is what the fleet does: look up, promise, stored in chunks of 16 blocks, release. Beside it, on the same
 //! chains in the same process, one hash map entry per block. One thread.
 
-#[path = "../tests/support/flat.rs"]
+#[path = "../tests/all/flat.rs"]
 mod flat;
 
 use flat::FlatIndex;

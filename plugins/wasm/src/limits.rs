@@ -27,7 +27,7 @@ impl Default for Limits {
             // SDKs with a runtime of their own make modules of up to 10 MB.
             module_bytes_max: 16 << 20,
             memory_bytes_max: 16 << 20,
-            // About 5 ms: a loop of additions takes 1.5 ms for ten million (`tests/cost.rs`), loads and calls more.
+            // About 5 ms: a loop of additions takes 1.5 ms for ten million (`tests/all/cost.rs`), loads and calls more.
             fuel: 30_000_000,
             instances: 2,
             streams_max: 4096,

@@ -4,8 +4,10 @@
 //! workspace's `Cargo.toml` instead.
 #![forbid(unsafe_code)]
 
+pub mod docs;
 pub mod graph;
 pub mod licence;
+pub mod modules;
 pub mod source;
 
 use std::path::{Path, PathBuf};

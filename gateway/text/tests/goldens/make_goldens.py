@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes what Hugging Face transformers renders for each template and each case, for tests/templates.rs to compare.
+"""Writes what Hugging Face transformers renders for each template and each case, for tests/all/templates.rs to compare.
 
     python3 -m venv .venv && .venv/bin/pip install transformers==5.23.0 jinja2==3.1.6
     .venv/bin/python make_goldens.py                              # templates/*.jinja and the demo model, beside this file
     .venv/bin/python make_goldens.py --templates DIR --out DIR    # any other templates, e.g. a copy of llama.cpp's
 
-The second form is for checking more templates than the project may carry: PENSTOCK_TEMPLATE_GOLDENS=DIR cargo test -p penstock-text --test templates
+The second form is for checking more templates than the project may carry: PENSTOCK_TEMPLATE_GOLDENS=DIR cargo test -p penstock-text --test all templates
 """
 
 import argparse

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes small tokenizers of the SentencePiece kind (Llama 2, Mistral, Gemma) and what Hugging Face makes of texts with them and
-with the demo model's, for tests/tokenizers.rs to compare.
+with the demo model's, for tests/all/tokenizers.rs to compare.
 
     .venv/bin/python make_tokenizers.py        # packages: see make_goldens.py
 

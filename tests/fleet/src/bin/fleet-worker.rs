@@ -1,4 +1,4 @@
-//! A real worker process over the fake model of `tests/sim`, or over the demo model, for tests that kill it.
+//! A real worker process over the fake model of `sim`, or over the demo model, for tests that kill it.
 #![forbid(unsafe_code)]
 
 use penstock_engine::checkpoint::Checkpoint;

@@ -8,7 +8,7 @@ const FLOORS: [&[&str]; 7] = [
     &["backends/machine", "backends/proto", "backends/shm", "gateway/dialects", "kernels"],
     &["backends/kv", "gateway/text", "plugins/api"],
     &["gateway/router", "gateway/govern", "backends/engine", "plugins/builtin", "plugins/wasm"],
-    &["gateway/store", "backends/link"],
+    &["gateway/store", "backends/link", "sim"],
     &["gateway/proxy", "backends/worker"],
     &["gateway/admin"],
     &["gateway/cli"],

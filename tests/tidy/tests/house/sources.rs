@@ -14,7 +14,7 @@ const LONG: [(&str, &str); 0] = [];
 const UNSAFE_HOMES: [&str; 2] = ["kernels/", "backends/shm/"];
 
 /// Folders below the processes: time is an argument there.
-const TIMELESS: [&str; 10] = [
+const TIMELESS: [&str; 11] = [
     "backends/proto/src",
     "backends/kv/src",
     "backends/engine/src",
@@ -25,6 +25,7 @@ const TIMELESS: [&str; 10] = [
     "plugins/api/src",
     "plugins/builtin/src",
     "plugins/wasm/src",
+    "sim/src",
 ];
 
 #[test]

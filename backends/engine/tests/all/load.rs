@@ -1,0 +1,130 @@
+//! Loading: limits, contexts, progress, numerics, and batches that a model refuses.
+
+use crate::common;
+
+use common::weights::Golden;
+use common::{load, load_with, reference};
+use penstock_engine::Forward;
+use penstock_engine::checkpoint::{Checkpoint, ModelConfig};
+use penstock_engine::models::{KvBudget, LoadError, Model, ModelLimits};
+use penstock_kernels::{KernelError, Limits, PAGE_TOKENS, Span, StepBatch};
+use serde_json::json;
+
+fn config(case: &str) -> ModelConfig {
+    Golden::named(case).checkpoint().config().clone()
+}
+
+fn try_load(checkpoint: &Checkpoint, kv: KvBudget, context_tokens: Option<usize>) -> Result<Model, LoadError> {
+    let limits = ModelLimits { context_tokens, kv, rows_max: 8, sampled_max: 8 };
+    Model::load(checkpoint, reference(Limits { rows_max: 8, sampled_max: 8 }), limits, &mut |_| {})
+}
+
+#[test]
+fn progress_counts_every_byte_once() {
+    let checkpoint = Golden::named("llama-llama3-bias").checkpoint();
+    let (mut done, mut tensors) = (0, Vec::new());
+    let limits = ModelLimits { context_tokens: None, kv: KvBudget::Pages(2), rows_max: 8, sampled_max: 8 };
+    let device = reference(Limits { rows_max: 8, sampled_max: 8 });
+    Model::load(&checkpoint, device, limits, &mut |progress| {
+        assert!(progress.bytes_done > done && progress.bytes_total == checkpoint.weights_bytes());
+        done = progress.bytes_done;
+        tensors.push(progress.tensor.to_owned());
+    })
+    .expect("loads");
+    assert_eq!(done, checkpoint.weights_bytes());
+    assert_eq!(
+        (tensors[0].as_str(), tensors.last().map(String::as_str)),
+        ("model.embed_tokens.weight", Some("lm_head.weight"))
+    );
+}
+
+#[test]
+fn contexts_follow_the_scaling() {
+    let table = [
+        // (case, asked, served): the stated length, stretched where the scaling allows it
+        ("llama-plain", None, 1024),
+        ("llama-plain", Some(100), 100),
+        ("llama-plain", Some(1_000_000), 1024),
+        ("llama-llama3-bias", Some(1_000_000), 1024),
+        ("llama-linear-tied", None, 1024),
+        ("llama-linear-tied", Some(1_000_000), 2560),
+        ("llama-dynamic", None, 64),
+        ("llama-dynamic", Some(1_000_000), 128),
+        ("mistral-yarn", None, 256),
+        ("qwen3-yarn-mscale", None, 160),
+        ("qwen2-upper-windows", None, 1024),
+    ];
+    for (case, asked, served) in table {
+        assert_eq!(Model::context_tokens(&config(case), asked), served, "{case} {asked:?}");
+    }
+}
+
+#[test]
+fn the_cache_bounds_pages_and_context() {
+    let checkpoint = Golden::named("llama-plain").checkpoint();
+    // 3 layers, keys and values, 2 heads, 32 tokens, 16 values of 2 bytes.
+    let page = Model::page_bytes(checkpoint.config());
+    assert_eq!(page, 3 * 2 * 2 * 32 * 16 * 2);
+    let model = try_load(&checkpoint, KvBudget::Bytes(5 * page + page / 2), None).expect("loads");
+    assert_eq!((model.geometry().pages, model.geometry().context_tokens), (5, 5 * PAGE_TOKENS));
+    for kv in [KvBudget::Pages(0), KvBudget::Bytes(page - 1), KvBudget::Pages(usize::MAX)] {
+        let error = try_load(&checkpoint, kv, None).err().expect("refused").to_string();
+        assert!(error.contains("one page of 32 tokens takes 12288 bytes"), "{error}");
+    }
+    let error = try_load(&checkpoint, KvBudget::Pages(1), Some(0)).err().expect("refused").to_string();
+    assert!(error.contains("0 tokens"), "{error}");
+    // More than the address space holds.
+    let wide = Golden::named("qwen3-yarn-mscale").checkpoint();
+    let error = try_load(&wide, KvBudget::Pages(u32::MAX as usize), None).err().expect("refused").to_string();
+    assert!(error.contains("KV cache") && error.contains("not available"), "{error}");
+}
+
+#[test]
+fn a_context_from_a_stranger_allocates_no_table() {
+    let mut golden = Golden::tiny(1);
+    golden.config["max_position_embeddings"] = json!(1 << 27);
+    let model = load(&golden.checkpoint(), &reference, 2, 8);
+    assert_eq!(model.geometry().context_tokens, 64);
+}
+
+#[test]
+fn numerics_name_what_changes_bits() {
+    let numerics =
+        |case, context| load_with(&Golden::named(case).checkpoint(), &reference, 8, 8, context).geometry().numerics;
+    assert_eq!(numerics("llama-plain", Some(64)), numerics("llama-plain", Some(128)));
+    assert_ne!(numerics("llama-dynamic", Some(64)), numerics("llama-dynamic", Some(128)));
+    assert!(numerics("llama-linear-tied", None).ends_with("/f16"));
+}
+
+#[test]
+fn hashes_tell_models_apart() {
+    let golden = Golden::named("qwen3-mixed-windows");
+    let hash = golden.checkpoint().model_hash();
+    let shards = |shards| Golden { shards, ..Golden::named("qwen3-mixed-windows") }.checkpoint().model_hash();
+    assert_eq!((shards(1), shards(4), shards(2)), (hash, hash, hash));
+    assert_ne!(Golden { seed: golden.seed + 1, ..golden }.checkpoint().model_hash(), hash);
+}
+
+#[test]
+fn bad_batches_are_errors() {
+    let mut model = load(&Golden::named("llama-plain").checkpoint(), &reference, 4, 8);
+    let run = |model: &mut Model, tokens: &[u32], context, block_table: &[u32], sampled: &[usize]| {
+        let spans = [Span { rows: 0..tokens.len(), context, block_table }];
+        let batch = StepBatch { tokens, spans: &spans, sampled };
+        model.forward(&batch, None).map(<[f32]>::len)
+    };
+    assert_eq!(run(&mut model, &[1, 2, 3], 3, &[0], &[2]).expect("runs"), 203);
+    assert_eq!(run(&mut model, &[1, 2, 3], 3, &[0], &[]).expect("a chunk without samples"), 0);
+    for (tokens, context, table, sampled) in [
+        (&[203][..], 1, &[0][..], &[0][..]), // a token outside of the vocabulary
+        (&[1], 1, &[4], &[0]),               // a page that does not exist
+        (&[1], 33, &[0], &[0]),              // too few pages
+        (&[1], 129, &[0, 1, 2, 3, 3], &[0]), // beyond the context
+        (&[1], 1, &[0], &[1]),               // a sample of no row
+        (&[1; 9], 9, &[0], &[0]),            // too many rows
+        (&[1, 1], 1, &[0], &[0]),            // more rows than context
+    ] {
+        let refused = run(&mut model, tokens, context, table, sampled);
+        assert!(matches!(refused, Err(KernelError::Batch { .. })), "{tokens:?} {context} {table:?}: {refused:?}");
+    }
+}

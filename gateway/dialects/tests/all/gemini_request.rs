@@ -1,0 +1,348 @@
+//! Gemini bodies in: what becomes of them, and what is refused with which parameter.
+
+use crate::common;
+
+use common::check_golden;
+use penstock_dialects::gemini::{Framing, count, embed, generate};
+use penstock_dialects::request::{ImageSource, Part};
+use penstock_dialects::{
+    Bounds, ChatRequest, EmbedRequest, ReasoningEffort, Request, ResponseFormat, Role, ToolChoice,
+};
+
+fn decoded(body: &str) -> ChatRequest {
+    let decoded = generate("models/m", Framing::Whole, body.as_bytes(), &Bounds::default());
+    match decoded.unwrap_or_else(|error| panic!("{error}: {body}")).request {
+        Request::Chat(chat) => *chat,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A good request with more fields.
+fn with(fields: &str) -> ChatRequest {
+    decoded(&format!(r#"{{"contents":[{{"parts":[{{"text":"hi"}}]}}],{fields}}}"#))
+}
+
+/// A good request with more fields in its configuration.
+fn configured(fields: &str) -> ChatRequest {
+    with(&format!(r#""generationConfig":{{{fields}}}"#))
+}
+
+#[track_caller]
+fn refused(body: &str, param: &str, says: &str) {
+    let error = generate("m", Framing::Whole, body.as_bytes(), &Bounds::default()).err().expect(body);
+    assert_eq!(error.param.as_deref().unwrap_or_default(), param, "{body}");
+    assert!(error.message.contains(says), "{}: {body}", error.message);
+}
+
+/// A good request but for these fields.
+#[track_caller]
+fn refused_with(fields: &str, param: &str, says: &str) {
+    refused(&format!(r#"{{"contents":[{{"parts":[{{"text":"hi"}}]}}],{fields}}}"#), param, says);
+}
+
+#[track_caller]
+fn refused_parts(role: &str, parts: &str, param: &str, says: &str) {
+    refused(&format!(r#"{{"contents":[{{"role":"{role}","parts":[{parts}]}}]}}"#), param, says);
+}
+
+#[test]
+fn the_smallest_request() {
+    check_golden(
+        "gemini_smallest.request",
+        &format!("{:#?}\n", decoded(r#"{"contents":{"parts":{"text":"Hello!"}}}"#)),
+    );
+}
+
+#[test]
+fn every_field_that_is_honoured() {
+    let body = r#"{
+      "model": "models/other", "systemInstruction": {"role": "system", "parts": [{"text": "Be "}, {"text": "brief."}]},
+      "safety_settings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}], "labels": {"a": "b"},
+      "store": true, "shiny": 1, "contents": [
+        {"role": "user", "parts": [{"text": "Weather in "}, {"inlineData": {"mimeType": "image/png", "data": "_-8"}},
+          {"text": "and here?"}, {"fileData": {"fileUri": "https://x/y.png", "mime_type": "image/png"}, "videoMetadata": {}}]},
+        {"role": "model", "parts": [{"text": "Ask ", "thought": true}, {"text": "it.", "thought": true, "thoughtSignature": "AAAA"},
+          {"functionCall": {"name": "weather", "args": {"city": "Gießen"}}, "thought_signature": "BBBB"},
+          {"function_call": {"id": "c7", "name": "weather"}}]},
+        {"role": "function", "parts": [{"functionResponse": {"name": "weather", "response": {"output": "rain"}}},
+          {"functionResponse": {"id": "c7", "name": "weather", "response": {"error": {"code": 5}}}}, {"text": "Well?"}]}],
+      "tools": [{"functionDeclarations": [{"name": "weather", "description": "say", "parameters": {"type": "OBJECT",
+          "properties": {"city": {"type": "STRING", "nullable": true}}, "required": ["city"]}, "response": {"type": "STRING"}}]},
+        {"function_declarations": [{"name": "time", "parametersJsonSchema": {"type": "object", "additionalProperties": false}}]}],
+      "toolConfig": {"functionCallingConfig": {"mode": "ANY"}},
+      "generationConfig": {"temperature": 0.5, "topP": 0.9, "top_k": 40.0, "candidateCount": 2, "maxOutputTokens": 7,
+        "stopSequences": ["END"], "seed": -1, "presencePenalty": -1, "frequencyPenalty": 1, "responseMimeType": "application/json",
+        "responseSchema": {"type": "ARRAY", "items": {"type": "STRING"}}, "responseLogprobs": true, "logprobs": 5,
+        "thinkingConfig": {"includeThoughts": true, "thinkingLevel": "high"}, "responseModalities": ["TEXT"], "mediaResolution": "LOW"}
+    }"#;
+    check_golden("gemini_every_field.request", &format!("{:#?}\n", decoded(body)));
+}
+
+#[test]
+fn the_url_says_whether_it_is_a_stream() {
+    for framing in [Framing::Whole, Framing::Events, Framing::Array] {
+        let body = br#"{"contents":[{"parts":[{"text":"hi"}]}]}"#;
+        let decoded = generate("m", framing, body, &Bounds::default()).expect("good");
+        assert_eq!(decoded.request.stream(), framing != Framing::Whole);
+        assert_eq!((decoded.request.model(), decoded.form.choices()), ("m", 1));
+    }
+}
+
+#[test]
+fn calls_get_ids_and_answers_find_their_calls() {
+    let chat = decoded(
+        r#"{"contents":[{"role":"user","parts":[{"text":"go"}]},
+        {"role":"model","parts":[{"functionCall":{"name":"a"}},{"functionCall":{"name":"b"}},{"functionCall":{"name":"a"}}]},
+        {"role":"user","parts":[{"functionResponse":{"name":"a","response":{"x":1}}},{"text":"also"},
+          {"functionResponse":{"name":"a","response":{"x":2}}},{"functionResponse":{"name":"b","response":{}}}]},
+        {"role":"model","parts":[{"functionCall":{"name":"a"}}]},
+        {"role":"user","parts":[{"functionResponse":{"name":"a","response":{"output":""}}}]}]}"#,
+    );
+    let calls: Vec<&str> = chat.messages.iter().flat_map(|said| &said.tool_calls).map(|call| &*call.id).collect();
+    assert_eq!(calls, ["call_0", "call_1", "call_2", "call_3"]);
+    let told: Vec<_> =
+        chat.messages.iter().map(|said| (said.role, said.tool_call_id.as_deref(), said.content.as_deref())).collect();
+    assert_eq!(
+        told,
+        [
+            (Role::User, None, Some("go")),
+            (Role::Assistant, None, None),
+            (Role::Tool, Some("call_0"), Some(r#"{"x":1}"#)),
+            (Role::Tool, Some("call_2"), Some(r#"{"x":2}"#)),
+            (Role::Tool, Some("call_1"), Some("{}")),
+            (Role::User, None, Some("also")),
+            (Role::Assistant, None, None),
+            (Role::Tool, Some("call_3"), Some("")),
+        ]
+    );
+}
+
+#[test]
+fn what_a_function_returned_is_unwrapped() {
+    for (response, content, failed) in [
+        (r#"{"output":"rain"}"#, "rain", false),
+        (r#"{"result":{"a": 1}}"#, r#"{"a": 1}"#, false),
+        (r#"{"error":"no"}"#, "no", true),
+        (r#"{"result":1,"error":2}"#, r#"{"result":1,"error":2}"#, false),
+        (r#"{"other":1}"#, r#"{"other":1}"#, false),
+        ("{}", "{}", false),
+    ] {
+        let chat = decoded(&format!(
+            r#"{{"contents":[{{"role":"model","parts":[{{"functionCall":{{"name":"f"}}}}]}},
+            {{"parts":[{{"functionResponse":{{"name":"f","response":{response}}}}}]}}]}}"#
+        ));
+        let told = &chat.messages[1];
+        assert_eq!((told.content.as_deref(), told.tool_failed), (Some(content), failed), "{response}");
+    }
+}
+
+#[test]
+fn an_answer_may_hold_images() {
+    let chat = decoded(
+        r#"{"contents":[{"role":"model","parts":[{"functionCall":{"name":"a"}}]},{"role":"user","parts":[{"functionResponse":
+        {"name":"a","response":{"output":"see"},"parts":[{"inlineData":{"mimeType":"image/png","data":"AAAA"}}]}}]}]}"#,
+    );
+    let image = Part::Image {
+        source: ImageSource::Data { media_type: "image/png".into(), base64: "AAAA".into() },
+        detail: None,
+    };
+    assert_eq!(chat.messages[1].parts, [Part::Text("see".into()), image]);
+}
+
+#[test]
+fn tool_choice_is_a_mode_and_names() {
+    let tools = r#""tools":[{"functionDeclarations":[{"name":"a"},{"name":"b"},{"name":"c"}]}]"#;
+    let choice = |config: &str| {
+        let chat = with(&format!(r#"{tools},"toolConfig":{{"functionCallingConfig":{{{config}}}}}"#));
+        (chat.tool_choice, chat.tools.into_iter().map(|tool| (tool.name, tool.strict)).collect::<Vec<_>>())
+    };
+    let all = |strict| ["a", "b", "c"].map(|name| (name.to_owned(), strict)).to_vec();
+    assert_eq!(choice(r#""mode":"AUTO""#), (ToolChoice::Auto, all(false)));
+    assert_eq!(choice(""), (ToolChoice::Auto, all(false)));
+    assert_eq!(choice(r#""mode":"VALIDATED""#), (ToolChoice::Auto, all(true)));
+    assert_eq!(choice(r#""mode":"NONE""#), (ToolChoice::None, all(false)));
+    assert_eq!(choice(r#""mode":"any""#), (ToolChoice::Required, all(false)));
+    let one = vec![("b".to_owned(), false)];
+    assert_eq!(choice(r#""mode":"ANY","allowedFunctionNames":["b"]"#), (ToolChoice::Named("b".into()), one));
+    let (choice, left) = choice(r#""mode":"ANY","allowed_function_names":["c","a"]"#);
+    assert_eq!((choice, left.len()), (ToolChoice::Required, 2));
+    assert_eq!(with(r#""tools":[]"#).tool_choice, ToolChoice::None);
+}
+
+#[test]
+fn thinking_is_a_budget_or_a_level() {
+    let thinking = |config: &str| {
+        let chat = configured(&format!(r#""thinkingConfig":{{{config}}}"#));
+        (chat.reasoning_effort, chat.reasoning_tokens_max)
+    };
+    assert_eq!(thinking(""), (None, None));
+    assert_eq!(thinking(r#""thinkingBudget":-1"#), (None, None));
+    assert_eq!(thinking(r#""thinkingBudget":0"#), (Some(ReasoningEffort::None), Some(0)));
+    assert_eq!(thinking(r#""thinking_budget":1024"#), (None, Some(1024)));
+    assert_eq!(thinking(r#""thinkingLevel":"MINIMAL""#), (Some(ReasoningEffort::Minimal), None));
+    assert_eq!(thinking(r#""thinkingLevel":"THINKING_LEVEL_UNSPECIFIED""#), (None, None));
+}
+
+#[test]
+fn formats() {
+    assert_eq!(configured(r#""responseMimeType":"text/plain""#).response_format, ResponseFormat::Text);
+    assert_eq!(configured(r#""responseMimeType":"application/json""#).response_format, ResponseFormat::JsonObject);
+    let given = r#""responseMimeType":"application/json","responseJsonSchema":{"type":"object"}"#;
+    let ResponseFormat::JsonSchema { schema, strict, .. } = configured(given).response_format else {
+        panic!("no schema")
+    };
+    assert_eq!((schema.as_str(), strict), (r#"{"type":"object"}"#, true));
+}
+
+#[test]
+fn a_signature_may_stand_anywhere() {
+    let chat = decoded(
+        r#"{"contents":[{"role":"model","parts":[{"text":"a"},{"text":"","thoughtSignature":"_-8="}]},
+        {"role":"model","parts":[{"thoughtSignature":"AAAA"}]}]}"#,
+    );
+    assert_eq!(chat.messages[0].content.as_deref(), Some("a"));
+    assert_eq!(chat.messages[0].reasoning_signature.as_deref(), Some("gemini:/+8="));
+    assert_eq!(chat.messages[1].reasoning_signature.as_deref(), Some("gemini:AAAA"));
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    refused("[]", "", "object");
+    refused("{", "", "not valid JSON");
+    refused("{}", "contents", "required");
+    refused(r#"{"contents":[]}"#, "contents", "at least one");
+    refused(r#"{"contents":"hi"}"#, "contents", "an array");
+    refused(r#"{"contents":[{"parts":[{"text":1}]}]}"#, "contents[0].parts[0].text", "a string");
+    refused(r#"{"contents":[{"role":"assistant","parts":[]}]}"#, "contents[0].role", "user, model");
+    refused_with(r#""generationConfig":{},"generation_config":{}"#, "generationConfig", "given twice");
+    refused_with(r#""cachedContent":"cachedContents/x""#, "cachedContent", "not built");
+    refused_with(r#""tools":[{"googleSearch":{}}]"#, "tools[0].googleSearch", "functionDeclarations");
+    refused_with(
+        r#""tools":[{"functionDeclarations":[{"name":"a"},{"name":"a"}]}]"#,
+        "tools[0].functionDeclarations[1]",
+        "twice",
+    );
+    refused_with(
+        r#""tools":[{"functionDeclarations":[{"name":"a","parameters":{},"parametersJsonSchema":{}}]}]"#,
+        "tools[0].functionDeclarations[0].parametersJsonSchema",
+        "two forms",
+    );
+    refused_with(
+        r#""toolConfig":{"functionCallingConfig":{"mode":"ANY"}}"#,
+        "toolConfig.functionCallingConfig.mode",
+        "functions",
+    );
+    let allowed = "toolConfig.functionCallingConfig.allowedFunctionNames";
+    refused_with(
+        r#""toolConfig":{"functionCallingConfig":{"mode":"ANY","allowedFunctionNames":["x"]}}"#,
+        allowed,
+        "no function",
+    );
+    refused_with(r#""toolConfig":{"functionCallingConfig":{"allowedFunctionNames":["x"]}}"#, allowed, "mode ANY");
+    for (fields, param, says) in [
+        (r#""temperature":3"#, "temperature", "at most 2"),
+        (r#""topP":0"#, "topP", "above 0"),
+        (r#""maxOutputTokens":0"#, "maxOutputTokens", "1 to"),
+        (r#""candidateCount":1000"#, "candidateCount", "1 to"),
+        (r#""responseSchema":{}"#, "responseSchema", "application/json"),
+        (r#""responseMimeType":"text/x.enum""#, "responseMimeType", "is not"),
+        (r#""logprobs":3"#, "logprobs", "responseLogprobs"),
+        (r#""responseModalities":["TEXT","IMAGE"]"#, "responseModalities[1]", "only TEXT"),
+        (r#""speechConfig":{}"#, "speechConfig", "only text"),
+        (r#""thinkingConfig":{"thinkingBudget":1,"thinkingLevel":"LOW"}"#, "thinkingConfig.thinkingBudget", "only one"),
+        (r#""thinkingConfig":{"thinkingLevel":"WILD"}"#, "thinkingConfig.thinkingLevel", "MINIMAL"),
+    ] {
+        refused_with(&format!(r#""generationConfig":{{{fields}}}"#), &format!("generationConfig.{param}"), says);
+    }
+    refused_parts("user", "{}", "contents[0].parts[0]", "must hold");
+    refused_parts(
+        "user",
+        r#"{"text":"a","inlineData":{"mimeType":"image/png","data":""}}"#,
+        "contents[0].parts[0]",
+        "one kind",
+    );
+    refused_parts(
+        "user",
+        r#"{"inlineData":{"mimeType":"audio/wav","data":""}}"#,
+        "contents[0].parts[0].inlineData.mimeType",
+        "is not",
+    );
+    refused_parts(
+        "user",
+        r#"{"inlineData":{"mimeType":"image/png","data":"*"}}"#,
+        "contents[0].parts[0].inlineData.data",
+        "base64",
+    );
+    refused_parts("user", r#"{"fileData":{"fileUri":"gs://x"}}"#, "contents[0].parts[0].fileData.fileUri", "");
+    refused_parts("user", r#"{"executableCode":{}}"#, "contents[0].parts[0].executableCode", "not built");
+    refused_parts("user", r#"{"functionCall":{"name":"a"}}"#, "contents[0].parts[0].functionCall", "the model");
+    refused_parts("user", r#"{"functionResponse":{"name":"a"}}"#, "contents[0].parts[0].functionResponse", "no call");
+    refused_parts("model", r#"{"inlineData":{"mimeType":"image/png","data":""}}"#, "contents[0].parts[0]", "the user");
+}
+
+#[test]
+fn bounds_hold() {
+    let small = Bounds { messages_max: 2, parts_max: 2, tools_max: 1, ..Bounds::default() };
+    let refused = |body: &str| generate("m", Framing::Whole, body.as_bytes(), &small).err().expect(body).kind;
+    for body in [
+        r#"{"contents":[{"parts":{"text":"a"}},{"parts":{"text":"a"}},{"parts":{"text":"a"}}]}"#,
+        r#"{"contents":[{"parts":[{"text":"a"},{"text":"a"},{"text":"a"}]}]}"#,
+        r#"{"contents":{"parts":{"text":"a"}},"tools":[{"functionDeclarations":[{"name":"a"},{"name":"b"}]}]}"#,
+    ] {
+        assert_eq!(refused(body), penstock_dialects::ApiErrorKind::TooLarge, "{body}");
+    }
+}
+
+#[test]
+fn counting_takes_contents_or_a_whole_request() {
+    let counted = |body: &str| {
+        count("m", body.as_bytes(), &Bounds::default()).map(|decoded| match decoded.request {
+            Request::Chat(chat) => chat.messages.len(),
+            other => panic!("{other:?}"),
+        })
+    };
+    let contents = r#""contents":[{"parts":[{"text":"hi"}]}]"#;
+    assert_eq!(counted(&format!("{{{contents}}}")), Ok(1));
+    let inner = format!(r#"{{"model":"models/m",{contents},"systemInstruction":{{"parts":[{{"text":"x"}}]}}}}"#);
+    assert_eq!(counted(&format!(r#"{{"generateContentRequest":{inner}}}"#)), Ok(2));
+    assert!(counted(&format!(r#"{{"generateContentRequest":{inner},{contents}}}"#)).is_err());
+    assert!(counted("{}").is_err());
+    // Only there.
+    refused(&format!(r#"{{"generateContentRequest":{inner}}}"#), "contents", "required");
+}
+
+fn embedded(batch: bool, body: &str) -> Result<EmbedRequest, (String, String)> {
+    match embed("models/m", batch, body.as_bytes(), &Bounds::default()) {
+        Ok(decoded) => match decoded.request {
+            Request::Embed(embed) => Ok(*embed),
+            other => panic!("{other:?}"),
+        },
+        Err(error) => Err((error.param.unwrap_or_default(), error.message)),
+    }
+}
+
+#[test]
+fn texts_to_embed() {
+    let one = embedded(
+        false,
+        r#"{"model":"models/m","content":{"parts":[{"text":"a"},{"text":"b"}]},"taskType":"X","outputDimensionality":8}"#,
+    );
+    check_golden("gemini_embed.request", &format!("{:#?}\n", one.expect("good")));
+    let two =
+        r#"{"requests":[{"model":"models/m","content":{"parts":{"text":"a"}}},{"content":{"parts":{"text":"b"}}}]}"#;
+    assert_eq!(embedded(true, two).expect("good").inputs.len(), 2);
+    for (batch, body, param) in [
+        (false, r#"{}"#, "content"),
+        (false, r#"{"content":{"parts":[{"functionCall":{"name":"a"}}]}}"#, "content.parts[0]"),
+        (false, r#"{"content":{"parts":{"text":"a"}},"title":"x"}"#, "title"),
+        (false, r#"{"content":{"parts":{"text":"a"}},"model":"models/n"}"#, "model"),
+        (true, r#"{"requests":[]}"#, "requests"),
+        (
+            true,
+            r#"{"requests":[{"content":{"parts":[]},"taskType":"A"},{"content":{"parts":[]}}]}"#,
+            "requests[1].taskType",
+        ),
+    ] {
+        assert_eq!(embedded(batch, body).expect_err(body).0, param, "{body}");
+    }
+}

@@ -1,0 +1,15 @@
+//! The gateway against clients that are malformed, slow, greedy or gone. One module per kind.
+#![forbid(unsafe_code)]
+
+mod access;
+mod answers;
+mod fallback;
+mod http1;
+mod http2;
+mod limits;
+mod pages;
+mod places;
+mod providers;
+mod slow;
+mod tokens;
+mod upgrade;
