@@ -1,4 +1,4 @@
-//! Breakers and balance, as requests feel them.
+//! Circuit breakers and load balancing, seen from requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
