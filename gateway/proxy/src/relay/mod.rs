@@ -145,7 +145,7 @@ impl Upstream for Relay {
         Err(failure.unwrap_or_else(|| Failure::internal("a model without targets")))
     }
 
-    /// None of its own: each target has its own feed.
+    /// No feed: each target has its own.
     fn feed(&self) -> Option<Arc<Feed>> {
         None
     }

@@ -142,7 +142,7 @@ impl Target {
         Self { id: id.into(), upstream, facts, hash: balance::hash(id.as_bytes()), state }
     }
 
-    /// The same target under a new config: health and requests in flight are carried over.
+    /// This target under a new config: health and requests in flight are carried over.
     pub(crate) fn carried(&self, upstream: Arc<dyn Upstream>, facts: Option<ModelFacts>) -> Self {
         Self { id: self.id.clone(), upstream, facts, hash: self.hash, state: self.state.clone() }
     }
