@@ -31,7 +31,7 @@ const LOAD_MOST: f64 = 3600.0;
 pub(super) enum Doubt {
     /// No doubt.
     None,
-    /// Bind nothing new to it; move its requests if another worker is ready.
+    /// Bind nothing new to the worker; move its requests if another worker is ready.
     Suspect,
     /// Close the session.
     GiveUp,

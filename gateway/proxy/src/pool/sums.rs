@@ -31,7 +31,7 @@ pub struct TransferSums {
     pub completed: u64,
     /// Transfers that broke off or were refused; the missing blocks were computed.
     pub failed: u64,
-    /// Transfers that were cancelled because nobody waited for them any more, or their pages were needed.
+    /// Transfers that were cancelled because no request waited for them any more, or their pages were needed.
     pub cancelled: u64,
     /// Blocks received and usable.
     pub blocks: u64,
