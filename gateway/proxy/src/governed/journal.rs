@@ -24,7 +24,7 @@ use tokio::time::{sleep, timeout};
 const GATHER: Duration = Duration::from_millis(100);
 /// Most entries that wait: ten seconds at ten thousand requests per second.
 const WAITING_MAX: usize = 100_000;
-/// Duration of failing writes after which the ledger counts as failing.
+/// Timeout of one write, and the time of failing writes after which the ledger counts as failing.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 /// Pause before a failed write is retried.
 const PAUSE: Duration = Duration::from_millis(500);
