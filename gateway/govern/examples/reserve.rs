@@ -1,5 +1,5 @@
-//! What a decision costs: reserve and settle against some claims, in a book of many subjects. `cargo run --release -p penstock-govern
-//! --example reserve`.
+//! Cost of a decision: reserve and settle a few claims in a book of many subjects. `cargo run --release -p
+//! penstock-govern --example reserve`.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use penstock_govern::{Book, Claim, Measure, Now, Span, Unit};
 const ROUNDS: u64 = 500_000;
 const SUBJECTS: usize = 10_000;
 
-/// Time that this thread has run, however busy the machine is.
+/// CPU time of this thread in nanoseconds, independent of other load on the machine.
 fn cpu_ns() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)

@@ -1,12 +1,13 @@
-//! The book of all counters: one decision over everything that a request would use up, taken whole or not at all.
+//! The book of all counters, and the one decision over everything that a request would use: taken whole or not at all.
 //!
-//! [`Book::reserve`] looks at every claim of a request first and counts them only when all fit: a request that is refused has used
-//! nothing. What it gives is a [`Hold`], which cannot be copied; [`Book::settle`] takes it back and puts what was really used in the
-//! place of what was reserved. So at any moment a counter holds what was used and what may yet be used, and is over its limit by no more
-//! than what answers have used beyond their reservations: nothing, where a reservation is an upper bound.
+//! [`Book::reserve`] checks every claim of a request first and counts them only if all fit: a refused request has used
+//! nothing. The result is a [`Hold`], which cannot be copied; [`Book::settle`] consumes it and replaces the reserved
+//! amounts by those really used. So at any moment a counter holds what was used and what may yet be used. It exceeds
+//! its limit by no more than answers have used beyond their reservations: by nothing, where reservations are upper
+//! bounds.
 //!
-//! Rules are not kept here: a claim brings its measure, so that a changed limit goes on with the counts that are there. Nothing is
-//! waited for, no clock is read; whoever shares a book between threads holds its lock for the time of a few look-ups.
+//! Rules are not kept here: a claim carries its measure, so that a changed limit continues with the present counts.
+//! Nothing blocks and no clock is read; a book shared between threads is locked for the time of a few look-ups.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,59 +18,59 @@ use crate::counter::{Counter, Mark};
 use crate::limit::{Measure, Span, Unit};
 use crate::time::Now;
 
-/// Counters of one limit; what comes on top shares one.
+/// Most counters of one limit; further subjects share one.
 const SUBJECTS_MAX: usize = 100_000;
-/// Who shares it.
+/// Subject of the shared counter.
 const OTHERS: &str = "*";
-/// A limit that was found full of counters in use is not searched again for this long.
+/// Time in ms before a limit full of counters in use is searched again for idle ones.
 const FULL_MS: u64 = 1000;
 
-/// What a request would use up of one measure.
+/// Amount of one measure that a request would use.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim<'a> {
     /// Id of the limit.
     pub limit: &'a Arc<str>,
-    /// Whose counter it is.
+    /// Subject whose counter is meant.
     pub subject: &'a str,
-    /// What is counted, and how much there may be.
+    /// Unit, span and bound.
     pub measure: Measure,
-    /// How much of it.
+    /// Amount to reserve.
     pub amount: u64,
-    /// For the caller to know it by when it settles.
+    /// Tag by which the caller recognises the claim at settlement.
     pub tag: u16,
 }
 
-/// Why nothing was reserved.
+/// Reason that nothing was reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied {
-    /// Index of the claim that stands in the way longest.
+    /// Index of the claim that blocks the request longest.
     pub claim: usize,
-    /// What was used up already.
+    /// Amount of its counter used already.
     pub used: u64,
-    /// Milliseconds until it can fit; `None`: when others end, or never.
+    /// Milliseconds until the claim can fit; `None`: when other requests end, or never.
     pub wait_ms: Option<u64>,
 }
 
-/// What a request has reserved. It ends in [`Book::settle`]; one that is only dropped stays counted.
+/// Handle of the amounts that a request has reserved, ended by [`Book::settle`]. A hold that is only dropped stays counted.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "what is held stays counted until it is settled"]
 pub struct Hold(u64);
 
 impl Hold {
-    /// Its number, for whoever settles it in another process.
+    /// Number of the hold, for settling it in another process.
     pub fn id(&self) -> u64 {
         self.0
     }
 }
 
-/// How a counter stands.
+/// Standing of a counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Used, what is reserved included.
+    /// Used amount, reservations included.
     pub used: u64,
-    /// Of this, reserved by requests that have not ended.
+    /// Part of `used` that is reserved by requests in progress.
     pub reserved: u64,
-    /// Milliseconds until all of it is over, if nothing more is used.
+    /// Milliseconds until the counter is back at zero, if nothing more is used.
     pub reset_ms: u64,
 }
 
@@ -105,16 +106,16 @@ struct Subjects {
     full_until_ms: u64,
 }
 
-/// All counters.
+/// Book of all counters.
 #[derive(Debug, Default)]
 pub struct Book {
     limits: HashMap<Arc<str>, Subjects>,
     cells: Vec<Option<Cell>>,
     free: Vec<u32>,
-    /// The cell that was looked for last: the claims of a request are mostly about one.
+    /// Index of the cell looked up last: the claims of a request mostly share one.
     last: u32,
     open: HashMap<u64, Vec<Taken>>,
-    /// Of these, those of another process.
+    /// Numbers of the open holds that another process made.
     adopted: Vec<u64>,
     next: u64,
 }
@@ -125,19 +126,19 @@ impl Book {
         Self::default()
     }
 
-    /// Reserves everything that is claimed, or nothing.
+    /// Reserves all claims, or nothing. Cost: two look-ups per claim.
     ///
     /// # Errors
-    /// Which claim does not fit, and when it could. Cost: two look-ups per claim.
+    /// The claim that does not fit, and when it could.
     pub fn reserve(&mut self, claims: &[Claim<'_>], now: Now) -> Result<Hold, Denied> {
         self.check(claims, now)?;
         Ok(self.take(claims, now))
     }
 
-    /// Whether everything that is claimed would fit; nothing is counted.
+    /// Whether all claims would fit; nothing is counted.
     ///
     /// # Errors
-    /// As [`Book::reserve`].
+    /// As for [`Book::reserve`].
     pub fn check(&mut self, claims: &[Claim<'_>], now: Now) -> Result<(), Denied> {
         let mut denied: Option<Denied> = None;
         for (at, claim) in claims.iter().enumerate() {
@@ -167,8 +168,8 @@ impl Book {
         Hold(id)
     }
 
-    /// Takes over a hold that another process has made after its book was exported: it has let the request in. It is settled like the
-    /// others of that process. One that is known is not taken again.
+    /// Adopts a hold that another process has made after its book was exported: its request is already admitted, so
+    /// nothing is checked. The hold is settled like that process's others. A known number is ignored.
     pub fn adopt(&mut self, id: u64, claims: &[Claim<'_>], now: Now) {
         if self.open.contains_key(&id) {
             return;
@@ -193,14 +194,14 @@ impl Book {
         self.open.insert(id, taken);
     }
 
-    /// Puts what was really used in the place of what was reserved; `spent` says it by the claim's tag and unit. `None`: nobody knows, it
-    /// counts as it was reserved.
+    /// Replaces the reserved amounts by those used. `spent` gives the used amount by the claim's tag and unit; `None`:
+    /// unknown, the reserved amount counts.
     #[expect(clippy::needless_pass_by_value, reason = "a hold ends here")]
     pub fn settle(&mut self, hold: Hold, now: Now, spent: impl FnMut(u16, Unit) -> Option<u64>) {
         self.settle_id(hold.0, now, spent);
     }
 
-    /// The same for a hold of another process, or by its number; whether it was open.
+    /// Settles a hold by its number, for one of another process. True if the hold was open.
     pub fn settle_id(&mut self, id: u64, now: Now, mut spent: impl FnMut(u16, Unit) -> Option<u64>) -> bool {
         let Some(taken) = self.open.remove(&id) else { return false };
         for one in taken {
@@ -216,20 +217,20 @@ impl Book {
         true
     }
 
-    /// Counts what was used at a time before this process: for counts that are kept elsewhere. Only spans of the calendar have such.
+    /// Adds a use from before this process, from records kept elsewhere. Only calendar spans have such records.
     pub fn restore(&mut self, claim: &Claim<'_>, now: Now) {
         let cell = self.cell(claim.limit, claim.subject, now);
         self.gauge(cell, claim.measure.unit, claim.measure.span, now).counter.add(claim.amount, now);
     }
 
-    /// How a counter stands; one that does not exist is untouched.
+    /// Standing of a counter; a counter that does not exist is not created.
     pub fn standing(&mut self, limit: &str, subject: &str, measure: Measure, now: Now) -> Standing {
         let Some(cell) = self.find(limit, subject) else { return Standing::default() };
         let gauge = self.gauge(cell, measure.unit, measure.span, now);
         Standing { used: gauge.counter.used(), reserved: gauge.reserved, reset_ms: gauge.counter.reset_ms(now) }
     }
 
-    /// Every counter of a limit that is in use, with its subject.
+    /// Standings of all counters of a limit that are in use, with their subjects.
     pub fn standings(&mut self, limit: &str, measure: Measure, now: Now, out: &mut dyn FnMut(&str, Standing)) {
         let cells: Vec<u32> =
             self.limits.get(limit).map(|subjects| subjects.cells.values().copied().collect()).unwrap_or_default();
@@ -246,22 +247,22 @@ impl Book {
         }
     }
 
-    /// Requests that hold something.
+    /// Number of open holds.
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// Counters that are kept.
+    /// Number of counters.
     pub fn len(&self) -> usize {
         self.cells.len() - self.free.len()
     }
 
-    /// Whether nothing is counted.
+    /// Whether the book has no counters.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Forgets the counters that say no more than new ones. Cost: O(counters).
+    /// Drops the counters that are back at zero and hold nothing. Cost: O(counters).
     pub fn sweep(&mut self, now: Now) {
         let limits: Vec<_> = self.limits.keys().cloned().collect();
         limits.iter().for_each(|limit| self.sweep_limit(limit, now));
@@ -287,7 +288,7 @@ impl Book {
         });
     }
 
-    /// The cell of a subject that has one.
+    /// Cell of a subject, if it has one.
     fn find(&mut self, limit: &str, subject: &str) -> Option<u32> {
         let last = self.cells.get(self.last as usize).and_then(Option::as_ref);
         if last.is_some_and(|cell| *cell.subject == *subject && *cell.limit == *limit) {
@@ -297,7 +298,7 @@ impl Book {
         Some(self.last)
     }
 
-    /// The cell of a subject, made where there is none.
+    /// Cell of a subject, created if it has none.
     fn cell(&mut self, limit: &Arc<str>, subject: &str, now: Now) -> u32 {
         if let Some(at) = self.find(limit, subject) {
             return at;
@@ -332,7 +333,7 @@ impl Book {
         at
     }
 
-    /// A counter of a cell that exists, as it stands now.
+    /// Counter of an existing cell, advanced to now.
     fn gauge(&mut self, cell: u32, unit: Unit, span: Span, now: Now) -> &mut Gauge {
         let cell = self.cells[cell as usize].as_mut().expect("cells with a number in `limits` exist");
         let at = match cell.gauges.iter().position(|gauge| (gauge.unit, gauge.span) == (unit, span)) {
@@ -348,7 +349,7 @@ impl Book {
     }
 }
 
-/// A book on its way to another process.
+/// Exported book, for another process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BookState {
     mono_ms: u64,
@@ -365,8 +366,8 @@ struct CellState {
 }
 
 impl Book {
-    /// Everything that is counted and held, for the process that goes on with it. Whoever gives it away counts no more itself: what it
-    /// holds is settled there, by its number.
+    /// Exports all counts and holds, for a process that continues with them. The exporting process must count no more
+    /// itself: its holds are settled there, by their numbers.
     pub fn export(&self, now: Now) -> BookState {
         let mut places = HashMap::new();
         let mut cells = Vec::new();
@@ -381,8 +382,8 @@ impl Book {
         BookState { mono_ms: now.mono_ms, cells, open, next: self.next }
     }
 
-    /// Goes on with what another process has counted, besides what is counted here. Its holds are settled by their numbers
-    /// ([`Book::settle_id`]), or all at once when it has ended ([`Book::end_adopted`]).
+    /// Imports another process's counts and adds the local ones. The imported holds are settled by number
+    /// ([`Book::settle_id`]), or all at once when that process has ended ([`Book::end_adopted`]).
     pub fn import(&mut self, state: BookState, now: Now) {
         let mut places = Vec::with_capacity(state.cells.len());
         for cell in state.cells {
@@ -417,7 +418,7 @@ impl Book {
         }
     }
 
-    /// The process whose holds were taken over has ended: what it has not settled counts as it was reserved.
+    /// Settles the adopted holds left by a process that has ended, with their reserved amounts.
     pub fn end_adopted(&mut self, now: Now) {
         for id in std::mem::take(&mut self.adopted) {
             self.settle_id(id, now, |_, _| None);
@@ -425,5 +426,5 @@ impl Book {
     }
 }
 
-/// The process that takes over numbers its holds this far behind the other's, which may go on for a while.
+/// Distance between the hold numbers of the two processes: the old one may go on numbering for a while.
 const HOLDS_APART: u64 = 1 << 40;

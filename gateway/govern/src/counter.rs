@@ -1,8 +1,8 @@
-//! Counters: over a window that slides, over a day or month of the calendar, or of what is there now.
+//! Counters of one measure: over a sliding window, over a calendar day or month, or of the present level.
 //!
-//! A window is cut into slices. What counts are the slices that the window touches, so what is in the window is never counted short;
-//! an amount stops to count at most one slice late (a sixtieth of a minute or hour, a twentieth of a second). Amounts belong to the
-//! moment at which they were reserved: settling corrects them there.
+//! A sliding window is cut into slices. All slices that the window touches count, so a use inside the window is never
+//! missed, and an amount expires at most one slice late (a sixtieth of a minute or hour, a twentieth of a second).
+//! Amounts belong to the moment of their reservation: settling corrects them there.
 
 use std::collections::VecDeque;
 
@@ -11,22 +11,22 @@ use serde::{Deserialize, Serialize};
 use crate::limit::Span;
 use crate::time::{Now, day, month};
 
-/// How much was used in a span.
+/// Used amount of one unit in one span.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Counter {
-    /// By slices: their index and amount, oldest first, none empty of meaning.
+    /// Slices of a sliding window: index and amount, oldest first.
     Sliding { span: Span, slices: VecDeque<(u64, u64)>, sum: u64 },
-    /// By day or month.
+    /// Sum of the present day or month.
     Calendar { span: Span, index: u64, sum: u64 },
-    /// What is there.
+    /// Present level.
     Level { sum: u64 },
 }
 
-/// When something was counted: slice, day or month.
+/// Index of the slice, day or month in which an amount was counted.
 pub(crate) type Mark = u64;
 
-/// Width of a slice in milliseconds, and slices of a span.
+/// Width of a slice in milliseconds, and number of slices in a span.
 fn cut(span: Span) -> (u64, u64) {
     match span {
         Span::Second => (50, 20),
@@ -44,7 +44,7 @@ impl Counter {
         }
     }
 
-    /// Lets go of what is over.
+    /// Drops slices and periods that are over.
     pub(crate) fn advance(&mut self, now: Now) {
         match self {
             Counter::Sliding { span, slices, sum } => {
@@ -65,14 +65,14 @@ impl Counter {
         }
     }
 
-    /// What counts, as of the last [`Counter::advance`].
+    /// Used amount, as of the last [`Counter::advance`].
     pub(crate) fn used(&self) -> u64 {
         match self {
             Counter::Sliding { sum, .. } | Counter::Calendar { sum, .. } | Counter::Level { sum } => *sum,
         }
     }
 
-    /// Counts `amount`; the caller has advanced.
+    /// Adds `amount`, after a call of [`Counter::advance`] by the caller.
     pub(crate) fn add(&mut self, amount: u64, now: Now) -> Mark {
         match self {
             Counter::Sliding { span, slices, sum } => {
@@ -100,8 +100,8 @@ impl Counter {
         }
     }
 
-    /// What was counted as `from` at `mark` was really `to`. Where that moment is over, what it was more than said counts now: it was
-    /// never seen.
+    /// Corrects an amount counted as `from` at `mark` to `to`. If that slice or period is over, an excess counts now,
+    /// since it was never counted.
     pub(crate) fn correct(&mut self, mark: Mark, from: u64, to: u64, now: Now) {
         self.advance(now);
         match self {
@@ -128,7 +128,7 @@ impl Counter {
         self.add(to.saturating_sub(from), now);
     }
 
-    /// Milliseconds until `need` more fit under `max`; `None`: when others end, or never.
+    /// Milliseconds until `need` more fit under `max`; `None`: when other requests end, or never.
     pub(crate) fn wait_ms(&self, need: u64, max: u64, now: Now) -> Option<u64> {
         if need > max {
             return None;
@@ -153,7 +153,7 @@ impl Counter {
         }
     }
 
-    /// Milliseconds until nothing counts any more, if nothing is added.
+    /// Milliseconds until the counter is at zero, if nothing is added.
     pub(crate) fn reset_ms(&self, now: Now) -> u64 {
         match self {
             Counter::Sliding { span, slices, .. } => {
@@ -165,7 +165,7 @@ impl Counter {
         }
     }
 
-    /// Whether it says no more than a new one; the caller has advanced.
+    /// Whether the counter is equivalent to a new one, after a call of [`Counter::advance`] by the caller.
     pub(crate) fn is_idle(&self, now: Now) -> bool {
         match self {
             Counter::Sliding { slices, .. } => slices.is_empty(),
@@ -174,7 +174,7 @@ impl Counter {
         }
     }
 
-    /// The same for a process whose clock that never jumps began elsewhere: `theirs` there is `ours` here.
+    /// Shifts the slices to the monotonic clock of another process: its time `theirs` is `ours` here.
     pub(crate) fn moved(&mut self, theirs: u64, ours: u64) {
         if let Counter::Sliding { span, slices, .. } = self {
             let width = cut(*span).0;
@@ -185,7 +185,7 @@ impl Counter {
         }
     }
 
-    /// The mark of an amount that was counted there.
+    /// Shifts the mark of an amount counted by the other process.
     pub(crate) fn moved_mark(&self, mark: Mark, theirs: u64, ours: u64) -> Mark {
         match self {
             Counter::Sliding { span, .. } => moved(mark, theirs / cut(*span).0, ours / cut(*span).0),
@@ -194,12 +194,12 @@ impl Counter {
     }
 }
 
-/// An index that was `theirs - index` ago.
+/// Index that lies as far before `ours` as `index` does before `theirs`.
 fn moved(index: u64, theirs: u64, ours: u64) -> u64 {
     ours.saturating_sub(theirs.saturating_sub(index))
 }
 
-/// Index of the day or month, and milliseconds to the next.
+/// Index of the day or month, and milliseconds until the next.
 fn period(span: Span, now: Now) -> (u64, u64) {
     if span == Span::Month { month(now.wall_ms) } else { day(now.wall_ms) }
 }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was counted within the span is counted; what is a slice older is not.
+        /// Uses within the span always count; uses older by a slice never do.
         #[test]
         fn a_window_is_never_short_and_at_most_a_slice_late(
             span in prop_oneof![Just(Span::Second), Just(Span::Minute), Just(Span::Hour)],

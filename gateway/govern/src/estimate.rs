@@ -1,27 +1,28 @@
-//! What a request will use, guessed before it is sent: low quantiles of bytes per token and high ones of output, learned per model.
+//! Estimates of a request's use before it is sent: a low percentile of bytes per token and a high one of output, learned per model.
 //!
-//! A reservation must seldom be too small. For texts a token never stands for less than a byte, so the guess begins at a token per byte
-//! and loosens as answers come in. A quantile is followed by steps: up a little when what was seen lies above it, down a lot when it
-//! lies below, in a proportion that balances where the wanted share lies below. It forgets, so that it follows what a model is used for.
+//! A reservation must seldom be too small. A token of text never stands for less than a byte, so the estimate begins at
+//! one token per byte and loosens as answers come in. A percentile is tracked by steps: a small one up for a value
+//! above it, a large one down for a value below, in the ratio that balances at the wanted share. Old values fade, so
+//! the estimate follows a change in the model's use.
 
 use serde::{Deserialize, Serialize};
 
-/// Share of requests that may need more than was guessed.
+/// Share of requests that may need more than the estimate.
 const MISSED: f64 = 0.02;
-/// First and last size of a step, in parts of the value.
+/// First and last step size, as a fraction of the value.
 const STEP: (f64, f64) = (0.5, 0.05);
-/// Bounds of bytes per token: images by URL need thousands of tokens for a few bytes; long runs of spaces the other way round.
+/// Bounds of bytes per token: an image by URL needs thousands of tokens for a few bytes, a long run of spaces the reverse.
 const BYTES_PER_TOKEN: (f64, f64) = (0.02, 12.0);
-/// Output of a request without a bound, before any was seen.
+/// Output tokens assumed for a request without a bound, before any answer.
 const OUTPUT_TOKENS: f64 = 1024.0;
-/// Bounds of output.
+/// Bounds of the output estimate, in tokens.
 const OUTPUT: (f64, f64) = (1.0, 1_000_000.0);
 
-/// A quantile of positive numbers that is followed as they come.
+/// Online percentile of positive numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Quantile {
     value: f64,
-    /// Share that lies below.
+    /// Share of values below the percentile.
     share: f64,
     step: f64,
 }
@@ -38,12 +39,12 @@ impl Quantile {
     }
 }
 
-/// What was learned of a model.
+/// Statistics learned of one model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Learned {
     bytes_per_token: Quantile,
     output: Quantile,
-    /// Mean of bytes per token, for what is counted without a count of the upstream.
+    /// Mean bytes per token, for prompts without a count from the upstream.
     mean: f64,
 }
 
@@ -58,12 +59,12 @@ impl Default for Learned {
 }
 
 impl Learned {
-    /// Prompt tokens that a body of that size seldom exceeds.
+    /// Prompt tokens that a body of this size seldom exceeds.
     pub fn prompt_tokens(&self, body_bytes: u64) -> u64 {
         (body_bytes as f64 / self.bytes_per_token.value).ceil() as u64
     }
 
-    /// Prompt tokens that a body of that size has on average.
+    /// Mean prompt tokens of a body of this size.
     pub fn prompt_tokens_mean(&self, body_bytes: u64) -> u64 {
         (body_bytes as f64 / self.mean).ceil() as u64
     }
@@ -73,7 +74,7 @@ impl Learned {
         self.output.value.ceil() as u64
     }
 
-    /// Learns from an answer whose usage the upstream has said.
+    /// Learns from an answer with usage reported by the upstream.
     pub fn see(&mut self, body_bytes: u64, prompt_tokens: u64, output_tokens: u64) {
         if prompt_tokens > 0 {
             let seen = (body_bytes as f64 / prompt_tokens as f64).clamp(BYTES_PER_TOKEN.0, BYTES_PER_TOKEN.1);
@@ -90,7 +91,7 @@ impl Learned {
 mod tests {
     use super::*;
 
-    /// Numbers from 0 to 1 in an order that looks like chance (Weyl).
+    /// Low-discrepancy numbers from 0 to 1 (Weyl sequence).
     fn draws(count: u32) -> impl Iterator<Item = f64> {
         (1..=count).map(|number| (f64::from(number) * 0.618_033_988_749_895).fract())
     }

@@ -1,11 +1,11 @@
-//! Who may do what, and how much: scopes, limits, reservations.
+//! Permissions and their bounds: scopes, limits, reservations.
 //!
-//! Arithmetic and state machines; time is an argument, nothing here waits or does I/O. Whoever reserves before a request is dispatched
-//! and settles after it ended needs no trust in what lies between.
+//! Arithmetic and state machines; time is an argument, nothing blocks or does I/O. A caller that reserves before a
+//! request is dispatched and settles after its end needs no trust in the code between.
 //!
-//! - [`Limit`]: what a rule says; [`Measure`]: so much of a unit in a span.
-//! - [`Book`]: all counters, and the one decision over everything that a request would use up.
-//! - [`Calendar`]: days and months by a clock that is not trusted; [`Learned`]: how much a request will use.
+//! - [`Limit`]: the configured rule; [`Measure`]: a bound on a unit in a span.
+//! - [`Book`]: all counters, and the one decision over everything that a request would use.
+//! - [`Calendar`]: days and months by a wall clock that is not trusted; [`Learned`]: estimate of a request's use.
 #![forbid(unsafe_code)]
 
 mod book;

@@ -1,15 +1,15 @@
-//! What a limit says: measures, whom each counter belongs to, and what it does with requests that name no bound of their own.
+//! Configured limits: measures, the subject of each counter, and the treatment of requests without a bound of their own.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// What is counted.
+/// Unit of a measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Requests that were let in.
+    /// Admitted requests.
     Requests,
     /// Prompt and output tokens.
     Tokens,
@@ -17,38 +17,38 @@ pub enum Unit {
     InputTokens,
     /// Output tokens.
     OutputTokens,
-    /// Billionths of a dollar.
+    /// Billionths of a dollar (nano-dollars).
     NanoUsd,
-    /// Requests at once.
+    /// Requests in flight.
     InFlight,
 }
 
-/// In which time it is counted.
+/// Time span of a measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Span {
-    /// What is there at this moment.
+    /// The present level.
     Now,
-    /// Any second.
+    /// Sliding window of a second.
     Second,
-    /// Any minute.
+    /// Sliding window of a minute.
     Minute,
-    /// Any hour.
+    /// Sliding window of an hour.
     Hour,
-    /// A day of the calendar, UTC.
+    /// Calendar day, UTC.
     Day,
-    /// A month of the calendar, UTC.
+    /// Calendar month, UTC.
     Month,
 }
 
-/// So much of a unit in a span.
+/// Bound on a unit in a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Measure {
-    /// What is counted.
+    /// Unit that is counted.
     pub unit: Unit,
-    /// In which time.
+    /// Span in which it is counted.
     pub span: Span,
-    /// How much of it there may be.
+    /// Largest amount.
     pub max: u64,
 }
 
@@ -60,12 +60,12 @@ impl Measure {
 }
 
 impl Unit {
-    /// Whether how much of it a request uses is known when it has ended.
+    /// Whether a request's amount of the unit is known only at its end.
     pub fn is_metered(self) -> bool {
         !matches!(self, Unit::Requests | Unit::InFlight)
     }
 
-    /// An amount in words: `7 tokens`, `0.25 USD`.
+    /// An amount as text: `7 tokens`, `0.25 USD`.
     pub fn shown(self, amount: u64) -> String {
         match self {
             Unit::NanoUsd => format!("{} USD", usd(amount)),
@@ -77,17 +77,17 @@ impl Unit {
     }
 }
 
-/// Billionths of a dollar as dollars, without zeros at the end.
+/// Nano-dollars as dollars, without trailing zeros.
 pub fn usd(nano: u64) -> String {
     let text = format!("{}.{:09}", nano / NANO, nano % NANO);
     let text = text.trim_end_matches('0').trim_end_matches('.');
     text.to_owned()
 }
 
-/// Parts of a dollar.
+/// Nano-dollars per dollar.
 pub const NANO: u64 = 1_000_000_000;
 
-/// Every measure that a limit can have, by the key that says it.
+/// All measures that a limit can have, with their config keys.
 #[rustfmt::skip]
 pub const NAMES: &[(Unit, Span, &str)] = &[
     (Unit::Requests, Span::Second, "requests_per_second"),
@@ -114,31 +114,31 @@ pub const NAMES: &[(Unit, Span, &str)] = &[
     (Unit::InFlight, Span::Now, "in_flight"),
 ];
 
-/// What has a counter of its own.
+/// Kind of subject that has a counter of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum By {
-    /// Each key; requests without one by their address.
+    /// Key of the client; for requests without one, their address.
     Key,
-    /// Each team.
+    /// Team of the key.
     Team,
-    /// Each user.
+    /// User of the key.
     User,
-    /// Each model.
+    /// Requested model.
     Model,
-    /// Each provider.
+    /// Provider that answers.
     Provider,
-    /// Each address; of IPv6 each /64.
+    /// Address of the client; of IPv6 its /64.
     Address,
-    /// Everything together.
+    /// One counter for all requests.
     All,
 }
 
 impl By {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [By; 7] = [By::Key, By::Team, By::User, By::Model, By::Provider, By::Address, By::All];
 
-    /// As it is written.
+    /// Name in the config.
     pub fn name(self) -> &'static str {
         match self {
             By::Key => "key",
@@ -158,11 +158,11 @@ impl fmt::Display for By {
     }
 }
 
-/// Whom a limit is for.
+/// Requests that a limit applies to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum For {
-    /// Who names it.
+    /// Requests whose key or team names the limit.
     #[default]
     Named,
     /// Every request.
@@ -171,77 +171,79 @@ pub enum For {
     Anonymous,
 }
 
-/// What happens to requests while the store that several gateways share does not answer.
+/// Behaviour of a limit while the store that gateways share does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnStoreFailure {
-    /// They are let in, counted by this gateway alone.
+    /// Requests are admitted, counted by this gateway alone.
     #[default]
     Open,
-    /// They are refused.
+    /// Requests are refused.
     Closed,
 }
 
-/// How much is reserved for what is not known before the answer.
+/// Amount reserved for a use that is unknown before the answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reserve {
-    /// What nearly all requests to the model have needed.
+    /// Likely use: an amount that nearly all requests to the model have stayed below.
     #[default]
     Likely,
-    /// What no request in text can exceed: a token for every byte, every attempt that may bill.
+    /// Upper bound for text: a token per byte of the prompt, every attempt that may bill.
     Most,
 }
 
-/// What happens to requests whose tokens or cost nobody can know, under a limit that counts them: a model without a price, audio, images.
+/// Behaviour towards requests whose tokens or cost cannot be known (a model without a price, audio, images), under a
+/// limit that counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unmetered {
-    /// They are refused: else the limit could be walked around.
+    /// Refused, or the limit could be bypassed.
     #[default]
     Refuse,
-    /// They are let in, and count as nothing.
+    /// Admitted, counted as nothing.
     Allow,
 }
 
-/// A limit.
+/// Configured limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Its name.
+    /// Name of the limit.
     pub id: Arc<str>,
-    /// What it measures; at least one, each unit and span once.
+    /// Measures of the limit: at least one, each unit and span once.
     pub measures: Vec<Measure>,
-    /// What has a counter of its own.
+    /// Kind of subject that has a counter of its own.
     pub by: By,
-    /// Whom it is for.
+    /// Requests that the limit applies to.
     pub applies: For,
-    /// Only for these: names, or prefixes that end in `*`. Empty: all.
+    /// Models that the limit covers: names, or prefixes that end in `*`. Empty: all.
     pub models: Vec<String>,
-    /// How unknown usage is reserved.
+    /// Amount reserved for unknown use.
     pub reserve: Reserve,
-    /// What cannot be counted.
+    /// Behaviour towards uncountable requests.
     pub unmetered: Unmetered,
-    /// While the shared store is away.
+    /// Behaviour while the shared store is away.
     pub on_store_failure: OnStoreFailure,
-    /// Output tokens for requests that name no bound.
+    /// Output bound in tokens for requests that name none.
     pub max_tokens_default: Option<u32>,
-    /// Bound that larger ones are lowered to.
+    /// Largest output bound in tokens; larger ones are lowered to it.
     pub max_tokens_max: Option<u32>,
-    /// How sudden a rise may be.
+    /// Surge detection, if configured.
     pub surge: Option<Surge>,
 }
 
-/// How many requests a minute may bring to somebody who usually brings fewer: whoever has got hold of a key asks all at once.
+/// Surge detection: bound on the requests of a minute for a client that usually sends fewer, for example with a stolen key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Surge {
-    /// So many times the mean minute of the last hour.
+    /// Factor on the mean minute of the last hour.
     pub times: u64,
-    /// So many are always let in.
+    /// Requests per minute that are admitted in any case.
     pub above: u64,
 }
 
 impl Surge {
-    /// Requests that the last minute may have had, by those of the last hour and of the last minute. The minute itself is not usual.
+    /// Largest number of requests in the last minute, given those of the last hour and of the last minute. The usual
+    /// rate leaves the last minute out.
     pub fn max(&self, hour: u64, minute: u64) -> u64 {
         let usual = hour.saturating_sub(minute).saturating_mul(self.times) / 59;
         usual.max(self.above)
@@ -249,17 +251,17 @@ impl Surge {
 }
 
 impl Limit {
-    /// Whether it counts requests to that model.
+    /// Whether the limit covers requests to this model.
     pub fn covers(&self, model: &str) -> bool {
         self.models.is_empty() || self.models.iter().any(|rule| crate::scope::covers(rule, model))
     }
 
-    /// Whether one of its measures is of that unit.
+    /// Whether one of the measures is of this unit.
     pub fn measures(&self, unit: Unit) -> bool {
         self.measures.iter().any(|measure| measure.unit == unit)
     }
 
-    /// Whether it needs to know how many tokens a request has.
+    /// Whether the limit needs the tokens or the cost of a request.
     pub fn needs_tokens(&self) -> bool {
         self.measures.iter().any(|measure| measure.unit.is_metered())
     }

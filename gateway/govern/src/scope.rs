@@ -1,11 +1,11 @@
-//! What a credential may do.
+//! Scopes of credentials: models, routes, dialects, addresses and expiry.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// What a credential may do. An empty list allows everything of its kind.
+/// Permissions of a credential. An empty list allows everything of its kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scope {
@@ -15,47 +15,47 @@ pub struct Scope {
     pub routes: Vec<String>,
     /// Dialects: `openai`, `anthropic`, `gemini`.
     pub dialects: Vec<String>,
-    /// Networks that it may come from.
+    /// Networks that requests may come from.
     pub addresses: Vec<IpNet>,
-    /// Unix seconds from which on it is worth nothing.
+    /// Unix seconds from which on the credential is expired.
     pub expires: Option<u64>,
 }
 
 impl Scope {
-    /// Whether that model may be used.
+    /// Whether the scope admits this model.
     pub fn has_model(&self, model: &str) -> bool {
         admits(&self.models, model)
     }
 
-    /// Whether it is held to some models.
+    /// Whether the scope restricts the models.
     pub fn is_held_to_models(&self) -> bool {
         !self.models.iter().any(|model| model == "*") && !self.models.is_empty()
     }
 
-    /// Whether that route may be used.
+    /// Whether the scope admits this route.
     pub fn has_route(&self, label: &str) -> bool {
         admits(&self.routes, label)
     }
 
-    /// Whether that dialect may be spoken.
+    /// Whether the scope admits this dialect.
     pub fn has_dialect(&self, dialect: &str) -> bool {
         admits(&self.dialects, dialect)
     }
 
-    /// Whether it may come from that address; without one (a Unix socket) only where no networks are named.
+    /// Whether the scope admits this address; a missing one (a Unix socket) only where no networks are named.
     pub fn has_address(&self, address: Option<IpAddr>) -> bool {
-        // An IPv4 client of a dual-stack listener is the same client.
+        // An IPv4 client of a dual-stack listener has a mapped IPv6 address.
         let address = address.map(|address| address.to_canonical());
         self.addresses.is_empty()
             || address.is_some_and(|address| self.addresses.iter().any(|net| net.contains(&address)))
     }
 
-    /// Whether its time is over at `now` (Unix seconds).
+    /// Whether the scope has expired at `now` (Unix seconds).
     pub fn is_expired(&self, now: u64) -> bool {
         self.expires.is_some_and(|end| now >= end)
     }
 
-    /// Whether nothing is allowed here that `parent` does not allow: the rule for keys that are made from keys.
+    /// Whether the scope allows nothing that `parent` does not: the rule for keys derived from keys.
     pub fn is_within(&self, parent: &Scope) -> bool {
         narrower(&self.models, &parent.models)
             && narrower(&self.routes, &parent.routes)
@@ -67,12 +67,12 @@ impl Scope {
     }
 }
 
-/// Whether a list of names and prefixes covers a name.
+/// Whether a list of names and prefixes covers a name; an empty list covers all.
 fn admits(rules: &[String], name: &str) -> bool {
     rules.is_empty() || rules.iter().any(|rule| covers(rule, name))
 }
 
-/// `rule` is a name or a prefix; `name` may itself be a prefix, whose every continuation must then be covered.
+/// Whether `rule`, a name or prefix, covers `name`. If `name` is a prefix itself, all its continuations must be covered.
 pub(crate) fn covers(rule: &str, name: &str) -> bool {
     match rule.strip_suffix('*') {
         Some(prefix) => name.strip_suffix('*').unwrap_or(name).starts_with(prefix),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     proptest! {
-        /// What a child admits, its parent admits.
+        /// A child's scope admits nothing beyond its parent's.
         #[test]
         fn a_child_is_never_wider(own in rules(), parent in rules(), name in "[ab]{0,3}") {
             let child = Scope { models: own, ..Scope::default() };

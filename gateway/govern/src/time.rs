@@ -1,42 +1,42 @@
-//! Two kinds of time. Windows slide over a clock that never jumps; days and months are those of the calendar, which needs a clock that
-//! people and machines set.
+//! Monotonic and calendar time. Windows slide over a monotonic clock; days and months need the wall clock, which people and machines set.
 //!
-//! [`Calendar`] reads that clock without trusting it: it goes on by the clock that never jumps and lets the other one pull it by at most
-//! a hundredth. So a clock that is set an hour forward or back, and back again, neither begins a new day nor holds up the next. What
-//! is off by more than a day was wrong before, and is taken over.
+//! [`Calendar`] reads the wall clock without trusting it: it advances with the monotonic clock and is pulled towards
+//! the wall clock by at most 1 % of the time that passes. So a clock set an hour forward or back, and back again,
+//! neither begins a new day nor delays the next. A difference of more than a day means that the calendar was wrong, and
+//! is taken over at once.
 
 use serde::{Deserialize, Serialize};
 
-/// The time of a decision.
+/// Time of a decision, by both clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Now {
-    /// Milliseconds of a clock that never jumps.
+    /// Milliseconds of the monotonic clock.
     pub mono_ms: u64,
-    /// Milliseconds since 1970, as [`Calendar`] says them.
+    /// Milliseconds since 1970 by the [`Calendar`].
     pub wall_ms: u64,
 }
 
-/// More than this between the clocks is no jump but a correction.
+/// Difference of the clocks from which on a jump counts as a correction, in ms.
 const CORRECTION_MS: u64 = 86_400_000;
-/// The calendar moves towards the clock by one millisecond in so many.
+/// Time in which the calendar moves by 1 ms towards the wall clock, in ms.
 const PULL: u64 = 100;
 
-/// The calendar's time.
+/// Slewed wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calendar {
     mono_ms: u64,
     wall_ms: u64,
-    /// Milliseconds gone by that were not enough for a millisecond of pull.
+    /// Milliseconds passed that do not yet make up 1 ms of pull.
     rest_ms: u64,
 }
 
 impl Calendar {
-    /// Begins with what the clocks say.
+    /// Starts at the readings of both clocks.
     pub fn new(mono_ms: u64, wall_ms: u64) -> Self {
         Self { mono_ms, wall_ms, rest_ms: 0 }
     }
 
-    /// The time by both clocks.
+    /// Advances the calendar to the given readings, and returns the time.
     pub fn now(&mut self, mono_ms: u64, wall_ms: u64) -> Now {
         let gone = mono_ms.saturating_sub(self.mono_ms);
         self.mono_ms += gone;
@@ -57,12 +57,12 @@ impl Calendar {
 
 const DAY_MS: u64 = 86_400_000;
 
-/// Days since 1970, and milliseconds to the next.
+/// Days since 1970, and milliseconds until the next.
 pub(crate) fn day(wall_ms: u64) -> (u64, u64) {
     (wall_ms / DAY_MS, DAY_MS - wall_ms % DAY_MS)
 }
 
-/// Months since year 0, and milliseconds to the next.
+/// Months since year 0, and milliseconds until the next.
 pub(crate) fn month(wall_ms: u64) -> (u64, u64) {
     let days = wall_ms / DAY_MS;
     let (year, month) = year_and_month(days);
@@ -70,19 +70,19 @@ pub(crate) fn month(wall_ms: u64) -> (u64, u64) {
     (year * 12 + month - 1, next * DAY_MS - wall_ms)
 }
 
-/// Milliseconds since 1970 at which the day, and the month, of `wall_ms` began.
+/// Milliseconds since 1970 at which the day and the month of `wall_ms` began.
 pub fn began(wall_ms: u64) -> (u64, u64) {
     let (year, month) = year_and_month(wall_ms / DAY_MS);
     (wall_ms - wall_ms % DAY_MS, first_day(year, month) * DAY_MS)
 }
 
-/// Year, month and day of month of a day since 1970.
+/// Year, month and day of month of a day counted from 1970.
 pub fn civil(days: u64) -> (u64, u64, u64) {
     let (year, month) = year_and_month(days);
     (year, month, days - first_day(year, month) + 1)
 }
 
-/// Year and month (from 1) of a day since 1970. (Howard Hinnant's `civil_from_days`.)
+/// Year and month (from 1) of a day counted from 1970. (Howard Hinnant's `civil_from_days`.)
 fn year_and_month(days: u64) -> (u64, u64) {
     let shifted = days + 719_468;
     let (era, of_era) = (shifted / 146_097, shifted % 146_097);
@@ -93,7 +93,7 @@ fn year_and_month(days: u64) -> (u64, u64) {
     (year + era * 400 + u64::from(month <= 2), month)
 }
 
-/// Days from 1970 to the first of that month.
+/// Days from 1970 to the first of a month.
 fn first_day(year: u64, month: u64) -> u64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (year / 400, year % 400);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the wall clock does within a day, the calendar only goes forward and is off by at most a hundredth of what went by.
+        /// Invariant for any wall clock within a day: the calendar only goes forward, with a rate error of at most 1 %.
         #[test]
         fn it_never_goes_back(steps in proptest::collection::vec((0u64..100_000, -(HOUR as i64)..HOUR as i64), 1..200)) {
             let start = 1_000 * DAY_MS;

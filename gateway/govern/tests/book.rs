@@ -1,4 +1,4 @@
-//! The book against a simple model of itself: arrivals, aborts, retries and windows in any order, by many at once.
+//! The book against a simple model: arrivals, aborts, retries and windows in any order, from many threads.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -12,12 +12,12 @@ fn at(ms: u64) -> Now {
     Now { mono_ms: 10_000_000 + ms, wall_ms: START + ms }
 }
 
-/// What happens next.
+/// Step of a scenario.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A request that reserves so much and will use a part of it, or more.
+    /// A request that reserves this much, and will use a part of it or more.
     Arrive { key: u8, reserve: u64, used: u64 },
-    /// One of the open requests ends: with what it used, with nothing, or nobody knows with what.
+    /// An open request ends with what it used, with nothing, or with an unknown use.
     End { which: usize, how: u8 },
     /// Time passes.
     Wait(u64),
@@ -35,7 +35,7 @@ fn steps(over: bool) -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..250)
 }
 
-/// What the model knows of a request.
+/// Model of an open request.
 struct Open {
     hold: Hold,
     key: u8,
@@ -44,7 +44,7 @@ struct Open {
     began: u64,
 }
 
-/// A request that is over: when it was counted, and what for.
+/// Model of an ended request: when it was counted, and its amounts.
 struct Over {
     key: u8,
     began: u64,
@@ -87,11 +87,11 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
                         if let Some(wait) = denied.wait_ms {
                             let measure = MEASURES[denied.claim];
                             let need = claims(&limit, name, *reserve)[denied.claim].amount;
-                            // In a copy: counters only go forward.
+                            // In a copy, because counters only go forward.
                             let mut copy = Book::new();
                             copy.import(book.export(at(ms)), at(ms));
                             let later = copy.standing("l", name, measure, at(ms + wait)).used;
-                            // Nothing else happens meanwhile: then it fits.
+                            // If no other request is open, the claim fits after the wait.
                             let open_of = open.iter().any(|one| names[one.key as usize] == name);
                             prop_assert!(later + need <= measure.max || open_of, "{:?} {} {}", measure, later, need);
                         }
@@ -124,8 +124,7 @@ fn run(steps: &[Step]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Whatever happened: in any minute and day, what was used and what is held is within the limit, but for what answers have used beyond
-/// their reservations.
+/// Invariant: in any minute and day, used plus held amounts are within the limit, except for use beyond reservations.
 fn check(book: &mut Book, ms: u64, open: &[Open], over: &[Over]) -> Result<(), TestCaseError> {
     for (key, name) in ["a", "b", "c"].iter().enumerate() {
         let sum = |within: &dyn Fn(u64) -> bool| {
@@ -155,13 +154,13 @@ proptest! {
         run(&steps)?;
     }
 
-    /// Reservations that are guesses: by no more than what answers used beyond them.
+    /// Reservations that are estimates: limits are exceeded at most by the use beyond them.
     #[test]
     fn limits_are_exceeded_by_no_more_than_what_was_not_reserved(steps in steps(true)) {
         run(&steps)?;
     }
 
-    /// A book goes to another process in the middle of everything: nothing is lost, nothing counts twice.
+    /// A handover in the middle of everything: nothing is lost, nothing counts twice.
     #[test]
     fn a_book_can_be_handed_over(before in steps(true), late in proptest::collection::vec(0usize..3, 0..6), gap in 0u64..100_000) {
         let limit: Arc<str> = "l".into();
@@ -183,13 +182,13 @@ proptest! {
         }
         let json = serde_json::to_string(&book.export(at(ms))).expect("a document");
         let mut other = Book::new();
-        // The other process's own clock began elsewhere.
+        // The other process's monotonic clock has another origin.
         let there = |ms: u64| Now { mono_ms: 50_000_000 + ms, wall_ms: START + ms };
         other.import(serde_json::from_str(&json).expect("a book"), there(ms));
         let same = |book: &mut Book, other: &mut Book, ms: u64| {
             for (name, measure) in ["a", "b", "c"].iter().flat_map(|name| MEASURES.iter().map(move |measure| (name, measure))) {
                 let (ours, theirs) = (book.standing("l", name, *measure, at(ms)), other.standing("l", name, *measure, there(ms)));
-                // Slices of the two clocks need not begin together.
+                // The slices of the two clocks need not begin together.
                 if measure.span == Span::Now || measure.span == Span::Day {
                     prop_assert_eq!((ours.used, ours.reserved), (theirs.used, theirs.reserved));
                 }
@@ -198,7 +197,7 @@ proptest! {
             Ok(())
         };
         same(&mut book, &mut other, ms)?;
-        // Requests that the old process lets in after that are told.
+        // Requests that the old process admits after the export are reported.
         for key in late {
             let name = ["a", "b", "c"][key];
             if let Ok(hold) = book.reserve(&claims(&limit, name, 1), at(ms)) {
@@ -223,7 +222,7 @@ proptest! {
     }
 }
 
-/// Threads in any order: the sum of what was let in is exactly the limit, and all comes back.
+/// Threads in any order: the sum of the admitted amounts is exactly the limit, and all of it comes back.
 #[test]
 fn a_thousand_at_once_take_no_more_than_there_is() {
     let book = Arc::new(Mutex::new(Book::new()));
@@ -249,7 +248,7 @@ fn a_thousand_at_once_take_no_more_than_there_is() {
     assert_eq!(book.standing("l", "k", measure, at(1)).used, 284);
 }
 
-/// More subjects than are kept share one counter, and nobody gets in for free.
+/// Subjects beyond the bound share one counter, and none is admitted uncounted.
 #[test]
 fn a_flood_of_addresses_shares_a_counter() {
     let limit: Arc<str> = "l".into();

@@ -1,9 +1,9 @@
-//! What a decision costs: `cargo bench -p penstock-router --bench decision [-- blocks_in_millions]`.
+//! Cost of a decision: `cargo bench -p penstock-router --bench decision [-- blocks_in_millions]`.
 //!
-//! 64 workers, an index of ten million blocks, prompts of 8k tokens (256 blocks, half of them shared by some). Timed: a whole request
-//! (enqueue: hash the prompt, price it for its place in the queue; next: price it everywhere and bind; settle; remove), the part without
-//! hashing, and a busy fleet (a thousand requests wait, one worker at a time
-//! has room; then as many tenants, and ten times as many). One thread.
+//! 64 workers, an index of ten million blocks, prompts of 8k tokens (256 blocks, half of them shared by some). Timed: a
+//! whole request (enqueue: hash the prompt and price it for its place in the queue; next: price it everywhere and bind;
+//! settle; remove), the part without hashing, and a busy fleet (a thousand requests wait and one worker at a time has
+//! room; then as many tenants, and ten times as many). One thread.
 
 use penstock_proto::frames::{EngineState, KvEvent};
 use penstock_proto::{BLOCK_TOKENS, BlockHasher};
@@ -38,7 +38,7 @@ fn view(tokens: Arc<[u32]>, tenant: u64) -> View {
     View { tokens, sequences: 1, tenant: format!("t{tenant}").into(), ..View::default() }
 }
 
-/// Fills the caches: each worker gets prompts until there are so many blocks.
+/// Fills the caches: each worker gets prompts until the index has this many blocks.
 fn filled(blocks: usize) -> Fleet {
     let mut fleet = Fleet::new(Weights::default(), Limits { queue_max: 1 << 20, ..Limits::default() });
     let mut random = Random::new(1);
@@ -106,7 +106,7 @@ fn main() {
     }
 }
 
-/// Of a fleet in which one worker at a time has room for one more, while those wait.
+/// Times of the decisions of a fleet in which one worker at a time has room for one more, while these requests wait.
 fn busy(fleet: &mut Fleet, waiting: Vec<View>) -> Vec<Duration> {
     (0..WORKERS).for_each(|worker| fleet.update(WorkerId(worker), Some(&state(0)), &[], u64::MAX));
     for (request, view) in (0..).zip(waiting) {

@@ -1,8 +1,8 @@
-//! What the index costs: `cargo bench -p penstock-router --bench index [-- blocks_in_millions]`.
+//! Cost of the index: `cargo bench -p penstock-router --bench index [-- blocks_in_millions]`.
 //!
-//! 64 workers; requests of 8k tokens (256 blocks), half of each a head that 1 % of all requests share, half its own, held by one
-//! worker or two. Every step is what the fleet does: look up, promise, stored in chunks of 16 blocks, release. Beside it, on the same
-//! chains in the same process, one hash map entry per block. One thread.
+//! 64 workers; requests of 8k tokens (256 blocks): half of each is a head that 1 % of all requests share, half is its
+//! own, held by one worker or two. Every step is what the fleet does: look up, promise, stored in chunks of 16 blocks,
+//! release. For comparison, on the same chains in the same process: one hash map entry per block. One thread.
 
 #[path = "../tests/all/flat.rs"]
 mod flat;
@@ -18,7 +18,7 @@ const WORKERS: u8 = 64;
 const PROMPT_BLOCKS: u64 = 256;
 const HEADS: u64 = 100;
 
-/// What both can do.
+/// Operations common to both indexes.
 trait Index {
     fn join(&mut self, worker: WorkerId);
     fn hits(&self, hashes: &[BlockHash]) -> [u32; WORKERS_MAX];
@@ -55,7 +55,7 @@ macro_rules! index {
 index!(KvIndex);
 index!(FlatIndex);
 
-/// A number that looks random, the same in every run.
+/// Pseudo-random number, equal in every run.
 fn mix(n: u64) -> u64 {
     let n = (n ^ (n >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let n = (n ^ (n >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -66,7 +66,7 @@ fn hash(n: u64) -> BlockHash {
     BlockHash((u128::from(mix(n)) << 64) | u128::from(mix(!n)))
 }
 
-/// Blocks of one request of `blocks`: half a shared head, half its own.
+/// Block hashes of one request of `blocks` blocks: half a shared head, half its own.
 fn chain(request: u64, blocks: u64) -> Vec<BlockHash> {
     let head = (mix(request) % HEADS) << 40;
     let own = (request + HEADS) << 40;
@@ -91,7 +91,7 @@ fn resident_bytes() -> usize {
     line.trim().split(' ').next().and_then(|kb| kb.parse::<usize>().ok()).unwrap_or(0) * 1024
 }
 
-/// Median and 99th percentile in microseconds.
+/// Median and p99 in microseconds.
 fn spread(mut times: Vec<Duration>) -> (f64, f64) {
     times.sort_unstable();
     let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e6;
@@ -104,7 +104,7 @@ fn timed<T>(run: impl FnOnce() -> T) -> Duration {
     start.elapsed()
 }
 
-/// One request as the fleet serves it; the time spent in the index, events made beforehand.
+/// Serves one request as the fleet does; returns the time spent in the index, with the events built beforehand.
 fn serve(index: &mut impl Index, worker: WorkerId, hashes: &[BlockHash]) -> Duration {
     let chunks: Vec<KvEvent> = (0..hashes.len())
         .step_by(16)
@@ -117,7 +117,7 @@ fn serve(index: &mut impl Index, worker: WorkerId, hashes: &[BlockHash]) -> Dura
     })
 }
 
-/// Rows of the table, as one index fills it.
+/// Rows of the table, filled by one index.
 struct Figures<'a, I> {
     index: &'a mut I,
     requests: u64,
@@ -175,7 +175,7 @@ impl<I: Index> Figures<'_, I> {
             serve(self.index, home(long), &chain((1 << 20) | long, 2500));
         }
         self.look_ups("look-up 80k, all known, µs", |n| chain((1 << 20) | (n % 200), 2500));
-        // Blocks told one at a time by someone who does not say what comes before them.
+        // Blocks reported one at a time without their parents.
         for n in 0..100 {
             unknown(n, 2).for_each(|hash| self.index.apply(home(n), &event(&[hash], None)));
         }

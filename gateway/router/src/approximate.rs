@@ -1,31 +1,32 @@
-//! What backends that say nothing probably hold: what they were sent lately.
+//! Approximate view of the prefix caches of backends that publish no events: the prompts sent to them lately.
 //!
-//! Each backend has two generations of blocks. What is sent goes into the young one; when that is full, or old, it becomes the old one and
-//! what was in there is forgotten. So a block is forgotten between half of the capacity, or time, and all of it after it was last used:
-//! the least recently used go first, at no cost per use, and the index does the rest.
+//! Each backend has two generations of blocks. A prompt sent goes into the young one; when that is full or old, it
+//! becomes the old one, and the blocks of the previous old one are forgotten. So a block is forgotten between half and
+//! all of the capacity, or of the time, after its last use: an approximate LRU without a cost per use, on top of the
+//! index.
 
 use crate::{KvIndex, WorkerId};
 use penstock_proto::BlockHash;
 use penstock_proto::frames::{KvEvent, Tier};
 use std::time::Duration;
 
-/// How much is believed, and for how long.
+/// Bounds of the approximate view: number of blocks and age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trust {
-    /// Blocks per backend at most.
+    /// Most blocks per backend.
     pub blocks_max: usize,
-    /// A block that was not used for this long is believed to be gone.
+    /// Time without use after which a block counts as evicted.
     pub time_max: Duration,
 }
 
 impl Default for Trust {
-    /// 65,536 blocks are 2 million tokens of 32 per block; ten minutes is what providers say of their caches.
+    /// 65,536 blocks are 2 million tokens at 32 per block; ten minutes is the life that providers state for their caches.
     fn default() -> Self {
         Self { blocks_max: 1 << 16, time_max: Duration::from_secs(600) }
     }
 }
 
-/// See the module header.
+/// Approximate view; see the module header.
 #[derive(Default)]
 pub struct Approximate {
     index: KvIndex,
@@ -33,7 +34,7 @@ pub struct Approximate {
     generations: Vec<Generation>,
 }
 
-/// Which tier of the index stands for the young generation, and since when.
+/// Tier of the index that stands for the young generation (0 or 1), and the generation's start.
 #[derive(Clone, Copy, Default)]
 struct Generation {
     young: usize,
@@ -43,7 +44,7 @@ struct Generation {
 const TIERS: [Tier; 2] = [Tier::Device, Tier::Host];
 
 impl Approximate {
-    /// Of that many backends, numbered from 0.
+    /// A view of `backends` backends, numbered from 0.
     pub fn new(backends: u8, trust: Trust) -> Self {
         let mut index = KvIndex::default();
         for backend in (0..backends).map(WorkerId) {
@@ -53,7 +54,7 @@ impl Approximate {
         Self { index, trust, generations: vec![Generation::default(); backends.into()] }
     }
 
-    /// A prompt was sent to a backend: a chain of blocks from its first on.
+    /// Notes that a prompt was sent to a backend: a chain of blocks from its first on.
     pub fn sent(&mut self, backend: WorkerId, hashes: &[BlockHash], now: Duration) {
         self.age(backend, now);
         let Some(generation) = self.generations.get(usize::from(backend.0)) else { return };
@@ -65,29 +66,29 @@ impl Approximate {
         self.index.stored(backend, young, None, hashes.iter().copied());
     }
 
-    /// A backend answered that it holds nothing, or went away.
+    /// Forgets a backend that reported an empty cache or went away.
     pub fn forget(&mut self, backend: WorkerId) {
         self.index.leave(backend);
     }
 
-    /// Leading blocks that each of the backends probably holds.
+    /// Number of leading blocks that each backend probably holds.
     pub fn hits(&mut self, hashes: &[BlockHash], backends: u8, now: Duration) -> Vec<u32> {
         (0..backends).for_each(|backend| self.age(WorkerId(backend), now));
         let hits = self.index.hits(hashes, (0..backends).map(WorkerId));
         hits[..usize::from(backends)].to_vec()
     }
 
-    /// Blocks that are believed to be somewhere.
+    /// Blocks believed to be at some backend.
     pub fn len(&self) -> usize {
         self.index.sizes().0
     }
 
-    /// Whether nothing is believed.
+    /// Whether the view is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Forgets what is too old.
+    /// Turns the generations that are too old.
     fn age(&mut self, backend: WorkerId, now: Duration) {
         let Some(generation) = self.generations.get(usize::from(backend.0)) else { return };
         let age = now.saturating_sub(generation.since);
@@ -99,7 +100,7 @@ impl Approximate {
         }
     }
 
-    /// The young become the old.
+    /// Makes the young generation the old one, and forgets the previous old one.
     fn turn(&mut self, backend: WorkerId, now: Duration) {
         let generation = &mut self.generations[usize::from(backend.0)];
         *generation = Generation { young: 1 - generation.young, since: now };

@@ -1,35 +1,40 @@
-//! The price of placing a request on a worker, in seconds.
+//! Cost of placing a request on a worker, in seconds.
 //!
 //! ```text
-//! cost_w = queue_w + own_w·(1 + β·pace_w·(1 + a·load)) + γ·own_w·decoding_w + δ·step_w + pressure(kv_w)
+//! cost_w = queue_w + own_w·(1 + β·pace_w·(1 + a·max(load − from, 0))) + γ·own_w·decoding_w + δ·step_w + pressure(kv_w)
 //! own_w  = prefill(tokens not cached on w) + load(blocks of w's lower tiers) or pull(blocks of another worker), where that is cheaper
 //! ```
-//! `queue_w`: prefill seconds ahead of it on the worker. β·own: what this request costs those that come later; a: more so when all
-//! queues are long; pace: how fast the worker is beside the fleet's mean, for as much faster it works, as many more come later. γ·own·decoding: what its prefill costs the sequences that decode there. δ·step: how slow its own decode will be
-//! there. pressure: what its blocks evict. The weights are those that did best in simulation over development traces.
+//! - `queue_w`: prefill seconds ahead of the request on the worker.
+//! - β·own: delay to the requests that come later; a: more so when all queues are long (`load` above `from`); pace: the
+//!   worker's speed relative to the fleet's mean, since a faster worker gets more of the later requests.
+//! - γ·own·decoding: delay of the decoding sequences there by the request's prefill.
+//! - δ·step: the request's own decode time there.
+//! - pressure: evictions by the request's blocks.
+//!
+//! The weights are those that did best in simulation over development traces.
 
 use penstock_proto::frames::EngineState;
 
 /// Weights of the cost; see the module header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
-    /// β: how much a second of own work costs the queue behind it.
+    /// β: cost, per second of own work, to the queue behind it.
     pub own: f64,
-    /// a: how much more it costs for each second of queue above [`Weights::congestion_from`].
+    /// a: additional factor per second of queue above [`Weights::congestion_from`].
     pub congestion: f64,
-    /// Mean queue of the fleet, in seconds, from which it counts as congested.
+    /// Mean queue of the fleet in seconds from which on it counts as congested.
     pub congestion_from: f64,
-    /// γ: harm of a second of prefill to each decoding sequence.
+    /// γ: harm of a second of prefill to each decoding sequence there.
     pub decoding: f64,
-    /// δ: steps that the request will probably take.
+    /// δ: decode steps that the request will probably take.
     pub step: f64,
     /// Seconds charged per unit of fill above [`Weights::pressure_from`].
     pub pressure: f64,
-    /// Fill of the KV cache (blocks that are neither free nor evictable) from which pressure counts.
+    /// Fill of the KV cache (blocks that are neither free nor evictable) from which on pressure counts.
     pub pressure_from: f64,
-    /// Tokens that a worker lacks from which it is considered to have them computed by one of the role prefill; see [`crate::pair`].
+    /// Uncached tokens from which on a worker may have them computed by a prefill worker; see [`crate::pair`].
     pub apart_tokens: usize,
-    /// The same for a worker of the role decode: one chunk.
+    /// Uncached tokens from which on a worker of the role decode may do so: one chunk.
     pub apart_tokens_decode: usize,
 }
 
@@ -49,51 +54,51 @@ impl Default for Weights {
     }
 }
 
-/// What is asked about one worker; all but counts in seconds.
+/// Inputs of the cost at one worker; all but counts and ratios in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Terms {
     /// Prefill ahead on the worker: waiting, running, and promised to requests that go before.
     pub queue: f64,
     /// Prefill of the request itself there, loads included.
     pub own: f64,
-    /// Speed of the worker's prefill, of the fleet's mean.
+    /// Speed of the worker's prefill relative to the fleet's mean.
     pub pace: f64,
-    /// Mean of the queues of the fleet, those that wait in the gateway included.
+    /// Mean queue of the fleet, with requests that wait in the gateway.
     pub load: f64,
-    /// Sequences in prefill or decode there.
+    /// Number of sequences in prefill or decode there.
     pub decoding: f64,
-    /// One step there once the request has joined.
+    /// Duration of a decode step there once the request has joined.
     pub step: f64,
-    /// Share of KV blocks in use once it has joined, 0 to 1 and more.
+    /// Share of KV blocks in use once the request has joined; above 1, requests wait for memory.
     pub fill: f64,
 }
 
-/// The cost by its reasons, in seconds.
+/// Parts of the cost, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Parts {
-    /// Waiting there.
+    /// Wait for the prefill ahead.
     pub queue: f64,
-    /// Own prefill.
+    /// The request's own prefill.
     pub own: f64,
-    /// What that costs those that come later.
+    /// Delay to later requests by this prefill.
     pub later: f64,
-    /// What it costs those that decode there.
+    /// Delay to the decoding sequences there by this prefill.
     pub harm: f64,
-    /// Own decode.
+    /// The request's own decode.
     pub decode: f64,
-    /// What its blocks evict.
+    /// Evictions by the request's blocks.
     pub pressure: f64,
 }
 
 impl Parts {
-    /// The cost.
+    /// Sum of the parts: the cost.
     pub fn sum(&self) -> f64 {
         self.queue + self.own + self.later + self.harm + self.decode + self.pressure
     }
 }
 
 impl Weights {
-    /// The cost in seconds, by its parts; monotone in every term.
+    /// Parts of the cost in seconds; monotone in every term.
     pub fn price(&self, terms: &Terms) -> Parts {
         let congestion = 1.0 + self.congestion * (terms.load - self.congestion_from).max(0.0);
         Parts {
@@ -106,13 +111,13 @@ impl Weights {
         }
     }
 
-    /// Their sum.
+    /// Cost in seconds.
     pub fn cost(&self, terms: &Terms) -> f64 {
         self.price(terms).sum()
     }
 }
 
-/// Share of the blocks that are in use or spoken for once `more` are taken; above 1, somebody waits for memory.
+/// Share of the KV blocks in use or spoken for once `more` are taken; above 1, requests wait for memory.
 pub fn fill(state: &EngineState, more: u32) -> f64 {
     match state.blocks_total {
         0 => 0.0,

@@ -1,83 +1,83 @@
-//! Why a request went where it went: every worker that could have taken it, with its price by reasons.
+//! Explanations of decisions: every worker that could have taken a request, with the parts of its cost.
 
 use crate::WorkerId;
 use crate::cost::Parts;
 use crate::policy::Policy;
 use std::time::Duration;
 
-/// Leading tokens of a prompt by where a worker has them; each beyond the ones before.
+/// Leading tokens of a prompt by the place where a worker has them; each counts only tokens beyond the ones before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// On the device.
+    /// On the worker's device.
     pub device: u32,
-    /// Being computed there for another request.
+    /// Being computed on the worker for another request.
     pub promised: u32,
-    /// In its host memory.
+    /// In the worker's host memory.
     pub host: u32,
-    /// On its disk.
+    /// On the worker's disk.
     pub disk: u32,
-    /// In a store that it shares.
+    /// In a remote store that the worker shares.
     pub remote: u32,
-    /// Of what is not on the device: tokens that it is to load, or to pull, rather than to compute.
+    /// Tokens not on the device that the worker is to load or pull rather than compute.
     pub loaded: u32,
 }
 
 impl Found {
-    /// In all.
+    /// Tokens in all places.
     pub fn all(&self) -> u32 {
         self.device + self.promised + self.host + self.disk + self.remote
     }
 }
 
-/// A worker as a place for one request.
+/// A worker as a candidate for one request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Candidate {
-    /// The worker.
+    /// Id of the worker.
     pub worker: WorkerId,
-    /// Whether it would start the request at its next step, and may.
+    /// Whether the worker may get the request and would start it at its next step.
     pub free: bool,
-    /// Whether that would make the tokens of those that run there come slower than promised.
+    /// Whether the request would slow the tokens of the sequences there beyond the promised TPOT.
     pub crowded: bool,
-    /// Sequences that it has, promised ones included.
+    /// Sequences at the worker, promised ones included.
     pub sequences: u32,
-    /// What it has of the prompt.
+    /// Cached part of the prompt at the worker.
     pub found: Found,
-    /// Whom it is to pull blocks from.
+    /// Worker to pull blocks from, if any.
     pub pull_from: Option<WorkerId>,
-    /// Who is to prefill for it.
+    /// Worker to prefill for this one, if any.
     pub prefill: Option<WorkerId>,
-    /// Its price, by reasons.
+    /// Parts of the cost.
     pub parts: Parts,
-    /// Seconds charged because the request has waited for it longer than predicted.
+    /// Seconds charged because the request has waited for this worker longer than predicted.
     pub overdue: f64,
-    /// Predicted seconds to the first token from now.
+    /// Predicted seconds from now to the first token.
     pub ttft: f64,
     /// Predicted seconds between tokens.
     pub tpot: f64,
 }
 
 impl Candidate {
-    /// What is compared.
+    /// Cost that the policy compares.
     pub fn cost(&self) -> f64 {
         self.parts.sum() + self.overdue
     }
 }
 
-/// Why the choice is what it is.
+/// Reason of a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// The only worker that suits.
+    /// No other worker suits.
     Only,
-    /// It has most of the prompt.
+    /// The worker has most of the prompt.
     Cached,
-    /// Others have as much of the prompt or more; it costs less all the same.
+    /// The worker costs less, although others have as much of the prompt or more.
     Cheaper,
-    /// By the policy, whatever it costs.
+    /// The policy chose without regard to cost.
     Policy,
 }
 
 impl Why {
-    /// In a word.
+    /// Name in one word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Only => "only",
@@ -88,37 +88,37 @@ impl Why {
     }
 }
 
-/// One decision, or what would be decided now.
+/// One decision, or the decision that would be made now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
-    /// The request; 0 when there is none.
+    /// Number of the request; 0 for an explanation without one.
     pub request: u64,
-    /// When.
+    /// Time of the decision, since the pool began.
     pub at: Duration,
-    /// How long it had waited.
+    /// Time that the request had waited.
     pub waited: Duration,
-    /// Tokens of its prompt.
+    /// Tokens of the request's prompt.
     pub tokens: u32,
-    /// By which rule.
+    /// Policy that chose.
     pub policy: Policy,
-    /// Every worker that suits.
+    /// All workers that suit.
     pub candidates: Vec<Candidate>,
-    /// The choice, as an index into `candidates`; `None`: nobody suits.
+    /// Index of the choice in `candidates`; `None`: no worker suits.
     pub chosen: Option<usize>,
-    /// Why.
+    /// Reason of the choice.
     pub why: Why,
 }
 
 impl Explanation {
-    /// The choice.
+    /// The chosen worker.
     pub fn choice(&self) -> Option<&Candidate> {
         self.candidates.get(self.chosen?)
     }
 }
 
-/// Why that one.
+/// Reason of the choice of `chosen`.
 pub(crate) fn why(policy: Policy, candidates: &[Candidate], chosen: usize) -> Why {
-    // What would have to be brought there first is a price like others.
+    // Blocks below the device have a price like computed ones, so they do not count as cached here.
     let have = |candidate: &Candidate| candidate.found.device + candidate.found.promised;
     let most = candidates.iter().enumerate().filter(|(at, _)| *at != chosen).map(|(_, other)| have(other)).max();
     match most {

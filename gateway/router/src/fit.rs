@@ -1,48 +1,49 @@
-//! How fast a worker is: one linear model of the time of a step, fitted online to what its steps report.
+//! Speed of a worker: a linear model of the step time, fitted online to the steps that the worker reports.
 //!
 //! ```text
 //! step seconds = d + a·prefill tokens + b·Σ(prefill token × context) + e·decoding sequences + f·Σ context of decodes
 //! ```
-//! Least squares of the relative error, as noise is relative. Steps with prefill and steps without are remembered apart, each with
-//! its own forgetting: a night of decodes does not wash out what is known of prefill. Steps far off the model (a page fault, a
-//! neighbour's burst) count less. What data says nothing about stays near a prior in the same proportion: that of workers on an equal
-//! device, else the shape of a transformer, scaled to what was seen. Coefficients are never negative.
+//! Least squares of the relative error, because noise is relative. Steps with and without prefill are remembered apart,
+//! each kind with its own forgetting: a night of decodes does not wash out what is known of prefill. Outliers (a page
+//! fault, a neighbour's burst) count less. Coefficients that the data says nothing about stay near a prior in equal
+//! proportion: the fit of workers on an equal device, or else the shape of a transformer, scaled to the steps seen.
+//! Coefficients are never negative.
 
 use penstock_proto::frames::{Batch, EngineState};
 
-/// d, a, b, e, f of the module header.
+/// Coefficients d, a, b, e, f of the module header.
 pub type Coefficients = [f64; 5];
 
-/// Share of the past that a step leaves: about the last five hundred of a kind count.
+/// Weight of the past after each further step: about the last five hundred of a kind count.
 const FORGET: f64 = 0.998;
-/// The same while all steps are off to one side: the worker is not what it was.
+/// Weight of the past while all steps are off to one side, because the worker has changed.
 const FORGET_FAST: f64 = 0.97;
-/// Mean signed error, in usual errors, that says so.
+/// Drift that means such a change: mean signed error, in units of the usual error.
 const DRIFT: f64 = 0.6;
-/// Relative noise that the prior's weight is counted in.
+/// Relative noise of a step, the unit of the prior's weight.
 const NOISE: f64 = 0.1;
-/// Relative error of the prior's proportions: anything goes, if data says so.
+/// Relative error assumed of the default prior: data may override it entirely.
 const PRIOR_ERROR: f64 = 1.0;
-/// The same for a prior taken from equal workers.
+/// Relative error assumed of a prior taken from equal workers.
 const PEERS_ERROR: f64 = 0.3;
-/// Steps of a kind before one is judged an outlier.
+/// Steps of a kind before a step can be judged an outlier.
 const JUDGED_AFTER: u32 = 32;
-/// Errors above this many usual ones count less.
+/// Errors of more than this many usual errors count less.
 const OUTLIER: f64 = 2.5;
-/// Steps with prefill after which a worker is known by itself, and before which it is taken for its equals.
+/// Steps with prefill after which a worker's own fit is relied on; before, it is assumed to be like its equals.
 const TELLING: u32 = 64;
-/// After that, the equals that still learn are told of every so many steps.
+/// Interval, in steps with prefill, at which a known worker updates equals that still learn.
 const LESSON: u32 = 16;
-/// Steps for which equals vouch, where they are known: a first step that is a lucky one, or a page fault, does not resize everything.
+/// Weight of an equals' prior, in steps: a single lucky first step, or a page fault, does not rescale everything.
 const VOUCHED: f64 = 4.0;
-/// Seconds per prompt token that are assumed of a worker that nothing is known of.
+/// Seconds per prompt token assumed of a worker without any information.
 const UNKNOWN: f64 = 1e-3;
-/// Coefficients in units of a: a dense transformer, 12 ms, 71 µs, 1.35 ns, 40 µs, 16 ns.
+/// Default proportions, in units of a: a dense transformer with 12 ms, 71 µs, 1.35 ns, 40 µs, 16 ns.
 const SHAPE: Coefficients = [170.0, 1.0, 1.9e-5, 0.56, 2.2e-4];
-/// Rows of a step's prefill before any was seen, and the share of the longest seen that a step leaves.
+/// Prefill rows of a full step before any was seen; and the decay of the largest number seen, per step.
 const CHUNK: (f64, f64) = (512.0, 0.999);
 
-/// Sums over past steps of one kind.
+/// Weighted sums over past steps of one kind.
 #[derive(Clone, Copy, Debug, Default)]
 struct Memory {
     products: [[f64; 5]; 5],
@@ -64,7 +65,7 @@ impl Memory {
     }
 }
 
-/// See the module header.
+/// Fitted speed of a worker; see the module header.
 #[derive(Clone, Copy, Debug)]
 pub struct Fit {
     prior: Coefficients,
@@ -72,11 +73,11 @@ pub struct Fit {
     with_prefill: Memory,
     decode_only: Memory,
     now: Coefficients,
-    /// Usual relative error, smoothed.
+    /// Smoothed absolute relative error.
     error: f64,
-    /// Signed relative error, smoothed.
+    /// Smoothed signed relative error.
     drift: f64,
-    /// Rows of prefill that a step takes when there are enough.
+    /// Prefill rows of a step when enough are waiting.
     chunk: f64,
 }
 
@@ -87,7 +88,7 @@ impl Default for Fit {
 }
 
 impl Fit {
-    /// A worker of which only the time per prompt token is known, or guessed.
+    /// Fit of a worker of which only the time per prompt token is known or guessed.
     fn shaped(token_seconds: f64) -> Self {
         Self::with_prior(SHAPE.map(|unit| unit * token_seconds), PRIOR_ERROR)
     }
@@ -97,8 +98,8 @@ impl Fit {
         Self { prior, prior_error, with_prefill, decode_only, now: prior, error: 0.3, drift: 0.0, chunk: CHUNK.0 }
     }
 
-    /// A worker of which nothing was seen yet, on a device like that of `peers`: their mean, by what was seen of each. The first step
-    /// of the first of them tells more than nothing: how large a guess about all of them is wrong.
+    /// Prior for a new worker on a device like that of `peers`: their mean, weighted by the steps seen of each. Even a
+    /// single step counts, because it tells how large an error the default prior has.
     pub fn like<'a>(peers: impl Iterator<Item = &'a Fit>) -> Option<Self> {
         let (mut sum, mut chunk, mut seen) = ([0.0; 5], 0.0, 0.0);
         for peer in peers {
@@ -107,25 +108,25 @@ impl Fit {
             chunk += steps * peer.chunk;
             seen += steps;
         }
-        // Nothing is excluded by a peer whose step showed no cost of something.
+        // A lower bound keeps coefficients alive that a peer's few steps showed as 0.
         let prior = std::array::from_fn(|at| (sum[at] / seen).max(SHAPE[at] * sum[1] / seen * 1e-3));
         let error = if seen >= f64::from(TELLING) { PEERS_ERROR } else { PRIOR_ERROR };
         (seen > 0.0).then(|| Self { chunk: chunk / seen, ..Self::with_prior(prior, error) })
     }
 
-    /// Whether this worker is known by itself.
+    /// Whether the worker's own fit is relied on.
     pub fn is_telling(&self) -> bool {
         self.with_prefill.steps >= TELLING
     }
 
-    /// Whether its last step with prefill is one that its equals are told of.
+    /// Whether the last step with prefill should update the equals.
     pub fn is_lesson(&self) -> bool {
         let steps = self.with_prefill.steps;
         steps > 0 && (steps < TELLING || steps.is_multiple_of(LESSON))
     }
 
-    /// A worker that has not told much itself is taken to be as fast as its equals: else it would be taken for slow because nobody
-    /// sends it anything, and be sent nothing because it is taken for slow.
+    /// Takes over the prior of equal workers, unless the own fit is relied on. Otherwise an unused worker would count
+    /// as slow because it gets no requests, and get none because it counts as slow.
     pub fn take_after(&mut self, equals: &Fit) {
         if !self.is_telling() {
             (self.prior, self.prior_error) = (equals.prior, equals.prior_error);
@@ -134,14 +135,14 @@ impl Fit {
         }
     }
 
-    /// Takes in a worker's own summary; used as long as no steps with prefill were seen.
+    /// Takes in a worker's own summary of its speed; used until steps with prefill were seen.
     pub fn observe_state(&mut self, state: &EngineState) {
         let told = state.prefill_tokens_per_second;
         if self.with_prefill.steps == 0 && self.prior_error == PRIOR_ERROR && (1e-3..1e9).contains(&told) {
             self.prior = SHAPE.map(|unit| unit / told);
             let step = state.step_seconds;
             if self.decode_only.steps == 0 && (1e-7..1e5).contains(&step) {
-                // The step may have had prefill in it.
+                // The reported step may have held prefill.
                 self.prior[0] = self.prior[0].min(step);
             }
             self.solve();
@@ -175,45 +176,45 @@ impl Fit {
         self.solve();
     }
 
-    /// Seconds to compute `uncached` prompt tokens after `context` that are there.
+    /// Seconds to compute `uncached` prompt tokens after `context` cached ones.
     pub fn prefill_seconds(&self, uncached: usize, context: usize) -> f64 {
         let rows = uncached as f64;
         self.work_seconds(rows, rows * (context as f64 + rows / 2.0))
     }
 
-    /// Seconds to compute so many prompt tokens that attend to so many in sum.
+    /// Seconds to compute `tokens` prompt tokens that attend to `attended` tokens in sum.
     pub fn work_seconds(&self, tokens: f64, attended: f64) -> f64 {
         let [base, token, pair, ..] = self.now;
         tokens * (token + base / self.chunk) + pair * attended
     }
 
-    /// Seconds of a step in which so many sequences decode, with so many tokens in sum.
+    /// Seconds of a step with `decoding` sequences in decode that have `context_tokens` tokens in sum.
     pub fn step_seconds(&self, decoding: f64, context_tokens: f64) -> f64 {
         let [base, _, _, sequence, context] = self.now;
         base + sequence * decoding + context * context_tokens
     }
 
-    /// Rows of prefill in a full step.
+    /// Prefill rows of a full step.
     pub fn chunk(&self) -> f64 {
         self.chunk
     }
 
-    /// As fitted now: d, a, b, e, f of the module header.
+    /// Present coefficients: d, a, b, e, f of the module header.
     pub fn coefficients(&self) -> Coefficients {
         self.now
     }
 
-    /// Whether it is more than a guess: steps were seen, of its own or of equals, or the worker has said how fast it is.
+    /// Whether there is more than a guess: steps of the worker or of equals, or a summary by the worker.
     pub fn is_known(&self) -> bool {
         self.steps() > 0 || self.prior != SHAPE.map(|unit| unit * UNKNOWN)
     }
 
-    /// Steps seen.
+    /// Number of steps seen.
     pub fn steps(&self) -> u32 {
         self.with_prefill.steps.saturating_add(self.decode_only.steps)
     }
 
-    /// The coefficients that explain the memory best, near the prior where it says nothing. In units of the prior.
+    /// Solves for the coefficients that explain the memory best, with a ridge towards the prior. In units of the prior.
     fn solve(&mut self) {
         let mut products = [[0.0; 5]; 5];
         let mut targets = [0.0; 5];
@@ -224,7 +225,7 @@ impl Fit {
                 *product = (with.products[i][j] + without.products[i][j]) * self.prior[i] * self.prior[j];
             }
         }
-        // A prior of the right shape and the wrong size is only resized.
+        // A prior of the right shape and the wrong size is only rescaled.
         let all: f64 = products.iter().flatten().sum();
         let vouched = if self.prior_error < PRIOR_ERROR { VOUCHED } else { 0.0 };
         let size = (targets.iter().sum::<f64>() + vouched) / (all + vouched);
@@ -248,7 +249,7 @@ fn dot(a: &[f64; 5], b: &[f64; 5]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>().max(1e-9)
 }
 
-/// Solves `products · x = targets` with `x ≥ 0`: what comes out negative is held at 0, the most negative first.
+/// Solves `products · x = targets` with `x ≥ 0`: negative results are held at 0, the most negative first.
 fn non_negative(products: &[[f64; 5]; 5], targets: &[f64; 5]) -> [f64; 5] {
     let mut held = [false; 5];
     loop {
@@ -261,7 +262,7 @@ fn non_negative(products: &[[f64; 5]; 5], targets: &[f64; 5]) -> [f64; 5] {
     }
 }
 
-/// Cholesky over what is not held at 0; the matrix is positive definite by its ridge.
+/// Cholesky over the coefficients not held at 0; the matrix is positive definite by its ridge.
 fn solve_symmetric(products: &[[f64; 5]; 5], targets: &[f64; 5], held: &[bool; 5]) -> [f64; 5] {
     let mut lower = [[0.0; 5]; 5];
     let mut x = [0.0; 5];
@@ -404,19 +405,19 @@ mod tests {
         odd.seconds *= 4.0;
         idle.observe(&odd);
         assert!(idle.prefill_seconds(4000, 0) < 2.5 * used.prefill_seconds(4000, 0));
-        // One that is slow is found out all the same.
+        // A slow worker is found out all the same.
         let slow = ENGINE.map(|coefficient| 4.0 * coefficient);
         (0..300).for_each(|_| idle.observe(&step(&mut random, &slow, 0.1)));
         close(&idle, &slow, 0.15);
     }
 
-    /// The first thing that a worker ever says may be about a step of a second.
+    /// The first step that a worker ever reports may take a second.
     #[test]
     fn a_first_step_with_prefill_does_not_pass_for_one_without() {
         let (mut random, mut fit) = (Random::new(4), Fit::default());
         let state = EngineState { prefill_tokens_per_second: 9000.0, step_seconds: 1.1, ..Default::default() };
         fit.observe_state(&state);
-        // Mostly decodes of few sequences, as in front of agents.
+        // Mostly decodes of few sequences, as under load from agents.
         for at in 0..3000 {
             let mut batch = step(&mut random, &ENGINE, 0.0);
             batch.decodes = 1 + batch.decodes / 8;

@@ -1,4 +1,4 @@
-//! All workers of a pool and all requests that wait for one: what workers say goes in, bindings come out.
+//! All workers of a pool and all requests that wait for one: reports of workers go in, bindings come out.
 
 mod ahead;
 
@@ -23,32 +23,32 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A token of prefill is charged with no more while nothing is known of the workers.
+/// Most seconds charged per prefill token while the workers' speed is unknown.
 const TOKEN_SECONDS_GUESSED: f64 = 5e-5;
 
-/// Waiting requests looked at when the first ones cannot be bound.
+/// Waiting requests considered when the first ones cannot be bound.
 const LOOK_AHEAD: usize = 256;
-/// Seconds of prefill that are believed of a request while nothing is known of the workers: a guess puts nobody behind others.
+/// Most seconds of prefill assumed of a request while the workers' speed is unknown, so that a guess puts no request behind others.
 const GUESSED_MAX: f64 = 0.05;
-/// Decisions that are remembered with all their candidates.
+/// Decisions kept with all their candidates.
 const DECISIONS_MAX: usize = 256;
-/// Share of the past that a binding leaves in what is known of the traffic: about the last two hundred count.
+/// Weight of the past after each binding in the traffic's figures: about the last two hundred count.
 const TRAFFIC_KEPT: f64 = 0.995;
-/// Tokens of an answer before any has ended.
+/// Output tokens assumed of an answer before any has ended.
 const OUTPUT_TOKENS: f64 = 256.0;
 
-/// What the operator allows.
+/// Operator's bounds on queue and waits.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// New requests that may wait.
+    /// Most new requests in the queue.
     pub queue_max: usize,
-    /// A request whose first token is predicted later than this is refused at once; `None` lets it wait.
+    /// Predicted TTFT above which a request is refused at once; `None`: no bound.
     pub ttft_max: Option<Duration>,
-    /// How long a resumed request waits for a worker of its own numerics while others have credits.
+    /// Time that a resumed request waits for a worker of its own numerics while others have credits.
     pub exact_wait: Duration,
-    /// Objectives, where the pool has any: the queue is ordered by them, and what would miss them by far is refused.
+    /// Objectives, if the pool has any: they order the queue, and a request that would miss them by far is refused.
     pub slo: Option<Slo>,
-    /// Engine seconds by which tenants may differ and be equals.
+    /// Fairness bound: engine seconds by which tenants may differ and still count as equals.
     pub fair_bound: f64,
 }
 
@@ -58,77 +58,77 @@ impl Default for Limits {
     }
 }
 
-/// The router's answer.
+/// Outcome of [`Fleet::next`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Choice {
-    /// Send it there now.
+    /// Send the request to the worker now.
     Bind {
-        /// The request.
+        /// Number of the request.
         request: u64,
-        /// The worker.
+        /// Chosen worker.
         worker: WorkerId,
-        /// Tokens that the worker is believed to have in its cache.
+        /// Prompt tokens believed to be in the worker's cache.
         cached_tokens: u32,
         /// Predicted time to the first token from now.
         ttft: Duration,
         /// False when a resumed request goes on in other numerics.
         exact: bool,
-        /// Its place among those of one priority at the worker, lower first: what its tenant was served before, in microseconds of engine
-        /// time by weight; [`FIRST`] for what began elsewhere.
+        /// Rank among requests of one priority at the worker, lower first: the tenant's earlier service in microseconds
+        /// of engine time by weight; [`FIRST`] for a resumed request.
         turn: i64,
-        /// Who has more of the prompt, where fetching that is quicker than computing it.
+        /// Worker with more of the prompt, where pulling its blocks is quicker than computing them.
         pull_from: Option<WorkerId>,
-        /// Who computes the prompt for it, as far as it lacks it.
+        /// Worker that computes the uncached part of the prompt, if not the chosen one.
         prefill: Option<WorkerId>,
     },
-    /// It has left the queue without a worker.
+    /// The request has left the queue without a worker.
     Refuse {
-        /// The request.
+        /// Number of the request.
         request: u64,
-        /// Why.
+        /// Reason and Retry-After.
         reject: Reject,
     },
-    /// Nothing can be bound until a worker says something new.
+    /// No request can be bound until a worker reports.
     Hold,
 }
 
-/// Why a request may not wait.
+/// Refusal of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reject {
-    /// When it is worth trying again.
+    /// Time after which a retry makes sense.
     pub retry_after: Duration,
-    /// What is in its way.
+    /// Reason of the refusal.
     pub refusal: Refusal,
 }
 
-/// What is in a request's way.
+/// Reason of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Too many wait.
+    /// The queue is full.
     Full,
-    /// Its first token would come later than the pool allows.
+    /// The first token would come later than the pool allows.
     Late,
-    /// Its first token would come after its deadline.
+    /// The first token would come after the request's deadline.
     Impatient,
-    /// Its deadline has passed.
+    /// The request's deadline has passed.
     Deadline,
 }
 
-/// A request that has a worker.
+/// A request that has been bound.
 struct Bound {
     worker: WorkerId,
-    /// Number of its frame.
+    /// Number of the request's frame to the worker.
     sent: u64,
     tenant: Arc<str>,
     weight: u32,
     rank: Rank,
-    /// Tokens emitted.
+    /// Tokens emitted so far.
     emitted: u64,
-    /// Blocks promised, until the first token.
+    /// Promised blocks, until the first token.
     hashes: Option<Arc<[BlockHash]>>,
 }
 
-/// What requests are placed by: everything but the requests.
+/// State that requests are placed by.
 struct Site {
     weights: Weights,
     limits: Limits,
@@ -136,25 +136,25 @@ struct Site {
     workers: BTreeMap<WorkerId, WorkerView>,
     index: KvIndex,
     turn: u64,
-    /// Tokens of an answer, smoothed.
+    /// Mean output tokens of an answer, smoothed.
     output_tokens: f64,
-    /// Seconds of prefill that were bound, in long prompts and in all, with forgetting.
+    /// Seconds of prefill bound, in long prompts and in all, with forgetting.
     bound_seconds: (f64, f64),
 }
 
 impl Site {
-    /// The promise of seconds between tokens, if there is one.
+    /// Promised TPOT in seconds, if there is one.
     fn tpot_max(&self) -> Option<f64> {
         self.limits.slo.map(|slo| slo.tpot.as_secs_f64()).filter(|tpot| *tpot > 0.0)
     }
 
-    /// Mean speed of prefill of those that take requests.
+    /// Mean prefill speed of the workers that take requests.
     fn pace(&self) -> f64 {
         let taking = || self.workers.values().filter(|worker| worker.takes_requests());
         taking().map(WorkerView::pace).sum::<f64>() / taking().count().max(1) as f64
     }
 
-    /// `queued`: seconds of prefill that wait in the gateway.
+    /// Snapshot for one round of choosing. `queued`: seconds of prefill that wait in the gateway.
     fn market(&self, queued: f64, now: Duration) -> Market<'_> {
         let sum = self.workers.values().map(WorkerView::queue_seconds).sum::<f64>() + queued;
         Market {
@@ -176,7 +176,7 @@ impl Site {
     }
 }
 
-/// See the module header.
+/// Router of one pool; see the module header.
 pub struct Fleet {
     site: Site,
     queue: Queue,
@@ -184,12 +184,12 @@ pub struct Fleet {
     bound: HashMap<u64, Bound>,
     refused: VecDeque<(u64, Reject)>,
     decisions: VecDeque<Explanation>,
-    /// Somebody came into the queue or left it since [`Self::ahead`] looked.
+    /// Whether a request entered or left the queue since [`Self::ahead`] last looked.
     has_moved: bool,
 }
 
 impl Fleet {
-    /// An empty fleet that is cache aware and draws from seed 0.
+    /// An empty fleet with the cache-aware policy and seed 0.
     pub fn new(weights: Weights, limits: Limits) -> Self {
         let site = Site {
             weights,
@@ -212,20 +212,20 @@ impl Fleet {
         }
     }
 
-    /// Chooses by another rule.
+    /// Sets the policy.
     #[must_use]
     pub fn with_policy(mut self, policy: Policy) -> Self {
         self.site.policy = policy;
         self
     }
 
-    /// Draws what is left to chance (which of equals) from another seed.
+    /// Sets the seed of random choices between equals.
     #[must_use]
     pub fn seeded(self, seed: u64) -> Self {
         Self { random: Random::new(seed), ..self }
     }
 
-    /// A worker is ready, with what its cache holds. It may have been there before: the view starts anew.
+    /// Adds a worker that is ready, with the content of its cache. A known worker's view starts anew.
     pub fn join(&mut self, worker: WorkerId, member: Member, kv: &[KvEvent]) {
         self.leave(worker);
         self.site.index.join(worker, member.blocks_total as usize);
@@ -235,7 +235,7 @@ impl Fleet {
         self.site.workers.insert(worker, WorkerView::new(member, fit));
     }
 
-    /// A worker is gone. Requests bound to it are the caller's to enqueue again.
+    /// Removes a worker. Its requests have to be enqueued again by the caller.
     pub fn leave(&mut self, worker: WorkerId) {
         if self.site.workers.remove(&worker).is_some() {
             self.site.index.leave(worker);
@@ -243,21 +243,21 @@ impl Fleet {
         }
     }
 
-    /// Binds nothing to a worker while it is suspended; what is known of it stays.
+    /// Suspends a worker or ends its suspension: a suspended one gets no requests, and its view is kept.
     pub fn suspend(&mut self, worker: WorkerId, suspended: bool) {
         if let Some(view) = self.site.workers.get_mut(&worker) {
             view.suspended = suspended;
         }
     }
 
-    /// Takes in what a worker said with a step. `accepted`: requests of this session that `state` counts.
+    /// Takes in a worker's report. `accepted`: requests of this session that `state` counts.
     pub fn update(&mut self, worker: WorkerId, state: Option<&EngineState>, kv: &[KvEvent], accepted: u64) {
         let Some(view) = self.site.workers.get_mut(&worker) else { return };
         view.hear(state, accepted);
         kv.iter().for_each(|event| self.site.index.apply(worker, event));
     }
 
-    /// Takes in what a step of a worker computed and how long it took.
+    /// Takes in a step of a worker: what was computed and how long it took.
     pub fn observe(&mut self, worker: WorkerId, batch: &Batch) {
         let Some(view) = self.site.workers.get_mut(&worker) else { return };
         view.observe(batch);
@@ -267,7 +267,7 @@ impl Fleet {
         }
     }
 
-    /// Lets workers that have hardly been used be taken for their equals.
+    /// Updates the speed of hardly used workers from that of their equals on the same device.
     fn teach(&mut self, device: &str) {
         let equals = |view: &&WorkerView| *view.member.device == *device;
         if self.site.workers.values().filter(equals).all(|view| view.fit.is_telling()) {
@@ -278,12 +278,12 @@ impl Fleet {
         all.filter(|view| *view.member.device == *device).for_each(|view| view.fit.take_after(&known));
     }
 
-    /// How fast a worker is as far as it is known.
+    /// Fitted speed of a worker.
     pub fn fit(&self, worker: WorkerId) -> Option<&Fit> {
         self.site.workers.get(&worker).map(|view| &view.fit)
     }
 
-    /// Lets a request wait for a worker. For it, another that waits may have to go: [`Self::next`] says so.
+    /// Enqueues a request. A full queue may put out another one for it, which [`Self::next`] then refuses.
     ///
     /// # Errors
     /// [`Reject`] when the queue is full or the first token would come too late; never for a resumed request.
@@ -313,7 +313,7 @@ impl Fleet {
         }
     }
 
-    /// How much too late a new request would be served: later than its client waits, or than the pool allows.
+    /// Time by which a new request would miss its deadline or the pool's bound on the TTFT; `None`: it misses none.
     fn too_late(&self, waiting: &Waiting, now: Duration) -> Option<(Duration, Refusal)> {
         let Limits { ttft_max, slo, .. } = self.site.limits;
         let view = &waiting.view;
@@ -330,14 +330,14 @@ impl Fleet {
         late.or_else(|| slo.and_then(|slo| slo.too_late(ttft, view.tokens.len()))).map(|over| (over, Refusal::Late))
     }
 
-    /// Predicted time to the first token of a request that begins to wait now.
+    /// Predicted TTFT of a request that begins to wait now.
     fn soonest(&self, waiting: &Waiting) -> Option<Duration> {
         let view = &waiting.view;
         let ahead = self.queue.ahead(&view.tenant, view.weight) / self.site.workers.len().max(1) as f64;
         let tpot = self.site.limits.slo.map_or(f64::INFINITY, |slo| slo.tpot.as_secs_f64());
         let at = |worker: &WorkerView| {
             let (sequences, tokens) = (view.sequences.max(1), view.tokens.len());
-            // Somebody has to end first.
+            // All places are taken: a sequence has to end first.
             let waits = !worker.starts(sequences) || worker.is_crowded(sequences, tokens, tpot);
             let place = if waits { worker.place_seconds(self.site.output_tokens) } else { 0.0 };
             worker.queue_seconds().max(place) + worker.step_seconds(1, tokens)
@@ -346,12 +346,12 @@ impl Fleet {
         Some(seconds(ahead + soonest + waiting.estimate))
     }
 
-    /// Whether predictions are more than guesses.
+    /// Whether predictions for all workers rest on more than guesses.
     fn is_known(&self) -> bool {
         self.site.workers.values().all(WorkerView::is_known)
     }
 
-    /// A request ended, or will wait again: forgets that it waits and what was promised for it.
+    /// Removes a request that has ended or will be enqueued again, with its promises.
     pub fn remove(&mut self, request: u64) {
         self.has_moved = true;
         self.queue.remove(request);
@@ -361,7 +361,7 @@ impl Fleet {
         }
     }
 
-    /// The first token of a request arrived: its blocks are resident now, the promise ends.
+    /// Ends the promise of a request at its first token: its blocks are resident now.
     pub fn settle(&mut self, request: u64) {
         if let Some(bound) = self.bound.get_mut(&request)
             && let Some(hashes) = bound.hashes.take()
@@ -371,7 +371,7 @@ impl Fleet {
         }
     }
 
-    /// A request got tokens: its tenant is charged for them.
+    /// Charges a request's tenant for emitted tokens.
     pub fn emitted(&mut self, request: u64, tokens: u64) {
         let Some(bound) = self.bound.get_mut(&request) else { return };
         bound.emitted += tokens;
@@ -380,7 +380,7 @@ impl Fleet {
         }
     }
 
-    /// The request that was bound last was not sent after all: nothing of it reaches the worker.
+    /// Takes back the last binding, whose request was not sent to the worker after all.
     pub fn unsent(&mut self, request: u64) {
         self.settle(request);
         let Some(bound) = self.bound.remove(&request) else { return };
@@ -389,8 +389,8 @@ impl Fleet {
         }
     }
 
-    /// Binds a request to a worker that its owner chose, as when it moves while it runs; `cached_tokens` of it are there. False, and
-    /// nothing has happened, when that worker is not there, takes nothing new, or would not start it now.
+    /// Binds a request to a worker chosen by the caller, as in a migration; `cached_tokens` of its prompt are there.
+    /// False, without effect, when the worker is unknown, takes nothing new, or would not start the request now.
     pub fn assign(&mut self, request: u64, view: View, worker: WorkerId, cached_tokens: u32, now: Duration) -> bool {
         let mut waiting = Waiting::new(request, view, now);
         let (tokens, sequences) = (waiting.view.tokens.len(), waiting.view.sequences.max(1));
@@ -413,32 +413,32 @@ impl Fleet {
         true
     }
 
-    /// Predicted seconds of a step of a worker with so many sequences and tokens more; `None` when it would not start them now.
+    /// Predicted seconds of a worker's decode step with `sequences` and `tokens` added; `None` when it would not start them now.
     pub fn step_with(&self, worker: WorkerId, sequences: u32, tokens: usize) -> Option<f64> {
         let view = self.site.workers.get(&worker)?;
         (sequences == 0 || view.starts(sequences)).then(|| view.step_seconds(sequences, tokens))
     }
 
-    /// Predicted seconds of the prefill that a worker has before it.
+    /// Predicted seconds of the prefill queued at a worker.
     pub fn prefill_ahead(&self, worker: WorkerId) -> f64 {
         self.site.workers.get(&worker).map_or(0.0, WorkerView::queue_seconds)
     }
 
-    /// Who prefills for `decode` when `prefill` is lost on the way, the one with the least ahead first; and how many tokens `decode` has to lack
-    /// then, for that to be worth it.
+    /// Prefill workers for `decode` if `prefill` is lost on the way, least queue first; and the number of missing
+    /// tokens from which asking one is worth it.
     pub fn prefills_next(&self, decode: WorkerId, prefill: WorkerId) -> (Vec<WorkerId>, usize) {
         pair::next(&self.site.workers, &self.site.weights, decode, prefill)
     }
 
-    /// Whether a worker takes nothing of what waits, however little it is: then nothing is priced.
+    /// Whether a worker takes no waiting request, however small: then none is priced.
     fn is_shut(&self, view: &WorkerView) -> bool {
-        // What runs already is bound to no promise.
+        // Resumed requests are exempt from the promise.
         let tpot = self.site.tpot_max().filter(|_| !self.queue.has_resumed());
         view.credits() == 0 || tpot.is_some_and(|tpot| view.is_crowded(1, 0, tpot))
     }
 
-    /// The next binding or refusal. Call until it says [`Choice::Hold`]; after any other the request has left the queue, and the
-    /// caller sends it or tells its client.
+    /// The next binding or refusal. To be called until it returns [`Choice::Hold`]; after any other result the request
+    /// has left the queue, and the caller sends it or tells its client.
     pub fn next(&mut self, now: Duration) -> Choice {
         if let Some((request, reject)) = self.refused.pop_front() {
             return Choice::Refuse { request, reject };
@@ -448,7 +448,7 @@ impl Fleet {
             let reject = Reject { retry_after: Duration::from_secs(1), refusal: Refusal::Deadline };
             return Choice::Refuse { request, reject };
         }
-        // Who waits for a worker without credits may pass what came after it.
+        // A request that waits for a worker without credits may pass those that came there later.
         let is_shut = self.site.workers.values().all(|view| self.is_shut(view));
         let last = self.site.workers.values().filter_map(WorkerView::last_rank).max();
         if self.queue.len() == 0 || is_shut && self.queue.first_rank() >= last {
@@ -482,7 +482,7 @@ impl Fleet {
         found.map_or(Choice::Hold, |(request, placement)| self.bind(request, placement, now))
     }
 
-    /// What would be decided about a request now, and why; nothing happens.
+    /// Explains the decision that would be made about a request now, without effect.
     pub fn explain(&self, view: View, now: Duration) -> Explanation {
         let mut waiting = Waiting::new(0, view, now);
         let market = self.site.market(self.queue.seconds(), now);
@@ -491,7 +491,7 @@ impl Fleet {
         self.explanation(&waiting, candidates, chosen, now)
     }
 
-    /// What is to be written down of the decision that bound a request, if it was the last.
+    /// Record of the decision that bound a request, if it was the last decision.
     pub fn record(&self, request: u64) -> Option<Record> {
         let made = self.decisions.back().filter(|made| made.request == request)?;
         let Bound { worker, hashes, .. } = self.bound.get(&request)?;
@@ -503,8 +503,8 @@ impl Fleet {
         self.decisions.iter()
     }
 
-    /// Predicted time to the first token of a new request of `tokens` prompt tokens, cache aside: the shortest queue of a
-    /// worker, its share of those that wait here, and its own prefill. [`Duration::MAX`] without a worker.
+    /// Predicted TTFT of a new request of `tokens` prompt tokens without a cache hit: the shortest queue of a worker,
+    /// its share of the gateway's queue, and the prefill. [`Duration::MAX`] without a worker.
     pub fn predicted_ttft(&self, tokens: usize) -> Duration {
         let ahead = self.queue.seconds() / self.site.workers.len().max(1) as f64;
         let at =
@@ -517,29 +517,29 @@ impl Fleet {
             .map_or(Duration::MAX, |soonest| seconds(ahead + soonest))
     }
 
-    /// What comes to the fleet, for [`crate::roles`] and [`crate::replicas`].
+    /// Traffic of the fleet, for [`crate::roles`] and [`crate::replicas`].
     pub fn traffic(&self) -> Traffic {
         let (long, all) = self.site.bound_seconds;
         let long_share = if all > 0.0 { long / all } else { 0.0 };
         Traffic { waiting: self.queue.len(), waiting_seconds: self.queue.seconds(), long_share }
     }
 
-    /// Prefill seconds of the requests that wait here.
+    /// Prefill seconds of the requests in the queue.
     pub fn waiting_seconds(&self) -> f64 {
         self.queue.seconds()
     }
 
-    /// Requests that wait here.
+    /// Number of requests in the queue.
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// Tenants that wait: name, requests, engine seconds served by weight.
+    /// Tenants with waiting requests: name, requests, engine seconds served by weight.
     pub fn tenants(&self) -> impl Iterator<Item = (&Arc<str>, usize, f64)> {
         self.queue.tenants()
     }
 
-    /// Blocks in the index: resident somewhere, promised.
+    /// Blocks in the index: resident somewhere, and promised.
     pub fn index_sizes(&self) -> (usize, usize) {
         self.site.index.sizes()
     }
@@ -553,10 +553,10 @@ impl Fleet {
         let rows = tokens.saturating_sub(cached_tokens as usize);
         let blocks = rows.div_ceil(BLOCK_TOKENS) as u32;
         let sequences = waiting.view.sequences.max(1);
-        // What is computed elsewhere takes no rows here.
+        // Prefill rows that another worker computes are not taken here.
         let rows = if prefill.is_some() { BLOCK_TOKENS.min(rows) } else { rows };
         let uncached = view.prefill_seconds(tokens, cached_tokens as usize);
-        // A guess can be more than a tenant's share of minutes.
+        // Without a known speed the price may be a wild guess, and would charge the tenant for minutes.
         let charge = if view.is_known() { parts.own } else { parts.own.min(rows as f64 * TOKEN_SECONDS_GUESSED) };
         let sent = view.send(Sent { sequences, seconds: parts.own, tokens, rows, blocks });
         let hashes = waiting.hashes(&view.member.numerics_id);

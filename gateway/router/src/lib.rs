@@ -1,20 +1,21 @@
-//! Which worker: the fleet as the gateway sees it, what each worker's cache holds, one cost in seconds, and the queue.
+//! Request router of a pool: the workers as the gateway sees them, an index of their prefix caches, one cost in seconds, and the queue.
 //!
-//! Work waits here, not in the workers (late binding): a worker grants credits one step ahead, and a request is bound to the
-//! cheapest worker that has one. So it can still move while it waits, and order, priority and cancellation have one owner.
+//! Requests wait here, not at the workers (late binding): a worker grants credits one step ahead, and a request is
+//! bound to the cheapest worker that has one. So a waiting request can still go elsewhere, and order, priority and
+//! cancellation have one owner.
 //!
-//! - [`index`]: which worker holds which prefix (told by the workers), and which blocks are promised to which worker
-//! - [`approximate`]: the same guessed, for backends that say nothing
-//! - [`foreign`]: the same from what vLLM and SGLang publish
-//! - [`cost`]: the price of a placement in seconds
-//! - [`fit`]: how fast each worker is, learned from its steps
-//! - `queue.rs`: who is next, fairly among tenants
-//! - `place.rs`, [`policy`]: where one request would go; [`explain`]: and why
-//! - [`roles`]: which workers prefill for others, following the load
-//! - [`fleet`]: all of it together: [`Fleet::enqueue`], [`Fleet::next`], and what the workers say
+//! - [`index`]: exact index of the workers' prefix caches, as reported by them, with the blocks promised to each
+//! - [`approximate`]: estimated index, for backends that publish no events
+//! - [`foreign`]: index fed by the events of vLLM and SGLang
+//! - [`cost`]: cost of a placement in seconds
+//! - [`fit`]: speed of each worker, learned from its steps
+//! - `queue.rs`: order of the waiting requests, fair among tenants
+//! - `place.rs`, [`policy`]: choice of a worker for one request; [`explain`]: its reasons
+//! - [`roles`]: workers that prefill for others, following the load
+//! - [`fleet`]: all of it together: [`Fleet::enqueue`], [`Fleet::next`], and the workers' reports
 //!
-//! Pure: time comes in as an argument, nothing is awaited, what is left to chance is drawn from a seed. Deliberately absent: sockets, text,
-//! clocks, and any knowledge of what a token means.
+//! Pure: time is an argument, nothing is awaited, random choices are drawn from a seed. Deliberately absent: sockets,
+//! text, clocks, and any knowledge of a token's meaning.
 #![forbid(unsafe_code)]
 
 pub mod approximate;
@@ -49,9 +50,9 @@ pub use record::Record;
 pub use slo::Slo;
 pub use worker::Member;
 
-/// A worker of one pool; small numbers, reused after a worker left.
+/// Index of a worker in its pool; a small number, reused after a worker has left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub u8);
 
-/// Workers of one pool at most: the width of the bitset in [`index`].
+/// Most workers of one pool: the width of the bitset in [`index`].
 pub const WORKERS_MAX: usize = 128;

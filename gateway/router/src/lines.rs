@@ -1,31 +1,31 @@
-//! Requests of one urgency that wait, by tenant; and which tenants are next, however many there are.
+//! Waiting requests of one priority, by tenant, and the order of the tenants.
 //!
-//! A tenant stands in the *bucket* of what it was served: tenants of one bucket are equals. Within a bucket they are kept by what of
-//! theirs is due first, so that nobody looks at ten thousand tenants to find the next one.
+//! A tenant is in the *bucket* of the service it has had: tenants of one bucket count as equals. Within a bucket they
+//! are sorted by the request that is due first, so that finding the next tenant does not take a scan of ten thousand.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What one tenant has waiting.
+/// Waiting requests of one tenant.
 #[derive(Default)]
 pub(crate) struct Line {
-    /// (due, arrival) → request.
+    /// Request by (due time, arrival number).
     pub(crate) requests: BTreeMap<(Duration, u64), u64>,
     bucket: i64,
 }
 
 impl Line {
-    /// Where its tenant stands, by the first of its requests.
+    /// Sort key of the tenant, by the first of its requests.
     fn key(&self) -> Option<Key> {
         self.requests.first_key_value().map(|((due, arrival), _)| (self.bucket, *due, *arrival))
     }
 }
 
-/// Bucket, due, arrival: no two are equal.
+/// Bucket, due time, arrival number: unique.
 type Key = (i64, Duration, u64);
 
-/// See the module header.
+/// Waiting requests of all tenants; see the module header.
 #[derive(Default)]
 pub(crate) struct Lines {
     tenants: HashMap<Arc<str>, Line>,
@@ -33,7 +33,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Adds a request of a tenant, which is in that bucket.
+    /// Adds a request of a tenant, and sets the tenant's bucket.
     pub(crate) fn insert(&mut self, tenant: &Arc<str>, bucket: i64, at: (Duration, u64), request: u64) {
         self.change(tenant, |line| {
             line.bucket = bucket;
@@ -41,14 +41,14 @@ impl Lines {
         });
     }
 
-    /// Takes a request out.
+    /// Removes a request.
     pub(crate) fn remove(&mut self, tenant: &Arc<str>, at: (Duration, u64)) {
         self.change(tenant, |line| {
             line.requests.remove(&at);
         });
     }
 
-    /// The tenant is in this bucket from now on.
+    /// Moves the tenant to this bucket.
     pub(crate) fn stand(&mut self, tenant: &Arc<str>, bucket: i64) {
         if self.tenants.get(tenant).is_some_and(|line| line.bucket != bucket) {
             self.change(tenant, |line| line.bucket = bucket);
@@ -73,13 +73,13 @@ impl Lines {
         self.tenants.is_empty()
     }
 
-    /// What a tenant has waiting.
+    /// Waiting requests of a tenant.
     pub(crate) fn get(&self, tenant: &Arc<str>) -> Option<&Line> {
         self.tenants.get(tenant)
     }
 
-    /// Tenants among whose requests the first `count` are, with what they have: those of the lowest buckets; of a bucket, the first that
-    /// are due before `now`, and the first that are not.
+    /// Tenants that own the first `count` requests, with their lines: those of the lowest buckets; of each bucket, the
+    /// first with a request due before `now`, and the first with one due later.
     pub(crate) fn first(&self, now: Duration, count: usize) -> Vec<(&Arc<str>, &Line)> {
         let mut first = Vec::new();
         let mut from = self.next.first_key_value().map(|((bucket, ..), _)| *bucket);
@@ -94,7 +94,7 @@ impl Lines {
         first
     }
 
-    /// The tenants of the lowest bucket, and which that is.
+    /// The lowest bucket and its tenants.
     pub(crate) fn lowest(&self) -> Option<(i64, impl Iterator<Item = &Arc<str>>)> {
         let ((bucket, ..), _) = self.next.first_key_value()?;
         let end = (*bucket, Duration::MAX, u64::MAX);

@@ -1,50 +1,50 @@
-//! What workers do and what comes to them, as the planners of [roles](crate::roles) and of [replicas](crate::replicas) are shown it:
-//! steps go in one by one, a [`WorkerLoad`] each comes out once a second.
+//! Load of the workers and of the pool, as input of the planners of [roles](crate::roles) and of
+//! [replicas](crate::replicas): steps go in one by one, a [`WorkerLoad`] per worker comes out once a second.
 //!
-//! Seconds of a step that are nobody's to save are not work: those of an empty step, and those of its first sequence, which no other
-//! worker would halve. Pure: time is an argument.
+//! Step time that no other worker could save is not counted as work: the time of an empty step, and that of its first
+//! sequence, which no other worker would halve. Pure: time is an argument.
 
 use crate::WorkerId;
 use crate::cost::fill;
 use penstock_proto::frames::{Batch, EngineState, Role};
 use std::time::Duration;
 
-/// How often planners look.
+/// Interval of the planners' looks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Weight of the last look in a worker's share of work.
+/// Weight of the last look in a worker's smoothed shares.
 const FRESH: f64 = 0.3;
 
-/// What is left after a look of what was known of first tokens: the last ten seconds count.
+/// Weight of older first tokens after each look: about the last ten seconds count.
 const KEPT: f64 = 0.9;
 
-/// First tokens from which a share is told.
+/// Least number of first tokens for a share of late ones.
 const TELLING: f64 = 5.0;
 
-/// One worker at a moment.
+/// Load of one worker at a moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerLoad {
-    /// The worker.
+    /// Id of the worker.
     pub worker: WorkerId,
-    /// Its role now.
+    /// Present role of the worker.
     pub role: Role,
-    /// Whether it takes requests; others are neither counted nor flipped.
+    /// Whether the worker takes requests; others are neither counted nor flipped.
     pub ready: bool,
-    /// Share of the last seconds in which it computed prefill, 0 to 1.
+    /// Share of recent time spent on prefill, 0 to 1.
     pub prefill_busy: f64,
-    /// Share of the last seconds in which it computed what decoding sequences add to its steps, 0 to 1.
+    /// Share of recent time that decoding sequences add to the steps, 0 to 1.
     pub decode_busy: f64,
-    /// Prefill seconds that wait there.
+    /// Seconds of prefill queued at the worker.
     pub queue_seconds: f64,
-    /// Seconds of its steps with sequences that decode, on average.
+    /// Mean duration of the steps with decodes, in seconds.
     pub step_seconds: f64,
-    /// Seconds of a step that does nothing.
+    /// Duration of an empty step, in seconds.
     pub base_seconds: f64,
-    /// Share of its KV that is held, 0 to 1.
+    /// Share of the KV cache in use, 0 to 1.
     pub fill: f64,
-    /// Sequences that run there.
+    /// Number of sequences that run.
     pub running: u32,
-    /// Sequences that can.
+    /// Most sequences that can run.
     pub sequences_max: u32,
 }
 
@@ -53,7 +53,7 @@ impl WorkerLoad {
         self.role == Role::Prefill
     }
 
-    /// Seconds of its steps without the prefill in them, above those of an empty one.
+    /// Seconds of a mean step without the prefill in it, above those of an empty step.
     pub(crate) fn above_base(&self) -> f64 {
         match self.running {
             0 => 0.0,
@@ -62,50 +62,50 @@ impl WorkerLoad {
     }
 }
 
-/// What comes to the pool, beside what its workers have.
+/// Load that waits in front of the pool's workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// Requests that wait in the gateway.
+    /// Requests in the gateway's queue.
     pub waiting: usize,
-    /// Seconds of prefill that they are.
+    /// Seconds of prefill of these requests.
     pub waiting_seconds: f64,
     /// Share of all prefill that is in prompts long enough to be computed apart, 0 to 1.
     pub long_share: f64,
 }
 
-/// One worker at a moment, as its last word has it.
+/// Last report of one worker, as input of a look.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// The worker.
+    /// Id of the worker.
     pub worker: WorkerId,
-    /// What it said last.
+    /// Last reported state.
     pub state: &'a EngineState,
-    /// Whether it takes requests.
+    /// Whether the worker takes requests.
     pub ready: bool,
-    /// Sequences that can run there.
+    /// Most sequences that can run there.
     pub sequences_max: u32,
-    /// Seconds of a step that does nothing; 0: not known.
+    /// Duration of an empty step in seconds; 0: unknown.
     pub base_seconds: f64,
 }
 
-/// What is known of one worker's work.
+/// Accumulated work of one worker.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     /// Seconds of prefill since the last look.
     prefill: f64,
-    /// Share of its time, smoothed.
+    /// Smoothed share of time spent on prefill.
     busy: f64,
-    /// Seconds of decoding since the last look, and shares of steps that were decoding, both without those of a first sequence.
+    /// Seconds of decode since the last look, and the sum of decode's shares of steps, both without those of a first sequence.
     decode: (f64, f64),
-    /// Share of its time that is more than empty steps, smoothed.
+    /// Smoothed share of time spent on decode beyond empty steps.
     decodes: f64,
-    /// Steps with sequences that decode since the last look, and their seconds.
+    /// Number of steps with decodes since the last look, and their seconds.
     steps: (u32, f64),
-    /// Seconds of one, smoothed.
+    /// Smoothed duration of such a step, in seconds.
     step: f64,
 }
 
-/// What workers did lately.
+/// Recent work of all workers.
 #[derive(Debug)]
 pub struct Watch {
     works: Vec<Work>,
@@ -113,12 +113,12 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Over workers numbered from 0.
+    /// A watch over workers numbered from 0.
     pub fn new(workers: usize) -> Self {
         Self { works: vec![Work::default(); workers], looked: Duration::ZERO }
     }
 
-    /// A worker computed a step.
+    /// Takes in a step of a worker.
     pub fn observe(&mut self, worker: WorkerId, batch: &Batch) {
         let (prefill, decodes) = (f64::from(batch.prefill_tokens), f64::from(batch.decodes));
         let Some(work) = self.works.get_mut(usize::from(worker.0)) else { return };
@@ -133,12 +133,12 @@ impl Watch {
         }
     }
 
-    /// Whether it is time to look.
+    /// Whether the next look is due.
     pub fn is_due(&self, now: Duration) -> bool {
         now.saturating_sub(self.looked) >= LOOK
     }
 
-    /// What every worker has now and did since the last look. Call when it [is due](Self::is_due).
+    /// Load of every worker now and since the last look. To be called when it [is due](Self::is_due).
     pub fn look(&mut self, seen: &[Seen<'_>], now: Duration) -> Vec<WorkerLoad> {
         let elapsed = now.saturating_sub(self.looked).max(LOOK).as_secs_f64();
         self.looked = now;
@@ -181,7 +181,7 @@ fn finite(value: f64) -> f64 {
     if value.is_finite() { value.max(0.0) } else { 0.0 }
 }
 
-/// Which share of first tokens came later than was promised, lately.
+/// Share of recent first tokens that came later than promised.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Promises {
     late: f64,
@@ -189,13 +189,13 @@ pub struct Promises {
 }
 
 impl Promises {
-    /// A first token came, or can come no more in time.
+    /// Counts a first token, or a request that can no longer get it in time.
     pub fn first_token(&mut self, took: Duration, promised: Duration) {
         self.all += 1.0;
         self.late += f64::from(u8::from(took > promised));
     }
 
-    /// The share that was late, unless too few came to tell; older ones count less with every call.
+    /// Share of late first tokens, if enough came to tell; older ones count less with every call.
     pub fn look(&mut self) -> Option<f64> {
         let share = (self.all >= TELLING).then(|| self.late / self.all);
         (self.late, self.all) = (self.late * KEPT, self.all * KEPT);

@@ -1,14 +1,16 @@
-//! Prefill at one worker, decode at another: the pair is chosen together with the place, as one more way to get the prompt there.
+//! Disaggregated prefill: prefill at one worker, decode at another. The pair is priced together with the place, as one
+//! more way to get the prompt there.
 //!
 //! ```text
 //! cost(d, p) = price of d with own = move, and queue = max(queue_d, queue_p + prefill_p(what neither has))
 //!            + what the prefill costs at p: own_p·β(1 + a·load) + γ·own_p·decoding_p
 //! move       = seconds in which d takes the pages in, beside its decodes
 //! ```
-//! What `d` has of the prompt is credited: only blocks after it are computed and moved. Conditional: a pair is only looked at when what
-//! `d` lacks is long ([`Weights::apart_tokens`](crate::Weights::apart_tokens), or `apart_tokens_decode` where `d` has the role decode), and a
-//! mixed worker takes it only when it costs less than computing there, whose harm to those that decode is in that price. A place is reserved at both: `d` by what is sent
-//! to it, `p` by a note that its own word replaces soon.
+//! Blocks that `d` has are credited: only blocks after them are computed and moved. A pair is considered only when `d`
+//! lacks a long part of the prompt ([`Weights::apart_tokens`](crate::Weights::apart_tokens), or `apart_tokens_decode`
+//! where `d` has the role decode), and a mixed worker takes it only when it costs less than prefill at `d`, whose price
+//! includes the harm to the sequences that decode there. A place is reserved at both: at `d` by the frame sent to it,
+//! at `p` by a note that the next reports of `p` replace.
 
 use crate::WorkerId;
 use crate::cost::{Parts, Terms, Weights};
@@ -19,37 +21,37 @@ use penstock_proto::BLOCK_TOKENS;
 use penstock_proto::frames::Role;
 use std::collections::BTreeMap;
 
-/// Share of a step that the decode side gives to pages that come in; the worker keeps to it.
+/// Share of a step that the decode side gives to incoming pages; enforced by the worker.
 const MOVE_SHARE: f64 = 0.1;
 
-/// How many times longer the first token may take, before a worker of the role decode computes a long prompt itself.
+/// Factor on the TTFT up to which a worker of the role decode prefers a prefill worker over computing a long prompt itself.
 const DECODE_PATIENCE: f64 = 3.0;
 
-/// A worker that prefills for another.
+/// Worker that prefills for another, with the changed terms of the cost.
 pub(crate) struct Pair {
     pub(crate) prefill: WorkerId,
-    /// Terms of the decode side that change: own work and queue.
+    /// Changed terms of the decode side: own work and queue.
     pub(crate) own: f64,
     pub(crate) queue: f64,
-    /// What it costs at the prefill side, in the words of the decode side's price.
+    /// Cost at the prefill side, as parts of the decode side's price.
     pub(crate) beside: Parts,
 }
 
 impl WorkerView {
-    /// What the router sends it.
+    /// Reported role of the worker.
     pub(crate) fn role(&self) -> Role {
         self.member.state.role()
     }
 }
 
 impl Market<'_> {
-    /// Whether a worker is kept for prefill while others can decode.
+    /// Whether a worker is reserved for prefill while others can decode.
     pub(crate) fn only_prefills(&self, worker: &WorkerView) -> bool {
         let decodes = |other: &WorkerView| other.takes_requests() && other.role() != Role::Prefill;
         worker.role() == Role::Prefill && self.workers.values().any(decodes)
     }
 
-    /// The candidate with somebody else's prefill, where that costs less.
+    /// The candidate with another worker's prefill, where that is cheaper; otherwise unchanged.
     pub(crate) fn apart(
         &self,
         candidate: Candidate,
@@ -60,13 +62,13 @@ impl Market<'_> {
     ) -> Candidate {
         let Some(pair) = self.pair((candidate.worker, worker), tokens, candidate.found, all) else { return candidate };
         let Pair { prefill, own, queue, beside } = pair;
-        // Short of places it waits as before.
+        // Without a free place the request waits as before.
         let queue = queue.max(terms.queue);
         let mut parts = self.weights.price(&Terms { own, queue, ..*terms });
         (parts.later, parts.harm) = (parts.later + beside.later, parts.harm + beside.harm);
         let ttft = queue + own + terms.step;
-        // A worker of the role decode is kept from long prefills unless that takes very much longer, and so is one that decodes for
-        // somebody to whom the time between tokens is promised.
+        // A worker of the role decode is kept from long prefills unless the alternative takes very much longer; so is a
+        // worker that decodes for sequences with a promised TPOT.
         let is_kept = worker.role() == Role::Decode || self.tpot.is_some() && worker.sequences() > 0;
         let takes =
             if is_kept { ttft <= DECODE_PATIENCE * candidate.ttft + 1.0 } else { parts.sum() < candidate.parts.sum() };
@@ -77,7 +79,7 @@ impl Market<'_> {
         Candidate { parts, found, pull_from: None, prefill: Some(prefill), ttft, ..candidate }
     }
 
-    /// The cheapest worker to prefill for `decode`; `None` when there is none, or the prompt is short there.
+    /// The cheapest worker to prefill for `decode`; `None` when there is none, or too little of the prompt is missing.
     pub(crate) fn pair(
         &self,
         (decode_id, decode): (WorkerId, &WorkerView),
@@ -97,9 +99,9 @@ impl Market<'_> {
             else {
                 continue;
             };
-            // Bytes per second as in a pull; none where blocks cannot be moved.
+            // Bytes per second as in a pull; `None` where blocks cannot be moved.
             let Some(moved) = decode.pull_seconds(worker, lacks as u32) else { continue };
-            // It computes all that it lacks itself, whatever the decode side has.
+            // The prefill worker computes all that it lacks itself, whatever the decode side has.
             let known = (theirs.device + theirs.promised) as usize;
             let compute = worker.prefill_seconds(tokens, known.min(tokens));
             let ahead = worker.queue_seconds() + self.ahead[usize::from(id.0)];
@@ -107,7 +109,7 @@ impl Market<'_> {
             let terms = Terms { own: compute, pace, load: self.load, decoding, ..Terms::default() };
             let priced = self.weights.price(&terms);
             let beside = Parts { later: priced.later, harm: priced.harm, ..Parts::default() };
-            // Most of the way is hidden behind the computing: the last block is not.
+            // Most of the transfer overlaps with the prefill; the last block does not.
             let shown = moved * (BLOCK_TOKENS as f64 / lacks as f64).min(1.0);
             let own =
                 moved * MOVE_SHARE + shown + decode.prefill_seconds(tokens, tokens.saturating_sub(BLOCK_TOKENS / 2));
@@ -121,7 +123,7 @@ impl Market<'_> {
     }
 }
 
-/// Prompts of which a worker lacks more tokens than this may be computed elsewhere.
+/// Number of missing tokens above which a prompt may be computed elsewhere.
 fn longer_than(weights: &Weights, decode: &WorkerView) -> usize {
     let tokens = match decode.role() {
         Role::Decode => weights.apart_tokens_decode,
@@ -130,8 +132,8 @@ fn longer_than(weights: &Weights, decode: &WorkerView) -> usize {
     tokens.max(BLOCK_TOKENS)
 }
 
-/// Who prefills for `decode` when `prefill` is lost on the way: those with the least ahead first. And how many tokens it has to lack then, for
-/// that to be worth it.
+/// Prefill workers for `decode` if `prefill` is lost on the way, least queue first; and the number of missing tokens
+/// from which asking one is worth it.
 pub(crate) fn next(
     workers: &BTreeMap<WorkerId, WorkerView>,
     weights: &Weights,
@@ -183,7 +185,7 @@ mod tests {
         fleet
     }
 
-    /// Who decodes and who prefills a request of so many tokens.
+    /// Worker that decodes and worker that prefills a request of `tokens` tokens.
     fn place(fleet: &mut Fleet, request: u64, tokens: u32) -> (u8, Option<u8>) {
         let view = View { tokens: (0..tokens).collect(), sequences: 1, ..View::default() };
         fleet.enqueue(request, view, Duration::ZERO).expect("taken");

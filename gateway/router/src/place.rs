@@ -1,11 +1,12 @@
-//! Where one request would go: every worker that suits, priced.
+//! Placement of one request: every suitable worker is priced, and the policy chooses.
 //!
-//! A worker without credits is a candidate too: its price has the wait in it, and when it is the cheapest the request waits for it. The
-//! wait is bounded: what it takes longer than predicted is charged, and after [`HOLD_MAX`] only workers that are free count; unless the
-//! worker that it waits for has most of its prompt, which would have to be computed elsewhere.
+//! A worker without credits is a candidate too: its price includes the wait, and if it is the cheapest the request
+//! waits for it. The wait is bounded: time beyond the prediction is charged, and after [`HOLD_MAX`] only free workers
+//! count; except when the worker has most of the prompt, which would have to be computed elsewhere.
 //!
-//! Where a pool has objectives, a worker is not free for a request that would make the tokens of those that run there come slower
-//! than promised: it goes elsewhere, or waits until one of them has ended. Continued requests are exempt: they were let in before.
+//! Where a pool has objectives, a worker is not free for a request that would slow the sequences there beyond the
+//! promised TPOT: the request goes elsewhere, or waits until one of them has ended. Resumed requests are exempt: they
+//! were admitted before.
 
 use crate::cost::{Terms, Weights, fill};
 use crate::explain::{Candidate, Found};
@@ -21,55 +22,55 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a request of many sequences waits for credits for all of them, and keeps those behind it waiting. Then it takes
-/// what there is, and the worker queues the rest.
+/// Time that a request of many sequences waits for credits for all of them, and keeps those behind it waiting. After
+/// that it takes the credits there are, and the worker queues the rest.
 const TOGETHER_WAIT: Duration = Duration::from_millis(500);
-/// How long a request waits for a busy worker while others are free. Long: the price has the wait in it already, and a session that is
-/// sent away computes all its prompt anew, evicts others' blocks, and sends them away too. Simulated agents at 1.3 times their recorded
-/// rate: 40 % in SLO with ten seconds, 97 % with ten minutes.
+/// Time that a request waits for a busy worker while others are free. Long, because the price includes the wait
+/// already, and a session that is sent away computes its whole prompt anew, evicts others' blocks, and so sends them
+/// away too. Simulated agents at 1.3 times their recorded rate: 40 % in SLO with ten seconds, 97 % with ten minutes.
 const HOLD_MAX: Duration = Duration::from_secs(120);
-/// What a wait may take longer than predicted, in seconds, before it is charged.
+/// Seconds that a wait may exceed its prediction before it is charged.
 const HOLD_SLACK: f64 = 20.0;
-/// Charge per second that a wait takes longer than predicted.
+/// Charge per second of a wait beyond that.
 const OVERDUE: f64 = 0.5;
-/// How long what was found of a waiting request may be believed while it is only compared, not bound.
+/// Life of a waiting request's index hits while it is only compared, not bound.
 const FOUND_TTL: Duration = Duration::from_millis(50);
 
-/// Borrows of the fleet's parts while its queue is gone through, and what holds for one round of choosing.
+/// Borrowed parts of the fleet for one round of choosing, and figures that hold for the round.
 pub(crate) struct Market<'a> {
     pub(crate) workers: &'a BTreeMap<WorkerId, WorkerView>,
     pub(crate) index: &'a KvIndex,
     pub(crate) weights: &'a Weights,
     pub(crate) policy: Policy,
     pub(crate) exact_wait: Duration,
-    /// Seconds between tokens that are promised.
+    /// Promised TPOT in seconds.
     pub(crate) tpot: Option<f64>,
-    /// Of the request in hand.
+    /// Rank of the request in hand.
     pub(crate) rank: Rank,
-    /// Mean queue of the fleet in seconds, those that wait in the gateway included.
+    /// Mean queue of the fleet in seconds, with requests that wait in the gateway.
     pub(crate) load: f64,
-    /// Mean speed of prefill of the fleet, as [`WorkerView::pace`].
+    /// Mean prefill speed of the fleet, as [`WorkerView::pace`].
     pub(crate) pace: f64,
-    /// Tokens of an answer, as they usually are.
+    /// Usual output tokens of an answer.
     pub(crate) output_tokens: f64,
     pub(crate) turn: u64,
     pub(crate) now: Duration,
-    /// Prefill seconds of requests before this one in the queue that wait for a busy worker.
+    /// Prefill seconds, per worker, of earlier requests in the queue that wait for it.
     pub(crate) ahead: [f64; WORKERS_MAX],
-    /// Blocks that they will take.
+    /// Blocks, per worker, that those requests will take.
     pub(crate) blocks_ahead: [u32; WORKERS_MAX],
 }
 
-/// Whether a worker's device has more than half of a prompt, or will have it.
+/// Whether a worker's device has more than half of a prompt, promised blocks included.
 fn has_most(found: Found, view: &View) -> bool {
     (found.device + found.promised) as usize * 2 > view.tokens.len()
 }
 
-/// A priced choice.
+/// Priced candidates and the choice among them.
 pub(crate) struct Placement {
     pub(crate) candidates: Vec<Candidate>,
     pub(crate) chosen: usize,
-    /// In its own numerics.
+    /// Whether the choice has the request's own numerics.
     pub(crate) exact: bool,
 }
 
@@ -79,17 +80,17 @@ impl Placement {
     }
 }
 
-/// Where one request goes.
+/// Decision about one request.
 pub(crate) enum Verdict {
     Place(Placement),
-    /// It waits, for a worker of its own numerics, for room at one, or for a busy one; those behind it need not.
+    /// The request waits for a worker of its own numerics, for room at one, or for a busy one; requests behind it may pass.
     LetPass,
-    /// It gathers credits; those behind it wait too, or it would starve. Not for longer than [`TOGETHER_WAIT`].
+    /// The request gathers credits for its sequences; requests behind it wait too, or it would starve. At most for [`TOGETHER_WAIT`].
     WaitForCredits,
 }
 
 impl Market<'_> {
-    /// What is to be done with a request whose turn it is.
+    /// Decides about a request whose turn it is.
     pub(crate) fn place(&mut self, waiting: &mut Waiting, random: &mut Random) -> Verdict {
         let wanted = waiting.view.numerics_id.clone();
         let is_home = |view: &WorkerView| wanted.as_ref().is_none_or(|id| *id == view.member.numerics_id);
@@ -99,7 +100,7 @@ impl Market<'_> {
         let suits = |view: &WorkerView| !exact || is_home(view);
         let Some(mut placement) = self.choose(waiting, &suits, false, random) else { return Verdict::LetPass };
         if placement.choice().free {
-            // What was found may be of a moment ago: look again before it is final.
+            // The hits may be some time old: look again before the choice is final.
             match self.choose(waiting, &suits, true, random) {
                 Some(fresh) => placement = fresh,
                 None => return Verdict::LetPass,
@@ -126,7 +127,7 @@ impl Market<'_> {
         self.workers.values().any(|worker| suits(worker) && worker.starts(view.sequences))
     }
 
-    /// Prices the workers that suit and lets the policy choose; `None` when there are none.
+    /// Prices the workers that suit and lets the policy choose; `None` when none suits.
     pub(crate) fn choose(
         &self,
         waiting: &mut Waiting,
@@ -135,7 +136,7 @@ impl Market<'_> {
         random: &mut Random,
     ) -> Option<Placement> {
         let mut candidates = self.candidates(waiting, suits, fresh);
-        // Who has most of its prompt there waits on: elsewhere all of it would be computed, and others' blocks evicted for it.
+        // A worker with most of the prompt is waited for on: elsewhere all of it would be computed, and others' blocks evicted for it.
         let waits_for_most =
             candidates.iter().any(|candidate| !candidate.free && has_most(candidate.found, &waiting.view));
         let held_too_long =
@@ -151,7 +152,7 @@ impl Market<'_> {
         Some(Placement { candidates, chosen, exact: true })
     }
 
-    /// Seconds of prefill at the worker where that is least.
+    /// Seconds of prefill at the worker with the least.
     pub(crate) fn least_own(&self, waiting: &mut Waiting) -> f64 {
         self.find(waiting, true);
         let found = waiting.found.iter().map(|(worker, found)| {
@@ -188,7 +189,7 @@ impl Market<'_> {
         candidates
     }
 
-    /// The price of a request at one worker.
+    /// Price of the request at one worker.
     fn price(
         &self,
         worker: &WorkerView,
@@ -203,7 +204,7 @@ impl Market<'_> {
         let found = Found { loaded, ..found };
         let mut queue = worker.queue_before(self.rank) + self.ahead[usize::from(id.0)];
         if !free {
-            // Short of places rather than of time: somebody has to end first.
+            // Places are missing rather than time: a sequence has to end first.
             queue = queue.max(worker.place_seconds(self.output_tokens));
         }
         let before = worker.promised_blocks().saturating_add(self.blocks_ahead[usize::from(id.0)]);
@@ -234,25 +235,25 @@ impl Market<'_> {
         self.apart(candidate, worker, &terms, tokens, all)
     }
 
-    /// How fast a worker computes prompts beside the others.
+    /// Prefill speed of a worker relative to the fleet's mean.
     pub(crate) fn pace_of(&self, worker: &WorkerView) -> f64 {
         if self.pace > 0.0 { worker.pace() / self.pace } else { 1.0 }
     }
 
-    /// Whether a request would break the promise to those that run there.
+    /// Whether a request would break the promised TPOT of the sequences at a worker.
     fn crowds(&self, worker: &WorkerView, view: &View) -> bool {
         let tpot = self.tpot.filter(|_| !view.resumed);
         tpot.is_some_and(|tpot| worker.is_crowded(view.sequences.max(1), view.tokens.len(), tpot))
     }
 
-    /// Blocks that a request takes beside those that hold `have` of its tokens.
+    /// Blocks that a request takes beyond those that hold `have` of its tokens, expected output included.
     fn blocks(&self, view: &View, have: u32) -> u32 {
         let tokens = view.tokens.len() + self.output_tokens as usize;
         tokens.saturating_sub(have as usize).div_ceil(BLOCK_TOKENS) as u32
     }
 
-    /// Seconds until the worker has the prompt, from where that is quickest: computed, loaded from its tiers, pulled from another. And
-    /// how many tokens of it are loaded or pulled, and from whom.
+    /// Seconds until the worker has the prompt by the quickest way: computed, loaded from its tiers, or pulled from
+    /// another worker. Also the number of tokens loaded or pulled, and the worker to pull from.
     fn own(
         &self,
         worker: &WorkerView,
@@ -268,7 +269,7 @@ impl Market<'_> {
         let below = [(Tier::Host, found.host), (Tier::Disk, found.disk), (Tier::Remote, found.remote)];
         for (tier, more) in below {
             let Some(load) = worker.load_seconds(tier, more).filter(|_| more > 0) else {
-                // What lies behind a hole cannot be used.
+                // Blocks behind a hole cannot be used.
                 if more > 0 {
                     break;
                 }
@@ -292,7 +293,7 @@ impl Market<'_> {
         best
     }
 
-    /// Notes what every worker that takes requests has of the prompt.
+    /// Looks up the prompt's hits at every worker that takes requests.
     fn find(&self, waiting: &mut Waiting, fresh: bool) {
         let is_recent = self.now.saturating_sub(waiting.found_at) < FOUND_TTL && !waiting.found.is_empty();
         if is_recent && !fresh {
@@ -318,7 +319,7 @@ impl Market<'_> {
     }
 }
 
-/// Blocks to tokens. The last token is always computed: its logits are wanted.
+/// Hits in tokens. The last token is always computed, because its logits are needed.
 fn found(hits: &Hits, worker: WorkerId, tokens: usize) -> Found {
     let most = tokens.saturating_sub(1) as u32;
     let up_to = |blocks: u32| blocks.saturating_mul(BLOCK_TOKENS as u32).min(most);

@@ -1,25 +1,27 @@
-//! Who is next: requests that wait for a worker, fairly among tenants.
+//! Queue of requests that wait for a worker, fair among tenants.
 //!
 //! ```text
-//! resumed ones → lower priority numbers → tenants that were served least → what is due first
+//! resumed ones → lower priority numbers → tenants that were served least → earliest due time
 //! ```
-//! Served is counted in engine seconds after cache credit, by weight (virtual token counters, Sheng et al. 2024, in seconds): prefill
-//! when a request is bound, decode as tokens come. Tenants whose counters are within one *bound* of each other are equals, and among
-//! equals what is due first goes first, so a request with little to compute may overtake others, by that much and no further.
+//! Service is counted in engine seconds after cache credit, by weight (virtual token counters, Sheng et al. 2024, in
+//! seconds): prefill when a request is bound, decode as tokens come. Tenants whose counters are within one *bound* of
+//! each other are equals, and among equals the earliest due time goes first. So a short request may overtake others, by
+//! that much and no further.
 //!
-//! A tenant that comes back from silence starts at the *level* (virtual time), whatever it was served before: the lowest counter at
-//! which a request was bound that has no first token yet. While tenants at the level are served, it rises as if one more was served in
-//! turn: newcomers without end do not keep those waiting that were there before.
+//! A tenant that returns after a silence starts at the *level* (virtual time), whatever its counter was: the lowest
+//! counter at which a request was bound that has no first token yet. While tenants at the level are served, it rises as
+//! if one more was served in turn: an endless flow of newcomers does not starve tenants that were waiting before.
 //!
-//! The counter of its tenant goes with a request to its worker, as its *turn* ([`Rank`]): prompts that are not computed yet are
+//! A request takes its tenant's counter along to its worker, as its *turn* ([`Rank`]): prompts not computed yet are
 //! computed in this order there too (start-time fair queueing, Goyal et al. 1996).
 //!
-//! *Due* is arrival plus the objective of its first token, where the pool has one, else plus its own prefill, two seconds at most.
-//! What cannot make its objective any more lets those pass that can, until it has waited for long. Not while KV is short: when blocks that a
-//! request waits for are evicted, those that pass it are who evicts them, and it is later still. Then what is due first goes first.
+//! The *due time* is arrival plus the TTFT objective, where the pool has one, else plus the request's own prefill, two
+//! seconds at most. A request that can no longer meet its objective lets those pass that can, until it is late by
+//! several objectives. Except while KV is short: if blocks that a request waits for are evicted, the requests that pass
+//! it cause the evictions, and it becomes later still. Then the earliest due time goes first.
 //!
-//! Bounded: when `limit` new requests wait, the last one of the tenant with most of them is put out. A resumed request is never
-//! refused: it was admitted once, and its client has read half an answer.
+//! Bounded: when `limit` new requests wait, the last one of the tenant with most of them is put out. A resumed request
+//! is never refused: it was admitted once, and its client has read half an answer.
 
 use crate::WorkerId;
 use crate::explain::Found;
@@ -31,49 +33,49 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Turn of a request that goes before all others of its priority: one that began elsewhere.
+/// Turn of a resumed request, which goes before all others of its priority.
 pub const FIRST: i64 = i64::MIN;
 
-/// Place of a request among those that a worker computes, lower first: its priority; its turn, which is what its tenant was served
-/// before, in microseconds of engine time by weight, or [`FIRST`].
+/// Rank of a request among those that a worker computes, lower first: its priority, then its turn. The turn is the
+/// tenant's service in microseconds of engine time by weight, or [`FIRST`].
 pub(crate) type Rank = (i32, i64);
 
-/// Tenants of one bucket that are looked at for who was served least.
+/// Most tenants of one bucket that are searched for the least service.
 const EQUALS_MAX: usize = 256;
 
-/// Own prefill that counts for the due time without an objective.
+/// Most seconds of own prefill that count for the due time without an objective.
 const DUE_MAX: f64 = 2.0;
-/// A request that is late by this many objectives goes before those that are not late at all: it is not starved.
+/// Lateness, in objectives, from which on a request goes before those that are not late, against starvation.
 const STARVED_AFTER: u32 = 4;
-/// Tokens fewer than which are not missed.
+/// Least loss of cached tokens that counts as an eviction.
 const LOST_MIN: u32 = 1024;
-/// How long after blocks were evicted that a request waited for nobody overtakes those that are late.
+/// Time after such an eviction in which no request overtakes late ones.
 const SHORT_FOR: Duration = Duration::from_secs(30);
-/// Tenants without a waiting request whose counters are remembered.
+/// Most tenants without a waiting request whose counters are remembered.
 const IDLE_TENANTS_MAX: usize = 4096;
 
-/// What the router knows about a request. What is left out is as for a request of nobody in particular.
+/// Request as the router sees it. Defaults describe an anonymous request.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// The tokens a worker has to hold before it can emit: the prompt, and for a resumed request what was emitted.
+    /// Tokens that a worker must hold before it can emit: the prompt and, for a resumed request, the emitted tokens.
     pub tokens: Arc<[u32]>,
-    /// Salt of its block hashes.
+    /// Salt of the request's block hashes.
     pub salt: Arc<[u8]>,
     /// Lower runs first; 0 is normal.
     pub priority: i32,
-    /// Sequences it needs (open choices), at least 1.
+    /// Sequences that the request needs (open choices), at least 1.
     pub sequences: u32,
-    /// For a resumed request that has emitted tokens: the numerics they were computed in.
+    /// Numerics of the tokens emitted so far, for a resumed request.
     pub numerics_id: Option<Arc<str>>,
-    /// Resumed: goes before all others, and is never refused.
+    /// Whether the request is resumed: it goes before all others, and is never refused.
     pub resumed: bool,
-    /// Whose it is: waiting requests of several tenants share the workers fairly.
+    /// Tenant of the request: waiting requests of several tenants share the workers fairly.
     pub tenant: Arc<str>,
-    /// The tenant's share against others'; 0 counts as 1.
+    /// Weight of the tenant; 0 counts as 1.
     pub weight: u32,
-    /// What keeps the requests of one conversation together under [`crate::Policy::Session`].
+    /// Hash that keeps the requests of one conversation together under [`crate::Policy::Session`].
     pub session: Option<u64>,
-    /// When it is no use any more: it is refused when it still waits then.
+    /// Time after which a waiting request is refused.
     pub deadline: Option<Duration>,
 }
 
@@ -83,30 +85,30 @@ impl View {
     }
 }
 
-/// What a request waits for, when a busy worker is worth it.
+/// Wait for a busy worker that is worth it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Held {
     pub(crate) since: Duration,
-    /// Seconds that the wait was to take.
+    /// Predicted seconds of the wait.
     pub(crate) promised: f64,
 }
 
-/// A request that waits.
+/// A waiting request.
 pub(crate) struct Waiting {
     pub(crate) request: u64,
     pub(crate) view: View,
     pub(crate) since: Duration,
-    /// Seconds of prefill where that is least; as far as known when it came.
+    /// Seconds of prefill at the worker with the least, as estimated at the arrival.
     pub(crate) estimate: f64,
     pub(crate) held: Option<Held>,
-    /// What each worker has of its prompt, as of a moment ago.
+    /// Recent index hits of each worker.
     pub(crate) found: Vec<(WorkerId, Found)>,
     pub(crate) found_at: Duration,
-    /// It was looked at what a worker could load for it.
+    /// Whether a prefetch for the request was considered already.
     pub(crate) is_ahead: bool,
-    /// Most tokens of its prompt that a worker, its tiers included, was found to have while it waited.
+    /// Most tokens of the prompt found at any worker, its tiers included, during the wait.
     pub(crate) most_found: u32,
-    /// No worker has nearly as many any more: they were evicted while it waited, and no tier has them.
+    /// Whether most of these were evicted during the wait and are in no tier.
     pub(crate) has_lost: bool,
     place: Place,
     hashes: Vec<(Arc<str>, Arc<[BlockHash]>)>,
@@ -121,7 +123,7 @@ impl Waiting {
         Self { request, view, since, estimate, held, found, found_at, is_ahead, most_found, has_lost, place, hashes }
     }
 
-    /// Compares what was found of its prompt with what was found before.
+    /// Compares the new index hits with the best ones so far.
     pub(crate) fn note_found(&mut self) {
         let held = |found: &Found| found.device + found.promised + found.host + found.disk + found.remote;
         let most = self.found.iter().map(|(_, found)| held(found)).max().unwrap_or(0);
@@ -129,7 +131,7 @@ impl Waiting {
         self.most_found = if self.has_lost { most } else { self.most_found.max(most) };
     }
 
-    /// Block hashes as a worker of these numerics would compute them; computed once per numerics.
+    /// Block hashes as a worker of these numerics computes them; cached per numerics.
     pub(crate) fn hashes(&mut self, numerics_id: &Arc<str>) -> Arc<[BlockHash]> {
         if let Some((_, hashes)) = self.hashes.iter().find(|(id, _)| id == numerics_id) {
             return Arc::clone(hashes);
@@ -141,7 +143,7 @@ impl Waiting {
     }
 }
 
-/// Resumed before new, then priority.
+/// Lane of the queue: resumed before new, then by priority.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Lane {
     new: bool,
@@ -155,10 +157,10 @@ struct Place {
     arrival: u64,
 }
 
-/// What a tenant was served, and what of it waits.
+/// Service and waiting requests of a tenant.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
-    /// Engine seconds by weight.
+    /// Service in engine seconds by weight.
     served: f64,
     share: f64,
     waiting: usize,
@@ -167,37 +169,37 @@ struct Account {
 }
 
 impl Account {
-    /// How much waits for its share, as bits in the order of the numbers; `None`: nothing does.
+    /// Waiting requests per weight, as sortable bits of the number; `None`: none wait.
     fn load(&self) -> Option<Reverse<u64>> {
         (self.waiting > 0).then(|| Reverse((self.waiting as f64 / self.share.max(1.0)).to_bits()))
     }
 }
 
-/// The queue; see the module header.
+/// Queue of a pool; see the module header.
 pub(crate) struct Queue {
     waiting: HashMap<u64, Waiting>,
     lanes: BTreeMap<Lane, Lines>,
     accounts: HashMap<Arc<str>, Account>,
-    /// Tenants that wait, those with most for their share first; of equals by name.
+    /// Tenants with waiting requests, most per weight first; ties by name.
     most: BTreeSet<(Reverse<u64>, Arc<str>)>,
     deadlines: BTreeSet<(Duration, u64)>,
     arrivals: u64,
     new: usize,
     seconds: f64,
-    /// Where newcomers start. Never falls.
+    /// Counter at which newcomers start. Never falls.
     level: f64,
     /// Highest counter at which a tenant was served.
     latest: f64,
-    /// Sum of the shares of tenants that wait.
+    /// Sum of the weights of tenants with waiting requests.
     waiting_share: f64,
-    /// Engine seconds by which tenants may differ and be equals.
+    /// Engine seconds by which tenants may differ and still count as equals.
     bound: f64,
     slo: Option<Slo>,
-    /// Until then blocks are short: who waits loses its own to those that pass it.
+    /// End of a shortage of blocks, during which no request passes late ones.
     short_until: Duration,
 }
 
-/// One tenant's next request, while an order is made. Greatest first in the heap: everything is reversed.
+/// One tenant's next request while an order is made. Keys are reversed, since the heap yields the greatest first.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Head {
     key: Reverse<(i64, u8, Duration, u64)>,
@@ -224,7 +226,7 @@ impl Queue {
         }
     }
 
-    /// Adds a request. `Err` with the one that is put out for it, or with itself, when `limit` new ones wait already.
+    /// Adds a request. When `limit` new ones wait already: `Err` with the request that was put out for it, or with this one.
     pub(crate) fn push(&mut self, mut waiting: Waiting, limit: usize) -> Result<(), u64> {
         let request = waiting.request;
         self.remove(request);
@@ -269,7 +271,7 @@ impl Queue {
         self.forget_idle();
     }
 
-    /// What a tenant has waiting is another load now.
+    /// Updates a tenant's position among those with most waiting requests.
     fn rerank(&mut self, tenant: &Arc<str>, before: Option<Reverse<u64>>, after: Option<Reverse<u64>>) {
         if before != after {
             before.map(|load| self.most.remove(&(load, Arc::clone(tenant))));
@@ -277,7 +279,7 @@ impl Queue {
         }
     }
 
-    /// Takes a request out; `None` when it does not wait.
+    /// Removes a request; `None` when it does not wait.
     pub(crate) fn remove(&mut self, request: u64) -> Option<Waiting> {
         let waiting = self.waiting.remove(&request)?;
         let Waiting { view, place, .. } = &waiting;
@@ -303,13 +305,13 @@ impl Queue {
         Some(waiting)
     }
 
-    /// The first turn of requests that were bound and have no first token yet, if there are any: newcomers compete with them too.
+    /// Raises the level to the first turn of requests that were bound and have no first token yet, which newcomers compete with too.
     pub(crate) fn raise_level(&mut self, first_turn: Option<i64>) {
         let there = first_turn.map_or(self.latest, |turn| turn as f64 / 1e6);
         self.level = self.level.max(there);
     }
 
-    /// Counts engine seconds that a tenant was served.
+    /// Adds engine seconds to a tenant's service.
     pub(crate) fn serve(&mut self, tenant: &Arc<str>, weight: u32, seconds: f64) {
         if !seconds.is_finite() {
             return;
@@ -323,24 +325,24 @@ impl Queue {
         self.lanes.values_mut().for_each(|lines| lines.stand(tenant, bucket));
         self.latest = self.latest.max(before);
         if before <= self.level {
-            // As if one more waited and was served in turn.
+            // As if one more tenant waited and was served in turn.
             let own = if account.waiting == 0 { share } else { 0.0 };
             self.level += seconds / (self.waiting_share + own + 1.0);
         }
     }
 
-    /// The place of a request at the worker if it is bound now.
+    /// Rank that a request has at its worker if it is bound now.
     pub(crate) fn rank(&self, view: &View) -> Rank {
         let served = || self.accounts.get(&view.tenant).map_or(self.level, |account| account.served);
         (view.priority, if view.resumed { FIRST } else { micros(served()) })
     }
 
-    /// Blocks were evicted that a request waited for.
+    /// Notes an eviction of blocks that a request waited for.
     pub(crate) fn fall_short(&mut self, now: Duration) {
         self.short_until = now.saturating_add(SHORT_FOR);
     }
 
-    /// The first `count` that wait, next first, as if each was served what it is estimated to take.
+    /// The first `count` waiting requests in order, as if each was charged its estimate.
     pub(crate) fn order(&self, now: Duration, count: usize) -> Vec<u64> {
         let mut order = Vec::with_capacity(count.min(self.waiting.len()));
         for lane in self.lanes.values() {
@@ -353,7 +355,7 @@ impl Queue {
     }
 
     fn order_lane(&self, lane: &Lines, now: Duration, count: usize, order: &mut Vec<u64>) {
-        // Late ones, and those in time, of each tenant; with what the tenant was served.
+        // Late requests and those in time of each tenant, with the tenant's service.
         let split = self.slo.filter(|_| now >= self.short_until).map_or(Duration::ZERO, |_| now);
         let mut tenants: Vec<_> = lane
             .first(split, count)
@@ -382,7 +384,7 @@ impl Queue {
         }
     }
 
-    /// The next of a tenant, of the first that is late and the first that is in time.
+    /// Next request of a tenant: of the first late one and the first one in time.
     fn head(&self, tenant: usize, heads: (Next, Next), served: f64, now: Duration) -> Option<Head> {
         let bucket = bucket(served, self.bound);
         let late = heads.0.map(|((due, arrival), request)| {
@@ -397,7 +399,7 @@ impl Queue {
         Some(Head { key: Reverse(key), tenant })
     }
 
-    /// The request to put out when `waiting` finds no room: the last of the tenant with most, by weight, if that is not its own.
+    /// The request to put out for `waiting` in a full queue: the last of the tenant with most by weight, or `waiting` itself.
     fn last_of_most(&self, waiting: &Waiting) -> u64 {
         let own = self.accounts.get(&waiting.view.tenant).copied().unwrap_or_default();
         let own_load = (own.waiting as f64 + 1.0) / waiting.view.share();
@@ -410,13 +412,13 @@ impl Queue {
         last.map_or(waiting.request, |(_, request)| *request)
     }
 
-    /// The first rank of those that wait.
+    /// Lowest rank of the waiting requests.
     pub(crate) fn first_rank(&self) -> Option<Rank> {
         let turn = |lane: &Lane, lines| self.least(lines).filter(|_| lane.new).map_or(FIRST, micros);
         self.lanes.iter().map(|(lane, lines)| (lane.priority, turn(lane, lines))).min()
     }
 
-    /// What the tenant was served that was served least; of many equals, where their bucket begins.
+    /// Least service of a tenant in these lines; of many equals, the start of their bucket.
     fn least(&self, lines: &Lines) -> Option<f64> {
         let (bucket, tenants) = lines.lowest()?;
         let equals = tenants.take(EQUALS_MAX).filter_map(|tenant| self.accounts.get(tenant));
@@ -425,7 +427,7 @@ impl Queue {
         if is_many { Some(bucket as f64 * self.bound) } else { served.into_iter().min_by(f64::total_cmp) }
     }
 
-    /// Forgets idle tenants when there are many: they come back as newcomers.
+    /// Forgets idle tenants when there are many: they return as newcomers.
     fn forget_idle(&mut self) {
         if self.accounts.len() > 2 * IDLE_TENANTS_MAX + self.waiting.len() {
             let level = self.level;
@@ -437,12 +439,12 @@ impl Queue {
         }
     }
 
-    /// A request whose deadline has passed.
+    /// A request whose deadline has passed, if any.
     pub(crate) fn expired(&self, now: Duration) -> Option<u64> {
         self.deadlines.first().filter(|(deadline, _)| *deadline <= now).map(|(_, request)| *request)
     }
 
-    /// Seconds of prefill that go before a new request of this tenant, at most.
+    /// Upper bound of the seconds of prefill that go before a new request of this tenant.
     pub(crate) fn ahead(&self, tenant: &str, weight: u32) -> f64 {
         let own = self.accounts.get(tenant).copied().unwrap_or_default();
         let others = self.waiting_share - if own.waiting > 0 { own.share } else { 0.0 };
@@ -450,35 +452,35 @@ impl Queue {
         (own.seconds * (others.max(0.0) + share) / share).min(self.seconds)
     }
 
-    /// A request that waits, and its rank.
+    /// A waiting request, and its rank.
     pub(crate) fn get_mut(&mut self, request: u64) -> Option<(Rank, &mut Waiting)> {
         let rank = self.rank(&self.waiting.get(&request)?.view);
         self.waiting.get_mut(&request).map(|waiting| (rank, waiting))
     }
 
-    /// Whether any of those that wait have begun elsewhere.
+    /// Whether any waiting request is a resumed one.
     pub(crate) fn has_resumed(&self) -> bool {
         self.waiting.len() > self.new
     }
 
-    /// How many wait.
+    /// Number of waiting requests.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Seconds of prefill that wait.
+    /// Seconds of prefill of the waiting requests.
     pub(crate) fn seconds(&self) -> f64 {
         self.seconds
     }
 
-    /// Tenants that wait: name, requests, engine seconds served by weight.
+    /// Tenants with waiting requests: name, requests, engine seconds served by weight.
     pub(crate) fn tenants(&self) -> impl Iterator<Item = (&Arc<str>, usize, f64)> {
         let waiting = self.accounts.iter().filter(|(_, account)| account.waiting > 0);
         waiting.map(|(tenant, account)| (tenant, account.waiting, account.served))
     }
 }
 
-/// Tenants of one bucket stand equal.
+/// Bucket of a service: tenants of one bucket count as equals.
 fn bucket(served: f64, bound: f64) -> i64 {
     (served / bound).floor() as i64
 }
@@ -489,7 +491,7 @@ fn micros(seconds: f64) -> i64 {
 
 type Next = Option<((Duration, u64), u64)>;
 
-/// Order within a bucket.
+/// Classes of requests in their order within a bucket.
 const STARVED: u8 = 0;
 const IN_TIME: u8 = 1;
 const LATE: u8 = 2;
@@ -595,7 +597,7 @@ mod tests {
         }
         let mut served = Vec::new();
         for now in 0..2000_u64 {
-            // Fifty wait at any moment.
+            // Fifty requests wait at any moment.
             for request in 50 * now..50 * now + (60 - queue.len() as u64) {
                 let name = format!("stranger {request}");
                 assert_eq!(queue.push(waiting(1000 + request, &name, 0, false, 0.1, now), 99), Ok(()));
@@ -697,7 +699,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes and goes, the order has everybody once, and the sums are those of who waits.
+        /// Invariant: the order has every request once, and the sums match the waiting requests.
         #[test]
         fn the_order_is_complete(
             ops in prop::collection::vec((0..40_u64, 0..14_u8, -1..2_i32, any::<bool>(), 0.0..3.0_f64, 0..3_u8), 0..120),

@@ -1,18 +1,18 @@
-//! What is written down of a decision, so that a simulator can play it again: one JSON object a line.
+//! Recorded decisions, for replay in a simulator: one JSON object per line.
 //!
-//! The first fields are those of a request trace (`timestamp`, `input_length`, `output_length`, `hash_ids`, `session`), so a file of records
-//! is a trace. The rest says what was decided, to be compared with what would have been. No tokens, no text, no names of keys: prefixes
-//! are ids that mean nothing outside of the file's gateway, tenants are numbers of the file.
+//! The first fields are those of a request trace (`timestamp`, `input_length`, `output_length`, `hash_ids`, `session`),
+//! so a file of records is a trace. The rest is the decision, for comparison with a simulated one. No tokens, no text,
+//! no names of keys: prefixes are ids without meaning outside of the file's gateway, tenants are numbers of the file.
 
 use crate::explain::{Candidate, Explanation};
 use crate::worker::WorkerView;
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use serde::{Deserialize, Serialize};
 
-/// Tokens that one id of `hash_ids` stands for.
+/// Tokens per id of `hash_ids`.
 pub const TRACE_BLOCK_TOKENS: usize = 512;
 
-/// One request; see the module header.
+/// Record of one request; see the module header.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// Arrival, in milliseconds since the pool began.
@@ -23,51 +23,51 @@ pub struct Record {
     pub output_length: u32,
     /// One id per full block of [`TRACE_BLOCK_TOKENS`]: equal ids mean equal prefixes up to the end of the block.
     pub hash_ids: Vec<u64>,
-    /// What keeps a conversation together, where it is known.
+    /// Hash of the conversation, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<u64>,
     /// Number of the tenant within the file.
     #[serde(default)]
     pub tenant: u32,
-    /// Milliseconds that it waited for a worker.
+    /// Milliseconds that the request waited for a worker.
     #[serde(default)]
     pub waited_ms: f64,
-    /// The worker that it was bound to.
+    /// Worker that the request was bound to.
     #[serde(default)]
     pub worker: u8,
-    /// Milliseconds to the first token, from the binding, as predicted.
+    /// Predicted milliseconds from the binding to the first token.
     #[serde(default)]
     pub ttft_predicted_ms: f64,
-    /// The same as it came out.
+    /// Measured milliseconds from the binding to the first token.
     #[serde(default)]
     pub ttft_ms: f64,
-    /// How fast the worker was thought to be: d, a, b, e, f of [`crate::fit`].
+    /// Fitted speed of the worker: d, a, b, e, f of [`crate::fit`].
     #[serde(default)]
     pub speed: [f32; 5],
-    /// Rows of prefill in its full steps.
+    /// Prefill rows of the worker's full steps.
     #[serde(default)]
     pub chunk: u32,
-    /// Tokens that its cache holds.
+    /// Tokens that the worker's cache holds.
     #[serde(default)]
     pub kv_tokens: u64,
-    /// Sequences that it runs at once.
+    /// Most sequences that the worker runs at once.
     #[serde(default)]
     pub sequences_max: u32,
-    /// Everybody who suited.
+    /// All workers that suited.
     #[serde(default)]
     pub candidates: Vec<Offer>,
 }
 
-/// What one worker was thought to cost, in seconds.
+/// Predicted cost at one worker, in seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Offer {
-    /// The worker.
+    /// Index of the worker.
     pub worker: u8,
-    /// It had room.
+    /// Whether the worker had room.
     pub free: bool,
-    /// Tokens on its device, promised ones included.
+    /// Prompt tokens on the worker's device, promised ones included.
     pub cached: u32,
-    /// queue, own, later, harm, decode, pressure.
+    /// Parts of the cost: queue, own, later, harm, decode, pressure.
     pub seconds: [f64; 6],
 }
 
@@ -84,7 +84,7 @@ impl From<&Candidate> for Offer {
 }
 
 impl Record {
-    /// Of a decision about a prompt with these block hashes.
+    /// Record of a decision about a prompt with these block hashes.
     pub fn new(explanation: &Explanation, hashes: &[BlockHash]) -> Self {
         let every = TRACE_BLOCK_TOKENS / BLOCK_TOKENS;
         let choice = explanation.choice();
@@ -100,7 +100,7 @@ impl Record {
         }
     }
 
-    /// With what the worker is like.
+    /// Adds the speed and size of the worker.
     #[must_use]
     pub(crate) fn at(self, worker: &WorkerView) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Record {
         }
     }
 
-    /// As a line of the file, without its end.
+    /// Line of the file, without its line break.
     pub fn line(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }

@@ -1,7 +1,7 @@
-//! How many workers a pool should have: their number follows the load, one worker at a time.
+//! Planner of replicas: the number of workers follows the load, one worker at a time.
 //!
-//! The work that comes is counted in seconds of engines a second. A worker does not give all of its seconds to it: steps begin with
-//! what an empty one takes, and may not be longer than the TPOT that was promised.
+//! The offered work is counted in engine seconds per second. A worker does not give all its time to it: every step has
+//! the duration of an empty one as its base, and may not exceed the promised TPOT.
 //!
 //! ```text
 //! n workers; D: seconds of prefill and of decoding a second, and what waits for it against the TTFT
@@ -9,51 +9,51 @@
 //! more    when load(n) > 80 %, or too many first tokens are late while it is above half of that, `hold` long
 //! fewer   when load(n - 1) < 60 % and nothing waits or is late, `idle` long
 //! ```
-//! One change at a time: the next one is thought of when the last one's worker serves, and what it does is known. A worker that is to
-//! go is emptied first, and is taken back if it is needed after all. Pure: time is an argument.
+//! One change at a time: the next one is considered when the last one's worker serves and its effect is known. A worker
+//! to be stopped is emptied first, and kept if it is needed after all. Pure: time is an argument.
 
 use crate::WorkerId;
 use crate::load::{Traffic, WorkerLoad};
 use std::fmt;
 use std::time::Duration;
 
-/// Load above which there should be more workers.
+/// Load above which more workers are wanted.
 const HIGH: f64 = 0.8;
 
-/// Load that fewer workers would have to stay under.
+/// Load that fewer workers would have to stay below.
 const LOW: f64 = 0.6;
 
-/// Least share of a worker's time that is believed to be left for work.
+/// Least share of a worker's time assumed to be left for work.
 const ROOM_MIN: f64 = 0.05;
 
-/// Weight of the last look in what waits.
+/// Weight of the last look in the smoothed queue.
 const FRESH: f64 = 0.3;
 
-/// How much sooner the next worker may be started while more than one is missing.
+/// Divisor of the rest after a start while more than one worker is missing.
 const HURRY: u32 = 3;
 
-/// How the number may change.
+/// Bounds and times of the planner.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReplicaLimits {
-    /// Workers at least, 1 or more.
+    /// Fewest workers, 1 or more.
     pub min: usize,
-    /// Workers at most.
+    /// Most workers.
     pub max: usize,
-    /// Time to the first token that is promised, in seconds.
+    /// Promised TTFT in seconds.
     pub ttft: f64,
-    /// Time per later token that is promised, in seconds.
+    /// Promised TPOT in seconds.
     pub tpot: f64,
     /// Share of first tokens that may be late.
     pub late_max: f64,
-    /// How long more must be needed before a worker is started.
+    /// Time that more workers must be needed before one is started.
     pub hold: Duration,
-    /// How long nothing more is done after a worker came.
+    /// Time without changes after a worker came.
     pub rest: Duration,
-    /// How long fewer must be enough before a worker is stopped.
+    /// Time that fewer workers must be enough before one is stopped.
     pub idle: Duration,
-    /// A worker that does not serve after this long is not waited for.
+    /// Time after which a worker that does not serve is no longer waited for.
     pub start: Duration,
-    /// The last worker is the one to go, not the one that has least to finish.
+    /// Whether the last worker is the one to stop, rather than the one with least to finish.
     pub in_order: bool,
 }
 
@@ -74,46 +74,46 @@ impl Default for ReplicaLimits {
     }
 }
 
-/// A pool at a moment.
+/// Pool at a moment, as the planner sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight<'a> {
-    /// The workers that it has: those that serve, those that start and the one that is being emptied.
+    /// Loads of the pool's workers: serving, starting, and the one being emptied.
     pub loads: &'a [WorkerLoad],
-    /// Which of them is being emptied.
+    /// Worker that is being emptied.
     pub leaving: Option<WorkerId>,
-    /// What comes.
+    /// Load that waits in front of the workers.
     pub traffic: Traffic,
     /// Share of first tokens that came late, if enough came to tell.
     pub late: Option<f64>,
 }
 
-/// What should be done now.
+/// Action for the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// One worker more.
+    /// Start one worker.
     Start,
-    /// Empty this one, then stop it.
+    /// Empty this worker, then stop it.
     Stop(WorkerId),
-    /// The one that is being emptied is needed after all.
+    /// Keep the worker that is being emptied.
     Keep,
 }
 
-/// Why that many workers are wanted.
+/// Reason of the wanted number of workers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Why {
-    /// They are enough, and fewer would not be.
+    /// The present number is enough.
     Enough,
-    /// There are fewer than there must be.
+    /// The number is below its minimum.
     Least,
-    /// There are more than there may be.
+    /// The number is above its maximum.
     Most,
-    /// Their load.
+    /// The workers' load is too high.
     Load,
-    /// Share of first tokens that were late.
+    /// Too many first tokens were late: their share.
     Late(f64),
-    /// The load that fewer would have.
+    /// Fewer workers would be enough: the load they would have.
     Idle(f64),
-    /// More would be needed than there may be.
+    /// More workers are needed than are allowed.
     Full,
 }
 
@@ -132,38 +132,38 @@ impl fmt::Display for Why {
     }
 }
 
-/// What the planner found.
+/// Findings of one look.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Advice {
-    /// Workers that the pool should have.
+    /// Wanted number of workers.
     pub wanted: usize,
-    /// Load of those that serve; 1 is all that they can do.
+    /// Load of the workers that serve; 1 is their capacity.
     pub load: f64,
-    /// Why.
+    /// Reason of the wanted number.
     pub why: Why,
-    /// What should be done about it now.
+    /// Action to take now, if any.
     pub change: Option<Change>,
 }
 
-/// See the module header.
+/// Planner of one pool; see the module header.
 #[derive(Debug, Default)]
 pub struct Replicas {
     limits: ReplicaLimits,
-    /// Seconds of prefill that wait, smoothed.
+    /// Seconds of prefill in the gateway's queue, smoothed.
     queued: f64,
     busy_since: Option<Duration>,
     idle_since: Option<Duration>,
-    /// Since when a worker is on its way, or one has gone that should be there.
+    /// Instant since which a worker is missing: on its way, or gone.
     coming_since: Option<Duration>,
     rests_until: Duration,
 }
 
-/// What is asked of the pool, in workers.
+/// Demand on the pool, in workers.
 struct Demand {
-    /// D of the module header over what a worker has for it.
+    /// Work per worker: D of the module header over a worker's time for it.
     work: f64,
     fill: f64,
-    /// Sequences over those of one worker.
+    /// Sequences over the slots of one worker.
     places: f64,
 }
 
@@ -172,36 +172,36 @@ impl Demand {
         self.work.max(self.fill).max(self.places) / workers.max(1) as f64
     }
 
-    /// The least number of workers that have a load of no more than [`HIGH`].
+    /// Least number of workers whose load is at most [`HIGH`].
     fn workers(&self) -> usize {
-        // As much as anybody may ask for; a cast from a float stops at the ends.
+        // The demand may be any number; a cast from a float saturates.
         (self.at(1) / HIGH).ceil().max(1.0) as usize
     }
 }
 
 impl Replicas {
-    /// A planner that has seen nothing.
+    /// A planner without history.
     pub fn new(limits: ReplicaLimits) -> Self {
         Self { limits, ..Self::default() }
     }
 
-    /// Between which numbers from now on.
+    /// Sets the bounds of the number of workers.
     pub fn bound(&mut self, min: usize, max: usize) {
         (self.limits.min, self.limits.max) = (min.max(1), max.max(min).max(1));
     }
 
-    /// By which rules.
+    /// Present bounds and times.
     pub fn limits(&self) -> &ReplicaLimits {
         &self.limits
     }
 
-    /// What was done failed, or is to be left alone: nothing more until then.
+    /// Pauses changes until this time, after a failure or a change by others.
     pub fn rest_until(&mut self, until: Duration) {
         self.rests_until = self.rests_until.max(until);
     }
 
-    /// Looks at the pool. Call about once a second. A change comes out once; the planner then counts on it (or, in a dry run, on what
-    /// the next look shows).
+    /// Looks at the pool, about once a second. A change is returned once; the planner then counts on it (in a dry run,
+    /// on what the next look shows).
     pub fn look(&mut self, sight: &Sight<'_>, now: Duration) -> Advice {
         let limits = self.limits;
         let staying: Vec<&WorkerLoad> = sight.loads.iter().filter(|load| Some(load.worker) != sight.leaving).collect();
@@ -220,7 +220,7 @@ impl Replicas {
             |began: Option<Duration>, least: Duration| began.is_some_and(|began| now.saturating_sub(began) >= least);
         let advice = |wanted: usize, why: Why, change: Option<Change>| Advice { wanted, load, why, change };
         if sight.leaving.is_some() {
-            // It is still there: better than another one that has to start.
+            // Keeping a worker that is there is better than starting another one.
             let keep = wanted > count && count < limits.max;
             return advice(wanted, why, keep.then(|| self.done(Change::Keep, now)));
         }
@@ -240,13 +240,13 @@ impl Replicas {
         advice(wanted, why, None)
     }
 
-    /// How many workers there should be at least, and why; `count`: that there are, and that serve.
+    /// Number of workers needed, and the reason. `count`: present workers; `serving`: those that serve.
     fn wanted(&self, demand: &Demand, (count, serving): (usize, usize), late: Option<f64>) -> (usize, Why) {
         let limits = &self.limits;
         if count < limits.min {
             return (limits.min, Why::Least);
         }
-        // Nothing is known of those that start: what they are for, they are counted on for.
+        // Nothing is known of workers that start; the need that started them counts as met.
         let needed = if serving == 0 { count } else { demand.workers() };
         let late = late.filter(|late| *late > limits.late_max && demand.at(serving) > HIGH / 2.0);
         let (needed, why) = match late {
@@ -261,8 +261,8 @@ impl Replicas {
         }
     }
 
-    /// Whether a worker is waited for. When one has come, figures are still those of fewer: there is a rest, a short one while it is `far`
-    /// from enough.
+    /// Whether a worker is being waited for. After its arrival the figures are still those of fewer workers, so a rest
+    /// follows, a short one while the pool is `far` from enough.
     fn is_coming(&mut self, missing: bool, far: bool, now: Duration) -> bool {
         if self.coming_since.is_some() && !missing {
             self.rests_until = self.rests_until.max(now + self.limits.rest / if far { HURRY } else { 1 });
@@ -279,7 +279,7 @@ impl Replicas {
         change
     }
 
-    /// Who goes first: one that does not serve, else the one that has least to finish.
+    /// Worker to stop first: one that does not serve, else the one with least to finish.
     fn least(&self, sight: &Sight<'_>) -> Option<WorkerId> {
         if self.limits.in_order {
             return sight.loads.iter().map(|load| load.worker).max();
@@ -300,7 +300,7 @@ impl Replicas {
         let base = sum(|load| load.base_seconds) / count;
         let decodes = ready().any(|load| load.running > 0);
         let tpot = self.limits.tpot;
-        // No number of workers makes empty steps shorter.
+        // More workers do not make empty steps shorter.
         let room = if decodes && base < tpot { (1.0 - base / tpot).max(ROOM_MIN) } else { 1.0 };
         let waits = (sum(|load| load.queue_seconds.max(0.0)) + self.queued) / self.limits.ttft.max(1e-3);
         let work = sum(|load| load.prefill_busy.clamp(0.0, 1.0) + load.decode_busy.clamp(0.0, 1.0));
@@ -314,7 +314,7 @@ impl Replicas {
     }
 }
 
-/// Notes when something began to be so.
+/// Records the start of a condition, or clears it.
 fn since(began: &mut Option<Duration>, is_so: bool, now: Duration) {
     *began = if is_so { began.or(Some(now)) } else { None };
 }
@@ -345,10 +345,10 @@ mod tests {
         }
     }
 
-    /// A pool that does what it is told: a worker takes so many seconds to start, and three to be emptied.
+    /// A pool that follows the planner: a worker takes `start` seconds to start, and three to be emptied.
     struct World {
         planner: Replicas,
-        /// Serves from then on; `None`: not there.
+        /// Second from which on each worker serves; `None`: not there.
         serves: Vec<Option<u64>>,
         leaving: Option<(usize, u64)>,
         start: u64,
@@ -364,7 +364,7 @@ mod tests {
             self.serves.iter().flatten().count()
         }
 
-        /// One second with so much work to do, in workers.
+        /// One second with this much work, in workers.
         fn second(&mut self, now: u64, work: f64, late: Option<f64>) -> Advice {
             if let Some((at, _)) = self.leaving.filter(|(_, until)| now >= *until) {
                 (self.serves[at], self.leaving) = (None, None);

@@ -1,9 +1,9 @@
-//! Which workers prefill for others, and when that should change: roles follow the load, one worker at a time.
+//! Planner of roles: workers that prefill for others follow the load, one worker at a time.
 //!
-//! Each side has a load relative to what the operator promised. The planner asks what both would be under every split of the workers,
-//! and moves one worker towards the split whose worse side is best off, when that is clearly better than now and has been for a while;
-//! then the pool rests. So noise flips nobody, a shift of the traffic flips one worker after another, and a pool is not kept where it
-//! is by a first step that helps nobody.
+//! Each side has a load relative to the operator's promises. The planner computes both loads for every split of the
+//! workers, and moves one worker towards the split whose more loaded side is best off, when that is clearly better than
+//! now and has been for a while; then the pool rests. So noise flips no worker, a shift of the traffic flips one after
+//! another, and a pool does not stay where it is because the first step alone would help nobody.
 //!
 //! ```text
 //! p prefill, d decode; W: seconds of prefill a second, and what waits for it against the TTFT; L: its share in long prompts
@@ -11,45 +11,46 @@
 //! load_decode  = max(own, step / TPOT, KV fill, (running + waiting) / slots)      step = (base + Σ(alone − base) / d) / (1 − own)
 //! flip when max(loads of the best split) · (1 + gain) < max(loads now), `hold` long
 //! ```
-//! Only long prompts are computed apart, so only they are the prefill side's. What waits in the gateway waits for a place to decode as
-//! well: it counts for the prefill side as far as that is busy. The rule for the first split of a pool of mixed workers: their steps
-//! break the TPOT while they prefill. Pure: time is an argument.
+//! Only long prompts are computed apart, so only they are the prefill side's work. A request in the gateway's queue
+//! waits for a place to decode as well: it counts for the prefill side only as far as that side is busy. A pool of
+//! mixed workers is split for the first time when their steps break the TPOT while they prefill. Pure: time is an
+//! argument.
 
 use crate::WorkerId;
 use crate::load::{Traffic, WorkerLoad};
 use penstock_proto::frames::Role;
 use std::time::Duration;
 
-/// Share of their time that mixed workers may spend on long prompts when the last prefill worker becomes one of them.
+/// Share of time that mixed workers may spend on long prompts when the last prefill worker becomes mixed.
 const IDLE: f64 = 0.05;
 
-/// Most of a worker's time that prefill is believed to take.
+/// Largest share of a worker's time assumed to go to prefill.
 const OWN_MAX: f64 = 0.95;
 
-/// How much longer it may take than [`RoleLimits::rest`] until the next flip while the best split is still far: a third.
+/// Divisor of [`RoleLimits::rest`] while the best split is more than one flip away.
 const HURRY: u32 = 3;
 
-/// Load below which nobody's promise is in danger and roles stay as they are.
+/// Load below which no promise is in danger and roles stay as they are.
 const CONTENT: f64 = 0.7;
 
-/// How roles may move.
+/// Bounds and times of the planner.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoleLimits {
-    /// Workers that prefill for others, at least; 0 lets a pool go back to mixed workers only.
+    /// Fewest workers that prefill for others; 0 lets a pool return to mixed workers only.
     pub prefill_min: usize,
-    /// Workers that decode, at least 1.
+    /// Fewest workers that decode, at least 1.
     pub decode_min: usize,
-    /// What a worker of the decode side is called: [`Role::Decode`] or [`Role::Mixed`].
+    /// Role of the workers on the decode side: [`Role::Decode`] or [`Role::Mixed`].
     pub decode_role: Role,
-    /// Time to the first token that is promised, in seconds.
+    /// Promised TTFT in seconds.
     pub ttft: f64,
-    /// Time per later token that is promised, in seconds.
+    /// Promised TPOT in seconds.
     pub tpot: f64,
-    /// Share by which the worse side must be better off after a flip.
+    /// Share by which the more loaded side must be better off after a flip.
     pub gain: f64,
-    /// How long a flip must look right before it is made.
+    /// Time that a flip must look right before it is made.
     pub hold: Duration,
-    /// How long nothing more is done after a flip.
+    /// Time without flips after one.
     pub rest: Duration,
 }
 
@@ -71,39 +72,39 @@ impl Default for RoleLimits {
 /// A change of one worker's role.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flip {
-    /// The worker.
+    /// Id of the worker.
     pub worker: WorkerId,
-    /// What it was.
+    /// Present role.
     pub from: Role,
-    /// What it should be.
+    /// New role.
     pub to: Role,
-    /// Loads of the prefill and the decode side before.
+    /// Loads of the prefill and the decode side before the flip.
     pub before: (f64, f64),
-    /// The same as expected after.
+    /// Expected loads of both sides after the change that the flip leads to.
     pub after: (f64, f64),
 }
 
-/// See the module header.
+/// Planner of one pool; see the module header.
 #[derive(Debug, Default)]
 pub struct Planner {
     limits: RoleLimits,
-    /// The direction that looks right, and since when.
+    /// Role that looks right for a flip, and since when.
     leaning: Option<(Role, Duration)>,
     rests_until: Duration,
 }
 
-/// Sums over one moment.
+/// Sums over all workers at one moment.
 #[derive(Default)]
 struct Sides {
     /// W of the module header, in long prompts and in others.
     long: f64,
     short: f64,
-    /// Mean seconds of an empty step of those that decode, and the sum of what their steps take above that.
+    /// Mean duration of an empty step on the decode side, and the sum of the step times above that.
     base: f64,
     above_base: f64,
     fill: f64,
     slots: f64,
-    /// Somebody decodes.
+    /// Whether any sequence decodes.
     decodes: bool,
     prefill: usize,
     decode: usize,
@@ -111,7 +112,7 @@ struct Sides {
 }
 
 impl Sides {
-    /// Loads of both sides with so many workers more on the side of prefill.
+    /// Loads of both sides with `moved` workers more on the prefill side.
     fn loads(&self, moved: isize) -> (f64, f64) {
         let decode = (self.decode as isize - moved).max(1) as f64;
         let prefill = (self.prefill as isize + moved).max(0) as f64;
@@ -125,13 +126,13 @@ impl Sides {
 }
 
 impl Planner {
-    /// A planner that has seen nothing.
+    /// A planner without history.
     pub fn new(limits: RoleLimits) -> Self {
         Self { limits, ..Self::default() }
     }
 
-    /// Looks at the pool. Call about once a second. The flip that should be made now comes out once; the planner then counts on it (or,
-    /// in a dry run, on what the next look shows).
+    /// Looks at the pool, about once a second. A flip is returned once; the planner then counts on it (in a dry run, on
+    /// what the next look shows).
     pub fn look(&mut self, workers: &[WorkerLoad], traffic: &Traffic, now: Duration) -> Option<Flip> {
         let ready: Vec<WorkerLoad> = workers.iter().filter(|load| load.ready).copied().collect();
         let better = self.better(&ready, traffic);
@@ -153,7 +154,7 @@ impl Planner {
         Some(flip)
     }
 
-    /// The first step to the best split at this moment, if that is clearly better than this one, and how far it is.
+    /// First flip towards the best split, if that is clearly better than the present one, and the number of flips to it.
     fn better(&self, ready: &[WorkerLoad], traffic: &Traffic) -> Option<(Flip, usize)> {
         let limits = &self.limits;
         let sides = self.sides(ready, traffic);
@@ -161,7 +162,7 @@ impl Planner {
         let worst = |loads: (f64, f64)| loads.0.max(loads.1);
         let more = sides.decode.saturating_sub(limits.decode_min.max(1)) as isize;
         let more = if sides.prefill > 0 || splits(ready, limits) { more } else { 0 };
-        // The last one goes back when there is next to nothing that would disturb the others again.
+        // The last prefill worker returns only when its work would hardly disturb the others.
         let least = limits.prefill_min.max(usize::from(sides.long >= IDLE * ready.len() as f64));
         let less = sides.prefill.saturating_sub(least) as isize;
         let options = (-less..=more).filter(|moved| *moved != 0).map(|moved| (moved, sides.loads(moved)));
@@ -173,7 +174,7 @@ impl Planner {
         }
         let to = if moved > 0 { Role::Prefill } else { limits.decode_role };
         let candidates = ready.iter().filter(|load| load.prefills_for_others() == (moved < 0));
-        // The one that has least to finish.
+        // The worker with least to finish.
         let weight = |load: &WorkerLoad| load.queue_seconds + f64::from(load.running) * load.step_seconds;
         let chosen = candidates.min_by(|a, b| weight(a).total_cmp(&weight(b)))?;
         Some((Flip { worker: chosen.worker, from: chosen.role, to, before, after }, far(moved)))
@@ -210,7 +211,7 @@ impl Planner {
     }
 }
 
-/// Whether mixed workers' steps break the promise to those that decode, because they prefill.
+/// Whether prefill in mixed workers' steps breaks the promised TPOT.
 fn splits(ready: &[WorkerLoad], limits: &RoleLimits) -> bool {
     let late =
         ready.iter().filter(|load| load.running > 1 && load.step_seconds > limits.tpot && load.prefill_busy > 0.1);
@@ -245,7 +246,7 @@ mod tests {
         RoleLimits { prefill_min: 1, decode_role: Role::Decode, ..RoleLimits::default() }
     }
 
-    /// Looks every second, for `seconds`, at a pool whose loads follow from its roles; the flips.
+    /// Runs the planner every second for `seconds` on a pool whose loads follow from its roles; returns the flips.
     fn live(
         planner: &mut Planner,
         roles: &mut [Role],
@@ -263,7 +264,7 @@ mod tests {
         flips
     }
 
-    /// Loads of a pool with so much prefill (worker seconds per second) and so many sequences that decode.
+    /// Loads of a pool with this much prefill (worker seconds per second) and this many decoding sequences.
     fn pool(roles: &[Role], prefill: f64, sequences: f64) -> Vec<WorkerLoad> {
         let p = roles.iter().filter(|role| **role == Role::Prefill).count().max(1) as f64;
         let d = roles.iter().filter(|role| **role != Role::Prefill).count().max(1) as f64;
@@ -291,7 +292,7 @@ mod tests {
         let flips = live(&mut planner, &mut roles, 0, 120, |roles, _| pool(roles, 1.9, 20.0));
         let told: Vec<_> = flips.iter().map(|(second, flip)| (*second, flip.to)).collect();
         assert_eq!(told, [(5, Role::Prefill), (10, Role::Prefill)], "{flips:?}");
-        // Long answers come instead of long prompts.
+        // Long answers arrive instead of long prompts.
         let flips = live(&mut planner, &mut roles, 120, 120, |roles, _| pool(roles, 0.3, 150.0));
         assert_eq!(flips.iter().map(|(_, flip)| flip.to).collect::<Vec<_>>(), [Role::Decode; 2]);
         assert_eq!(roles.iter().filter(|role| **role == Role::Prefill).count(), 1, "one has to stay");
@@ -314,7 +315,7 @@ mod tests {
         assert_eq!(quiet, []);
         let flips = live(&mut Planner::default(), &mut roles, 0, 60, mixed(0.3, 0.6));
         assert_eq!((flips.len(), flips[0].1.to, roles[1]), (1, Role::Prefill, Role::Mixed));
-        // Nothing to do any more: it goes back.
+        // Without load the worker returns.
         let mut planner = Planner::default();
         let idle = |roles: &[Role], _: u64| pool(roles, 0.0, 60.0);
         live(&mut planner, &mut roles, 100, 60, idle);
@@ -328,7 +329,7 @@ mod tests {
         assert_eq!(live(&mut Planner::new(limits()), &mut roles, 0, 200, bursts), []);
     }
 
-    /// One more prefill worker helps nobody where four are needed: the way there leads over it all the same.
+    /// One more prefill worker helps nobody where four are needed, but is the way there.
     #[test]
     fn a_mixed_pool_goes_all_the_way() {
         let mut planner = Planner::default();

@@ -1,17 +1,17 @@
-//! What answers are promised to keep, and when a request is refused rather than let wait.
+//! Service level objectives of a pool, and the bound beyond which a request is refused rather than queued.
 
 use std::time::Duration;
 
 /// Objectives of a pool.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slo {
-    /// Time to the first token, without the prompt's share.
+    /// Objective of the TTFT, without the prompt's share.
     pub ttft: Duration,
-    /// What each thousand prompt tokens may add to it.
+    /// Addition to the TTFT per thousand prompt tokens.
     pub ttft_per_1k: Duration,
-    /// Mean time between tokens.
+    /// Objective of the TPOT, the mean time between tokens.
     pub tpot: Duration,
-    /// A new request is refused when its time to the first token is predicted to be this many times its objective; 0: never.
+    /// Factor on the objective: a new request with a later predicted TTFT is refused; 0: never.
     pub refuse_above: f64,
 }
 
@@ -27,13 +27,13 @@ impl Default for Slo {
 }
 
 impl Slo {
-    /// The objective for a prompt of so many tokens.
+    /// TTFT objective for a prompt of `tokens` tokens.
     pub fn ttft(&self, tokens: usize) -> Duration {
         let share = self.ttft_per_1k.as_secs_f64() * tokens as f64 / 1000.0;
         self.ttft + Duration::try_from_secs_f64(share).unwrap_or(Duration::MAX / 2)
     }
 
-    /// How much later than bearable a first token is predicted to be; `None`: it is bearable.
+    /// Time by which a predicted TTFT exceeds the bound; `None`: it does not.
     pub fn too_late(&self, predicted: Duration, tokens: usize) -> Option<Duration> {
         let bearable = self.ttft(tokens).as_secs_f64() * self.refuse_above;
         let over = predicted.as_secs_f64() - bearable;

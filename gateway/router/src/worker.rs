@@ -1,4 +1,4 @@
-//! One worker as the router sees it: what it said last, what was sent since, how fast it is.
+//! One worker as the router sees it: its last report, the requests sent since, and its speed.
 
 use crate::fit::Fit;
 use crate::queue::{FIRST, Rank};
@@ -8,62 +8,62 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Sequences that may wait at a worker that was sent more than it granted; a worker refuses above that.
+/// Most sequences that may wait at a worker beyond its credits; a worker refuses more.
 const WAITING_AT_WORKER_MAX: u32 = 256;
 
-/// Prompt by which workers are compared.
+/// Prompt length by which workers' speeds are compared.
 const PACE_TOKENS: usize = 2048;
-/// Bytes per second that a transfer is believed to move before any was measured, and what each takes besides. Rather too many: what
-/// is believed to be slow is never tried, and what was tried is known.
+/// Bytes per second assumed of a transfer before any was measured, and the fixed seconds of each. An optimistic value:
+/// a transfer believed to be slow is never tried, and one that was tried is measured.
 const PULL_BYTES_PER_SECOND: f64 = 1e10;
 const PULL_LATENCY: f64 = 3e-3;
-/// Bytes from which the measured rate is believed.
+/// Bytes from which on the measured rate is used.
 const PULLED_BYTES_MIN: u64 = 1 << 20;
-/// Weight of a step in the mean of what prefill takes of one.
+/// Weight of a step in the mean prefill time per step.
 const STALL_FRESH: f64 = 1.0 / 64.0;
 
-/// A worker as it announces itself.
+/// Worker as it announces itself.
 #[derive(Clone, Debug, Default)]
 pub struct Member {
-    /// What its results are exact within.
+    /// Numerics of the worker: results are bit-exact between workers of equal numerics.
     pub numerics_id: Arc<str>,
-    /// KV blocks in all.
+    /// Number of KV blocks.
     pub blocks_total: u32,
-    /// Sequences that it runs at once.
+    /// Most sequences that run at once.
     pub sequences_max: u32,
-    /// State at this moment.
+    /// State at the announcement.
     pub state: EngineState,
-    /// Device and path; workers of an equal one are taken to be as fast until their own steps tell.
+    /// Device and instruction path; workers of an equal one are assumed to be as fast until their own steps tell.
     pub device: Arc<str>,
-    /// Bytes of one block; 0: its blocks cannot be moved to or from other workers.
+    /// Bytes of one block; 0: blocks cannot be moved to or from other workers.
     pub block_bytes: u64,
 }
 
-/// What was sent and is not yet counted in the worker's state.
+/// Request that was sent and is not counted in the worker's state yet.
 #[derive(Clone, Copy)]
 pub(crate) struct Sent {
     pub(crate) sequences: u32,
     /// Seconds of prefill.
     pub(crate) seconds: f64,
     pub(crate) tokens: usize,
-    /// Of these, not cached.
+    /// Tokens not cached at the worker.
     pub(crate) rows: usize,
-    /// Blocks that it will take.
+    /// Blocks that the request will take.
     pub(crate) blocks: u32,
 }
 
 pub(crate) struct WorkerView {
     pub(crate) member: Member,
     pub(crate) fit: Fit,
-    /// By the number of the frame, oldest first.
+    /// Unconfirmed requests by frame number, oldest first.
     unseen: BTreeMap<u64, Sent>,
     pub(crate) sent: u64,
-    /// Requests that have no first token yet: rows of prefill when they were bound.
+    /// Requests without a first token: their prefill rows at the binding.
     prefilling: BTreeMap<(Rank, u64), usize>,
-    /// What other workers will ask it to prefill, and how many states came since: by the second it counts it itself.
+    /// Prefill that other workers will ask for, with the number of states heard since: the second state counts it itself.
     lent: Vec<(Sent, u8)>,
     pub(crate) suspended: bool,
-    /// Seconds of prefill in a step of those that decode, smoothed: what they wait for others between two tokens.
+    /// Smoothed seconds of prefill per step with decodes: the time that sequences wait for others between two tokens.
     stall: f64,
 }
 
@@ -85,7 +85,7 @@ impl WorkerView {
         }
     }
 
-    /// Notes what another worker will ask of it.
+    /// Notes prefill that another worker will ask for.
     pub(crate) fn lend(&mut self, sent: Sent) {
         self.lent.push((sent, 0));
     }
@@ -98,21 +98,21 @@ impl WorkerView {
         self.fit.observe(batch);
         if batch.decodes > 0 && batch.seconds > 0.0 {
             let prefill = self.fit.work_seconds(f64::from(batch.prefill_tokens), batch.prefill_context);
-            // One that is no number would stay in the mean for ever.
+            // A NaN would stay in the mean for ever.
             let stall = prefill.clamp(0.0, batch.seconds);
             let stall = if stall.is_finite() { stall } else { 0.0 };
             self.stall += (stall - self.stall) * STALL_FRESH;
         }
     }
 
-    /// Notes what is sent; the number of its frame.
+    /// Notes a request that is sent; returns the number of its frame.
     pub(crate) fn send(&mut self, sent: Sent) -> u64 {
         self.sent += 1;
         self.unseen.insert(self.sent, sent);
         self.sent
     }
 
-    /// The last frame was not sent after all.
+    /// Takes back the last frame, which was not sent after all.
     pub(crate) fn unsend(&mut self, number: u64) {
         if self.sent == number {
             self.unseen.remove(&number);
@@ -128,35 +128,35 @@ impl WorkerView {
         if self.takes_requests() { self.member.state.credits.saturating_sub(self.promised()) } else { 0 }
     }
 
-    /// Sequences sent that its state does not count yet.
+    /// Sequences sent that the worker's state does not count yet.
     fn promised(&self) -> u32 {
         self.coming().map(|sent| sent.sequences).sum()
     }
 
-    /// Blocks that they will take.
+    /// Blocks that the requests not counted yet will take.
     pub(crate) fn promised_blocks(&self) -> u32 {
         self.coming().map(|sent| sent.blocks).sum()
     }
 
-    /// Sequences that it has or will have.
+    /// Sequences at the worker, those on their way included.
     pub(crate) fn sequences(&self) -> u32 {
         let state = &self.member.state;
         state.running.saturating_add(state.waiting).saturating_add(self.promised())
     }
 
-    /// Whether its next steps have rows left for prefill, beside what was sent already: what is sent beyond that waits there, where
-    /// nobody can overtake it.
+    /// Whether the worker's next steps have prefill rows left beyond the requests already sent. A request sent beyond
+    /// that waits at the worker, where none can overtake it.
     fn has_rows(&self) -> bool {
         let state = &self.member.state;
         let sent: u64 = self.coming().map(|sent| sent.rows as u64).sum();
         match state.prefill_rows_free {
-            // Not said: then credits alone count.
+            // Not reported: then credits alone count.
             0 => true,
             free => sent < u64::from(free),
         }
     }
 
-    /// Whether all sequences of a request would start, or as many as ever do: it may need more than a worker grants at once.
+    /// Whether all sequences of a request would start, or as many as ever can: a request may need more than a worker grants at once.
     pub(crate) fn starts(&self, sequences: u32) -> bool {
         self.credits() >= sequences.min(self.most_credits()).max(1) && self.has_rows()
     }
@@ -166,28 +166,29 @@ impl WorkerView {
         self.prefilling.insert((rank, request), rows);
     }
 
-    /// It has its first token, or has left.
+    /// Removes a request that has its first token or has left.
     pub(crate) fn settle(&mut self, request: u64, rank: Rank) {
         self.prefilling.remove(&(rank, request));
     }
 
-    /// The last of those that have no first token.
+    /// Last rank of the requests without a first token.
     pub(crate) fn last_rank(&self) -> Option<Rank> {
         self.prefilling.last_key_value().map(|((rank, _), _)| *rank)
     }
 
-    /// The first turn of those that have no first token; of those that began elsewhere there is none.
+    /// First turn of the requests without a first token, resumed ones left out.
     pub(crate) fn first_turn(&self) -> Option<i64> {
         self.prefilling.keys().map(|((_, turn), _)| *turn).filter(|turn| *turn != FIRST).min()
     }
 
-    /// Rows of prefill that one of this rank goes before.
+    /// Prefill rows of requests that a request of this rank goes before.
     fn rows_after(&self, rank: Rank) -> usize {
         self.prefilling.range((Bound::Excluded((rank, u64::MAX)), Bound::Unbounded)).map(|(_, rows)| rows).sum()
     }
 
-    /// Whether a request starts here next although no rows are free: some of what is to be computed comes after it, nothing but the first
-    /// of all comes before it, and there is a place, and room for `blocks` more.
+    /// Whether a request may be sent although no rows are free, because it would be the next to start: part of the
+    /// queued prefill comes after it, nothing but the very first request comes before it, and there is a place with
+    /// room for `blocks` more.
     pub(crate) fn lets_pass(&self, rank: Rank, sequences: u32, blocks: u32) -> bool {
         if !self.takes_requests() || self.last_rank().is_none_or(|last| last <= rank) {
             return false;
@@ -202,13 +203,13 @@ impl WorkerView {
             && state.prefill_tokens_pending.saturating_add(sent) <= others as u64
     }
 
-    /// Whether one of them would start and the others may wait at the worker.
+    /// Whether one of the sequences would start and the others may wait at the worker.
     pub(crate) fn starts_one(&self, sequences: u32) -> bool {
         let waiting = self.member.state.waiting.saturating_add(self.promised());
         self.credits() >= 1 && self.has_rows() && waiting.saturating_add(sequences) <= WAITING_AT_WORKER_MAX
     }
 
-    /// Credits that it would have if nothing ran on it: what it grants now and what holds a slot. Stalled sequences hold none.
+    /// Credits of the worker if nothing ran on it: its present credits and the slots in use. Stalled sequences hold no slot.
     fn most_credits(&self) -> u32 {
         let state = &self.member.state;
         let busy = state.running.saturating_sub(state.stalled).saturating_add(state.waiting);
@@ -219,15 +220,15 @@ impl WorkerView {
     pub(crate) fn queue_before(&self, rank: Rank) -> f64 {
         match self.rows_after(rank) {
             0 => self.queue_seconds(),
-            // What came last is computed last: of these, all is still to be done.
+            // The last ones are computed last, so all of their rows are still to be done.
             rows => (self.queue_seconds() - self.prefill_seconds(rows, 0)).max(0.0),
         }
     }
 
-    /// Seconds of prefill that it has before it.
+    /// Seconds of prefill queued at the worker.
     pub(crate) fn queue_seconds(&self) -> f64 {
         let state = &self.member.state;
-        // A worker that does not say what its tokens attend to has told the seconds.
+        // A worker that does not report the attended tokens has reported the seconds.
         let told = if state.prefill_context_pending > 0.0 {
             self.fit.work_seconds(state.prefill_tokens_pending as f64, state.prefill_context_pending)
         } else {
@@ -237,34 +238,34 @@ impl WorkerView {
         told + self.coming().map(|sent| sent.seconds).sum::<f64>()
     }
 
-    /// Seconds of a step once all that runs decodes, with so many sequences and tokens more.
+    /// Seconds of a decode step with all running sequences, and with `more` sequences and `tokens` tokens added.
     pub(crate) fn step_seconds(&self, more: u32, tokens: usize) -> f64 {
         let state = &self.member.state;
         let coming: usize = self.coming().map(|sent| sent.tokens).sum();
         let decoding = f64::from(state.running.saturating_add(self.promised()).saturating_add(more));
-        // In floating point: what a worker says may be anything.
+        // In floating point: a worker may report any number.
         self.fit.step_seconds(decoding, state.context_tokens as f64 + (coming + tokens) as f64)
     }
 
-    /// Seconds between tokens when its steps take `step` and prefill what it usually takes of them.
+    /// Seconds between tokens for steps of `step` seconds with the usual prefill in them.
     pub(crate) fn tpot(&self, step: f64) -> f64 {
         step + self.stall
     }
 
-    /// Whether those that run there would get their tokens later than `tpot` seconds apart once so many sequences and tokens more have
-    /// joined. Not where the newcomer would have to wait as long all alone: then it is not the others that are in its way.
+    /// Whether the sequences there would get their tokens more than `tpot` seconds apart once `more` sequences and
+    /// `tokens` tokens have joined. False where the newcomer alone would be as slow: then the others are not the cause.
     pub(crate) fn is_crowded(&self, more: u32, tokens: usize, tpot: f64) -> bool {
         self.sequences() > 0
             && self.tpot(self.step_seconds(more, tokens)) > tpot
             && self.fit.step_seconds(f64::from(more), tokens as f64) <= tpot
     }
 
-    /// Whether anything is known of how fast it is.
+    /// Whether anything is known of the worker's speed.
     pub(crate) fn is_known(&self) -> bool {
         self.fit.is_known()
     }
 
-    /// Seconds until one of its sequences ends and leaves its place, if answers have so many tokens; 0 when none runs.
+    /// Predicted seconds until a sequence ends and frees its place, at `output_tokens` per answer; 0 when none runs.
     pub(crate) fn place_seconds(&self, output_tokens: f64) -> f64 {
         match self.member.state.running {
             0 => 0.0,
@@ -272,8 +273,8 @@ impl WorkerView {
         }
     }
 
-    /// Engine seconds that one token of a sequence takes of a step. What a step takes anyhow is shared as if the worker were half full at
-    /// least: who runs on an empty one takes nothing from anybody.
+    /// Engine seconds charged for one token of a sequence. The base of a step is shared as if the worker were at least
+    /// half full: a sequence on an empty worker takes nothing from others.
     pub(crate) fn token_seconds(&self) -> f64 {
         let running = f64::from(self.member.state.running.max(1));
         let base = self.fit.step_seconds(0.0, 0.0);
@@ -286,29 +287,29 @@ impl WorkerView {
         self.fit.prefill_seconds(tokens.saturating_sub(cached), cached)
     }
 
-    /// Prompts of a usual length that it computes in a second.
+    /// Speed of the worker: prompts of [`PACE_TOKENS`] tokens per second.
     pub(crate) fn pace(&self) -> f64 {
         1.0 / self.fit.prefill_seconds(PACE_TOKENS, 0).max(1e-9)
     }
 
-    /// Seconds to load so many tokens from a tier below the device; `None`: it cannot, or has not said how fast.
+    /// Seconds to load `tokens` tokens from a tier below the device; `None`: not possible, or not reported.
     pub(crate) fn load_seconds(&self, tier: Tier, tokens: u32) -> Option<f64> {
         let state = self.member.state.tiers.iter().find(|state| state.tier == tier as i32)?;
         let block = state.load_seconds_per_block;
         (block.is_finite() && block > 0.0).then(|| block * f64::from(tokens) / BLOCK_TOKENS as f64)
     }
 
-    /// Whether it has blocks below its device.
+    /// Whether the worker has tiers below its device.
     pub(crate) fn has_tiers(&self) -> bool {
         !self.member.state.tiers.is_empty()
     }
 
-    /// Whether it has this tier, and the tier works.
+    /// Whether the worker has this tier, and the tier works.
     pub(crate) fn has_tier(&self, tier: Tier) -> bool {
         self.member.state.tiers.iter().any(|state| state.tier == tier as i32 && state.blocks_total > 0)
     }
 
-    /// Seconds to pull so many tokens from another worker, by what its transfers took so far; `None`: they cannot be moved.
+    /// Seconds to pull `tokens` tokens from another worker, at the rate of past transfers; `None`: blocks cannot be moved between the two.
     pub(crate) fn pull_seconds(&self, from: &Self, tokens: u32) -> Option<f64> {
         let bytes = self.member.block_bytes;
         let fits = bytes > 0 && from.member.block_bytes == bytes && from.member.numerics_id == self.member.numerics_id;

@@ -1,4 +1,4 @@
-//! What a model's requests may cost, whoever of its targets answers.
+//! Prices of a model's requests, over all targets that may answer.
 
 use std::sync::Arc;
 
@@ -7,30 +7,30 @@ use penstock_dialects::ServiceTier;
 use crate::prices::{Price, Tiers};
 use crate::upstream::{Attempt, Course, Facts};
 
-/// Billionths in a dollar.
+/// Billionths per dollar: money is counted in nano-dollars.
 const NANO: f64 = 1e9;
 
-/// What is known of a model's targets before any is asked.
+/// Prices of a model's targets, known before any is asked.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Billing {
-    /// Providers that requests go to at first: those of `to`. A fallback's counts only what it has answered.
+    /// Providers of the targets in `to`, which limits by provider count. A fallback's provider is counted only for its answers.
     pub(crate) providers: Vec<Arc<str>>,
-    /// Prices of targets, by id.
+    /// Price of each target, by the target's id.
     pub(crate) targets: Vec<(Arc<str>, Option<Price>)>,
-    /// Each part at the dearest target; `None`: none has a price.
+    /// Highest price of each part over all targets; `None`: no target has a price.
     pub(crate) dearest: Option<Price>,
-    /// A target of somebody else's has no price.
+    /// Whether a provider's target has no price.
     pub(crate) unpriced: bool,
-    /// Only our own pools answer: they bill nothing but what they have answered.
+    /// Whether all targets are our own pools, which bill their answers and nothing else.
     pub(crate) own: bool,
-    /// A second target may be asked beside the first.
+    /// Whether a hedge may be sent beside the first attempt.
     pub(crate) hedged: bool,
-    /// How many may be asked for one request.
+    /// Most attempts of one request.
     pub(crate) attempts_max: u64,
 }
 
 impl Billing {
-    /// One target, which is asked once.
+    /// Billing of a single target, asked once.
     pub(crate) fn single(provider: Option<&str>, price: Option<Price>) -> Self {
         Self {
             providers: provider.into_iter().map(Arc::from).collect(),
@@ -43,7 +43,7 @@ impl Billing {
         }
     }
 
-    /// Several.
+    /// Billing of several targets: (id, price, whether it is our own pool).
     pub(crate) fn several(
         providers: Vec<Arc<str>>,
         targets: Vec<(Arc<str>, Option<Price>, bool)>,
@@ -62,7 +62,7 @@ impl Billing {
         }
     }
 
-    /// What attempts that may have been billed without an answer cost at most: their prompts.
+    /// Upper bound, in nano-dollars, of attempts that may be billed without an answer: the price of their prompts.
     pub(crate) fn abandoned_nano(&self, course: &Course, prompt_tokens: u64, tier: ServiceTier) -> u64 {
         if self.own {
             return 0;
@@ -78,10 +78,10 @@ impl Billing {
     }
 }
 
-/// Outcomes of attempts that were at work when they were given up.
+/// Outcomes of attempts that were given up while the target worked on them.
 const MAY_BILL: [&str; 3] = ["timeout", "abandoned", "overtaken"];
 
-/// Whether an attempt had the prompt when it was given up.
+/// Whether an attempt had received the prompt when it was given up.
 pub(super) fn may_bill(attempt: &Attempt) -> bool {
     attempt.sent && MAY_BILL.contains(&attempt.outcome)
 }
@@ -92,7 +92,7 @@ fn dearer(one: Price, other: Price) -> Price {
         cached_input: one.cached_input.max(other.cached_input),
         cache_write: one.cache_write.max(other.cache_write),
         output: one.output.max(other.output),
-        // What is not known of one of them is not known of the dearest.
+        // A factor unknown for one target is unknown for the dearest.
         tiers: Tiers {
             flex: if one.tiers.flex.min(other.tiers.flex) > 0.0 { one.tiers.flex.max(other.tiers.flex) } else { 0.0 },
             priority: match one.tiers.priority.min(other.tiers.priority) > 0.0 {
@@ -103,18 +103,18 @@ fn dearer(one: Price, other: Price) -> Price {
     }
 }
 
-/// Billionths of a dollar, rounded up.
+/// Price in nano-dollars, rounded up.
 pub(super) fn nano(price: &Price, prompt: u64, cached: u64, written: u64, completion: u64) -> u64 {
     (price.usd(prompt, cached, written, completion) * NANO).ceil() as u64
 }
 
-/// The same of an answer, in the tier that it says, or else the one that was asked for.
+/// Price of an answer in nano-dollars, in the service tier that the answer names or else in the one asked for.
 pub(super) fn nano_of(price: &Price, facts: &Facts, asked: ServiceTier) -> u64 {
     let price = &price.at(facts.tier.unwrap_or(asked));
     nano(price, facts.prompt_tokens, facts.cached_tokens, facts.cache_write_tokens, facts.completion_tokens)
 }
 
-/// At most, whatever the cache does.
+/// Upper bound of a price in nano-dollars, with every prompt token at its dearest cache rate.
 pub(super) fn nano_at_most(price: &Price, prompt: u64, completion: u64) -> u64 {
     let input = price.input.max(price.cache_write).max(price.cached_input);
     nano(&Price { input, ..*price }, prompt, 0, 0, completion)

@@ -1,12 +1,12 @@
-//! What an answer has said so far, for answers whose upstream never says what they used: a stream that ends early, a server without usage.
+//! Estimate of the output tokens of an answer whose upstream reports no usage: a stream that ends early, a server without usage.
 
 use bytes::Bytes;
 use penstock_dialects::ChatEvent;
 
-/// Bytes of text per token, over the languages that models are asked in; rather too few than too many.
+/// Assumed bytes of text per token, over the languages in use; a low value, so that tokens are overcounted rather than undercounted.
 const BYTES_PER_TOKEN: u64 = 3;
 
-/// Counts what is said.
+/// Counter of the emitted text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Emitted {
     events: u64,
@@ -14,7 +14,7 @@ pub(super) struct Emitted {
 }
 
 impl Emitted {
-    /// Takes an event.
+    /// Counts one event.
     pub(super) fn add(&mut self, event: &ChatEvent) {
         let text = match event {
             ChatEvent::Text { text, .. } | ChatEvent::Reasoning { text, .. } | ChatEvent::Refusal { text, .. } => text,
@@ -31,23 +31,24 @@ impl Emitted {
         self.text_bytes += bytes as u64;
     }
 
-    /// Output tokens, about: one for each piece at least, since nobody sends less.
+    /// Estimated output tokens: at least one per piece of text, since no server sends less.
     pub(super) fn tokens(&self) -> u64 {
         self.events.max(self.text_bytes.div_ceil(BYTES_PER_TOKEN))
     }
 }
 
-/// Ends of the names under which the APIs say text: `content`, `reasoning_content`, `text`, `delta`, `thinking`, `arguments`, `partial_json`.
+/// Suffixes of the JSON names under which the APIs send text: `content`, `reasoning_content`, `text`, `delta`,
+/// `thinking`, `arguments`, `partial_json`.
 const ENDS: [&[u8]; 6] = [b"content", b"text", b"delta", b"thinking", b"arguments", b"partial_json"];
 
-/// Says the bytes of each text in a piece of an answer that is passed on, which may hold several events: at each quote, whether it
-/// ends a name and a string follows.
+/// Reports the length in bytes of each text in a forwarded piece, which may hold several events. No JSON parser: at
+/// each quote it checks whether the quote ends one of the names and a string follows.
 fn texts(piece: &Bytes, mut say: impl FnMut(usize)) {
     let mut from = 0;
     while let Some(at) = memchr::memchr(b'"', &piece[from..]) {
         let name = &piece[..from + at];
         from += at + 1;
-        // Most names are told apart by their last letter.
+        // The last letter excludes most names.
         let may_be = matches!(name.last(), Some(b't' | b'a' | b'g' | b's' | b'n'));
         if !may_be || !ENDS.iter().any(|end| name.ends_with(end)) {
             continue;
@@ -61,7 +62,7 @@ fn texts(piece: &Bytes, mut say: impl FnMut(usize)) {
     }
 }
 
-/// Bytes up to the quote that ends a string.
+/// Length in bytes up to the quote that ends a JSON string.
 fn string_bytes(text: &[u8]) -> usize {
     let mut at = 0;
     while let Some(found) = memchr::memchr2(b'"', b'\\', &text[at..]) {

@@ -1,4 +1,4 @@
-//! What a call will use, before it is sent on.
+//! Estimate of a call's use, made before the call is sent on.
 
 use penstock_dialects::{ServiceTier, Surface};
 use penstock_govern::{Learned, Reserve, Unit};
@@ -8,31 +8,31 @@ use crate::call::{Call, Variant};
 use crate::relay::models::Entry;
 use crate::upstream::Measured;
 
-/// What OpenAI's completions make without a bound.
+/// Default output bound of OpenAI's completions API, in tokens.
 const COMPLETION_TOKENS: u64 = 16;
 
-/// What a call will use: likely, and at most.
+/// Estimated use of a call, with a likely value and an upper bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Guess {
-    /// Size of the prompt that it was guessed from.
+    /// Bytes of the prompt that the estimate is based on.
     pub(super) body_bytes: u64,
     likely: Parts,
     most: Parts,
-    /// The prompt was counted, not guessed.
+    /// Whether the prompt's tokens were counted, not estimated.
     pub(super) counted: bool,
-    /// The client, or a limit, bounds the output.
+    /// Whether the client or a limit bounds the output.
     pub(super) bounded: bool,
-    /// The bound is one that no server ignores.
+    /// Whether every server obeys that bound.
     pub(super) obeyed: bool,
-    /// Answers that are made at once.
+    /// Number of answers: choices times prompts.
     pub(super) choices: u64,
-    /// What is held: the most, where any limit reserves that.
+    /// Amount to hold: the upper bound if any limit reserves that, else the likely value.
     pub(super) reserve: Reserve,
-    /// The service tier that is asked for.
+    /// Service tier that the call asks for.
     pub(super) tier: ServiceTier,
 }
 
-/// The service tier that a call asks for of providers; our own pools have one.
+/// Service tier that a call asks for; our own pools have only the standard one.
 pub(super) fn tier_of(call: &Call, entry: &Entry) -> ServiceTier {
     if entry.billing.own { ServiceTier::Standard } else { call.peek.service_tier }
 }
@@ -58,7 +58,7 @@ impl Guess {
         };
         let likely = each.saturating_mul(choices);
         let (likely, most) = match measured {
-            // A pool has made its plan: the bound, or what the context leaves where that is less, for every choice that it makes.
+            // A pool has planned the output: the bound, or the rest of the context if that is less, for every choice.
             Some(Measured { completion_tokens_max: most, .. }) if bound.is_some() => (most, most),
             Some(Measured { completion_tokens_max: most, .. }) => (likely.min(most), most),
             None => (likely, likely),
@@ -67,7 +67,7 @@ impl Guess {
         let billing = &entry.billing;
         let tier = tier_of(call, entry);
         let price = |input: u64, output: u64, attempts: u64| {
-            // Our own pools bill nothing but what they have answered.
+            // Our own pools bill only their answers.
             let attempts = if billing.own { 1 } else { attempts };
             let price = billing.dearest.as_ref();
             price.map_or(0, |price| {
@@ -95,13 +95,13 @@ impl Guess {
         }
     }
 
-    /// Of a call whose use no limit counts.
+    /// Estimate of a call whose tokens and money no limit counts.
     pub(super) fn unguessed(call: &Call, entry: &Entry) -> Self {
         let choices = u64::from(call.peek.choices.max(1)) * u64::from(call.peek.prompts.max(1));
         Self { body_bytes: call.prompt_bytes(), choices, tier: tier_of(call, entry), ..Self::default() }
     }
 
-    /// How much of a unit is reserved.
+    /// Amount of a unit under this reserve.
     pub(super) fn of_unit(&self, unit: Unit, reserve: Reserve) -> u64 {
         let parts = if reserve == Reserve::Most { &self.most } else { &self.likely };
         match unit {
@@ -113,17 +113,17 @@ impl Guess {
         }
     }
 
-    /// How much of a unit is held, by the strictest of the limits.
+    /// Amount of a unit that is held: by the strictest reserve of the limits.
     pub(super) fn held(&self, unit: Unit) -> u64 {
         self.of_unit(unit, self.reserve)
     }
 
-    /// Prompt tokens, likely.
+    /// Likely prompt tokens.
     pub(super) fn input(&self) -> u64 {
         self.likely.input
     }
 
-    /// Output tokens, likely.
+    /// Likely output tokens.
     pub(super) fn output(&self) -> u64 {
         self.likely.output
     }

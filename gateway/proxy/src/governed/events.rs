@@ -1,4 +1,4 @@
-//! The events of an answer that a limit counts: they carry the reservation, and settle it when they are dropped.
+//! Events of an answer that a limit counts: they carry the reservation and settle it on drop.
 
 use std::sync::OnceLock;
 use std::task::{Context, Poll};
@@ -13,19 +13,19 @@ use super::told;
 use crate::error::Failure;
 use crate::upstream::{Course, Events, Facts};
 
-/// An answer that is counted.
+/// A counted answer.
 pub(crate) struct Governed {
     events: Box<dyn Events>,
     reservation: Reservation,
     end: End,
     emitted: Emitted,
-    /// The upstream's with ours, once somebody has asked.
+    /// Header fields of the upstream merged with ours; built at the first request for them.
     headers: OnceLock<Vec<(HeaderName, HeaderValue)>>,
     is_begun: bool,
 }
 
 impl Governed {
-    /// Those events, paid for with that.
+    /// Wraps these events with their reservation.
     pub(crate) fn new(events: Box<dyn Events>, reservation: Reservation) -> Self {
         let (emitted, headers) = (Emitted::default(), OnceLock::new());
         Self { events, reservation, end: End::Gone, emitted, headers, is_begun: false }
@@ -36,7 +36,7 @@ impl Events for Governed {
     fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>> {
         let before = out.len();
         let polled = self.events.poll_events(context, out);
-        // What the upstream says of a complete answer is what counts.
+        // Usage reported with a complete answer replaces the estimate, so its last events need no counting.
         let is_told = matches!(polled, Poll::Ready(Ok(false))) && self.events.facts().is_known();
         if !is_told {
             out[before..].iter().for_each(|event| self.emitted.add(event));
@@ -55,7 +55,7 @@ impl Events for Governed {
             }
             Poll::Pending => return polled,
         }
-        // The upstream's are known from its first event on.
+        // The upstream's header fields are complete from its first event on.
         if !std::mem::replace(&mut self.is_begun, true) {
             self.headers.take();
         }

@@ -1,13 +1,15 @@
-//! The ledger's writer: one entry per request, opened when something is reserved for it, settled when it has ended.
+//! Writer of the ledger: one entry per request, opened at the reservation and settled at the request's end.
 //!
-//! Requests leave their entries here and go on; one thread writes what has gathered, so that a request pays no commit. An entry is kept
-//! once, in the slot of its request, from where settling takes it: what was opened and settled between two commits is written once, and
-//! nothing is looked up. A write that fails is tried again, with the same ids: the ledger knows each request by its id, so nothing counts
-//! twice. The queue is bounded; entries beyond it are lost and counted (the counters of the limits have them all the same), and limits
-//! with `on_store_failure = "closed"` refuse requests while entries wait for too long.
+//! Requests leave their entries in a queue and go on; one thread writes the queue in batches, so that a request waits
+//! for no commit. An open entry is kept once, in the slot of its request, and settling takes it from there: an entry
+//! opened and settled between two commits is written once, and nothing is looked up. A failed write is retried with the
+//! same ids: the ledger knows each request by its id, so nothing counts twice. The queue is bounded; entries beyond it
+//! are lost and counted (the limits' own counters have them all the same), and limits with `on_store_failure =
+//! "closed"` refuse requests while entries wait for too long.
 //!
-//! A crash loses what began within the last `GATHER` before it. What was open then is settled at the next start by what was
-//! reserved for it ([`orphans`](super::orphans)): spent is what nobody can prove unspent.
+//! A crash loses entries of requests that began within the last `GATHER`, or whose write was still failing. Entries
+//! open at a crash are settled at the next start with the amounts reserved for them ([`orphans`](super::orphans)): what
+//! nobody can prove unspent counts as spent.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,22 +22,22 @@ use tokio::time::{sleep, timeout};
 
 /// Time in which entries gather for one commit.
 const GATHER: Duration = Duration::from_millis(100);
-/// Entries that wait at most: ten seconds of ten thousand requests each.
+/// Most entries that wait: ten seconds at ten thousand requests per second.
 const WAITING_MAX: usize = 100_000;
-/// Longest wait for a write.
+/// Timeout of one write, and the time of failing writes after which the ledger counts as failing.
 const WRITE_MAX: Duration = Duration::from_secs(5);
-/// Pause after one that failed.
+/// Pause before a failed write is retried.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Where requests leave their entries.
+/// Queue of entries from requests to the writer.
 #[derive(Clone)]
 pub(super) struct Journal {
     queue: Arc<Queue>,
-    /// This life of this gateway.
+    /// Random id of this gateway process.
     pub(super) gateway: Arc<str>,
 }
 
-/// Where an open entry is kept.
+/// Index of the place that holds a request's open entry.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Slot(usize);
 
@@ -49,13 +51,13 @@ struct Queue {
 
 #[derive(Default)]
 struct Pending {
-    /// Requests under way; as many places as there were at once.
+    /// Places of open requests; as many as were ever open at once.
     open: Vec<Place>,
     free: Vec<usize>,
-    /// Places that are to be looked at: opened since the last commit, each once.
+    /// Indexes of places opened since the last commit, each once.
     fresh: Vec<usize>,
     settled: Vec<Entry>,
-    /// What the thread has taken and not written yet.
+    /// Number of settled entries that the thread has taken and not written yet.
     writing: usize,
 }
 
@@ -63,18 +65,18 @@ struct Pending {
 struct Place {
     entry: Option<OpenEntry>,
     is_fresh: bool,
-    /// The ledger has the entry, or is being told.
+    /// Whether the ledger has the entry, or is being sent it.
     is_written: bool,
 }
 
-/// What is written at once.
+/// Entries of one write.
 struct Batch {
     opened: Arc<[OpenEntry]>,
     settled: Arc<[Entry]>,
 }
 
 impl Journal {
-    /// Starts the thread that writes to `store`, and keeps `watch`.
+    /// Starts the thread that writes to `store` and runs `watch`.
     ///
     /// # Errors
     /// The system has no thread for it.
@@ -93,7 +95,7 @@ impl Journal {
         Ok(Self { queue, gateway })
     }
 
-    /// A request begins. Whoever gets the slot settles it.
+    /// Opens the entry of a request. The caller settles it with the returned slot.
     pub(super) fn open(&self, entry: OpenEntry) -> Slot {
         let mut pending = self.queue.pending();
         let (slot, first) = pending.open(entry);
@@ -104,7 +106,7 @@ impl Journal {
         slot
     }
 
-    /// A request has ended: as `end` makes it of what was opened.
+    /// Settles the entry of a request that has ended; `end` turns the opened entry into the settled one.
     pub(super) fn settle(&self, slot: Slot, end: impl FnOnce(OpenEntry) -> Entry) {
         let mut pending = self.queue.pending();
         let Some(opened) = pending.close(slot) else { return };
@@ -121,24 +123,24 @@ impl Journal {
         }
     }
 
-    /// Whether entries have waited for longer than a write may take.
+    /// Whether writes have been failing for longer than [`WRITE_MAX`].
     pub(super) fn is_failing(&self) -> bool {
         self.queue.failing.load(Ordering::Relaxed)
     }
 
-    /// Whether everything is written.
+    /// Whether all entries are written.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.pending().waiting() == 0
     }
 
-    /// Entries that wait, and entries that were lost.
+    /// Number of entries that wait, and of entries that were lost.
     pub(super) fn counts(&self) -> (usize, u64) {
         (self.queue.pending().waiting(), self.queue.lost.load(Ordering::Relaxed))
     }
 }
 
 impl Pending {
-    /// Keeps an entry; whether it is the first since the last commit.
+    /// Stores an opened entry. True if it is the first since the last commit.
     fn open(&mut self, entry: OpenEntry) -> (Slot, bool) {
         let at = self.free.pop().unwrap_or_else(|| {
             self.open.push(Place::default());
@@ -159,7 +161,7 @@ impl Pending {
         self.open.get_mut(slot.0)?.entry.take()
     }
 
-    /// What is written next, at most [`LEDGER_BATCH_MAX`] of each kind.
+    /// Next batch, at most [`LEDGER_BATCH_MAX`] entries of each kind.
     fn take(&mut self) -> Option<Batch> {
         let (mut opened, mut looked) = (Vec::new(), 0);
         while looked < self.fresh.len() && opened.len() < LEDGER_BATCH_MAX {
@@ -178,7 +180,7 @@ impl Pending {
         (self.writing > 0).then(|| Batch { opened: opened.into(), settled })
     }
 
-    /// Entries that the ledger does not have.
+    /// Number of entries that the ledger does not have.
     fn waiting(&self) -> usize {
         let opened = self.fresh.iter().filter(|at| self.open[**at].entry.is_some() && !self.open[**at].is_written);
         opened.count() + self.settled.len() + self.writing
@@ -190,7 +192,7 @@ impl Queue {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Never ends.
+    /// Runs without end: waits for entries, lets more gather, writes a batch.
     async fn write(&self, store: Arc<dyn Store>) {
         loop {
             self.changed.notified().await;
@@ -200,7 +202,8 @@ impl Queue {
                 let Some(batch) = batch else { break };
                 self.write_batch(store.as_ref(), &batch).await;
                 let is_full = batch.settled.len().max(batch.opened.len()) >= LEDGER_BATCH_MAX;
-                // What came meanwhile gathers first, unless there is much of it: a commit costs as much for one entry as for hundreds.
+                // After a full batch the next is written at once; else entries gather first, since a commit costs as
+                // much for one as for hundreds.
                 if !is_full {
                     break;
                 }
@@ -223,7 +226,7 @@ impl Queue {
     }
 }
 
-/// Both kinds at once, so that a store that commits together what waits commits once: no request is in both.
+/// Writes both kinds concurrently, so that a store that groups commits makes one: no request is in both.
 async fn written(store: &dyn Store, Batch { opened, settled }: &Batch) -> Result<(), StoreError> {
     let open = async {
         match opened.is_empty() {

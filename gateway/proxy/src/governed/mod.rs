@@ -1,12 +1,12 @@
-//! Limits and money on the way of a request: reserved before it is sent on, settled when it has ended, however it ends.
+//! Limits and budgets of requests: reserved before a request is sent on, settled when it has ended, however it ends.
 //!
-//! `admit` finds the limits that a call is under ([`Rules`]), guesses what it will use (`estimate`), and asks the book for all of it at
-//! once. What it gets is a `Reservation`, which settles itself when it is dropped: it travels with the call until the answer's events
-//! carry it (`events`), so there is no way for a request to end that does not pass there. Where no limit applies nothing of this
-//! happens, and nothing is paid for it.
+//! `admit` finds the limits of a call ([`Rules`]), estimates its use (`estimate`), and reserves all of it in the book
+//! at once. The result is a `Reservation`, which settles itself on drop. It travels with the call until the answer's
+//! events carry it (`events`), so every way for a request to end passes there. A request without a limit and without a
+//! ledger entry skips all of this at no cost.
 //!
-//! The arithmetic is `penstock_govern`'s; here is what surrounds it: who is counted as what (`rules`), prices (`bill`), what clients
-//! are told (`told`).
+//! The arithmetic is in `penstock_govern`; this module holds the rest: subjects of the counters (`rules`), prices
+//! (`bill`), header fields and refusals for clients (`told`).
 
 mod bill;
 mod emitted;
@@ -70,30 +70,30 @@ use rules::Who;
 use shared::{BEGIN_MAX, Refused, Shared};
 use subjects::{Seen, Subjects};
 
-/// The clock of the windows begins here, so that what another process counted before this one began has a place before it.
+/// Start of the windows' monotonic clock: ten days, so that windows of a process before this one have a place on it.
 const CLOCK_BASE: Duration = Duration::from_secs(10 * 86_400);
 
-/// What limits keep for as long as the process lives.
+/// State of the limits, for the life of the process.
 pub struct Governor {
     state: Mutex<State>,
     began: Instant,
     metrics: Arc<Metrics>,
-    /// Of tokens and of money.
+    /// Metrics of reserved and used amounts: of tokens and of money.
     tallies: [Tallies; 2],
-    /// Requests that a limit has let in, limit by limit.
+    /// Metrics of admitted requests, by limit.
     allowed: ArcSwap<HashMap<Arc<str>, Tally>>,
-    /// The ledger, where there is one.
+    /// Writer of the ledger, where there is one.
     journal: OnceLock<Journal>,
     subjects: Subjects,
-    /// Limits that refuse, for the log.
+    /// Debounced log of limits that refuse.
     refusals: Refusals,
-    /// Counters that other gateways count in too.
+    /// Counters shared with other gateways, where configured.
     shared: OnceLock<Arc<Shared>>,
-    /// Entries that a dead process had left open.
+    /// Number of entries that dead processes had left open.
     assumed: Arc<AtomicU64>,
 }
 
-/// What is counted of every request.
+/// Metrics of one unit over all requests.
 struct Tallies {
     unit: &'static str,
     reserved: Tally,
@@ -110,40 +110,40 @@ impl Tallies {
 struct State {
     book: Book,
     calendar: Calendar,
-    /// When the wall clock was read, by the clock of the windows, and what it said.
+    /// Last reading of the wall clock: the monotonic time of the reading, and its value, in ms.
     wall: (u64, u64),
     learned: HashMap<Arc<str>, Learned>,
     swept_ms: u64,
-    /// Another process goes on with the book: it is told what is settled here.
+    /// Channel to a process that continues with the book, during a handover: it gets every hold and settlement made here.
     give: Option<Give>,
 }
 
-/// Longest time for reading the ledger at start.
+/// Deadline for reading the ledger at start.
 const RESTORE_MAX: Duration = Duration::from_secs(30);
-/// The wall clock, which only tells days and months apart, is read again after this long.
+/// Time between readings of the wall clock, which only tells days and months apart.
 const WALL_MS: u64 = 10;
-/// Limits whose requests are counted without looking for the metric; configs may have named any number of them.
+/// Most limits with a metric of their own in the map; configs may have named any number of limits.
 const TALLIES_MAX: usize = 512;
-/// Counters that say nothing any more are dropped this often.
+/// Interval at which counters that are back at zero are dropped.
 const SWEEP_MS: u64 = 60_000;
 
-/// What a request was to use and what it used, for the log.
+/// Reserved and used amounts of a request, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Tokens that were reserved.
+    /// Reserved tokens.
     pub reserved_tokens: u64,
-    /// Billionths of a dollar that were reserved.
+    /// Reserved money, in nano-dollars.
     pub reserved_nano_usd: u64,
-    /// Tokens that were counted.
+    /// Counted tokens.
     pub tokens: u64,
-    /// Billionths of a dollar that were counted: every attempt that may bill.
+    /// Counted money, in nano-dollars, of every attempt that may bill.
     pub nano_usd: u64,
-    /// The upstream did not say what it used.
+    /// Whether the counts are estimates because the upstream reported no usage.
     pub estimated: bool,
 }
 
 impl Governor {
-    /// With empty counters; counts itself in `metrics`.
+    /// A governor with empty counters, reporting to `metrics`.
     pub fn new(metrics: Arc<Metrics>) -> Self {
         let base = CLOCK_BASE.as_millis() as u64;
         let wall_ms = clock::since_epoch().as_millis() as u64;
@@ -163,10 +163,11 @@ impl Governor {
         }
     }
 
-    /// Keeps a ledger in `store`, and goes on with what it says of the current day and month: once, before requests are served.
+    /// Starts the ledger in `store` and restores the counters of the current day and month from it. Called once, before
+    /// requests are served.
     ///
     /// # Errors
-    /// The system has no thread for it. A store that does not answer is no error: the counters begin anew, and the log says so.
+    /// The system has no thread for it. A store that does not answer is no error: the counters begin at zero, and the log says so.
     pub fn keep_ledger(&self, store: &Arc<dyn Store>, in_force: &InForce, is_shared: bool) -> std::io::Result<()> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(std::io::Error::other)?;
@@ -176,9 +177,9 @@ impl Governor {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let restored = async {
             let orphans = match is_shared {
-                // It may be another gateway's that lives.
+                // An open entry may belong to another gateway that lives.
                 true => orphans::settle_left(store.as_ref(), now, &name).await?,
-                // Whatever is open was opened before this process began, also by a clock that was ahead.
+                // All open entries are from before this process, even with timestamps of a clock that was ahead.
                 false => orphans::settle(store.as_ref(), now + 86_400, &name).await?,
             };
             self.assumed.fetch_add(orphans, Ordering::Relaxed);
@@ -196,8 +197,9 @@ impl Governor {
         Ok(())
     }
 
-    /// Counts together with other gateways: once, before requests are served, and after [`Self::keep_ledger`]. `in_force`: the limits
-    /// whose days and months are restored from the ledger in `store` where the counters have lost them. Waits for that, not for long.
+    /// Starts counting together with other gateways. Called once, before requests are served and after
+    /// [`Self::keep_ledger`]. `in_force`: the limits whose days and months are restored from the ledger in `store` when
+    /// the counters have lost them. Waits for the shared counters for up to 5 s.
     ///
     /// # Errors
     /// The system has no thread for it.
@@ -217,13 +219,13 @@ impl Governor {
         let reports = shared.clone();
         let report = move || runtime.block_on(async move { reports.report(begun).await });
         std::thread::Builder::new().name("counters".into()).spawn(report)?;
-        // Counters that are away are no reason not to serve.
+        // Unavailable counters are no reason not to serve.
         let _ = has_begun.recv_timeout(BEGIN_MAX);
         let _ = self.shared.set(shared);
         Ok(())
     }
 
-    /// Where the limits are counted, as `/status` says it.
+    /// Place where limits are counted, in the words of `/status`.
     pub(crate) fn counted_by(&self) -> &'static str {
         match self.shared.get().map(|shared| shared.is_up()) {
             None => "this gateway",
@@ -236,12 +238,12 @@ impl Governor {
         self.journal.get()
     }
 
-    /// Whether everything that has ended is in the ledger.
+    /// Whether the ledger has all entries.
     pub(crate) fn is_saved(&self) -> bool {
         self.journal().is_none_or(Journal::is_idle)
     }
 
-    /// The state and the time, for a few look-ups.
+    /// State and current time, for a few look-ups; sweeps the counters when that is due.
     fn state(&self) -> (MutexGuard<'_, State>, Now) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mono_ms = (CLOCK_BASE + self.began.elapsed()).as_millis() as u64;
@@ -262,19 +264,19 @@ impl Governor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).learned.get(model).copied().unwrap_or_default()
     }
 
-    /// Everything that is counted and held, for a process that goes on with it; from now on it is told what is settled here.
+    /// Exports everything counted and held, for a process that continues with it; from now on `give` gets holds and settlements made here.
     pub(crate) fn give_away(&self, give: Give) -> BookState {
         let (mut state, now) = self.state();
         state.give = Some(give);
         state.book.export(now)
     }
 
-    /// Nobody is told any more.
+    /// Ends the reports to the other process.
     pub(crate) fn keep(&self) {
         self.state().0.give = None;
     }
 
-    /// Goes on with what another process gives away, in the place of what the ledger said: it knows better.
+    /// Replaces the counters by another process's, which are more recent than the ledger's.
     pub(crate) fn import(&self, book: BookState) {
         let (mut state, now) = self.state();
         if state.book.open() == 0 {
@@ -283,7 +285,7 @@ impl Governor {
         state.book.import(book, now);
     }
 
-    /// That process has let a request in since.
+    /// Adopts a hold that the other process has made since the export.
     pub(crate) fn adopt(&self, id: u64, claims: &[Claimed]) {
         let limits: Vec<Arc<str>> = claims.iter().map(|claim| claim.limit.as_str().into()).collect();
         let claims: Vec<_> = claims
@@ -301,20 +303,20 @@ impl Governor {
         state.book.adopt(id, &claims, now);
     }
 
-    /// That process has settled one of its holds.
+    /// Settles an adopted hold as the other process reports it.
     pub(crate) fn settle_adopted(&self, id: u64, amounts: &[(u16, Unit, u64)]) {
         let (mut state, now) = self.state();
         let of = |tag, unit| amounts.iter().find(|one| (one.0, one.1) == (tag, unit)).map(|one| one.2);
         state.book.settle_id(id, now, of);
     }
 
-    /// That process has ended: what it has not settled counts as it was reserved.
+    /// Settles the adopted holds left by the other process, which has ended, with their reserved amounts.
     pub(crate) fn end_adopted(&self) {
         let (mut state, now) = self.state();
         state.book.end_adopted(now);
     }
 
-    /// Gauges, for `/metrics`.
+    /// Reports the gauges for `/metrics`.
     pub(crate) fn gauges(&self, out: &mut Vec<(Gauge, String, f64)>) {
         let (state, _) = self.state();
         out.push((Gauge::LimitCounters, String::new(), state.book.len() as f64));
@@ -332,10 +334,11 @@ impl Governor {
     }
 }
 
-/// Reserves what a call will use; `None`: no limit counts it. Bounds of its output are put into the call. `free`: it is answered here.
+/// Reserves the estimated use of a call; `None`: no limit counts it and the ledger does not note it. Puts the limits'
+/// bounds of output into the call. `free`: the gateway answers the call itself.
 ///
 /// # Errors
-/// 429: what the limits leave is not enough; 403: a limit counts what nobody can know of this model.
+/// 429: the limits leave too little; 403: a limit counts a unit that cannot be known of this model.
 pub(crate) async fn admit(
     governor: &Arc<Governor>,
     serving: &Serving,
@@ -360,7 +363,7 @@ pub(crate) async fn admit(
     Ok(Some(held))
 }
 
-/// Refuses what does not fit whatever it needs, before its prompt is made into tokens: who is over a limit costs nothing but this look.
+/// Refuses a call that cannot fit whatever it needs, before its prompt is tokenized: a client over its limit costs only this look-up.
 fn check_room(governor: &Governor, limits: &[&Arc<Limit>], who: &Who<'_>, dialect: Dialect) -> Result<(), Failure> {
     let subjects = rules::subjects(limits, who);
     let least = |unit| u64::from(!matches!(unit, Unit::OutputTokens | Unit::NanoUsd));
@@ -377,7 +380,7 @@ fn check_room(governor: &Governor, limits: &[&Arc<Limit>], who: &Who<'_>, dialec
     Err(refusal(governor, limits, &claims[denied.claim], &denied, fields))
 }
 
-/// What a limit refuses, counted.
+/// Refusal by a limit, counted in metrics and log.
 fn refusal(
     governor: &Governor,
     limits: &[&Arc<Limit>],
@@ -391,7 +394,7 @@ fn refusal(
     told::denied(claim, denied, by, fields)
 }
 
-/// What a call will use of those limits, whose bounds of its output are put into it.
+/// Estimated use of a call under these limits, whose bounds of output are put into the call.
 async fn guessed(
     governor: &Governor,
     limits: &[&Arc<Limit>],
@@ -425,11 +428,11 @@ async fn guessed(
     Ok(guess)
 }
 
-/// Whether the limits leave enough for a call that is to be made later. Nothing stays reserved, and places in flight are not asked for: it
-/// waits for one.
+/// Whether the limits leave enough for a call to be made later. Nothing stays reserved, and places in flight are not
+/// checked: the call waits for one.
 ///
 /// # Errors
-/// As [`admit`].
+/// As for [`admit`].
 pub(crate) async fn would_admit(
     governor: &Arc<Governor>,
     serving: &Serving,
@@ -457,16 +460,16 @@ fn without_places(limit: &Limit) -> Limit {
     limit
 }
 
-/// What an operation that is not understood uses of a model.
+/// Use of a model by an operation that the gateway does not parse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Uses {
-    /// Nobody knows: audio, images.
+    /// Unknown use: audio, images.
     Unknown,
-    /// Nothing: tokens are counted, none are made.
+    /// No use: tokens are counted, none are generated.
     Nothing,
 }
 
-/// A request of which only that it is one counts.
+/// A request counted only as a request.
 pub(crate) struct Plain<'a> {
     pub(crate) uses: Uses,
     pub(crate) dialect: Dialect,
@@ -474,10 +477,10 @@ pub(crate) struct Plain<'a> {
     pub(crate) route: &'a str,
 }
 
-/// The same for a request that is one request and one in flight, and nothing else that could be counted.
+/// Reserves one request and one place in flight, and no other unit.
 ///
 /// # Errors
-/// As [`admit`].
+/// As for [`admit`].
 pub(crate) async fn admit_plain(
     governor: &Arc<Governor>,
     serving: &Serving,
@@ -505,7 +508,7 @@ pub(crate) async fn admit_plain(
     Ok(Some(held))
 }
 
-/// A request without an answer of a model has ended like this.
+/// Ends a request that no model has answered.
 pub(crate) fn close(held: Option<Reservation>, failure: Option<&Failure>) {
     let Some(held) = held else { return };
     match failure {
@@ -514,13 +517,13 @@ pub(crate) fn close(held: Option<Reservation>, failure: Option<&Failure>) {
     }
 }
 
-/// Whether the ledger says something of a request: it has an owner, or a limit.
+/// Whether the ledger notes a request: it must have an owner or a limit.
 fn is_noted(governor: &Governor, principal: &Principal, limits: &[&Arc<Limit>]) -> bool {
     let owned = principal.key.is_some() || principal.user.is_some();
     governor.journal().is_some() && (owned || !limits.is_empty())
 }
 
-/// A limit may want to be written down.
+/// Refuses under a closed limit while the ledger cannot be written.
 fn check_store(governor: &Governor, limits: &[&Arc<Limit>]) -> Result<(), Failure> {
     if governor.journal().is_none_or(|journal| !journal.is_failing()) {
         return Ok(());
@@ -535,8 +538,8 @@ fn uncounted(limit: &str) -> Failure {
     Failure::new(ErrorKind::Unavailable, message).retry_after(Duration::from_secs(5)).log("the store is failing")
 }
 
-/// The request's id, made unique where its client chose it: a ledger counts every id once. Ours is in front, so that ids are in the
-/// order of time whatever clients send.
+/// Id of the request's ledger entry. An id chosen by the client is made unique by ours in front of it: a ledger counts
+/// every id once, and ids stay in the order of time whatever clients send.
 fn ledger_id(call: &Call) -> String {
     match call.id_is_clients {
         true => format!("{}.{}", new_request_id(), call.request_id),
@@ -602,18 +605,18 @@ async fn reserve(
 }
 
 impl Governor {
-    /// How a counter stands.
+    /// Standing of one counter.
     fn standing(&self, limit: &str, subject: &str, measure: Measure) -> Standing {
         let (mut state, now) = self.state();
         state.book.standing(limit, subject, measure, now)
     }
 
-    /// Asks the book, and how it stands then.
+    /// Reserves in the book; returns the standings afterwards.
     fn hold(&self, claims: &[Claim<'_>]) -> (Result<Hold, Denied>, Vec<(Measure, Standing)>, Now) {
         let (mut state, now) = self.state();
         let held = state.book.reserve(claims, now);
         if let (Some(give), Ok(hold)) = (&state.give, &held) {
-            // Full, or the other process is gone: then it is counted here alone.
+            // A full channel or an ended process: the hold is then counted here alone.
             let _ = give.try_send(Given::Held { id: hold.id(), claims: claims.iter().map(Claimed::from).collect() });
         }
         let standings = told::standings(&mut state.book, claims, now);
@@ -621,7 +624,7 @@ impl Governor {
     }
 }
 
-/// Takes the same of the counters that all gateways share; how those stand is noted where it is told.
+/// Reserves the claims in the shared counters too. Their standings replace the local ones in the header fields where they are tighter.
 async fn together(
     governor: &Governor,
     limits: &[&Arc<Limit>],
@@ -675,13 +678,13 @@ impl Governor {
     }
 }
 
-/// The tightest bounds of output: for requests without one, and for all.
+/// Tightest bounds of output tokens: the default for requests without one, and the maximum.
 fn bounds(limits: &[&Arc<Limit>]) -> BoundLimits {
     let of = |bound: fn(&Limit) -> Option<u32>| limits.iter().filter_map(|limit| bound(limit)).min();
     BoundLimits { default: of(|limit| limit.max_tokens_default), max: of(|limit| limit.max_tokens_max) }
 }
 
-/// Money is only counted where it is known what things cost.
+/// Refuses a metered call under a strict limit on money where no price is known.
 fn check_metered(limits: &[&Arc<Limit>], entry: &Entry, tier: ServiceTier) -> Result<(), Failure> {
     let billing = &entry.billing;
     let why = match billing.dearest.is_none_or(|price| price.knows(tier)) {

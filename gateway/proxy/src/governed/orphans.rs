@@ -1,9 +1,9 @@
-//! Entries of the ledger that nobody will end: their gateway was killed, or its machine is gone.
+//! Orphaned entries of the ledger: entries whose gateway was killed or lost.
 //!
-//! They are settled by what was reserved for them: spent is what nobody can prove unspent. In a store of its own a gateway does that when
-//! it starts. In one that gateways share each says every [`BEAT`] that it lives, and the others settle what one leaves that has been
-//! silent for [`SILENT`]; one that was only cut off from the store settles its entries itself when it is back, and the truth
-//! takes the place of what was assumed.
+//! Orphans are settled with the amounts reserved for them: what nobody can prove unspent counts as spent. With a store
+//! of its own a gateway does that at its start. In a shared store each gateway sends a heartbeat every [`BEAT`], and
+//! the others settle the entries of one that has been silent for [`SILENT`]. A gateway that was only cut off from the
+//! store settles its entries itself when it is back, and the true amounts replace the assumed ones.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,18 +14,18 @@ use tokio::time::{sleep, timeout};
 
 use crate::clock;
 
-/// Between two signs of life.
+/// Interval of the heartbeat.
 const BEAT: Duration = Duration::from_secs(5);
-/// A gateway that has said nothing for this long is dead.
+/// Silence after which a gateway counts as dead.
 const SILENT: Duration = Duration::from_secs(30);
-/// Entries of a shared store that are open for longer than this, by gateways that say nothing of themselves, are nobody's any more.
+/// Age in seconds at which an open entry in a shared store is an orphan, if its gateway sends no heartbeats.
 const SHARED_ORPHAN_SECONDS: u64 = 3600;
-/// Entries settled at once.
+/// Most entries settled at once.
 const ORPHANS: u32 = 500;
-/// Longest wait for the store.
+/// Deadline of a turn with the store.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Settles what was left open before `before` in a store of its own, but for what is this process's `own`. How many.
+/// Settles entries opened before `before` in a store of this gateway's own, except this process's (`own`). Returns their number.
 pub(super) async fn settle(store: &dyn Store, before: u64, own: &str) -> Result<u64, StoreError> {
     let mut count = 0;
     loop {
@@ -53,11 +53,11 @@ fn assumed(opened: OpenEntry) -> Entry {
     Entry { opened, tokens, micro_usd, outcome: "assumed".into(), assumed: true, ..Entry::default() }
 }
 
-/// Gateways of one store look after each other.
+/// Heartbeat of this gateway and watch over the others of the store.
 pub(super) struct Watch {
     store: Arc<dyn Store>,
     gateway: Arc<str>,
-    /// Entries that were assumed.
+    /// Number of entries settled with assumed amounts.
     count: Arc<AtomicU64>,
 }
 
@@ -66,9 +66,9 @@ impl Watch {
         Self { store, gateway, count }
     }
 
-    /// Never ends.
+    /// Runs without end: a heartbeat, the settling of orphans, a pause.
     pub(super) async fn keep(&self) {
-        // While the store was away nobody could speak: the others have as long again as they would have had.
+        // While the store was away no gateway could send heartbeats: each gets the full silence again.
         let mut quiet = Instant::now();
         loop {
             let turn = timeout(ANSWER_MAX, self.turn(clock::unix_seconds(), quiet.elapsed() >= SILENT)).await;
@@ -83,7 +83,7 @@ impl Watch {
         }
     }
 
-    /// Says that this gateway lives; with `settles`, settles what dead ones have left. How many.
+    /// Sends a heartbeat; with `settles`, settles the entries of dead gateways. Returns their number.
     async fn turn(&self, now: u64, settles: bool) -> Result<u64, StoreError> {
         self.store.alive(&self.gateway, now).await?;
         if !settles {
@@ -93,7 +93,7 @@ impl Watch {
     }
 }
 
-/// Settles what dead gateways have left in a store that they share. How many.
+/// Settles the entries that dead gateways have left in a shared store. Returns their number.
 pub(super) async fn settle_left(store: &dyn Store, now: u64, own: &str) -> Result<u64, StoreError> {
     let (silent, ancient) = (now.saturating_sub(SILENT.as_secs()), now.saturating_sub(SHARED_ORPHAN_SECONDS));
     let mut count = 0;
@@ -137,16 +137,16 @@ mod tests {
         let entries = vec![open("a", "one", at), open("b", "two", at), open("c", "three", at), open("d", "old", at)];
         store.open_entries(entries.into()).await.expect("opened");
         let dead = at + SILENT.as_secs() + 1;
-        // Two has not spoken for as long as one, and speaks first.
+        // Two has been silent for as long as one, and sends its heartbeat first.
         assert_eq!(two.turn(dead, false).await, Ok(0), "the store was away a moment ago");
         assert_eq!(three.turn(dead, true).await, Ok(1), "what one left, and nothing of the others");
         assert_eq!(two.turn(dead, true).await, Ok(0), "once");
         assert_eq!(spent(store.as_ref()).await, 50);
-        // One was only cut off: what it knows counts in the place of what was assumed.
+        // One was only cut off: its true amount replaces the assumed one.
         let truth = Entry { opened: open("a", "one", at), micro_usd: 7, ..Entry::default() };
         assert_eq!(store.settle_entries([truth].into()).await, Ok(vec![true]));
         assert_eq!(spent(store.as_ref()).await, 7);
-        // A gateway of a version that says nothing is given an hour; a request of one that lives may take longer.
+        // A gateway without heartbeats gets an hour; a request of a gateway that lives may take longer.
         let late = at + SHARED_ORPHAN_SECONDS + 1;
         assert_eq!(three.turn(late, false).await, Ok(0));
         assert_eq!(two.turn(late, true).await, Ok(1));

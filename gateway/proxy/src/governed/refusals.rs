@@ -1,22 +1,22 @@
-//! The log of limits that begin and cease to refuse: one line each, however many requests they refuse meanwhile.
+//! Debounced log of limits that begin and cease to refuse: one line each, however many requests they refuse in between.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// A limit refuses no more when it has refused nothing for this long.
+/// Time without a refusal after which a limit has ceased to refuse.
 const QUIET_MS: u64 = 60_000;
-/// Counters that are followed at once, and so lines in [`QUIET_MS`]. Refusals by further ones are only counted.
+/// Most counters followed at a time, and so lines per [`QUIET_MS`]. Refusals by further counters are only counted.
 const COUNTERS_MAX: usize = 64;
 
-/// Which counters refuse at present.
+/// Counters that refuse at present.
 #[derive(Debug, Default)]
 pub(super) struct Refusals(Mutex<Now>);
 
 #[derive(Debug, Default)]
 struct Now {
-    /// By limit and subject.
+    /// Refusing counters, by limit and subject.
     refusing: HashMap<(String, String), Refusing>,
-    /// Requests that other counters refused.
+    /// Number of requests that further counters refused.
     others: u64,
     swept_ms: u64,
 }
@@ -27,7 +27,7 @@ struct Refusing {
     last_ms: u64,
 }
 
-/// A line of the log.
+/// Line of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Line {
     Begins,
@@ -36,14 +36,14 @@ enum Line {
 }
 
 impl Refusals {
-    /// A counter has refused a request.
+    /// Notes that a counter has refused a request.
     pub(super) fn add(&self, limit: &str, subject: &str, now_ms: u64) {
         if self.lock().add(limit, subject, now_ms) == Some(Line::Begins) {
             tracing::info!(limit, subject, "a limit refuses requests");
         }
     }
 
-    /// Says which have ceased to refuse; to be called from time to time.
+    /// Logs the counters that have ceased to refuse. Called with each sweep.
     pub(super) fn sweep(&self, now_ms: u64) {
         let lines = self.lock().sweep(now_ms);
         for line in lines {

@@ -1,4 +1,4 @@
-//! What one request holds until it has ended.
+//! Reservation of one request: its holds until it has ended.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,35 +23,35 @@ use crate::telemetry::Metric;
 use crate::upgrade::Given;
 use crate::upstream::{Course, Facts, Sent};
 
-/// The claim's limit reserves the most: where nobody knows what was used, that counts.
+/// Tag bit of a claim whose limit reserves the upper bound: with unknown use that amount counts.
 const STRICT: u16 = 1 << 15;
 
-/// Tag of entries whose counts are ours.
+/// Tag of ledger entries with estimated counts.
 const ESTIMATED: &str = "estimated";
 
-/// How a request ended.
+/// Kind of a request's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Its answer is complete.
+    /// The answer is complete.
     Complete,
-    /// The upstream, or the way to it, failed.
+    /// The upstream, or the connection to it, failed.
     Failed,
     /// Nobody waits any more: the client left, a batch was cancelled, a handler panicked.
     Gone,
 }
 
-/// What a request has used, as far as anybody knows.
+/// Use of a request, as far as it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Used {
-    /// Counts, the upstream's or ours.
+    /// Counts, reported by the upstream or estimated.
     pub(super) facts: Facts,
-    /// Billionths of a dollar, of every attempt that may bill.
+    /// Cost in nano-dollars, over every attempt that may bill.
     pub(super) nano_usd: u64,
-    /// They are ours.
+    /// Whether the counts are estimated.
     pub(super) estimated: bool,
 }
 
-/// What the ledger says of a request.
+/// Ledger entry of a request under way.
 pub(super) struct Noted {
     pub(super) slot: Slot,
     pub(super) began: Instant,
@@ -59,7 +59,7 @@ pub(super) struct Noted {
     pub(super) outcome: &'static str,
 }
 
-/// What a request holds. Settled when it is dropped, by what it was told last.
+/// Holds of a request, settled on drop with the last reported use.
 pub(crate) struct Reservation {
     governor: Arc<Governor>,
     hold: Option<Hold>,
@@ -67,18 +67,18 @@ pub(crate) struct Reservation {
     pub(super) dialect: Dialect,
     model: Arc<str>,
     billing: Arc<Billing>,
-    /// Nobody understands what is passed on.
+    /// Whether the request is forwarded without being parsed.
     opaque: bool,
-    /// What it has of the counters that all gateways share.
+    /// Portions of the shared counters.
     portions: Option<(Arc<Shared>, Vec<Portion>)>,
     /// Limits that count by provider.
     by_provider: Vec<Arc<Limit>>,
     fields: Vec<(HeaderName, HeaderValue)>,
-    /// Whether the request has gone out to its upstream.
+    /// Whether the request has been sent to its upstream.
     sent: Sent,
-    /// The upstream was silent for too long.
+    /// Whether the upstream exceeded a timeout.
     timed_out: bool,
-    /// Its entry in the ledger.
+    /// Entry in the ledger, if one is kept.
     entry: Option<Noted>,
     status: u16,
     end: End,
@@ -117,7 +117,7 @@ impl Reservation {
         }
     }
 
-    /// What a claim is known by: whether its limit is strict, and which provider it is for, or 0.
+    /// Tag of a claim: whether its limit is strict, and the number of its provider, or 0.
     pub(super) fn tag(&mut self, limit: &Arc<Limit>, subject: &str) -> u16 {
         let strict = if limit.reserve == Reserve::Most { STRICT } else { 0 };
         if limit.by != By::Provider {
@@ -141,7 +141,7 @@ impl Reservation {
         self.portions = Some((shared, portions));
     }
 
-    /// It was not let in after all: nothing was used.
+    /// Settles with nothing used: the request was not admitted after all.
     pub(super) fn undo(mut self) {
         if let Some(hold) = self.hold.take() {
             let (mut state, now) = self.governor.state();
@@ -149,7 +149,7 @@ impl Reservation {
         }
     }
 
-    /// It was only asked whether it would be let in: nothing was used.
+    /// Settles with nothing used, shared counters included: only an answer was wanted.
     pub(super) fn withdraw(mut self) {
         if let Some((shared, portions)) = self.portions.take() {
             shared.settle(portions, |_, _| Some(0));
@@ -157,7 +157,7 @@ impl Reservation {
         self.undo();
     }
 
-    /// It is noted in the ledger.
+    /// Opens the entry in the ledger.
     pub(super) fn note(&mut self, mut open: OpenEntry) {
         open.held = Held {
             input: self.guess.held(Unit::InputTokens),
@@ -170,53 +170,53 @@ impl Reservation {
         }
     }
 
-    /// Its answer has begun.
+    /// Notes the start of the answer.
     pub(super) fn begun(&mut self) {
         self.status = 200;
         self.entry.iter_mut().for_each(|entry| entry.first = entry.first.or_else(|| Some(Instant::now())));
     }
 
-    /// Its answer is complete.
+    /// Notes that the answer is complete.
     pub(super) fn completed(&mut self) {
         self.entry.iter_mut().for_each(|entry| entry.outcome = "complete");
     }
 
-    /// It failed so.
+    /// Notes the failure.
     pub(super) fn failed(&mut self, failure: &Failure) {
         self.status = failure.status();
         self.timed_out = is_timeout(failure);
         self.entry.iter_mut().for_each(|entry| entry.outcome = failure.shape().code.unwrap_or("error"));
     }
 
-    /// The request goes out now, and `sent` says when it has.
+    /// Links the flag that tells whether the request has been sent.
     pub(crate) fn goes(&mut self, sent: &Sent) {
         self.sent = sent.clone();
     }
 
-    /// Header fields that say how the limits stand.
+    /// Header fields with the standings of the limits.
     pub(crate) fn fields(&self) -> &[(HeaderName, HeaderValue)] {
         &self.fields
     }
 
-    /// The request has ended like this, unless it is said otherwise later.
+    /// Records the state of the request for the case that it is dropped now.
     pub(super) fn ended(&mut self, end: End, facts: Facts, course: Course, emitted: Emitted) {
         (self.end, self.facts, self.course, self.emitted) = (end, facts, course, emitted);
     }
 
-    /// Nothing was begun: the upstream refused.
+    /// Ends the reservation of a request that its upstream refused before an answer.
     pub(crate) fn refused(mut self, failure: &Failure) {
         self.failed(failure);
         self.end = End::Failed;
     }
 
-    /// It was answered without asking anybody.
+    /// Ends the reservation of a request that the gateway answered itself.
     pub(crate) fn free(mut self) {
         self.begun();
         self.completed();
         self.end = End::Failed;
     }
 
-    /// What it has used if it ended like this.
+    /// Use of the request, if it ended now in this way.
     pub(super) fn used(&self, end: End, facts: Facts, course: &Course, emitted: Emitted) -> Used {
         if self.opaque {
             return Used::default();
@@ -230,12 +230,12 @@ impl Reservation {
         Used { facts, nano_usd, estimated }
     }
 
-    /// Several may have been asked, and none of them has spoken: each of them costs its own prompt.
+    /// Whether several targets may have been asked and none has answered: each costs its own prompt.
     fn is_unanswered(&self, course: &Course) -> bool {
         !self.billing.own && course.target.is_none() && !course.attempts.is_empty()
     }
 
-    /// Whether somebody has the prompt who may bill it without having answered.
+    /// Whether some target has the prompt and may bill for it without an answer.
     fn has_prompt(&self, end: End, course: &Course) -> bool {
         match course.attempts.is_empty() {
             true => self.sent.get() && (end == End::Gone || self.timed_out),
@@ -243,11 +243,11 @@ impl Reservation {
         }
     }
 
-    /// Counts of the answer, and whether they are ours. What an upstream said before its answer was complete is a part of it at best. The
-    /// prompt of a request that nobody has answered counts once, however many were asked.
+    /// Counts of the answer, and whether they are estimated. Counts reported before the answer was complete are at best
+    /// a part of it. The prompt of a request without an answer counts once, however many targets were asked.
     fn counted(&self, end: End, facts: Facts, course: &Course, emitted: Emitted) -> (Facts, bool) {
         let own = self.billing.own;
-        // Our own pools say the prompt's tokens when they begin to compute it.
+        // Our own pools report the prompt's tokens when they begin to compute it.
         let is_known = if own { facts.completion_tokens > 0 } else { facts.is_known() };
         let is_silent = self.is_unanswered(course) || (!is_known && emitted.tokens() == 0);
         match end {
@@ -265,17 +265,17 @@ impl Reservation {
         (Facts { prompt_tokens, completion_tokens, ..facts }, true)
     }
 
-    /// Prompt tokens of an attempt that did not say.
+    /// Prompt tokens of an attempt without reported counts.
     fn prompt_tokens(&self) -> u64 {
         if self.guess.counted {
             return self.guess.input();
         }
         let mean = self.governor.learned(&self.model).prompt_tokens_mean(self.guess.body_bytes);
-        // Nothing was guessed where only the ledger counts.
+        // There is no estimate where only the ledger counts.
         if self.guess.input() > 0 { mean.min(self.guess.input()) } else { mean }
     }
 
-    /// For the log, as it stands.
+    /// Amounts for the log, as they stand.
     pub(super) fn account(&self, used: &Used) -> Account {
         Account {
             reserved_tokens: self.guess.held(Unit::Tokens),
@@ -308,7 +308,7 @@ impl Reservation {
         self.measure(&self.account(&used));
     }
 
-    /// Whether others can be guessed better with what this one has used: its upstream has said it.
+    /// Whether the use improves later estimates: only complete answers with counts from a provider.
     fn learns(&self, used: &Used) -> bool {
         self.end == End::Complete && !used.estimated && !self.billing.own && self.guess.body_bytes > 0
     }
@@ -323,7 +323,7 @@ impl Reservation {
         }
     }
 
-    /// Writes the entry of the ledger.
+    /// Settles the entry of the ledger.
     fn enter(&self, noted: Noted, used: &Used) {
         let Some(journal) = self.governor.journal() else { return };
         let Noted { slot, began, first, outcome } = noted;
@@ -353,7 +353,7 @@ impl Reservation {
         });
     }
 
-    /// What is known of a request's subject when it has ended; mostly what was known before.
+    /// Completes the entry's subject at the request's end; mostly it is unchanged.
     fn tell_end(&self, subject: &mut Arc<Subject>, used: &Used) {
         let provider = self.course.target.as_deref().and_then(|target| target.split('/').next());
         if let Some(provider) = provider.filter(|provider| *provider != subject.provider) {
@@ -384,19 +384,19 @@ impl Reservation {
     }
 }
 
-/// Whether a failure says that an upstream took too long: it may have computed the prompt.
+/// Whether a failure is a timeout of the upstream, which may have computed the prompt.
 fn is_timeout(failure: &Failure) -> bool {
     failure.kind == ErrorKind::DeadlineExceeded || judge(failure).reason == Some(Reason::Timeout)
 }
 
-/// What has been used, claim by claim.
+/// Used amounts, claim by claim.
 struct Ending<'a> {
     used: &'a Used,
-    /// What was reserved.
+    /// Reserved amounts.
     guess: &'a Guess,
-    /// Providers that were claimed for, in the order of their tags.
+    /// Providers of the claims, in the order of their tags.
     providers: &'a [Arc<str>],
-    /// Who has answered.
+    /// Provider that has answered.
     answered: Option<&'a str>,
 }
 
@@ -418,13 +418,13 @@ impl<'a> Ending<'a> {
         }
     }
 
-    /// Of the claim with that tag; `None`: as it was reserved.
+    /// Amount used for the claim with this tag; `None`: the reserved amount.
     fn spent(&self, tag: u16, unit: Unit) -> Option<u64> {
         let at = usize::from(tag & !STRICT).checked_sub(1);
         let provider = at.and_then(|at| self.providers.get(at));
         let elsewhere = provider.zip(self.answered).is_some_and(|(provider, answered)| **provider != *answered);
         match unit.is_metered() {
-            // All that was reserved, and more where more has come.
+            // The reserved amount, or the use where it is higher.
             true if self.used.estimated && tag & STRICT != 0 => {
                 let excess = !elsewhere && self.of(unit) > self.guess.of_unit(unit, Reserve::Most);
                 excess.then(|| self.of(unit))
@@ -434,7 +434,7 @@ impl<'a> Ending<'a> {
         }
     }
 
-    /// Puts what was used in the place of what was held.
+    /// Replaces the holds by the amounts used.
     fn release(&self, hold: Hold, by_provider: &[Arc<Limit>], state: &mut State, now: Now) {
         let id = hold.id();
         match &state.give {
@@ -446,7 +446,7 @@ impl<'a> Ending<'a> {
                     settled.extend(amount.map(|amount| (tag, unit, amount)));
                     amount
                 });
-                // Full, or the other process is gone: there it counts as it was reserved.
+                // A full channel or an ended process: there the hold counts with its reserved amount.
                 let _ = give.try_send(Given::Settled { id, amounts: settled });
             }
         }
@@ -465,7 +465,7 @@ impl<'a> Ending<'a> {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // Without either the request was not let in.
+        // Without hold and entry the request was not admitted.
         if self.hold.is_some() || self.entry.is_some() {
             self.settle();
         }

@@ -1,8 +1,8 @@
-//! What days and months have used: read from the ledger at start, for this process's own counters, and again for shared ones that were lost.
+//! Restores counters of days and months from the ledger: at start for this process's own, and later for shared ones that were lost.
 //!
-//! What a process before this one left open has been settled before ([`orphans`](super::orphans)). The usage of the current day and month
-//! is summed up, limit by limit: entries carry the limits that they were counted in as tags. Windows of hours and less begin anew,
-//! and so do counters by address, which the ledger does not know.
+//! Orphaned entries of earlier processes have been settled before ([`orphans`](super::orphans)). The use in the current
+//! day and month is summed per limit: entries carry the limits that counted them as tags. Windows of an hour and less
+//! begin at zero, and so do counters by address, which the ledger does not hold.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,31 +19,31 @@ use super::rules::{POOLS, covers_parent};
 use crate::auth::DEPTH_MAX;
 use crate::clock;
 
-/// Longest wait for what this gateway has settled to be written.
+/// Longest wait for this gateway's own settled entries to be written.
 const WRITTEN_MAX: Duration = Duration::from_secs(5);
-/// Between two looks at that.
+/// Interval of the checks during that wait.
 const WRITTEN_LOOK: Duration = Duration::from_millis(20);
-/// Longest time for reading the ledger again.
+/// Deadline for reading the ledger again.
 const SUMMED_MAX: Duration = Duration::from_secs(30);
 
 /// Rows read at once.
 const PAGE: u32 = 1000;
 
-/// The tag of entries that a limit counts.
+/// Tag of the entries that a limit counts.
 pub(super) fn tag(limit: &str) -> String {
     format!("limit:{limit}")
 }
 
-/// The limits in force, and who is under them by the config. (The store says it of issued keys, and of the teams that it has.)
+/// Limits in force, and their teams by the config. (Issued keys, and teams of the store, are looked up there.)
 #[derive(Debug, Default)]
 pub struct InForce {
-    /// The limits.
+    /// All limits of the config.
     pub limits: Vec<Arc<Limit>>,
-    /// Ids of those that name a team of the config.
+    /// Ids of the limits that name a team of the config, by team.
     pub teams: HashMap<String, Vec<String>>,
 }
 
-/// Counts what the ledger has of the current day and month.
+/// Adds the ledger's sums of the current day and month to the counters.
 pub(super) async fn restore(governor: &Governor, store: &dyn Store, in_force: &InForce) -> Result<(), StoreError> {
     let mut count = |sum: Sum| {
         let Sum { limit, subject, measure, amount } = &sum;
@@ -54,7 +54,7 @@ pub(super) async fn restore(governor: &Governor, store: &dyn Store, in_force: &I
     sums(store, in_force, &mut count).await
 }
 
-/// What the ledger says that a counter of the current day or month has used.
+/// Sum of the ledger for one counter of the current day or month.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) limit: Arc<str>,
@@ -63,16 +63,16 @@ pub(super) struct Sum {
     pub(super) amount: u64,
 }
 
-/// The ledger, for counters that were lost.
+/// Reader of the ledger, for shared counters that were lost.
 pub(super) struct Sums {
     pub(super) store: Arc<dyn Store>,
     pub(super) in_force: Box<dyn Fn() -> InForce + Send + Sync>,
-    /// What is on its way into the ledger.
+    /// Writer of this gateway's entries, which must be empty before the sums are read.
     pub(super) journal: Option<Journal>,
 }
 
 impl Sums {
-    /// What all gateways together have spent, as far as they have written it down; this one writes first.
+    /// Sums of all gateways, as far as their entries are written; this gateway's own are written first.
     pub(super) async fn spent(&self) -> Result<Vec<Sum>, StoreError> {
         let deadline = Instant::now() + WRITTEN_MAX;
         while self.journal.as_ref().is_some_and(|journal| !journal.is_idle()) && Instant::now() < deadline {
@@ -81,7 +81,7 @@ impl Sums {
         let mut out = Vec::new();
         let summed = async { sums(self.store.as_ref(), &(self.in_force)(), &mut |sum| out.push(sum)).await };
         timeout(SUMMED_MAX, summed).await.map_err(|_| StoreError::Busy)??;
-        // Several keys may be one's children.
+        // Several keys may share a parent, which then has several sums.
         fn name(sum: &Sum) -> (&str, &str, &'static str) {
             (&sum.limit, &sum.subject, sum.measure.name())
         }
@@ -132,9 +132,9 @@ async fn sum(
         for row in &rows.items {
             let subject = match limit.by {
                 By::All => Some("all"),
-                // What pools have answered has no provider.
+                // Answers of our own pools have no provider.
                 By::Provider => row.values.first().map(|provider| if provider.is_empty() { POOLS } else { provider }),
-                // The first that is known, as when it was counted.
+                // The first known value, as when the request was counted.
                 _ => row.values.iter().map(String::as_str).find(|value| !value.is_empty()),
             };
             let Some(subject) = subject else { continue };
@@ -154,7 +154,7 @@ async fn sum(
     }
 }
 
-/// The keys that a key was made from, as far as they are under the limit: what it has spent is theirs too.
+/// Keys that a key was derived from, as far as they are under the limit: the key's use counts for them too.
 async fn parents(store: &dyn Store, in_force: &InForce, limit: &Limit, key: &str) -> Result<Vec<String>, StoreError> {
     let mut out = Vec::new();
     let mut next = KeyId::parse(key);

@@ -1,4 +1,4 @@
-//! The limits of a config, and which of them a request is under.
+//! Limits of a config, and the choice of those that apply to a request.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -10,29 +10,29 @@ use penstock_proto::ErrorKind;
 use crate::auth::{Parent, Principal};
 use crate::error::Failure;
 
-/// The limits of a config.
+/// All limits of a config.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     limits: Vec<Arc<Limit>>,
-    /// None is for everyone: who names none is under none.
+    /// Whether every limit applies by name only, so that a principal that names none is under none.
     all_named: bool,
 }
 
 impl Rules {
-    /// Those limits.
+    /// The rules made of these limits.
     pub fn new(limits: &[Arc<Limit>]) -> Self {
         Self { limits: limits.to_vec(), all_named: limits.iter().all(|limit| limit.applies == For::Named) }
     }
 
-    /// All of them.
+    /// All limits.
     pub fn limits(&self) -> &[Arc<Limit>] {
         &self.limits
     }
 
-    /// Those that a request to that model is under, each once.
+    /// Limits that apply to a request of this principal to this model, each once.
     ///
     /// # Errors
-    /// The principal is under a limit that does not exist: it is refused, since nobody knows how much it may use.
+    /// The principal names a limit that does not exist: the request is refused, since its bound is unknown.
     pub(crate) fn of(&self, principal: &Principal, model: &str) -> Result<Vec<&Arc<Limit>>, Failure> {
         let mut out: Vec<&Arc<Limit>> = Vec::new();
         if self.all_named && principal.limits.is_empty() {
@@ -58,10 +58,10 @@ impl Rules {
     }
 }
 
-/// What all pools together are counted as where others are counted by provider.
+/// Subject of all our pools together in limits by provider.
 pub(super) const POOLS: &str = "pools";
 
-/// Who asks whom.
+/// Principal and model of a request.
 pub(super) struct Who<'a> {
     pub(super) principal: &'a Principal,
     pub(super) model: &'a str,
@@ -69,12 +69,12 @@ pub(super) struct Who<'a> {
     pub(super) from: Option<IpAddr>,
 }
 
-/// Whose counters a request is counted in, limit by limit; of one limit its own last.
+/// Subjects in whose counters a request is counted, limit by limit; the request's own subject is a limit's last.
 pub(super) fn subjects<'a>(limits: &[&'a Arc<Limit>], who: &Who<'a>) -> Vec<(&'a Arc<Limit>, Cow<'a, str>)> {
     let mut out = Vec::with_capacity(limits.len());
     for &limit in limits {
         if limit.by == By::Key {
-            // What a key spends is also its parents', where they are under the limit themselves.
+            // A key's use also counts for its parents, if they are under the limit themselves.
             let is_under = |parent: &&Parent| covers_parent(limit, &parent.limits);
             let parents = who.principal.parents.iter().filter(is_under);
             out.extend(parents.map(|parent| (limit, Cow::Borrowed(parent.id.as_str()))));
@@ -89,12 +89,12 @@ pub(super) fn subjects<'a>(limits: &[&'a Arc<Limit>], who: &Who<'a>) -> Vec<(&'a
     out
 }
 
-/// Whether a key that others were made from is under a limit, by the limits that name it.
+/// Whether the parent of a key is under a limit, by the limits that name it.
 pub(super) fn covers_parent(limit: &Limit, named: &[String]) -> bool {
     limit.applies == For::Everyone || named.iter().any(|have| **have == *limit.id)
 }
 
-/// What a request lacks is its key, and without a key its address.
+/// Subject of a request in a limit. Where the request has none of that kind, its key counts, and without a key its address.
 fn subject<'a>(by: By, who: &Who<'a>) -> Cow<'a, str> {
     let principal = who.principal;
     let own = match by {
@@ -110,7 +110,7 @@ fn subject<'a>(by: By, who: &Who<'a>) -> Cow<'a, str> {
         .unwrap_or_else(|| Cow::Owned(address(who.from)))
 }
 
-/// An address, or of IPv6 its /64, which is what one subscriber has.
+/// An address as subject; of IPv6 its /64, which is what one subscriber has.
 fn address(from: Option<IpAddr>) -> String {
     match from.map(|from| from.to_canonical()) {
         None => "local".to_owned(),
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!((of("::ffff:10.0.0.1"), address(None)), ("10.0.0.1".to_owned(), "local".to_owned()));
     }
 
-    /// Batches come from nowhere: those of one key are not counted with those of others.
+    /// Batches have no address: those of different keys are counted apart.
     #[test]
     fn who_has_no_address_counts_by_key() {
         let of = |key: Option<&str>, from: Option<&str>| {

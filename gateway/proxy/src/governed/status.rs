@@ -1,4 +1,4 @@
-//! `/status`: which limits are in effect, for whom, how they stand, and why one is not.
+//! `/status`: the limits of a principal, the standing of its counters, and the reason where a limit has no effect.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::auth::Principal;
 use crate::gateway::Gateway;
 use crate::serving::Serving;
 
-/// The limits that a principal is under, and how its own counters stand. What others may use is theirs to know, and the operator's.
+/// Limits that the principal is under, with its own counters. Counters of others are visible to them and to the operator only.
 pub(crate) fn status(governor: &Governor, serving: &Serving, principal: &Principal, from: Option<IpAddr>) -> Value {
     let own = serving.rules.limits().iter().filter(|limit| is_own(limit, principal));
     let limits: Vec<Value> = own.map(|limit| one(governor, serving, limit, principal, from)).collect();
     json!({ "limits": limits })
 }
 
-/// Whether what the principal asks for is under that limit.
+/// Whether requests of the principal are under this limit.
 fn is_own(limit: &Limit, principal: &Principal) -> bool {
     limit.applies == For::Everyone
         || (limit.applies == For::Anonymous && principal.key.is_none())
@@ -72,7 +72,7 @@ fn one(
     })
 }
 
-/// Why a limit does not act, or acts on less than it seems to.
+/// Reason that a limit has no effect, or less than it seems to; `None`: it is effective.
 fn ineffective(serving: &Serving, limit: &Limit) -> Option<String> {
     let covered: Vec<_> = serving.entries().iter().filter(|entry| limit.covers(&entry.name)).collect();
     if covered.is_empty() {
@@ -88,41 +88,41 @@ fn ineffective(serving: &Serving, limit: &Limit) -> Option<String> {
     None
 }
 
-/// A limit of the config, for operators.
+/// Limit of the config, for operators.
 #[derive(Clone, Debug)]
 pub struct LimitState {
-    /// The limit.
+    /// The configured limit.
     pub limit: Arc<Limit>,
-    /// Why it does not act, or acts on less than it seems to.
+    /// Reason that the limit has no effect, or less than it seems to.
     pub why_not: Option<String>,
 }
 
-/// One counter of a limit.
+/// Counter of a limit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CounterState {
-    /// Whose: id of a key, a team, …, an address.
+    /// Subject of the counter: id of a key or a team, an address, …
     pub subject: String,
-    /// What is counted.
+    /// Name of the measure.
     pub measure: &'static str,
-    /// How much there may be; money in dollars.
+    /// Bound; money in dollars.
     pub max: f64,
-    /// Used, what is reserved included.
+    /// Used amount, reservations included.
     pub used: f64,
-    /// Of this, reserved by requests that have not ended.
+    /// Part of `used` that is reserved by requests in progress.
     pub reserved: f64,
-    /// Milliseconds until all of it is over, if nothing more is used.
+    /// Milliseconds until the counter is back at zero, if nothing more is used.
     pub reset_ms: u64,
 }
 
 impl Gateway {
-    /// The limits in force.
+    /// All limits of the config in force.
     pub fn limits(&self) -> Vec<LimitState> {
         let serving = self.serving();
         let state = |limit: &Arc<Limit>| LimitState { limit: limit.clone(), why_not: ineffective(&serving, limit) };
         serving.rules.limits().iter().map(state).collect()
     }
 
-    /// The counters of a limit that are in use.
+    /// Counters of a limit that are in use.
     pub fn counters(&self, limit: &Limit) -> Vec<CounterState> {
         let mut out = Vec::new();
         let (mut state, now) = self.governor.state();

@@ -1,6 +1,8 @@
-//! Who and what entries of the ledger are about, each kept once: almost every request is about what another was about a moment ago, and
-//! then costs a look-up here, no copies, and nothing that another thread has to free. Threads keep apart, and a request is compared as one
-//! text: a line of memory that two threads write to, or that lies beside such a one, costs more than all the rest.
+//! Interned subjects of ledger entries (key, team, user, model, provider, route, tags).
+//!
+//! Almost every request has the same subject as one a moment ago and then costs a single look-up: no copies, and no
+//! memory for another thread to free. Shards per thread avoid false sharing between cores, and a request is compared as
+//! one text.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,10 +14,10 @@ use super::restore;
 use super::rules::Who;
 use crate::shard;
 
-/// Subjects that are kept by a shard; clients choose tags, so there may be any number.
+/// Most subjects kept per shard; a full shard is cleared, since clients choose tags without bound.
 const KEPT_MAX: usize = 1024;
 
-/// A request, as far as its subject goes.
+/// Parts of a request that make up its subject.
 pub(super) struct Seen<'a> {
     pub(super) who: &'a Who<'a>,
     pub(super) route: &'a str,
@@ -23,19 +25,19 @@ pub(super) struct Seen<'a> {
     pub(super) tags: &'a [(String, String)],
 }
 
-/// Subjects by what they are made from, thread by thread.
+/// Interned subjects, in one shard per thread.
 #[derive(Default)]
 pub(super) struct Subjects([Mutex<Shard>; shard::COUNT]);
 
 #[derive(Default)]
 struct Shard {
     kept: HashMap<Box<str>, Arc<Subject>>,
-    /// Where a request is said to be looked up: one that is known costs no allocation.
+    /// Buffer for the look-up text: a known subject costs no allocation.
     said: String,
 }
 
 impl Subjects {
-    /// The subject of a request.
+    /// Subject of a request.
     pub(super) fn of(&self, seen: &Seen<'_>) -> Arc<Subject> {
         let mut shard = self.0[shard::of_thread()].lock().unwrap_or_else(PoisonError::into_inner);
         let Shard { kept, said } = &mut *shard;
@@ -54,7 +56,7 @@ impl Subjects {
 }
 
 impl Seen<'_> {
-    /// Names, with the empty one for nobody.
+    /// Names of the subject, empty where there is none.
     fn names(&self) -> [&str; 6] {
         let principal = self.who.principal;
         [
@@ -67,7 +69,7 @@ impl Seen<'_> {
         ]
     }
 
-    /// All of it as one text, each part with its length in front: no two requests that differ say the same.
+    /// Writes the subject as one text, each part after its length: different subjects give different texts.
     fn say(&self, out: &mut String) {
         let limits = self.limits.iter().map(|limit| &*limit.id);
         let tags = self.tags.iter().flat_map(|(name, value)| [name.as_str(), value]);
@@ -84,7 +86,7 @@ impl Seen<'_> {
     fn subject(&self) -> Subject {
         let [key, team, user, model, provider, route] = self.names().map(str::to_owned);
         let own = self.tags.iter().map(|(name, value)| format!("{name}:{value}"));
-        // Limits first: only so many are kept.
+        // Limits first, since the number of tags is bounded.
         let limits = self.limits.iter().map(|limit| restore::tag(&limit.id));
         let mut tags: Vec<_> = limits.chain(own).take(ENTRY_TAGS_MAX).collect();
         tags.sort();

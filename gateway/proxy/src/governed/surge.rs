@@ -1,15 +1,15 @@
-//! Sudden rises: somebody who asks far more than is usual for it is slowed down before any budget notices.
+//! Surge detection: a client that sends far more requests than usual is slowed down before a budget is used up.
 //!
-//! What is usual is what the last hour has seen without its last minute, counted by this gateway: a rise is seen where it comes in.
+//! The usual rate is the last hour's without its last minute, counted by this gateway alone: a surge is detected where it arrives.
 
 use penstock_govern::{Claim, Limit, Measure, Span, Unit};
 
 use super::Governor;
 
-/// No limit: only counted.
+/// Bound of a measure that is only counted.
 const COUNTED: u64 = u64::MAX >> 8;
 
-/// What a request adds to the counters that tell a rise. A measure that the limit has by itself is made stricter instead.
+/// Adds the counters of the surge detection to a request's claims. A measure that the limit has itself gets the stricter bound.
 pub(super) fn add<'a>(governor: &Governor, limit: &'a Limit, subject: &'a str, claims: &mut Vec<Claim<'a>>, tag: u16) {
     let Some(surge) = limit.surge else { return };
     let measure = |span| Measure { unit: Unit::Requests, span, max: COUNTED };

@@ -1,5 +1,4 @@
-//! What a request holds of every unit while it runs, and what it has used when it has ended: on pools, on providers, and through relays
-//! of either.
+//! Amounts of every unit that a request holds while it runs and has used at its end: on pools, on providers, and through relays of either.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use crate::telemetry::AccessLog;
 use crate::upstream::{Card, Events, Facts, Measured, Origin, Sent, Upstream, not_forwarded};
 use crate::{Failure, Gateway};
 
-/// Tokens of every prompt, and of a sequence at most.
+/// Tokens of every prompt, and of the context.
 const PROMPT: u64 = 15;
 const CONTEXT: u64 = 1000;
 /// Tokens of every answer.
@@ -33,28 +32,28 @@ const ANSWER: u64 = 5;
 const PRICE: Price = Price { input: 1.0, cached_input: 1.0, cache_write: 1.0, output: 2.0, tiers: NO_TIERS };
 const NO_TIERS: Tiers = Tiers { flex: 0.0, priority: 0.0 };
 
-/// What becomes of a request.
+/// Behaviour of the upstream for a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Act {
-    /// It is answered.
+    /// The request is answered.
     Answer,
-    /// It never goes out.
+    /// The request is never sent.
     Wait,
-    /// It goes out, and nobody says anything.
+    /// The request is sent and never answered.
     Silence,
-    /// The same until time is up.
+    /// The request is sent and fails with a timeout.
     Timeout,
-    /// It is refused.
+    /// The request is refused.
     Refuse,
 }
 
-/// An upstream that does so.
+/// Upstream double with this behaviour.
 struct Double {
     name: &'static str,
-    /// It counts prompts before they are answered, and its requests wait in a queue of ours.
+    /// Whether the double is a pool: prompts are counted before the answer, and requests wait in our queue.
     is_pool: bool,
     act: Act,
-    /// The service tier that its answers say.
+    /// Service tier that its answers name.
     tier: Option<ServiceTier>,
 }
 
@@ -138,7 +137,7 @@ impl Events for Answer {
     }
 }
 
-/// Whom a request goes to.
+/// Kind of the model that a request goes to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     Pool,
@@ -152,7 +151,7 @@ struct Bed {
     entry: Entry,
 }
 
-/// Everything that a limit can count.
+/// All units that a limit can count.
 const UNITS: [&str; 6] =
     ["requests_per_day", "tokens_per_day", "input_tokens_per_day", "output_tokens_per_day", "usd_per_day", "in_flight"];
 
@@ -182,7 +181,7 @@ impl Bed {
         Self { gateway, entry }
     }
 
-    /// Asks, up to where nothing happens any more; what is left of it.
+    /// Sends a request and polls it until nothing more happens; returns the events, if any.
     async fn ask(&self, body: &str) -> Result<Option<Box<dyn Events>>, Failure> {
         let lease = BodyBudget::new(1 << 20, 1 << 20).lease();
         let body = Body { bytes: body.to_owned().into(), lease };
@@ -202,7 +201,7 @@ impl Bed {
         }
     }
 
-    /// What is reserved and used of every unit; money in billionths.
+    /// Reserved and used amounts of every unit; money in nano-dollars.
     fn counted(&self) -> [(u64, u64); 6] {
         let limit = self.gateway.limits().remove(0).limit;
         let counters = self.gateway.counters(&limit);
@@ -228,12 +227,12 @@ fn body(more: &str) -> String {
     format!(r#"{{"model":"alias","messages":[{{"role":"user","content":"What is it like?"}}]{more}}}"#)
 }
 
-/// Requests, tokens, those of the prompt, those of the answer, billionths of a dollar, in flight.
+/// Requests, tokens, prompt tokens, output tokens, nano-dollars, in flight.
 fn units(input: u64, output: u64, in_flight: u64) -> [u64; 6] {
     [1, input + output, input, output, input * 1000 + output * 2000, in_flight]
 }
 
-/// A request to a pool holds its prompt and so many tokens of output, and has used what the pool says.
+/// A request to a pool holds its prompt and `output` tokens, and has used what the pool reports.
 async fn check_pool(limit: &str, more: &str, output: u64) {
     for way in [Way::Pool, Way::RelayedPool] {
         for stream in ["", r#","stream":true"#] {
@@ -258,14 +257,14 @@ async fn a_pool_reserves_the_prompt_that_it_has_counted() {
     check_pool(most, r#","max_tokens":100"#, 100).await;
     check_pool("max_tokens_max = 40", r#","max_tokens":100"#, 40).await;
     check_pool("max_tokens_default = 30", "", 30).await;
-    // What the context leaves is the most, whatever is asked for: the limit of 2000 tokens lets it in.
+    // The rest of the context is the bound, whatever is asked for: the limit of 2000 tokens admits it.
     check_pool("", "", room).await;
     check_pool(most, "", room).await;
     check_pool("", r#","max_tokens":30000"#, room).await;
     check_pool(most, r#","max_tokens":100000"#, room).await;
 }
 
-/// The access log and the ledger say what was held.
+/// Access log and ledger show the held amounts.
 #[tokio::test]
 async fn what_is_held_is_said() {
     for (limit, tokens) in [("", 1024), ("reserve = \"most\"", 1024)] {
@@ -289,11 +288,11 @@ async fn who_is_over_a_limit_is_refused_before_the_prompt_is_counted() {
     assert_eq!(bed.used(), units(PROMPT, ANSWER, 0), "nothing of it counts");
 }
 
-/// What a request counts that ended before its first token: `None`: all that was reserved; else tokens of its prompt.
+/// Use of a request that ended before its first token. `None`: all that was reserved; else prompt tokens.
 async fn check_left(way: Way, act: Act, limit: &str, prompt: Option<u64>) {
     let bed = Bed::new(way, act, limit);
     let text = body(r#","max_tokens":100"#);
-    // Dropped: nobody waits any more.
+    // Dropped: the client has left.
     let ended = bed.ask(&text).await;
     assert_eq!(ended.is_err(), matches!(act, Act::Timeout | Act::Refuse), "{way:?} {act:?}");
     drop(ended);
@@ -306,7 +305,7 @@ async fn check_left(way: Way, act: Act, limit: &str, prompt: Option<u64>) {
 
 #[tokio::test]
 async fn a_prompt_that_was_sent_and_not_waited_for_counts() {
-    // Four bytes are a token where nothing is known of the model.
+    // Without a history of the model four bytes count as a token.
     let guessed = body(r#","max_tokens":100"#).len().div_ceil(4) as u64;
     for limit in ["", "max_tokens_max = 100", "reserve = \"most\""] {
         let is_most = limit.contains("most");
@@ -324,7 +323,7 @@ async fn a_prompt_that_was_sent_and_not_waited_for_counts() {
     }
 }
 
-/// What a request that names that tier holds and has used in money, in parts of what it is in none; an error: it is refused.
+/// Money that a request for this tier holds and has used, relative to the price without a tier; an error: the request is refused.
 async fn check_tier(tier: &str, tiers: Tiers, answered: Option<ServiceTier>, expected: Result<(u64, u64), u16>) {
     let price = Price { tiers, ..PRICE };
     let text = body(&format!(r#","max_tokens":100,"service_tier":"{tier}""#));

@@ -1,8 +1,8 @@
-//! What clients are told of limits: how they stand, under the names of the API that is spoken, and why a request is refused.
+//! Limits as clients see them: the standings, under the names of the API in use, and the reason of a refusal.
 //!
 //! OpenAI's names: `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, the time as `1m30s`. Anthropic's:
-//! `anthropic-ratelimit-{requests,tokens,input-tokens,output-tokens}-{limit,remaining,reset}`, the time by RFC 3339. Of several limits the
-//! one is told of which the smallest part is left.
+//! `anthropic-ratelimit-{requests,tokens,input-tokens,output-tokens}-{limit,remaining,reset}`, the time by RFC 3339. Of
+//! several limits the one with the smallest fraction left is shown.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -16,23 +16,23 @@ use penstock_proto::ErrorKind;
 
 use crate::error::Failure;
 
-/// Longest wait that the official SDKs obey: they try again at once, or after a pause of their own, when they are told of a longer one.
+/// Longest Retry-After that the official SDKs obey; with a longer one they retry at once or after a backoff of their own.
 const WAIT_OBEYED: Duration = Duration::from_secs(60);
-/// What waits for others to end is tried again after this long.
+/// Retry-After of a refusal that other requests must end first.
 const OTHERS_END: Duration = Duration::from_secs(1);
 
-/// A refusal by a limit.
+/// Refusal by a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Id of the limit and its measure.
+    /// Id of the limit and name of its measure.
     pub rule: String,
-    /// Whether trying again soon can help.
+    /// Whether a retry soon can help.
     pub retry: bool,
-    /// Header fields of the answer.
+    /// Header fields of the response.
     pub fields: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// How the measures of some claims stand.
+/// Standings of the claims, the tightest per unit; without places in flight and money.
 pub(super) fn standings(book: &mut Book, claims: &[Claim<'_>], now: Now) -> Vec<(Measure, Standing)> {
     let mut out: Vec<(Measure, Standing)> = Vec::new();
     for claim in claims.iter().filter(|claim| !matches!(claim.measure.unit, Unit::InFlight | Unit::NanoUsd)) {
@@ -49,7 +49,7 @@ pub(super) fn standings(book: &mut Book, claims: &[Claim<'_>], now: Now) -> Vec<
     out
 }
 
-/// Notes that all gateways together have used so much of a measure.
+/// Takes in the use by all gateways together, where that leaves less.
 pub(super) fn raise(standings: &mut [(Measure, Standing)], measure: Measure, used: u64, reset_ms: Option<u64>) {
     let Some(have) = standings.iter_mut().find(|(have, _)| have.unit == measure.unit) else { return };
     let told = Standing { used, reserved: 0, reset_ms: reset_ms.unwrap_or(0) };
@@ -65,7 +65,7 @@ fn part_left(measure: &Measure, standing: &Standing) -> f64 {
     measure.max.saturating_sub(standing.used) as f64 / measure.max.max(1) as f64
 }
 
-/// As header fields. Their values are parts of one text.
+/// The standings as header fields. All values are slices of one text.
 pub(super) fn fields(dialect: Dialect, standings: &[(Measure, Standing)], now: Now) -> Vec<(HeaderName, HeaderValue)> {
     let mut text = String::with_capacity(64 * standings.len());
     let mut ends: Vec<(&'static HeaderName, usize)> = Vec::with_capacity(3 * standings.len());
@@ -79,7 +79,7 @@ pub(super) fn fields(dialect: Dialect, standings: &[(Measure, Standing)], now: N
             (Dialect::Anthropic, _) => &ANTHROPIC_TOKENS,
             (_, Unit::Requests) => &OPENAI_REQUESTS,
             (_, Unit::Tokens) => &OPENAI_TOKENS,
-            // OpenAI counts both together.
+            // OpenAI counts input and output together.
             (_, Unit::InputTokens) if !has_tokens => &OPENAI_TOKENS,
             _ => continue,
         };
@@ -133,7 +133,7 @@ static ANTHROPIC_OUTPUT: Names = [
     HeaderName::from_static("anthropic-ratelimit-output-tokens-reset"),
 ];
 
-/// The upstream's fields and ours, which come in the place of its own of the same name.
+/// Header fields of the upstream and ours; ours replace those of the same name.
 pub(super) fn merged(
     theirs: &[(HeaderName, HeaderValue)],
     ours: &[(HeaderName, HeaderValue)],
@@ -142,7 +142,7 @@ pub(super) fn merged(
     kept.chain(ours).cloned().collect()
 }
 
-/// Why a request is not let in.
+/// Error for a request that a limit refuses.
 pub(super) fn denied(
     claim: &Claim<'_>,
     denied: &Denied,
@@ -161,7 +161,7 @@ pub(super) fn denied(
     let what = match unit {
         Unit::Requests => String::new(),
         Unit::InFlight => String::new(),
-        // The prompt has not been counted: nothing fits any more.
+        // The prompt has not been counted: the limit has nothing left at all.
         _ if *amount <= 1 => String::new(),
         _ => format!(" This request needs up to {}.", unit.shown(*amount)),
     };
@@ -178,7 +178,7 @@ pub(super) fn denied(
     if let Some(wait) = wait {
         fields.push((HeaderName::from_static("retry-after-ms"), (wait.as_millis() as u64).into()));
         if !soon {
-            // Longer than what `Failure` says of waits, which is what SDKs obey.
+            // Longer than a `Failure`'s own Retry-After, which is bounded to what SDKs obey.
             fields.push((header::RETRY_AFTER, (wait.as_millis().div_ceil(1000) as u64).into()));
         }
     }
@@ -191,7 +191,7 @@ pub(super) fn denied(
     }
 }
 
-/// A budget that is used up is not a rate: clients that pause and try again would only knock.
+/// Shape of the error. A used-up budget is not a rate limit: clients that pause and retry would only knock again.
 fn shape(measure: &Measure, never: bool) -> ErrorShape {
     let budget =
         measure.unit == Unit::NanoUsd || (measure.unit.is_metered() && matches!(measure.span, Span::Day | Span::Month));
@@ -202,7 +202,7 @@ fn shape(measure: &Measure, never: bool) -> ErrorShape {
     }
 }
 
-/// As OpenAI says times: `120ms`, `1.5s`, `6m0s`, `2h0m5s`.
+/// A time in OpenAI's format: `120ms`, `1.5s`, `6m0s`, `2h0m5s`.
 fn pause(time: Duration) -> String {
     let mut out = String::new();
     say_pause(&mut out, time);
@@ -238,7 +238,7 @@ fn say_pause(out: &mut String, time: Duration) {
     }
 }
 
-/// Unix seconds by RFC 3339.
+/// Unix seconds in RFC 3339.
 fn rfc3339(seconds: u64) -> String {
     let (year, month, day) = penstock_govern::civil(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
@@ -282,7 +282,7 @@ mod tests {
         check(Unit::InFlight, Span::Now, 1, None, "rate_limit_exceeded", true, "another request has ended");
     }
 
-    /// A refusal does not say that something is left, whoever has used it.
+    /// A refusal never reports a rest, whichever gateway has used it.
     #[test]
     fn what_all_gateways_have_used_is_told() {
         let minute = Measure { unit: Unit::Requests, span: Span::Minute, max: 10 };

@@ -1,8 +1,8 @@
-//! The one task that owns a pool: members, router, requests. Everything comes to it as a message, so the way of a token takes
-//! no lock but that of its own ticket, and there is one order of events.
+//! The single task that owns a pool: members, router, requests. All input arrives as messages, so events have one
+//! order, and a token takes no lock on its way but that of its own ticket.
 //!
-//! A request is in one of two places: it waits in the router's queue, or it is bound to one member. When a member's session is
-//! lost, its requests go back to the queue, ahead of all others, with what they have emitted.
+//! A request is in one of two places: waiting in the router's queue, or bound to one member. When a member's session is
+//! lost, its requests return to the queue ahead of all others, with the tokens they have emitted.
 
 pub(super) mod migrate;
 mod patience;
@@ -36,20 +36,20 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
-/// Events of all sessions that may wait for the actor; a session that finds it full waits, and so does its worker.
+/// Capacity of the actor's event channel, over all sessions. A session that finds it full waits, and so does its worker (backpressure).
 const EVENTS_MAX: usize = 1024;
 
-/// How often deadlines and silences are looked at, and the snapshot is renewed.
+/// Interval of the actor's tick: deadlines and silences are checked, planners run, and the status snapshot is renewed.
 const TICK: Duration = Duration::from_millis(200);
 
-/// A worker that is told to exit shows within this time that it drains: twice its heartbeat, and some.
+/// Time within which a worker that was told to exit must report `draining`: two heartbeats and some slack.
 const DRAIN_NOTICE: Duration = Duration::from_millis(1500);
 
-/// Where a request is.
+/// Location of a request in the pool.
 enum Place {
-    /// In the router's queue, since then.
+    /// In the router's queue, since this instant.
     Waiting(Instant),
-    /// At a member.
+    /// Bound to this member.
     Bound(WorkerId),
 }
 
@@ -57,21 +57,21 @@ struct Live {
     truth: Truth,
     slot: Arc<Slot>,
     place: Place,
-    /// When its client asked.
+    /// Arrival of the client's request.
     came: Instant,
-    /// It was bound before and lost its worker.
+    /// The request was bound before and lost its worker.
     interrupted: bool,
-    /// While it waits: who loads blocks for it.
+    /// Worker that loads blocks for the request while the request waits.
     ahead: Option<WorkerId>,
-    /// When it was bound, and the time to its first token as predicted then; until that comes.
+    /// Instant of the binding and the TTFT predicted then; taken at the first output.
     bound_at: Option<(Instant, Duration)>,
-    /// What will be written down of it.
+    /// Decision record, completed as the request runs and written when the request ends.
     record: Option<Box<Record>>,
-    /// When its last tokens came.
+    /// Arrival of the last tokens.
     spoke: Option<Instant>,
-    /// It was moved, or was not after all, and is left alone until then.
+    /// End of the pause after a move or a failed move; until then the request is not moved again.
     rests_until: Option<Instant>,
-    /// It changed its worker and has said nothing since: why, and when it spoke last.
+    /// Change of worker after which no token has come yet: its cause, and the arrival of the last token before.
     gap: Option<(Gap, Instant)>,
 }
 
@@ -81,7 +81,7 @@ struct Ending {
     done: oneshot::Sender<()>,
 }
 
-/// See the module header.
+/// State of the pool's actor; see the module header.
 pub(super) struct Actor {
     config: Arc<PoolConfig>,
     mailbox: Arc<Mailbox>,
@@ -96,18 +96,18 @@ pub(super) struct Actor {
     router: Fleet,
     requests: HashMap<u64, Live>,
     model: Option<ModelInfo>,
-    /// Since when no member takes requests; `None` while one does.
+    /// Instant since which no member takes requests; `None` while one does.
     nobody_since: Option<Instant>,
     counts: Counts,
     recorder: Option<Recorder>,
     ending: Option<Ending>,
-    /// What workers do, as planners see it.
+    /// Load of each worker over a time window, as the planners of roles and replicas read it.
     watch: Watch,
     roles: roles::Roles,
     replicas: replicas::Replicas,
-    /// When it is looked for workers whose share of the machine is not theirs; `None`: not at all.
+    /// Earliest instant of the next restart of a worker whose share of the machine is outdated; `None`: no such restarts.
     arranges_at: Option<Instant>,
-    /// When somebody asked last.
+    /// Instant at which a request was last known to be open.
     asked_last: Instant,
     last_tick: Instant,
     moves: migrate::Moves,
@@ -176,7 +176,7 @@ impl Actor {
         Ok(actor)
     }
 
-    /// Runs until the handle is gone or a shutdown is complete.
+    /// Runs the actor until every handle is gone or a shutdown is complete, then ends the pool as told.
     pub(super) async fn run(mut self, handle: tokio::runtime::Handle) {
         let tasks = self.start_members(&handle);
         let mut ticks = tokio::time::interval(TICK);
@@ -184,7 +184,7 @@ impl Actor {
         let mailbox = Arc::clone(&self.mailbox);
         let mut batch = Vec::new();
         loop {
-            // In this order: what workers said counts before their silence does.
+            // Biased, in this order: frames of a worker are handled before the tick judges its silence.
             tokio::select! {
                 biased;
                 _ = self.events.recv_many(&mut batch, 64) => batch.drain(..).for_each(|event| self.event(event)),
@@ -275,14 +275,14 @@ impl Actor {
         if let Some(link) = &member.link
             && !link.send(body)
         {
-            // A worker that reads nothing while thousands of frames wait is not alive; its requests move when it is lost.
+            // A worker that leaves thousands of frames unread is not alive; its requests move when the session is lost.
             link.close.notify_one();
         }
     }
 
     fn tick(&mut self) {
         let now = Instant::now();
-        // What this process did not have of the time was not silence: the machine is busy, or slept, and workers wait for it too.
+        // A late tick is this process's own delay (a busy machine, a suspend), not a worker's silence: it is added to every `heard`.
         let late = now.saturating_duration_since(self.last_tick).saturating_sub(TICK);
         self.last_tick = now;
         self.members.iter_mut().for_each(|member| member.heard = (member.heard + late).min(now));
@@ -298,7 +298,7 @@ impl Actor {
     }
 
     fn order(&mut self, worker: WorkerId, order: Order) {
-        // Full means that it has orders to end already.
+        // A full channel already holds an order that ends the process.
         let _ = self.supervisors.get(&worker).map(|orders| orders.try_send(order));
     }
 
@@ -317,7 +317,7 @@ impl Actor {
         }));
     }
 
-    /// The last act: workers exit or stay, as told.
+    /// Ends the pool: fails the open requests, then lets local workers exit or stay ([`Leave`]).
     async fn end(&mut self) {
         let Some(ending) = self.ending.take() else { return };
         self.fail_all(ErrorKind::Draining, "the gateway is shutting down");
@@ -328,7 +328,8 @@ impl Actor {
         let _ = ending.done.send(());
     }
 
-    /// Asks the local workers to exit and waits for them. One that another gateway holds too does not: it stays, for that one.
+    /// Asks the local workers to exit and waits for them. A worker that another gateway also holds does not drain and
+    /// stays for that gateway.
     async fn end_workers(&mut self) {
         let mut orders: Vec<(WorkerId, mpsc::Sender<Order>)> = self.supervisors.drain().collect();
         for (worker, _) in &orders {

@@ -1,4 +1,4 @@
-//! What a pool is made of.
+//! Configuration of a pool: workers, deadlines, limits, policies.
 
 use super::hook::Hook;
 use penstock_link::Tls;
@@ -16,48 +16,48 @@ use std::time::Duration;
 /// Worker processes on this machine.
 ///
 /// Worker `i` is started as `program args… --listen unix://STATE_DIR/ID-i-SPEC.sock --machine-share COUNT --own-session
-/// [--cores LIST]`, with its output appended to the `.log` beside the socket. A running worker whose program, arguments and
-/// identity are equal is adopted instead; its share of the machine stays what it was until it starts anew.
+/// [--cores LIST]`, with its output appended to the `.log` beside the socket. A running worker whose program, arguments
+/// and identity are equal is adopted instead; it keeps its share of the machine until it is restarted.
 #[derive(Clone, Debug)]
 pub struct LocalWorkers {
-    /// How many there can be; each gets this share of the machine.
+    /// Most local workers at a time; each gets this fraction (1/count) of the machine.
     pub count: usize,
-    /// The binary, usually this one.
+    /// Path of the worker's binary, usually this one.
     pub program: PathBuf,
     /// Arguments before those that the supervisor adds: `["worker", "--model", DIR]`.
     pub args: Vec<OsString>,
-    /// Cores to share out among several, disjoint as far as they go; empty: no `--cores`.
+    /// Cores to divide among several workers, without overlap; empty: no `--cores`.
     pub cores: Vec<usize>,
-    /// Sockets, leases and logs; made with mode 0700.
+    /// Directory of sockets, leases, locks and logs; created with mode 0700.
     pub state_dir: PathBuf,
-    /// What else must be equal for a worker to be adopted (the model files' identity).
+    /// Identity of the model files and the build: a running worker is adopted only if it is equal.
     pub identity: String,
-    /// How long a worker may take to finish what it has when it is told to exit.
+    /// Time for a worker that is told to exit to finish its requests.
     pub exit_deadline: Duration,
 }
 
-/// Whether something follows the load: the roles of workers, their number.
+/// Whether a property of the pool (roles, number of workers) follows the load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Follow {
-    /// It stays as it was set.
+    /// The property stays as it was set.
     #[default]
     Off,
-    /// What would be done is told, and not done.
+    /// Dry run: advice is logged and shown, nothing is changed.
     DryRun,
-    /// It does.
+    /// The property follows the load.
     On,
 }
 
-/// How many workers there are.
+/// Number of workers and the rules by which it follows the load.
 #[derive(Clone, Debug)]
 pub struct ReplicaConfig {
-    /// Whether that changes with the load.
+    /// Whether the number changes with the load.
     pub follow: Follow,
-    /// Local workers that are started at once, where it does; otherwise all are.
+    /// Local workers started at once while the number follows the load; otherwise all are started.
     pub at_start: usize,
-    /// By which rules.
+    /// Bounds and thresholds of the planner.
     pub limits: ReplicaLimits,
-    /// Who starts and stops workers that are not local.
+    /// Call that starts and stops remote workers; `None`: there are only local ones, or their number is fixed.
     pub hook: Option<Arc<Hook>>,
 }
 
@@ -67,135 +67,135 @@ impl Default for ReplicaConfig {
     }
 }
 
-/// What kind of work the workers of a pool do.
+/// Roles of the pool's workers and the rules by which they follow the load.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RoleConfig {
-    /// Workers that prefill for the others at the start: the first ones. 0: each does what it was started for.
+    /// Number of workers, counted from the first, that prefill for the others at the start. 0: each keeps the role it was started with.
     pub prefill_workers: usize,
-    /// Whether that changes with the load.
+    /// Whether roles change with the load.
     pub follow: Follow,
-    /// By which rules.
+    /// Thresholds of the planner.
     pub limits: RoleLimits,
 }
 
-/// See the fields; [`PoolConfig::new`] gives the defaults.
+/// Configuration of a pool; [`PoolConfig::new`] gives the defaults.
 #[derive(Clone, Debug)]
 pub struct PoolConfig {
-    /// Name, for logs, metrics and files; not empty.
+    /// Name for logs, metrics and files; not empty.
     pub id: String,
-    /// Workers that this gateway starts.
+    /// Workers that this gateway starts, if any.
     pub local: Option<LocalWorkers>,
-    /// Workers that somebody else starts.
+    /// Addresses of workers that somebody else starts.
     pub connect: Vec<Address>,
-    /// Secret shared with workers on TCP.
+    /// Secret shared with workers on TCP; required by a TCP address.
     pub key: Option<PoolKey>,
-    /// TLS to workers on TCP.
+    /// TLS settings for workers on TCP.
     pub tls: Option<Tls>,
-    /// BLAKE3 of the gateway's tokenizer; a worker with another one is refused. `None`: that of the first worker counts.
+    /// BLAKE3 of the gateway's tokenizer; a worker with another one is refused. `None`: the first worker's tokenizer is taken.
     pub tokenizer_hash: Option<Vec<u8>>,
-    /// Tokens that a choice may be ahead of its reader.
+    /// Flow control: tokens that a choice may be ahead of its reader.
     pub window_tokens: u32,
-    /// Requests open at once, waiting or running.
+    /// Most open requests, waiting or running; more are refused as overloaded.
     pub requests_max: usize,
-    /// A request waits for a free worker no longer than this.
+    /// Longest wait of a request for a free worker.
     pub wait_max: Duration,
-    /// A new request waits for any worker to be ready no longer than this.
+    /// Longest wait of a new request for any worker to be ready.
     pub unavailable_after: Duration,
-    /// An interrupted request waits for any worker to be ready no longer than this.
+    /// Longest wait of an interrupted request for any worker to be ready.
     pub resume_deadline: Duration,
-    /// These three are at least so many times what a worker that comes took to load last; 0: they are what they are.
+    /// Factor on the last load time of an expected worker: a lower bound of the three waits above. 0: no such bound.
     pub wait_loads: f64,
-    /// A worker silent for longer is suspected: its requests move if another worker is ready.
+    /// Silence after which a worker is suspected; its requests move if another worker is ready.
     pub suspect_after: Duration,
-    /// A worker silent for longer is given up even when no other is ready.
+    /// Silence after which a worker is given up even if no other is ready.
     pub give_up_after: Duration,
-    /// A local process without a word for longer is killed and started again.
+    /// Silence after which a local process is killed and started again.
     pub kill_after: Duration,
-    /// The only worker that serves starts anew with its share of the machine when nobody has asked for anything for so long.
+    /// Time without requests after which the only serving worker may be restarted to get its share of the machine.
     pub calm_after: Duration,
-    /// A step may take this long, or ten times the longest seen, whichever is more.
+    /// Longest step before a worker is suspected; ten times the longest step seen counts if that is more.
     pub step_max: Duration,
-    /// Whether requests move from a worker that has become slow to one that would be faster.
+    /// Whether requests move from a worker that has become slow to a faster one.
     pub balance: bool,
-    /// Whether workers load from their tiers for requests that wait.
+    /// Whether workers load blocks from their tiers for requests that still wait (prefetch).
     pub prefetch: bool,
     /// Weights of the router's cost.
     pub weights: Weights,
-    /// The router's limits.
+    /// Bounds of the router's queue and index.
     pub limits: Limits,
-    /// Which worker gets a request.
+    /// Policy that chooses the worker of a request.
     pub policy: Policy,
-    /// Requests may ask who was chosen and why.
+    /// Whether a request may ask for the router's choice and its reasons.
     pub explain: bool,
-    /// Who prefills for whom.
+    /// Roles of the workers.
     pub roles: RoleConfig,
-    /// How many workers there are.
+    /// Number of the workers.
     pub replicas: ReplicaConfig,
-    /// Where decisions are written down.
+    /// File of the recorded decisions, one JSON line per request; `None`: none are recorded.
     pub record: Option<PathBuf>,
 }
 
 /// A configuration that cannot work.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolConfigError {
-    /// No name.
+    /// The pool's id is empty.
     #[error("a pool has no id")]
     IdMissing,
-    /// Nobody to serve.
+    /// The pool has neither local workers nor addresses.
     #[error("pool {0:?} has no workers: neither local ones nor addresses to connect to")]
     Empty(String),
-    /// More than the router's bitset holds.
+    /// More workers than the router's bitset holds.
     #[error("pool {id:?} has {count} workers, limit {WORKERS_MAX}")]
     TooMany {
-        /// The pool.
+        /// Id of the pool.
         id: String,
-        /// Its workers.
+        /// Number of its workers.
         count: usize,
     },
-    /// A worker on TCP without a key.
+    /// An address on TCP without a pool key.
     #[error("pool {id:?} connects to {address}, which needs a pool key file")]
     KeyMissing {
-        /// The pool.
+        /// Id of the pool.
         id: String,
-        /// The address.
+        /// Address that needs the key.
         address: String,
     },
-    /// A zero where something positive is needed.
+    /// A zero where a positive number is needed.
     #[error("pool {id:?}: {what} must be at least 1")]
     Zero {
-        /// The pool.
+        /// Id of the pool.
         id: String,
-        /// The field.
+        /// Name of the field.
         what: &'static str,
     },
-    /// The socket path does not fit.
+    /// The socket's path is too long for a Unix address.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// The state directory cannot be made or used.
+    /// The state directory cannot be created, or is not safe to use.
     #[error("state directory {path:?}")]
     StateDir {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// The file of decisions cannot be written.
+    /// The file of recorded decisions cannot be written.
     #[error("decisions cannot be written to {path:?}")]
     Record {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// The operating system has no random numbers.
+    /// The operating system gives no random numbers.
     #[error("random numbers: {0}")]
     Random(String),
 }
 
 impl PoolConfig {
-    /// A pool without workers and with the default limits.
+    /// Default limits, without workers.
     pub fn new(id: impl Into<String>) -> Self {
         Self {
             id: id.into(),
@@ -227,7 +227,7 @@ impl PoolConfig {
         }
     }
 
-    /// Workers in all.
+    /// Number of workers, local and remote.
     pub fn workers(&self) -> usize {
         self.connect.len() + self.local.as_ref().map_or(0, |local| local.count)
     }

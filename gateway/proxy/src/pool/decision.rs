@@ -1,4 +1,4 @@
-//! A decision of the router, with names in place of numbers: for the admin API and the header `x-penstock-route`.
+//! The router's decisions with worker names in place of indexes: for the admin API and the header `x-penstock-route`.
 
 use super::member::Member;
 use penstock_router::{Candidate, Explanation, WorkerId};
@@ -6,35 +6,35 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One decision, or what would be decided now.
+/// One decision of the router, made or asked for as an explanation.
 #[derive(Clone, Debug)]
 pub struct Decision {
-    /// Number of the request in the pool; 0 when there is none.
+    /// Number of the request in the pool; 0 for an explanation.
     pub request: u64,
-    /// How long ago.
+    /// Age of the decision.
     pub age: Duration,
-    /// How long it had waited.
+    /// Time that the request had waited in the router's queue.
     pub waited: Duration,
-    /// Tokens of its prompt.
+    /// Tokens of the request's prompt.
     pub tokens: u32,
-    /// By which rule.
+    /// Name of the router's policy.
     pub policy: &'static str,
-    /// Why that one, in a word.
+    /// Reason of the choice, in a word.
     pub why: &'static str,
-    /// The worker; `None`: nobody suits.
+    /// Name of the chosen worker; `None`: no worker suits.
     pub worker: Option<Arc<str>>,
-    /// Everybody who suits.
+    /// All workers that suit, with their costs.
     pub offers: Vec<Offer>,
 }
 
-/// What one worker would cost.
+/// Cost of a request at one worker.
 #[derive(Clone, Debug)]
 pub struct Offer {
-    /// Its name.
+    /// Name of the worker.
     pub worker: Arc<str>,
-    /// Whom it would fetch blocks from.
+    /// Name of the worker that blocks would be fetched from.
     pub pull_from: Option<Arc<str>>,
-    /// Price and its reasons.
+    /// Cost and its parts.
     pub candidate: Candidate,
 }
 
@@ -58,8 +58,8 @@ impl Decision {
         }
     }
 
-    /// In one line: `worker=chat-0 why=cached policy=cache_aware waited=0.012; chat-0 cost=0.31 queue=… cached=…, chat-1 …`, the eight
-    /// cheapest at most.
+    /// One line of text, with the eight cheapest offers at most: `worker=chat-0 why=cached policy=cache_aware
+    /// waited=0.012; chat-0 cost=0.31 queue=… cached=…, chat-1 …`.
     pub fn line(&self) -> String {
         let mut offers: Vec<&Offer> = self.offers.iter().collect();
         offers.sort_by(|a, b| a.candidate.cost().total_cmp(&b.candidate.cost()));

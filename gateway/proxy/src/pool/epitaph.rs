@@ -1,32 +1,32 @@
-//! Why a worker's process ended, as far as its exit status, its log and the kernel's counters tell.
+//! Cause of a worker process's end, as far as its exit status, its log and the kernel's OOM counters tell.
 
 use penstock_machine::{Machine, OomKills};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// The number of the signal that nobody can catch, and that the kernel sends when memory runs out.
+/// SIGKILL: cannot be caught, and is sent by the kernel's OOM killer.
 const SIGKILL: i32 = 9;
 
-/// What is noted of a process while it runs.
+/// Notes on a process while it runs.
 #[derive(Debug)]
 pub(super) struct Witness {
     kills: OomKills,
-    /// The gateway itself has killed it.
+    /// The gateway itself has killed the process.
     is_ours: bool,
 }
 
 impl Witness {
-    /// Watches a process from now on.
+    /// Watches the process `pid` from now on: OOM kills of its cgroup are counted.
     pub(super) fn new(pid: i32) -> Self {
         Self { kills: Machine::default().oom_kills(pid.unsigned_abs()), is_ours: false }
     }
 
-    /// The gateway kills the process: its end is no riddle.
+    /// Notes that the gateway kills the process.
     pub(super) fn kills(&mut self) {
         self.is_ours = true;
     }
 
-    /// How it ended, in words that a client may read. `status`: `None` when the process is not our child.
+    /// Description of the process's end that a client may read. `status`: `None` when the process is not this gateway's child.
     pub(super) fn how(&self, status: Option<ExitStatus>) -> String {
         how(status, self.is_ours, self.kills.since())
     }
@@ -61,7 +61,7 @@ mod tests {
         check(killed, true, 0, "no sign of life");
         check(None, false, 0, "it is gone");
         check(None, false, 2, "out of memory");
-        // Another process of the cgroup was killed: that is not why this one ended.
+        // Another process of the cgroup was killed for memory; this one exited by itself.
         check(Some(ExitStatus::from_raw(1 << 8)), false, 1, "exit status: 1");
         check(Some(ExitStatus::from_raw(11)), false, 1, "SIGSEGV");
     }

@@ -1,8 +1,9 @@
-//! Asks whoever runs the workers that are not ours to start or stop one: a command, or a request over HTTP.
+//! The operator's hook that starts and stops remote workers: a command, an HTTP service, or a Kubernetes scale.
 //!
-//! One worker at a time, named by its address and by its place among the pool's addresses. A command gets that in its arguments
-//! (`{action}`, `{index}`, …), in its environment and, as JSON, on its standard input; no shell reads any of it. An HTTP service gets the
-//! same JSON by POST. Kubernetes gets the number of workers: a PATCH of a scale. Every call has a deadline, and what it says is read to a bound.
+//! Each call names one worker, by its address and its index among the pool's addresses. A command gets the wish in its
+//! arguments (`{action}`, `{index}`, …), in its environment and, as JSON, on its standard input; no shell is involved.
+//! An HTTP service gets the same JSON by POST. Kubernetes gets the number of workers, by a PATCH of a scale. Every call
+//! has a deadline, and answers are read up to 64 KiB.
 
 use crate::client::{Client, Deadlines, Outgoing, Sent, Target};
 use http::{HeaderName, HeaderValue, Method, header};
@@ -17,27 +18,27 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{ChildStderr, Command};
 use tokio::time::{Instant, timeout};
 
-/// What is read of an answer, of a command's errors, or of a token.
+/// Most bytes read of an answer, of a command's standard error, or of a token file.
 const SAID_BYTES_MAX: usize = 64 << 10;
 
-/// What a command has said is there this soon after its end.
+/// Time to read the rest of a command's standard error after its end.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// What is shown of it.
+/// Most characters of that output shown in an error.
 const SHOWN_CHARS_MAX: usize = 300;
 
-/// To be started or stopped.
+/// Action asked of the hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// There should be a worker.
+    /// Start the worker.
     Start,
-    /// There should be none; it has nothing left to do.
+    /// Stop the worker; it has no requests left.
     Stop,
 }
 
 impl Action {
-    /// As it is written.
+    /// Value of `{action}` and of the JSON field.
     pub fn name(self) -> &'static str {
         match self {
             Self::Start => "start",
@@ -46,55 +47,55 @@ impl Action {
     }
 }
 
-/// What is asked for.
+/// Call to the hook: one worker to start or stop. Serialized as the JSON body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Wish {
     /// Id of the pool.
     pub pool: String,
-    /// What should happen.
+    /// Action to carry out.
     pub action: Action,
     /// Address of the worker.
     pub worker: String,
-    /// Its place among the pool's addresses, from 0.
+    /// Index of the worker among the pool's addresses, from 0.
     pub index: usize,
-    /// Workers that there should be afterwards.
+    /// Number of workers that there should be afterwards.
     pub replicas: usize,
-    /// Why, for a person.
+    /// Reason, for a person.
     pub reason: String,
 }
 
-/// An HTTP service.
+/// HTTP endpoint of a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Where.
+    /// URL of the endpoint.
     pub url: Target,
-    /// File with a bearer token; read at every call, as Kubernetes changes it.
+    /// Path of a file with a bearer token; read at every call, because Kubernetes rotates it.
     pub token_file: Option<PathBuf>,
-    /// Certificates to trust instead of the system's.
+    /// Path of a file with the CA certificates to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
 }
 
-/// Who is asked.
+/// Kind of hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// A program with its arguments.
     Command(Vec<String>),
-    /// A service that takes the wish.
+    /// An HTTP service that takes the wish as JSON.
     Service(Service),
-    /// The scale of something of Kubernetes.
+    /// The scale subresource of a Kubernetes workload.
     Kubernetes(Service),
 }
 
-/// See the module header.
+/// A configured hook; see the module header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// Who is asked.
+    /// Kind of hook and its endpoint.
     pub asked: Asked,
-    /// How long it may take.
+    /// Deadline of one call.
     pub deadline: Duration,
 }
 
-/// What is understood of a scale.
+/// The fields of a Kubernetes scale that are read and written.
 #[derive(Default, Deserialize, Serialize)]
 struct Scale {
     #[serde(default)]
@@ -103,21 +104,21 @@ struct Scale {
 
 #[derive(Default, Deserialize, Serialize)]
 struct ScaleSpec {
-    /// Left out by Kubernetes where it is 0.
+    /// Number of replicas; left out by Kubernetes when it is 0.
     #[serde(default)]
     replicas: usize,
 }
 
 impl Hook {
-    /// Whether only the last worker can be stopped.
+    /// Whether only the last worker can be stopped, because the hook takes a number and no name.
     pub fn is_in_order(&self) -> bool {
         matches!(self.asked, Asked::Kubernetes(_))
     }
 
-    /// Asks. Returns when it is done, as far as whoever was asked says so.
+    /// Asks for the wish. Returns once the command or the service reports success.
     ///
     /// # Errors
-    /// What is in the way, for a person.
+    /// The obstacle, for a person.
     pub async fn call(&self, wish: &Wish) -> Result<(), String> {
         match &self.asked {
             Asked::Command(words) => self.run(words, wish).await,
@@ -133,10 +134,10 @@ impl Hook {
         }
     }
 
-    /// How many workers there are to be by now; `None`: whoever is asked does not know.
+    /// Number of workers that there should be by now; `None`: the hook does not know.
     ///
     /// # Errors
-    /// What is in the way, for a person.
+    /// The obstacle, for a person.
     pub async fn count(&self) -> Result<Option<usize>, String> {
         let Asked::Kubernetes(service) = &self.asked else { return Ok(None) };
         let said = self.exchange(service, Method::GET, "", Vec::new()).await?;
@@ -166,7 +167,7 @@ impl Hook {
         let wish = serde_json::to_vec(wish).map_err(|error| error.to_string())?;
         let all = async {
             if let Some(mut stdin) = stdin {
-                // A command may take no interest in it.
+                // A command may ignore its standard input.
                 let _ = stdin.write_all(&wish).await;
             }
             let mut said = Vec::new();
@@ -174,7 +175,7 @@ impl Hook {
                 let mut listening = pin!(listen(stderr, &mut said));
                 tokio::select! {
                     status = child.wait() => {
-                        // What it has left running, a worker perhaps, may hold the pipe: nobody waits for that to end.
+                        // A process that the command leaves running, such as a worker, may hold the pipe open: its end is not waited for.
                         let _ = timeout(LAST_WORDS, listening).await;
                         status
                     }
@@ -183,7 +184,7 @@ impl Hook {
             };
             (status, said)
         };
-        // When the time is over, the future is dropped, and the process with it.
+        // At the deadline the future is dropped, which kills the process.
         let Ok((status, said)) = timeout(self.deadline, all).await else {
             return Err(format!("{program}: not done after {:?}", self.deadline));
         };
@@ -195,7 +196,7 @@ impl Hook {
     }
 
     async fn exchange(&self, service: &Service, method: Method, kind: &str, body: Vec<u8>) -> Result<Vec<u8>, String> {
-        // A client of its own: this is rare, and connections belong to the runtime that they were made in.
+        // A new client for each call: calls are rare, and connections belong to the runtime they were made in.
         let client = Client::new(service.url.clone(), service.ca_file.as_deref())?;
         let mut headers: Vec<(HeaderName, HeaderValue)> = Vec::new();
         headers.push((header::ACCEPT, HeaderValue::from_static("application/json")));
@@ -229,7 +230,7 @@ impl Hook {
     }
 }
 
-/// A word with its `{names}` replaced; once, so what is put in is not read again.
+/// Fills in a word's `{names}` in one pass, so inserted text is not expanded again.
 fn filled(word: &str, named: &[(&str, &str)]) -> String {
     let (mut out, mut rest) = (String::with_capacity(word.len()), word);
     while let Some(at) = rest.find('{') {
@@ -253,15 +254,15 @@ fn filled(word: &str, named: &[(&str, &str)]) -> String {
     out + rest
 }
 
-/// What somebody said last, for an error.
-/// Reads what a command says on its standard error.
+/// Reads a command's standard error up to [`SAID_BYTES_MAX`].
 async fn listen(stderr: Option<ChildStderr>, said: &mut Vec<u8>) {
     if let Some(stderr) = stderr {
-        // Behind the bound the pipe is closed: whoever goes on writing is told so.
+        // At the bound the pipe is closed: a command that goes on writing gets SIGPIPE.
         let _ = stderr.take(SAID_BYTES_MAX as u64).read_to_end(said).await;
     }
 }
 
+/// Last line of an output that is not blank, prefixed with `: `, for an error.
 fn last_line(said: &[u8]) -> String {
     let text = String::from_utf8_lossy(said);
     let line = text.lines().rev().find(|line| !line.trim().is_empty());
@@ -313,7 +314,7 @@ mod tests {
         command(&words, SECONDS).call(&wish(Action::Start)).await.expect("it works");
         let said = std::fs::read_to_string(&file).expect("it wrote");
         let (told, rest) = said.split_at(said.find('}').expect("an object") + 1);
-        // The reason has a brace of its own: what is left of it is in the rest.
+        // The reason has a brace of its own, so `rest` starts inside it.
         assert!(
             told.starts_with("{\"pool\":\"chat\",\"action\":\"start\",\"worker\":\"tcp://10.0.0.7:7000\",\"index\":3")
         );
@@ -330,7 +331,7 @@ mod tests {
         assert!(said.contains('3') && said.ends_with("gone"), "{said}");
     }
 
-    /// Answers one request a line of `answers`; what was asked, head and body.
+    /// Answers one request per line of `answers`; returns the requests, head and body.
     async fn server(answers: &'static [&'static str]) -> (String, tokio::task::JoinHandle<Vec<String>>) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address").to_string();

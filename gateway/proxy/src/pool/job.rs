@@ -1,14 +1,14 @@
-//! What goes into a pool and what comes out: the vocabulary between the request path and the fleet.
+//! Jobs that go into a pool and events that come out: the types between the request path and the fleet.
 
 use penstock_proto::ErrorKind;
 use penstock_proto::frames::{Output, Sampling};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Choices of one request at most.
+/// Most choices of one request.
 pub const CHOICES_MAX: u32 = 128;
 
-/// Prompt tokens of one request at most: what fits into a frame of the contract with room.
+/// Most prompt tokens of one request: fits into a frame of the worker protocol with room to spare.
 pub const PROMPT_TOKENS_MAX: usize = 1 << 20;
 
 /// One request, tokenized. The caller has checked it against the model (context, vocabulary, bounds of sampling); the engine
@@ -19,21 +19,21 @@ pub struct Job {
     pub prompt: Arc<[u32]>,
     /// Choices, 1 to [`CHOICES_MAX`]. Choice `i` draws with the randoms of (seed, i).
     pub choices: u32,
-    /// How tokens are drawn; the seed is set (drawn by the caller when the client gave none).
+    /// Sampling parameters; the seed is set (drawn by the caller when the client gave none).
     pub sampling: Sampling,
-    /// Salt of the block hash: tenant, model, adapter, cache_salt.
+    /// Salt of the block hash: tenant, model, adapter, `cache_salt`.
     pub salt: Arc<[u8]>,
     /// Lower runs first; 0 is normal.
     pub priority: i32,
-    /// When the request fails with [`ErrorKind::DeadlineExceeded`] if it has not ended; `None`: never.
+    /// Instant at which an unfinished request fails with [`ErrorKind::DeadlineExceeded`]; `None`: never.
     pub deadline: Option<Instant>,
-    /// Whose it is: waiting requests of several tenants share the workers fairly.
+    /// Tenant of the request: waiting requests of several tenants share the workers fairly.
     pub tenant: Arc<str>,
-    /// The tenant's share against others'; 0 counts as 1.
+    /// Weight of the tenant in that sharing; 0 counts as 1.
     pub weight: u32,
-    /// What its conversation is told from others by, for a policy that keeps conversations together; `None`: it is one of its own.
+    /// Hash of the conversation, for a policy that keeps conversations at one worker; `None`: a conversation of its own.
     pub session: Option<u64>,
-    /// Say with the binding why it is what it is.
+    /// Whether the binding should report the router's reasons.
     pub explain: bool,
 }
 
@@ -50,92 +50,92 @@ impl Job {
     }
 }
 
-/// What a request's [`Ticket`](super::Ticket) gives out.
+/// Events of a request, as its [`Ticket`](super::Ticket) returns them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PoolEvent {
     /// Tokens of one choice, in order, each once; `at` is the index of the first of them. `finish` ends the choice.
     Output(Output),
-    /// The request was given to a worker. Comes with what the worker says first.
+    /// The request was given to a worker. Handed out together with the worker's first output.
     Bound {
-        /// Its name.
+        /// Name of the worker.
         worker: Arc<str>,
-        /// How long the request had waited.
+        /// Time that the request had waited.
         waited: Duration,
-        /// Why there, where the job asked.
+        /// Reasons of the choice, if the job asked for them.
         route: Option<Arc<str>>,
     },
-    /// The worker was lost and the request goes on elsewhere. Not exact: in other numerics, so tokens from here on may differ
-    /// from an undisturbed run's.
+    /// The worker was lost and the request goes on elsewhere. An inexact continuation runs in other numerics, so its
+    /// tokens may differ from those of an undisturbed run.
     Resumed {
         /// Whether the continuation is bit-exact.
         exact: bool,
     },
-    /// The request goes on at another worker while the first one lives: a migration. Always exact.
+    /// The request was migrated: it goes on at another worker while the first one lives. Always exact.
     Moved {
-        /// The other worker's name.
+        /// Name of the new worker.
         worker: Arc<str>,
     },
     /// The next output is the first one after the request changed its worker.
     Gap {
-        /// Why it did.
+        /// Cause of the change.
         why: Gap,
-        /// From the last token before to the first one after.
+        /// Time from the last token before the change to the first one after it.
         time: Duration,
     },
-    /// The request cannot go on. The last event.
+    /// The request cannot go on. Always the last event.
     Failed {
-        /// What happened.
+        /// Kind of error.
         kind: ErrorKind,
-        /// For client and log; no addresses, no tokens.
+        /// Message for client and log; without addresses and tokens.
         message: String,
-        /// When it is worth trying again.
+        /// Time after which a retry makes sense.
         retry_after: Option<Duration>,
     },
 }
 
-/// Why a request changed its worker.
+/// Cause of a change of worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gap {
     /// The worker was lost, or passed the request on.
     Lost,
-    /// It was moved.
+    /// The request was migrated.
     Moved,
 }
 
-/// Why a request was not taken.
+/// Reason that the pool did not take a request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PoolError {
     /// No worker can serve now.
     #[error("no worker of the pool is ready{}", .why.as_ref().map(|why| format!(": the last one ended, {why}")).unwrap_or_default())]
     Unavailable {
-        /// How a worker ended, if one did.
+        /// Description of a worker's end, if one ended.
         why: Option<String>,
-        /// When it is worth trying again.
+        /// Time after which a retry makes sense.
         retry_after: Duration,
     },
     /// Too many requests are open.
     #[error("{open} requests are open, limit {limit}")]
     Overloaded {
-        /// Open requests.
+        /// Number of open requests.
         open: usize,
-        /// The limit.
+        /// Limit, from `requests_max`.
         limit: usize,
-        /// When it is worth trying again.
+        /// Time after which a retry makes sense.
         retry_after: Duration,
     },
     /// The gateway is shutting down.
     #[error("the pool is shutting down")]
     Draining,
-    /// The job is not one: no prompt, no or too many choices.
+    /// The job breaks a bound: an empty or too long prompt, no or too many choices.
     #[error("{what}")]
     Invalid {
-        /// What is wrong.
+        /// The broken bound, in words.
         what: &'static str,
     },
 }
 
 impl PoolError {
-    /// The kind at the edge.
+    /// Kind of the error at the gateway's edge.
     pub fn kind(&self) -> ErrorKind {
         match self {
             PoolError::Unavailable { .. } => ErrorKind::Unavailable,
@@ -145,7 +145,7 @@ impl PoolError {
         }
     }
 
-    /// When it is worth trying again.
+    /// Time after which a retry makes sense.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             PoolError::Unavailable { retry_after, .. } | PoolError::Overloaded { retry_after, .. } => {

@@ -1,11 +1,12 @@
-//! Leases of local workers: what the state directory says about a running worker, and whether it may be adopted.
+//! Leases of local workers: files in the state directory that tell a starting gateway which workers run, and which may be adopted.
 //!
-//! `NAME-SPEC.json` beside `NAME-SPEC.sock` holds process id, start time, and its share of the machine. The spec is a hash of the program's
-//! path, its arguments, what tells this build and these model files from others (as the gateway found them), and the protocol version, so a
-//! worker that matches is the one that would be started, but for its share: how many workers there are changes none of them. A gateway of another version finds no lease under its spec, starts its own
-//! worker beside the old one, and the old one exits when its gateway has left; unless the one hands over to the other, which then
-//! goes on with the identity of the first. Nothing here depends on being the parent: a process is held by a pidfd, which neither pid
-//! reuse nor re-parenting can confuse.
+//! `NAME-SPEC.json` beside `NAME-SPEC.sock` holds the process id, its start time, and its share of the machine. The
+//! spec is a hash of the worker's name, the program's path, its arguments and cores, the identity of build and model
+//! files, and the protocol version. The share is not part of it, so a change of the number of workers changes no spec.
+//! A gateway of another version finds no lease under its spec and starts its own worker beside the old one, which exits
+//! when its gateway has left; in a handover the new gateway takes on the identity of the old one and adopts instead.
+//!
+//! No parent is needed: a process is held by a pidfd, which survives re-parenting and cannot be confused by pid reuse.
 
 use super::config::{LocalWorkers, PoolConfigError};
 use penstock_proto::{Address, PROTOCOL_VERSION};
@@ -18,19 +19,19 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What a lease file says.
+/// Content of a lease file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Lease {
     pub(super) pid: i32,
-    /// Clock ticks after boot at which the process began; with the pid, names one process for ever.
+    /// Clock ticks after boot at which the process began; identifies the process together with the pid.
     pub(super) start_time: u64,
-    /// With which share of the machine it was started.
+    /// Share of the machine that the process was started with.
     #[serde(default)]
     pub(super) place: String,
 }
 
 impl LocalWorkers {
-    /// Makes the state directory, private to this user.
+    /// Creates the state directory, private to this user.
     pub(super) fn prepare_state_dir(&self) -> Result<(), PoolConfigError> {
         let fail = |source| PoolConfigError::StateDir { path: self.state_dir.clone(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(&self.state_dir).map_err(fail)?;
@@ -45,20 +46,20 @@ impl LocalWorkers {
         Ok(())
     }
 
-    /// Where the worker of that name listens.
+    /// Address of the socket on which the worker of that name listens.
     pub(super) fn socket(&self, name: &str) -> Result<Address, PoolConfigError> {
         Ok(Address::unix(self.file(name, "sock"))?)
     }
 
-    /// A file of the worker of that name: `STATE_DIR/NAME-SPEC.EXTENSION`. What of the name is no plain letter or digit, or is
-    /// long, is not shown; the spec still tells names apart.
+    /// Path of a worker's file: `STATE_DIR/NAME-SPEC.EXTENSION`. Characters of the name other than ASCII letters,
+    /// digits and `-` become `_`, and the name is cut at 24 characters; the spec still tells names apart.
     pub(super) fn file(&self, name: &str, extension: &str) -> PathBuf {
         let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
         let shown: String = name.chars().take(24).map(plain).collect();
         self.state_dir.join(format!("{shown}-{}.{extension}", self.spec(name)))
     }
 
-    /// Hash of all that makes two workers interchangeable, 8 hexadecimal digits.
+    /// Hash of all that makes two workers interchangeable: 8 hexadecimal digits.
     fn spec(&self, name: &str) -> String {
         let mut hash = Sha256::new();
         let mut add = |part: &[u8]| {
@@ -75,11 +76,10 @@ impl LocalWorkers {
     }
 }
 
-/// Clock ticks after boot at which a process began (`/proc/PID/stat`, field 22); `None` when there is no such process, or only
-/// its remains.
+/// Clock ticks after boot at which a process began (`/proc/PID/stat`, field 22); `None` for a missing process or a zombie.
 pub(super) fn start_time(pid: i32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may hold spaces and brackets; fields are counted behind its end.
+    // The name may hold spaces and brackets; fields are counted behind its closing bracket.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
     if matches!(state, "Z" | "X") {
@@ -88,21 +88,21 @@ pub(super) fn start_time(pid: i32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Holds a process so that its end can be awaited and signals reach no other.
+/// Opens a pidfd, so that the process's end can be awaited and signals reach no other process.
 pub(super) fn hold(pid: i32) -> io::Result<OwnedFd> {
     let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(pidfd_open(pid, PidfdFlags::NONBLOCK)?)
 }
 
-/// The process of the lease at `path`, if it still runs and is the one that was meant.
+/// Process of the lease at `path`, if it still runs and its start time matches.
 pub(super) fn find(path: &Path) -> Option<(Lease, OwnedFd)> {
     let lease: Lease = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     let held = hold(lease.pid).ok()?;
-    // Looked up after it is held: from here on the pid cannot be reused unnoticed.
+    // Looked up after the pidfd is open: from here on the pid cannot be reused unnoticed.
     (start_time(lease.pid) == Some(lease.start_time)).then_some((lease, held))
 }
 
-/// Writes a lease so that a reader sees all of it or none.
+/// Writes a lease atomically: a reader sees all of it or the old one.
 pub(super) fn write(path: &Path, lease: &Lease) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -110,7 +110,7 @@ pub(super) fn write(path: &Path, lease: &Lease) -> io::Result<()> {
     fs::rename(new, path)
 }
 
-/// Takes the lock under which workers of that name are looked for and started; `None` when another gateway holds it.
+/// Takes the lock under which a worker is looked for and started; `None` when another gateway holds it.
 pub(super) fn lock(path: &Path) -> io::Result<Option<File>> {
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {

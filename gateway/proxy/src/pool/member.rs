@@ -1,4 +1,4 @@
-//! One worker as the actor sees it: its session, its last word, what is bound to it, and when to doubt it.
+//! One worker as the actor sees it: its session, its last report, the requests bound to it, and the rules for suspecting it.
 
 use super::actor::steer::Steering;
 use super::config::PoolConfig;
@@ -14,54 +14,54 @@ use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Steps after which the speed of a worker is known.
+/// Steps after which a worker's speed counts as known.
 const KNOWN_AFTER: u64 = 64;
 
-/// A step may always take so many seconds.
+/// Lower bound, in seconds, of the longest step allowed to a known worker.
 const STEP_LEAST: f64 = 3.0;
 
-/// What is left of the longest step with each one after it: half after 700.
+/// Decay of the longest step with each later step: half after about 700.
 const FADING: f64 = 0.999;
 
-/// Seconds that a load may be said to take, at most.
+/// Longest load time that a worker is believed, in seconds.
 const LOAD_MOST: f64 = 3600.0;
 
-/// What the actor should do about a worker.
+/// Consequence of a worker's silence or of the age of its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doubt {
-    /// Nothing.
+    /// No doubt.
     None,
-    /// Bind nothing new to it; move its requests if another worker is ready.
+    /// Bind nothing new to the worker; move its requests if another worker is ready.
     Suspect,
     /// Close the session.
     GiveUp,
 }
 
-/// Whether and how the session serves.
+/// State of the session with a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Session {
-    /// None.
+    /// No connection.
     Absent { why: String },
-    /// Connected, loading.
+    /// Connected; the worker loads its model.
     Loading(Loading),
-    /// Serving.
+    /// The worker serves.
     Ready,
-    /// Silent for too long.
+    /// The worker has been silent for too long, or its step takes too long.
     Suspected,
 }
 
-/// Whether there shall be a worker, where their number follows the load.
+/// Whether a worker shall run, where the number of workers follows the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seat {
-    /// None.
+    /// No worker.
     Off,
-    /// One.
+    /// A worker.
     On,
-    /// None soon: what it has goes elsewhere or is finished first.
+    /// To be stopped: its requests move or finish first; since this instant.
     Emptying(Instant),
-    /// It, or whoever runs it, has been asked to end it.
+    /// Asked to end, itself or by the hook; since this instant.
     Ending(Instant),
-    /// It will end.
+    /// Agreed to end; since this instant.
     Going(Instant),
 }
 
@@ -70,18 +70,18 @@ pub(super) enum Seat {
 pub(super) struct Process {
     pub(super) starts: u64,
     pub(super) adopted: bool,
-    /// It has another share of the machine than it would be started with.
+    /// The process runs with another share of the machine than a new one would get.
     pub(super) displaced: bool,
     pub(super) is_running: bool,
-    /// When it will be started again, and why it ended.
+    /// Instant of the next start, and the cause of the last end.
     pub(super) down: Option<(Instant, String)>,
-    /// How it ended last, in words that a client may read; until it serves again.
+    /// Description of the last end that a client may read; cleared once the worker serves again.
     pub(super) ended: Option<String>,
-    /// It ended again and again: it is not counted on.
+    /// The process is in a crash loop and is not counted on.
     pub(super) loops: bool,
 }
 
-/// See the module header.
+/// State of one worker; see the module header.
 pub(super) struct Member {
     pub(super) name: Arc<str>,
     pub(super) address: Address,
@@ -92,29 +92,29 @@ pub(super) struct Member {
     pub(super) numerics_id: Arc<str>,
     pub(super) state: EngineState,
     lives: Lives,
-    /// When it last said anything.
+    /// Arrival of the worker's last frame, plus delays of the actor itself.
     pub(super) heard: Instant,
-    /// Longest step it has reported, in seconds; long ago counts less.
+    /// Longest reported step in seconds, decaying with each later step.
     longest_step: f64,
-    /// Steps of this life that told what they computed.
+    /// Steps of this life that reported a batch.
     pub(super) steps: u64,
-    /// Of these, those with decodes.
+    /// Durations of those steps of this life that held decodes.
     pub(super) decode_steps: StepTimes,
     pub(super) bound: HashSet<u64>,
     pub(super) deaths: u64,
-    /// Why it does not suit the pool, if that is so.
+    /// Reason that the worker does not suit the pool, if so.
     pub(super) unsuited: Option<&'static str>,
-    /// What an operator asked of it.
+    /// Operator's or planner's order in force.
     pub(super) steering: Steering,
-    /// Whether it shall be there.
+    /// Whether the worker shall run.
     pub(super) seat: Seat,
-    /// `Some` for local workers.
+    /// Process of a local worker; `None` for a remote one.
     pub(super) process: Option<Process>,
-    /// How long it took to load the model last.
+    /// Duration of the last load of the model.
     pub(super) load: Option<Duration>,
-    /// Since when it loads.
+    /// Start of the present load.
     pub(super) loading_since: Option<Instant>,
-    /// What it says goes wrong.
+    /// Troubles that the worker reports.
     pub(super) troubles: Troubles,
 }
 
@@ -146,7 +146,7 @@ impl Member {
         }
     }
 
-    /// Takes in a new life.
+    /// Takes in a new session of a worker that is ready, perhaps the same life as before.
     pub(super) fn begin(&mut self, ready: Box<Ready>, link: Link, now: Instant) {
         self.session = Session::Ready;
         self.unsuited = None;
@@ -161,18 +161,18 @@ impl Member {
         self.transfer = reached_at(&ready.transfer, &self.address);
         self.load = load(ready.load_seconds).or(self.load);
         self.loading_since = None;
-        // What goes on is said again.
+        // A trouble that persists is reported again.
         self.troubles = Troubles::default();
         self.process.iter_mut().for_each(|process| process.ended = None);
         self.ready = Some(ready);
     }
 
-    /// Where other workers reach it for KV; empty: nowhere.
+    /// Address at which other workers reach this one for KV; empty: nowhere.
     pub(super) fn transfer_address(&self) -> &str {
         &self.transfer
     }
 
-    /// Takes in a report.
+    /// Takes in a report of the engine's state.
     pub(super) fn say(&mut self, state: Option<&EngineState>) {
         if let Some(state) = state {
             if state.step_seconds.is_finite() {
@@ -183,7 +183,7 @@ impl Member {
         }
     }
 
-    /// Its session is over: it runs nothing and holds nothing that could be used.
+    /// Ends the session: nothing that the worker ran or held counts any more.
     pub(super) fn end(&mut self, why: &str) {
         self.session = Session::Absent { why: why.into() };
         self.troubles = Troubles::default();
@@ -191,19 +191,19 @@ impl Member {
         self.state = EngineState { draining: self.state.draining, role: self.state.role, ..EngineState::default() };
     }
 
-    /// It is connected and loads.
+    /// Takes in a report of loading progress.
     pub(super) fn loads(&mut self, loading: Loading, now: Instant) {
         self.heard = now;
         self.loading_since.get_or_insert(now);
         self.session = Session::Loading(loading);
     }
 
-    /// Whether new requests may be bound to it.
+    /// Whether new requests may be bound to the worker.
     pub(super) fn takes_requests(&self) -> bool {
         self.session == Session::Ready && !self.state.draining && self.steering == Steering::Free
     }
 
-    /// What its silence, or the age of its step, means. `ahead`: predicted seconds of the prefill that it has.
+    /// Judges the worker's silence and the age of its step. `ahead`: predicted seconds of the prefill queued at the worker.
     pub(super) fn doubt_now(&self, config: &PoolConfig, ahead: f64, now: Instant) -> Doubt {
         if !matches!(self.session, Session::Ready | Session::Suspected | Session::Loading(_)) {
             return Doubt::None;
@@ -220,8 +220,9 @@ impl Member {
         }
     }
 
-    /// Seconds that a step may take. Before the first one there is no measure, and a cold start may take long; of a worker that is
-    /// known, a step is ten times as long as any before, or four times as long as all of its prefill would take, and then it hangs.
+    /// Seconds that a step may take. Before the first step there is no measure, and a cold start may take long: 60 s.
+    /// For a worker of known speed the bound is the largest of 3 s (or `step_max`, if less), ten times the longest
+    /// step, and four times the prefill ahead; until then `step_max` takes the place of the 3 s.
     fn patience(&self, config: &PoolConfig, ahead: f64) -> f64 {
         let most = config.step_max.as_secs_f64();
         match self.steps {
@@ -231,7 +232,7 @@ impl Member {
         }
     }
 
-    /// For the snapshot.
+    /// Status for the pool's snapshot.
     pub(super) fn status(&self, now: Instant) -> WorkerStatus {
         let process = self.process.clone().unwrap_or_default();
         WorkerStatus {
@@ -280,16 +281,18 @@ impl Member {
     }
 }
 
-/// What a worker says of its load; nothing that makes no sense.
+/// Load time as the worker reports it; `None` for an implausible value.
 fn load(seconds: f64) -> Option<Duration> {
     (seconds > 0.0 && seconds <= LOAD_MOST).then(|| Duration::from_secs_f64(seconds))
 }
 
-/// Where other workers reach one that calls itself `told` and that this gateway reaches at `ours`. Over TCP that is the host where this
-/// gateway reaches it (what it calls itself may mean nothing elsewhere, and its certificate is for that host), unless the gateway only says
-/// that it is this very machine: then it may name another address of this machine, and none of another one, to which it could send
-/// everybody with the pool's key. Where that other address is loopback's own, the name of the config is the same host, and what the worker's
-/// certificate is for.
+/// Address at which other workers reach a worker that calls itself `told` and that this gateway reaches at `ours`.
+///
+/// Over TCP the host is the one where this gateway reaches the worker: the worker's own name may mean nothing
+/// elsewhere, and its certificate is for the gateway's host. Exception: if the gateway reaches it on loopback, the
+/// worker may name another address of this same machine. An address of any other machine is rejected, because the
+/// pool's workers would send there with the pool's key. If the config says `localhost` and the worker names loopback,
+/// the config's name stays, which the certificate is for.
 fn reached_at(told: &str, ours: &Address) -> String {
     match (told.parse(), ours) {
         (Ok(Address::Tcp(theirs)), Address::Tcp(ours)) => {
@@ -304,13 +307,13 @@ fn reached_at(told: &str, ours: &Address) -> String {
                 false => Address::Tcp(format!("{host}:{port}")).to_string(),
             }
         }
-        // A socket file is reached on its own machine alone: nobody else is sent to a path, or from a file to anywhere.
+        // A Unix socket is reachable on its own machine only: no peer is sent from TCP to a path, or from a path to TCP.
         (Ok(Address::Unix(_)), Address::Tcp(_)) | (Ok(Address::Tcp(_)), Address::Unix(_)) => String::new(),
         _ => told.to_owned(),
     }
 }
 
-/// Whether that host is an address of this machine: only there a socket can be bound to it.
+/// Whether a host is an address of this machine: only such an address can be bound.
 fn is_of_this_machine(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     host == "localhost" || address.is_ok_and(|address| UdpSocket::bind((address, 0)).is_ok())
@@ -344,7 +347,7 @@ mod tests {
         check(100, 0.01, 0.0, 2.9, Doubt::None);
         check(100, 0.01, 0.0, 3.1, Doubt::Suspect);
         check(100, 0.01, 0.0, 12.1, Doubt::GiveUp);
-        // A long prompt was sent to it, or its steps are long.
+        // A long prompt was sent to the worker, or its steps are long.
         check(100, 0.01, 2.0, 7.9, Doubt::None);
         check(100, 1.5, 0.0, 14.0, Doubt::None);
     }
@@ -356,7 +359,7 @@ mod tests {
         assert_eq!(told_at("unix:///run/a.sock.kv", "unix:///run/a.sock"), "unix:///run/a.sock.kv");
         assert_eq!(told_at("unix:///run/other.sock", "tcp://10.0.0.1:70"), "");
         assert_eq!(told_at("tcp://10.9.9.9:77", "unix:///run/a.sock"), "");
-        // On this machine it knows better under which address others reach it, if it is one of this machine.
+        // On this machine a worker may name the address at which others reach it, if that is an address of this machine.
         assert_eq!(told_at("tcp://0.0.0.0:77", "tcp://127.0.0.1:70"), "tcp://127.0.0.1:77");
         assert_eq!(told_at("tcp://127.0.0.2:77", "tcp://localhost:70"), "tcp://127.0.0.2:77");
         // A certificate for `localhost` is none for 127.0.0.1: peers go where the gateway goes.

@@ -1,13 +1,15 @@
-//! A pool: the workers of one model, as the request path sees them: [`Pool::submit`] a [`Job`], take [`PoolEvent`]s from its
-//! [`Ticket`]. From any runtime; sessions, supervision and the truth about every request live on one fleet runtime
+//! A pool: the workers of one model, as the request path sees them. [`Pool::submit`] takes a [`Job`] and returns a
+//! [`Ticket`], which yields the request's [`PoolEvent`]s.
+//!
+//! The handle works from any runtime. Sessions, supervision and the state of every request live on one fleet runtime
 //! ([`FleetRuntime`], a thread of its own), which outlives Pingora's services.
 //!
-//! - `job.rs`, `ticket.rs`, `status.rs`: the face
-//! - `truth.rs`: what a request has emitted; from it a request goes on at any worker (pure)
-//! - `actor.rs`: one task that owns the router, the members and all requests; no locks on the way of a token
+//! - `job.rs`, `ticket.rs`, `status.rs`: the interface to the request path
+//! - `truth.rs`: the tokens that a request has emitted, from which it can go on at any worker (pure)
+//! - `actor.rs`: one task that owns the router, the members and all requests; no locks on a token's way
 //! - `session.rs`: one connection to one worker
-//! - `supervisor.rs`, `lease.rs`, `epitaph.rs`: local worker processes: started, adopted, restarted; why one ended
-//! - `hook.rs`: others' worker processes: whoever starts and stops them is asked to
+//! - `supervisor.rs`, `lease.rs`, `epitaph.rs`: local worker processes: start, adoption, restart, cause of an end
+//! - `hook.rs`: the operator's hook that starts and stops remote worker processes
 
 mod actor;
 mod config;
@@ -45,17 +47,17 @@ use std::time::Duration;
 use ticket::{Mailbox, Post, Slot};
 use tokio::sync::{mpsc, oneshot};
 
-/// The thread on which all sessions live.
+/// Runtime, on a thread of its own, on which all sessions and actors live.
 pub struct FleetRuntime {
     handle: tokio::runtime::Handle,
     _stop: oneshot::Sender<()>,
 }
 
 impl FleetRuntime {
-    /// Starts the thread. It ends when this value and with it the process ends.
+    /// Starts the thread `penstock-fleet`. The thread ends when this value is dropped.
     ///
     /// # Errors
-    /// When the operating system gives no thread or no epoll.
+    /// The operating system gives no thread or no epoll.
     pub fn start() -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
@@ -68,51 +70,51 @@ impl FleetRuntime {
         Ok(Self { handle, _stop: stop })
     }
 
-    /// Where tasks of it are spawned.
+    /// Handle for tasks that are to run on the fleet's thread.
     pub(crate) fn handle(&self) -> &tokio::runtime::Handle {
         &self.handle
     }
 }
 
-/// What becomes of the local workers when the gateway ends.
+/// Fate of the local workers when the gateway ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// They finish what they have and exit.
+    /// The workers finish their requests and exit.
     Exit,
-    /// They stay and wait for the next gateway (until their `orphan_ttl`).
+    /// The workers stay and wait for the next gateway, until their `orphan_ttl` is over.
     Adopt,
 }
 
-/// What an operator asks of one worker.
+/// An operator's order to one worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steer {
-    /// It gets nothing new; what it has moves to others where workers can hand their blocks over, and is finished there otherwise.
+    /// The worker gets nothing new; its requests move to workers that can take over their blocks, or finish where they are.
     Hold,
-    /// It is used again.
+    /// The worker is used again.
     Release,
-    /// It finishes what it has, exits, and is started again; after `patience` it is killed, and what it has goes on elsewhere or at its
-    /// next life.
+    /// The worker finishes its requests, exits, and is started again; after `patience` it is killed, and requests still
+    /// open go on elsewhere or at its next life.
     Restart {
-        /// Time to finish.
+        /// Time for the worker's requests to finish.
         patience: Duration,
     },
-    /// What kind of work it does from now on.
+    /// The worker takes on this role: prefill, decode or mixed.
     Role(Role),
 }
 
-/// Why a worker is not steered.
+/// Reason that an order to a worker is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SteerError {
     /// The pool has no worker of that name.
     #[error("there is no worker of that name")]
     NotFound,
-    /// Its process is not this gateway's.
+    /// The worker's process does not belong to this gateway.
     #[error("the worker is started elsewhere: restart it there")]
     Elsewhere,
-    /// It starts anew already.
+    /// The worker is being restarted already.
     #[error("the worker is being restarted")]
     Restarting,
-    /// The load needs fewer.
+    /// The worker is stopped or stopping, because the load needs fewer.
     #[error("the worker is stopped, or is being stopped: the load needs fewer")]
     Stopped,
     /// The pool has ended, or does not answer.
@@ -120,24 +122,24 @@ pub enum SteerError {
     Closed,
 }
 
-/// What an operator asks of the planner of replicas; what is `None` stays.
+/// An operator's order to the planner of replicas; fields that are `None` keep their value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaOrder {
-    /// Workers at least.
+    /// Fewest workers.
     pub min: Option<usize>,
-    /// Workers at most.
+    /// Most workers.
     pub max: Option<usize>,
-    /// Do nothing from now on, or something again.
+    /// Whether the planner is paused.
     pub paused: Option<bool>,
 }
 
-/// Why an operator's word to the planner of replicas changes nothing.
+/// Reason that an order to the planner of replicas changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplicaError {
-    /// There is no planner.
+    /// The pool has no planner of replicas.
     #[error("the number of the pool's workers is fixed: replicas in its config lets it follow the load")]
     Fixed,
-    /// The bounds contradict each other.
+    /// The bounds contradict each other, or `max` exceeds the workers configured (the field).
     #[error(
         "at least 1 and at most {0} workers: that many there are addresses or shares of the machine for, by the config"
     )]
@@ -153,19 +155,19 @@ pub(crate) enum Control {
     Steer { worker: String, steer: Steer, done: oneshot::Sender<Result<(), SteerError>> },
     /// Bounds or pauses the planner of replicas.
     Replicas { order: ReplicaOrder, done: oneshot::Sender<Result<(), ReplicaError>> },
-    /// The last decisions, newest first.
+    /// Asks for the last `count` decisions, newest first.
     Decisions { count: usize, done: oneshot::Sender<Vec<Decision>> },
-    /// What would be decided about a prompt now.
+    /// Asks for the decision that would be made about a prompt now.
     Explain { view: Box<penstock_router::View>, done: oneshot::Sender<Decision> },
     /// Moves a request to the worker of that name while it runs.
     Move { request: u64, worker: String, done: oneshot::Sender<Result<(), MoveError>> },
-    /// Workers with another share of the machine than theirs start anew.
+    /// Restarts workers whose share of the machine is not the one they would get now, one after another.
     Arrange,
-    /// Take nothing new, let open requests finish, then leave.
+    /// Takes nothing new, lets open requests finish until the deadline, then leaves.
     Shutdown { leave: Leave, deadline: Duration, done: oneshot::Sender<()> },
 }
 
-/// The actor answers within this time, or never.
+/// Time for the actor's answer to an order; without one the pool counts as closed.
 const STEER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Exit code after a fault of the program itself (`EX_SOFTWARE`).
@@ -187,7 +189,7 @@ struct Shared {
     control: mpsc::Sender<Control>,
     ids: AtomicU64,
     draining: AtomicBool,
-    /// The number of workers is somebody else's matter from now on.
+    /// Set once somebody else, another process or pool, decides on the number of workers.
     settled: Arc<AtomicBool>,
     config: Arc<PoolConfig>,
 }
@@ -214,16 +216,17 @@ impl Pool {
         let actor = actor::Actor::new(Arc::clone(&config), Arc::clone(&mailbox), shown, orders)?;
         let handle = runtime.handle.clone();
         let task = runtime.handle.spawn(async move { actor.run(handle).await });
-        // Without its actor a pool takes requests and never answers. Local workers outlive the process: the next one adopts them.
+        // Without its actor a pool would take requests and never answer. Local workers outlive the process: the next one adopts them.
         runtime.handle.spawn(watch(task, || std::process::exit(EXIT_SOFTWARE)));
         let (ids, draining) = (AtomicU64::new(0), AtomicBool::new(false));
         Ok(Self { shared: Arc::new(Shared { mailbox, status, control, ids, draining, settled, config }) })
     }
 
-    /// Hands a request to the pool. Never waits; what happens to it comes out of the ticket.
+    /// Hands a request to the pool, without waiting. Its events, errors included, come out of the ticket.
     ///
     /// # Errors
-    /// [`PoolError`] when it is not taken: nothing has been done for it.
+    /// [`PoolError`] when the request is not taken: nothing has been done for it. Checked here: the job's bounds,
+    /// draining, `requests_max`, and whether any worker can be ready in time.
     pub fn submit(&self, job: Job) -> Result<Ticket, PoolError> {
         let shared = &*self.shared;
         job.check()?;
@@ -246,7 +249,7 @@ impl Pool {
         Ok(ticket)
     }
 
-    /// Local workers that a pool of that config would have to start beside those of this one.
+    /// Number of local workers that a pool of the config `other` would have to start beside this pool's.
     pub(crate) fn lacks(&self, other: &PoolConfig) -> usize {
         let files = |config: &PoolConfig| {
             let name = |at| format!("{}-{at}", config.id);
@@ -257,24 +260,25 @@ impl Pool {
         files(other).iter().filter(|file| !own.contains(file)).count()
     }
 
-    /// From now on nobody else holds the local workers: those that were taken over with another share of the machine than they would be started
-    /// with here start anew, one after another, while others serve, or while nobody asks.
+    /// Ends the time after a handover in which another process may hold the local workers. Workers that were adopted
+    /// with another share of the machine than they would get now are restarted, one after another, while others serve
+    /// or while no request is open.
     pub async fn arrange(&self) {
         // Err: the pool has ended.
         let _ = self.shared.control.send(Control::Arrange).await;
     }
 
-    /// Whether both are handles of one pool.
+    /// Whether both handles belong to one pool.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    /// The pool as it was at most a fifth of a second ago.
+    /// Snapshot of the pool, at most 200 ms old.
     pub fn status(&self) -> Arc<PoolStatus> {
         self.shared.status.load_full()
     }
 
-    /// The model, once a worker was ready.
+    /// Model of the pool; `None` until a worker was ready.
     pub fn model(&self) -> Option<ModelInfo> {
         self.shared.status.load().model.clone()
     }
@@ -291,10 +295,10 @@ impl Pool {
         true
     }
 
-    /// Steers a worker by its name.
+    /// Gives an order to the worker of that name.
     ///
     /// # Errors
-    /// [`SteerError`]; nothing has been done.
+    /// [`SteerError`]; the order has no effect.
     pub async fn steer(&self, worker: &str, steer: Steer) -> Result<(), SteerError> {
         let (done, answer) = oneshot::channel();
         let asked = Control::Steer { worker: worker.to_owned(), steer, done };
@@ -313,12 +317,12 @@ impl Pool {
         self.ask(|done| Control::Replicas { order, done }).await.unwrap_or(Err(ReplicaError::Closed))
     }
 
-    /// Leaves the number of workers to somebody else, as when another process or pool takes them over.
+    /// Leaves the number of workers to another process or pool, which takes the workers over.
     pub fn settle(&self) {
         self.shared.settled.store(true, Ordering::Relaxed);
     }
 
-    /// The last decisions of the router, newest first.
+    /// The last `count` decisions of the router, newest first.
     ///
     /// # Errors
     /// [`SteerError::Closed`] when the pool does not answer.
@@ -326,7 +330,7 @@ impl Pool {
         self.ask(|done| Control::Decisions { count, done }).await
     }
 
-    /// What would be decided now about a prompt of these tokens, under a salt of its block hashes; nothing happens.
+    /// Explains the router's choice for a prompt of these tokens, under a salt of its block hashes; nothing is bound.
     ///
     /// # Errors
     /// [`SteerError::Closed`] when the pool does not answer.
@@ -344,7 +348,7 @@ impl Pool {
         tokio::time::timeout(STEER_TIMEOUT, asking).await.unwrap_or(Err(SteerError::Closed))
     }
 
-    /// Moves a request ([`Ticket::id`]) to the worker of that name while it runs. Returns when it has moved.
+    /// Moves a running request ([`Ticket::id`]) to the worker of that name. Returns once it has moved.
     ///
     /// # Errors
     /// [`MoveError`]; the request goes on where it is.
@@ -352,11 +356,11 @@ impl Pool {
         let (done, answer) = oneshot::channel();
         let asked = Control::Move { request, worker: worker.to_owned(), done };
         self.shared.control.send(asked).await.map_err(|_| MoveError::Closed)?;
-        // The actor ends every migration in time.
+        // The actor ends every migration in time, so no timeout is needed here.
         answer.await.unwrap_or(Err(MoveError::Closed))
     }
 
-    /// Takes nothing new, lets open requests finish for at most `deadline`, then leaves the workers as told. Returns when done.
+    /// Shuts down: takes nothing new, lets open requests finish for at most `deadline`, then leaves the workers as told.
     pub async fn shutdown(&self, leave: Leave, deadline: Duration) {
         self.shared.draining.store(true, Ordering::Relaxed);
         self.settle();

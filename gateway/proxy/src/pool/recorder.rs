@@ -1,5 +1,5 @@
-//! Writes down what the router decided, one JSON line a request, on a thread of its own: a full queue or disk loses lines, nothing else.
-//! Two files of half the size that is allowed: the older is `PATH.1`.
+//! Log of the router's decisions: one JSON line per request, written by a thread of its own. A full queue or disk loses
+//! lines, nothing else. Two files of half the size bound each are kept; the older one is `PATH.1`.
 
 use penstock_router::Record;
 use std::collections::HashMap;
@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Lines that may wait for the thread.
+/// Capacity of the queue to the thread, in lines.
 const LINES_MAX: usize = 4096;
-/// Bytes of both files.
+/// Size bound of both files together, in bytes.
 pub(super) const BYTES_MAX: u64 = 256 << 20;
-/// Tenants that are told apart.
+/// Most tenants with a number of their own; later ones get 0.
 const TENANTS_MAX: usize = 65_536;
 
-/// See the module header. Dropping it ends the thread once it has written what waits.
+/// Queue to the recording thread; see the module header. After a drop the thread writes the queued lines and ends.
 pub(super) struct Recorder {
     lines: SyncSender<String>,
     tenants: HashMap<Arc<str>, u32>,

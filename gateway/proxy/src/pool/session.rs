@@ -1,7 +1,8 @@
-//! One session with one worker: connect, shake hands, then frames both ways until it is lost; then again, for ever.
+//! A session with one worker: connect, handshake, then frames both ways until the session is lost; then the next one, without end.
 //!
-//! A session is lost at the end of the stream, at a gap in the worker's sequence numbers, at a frame that does not decode, or
-//! when the actor gives it up. Nothing of a lost session is used again: the next one starts from the worker's snapshot.
+//! A session is lost at the end of the stream, at a gap in the worker's sequence numbers, at a frame that does not
+//! decode, or when the actor gives it up. No state of a lost session is used again: the next one starts from the
+//! worker's snapshot.
 
 use super::hook::Action;
 use super::supervisor::Update;
@@ -17,31 +18,31 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 
-/// Frames to a worker that may wait for the socket: a worker that reads nothing for this long is not alive.
+/// Capacity of the queue of frames to a worker; a worker that lets it fill up is not alive.
 const DOWN_FRAMES_MAX: usize = 16 * 1024;
 
-/// The handshake takes no longer.
+/// Deadline of the handshake.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// A write of waiting frames takes no longer.
+/// Deadline of one write to the socket.
 const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// First and longest pause between tries to connect.
+/// First and longest backoff between connection attempts.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_LAST: Duration = Duration::from_secs(1);
 
-/// How a session ended.
+/// Kind of a session's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// The stream ended: the process is gone, or it dropped us.
+    /// The stream ended: the worker's process is gone, or it closed the connection.
     Ended,
-    /// Given up from this side, or the worker broke the contract.
+    /// The session was closed from this side, or the worker broke the protocol.
     GivenUp,
     /// The worker said why it cannot serve.
     Refused,
 }
 
-/// What sessions tell the actor.
+/// Message to the actor from a session, a supervisor or a hook.
 #[expect(clippy::large_enum_variant, reason = "nearly all of them are steps; a box would cost more than it saves")]
 pub(super) enum Event {
     /// Connected; the worker is loading.
@@ -50,42 +51,42 @@ pub(super) enum Event {
     Ready { worker: WorkerId, ready: Box<Ready>, link: Link },
     /// A step or a heartbeat.
     Step { worker: WorkerId, session: u64, step: Step },
-    /// What became of a fetch of blocks that was asked for.
+    /// A pull of blocks that was asked for has ended.
     Pulled { worker: WorkerId, session: u64, pulled: Pulled },
     /// A trouble of the worker that costs time and no request.
     Notice { worker: WorkerId, session: u64, notice: Notice },
     /// The session is over.
     Lost { worker: WorkerId, session: u64, loss: Loss, why: String },
-    /// Somebody else was asked to start or stop a worker: what became of it.
+    /// A call of the operator's hook to start or stop a worker has ended.
     Asked { worker: WorkerId, action: Action, outcome: Result<(), String> },
-    /// How many workers somebody else has started.
+    /// The hook's answer on the number of workers; `None`: unknown.
     Counted(Result<Option<usize>, String>),
     /// The process of a local worker came or went.
     Process { worker: WorkerId, update: Update },
 }
 
-/// The actor's hold on a session.
+/// The actor's handle of a session.
 #[derive(Clone)]
 pub(super) struct Link {
-    /// Counts the sessions with this worker.
+    /// Number of the session, counted per worker from 1.
     pub(super) session: u64,
     pub(super) down: mpsc::Sender<Down>,
     pub(super) close: Arc<Notify>,
 }
 
 impl Link {
-    /// Queues a frame; false when the worker does not read any more.
+    /// Queues a frame without waiting; false when the queue is full or closed.
     pub(super) fn send(&self, body: DownBody) -> bool {
         self.down.try_send(Down { body: Some(body) }).is_ok()
     }
 }
 
-/// Keeps a session with one worker.
+/// Keeps a session with one worker open, with backoff between attempts.
 pub(super) struct Keeper {
     pub(super) worker: WorkerId,
     pub(super) address: Address,
     pub(super) key: Option<PoolKey>,
-    /// For TCP.
+    /// TLS settings, for addresses on TCP.
     pub(super) tls: Option<Tls>,
     /// Random id of this gateway process.
     pub(super) gateway: u64,
@@ -140,7 +141,7 @@ impl Keeper {
         }
     }
 
-    /// Hello, and the proof if the worker asks for one. Returns the first frame of the session proper.
+    /// Sends the hello and, if the worker asks for it, the proof of the pool key. Returns the first frame after the handshake.
     async fn handshake(&self, frames: &mut Frames, writer: &mut Writer) -> Result<UpBody, Ended> {
         let mut nonce = Vec::new();
         if matches!(self.address, Address::Tcp(_)) {
@@ -152,7 +153,7 @@ impl Keeper {
         send(writer, DownBody::Hello(hello)).await?;
         let first = frames.next().await?;
         let UpBody::Challenge(challenge) = first else {
-            // A worker on TCP that does not prove the key is not ours: nothing is sent to it.
+            // A worker on TCP that does not prove the key may be an impostor: nothing is sent to it.
             return match self.address {
                 Address::Unix(_) => Ok(first),
                 Address::Tcp(_) => Err(Ended::new(Loss::GivenUp, "the worker did not prove the pool key")),
@@ -198,7 +199,7 @@ impl Keeper {
     }
 }
 
-/// Frames from the worker, in order and without a gap.
+/// Stream of frames from the worker, checked for gaps in their sequence numbers.
 struct Frames {
     reader: Reader,
     input: BytesMut,
@@ -215,14 +216,14 @@ impl Frames {
                 }
                 Ok(Some(Up { body, .. })) => {
                     self.sequence += 1;
-                    // A body of a later version: nothing we could act on.
+                    // A body of a later protocol version is skipped.
                     let Some(body) = body else { continue };
                     return Ok(body);
                 }
                 Ok(None) => match self.reader.read_buf(&mut self.input).await {
                     Ok(0) => return Err(Ended::new(Loss::Ended, "the worker closed the connection")),
                     Ok(_) => {}
-                    // A peer that is gone says no farewell in TLS.
+                    // A peer that is killed does not close TLS properly.
                     Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
                         return Err(Ended::new(Loss::Ended, "the worker closed the connection"));
                     }
@@ -240,13 +241,13 @@ async fn send(writer: &mut Writer, body: DownBody) -> Result<(), Ended> {
     written(writer, &bytes).await.map_err(|error| Ended::new(Loss::Ended, error.to_string()))
 }
 
-/// TLS may keep what is not flushed.
+/// Writes and flushes: TLS may keep bytes that are not flushed.
 async fn written(writer: &mut Writer, bytes: &[u8]) -> std::io::Result<()> {
     writer.write_all(bytes).await?;
     writer.flush().await
 }
 
-/// Writes what waits, many frames at once.
+/// Writes queued frames to the worker, up to 64 per write.
 async fn speak(mut outbox: mpsc::Receiver<Down>, mut writer: Writer) -> Ended {
     let mut frames = Vec::new();
     let mut bytes = BytesMut::new();
@@ -262,6 +263,6 @@ async fn speak(mut outbox: mpsc::Receiver<Down>, mut writer: Writer) -> Ended {
             Err(_) => return Ended::new(Loss::GivenUp, "the worker does not read"),
         }
     }
-    // The actor let the link go; the reading side decides when the session ends.
+    // The actor dropped the link; the reading side decides when the session ends.
     std::future::pending().await
 }

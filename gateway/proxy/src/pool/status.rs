@@ -1,4 +1,4 @@
-//! What a pool shows of itself: for `/ready`, `/metrics`, `/v1/models` and the progress bar. A snapshot, replaced as a whole.
+//! Snapshot of a pool for `/ready`, `/metrics`, `/v1/models` and the progress bar; replaced as a whole.
 
 use super::MoveCause;
 use super::steps::DecodeSteps;
@@ -8,71 +8,71 @@ use penstock_proto::frames::EngineState;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where a worker is in its life, as the gateway sees it.
+/// Phase of a worker's life, as the gateway sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WorkerPhase {
     /// No process or no connection yet.
     Starting,
-    /// Connected, loading its weights.
+    /// Connected; the worker loads its weights.
     Loading {
-        /// What is being done, for a person.
+        /// Name of the loading stage, for a person.
         stage: String,
-        /// Bytes done.
+        /// Bytes loaded so far.
         bytes_done: u64,
-        /// Bytes in all; 0 when not known yet.
+        /// Bytes in all; 0 while unknown.
         bytes_total: u64,
     },
-    /// Serves.
+    /// The worker serves.
     Ready,
-    /// Serves what it has, takes nothing new.
+    /// The worker finishes its requests and takes nothing new.
     Draining,
-    /// Silent for too long, not given up yet; takes nothing new.
+    /// Silent for too long or hung in a step, not given up yet; takes nothing new.
     Suspected,
-    /// Gone; the next try comes after this long.
+    /// The process is gone and will be started again.
     Down {
-        /// Until the next try.
+        /// Time until the next start.
         retry_in: Duration,
-        /// Why, for a person.
+        /// Cause of the end, for a person.
         why: String,
     },
-    /// Not there, because the load needs no more.
+    /// Stopped, because the load needs no more workers.
     Stopped,
 }
 
-/// One worker.
+/// Status of one worker.
 #[derive(Clone, Debug)]
 pub struct WorkerStatus {
     /// `pool-0`, `pool-1`, … or the configured address.
     pub name: String,
-    /// Where it is in its life.
+    /// Phase of the worker's life.
     pub phase: WorkerPhase,
-    /// Process id as it said it; 0 before it said anything.
+    /// Process id as the worker reports it; 0 before its first report.
     pub pid: u32,
-    /// Its epoch; 0 before it was ready.
+    /// Epoch of the worker's life; 0 before it was ready.
     pub epoch: u64,
-    /// Device and path for a person.
+    /// Device and instruction path, for a person.
     pub device: String,
-    /// What its results are exact within.
+    /// Numerics of the worker: results are bit-exact between workers of equal numerics.
     pub numerics_id: Arc<str>,
-    /// Its last report; empty while it is not there.
+    /// The engine's last report; empty without a session.
     pub state: EngineState,
-    /// Steps with decodes, of its present life.
+    /// Durations of the steps with decodes, in the present life.
     pub decode_steps: DecodeSteps,
-    /// What it counted, in former lives too.
+    /// The worker's counters, summed over all its lives.
     pub sums: Sums,
-    /// Requests bound to it.
+    /// Requests bound to the worker.
     pub bound: usize,
-    /// How often it was found dead.
+    /// Number of times the worker was found dead while it should serve.
     pub deaths: u64,
-    /// How its process ended, until it serves again; for local workers.
+    /// Description of a local worker's last end; cleared once it serves again.
     pub ended: Option<String>,
-    /// How long it took to load the model last, with what its start took beside; `None` until it is known.
+    /// Duration of the last start, with the load of the model; `None` until known.
     pub load: Option<Duration>,
-    /// What it says goes wrong and costs time, though no request.
+    /// Troubles that the worker reports: they cost time but no request.
     pub troubles: Vec<Trouble>,
-    /// For local workers: how often its process was started by this gateway.
+    /// Starts of a local worker's process by this gateway.
     pub starts: u64,
-    /// For local workers: the running process was started by an earlier gateway.
+    /// Whether a local worker's process was started by an earlier gateway.
     pub adopted: bool,
 }
 
@@ -85,61 +85,61 @@ pub struct ModelInfo {
     pub tokenizer_hash: Vec<u8>,
     /// BLAKE3 over weights' names and shapes and config.json.
     pub model_hash: Vec<u8>,
-    /// Rows of the embedding.
+    /// Rows of the embedding matrix.
     pub vocab_size: u32,
-    /// Longest sequence served, in tokens; the least of the workers'.
+    /// Context length in tokens: the least of the workers' values.
     pub context_tokens: u32,
 }
 
-/// Counts since the gateway began.
+/// Counters since the gateway began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests taken.
+    /// Requests submitted to the actor.
     pub submitted: u64,
     /// Requests whose last choice finished.
     pub finished: u64,
-    /// Requests cancelled by their ticket's end.
+    /// Requests cancelled because their ticket was dropped.
     pub cancelled: u64,
     /// Requests that failed.
     pub failed: u64,
-    /// Continuations after a lost worker.
+    /// Continuations after the loss of a worker.
     pub resumed: u64,
-    /// Of these, in other numerics.
+    /// Continuations after a loss that run in other numerics.
     pub resumed_inexact: u64,
-    /// Requests that were moved while they ran, by [`MoveCause`].
+    /// Requests migrated while they ran, by [`MoveCause`].
     pub moves: [u64; MoveCause::ALL.len()],
-    /// Requests that were to be moved and stayed where they were.
+    /// Migrations that were abandoned; the requests stayed where they were. By [`MoveCause`].
     pub moves_failed: [u64; MoveCause::ALL.len()],
-    /// KV blocks that were fetched for them.
+    /// KV blocks fetched for migrations.
     pub moved_blocks: u64,
-    /// Tokens that came from an attempt that was no longer current, or twice, and were dropped.
+    /// Tokens dropped because they came from an older attempt, or twice.
     pub tokens_dropped: u64,
-    /// Changes of a worker's role that followed the load.
+    /// Role changes that followed the load.
     pub role_flips: u64,
-    /// Tokens handed out.
+    /// Tokens handed to tickets.
     pub tokens: u64,
-    /// Requests whose prompt another worker computed for the one that they run at, or was asked to.
+    /// Requests whose prompt another worker computed, or was asked to compute, for the one they run at.
     pub prefilled_apart: u64,
-    /// Prompt tokens that the router believed cached when it bound.
+    /// Prompt tokens that the router predicted to be cached when it bound the request.
     pub cached_tokens_predicted: u64,
-    /// Prompt tokens that workers then said were cached.
+    /// Prompt tokens that workers reported as cached.
     pub cached_tokens_told: u64,
-    /// Times that the router was asked what to do next.
+    /// Calls of the router for its next choice, empty answers included.
     pub decisions: u64,
-    /// Nanoseconds that it took.
+    /// Nanoseconds spent in these calls.
     pub decision_ns: u64,
-    /// First tokens after a binding.
+    /// First outputs after a binding.
     pub first_tokens: u64,
-    /// Microseconds from the binding to them.
+    /// Sum of the times from binding to first output, in microseconds.
     pub ttft_us: u64,
-    /// The same as predicted at the binding.
+    /// Sum of these times as predicted at the binding, in microseconds.
     pub ttft_predicted_us: u64,
-    /// Sum of the differences, without sign.
+    /// Sum of the absolute prediction errors, in microseconds.
     pub ttft_error_us: u64,
 }
 
 impl Counts {
-    /// A first token came that long after its binding.
+    /// Counts a first output that came `took` after its binding.
     pub(super) fn first_token(&mut self, took: Duration, predicted: Duration) {
         self.first_tokens += 1;
         self.ttft_us += took.as_micros() as u64;
@@ -148,66 +148,66 @@ impl Counts {
     }
 }
 
-/// A pool at one moment.
+/// Snapshot of a pool.
 #[derive(Clone, Debug, Default)]
 pub struct PoolStatus {
-    /// Its workers.
+    /// The workers, in the order of their indexes.
     pub workers: Vec<WorkerStatus>,
-    /// The model, once known.
+    /// Model of the pool, once known.
     pub model: Option<ModelInfo>,
-    /// Requests open: waiting or bound.
+    /// Open requests, waiting or bound.
     pub open: usize,
-    /// Requests that wait in the gateway.
+    /// Requests in the router's queue.
     pub waiting: usize,
-    /// Predicted time to the first token of a short new request.
+    /// Predicted TTFT of a short new request.
     pub ttft_predicted: Duration,
     /// KV blocks known to the router's index.
     pub blocks_indexed: usize,
-    /// Counts since the gateway began.
+    /// Counters since the gateway began.
     pub counts: Counts,
-    /// A new request waits so long for any worker to be ready.
+    /// Longest wait of a new request for any worker to be ready, as things are now.
     pub ready_wait: Duration,
-    /// What the planner of roles did last, or would have done.
+    /// Last change by the planner of roles or, in a dry run, the change it would have made.
     pub role_advice: Option<String>,
-    /// What the planner of replicas knows and does, where there is one.
+    /// Status of the planner of replicas, where there is one.
     pub replicas: Option<ReplicaStatus>,
 }
 
-/// How many workers there are and should be.
+/// Status of the planner of replicas.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplicaStatus {
-    /// What should be done is told, and not done.
+    /// Whether advice is only shown and not carried out.
     pub dry_run: bool,
-    /// An operator told it to do nothing.
+    /// Whether an operator has paused the planner.
     pub paused: bool,
-    /// Workers at least.
+    /// Fewest workers.
     pub min: usize,
-    /// Workers at most.
+    /// Most workers.
     pub max: usize,
     /// Workers that there should be.
     pub wanted: usize,
-    /// Workers that there are, or that start.
+    /// Workers that run or are being started.
     pub running: usize,
-    /// Load of those that serve; 1 is all that they can do.
+    /// Load of the workers that serve; 1 is their capacity.
     pub load: f64,
-    /// Share of first tokens that came later than promised, if enough came to tell.
+    /// Share of first tokens later than promised; `None` with too few to tell.
     pub late: Option<f64>,
-    /// Why so many are wanted.
+    /// Reason of the wanted number.
     pub why: String,
-    /// What was done last, or would have been.
+    /// Last change or, in a dry run, the change that would have been made.
     pub last: Option<String>,
-    /// Workers that were started because of the load.
+    /// Workers started because of the load.
     pub starts: u64,
-    /// Workers that were stopped because of it.
+    /// Workers stopped because of the load.
     pub stops: u64,
     /// Starts and stops that failed.
     pub failures: u64,
-    /// Why the last one did.
+    /// Cause of the last failure.
     pub last_failure: Option<String>,
 }
 
 impl PoolStatus {
-    /// What all workers counted.
+    /// Counters of all workers, summed.
     pub fn sums(&self) -> Sums {
         self.workers.iter().fold(Sums::default(), |mut sums, worker| {
             sums += worker.sums;
@@ -220,12 +220,12 @@ impl PoolStatus {
         self.workers.iter().any(|worker| worker.phase == WorkerPhase::Ready)
     }
 
-    /// How a worker ended that does not serve again yet.
+    /// Description of a worker's end, of the first worker that does not serve again yet.
     pub(super) fn last_end(&self) -> Option<String> {
         self.workers.iter().find_map(|worker| worker.ended.clone())
     }
 
-    /// When all workers are down for longer than `patience`: the shortest of these times.
+    /// When every worker is down for longer than `patience`: the shortest time until one is started.
     pub(super) fn hopeless_for(&self, patience: Duration) -> Option<Duration> {
         let down = |worker: &WorkerStatus| match worker.phase {
             WorkerPhase::Down { retry_in, .. } if retry_in > patience => Some(retry_in),

@@ -1,77 +1,77 @@
-//! What a worker counts, over all its lives: it counts from nothing when it starts anew, and what a scrape reads must never fall.
+//! Counters of a worker, summed over all its lives: a restarted worker counts from 0, and a scraped counter must never fall.
 
 use penstock_proto::frames::{EngineState, Tier};
 use std::ops::AddAssign;
 
-/// Tiers that are counted.
+/// Number of tiers with counters.
 const TIERS: usize = Tier::Remote as usize + 1;
 
-/// Counts of one worker, or of several.
+/// Counters of one worker, or of several.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sums {
     /// Prompt tokens looked up in the prefix cache.
     pub prompt_tokens: u64,
-    /// Of these, found.
+    /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
     /// Tokens generated.
     pub output_tokens: u64,
     /// Sequences preempted.
     pub preemptions: u64,
-    /// Blocks loaded for requests that waited: found by one, and not.
+    /// Blocks prefetched for waiting requests: used, and unused.
     pub prefetched: [u64; 2],
-    /// KV that came from other workers.
+    /// Transfers of KV from other workers.
     pub transfers: TransferSums,
     tiers: [TierSums; TIERS],
 }
 
-/// KV that came from other workers.
+/// Transfers of KV from other workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TransferSums {
-    /// Transfers that brought all that was asked for.
+    /// Transfers that brought all the blocks asked for.
     pub completed: u64,
-    /// Transfers that broke off or were refused; what was missing was computed.
+    /// Transfers that broke off or were refused; the missing blocks were computed.
     pub failed: u64,
-    /// Transfers that were ended because nobody waited for them any more, or their pages were needed.
+    /// Transfers that were cancelled because no request waited for them any more, or their pages were needed.
     pub cancelled: u64,
-    /// Blocks that came and could be used.
+    /// Blocks received and usable.
     pub blocks: u64,
-    /// Bytes that came.
+    /// Bytes received.
     pub bytes: u64,
-    /// Seconds from the first to the last page of each.
+    /// Seconds from the first to the last page, summed over transfers.
     pub seconds: f64,
-    /// Of these, seconds of blocks that the other side computed for it.
+    /// Part of `seconds` spent on blocks that the other side computed for the transfer.
     pub prefill_seconds: f64,
-    /// Of these, seconds in which the other side still computed.
+    /// Part of `seconds` in which the other side still computed.
     pub hidden_seconds: f64,
-    /// Of the bytes, those that came through memory that both workers map.
+    /// Part of `bytes` that came through memory that both workers map.
     pub memory_bytes: u64,
-    /// Of the bytes, those that came on connections beside the first of their transfer.
+    /// Part of `bytes` that came on connections beside the first of their transfer.
     pub stream_bytes: u64,
-    /// Of the failed ones, those after which another prefill worker was asked for what was missing.
+    /// Failed transfers after which another prefill worker was asked for the missing blocks.
     pub asked_next: u64,
-    /// First tokens that were drawn where the prompt was computed.
+    /// First tokens sampled at the worker that computed the prompt.
     pub first_tokens: u64,
 }
 
-/// A tier below the devices.
+/// Counters of a tier below the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TierSums {
-    /// Blocks loaded from it.
+    /// Blocks loaded from the tier.
     pub loaded: u64,
-    /// Seconds that this took, summed over blocks.
+    /// Load time in seconds, summed over blocks.
     pub load_seconds: f64,
-    /// Blocks stored in it.
+    /// Blocks stored in the tier.
     pub stored: u64,
-    /// Blocks that it did not take.
+    /// Blocks that the tier did not take.
     pub dropped: u64,
-    /// Blocks that were not what their name says.
+    /// Blocks whose content did not match their hash.
     pub corrupt: u64,
-    /// Requests that it kept waiting in vain.
+    /// Requests that waited for the tier in vain.
     pub late: u64,
 }
 
 impl Sums {
-    /// Of a life, as it says itself.
+    /// Counters of one life, from the worker's report.
     pub(super) fn of(state: &EngineState) -> Self {
         let transfers = state.transfers.unwrap_or_default();
         let prefetches = state.prefetches.unwrap_or_default();
@@ -112,26 +112,26 @@ impl Sums {
         }
     }
 
-    /// Those of one tier.
+    /// Counters of one tier.
     pub fn tier(&self, tier: Tier) -> &TierSums {
         &self.tiers[tier as usize]
     }
 }
 
-/// A worker is not believed anything that would stay in a sum for ever.
+/// Cleans a reported time: a NaN, infinite or negative value would stay in a sum for ever.
 fn seconds(told: f64) -> f64 {
     if told.is_finite() { told.max(0.0) } else { 0.0 }
 }
 
 impl AddAssign for Sums {
     fn add_assign(&mut self, more: Self) {
-        // What a worker says may be anything.
+        // Saturating: reported counts may be anything.
         self.join(more, u64::saturating_add, |sum, more| sum + more);
     }
 }
 
 impl Sums {
-    /// With `more`, number by number.
+    /// Joins `more` into these counters, field by field.
     fn join(&mut self, more: Self, count: fn(u64, u64) -> u64, time: fn(f64, f64) -> f64) {
         let counted = |sum: &mut u64, more: u64| *sum = count(*sum, more);
         let timed = |sum: &mut f64, more: f64| *sum = time(*sum, more);
@@ -164,10 +164,11 @@ impl Sums {
     }
 }
 
-/// The lives of one worker. One that begins anew under an epoch that it had before counts from where that life ended only when it has
-/// passed it: its sums stand still meanwhile, they never fall. (Elsewhere an epoch that comes again means as little: what such a worker
-/// holds is taken from what it says when it is ready, a restart that is not seen ends with its patience, and a request of which it dies
-/// is given up after [`ATTEMPTS_MAX`](super::truth::ATTEMPTS_MAX) lives instead of two.)
+/// Counters of one worker over its lives. A life that begins under an epoch the worker had before is not told from the
+/// old one: its counters stand still until they pass the old values, and never fall. (Elsewhere a repeated epoch
+/// matters as little: state comes from the worker's snapshot when it is ready, an unseen restart ends with its
+/// patience, and a request that kills such workers is given up after [`ATTEMPTS_MAX`](super::truth::ATTEMPTS_MAX)
+/// attempts instead of two deaths.)
 #[derive(Debug, Default)]
 pub(super) struct Lives {
     epoch: u64,
@@ -176,7 +177,7 @@ pub(super) struct Lives {
 }
 
 impl Lives {
-    /// A session begins. In the same life, what it counted goes on.
+    /// Begins a session. Under the same epoch the worker's counters go on.
     pub(super) fn begin(&mut self, epoch: u64) {
         if epoch != self.epoch {
             self.before += std::mem::take(&mut self.now);
@@ -184,12 +185,12 @@ impl Lives {
         }
     }
 
-    /// What the present life says.
+    /// Takes in the counters of the present life, field by field the largest seen.
     pub(super) fn say(&mut self, state: &EngineState) {
         self.now.join(Sums::of(state), u64::max, f64::max);
     }
 
-    /// All of them.
+    /// Counters of all lives.
     pub(super) fn sums(&self) -> Sums {
         let mut sums = self.before;
         sums += self.now;

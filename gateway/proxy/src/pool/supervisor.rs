@@ -1,5 +1,6 @@
-//! Keeps one local worker process: adopts it, or starts it; learns of its end through a pidfd; starts it again with growing
-//! pauses. It never waits for a child, so it does not matter whose child the worker is.
+//! Supervisor of one local worker process: adopts it or starts it, learns of its end through a pidfd, and starts it
+//! again with exponential backoff and jitter. It never waits for a child process, so the worker's parent does not
+//! matter.
 
 use super::config::LocalWorkers;
 use super::epitaph::Witness;
@@ -20,48 +21,47 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::{error, info, warn};
 
-/// First and longest pause before a worker is started again; doubles, and a third of it is random.
+/// First and longest backoff before a restart; doubles each time, plus up to a third of random jitter.
 const PAUSE_FIRST: Duration = Duration::from_millis(200);
 const PAUSE_LAST: Duration = Duration::from_secs(30);
 
-/// A worker that ran for longer starts again without a pause that grew before.
+/// Run time after which a worker counts as settled: its next end starts the backoff anew.
 const SETTLED: Duration = Duration::from_secs(60);
 
-/// Starts without settling after which it is called a crash loop.
+/// Consecutive ends without settling from which on the worker is in a crash loop.
 const CRASH_LOOP: u32 = 5;
 
-/// What a worker is called in `ps`.
+/// Name of the worker's process in `ps`.
 const WORKER_NAME: &str = "penstock-worker";
 
-/// A log larger than this is begun anew when the worker starts.
+/// Size above which the log is truncated when the worker starts.
 const LOG_BYTES_MAX: u64 = 16 << 20;
 
-/// What the supervisor tells the actor.
+/// Report of the supervisor to the actor.
 #[derive(Debug)]
 pub(super) enum Update {
-    /// The process runs.
-    /// `displaced`: with another share of the machine than it would be started with.
+    /// The process runs. `displaced`: with another share of the machine than a new process would get.
     Running { adopted: bool, displaced: bool },
-    /// It does not, and will be started after `retry_in`. `how`: it ended, in words that a client may read; `why`: the same with what it
-    /// said last. `loops`: it ended again and again.
+    /// The process has ended and will be started after `retry_in`. `how`: description of the end that a client may
+    /// read; `why`: the same with the last line of its log. `loops`: the worker is in a crash loop.
     Down { retry_in: Duration, how: String, why: String, loops: bool },
-    /// It does not, as was asked for.
+    /// The process has ended, as ordered.
     Stopped,
 }
 
-/// What the actor tells the supervisor.
+/// Order of the actor to the supervisor.
 pub(super) enum Order {
-    /// The process shows no sign of life: end it, so that it can be started again.
+    /// Kill the process, which shows no sign of life, so that it is started again.
     Kill,
-    /// There shall be a process.
+    /// Start a process, if there is none.
     Start,
-    /// There shall be none until [`Order::Start`]; it has been told over its session.
+    /// End the process, and start none until [`Order::Start`]; the worker has been told over its session.
     Stop,
-    /// It shall exit and not be started again. `told`: over its session, so it may take its time.
+    /// End the process and the supervisor. `told`: the worker was told over its session, so it gets `exit_deadline`.
     End { told: bool, ended: oneshot::Sender<()> },
 }
 
-/// See the module header.
+/// State of one supervisor; see the module header.
 pub(super) struct Supervisor {
     worker: WorkerId,
     at: usize,
@@ -69,17 +69,17 @@ pub(super) struct Supervisor {
     local: LocalWorkers,
     events: mpsc::Sender<Event>,
     orders: mpsc::Receiver<Order>,
-    /// Whether there shall be a process from the beginning. One that is there is adopted in any case.
+    /// Whether a process is started at the beginning. A running one is adopted in any case.
     pub(super) starts: bool,
 }
 
-/// How a supervisor goes on.
+/// Next state of a supervisor.
 enum Next {
-    /// With a process.
+    /// Run a process.
     Start,
-    /// Without one.
+    /// Run none until ordered.
     Park,
-    /// Not at all.
+    /// End the supervisor.
     Leave,
 }
 
@@ -93,11 +93,11 @@ struct Running {
     witness: Witness,
 }
 
-/// How a process ended.
+/// Description of a process's end.
 struct End {
-    /// For a client.
+    /// Description that a client may read.
     how: String,
-    /// With what it said last.
+    /// The description with the last line of the process's log.
     why: String,
 }
 
@@ -113,7 +113,7 @@ impl Supervisor {
         Self { worker, at, name: name.into(), local, events, orders, starts: true }
     }
 
-    /// Runs until told to end, or the actor is gone.
+    /// Runs until told to end, or until the actor is gone.
     pub(super) async fn run(mut self) {
         let is_there = self.starts || lease::find(&self.file("json")).is_some();
         let mut next = if is_there { Next::Start } else { Next::Park };
@@ -126,7 +126,7 @@ impl Supervisor {
         }
     }
 
-    /// Keeps a process until there shall be none.
+    /// Runs a process, again after each end, until the actor wants none.
     async fn keep(&mut self) -> Next {
         let mut fast_ends = 0_u32;
         loop {
@@ -167,7 +167,7 @@ impl Supervisor {
         }
     }
 
-    /// Waits until there shall be a process.
+    /// Waits without a process until the actor wants one.
     async fn park(&mut self) -> Next {
         loop {
             match self.orders.recv().await {
@@ -182,9 +182,9 @@ impl Supervisor {
         }
     }
 
-    /// There is no process any more, as was asked for.
+    /// Removes the lease and reports that the process has ended as ordered.
     async fn stopped(&self) -> Next {
-        // Gone already is as good.
+        // A missing file is as good.
         let _ = fs::remove_file(self.file("json"));
         if self.tell(Update::Stopped).await { Next::Park } else { Next::Leave }
     }
@@ -193,10 +193,10 @@ impl Supervisor {
         self.events.send(Event::Process { worker: self.worker, update }).await.is_ok()
     }
 
-    /// Waits before the next start.
+    /// Waits for the backoff before the next start, or for an order.
     async fn rest(&mut self, pause: Duration) -> Next {
         match timeout(pause, self.orders.recv()).await {
-            // There is nothing to kill: somebody wants it started at once.
+            // There is nothing to kill: the order means a start at once.
             Err(_) | Ok(Some(Order::Kill | Order::Start)) => Next::Start,
             Ok(Some(Order::Stop)) => self.stopped().await,
             Ok(Some(Order::End { ended, .. })) => {
@@ -208,7 +208,7 @@ impl Supervisor {
         }
     }
 
-    /// Waits for the end of the process and says why; `Err` when it was asked for.
+    /// Waits for the end of the process and returns its description; `Err` when the actor ordered the end.
     async fn watch(&mut self, running: &mut Running) -> Result<End, Next> {
         loop {
             tokio::select! {
@@ -235,7 +235,7 @@ impl Supervisor {
         }
     }
 
-    /// It gets its time if it was told over its session, then is asked, then is made to.
+    /// Ends the process: after `exit_deadline` if it was told over its session, else at once, SIGTERM, then 2 s later SIGKILL.
     async fn end(&self, running: &mut Running, told: bool) {
         let first = if told { self.local.exit_deadline } else { Duration::ZERO };
         for (patience, next) in [(first, Signal::TERM), (Duration::from_secs(2), Signal::KILL)] {
@@ -247,11 +247,11 @@ impl Supervisor {
         let _ = timeout(Duration::from_secs(5), running.pidfd.readable()).await;
         self.epitaph(running);
         info!(worker = %self.name, pid = running.pid, "worker ended as told");
-        // Gone already is as good.
+        // A missing file is as good.
         let _ = fs::remove_file(self.file("json"));
     }
 
-    /// Why it ended, for a person; reaps it when it is our child.
+    /// Describes the process's end; reaps it if it is a child of this gateway.
     fn epitaph(&self, running: &mut Running) -> End {
         let status = running.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
         let how = running.witness.how(status);
@@ -259,7 +259,7 @@ impl Supervisor {
         End { how, why }
     }
 
-    /// What its log ends with, if that is an error or a panic.
+    /// Last line of the worker's log, if that is an error or a panic.
     fn last_words(&self) -> Option<String> {
         let mut file = fs::File::open(self.file("log")).ok()?;
         let size = file.metadata().ok()?.len();
@@ -274,7 +274,7 @@ impl Supervisor {
         self.local.file(&self.name, extension)
     }
 
-    /// Adopts the worker that runs, or starts one; under a lock, so two gateways never start it twice.
+    /// Adopts the running worker or starts one, under a lock, so that two gateways never start it twice.
     async fn start(&self) -> io::Result<Running> {
         let lock = self.lock().await?;
         let lease_path = self.file("json");
@@ -315,7 +315,7 @@ impl Supervisor {
         options.create(true).mode(0o600);
         let log = if is_large { options.write(true).truncate(true) } else { options.append(true) }.open(&log_path)?;
         let mut command = Command::new(&self.local.program);
-        // `pidof penstock` and `pkill penstock` mean the gateway.
+        // The name of the gateway stays free for `pidof penstock` and `pkill penstock`.
         command.arg0(WORKER_NAME);
         command.args(&self.local.args).arg("--listen").arg(format!("unix://{}", self.file("sock").display()));
         let place = self.place();
@@ -323,7 +323,7 @@ impl Supervisor {
         let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let pid = child.id() as i32;
         let pidfd = watched(lease::hold(pid)?)?;
-        // Ended before we looked: the pidfd says so at once.
+        // 0 for a process that has ended already; its pidfd is readable at once.
         let start_time = lease::start_time(pid).unwrap_or(0);
         lease::write(lease_path, &Lease { pid, start_time, place: place.join(" ") })?;
         info!(worker = %self.name, pid, log = %log_path.display(), "worker started");
@@ -331,7 +331,7 @@ impl Supervisor {
         Ok(Running { pidfd, pid, child: Some(child), adopted: false, displaced: false, since, witness })
     }
 
-    /// Its share of the machine, as arguments.
+    /// The worker's share of the machine, as command line arguments.
     fn place(&self) -> Vec<String> {
         let LocalWorkers { count, cores: all, .. } = &self.local;
         let mut place = vec!["--machine-share".to_owned(), count.to_string()];
@@ -351,11 +351,11 @@ fn watched(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 }
 
 fn signal(running: &Running, signal: Signal) {
-    // The only failure is that it is gone, which is what is wanted.
+    // The only failure is that the process is gone, which is the aim.
     let _ = pidfd_send_signal(running.pidfd.get_ref(), signal);
 }
 
-/// The message of a log line: all of a line that is not JSON, the error of one that is, nothing of one below that.
+/// Message of a log line: the whole line if it is not JSON, the error of a JSON line at level ERROR, nothing of lower levels.
 fn said(line: &str) -> Option<String> {
     let short = |text: &str| text.chars().take(300).collect::<String>();
     let Ok(entry) = serde_json::from_str::<serde_json::Value>(line) else { return Some(short(line)) };
@@ -369,13 +369,14 @@ fn said(line: &str) -> Option<String> {
 fn pause(fast_ends: u32) -> Duration {
     let pause = PAUSE_FIRST.saturating_mul(1 << fast_ends.saturating_sub(1).min(16)).min(PAUSE_LAST);
     let mut random = [0_u8; 4];
-    // Without random numbers the pause is the same for all, which is only less polite.
+    // Without random numbers there is no jitter.
     let _ = getrandom::fill(&mut random);
     pause.mul_f64(1.0 + f64::from(u32::from_le_bytes(random)) / f64::from(u32::MAX) / 3.0)
 }
 
-/// The cores of worker `at` of `count`, disjoint: an even share of `cores`, in order. `None` when there are fewer cores than
-/// workers (they all float), none were given, or there is one worker: pinning it would only keep it off the cores that the gateway leaves idle.
+/// Cores of worker `at` of `count`: an even share of `cores`, in order and without overlap. `None` with fewer cores
+/// than workers (all of them float), with no cores given, or with a single worker, which would only be kept off the
+/// cores that the gateway leaves idle.
 fn cores(cores: &[usize], count: usize, at: usize) -> Option<String> {
     if cores.len() < count || count < 2 {
         return None;

@@ -1,9 +1,10 @@
 //! The two ends between a request's handler (on any runtime) and the fleet's actor.
 //!
-//! Events go through a small queue per ticket. Its bound is the token window: the worker may not emit more than the window
-//! ahead of what the handler has taken, so the queue holds at most `choices × window` tokens. In the other direction a ticket
-//! leaves notes (tokens taken, choices cancelled, dropped) and puts itself into the mailbox once; the mailbox holds each
-//! ticket at most once, and the number of tickets is limited, so it is bounded too, and `Drop` never waits.
+//! Events go through a small queue per ticket, bounded by the token window: the worker may not emit more than the
+//! window ahead of what the handler has taken, so the queue holds at most `choices × window` tokens. In the other
+//! direction a ticket leaves notes (tokens taken, choices cancelled, dropped) and posts itself to the mailbox. The
+//! mailbox holds each ticket's notes at most once and the number of tickets is limited, so it is bounded too, and
+//! `Drop` never waits.
 
 use super::job::{Job, PoolEvent};
 use penstock_proto::frames::Output;
@@ -14,14 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use tokio::sync::Notify;
 
-/// What a ticket wants the actor to know.
+/// Notes of a ticket for the actor.
 #[derive(Debug, Default)]
 pub(super) struct Notes {
-    /// Tokens taken per choice, not yet granted again: (choice, tokens).
+    /// Tokens taken per choice and not yet granted to the worker again: (choice, tokens).
     pub(super) taken: Vec<(u32, u32)>,
-    /// Choices whose text is complete (a stop string matched).
+    /// Choices whose text is complete, for example by a stop string.
     pub(super) cancelled: Vec<u32>,
-    /// The ticket is gone.
+    /// The ticket was dropped: the request is to be cancelled.
     pub(super) dropped: bool,
 }
 
@@ -34,14 +35,14 @@ struct Inner {
     in_mailbox: bool,
 }
 
-/// The shared half.
+/// Half of a ticket that the actor and the handler share.
 pub(super) struct Slot {
     pub(super) id: u64,
     window: u32,
     inner: Mutex<Inner>,
 }
 
-/// What is put into the mailbox.
+/// Message in the mailbox.
 pub(super) enum Post {
     /// A new request.
     Submit(Box<Job>, Arc<Slot>),
@@ -49,11 +50,11 @@ pub(super) enum Post {
     Notes(Arc<Slot>),
 }
 
-/// Where handlers leave posts for the actor.
+/// Queue of messages from handlers to the actor.
 pub(super) struct Mailbox {
     posts: Mutex<Vec<Post>>,
     pub(super) notify: Notify,
-    /// Tickets that exist.
+    /// Number of tickets that exist.
     pub(super) open: AtomicUsize,
 }
 
@@ -71,7 +72,7 @@ impl Mailbox {
         self.notify.notify_one();
     }
 
-    /// All posts so far, in order.
+    /// Takes all messages so far, in order.
     pub(super) fn take(&self) -> Vec<Post> {
         std::mem::take(&mut *lock(&self.posts))
     }
@@ -82,7 +83,7 @@ impl Slot {
         Self { id, window, inner: Mutex::new(Inner::default()) }
     }
 
-    /// Hands an event to the handler.
+    /// Hands an event to the handler and wakes it.
     pub(super) fn push(&self, event: PoolEvent) {
         let waker = {
             let mut inner = lock(&self.inner);
@@ -92,12 +93,12 @@ impl Slot {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// Leaves an event that need not be known before the next one.
+    /// Queues an event without waking the handler, which reads it together with the next one.
     pub(super) fn leave(&self, event: PoolEvent) {
         lock(&self.inner).events.push_back(event);
     }
 
-    /// No event will follow.
+    /// Ends the stream of events.
     pub(super) fn end(&self) {
         let waker = {
             let mut inner = lock(&self.inner);
@@ -107,14 +108,14 @@ impl Slot {
         waker.into_iter().for_each(Waker::wake);
     }
 
-    /// The notes so far.
+    /// Takes the notes so far.
     pub(super) fn take_notes(&self) -> Notes {
         let mut inner = lock(&self.inner);
         inner.in_mailbox = false;
         std::mem::take(&mut inner.notes)
     }
 
-    /// Tokens that wait for the handler.
+    /// Tokens in the queue to the handler.
     pub(super) fn tokens_waiting(&self) -> usize {
         let inner = lock(&self.inner);
         let tokens = |event: &PoolEvent| if let PoolEvent::Output(output) = event { output.tokens.len() } else { 0 };
@@ -122,7 +123,7 @@ impl Slot {
     }
 }
 
-/// A request in the pool. Dropping it cancels the request wherever it is: waiting, in prefill, in decode.
+/// Handle of a request in the pool. Dropping it cancels the request wherever it is: waiting, in prefill, in decode.
 pub struct Ticket {
     slot: Arc<Slot>,
     mailbox: Arc<Mailbox>,
@@ -134,18 +135,18 @@ impl Ticket {
         Self { slot, mailbox }
     }
 
-    /// Number of the request in this gateway, for logs.
+    /// Number of the request in this gateway, for logs and [`Pool::migrate`](super::Pool::migrate).
     pub fn id(&self) -> u64 {
         self.slot.id
     }
 
-    /// The next event; `None` after the last. Taking events is what lets the worker go on: a handler that stops taking stops
-    /// its own sequences after a window of tokens, and nothing else. Cancel-safe.
+    /// The next event; `None` after the last. Taking events is the flow control: a handler that stops taking stalls its
+    /// own sequences after a window of tokens, and nothing else. Cancel-safe.
     pub async fn next(&mut self) -> Option<PoolEvent> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// As [`Ticket::next`], for callers that are polled themselves. The last caller's waker is woken.
+    /// Poll form of [`Ticket::next`]. Only the last caller's waker is woken.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<PoolEvent>> {
         let event = {
             let mut inner = lock(&self.slot.inner);
@@ -164,7 +165,7 @@ impl Ticket {
         Poll::Ready(Some(event))
     }
 
-    /// Frees one choice at the worker: its text is complete. Events of it that are on their way still come.
+    /// Frees one choice at the worker because its text is complete. Events of that choice already on their way still come.
     pub fn cancel_choice(&self, index: u32) {
         self.note(|notes| {
             let new = !notes.cancelled.contains(&index);
@@ -180,7 +181,7 @@ impl Ticket {
         self.slot.tokens_waiting()
     }
 
-    /// Notes what was taken, and passes it on once it is half a window: one message for many tokens.
+    /// Notes the tokens taken, and posts them from half a window on: one message for many tokens.
     fn took(&self, output: &Output) {
         let tokens = output.tokens.len() as u32;
         if tokens == 0 || output.finish.is_some() {
@@ -197,7 +198,7 @@ impl Ticket {
         });
     }
 
-    /// Changes the notes; posts them when `change` says that they are worth it.
+    /// Changes the notes; posts them when `change` returns true.
     fn note(&self, change: impl FnOnce(&mut Notes) -> bool) {
         let post = {
             let mut inner = lock(&self.slot.inner);

@@ -1,23 +1,23 @@
-//! Troubles that a worker reports of itself: transfers of KV that fail, tiers that are off. They cost time and no request, so nothing else shows
-//! them.
+//! Troubles that a worker reports of itself: failing transfers of KV, tiers that are off. They cost time but no
+//! request, so no other status shows them.
 
 use penstock_proto::frames::{Notice, NoticeKind};
 use std::collections::BTreeMap;
 
-/// Troubles of one worker that are kept; a worker is not believed more.
+/// Most troubles kept per worker, so that a worker cannot fill the gateway's memory.
 const KEPT_MAX: usize = 64;
 
-/// Characters of a subject or a reason that are kept.
+/// Most characters kept of a subject or a reason.
 const TEXT_MAX: usize = 300;
 
-/// Those of one worker.
+/// Present troubles of one worker.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Troubles {
     kept: BTreeMap<(NoticeKind, String), String>,
 }
 
 impl Troubles {
-    /// Keeps what a worker said, or forgets it when it is over.
+    /// Keeps a reported trouble, or removes it when its reason is empty: the trouble is over.
     pub(super) fn note(&mut self, kind: NoticeKind, notice: Notice) {
         let short = |text: String| text.chars().take(TEXT_MAX).collect::<String>();
         let key = (kind, short(notice.subject));
@@ -28,7 +28,7 @@ impl Troubles {
         }
     }
 
-    /// For a person, each in a line.
+    /// The troubles as text for a person, one line each.
     pub(super) fn lines(&self) -> Vec<Trouble> {
         let line = |((kind, subject), why): (&(NoticeKind, String), &String)| Trouble {
             kind: *kind,
@@ -41,12 +41,12 @@ impl Troubles {
     }
 }
 
-/// One trouble.
+/// One trouble of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// What it is about.
+    /// Kind of the trouble.
     pub kind: NoticeKind,
-    /// For a person.
+    /// Description for a person.
     pub text: String,
 }
 

@@ -1,7 +1,7 @@
-//! The truth about one request: what it asked for and what it has emitted. Everything a worker holds of it is a cache.
+//! State of one request: its job and the tokens it has emitted. A worker's copy is only a cache of it.
 //!
-//! Output is emitted once, whatever is sent twice: an [`Output`] of an older attempt is dropped, tokens before `emitted.len()`
-//! are cut off, and a hole is the worker's fault ([`Violation`]). From this state a request goes on at any worker
+//! Output is emitted exactly once: an [`Output`] of an older attempt is dropped, tokens before `emitted.len()` are cut
+//! off, and a hole is the worker's fault ([`Violation`]). From this state a request goes on at any worker
 //! ([`Truth::generate`]), at any token, with any number of its choices finished. Pure; the actor does the sending.
 
 use super::job::Job;
@@ -9,60 +9,60 @@ use penstock_proto::ErrorKind;
 use penstock_proto::frames::{ChoiceStart, FinishReason, Generate, Output, Window};
 use std::sync::Arc;
 
-/// Lives of one request at most, whatever ended them; guards against a fleet that flaps.
+/// Most attempts of one request that end in a loss, whatever the cause; guards against a flapping fleet.
 pub(super) const ATTEMPTS_MAX: u32 = 16;
 
-/// Worker processes that may die while they run one request; then it is the suspect.
+/// Worker processes that may die while they run one request before the request counts as their killer.
 const DEATHS_MAX: usize = 2;
 
-/// The worker broke the contract; nothing of its session can be trusted.
+/// Breach of the protocol by a worker; nothing of its session can be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Violation(pub(super) &'static str);
 
 #[derive(Debug, Default)]
 struct Choice {
     emitted: Vec<u32>,
-    /// Output tokens that the worker may reach, over all attempts.
+    /// Output tokens that the worker may emit, over all attempts.
     allowed: u32,
     closed: bool,
-    /// The first output, with `cached_tokens` and prompt logprobs, has been handed out.
+    /// Whether the first output, with `cached_tokens` and prompt logprobs, has been handed out.
     begun: bool,
 }
 
-/// What an accepted output means.
+/// Consequence of an accepted output.
 #[derive(Debug, PartialEq)]
 pub(super) enum Accepted {
-    /// Hand it out.
+    /// New tokens to hand out.
     Deliver(Output),
-    /// Nothing new in it.
+    /// No news.
     Nothing {
-        /// Tokens that were dropped.
+        /// Number of tokens that were dropped.
         dropped: usize,
     },
-    /// The worker could not run it, another (or the same, later) may: continue the request.
+    /// The worker could not run the request; another one, or the same one later, may.
     Elsewhere,
 }
 
-/// See the module header.
+/// State of one request; see the module header.
 #[derive(Debug)]
 pub(super) struct Truth {
     pub(super) job: Job,
     pub(super) attempt: u32,
-    /// Attempts that ended because their worker was lost; those that ended in a move are no sign of trouble.
+    /// Attempts that ended in the loss of their worker. Attempts that ended in a move are no sign of trouble.
     losses: u32,
     choices: Vec<Choice>,
     /// Numerics of the tokens emitted so far, once there are any.
     pub(super) numerics_id: Option<Arc<str>>,
-    /// The log-probabilities of the prompt have been handed out.
+    /// Whether the log-probabilities of the prompt have been handed out.
     prompt_told: bool,
-    /// This attempt has emitted a new token.
+    /// Whether this attempt has emitted a new token.
     advanced: bool,
-    /// Epochs of workers that died while they ran this, since it last advanced.
+    /// Epochs of workers that died while they ran the request, since it last advanced.
     deaths: Vec<u64>,
 }
 
 impl Truth {
-    /// A request of which nothing has happened; each choice may emit `window` tokens.
+    /// A request without output; each choice may emit `window` tokens.
     pub(super) fn new(job: Job, window: u32) -> Self {
         let choices = (0..job.choices).map(|_| Choice { allowed: window, ..Choice::default() }).collect();
         Self {
@@ -87,7 +87,7 @@ impl Truth {
         self.choices.iter().any(|choice| !choice.emitted.is_empty())
     }
 
-    /// What a worker has to hold before it can go on: the prompt, and with a single open choice what that one emitted.
+    /// Tokens that a worker must hold before it can go on: the prompt and, with a single open choice, that choice's output.
     pub(super) fn tokens(&self) -> Arc<[u32]> {
         let mut open = self.choices.iter().filter(|choice| !choice.closed);
         match (open.next(), open.next()) {
@@ -96,8 +96,8 @@ impl Truth {
         }
     }
 
-    /// The frames that start or continue the request: one [`Generate`], and windows for choices that have more room than
-    /// the least of them (the frame carries one number).
+    /// Frames that start or continue the request: one [`Generate`], and a [`Window`] for each choice with more room
+    /// than the least of them, since [`Generate`] carries one number.
     pub(super) fn generate(&mut self, request: u64) -> (Generate, Vec<Window>) {
         let open = || self.choices.iter().enumerate().filter(|(_, choice)| !choice.closed);
         let room = |choice: &Choice| choice.allowed.saturating_sub(choice.emitted.len() as u32);
@@ -135,7 +135,7 @@ impl Truth {
         (generate, windows)
     }
 
-    /// Takes in what a worker said about one choice.
+    /// Takes in an output of one choice.
     ///
     /// # Errors
     /// [`Violation`] for a choice that does not exist, a hole, tokens beyond the window, or more than were asked for.
@@ -162,7 +162,7 @@ impl Truth {
             return Err(Violation("tokens are missing before this output"));
         }
         let twice = (have - at.min(have)).min(count);
-        // Before anything is kept: what was not handed out was not emitted, and comes again from the next worker.
+        // Checked before anything is kept: tokens that were not handed out were not emitted, and come again from the next worker.
         let comes_to = have + (count - twice);
         if comes_to > choice.allowed as usize {
             return Err(Violation("tokens beyond the window"));
@@ -196,22 +196,22 @@ impl Truth {
         Ok(Accepted::Deliver(output))
     }
 
-    /// The handler took `tokens` of a choice: it may emit as many more. `None` when the choice has ended.
+    /// Grants a choice as many tokens as the handler took. `None` when the choice has ended.
     pub(super) fn grant(&mut self, request: u64, choice: u32, tokens: u32) -> Option<Window> {
         let state = self.choices.get_mut(choice as usize).filter(|state| !state.closed)?;
         state.allowed = state.allowed.saturating_add(tokens);
         Some(Window { request, choice, tokens })
     }
 
-    /// The handler needs no more of a choice. False when it had ended already.
+    /// Closes a choice that the handler needs no more of. False when the choice had ended already.
     pub(super) fn close(&mut self, choice: u32) -> bool {
         self.choices.get_mut(choice as usize).is_some_and(|state| !std::mem::replace(&mut state.closed, true))
     }
 
-    /// The worker of this attempt is lost; `died`: its epoch, if the process ended while it ran this (not when it was given up
-    /// or drained). False when the request must not be tried again.
+    /// Notes the loss of this attempt's worker. `died`: epoch of the worker, if its process ended while it ran the
+    /// request (not when it was given up or drained). False when the request must not be tried again.
     ///
-    /// A request that emitted tokens there did not kill it by being started: it may have been beside one that did.
+    /// A request that emitted tokens there did not kill the worker by being started: another request beside it may have.
     pub(super) fn lose(&mut self, died: Option<u64>) -> bool {
         self.attempt += 1;
         self.losses += 1;
@@ -225,7 +225,7 @@ impl Truth {
         self.deaths.len() < DEATHS_MAX && self.losses < ATTEMPTS_MAX
     }
 
-    /// The request leaves a worker that lives for another one: what the old one says from here on is not news.
+    /// Leaves a worker that lives for another one: later output of the old worker is dropped.
     pub(super) fn leave(&mut self) {
         self.attempt += 1;
         if std::mem::take(&mut self.advanced) {
@@ -233,7 +233,7 @@ impl Truth {
         }
     }
 
-    /// Per open choice, the tokens whose keys and values its worker has computed: all but the last, which its next step reads.
+    /// Per open choice, the tokens whose KV its worker has computed: all but the last, which the next step reads.
     pub(super) fn computed(&self) -> Vec<(u32, Vec<u32>)> {
         let open = self.choices.iter().enumerate().filter(|(_, choice)| !choice.closed);
         open.map(|(at, choice)| {
@@ -244,9 +244,9 @@ impl Truth {
         .collect()
     }
 
-    /// Bytes of the frame that continues the request, at most.
+    /// Upper bound of the size of the frame that continues the request, in bytes.
     pub(super) fn frame_bytes(&self) -> usize {
-        // A token takes five bytes at most; the rest (sampling with its lists) is what it was when the request was bound first.
+        // A token takes five bytes at most. The rest (sampling with its lists) is as large as it was at the first binding.
         let emitted: usize =
             self.choices.iter().filter(|choice| !choice.closed).map(|choice| choice.emitted.len()).sum();
         let sampling = &self.job.sampling;
@@ -256,18 +256,18 @@ impl Truth {
         5 * (self.job.prompt.len() + emitted) + 8 * lists + 32 * self.choices.len() + self.job.salt.len() + 1024
     }
 
-    /// Output tokens that a choice may still get, most of all open ones.
+    /// Largest number of output tokens that an open choice may still get.
     pub(super) fn left(&self) -> u32 {
         let open = self.choices.iter().filter(|choice| !choice.closed);
         open.map(|choice| self.job.sampling.max_tokens.saturating_sub(choice.emitted.len() as u32)).max().unwrap_or(0)
     }
 
-    /// Whether every open choice has a token: its prefill is over.
+    /// Whether every open choice has a token, so prefill is over.
     pub(super) fn decodes(&self) -> bool {
         self.open() > 0 && self.choices.iter().all(|choice| choice.closed || !choice.emitted.is_empty())
     }
 
-    /// Whether workers died of it (as far as one can know), for the message.
+    /// Whether workers died of the request, as far as can be known; selects the message.
     pub(super) fn is_suspect(&self) -> bool {
         self.deaths.len() >= DEATHS_MAX
     }

@@ -1,49 +1,49 @@
-//! Which of several targets: pure choices over what is known of each.
+//! Load balancing over the targets of a model: pure choices over a view of each target.
 //!
-//! Weights are spread smoothly (after nine of ten to one target the tenth goes to the other, never ten in a row), not drawn: a canary
-//! of 5 % gets one of twenty requests.
+//! Weights are spread by smooth weighted round-robin, without random draws: a canary of 5 % gets exactly one of twenty
+//! requests, and never two in a row.
 
 use std::time::{Duration, Instant};
 
-/// How a model's targets share its requests.
+/// Load balancing policy of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// By weight.
+    /// Smooth round-robin by weight.
     Weighted,
-    /// The first that is healthy.
+    /// The first target in the config's order that is healthy.
     Order,
     /// The fewest requests in flight per weight.
     LeastBusy,
-    /// The shortest time to the first token, times what is in flight.
+    /// The lowest TTFT times requests in flight.
     Latency,
-    /// The cheapest.
+    /// The lowest price of this request.
     Cost,
-    /// Where least is left to compute, of the prompt and of what is there already.
+    /// The fewest prompt tokens to compute: the request's uncached part and the prefill already queued there.
     CacheAware,
 }
 
-/// What is known of a target at the moment of a choice.
+/// Snapshot of a target at the moment of a choice.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
-    /// Its place among the model's targets.
+    /// Index of the target among the model's targets.
     pub(crate) index: usize,
-    /// Share.
+    /// Share of the requests that the target gets.
     pub(crate) weight: u32,
-    /// Requests there now.
+    /// Requests in flight at the target.
     pub(crate) in_flight: usize,
-    /// Seconds to the first token; 0: not known.
+    /// Moving average of the TTFT in seconds; 0: unknown.
     pub(crate) seconds: f64,
-    /// Dollars that this request would cost there, roughly.
+    /// Estimated price of this request at the target, in dollars.
     pub(crate) usd: f64,
-    /// Tokens of prompts there that are probably not computed yet.
+    /// Prompt tokens of other requests there that are probably not computed yet.
     pub(crate) pending_tokens: u64,
-    /// Of this prompt, tokens that it would have to compute.
+    /// Prompt tokens of this request that the target would have to compute.
     pub(crate) own_tokens: u64,
-    /// Hash of its id.
+    /// Hash of the target's id, for rendezvous hashing.
     pub(crate) hash: u64,
 }
 
-/// Chooses. `sticky` is the hash of what is to stay at one target: it decides alone, by weight.
+/// Chooses a target by the policy, or by `sticky` alone (the hash of a key that stays at one target), weighted either way.
 pub(crate) fn choose(policy: Policy, sticky: Option<u64>, views: &[View], smooth: &mut Smooth) -> Option<usize> {
     if let Some(key) = sticky {
         return least(views, |view| rendezvous(key, view));
@@ -58,23 +58,24 @@ pub(crate) fn choose(policy: Policy, sticky: Option<u64>, views: &[View], smooth
     }
 }
 
-/// What a prompt costs those that come after it, in times its own.
+/// Weight of a prompt's uncached tokens as delay to the requests after it.
 const OWN: f64 = 1.0;
-/// What it costs each answer that is being made there.
+/// Weight of a prompt's uncached tokens as delay to each answer in decode there.
 const HARM: f64 = 0.2;
-/// What one answer that is being made there costs, in tokens of prompt.
+/// Cost of one answer in decode there, in prompt tokens.
 const ANSWER_TOKENS: f64 = 64.0;
 
-/// The router's cost (`penstock_router::cost`) in tokens of prompt, for servers whose speed is not known: what is ahead, its own
-/// uncached part for itself and for others, and the answers that are being made there. Chosen by the simulator over traces of chats and of
-/// agents (docs/benchmarks.md): prefill of others' long prompts is what hurts where nobody holds requests back.
+/// Cost of a request at a target, in prompt tokens: the router's cost (`penstock_router::cost`) for servers of unknown
+/// speed. Terms: the prefill queued there, the request's own uncached part for itself and for others, and the answers
+/// in decode there. The constants come from the simulator over traces of chats and agents (docs/benchmarks.md): others'
+/// long prefills are what delays answers at a server that admits every request at once.
 fn work(view: &View) -> f64 {
     let (own, busy) = (view.own_tokens as f64, view.in_flight as f64);
     let tokens = view.pending_tokens as f64 + own * (1.0 + OWN) + HARM * own * busy + ANSWER_TOKENS * busy;
     tokens / f64::from(view.weight)
 }
 
-/// The least by `cost`; equals share by weight.
+/// The target of least cost; equal ones share by weight.
 fn even(views: &[View], smooth: &mut Smooth, cost: impl Fn(&View) -> f64) -> Option<usize> {
     let best = views.iter().map(&cost).min_by(f64::total_cmp)?;
     let equal: Vec<View> = views.iter().filter(|view| cost(view) <= best).copied().collect();
@@ -88,13 +89,13 @@ fn least(views: &[View], cost: impl Fn(&View) -> f64) -> Option<usize> {
     views.iter().min_by(|left, right| cost(left).total_cmp(&cost(right))).map(|view| view.index)
 }
 
-/// Weighted rendezvous hashing: the least wins; a target that leaves moves only its own keys.
+/// Weighted rendezvous hashing: the least score wins, and a target that leaves moves only its own keys.
 fn rendezvous(key: u64, view: &View) -> f64 {
     let unit = ((mix(key ^ view.hash) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
     -unit.ln() / f64::from(view.weight)
 }
 
-/// Hash that is the same in every process: FNV-1a, finished by [`mix`].
+/// Hash that is equal in every process: FNV-1a, finished by [`mix`].
 pub(crate) fn hash(bytes: &[u8]) -> u64 {
     mix(bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)))
 }
@@ -106,14 +107,14 @@ fn mix(mut value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// Smooth weighted round-robin, as nginx does it: everybody earns its weight, the richest goes and pays for all.
+/// Smooth weighted round-robin as in nginx: each target earns its weight, the richest is chosen and pays the total.
 #[derive(Debug)]
 pub(crate) struct Smooth {
     credit: Vec<i64>,
 }
 
 impl Smooth {
-    /// For as many targets.
+    /// State for this number of targets.
     pub(crate) fn new(targets: usize) -> Self {
         Self { credit: vec![0; targets] }
     }
@@ -124,15 +125,15 @@ impl Smooth {
             self.credit[view.index] += i64::from(view.weight);
             total += i64::from(view.weight);
         }
-        // The first of equals: the order of the config.
+        // Of equal credits the first in the config's order.
         let best = views.iter().rev().max_by_key(|view| self.credit[view.index])?;
         self.credit[best.index] -= total;
         Some(best.index)
     }
 }
 
-/// Peak-sensitive moving average of a latency: rises at once, falls over [`Latency::MEMORY`], and is forgotten when nothing comes, so
-/// that a target that was slow is tried again.
+/// Peak-sensitive moving average of a latency: rises at once and decays over [`Latency::MEMORY`]. Without new
+/// measurements it fades to zero, so that a target that was slow is tried again.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Latency {
     seconds: f64,
@@ -142,14 +143,14 @@ pub(crate) struct Latency {
 impl Latency {
     const MEMORY: Duration = Duration::from_secs(30);
 
-    /// Takes one measurement.
+    /// Adds one measurement.
     pub(crate) fn add(&mut self, seconds: f64, now: Instant) {
         let keep = self.at.map_or(0.0, |at| decay(at, now));
         self.seconds = seconds.max(self.seconds * keep + seconds * (1.0 - keep));
         self.at = Some(now);
     }
 
-    /// What is expected now; 0: nothing is known.
+    /// Expected latency in seconds; 0: unknown.
     pub(crate) fn expected(&self, now: Instant) -> f64 {
         self.at.map_or(0.0, |at| self.seconds * decay(at, now))
     }

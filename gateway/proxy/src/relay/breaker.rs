@@ -1,32 +1,32 @@
-//! When a target is left alone: a circuit breaker as a pure state machine. Time is an argument.
+//! Circuit breaker of a target, as a pure state machine that takes the time as an argument.
 //!
-//! Failures in a row open it *hard*: nothing goes there until a probe has succeeded. A high rate of failures opens it *softly*: others
-//! are preferred, but a model whose other targets are all worse still uses it, so that statistics alone never end a service. The
-//! open time grows with every opening that follows soon upon the last. What began before an opening says nothing afterwards: its ticket
-//! is of an older generation.
+//! Failures in a row open it *hard*: nothing goes to the target until a probe has succeeded. A high failure rate opens
+//! it *softly*: other targets are preferred, but a model whose other targets are all worse still uses this one, so that
+//! statistics alone never end a service. The open time doubles with every opening soon after the last. Outcomes of
+//! requests sent before a change of state do not count: their tickets are of an older generation.
 
 use std::time::{Duration, Instant};
 
-/// When to open, and for how long.
+/// Thresholds and open times of a breaker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
-    /// Failures in a row that open hard.
+    /// Consecutive failures that open the breaker hard.
     pub(crate) in_a_row: u32,
-    /// Time over which the rate is taken; also how long a breaker must have been closed for its next opening to be short again.
+    /// Time window of the failure rate; also how long a breaker must have been closed for its next open time to be short again.
     pub(crate) window: Duration,
-    /// Fewer answers than this in the window say nothing.
+    /// Least number of answers in the window for a rate to count.
     pub(crate) answers_min: u32,
-    /// Per cent of failures in the window that open softly.
+    /// Percentage of failures in the window that opens the breaker softly.
     pub(crate) percent: u32,
-    /// First open time; doubles.
+    /// First open time; doubles with each further opening.
     pub(crate) open_min: Duration,
     /// Longest open time.
     pub(crate) open_max: Duration,
 }
 
 impl Rules {
-    /// Five in a row as Envoy and Istio eject; 1 s to 60 s: a restart of a server fits between two probes, and no outage is noticed
-    /// as over more than a minute late.
+    /// Five in a row, as Envoy and Istio eject. Open times of 1 s to 60 s: a server's restart fits between two probes,
+    /// and the end of an outage is noticed at most a minute late.
     pub(crate) const DEFAULT: Rules = Rules {
         in_a_row: 5,
         window: Duration::from_secs(30),
@@ -46,27 +46,27 @@ enum State {
         until: Instant,
         hard: bool,
     },
-    /// One probe is out.
+    /// One probe is in flight.
     Probing {
         hard: bool,
     },
 }
 
-/// Whether a request may go there.
+/// Whether a request may go to a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    /// Yes.
+    /// The target is open to requests.
     Yes,
-    /// Only if nothing better is there.
+    /// Only if no better target is left.
     Last,
-    /// Only if nothing else is there at all, as one of a few; others not before that time.
+    /// Only if no other target is left at all, as one of a few trials; ordinary requests not before this time.
     Trial(Instant),
-    /// Not before that time.
+    /// Not before this time.
     No(Instant),
 }
 
 impl Admission {
-    /// The stricter of two.
+    /// The stricter of two admissions.
     pub(crate) fn worse(self, other: Self) -> Self {
         let rank = |admission: Self| match admission {
             Admission::Yes => (0, None),
@@ -78,7 +78,7 @@ impl Admission {
     }
 }
 
-/// Leave to send one request; given back with its outcome.
+/// Permission to send one request; consumed with the request's outcome.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     generation: u32,
@@ -86,35 +86,35 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Whether its outcome decides whether the breaker closes.
+    /// Whether the request's outcome decides if the breaker closes.
     pub(crate) fn is_probe(&self) -> bool {
         self.probe
     }
 }
 
-/// The breaker of one target.
+/// Circuit breaker of one target.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     rules: Rules,
     state: State,
     generation: u32,
-    /// Failures in a row.
+    /// Consecutive failures.
     row: u32,
-    /// Openings of which each came soon after the one before.
+    /// Openings that each came soon after the one before; exponent of the open time.
     openings: u32,
-    /// The target said how long it wants to be left alone.
+    /// Instant until which the target asked to get no requests (Retry-After).
     cooling: Option<Instant>,
     window: Window,
 }
 
 impl Breaker {
-    /// Closed.
+    /// A closed breaker.
     pub(crate) fn new(rules: Rules) -> Self {
         let state = State::Closed { since: None };
         Self { rules, state, generation: 0, row: 0, openings: 0, cooling: None, window: Window::default() }
     }
 
-    /// Whether a request may go there now.
+    /// Whether a request may go to the target now.
     pub(crate) fn look(&self, now: Instant) -> Admission {
         if let Some(until) = self.cooling.filter(|until| now < *until) {
             return Admission::No(until);
@@ -128,7 +128,7 @@ impl Breaker {
         }
     }
 
-    /// A request goes there. The first after an open time is the probe.
+    /// Admits a request. The first one after an open time is the probe.
     pub(crate) fn enter(&mut self, now: Instant) -> Ticket {
         let probe = matches!(self.state, State::Open { until, .. } if now >= until);
         if let State::Open { hard, .. } = self.state
@@ -139,7 +139,7 @@ impl Breaker {
         Ticket { generation: self.generation, probe }
     }
 
-    /// The target has answered.
+    /// Counts an answered request.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket counts once")]
     pub(crate) fn succeed(&mut self, ticket: Ticket, now: Instant) {
         if ticket.generation != self.generation {
@@ -154,7 +154,7 @@ impl Breaker {
         self.window.add(now, self.rules.window, false);
     }
 
-    /// The target has failed.
+    /// Counts a failed request.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket counts once")]
     pub(crate) fn fail(&mut self, ticket: Ticket, now: Instant) {
         if ticket.generation == self.generation {
@@ -162,12 +162,12 @@ impl Breaker {
         }
     }
 
-    /// It has failed after it began to answer, which its ticket said already.
+    /// Counts an answer that broke after it had begun; its ticket was consumed at the first event.
     pub(crate) fn broke(&mut self, now: Instant) {
         self.count(false, now);
     }
 
-    /// The request ended without an outcome. A probe may then be sent again.
+    /// Returns a ticket without an outcome. An abandoned probe may then be repeated.
     #[expect(clippy::needless_pass_by_value, reason = "a ticket counts once")]
     pub(crate) fn abandon(&mut self, ticket: Ticket, now: Instant) {
         if let State::Probing { hard } = self.state
@@ -178,12 +178,12 @@ impl Breaker {
         }
     }
 
-    /// The target wants no requests until then.
+    /// Blocks the target until the instant it asked for.
     pub(crate) fn cool(&mut self, until: Instant) {
         self.cooling = self.cooling.max(Some(until));
     }
 
-    /// A request that went there although it was open was answered: it closes.
+    /// Closes the breaker, because a request that went through in spite of it was answered.
     pub(crate) fn prove(&mut self, now: Instant) {
         self.cooling = None;
         self.row = 0;
@@ -194,7 +194,7 @@ impl Breaker {
         }
     }
 
-    /// Too many requests fail, by the count of somebody else: it opens softly. Whether it did.
+    /// Opens a closed breaker softly, by a failure rate counted elsewhere. True if it was closed.
     pub(crate) fn soften(&mut self, now: Instant) -> bool {
         let is_closed = self.is_closed();
         if is_closed {
@@ -203,17 +203,17 @@ impl Breaker {
         is_closed
     }
 
-    /// Whether it is closed; it may still have been told to wait.
+    /// Whether the breaker is closed; the target may still have asked for a pause.
     pub(crate) fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed { .. })
     }
 
-    /// Whether a probe is out.
+    /// Whether a probe is in flight.
     pub(crate) fn is_probing(&self) -> bool {
         matches!(self.state, State::Probing { .. })
     }
 
-    /// 0 closed, 2 open softly, 3 open hard or told to wait; a probe changes nothing.
+    /// State without regard to probes: 0 closed, 2 open softly, 3 open hard or paused at the target's wish.
     pub(crate) fn kind(&self, now: Instant) -> u8 {
         match self.state {
             _ if self.is_cooling(now) => 3,
@@ -222,29 +222,29 @@ impl Breaker {
         }
     }
 
-    /// Whether the target wants no requests now.
+    /// Whether the target has asked for a pause that is not over.
     pub(crate) fn is_cooling(&self, now: Instant) -> bool {
         self.cooling.is_some_and(|until| now < until)
     }
 
-    /// Whether a ticket is of the state that the breaker is in.
+    /// Whether a ticket belongs to the breaker's present generation.
     pub(crate) fn is_current(&self, ticket: &Ticket) -> bool {
         ticket.generation == self.generation
     }
 
-    /// Whether the next to enter is a probe.
+    /// Whether the next request to enter is a probe.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         matches!(self.state, State::Open { until, .. } if now >= until)
     }
 
-    /// Opens hard: the target is known to be down.
+    /// Opens a closed breaker hard: the target is known to be down.
     pub(crate) fn trip(&mut self, now: Instant) {
         if let State::Closed { .. } = self.state {
             self.open(now, true);
         }
     }
 
-    /// 0 closed, 1 probing, 2 open softly, 3 open hard: as the metric shows it.
+    /// State as the metric shows it: 0 closed, 1 probing, 2 open softly, 3 open hard.
     pub(crate) fn level(&self, now: Instant) -> u8 {
         match (self.look(now), self.state) {
             (_, State::Probing { .. }) | (Admission::Yes, State::Open { .. }) => 1,
@@ -261,7 +261,7 @@ impl Breaker {
             State::Probing { hard } if probe => self.open(now, hard),
             State::Closed { .. } if self.row >= self.rules.in_a_row => self.open(now, true),
             State::Closed { .. } if self.window.is_bad(&self.rules) => self.open(now, false),
-            // Its last resort fails all the time: it is no longer that.
+            // The last resort fails all the time, so it is no longer one.
             State::Open { until, hard: false } if self.row >= self.rules.in_a_row => {
                 self.state = State::Open { until, hard: true };
             }
@@ -282,11 +282,11 @@ impl Breaker {
     }
 }
 
-/// Outcomes of the last one to two halves of a window.
+/// Sliding window of outcomes, kept in two halves: covers the last one half to one whole window.
 #[derive(Debug, Default)]
 struct Window {
     began: Option<Instant>,
-    /// (answers, of these failures), now and in the half before.
+    /// Answers and, of these, failures: in the present half and in the one before.
     halves: [(u32, u32); 2],
 }
 

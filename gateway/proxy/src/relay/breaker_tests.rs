@@ -103,7 +103,7 @@ fn a_target_that_names_a_time_is_left_alone_until_then() {
 enum Step {
     Wait(u64),
     Enter,
-    /// Of the tickets that are out, which, and what came of it.
+    /// Index into the tickets in flight, and the outcome.
     Settle(usize, u8),
     Broke,
     Trip,
@@ -121,8 +121,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever happens: one probe at a time, nobody is let in while it is open hard, no open time beyond the bound, and once every
-    /// ticket is back and the longest open time is over, requests are let in again.
+    /// Invariants over any sequence of events: one probe at a time, no entry while open hard, no open time beyond the
+    /// bound; and once every ticket is back and the longest open time is over, requests are let in again.
     #[test]
     fn it_never_lets_too_many_in_and_never_stays_shut(steps in prop::collection::vec(step(), 0..200)) {
         let mut now = Instant::now();

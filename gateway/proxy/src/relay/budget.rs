@@ -1,28 +1,28 @@
-//! How many retries a model may add to its load: a token bucket that requests fill. Time is an argument.
+//! Retry budget of a model: a token bucket that requests fill. Pure; takes the time as an argument.
 
 use std::time::Instant;
 
-/// Retries there are from the start, and that come back by the second: so that a model with few requests can retry at all.
+/// Initial tokens, and the level up to which one token per second is added, so that a model with few requests can retry at all.
 const FLOOR: f64 = 10.0;
-/// Saved retries: a quiet hour does not pay for a storm.
+/// Capacity of the bucket, in retries: a quiet hour does not pay for a retry storm.
 const MAX: f64 = 100.0;
 
-/// The budget of one model.
+/// Retry budget of one model.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    /// Retries per request.
+    /// Tokens earned per request.
     share: f64,
     tokens: f64,
     seen: Option<Instant>,
 }
 
 impl Budget {
-    /// `percent` retries per hundred requests, and one per second.
+    /// A budget of `percent` retries per hundred requests, and one per second.
     pub(crate) fn new(percent: u32) -> Self {
         Self { share: f64::from(percent) / 100.0, tokens: FLOOR, seen: None }
     }
 
-    /// A request has come.
+    /// Earns the share of one request.
     pub(crate) fn earn(&mut self, now: Instant) {
         let seen = self.seen.replace(now).unwrap_or(now);
         let idle = now.saturating_duration_since(seen).as_secs_f64();
@@ -32,7 +32,7 @@ impl Budget {
         self.tokens = (self.tokens + self.share).min(MAX);
     }
 
-    /// Takes a retry, if there is one.
+    /// Takes one retry; false when the budget is used up.
     pub(crate) fn spend(&mut self) -> bool {
         let enough = self.tokens >= 1.0;
         if enough {

@@ -1,6 +1,6 @@
-//! Active health checks: targets are asked from time to time whether they live, so that requests need not find out.
+//! Active health checks: targets are probed at an interval, so that requests need not find an outage first.
 //!
-//! [`Asker`] follows the config: whoever is still asked goes on being asked at its own time, whoever is gone is not.
+//! [`Asker`] follows the config: a probe that stays keeps its schedule, a removed one is stopped.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,24 +11,24 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::target::Target;
 
-/// Who can be asked whether it lives.
+/// Health probe of one provider.
 #[async_trait]
 pub trait Probe: Send + Sync + 'static {
-    /// How often.
+    /// Interval between two probes.
     fn interval(&self) -> Duration;
 
-    /// Whether it does; within the interval.
+    /// Sends one probe. False for a target that is down, or that did not answer within the interval.
     async fn is_good(&self) -> bool;
 }
 
-/// Somebody who is asked, and which targets the answer is about.
+/// A probe and the targets that its result applies to.
 pub(super) type Check = (Arc<dyn Probe>, Vec<Arc<Target>>);
 
-/// Everybody who is asked.
+/// All active health checks of a config.
 #[derive(Default)]
 pub struct Checks(pub(super) Vec<Check>);
 
-/// Asks in tasks of the runtime that it is used in; they end with it.
+/// Runs the probes in tasks of the current runtime; dropping the asker ends them.
 #[derive(Default)]
 pub struct Asker(Vec<Asked>);
 
@@ -39,7 +39,7 @@ struct Asked {
 }
 
 impl Asker {
-    /// From now on exactly these are asked.
+    /// Replaces the set of running probes by these.
     pub fn follow(&mut self, checks: &Checks) {
         let mut before = std::mem::take(&mut self.0);
         for (probe, targets) in &checks.0 {

@@ -1,4 +1,4 @@
-//! What all requests of one model share: its targets, and the choices among them.
+//! State that all requests of one model share: its targets, and the choices among them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -18,43 +18,43 @@ use crate::prices::Price;
 use crate::telemetry::{Metric, Metrics};
 use crate::upstream::Origin;
 
-/// Output tokens that a request without a limit is taken to want, for a rough price.
+/// Output tokens assumed for a request without a limit, for an estimate of its price.
 const COMPLETION_TOKENS: u64 = 500;
-/// Bytes of a request per token, roughly.
+/// Bytes of a request's body assumed per token.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// One `[[models]]` entry at work.
+/// One `[[models]]` entry in service.
 pub(crate) struct Core {
     pub(crate) rules: ModelConfig,
-    /// Those of `to`, then those of `fallback`.
+    /// Targets of `to`, then those of `fallback`.
     pub(crate) targets: Vec<Arc<Target>>,
     pub(crate) mirror: Option<Mirror>,
-    /// What was sent where.
+    /// Index of the prompts sent to each target, for `cache_aware`.
     pub(crate) sent: Arc<Sent>,
     smooth: Arc<Mutex<Smooth>>,
     budget: Arc<Mutex<Budget>>,
     pub(crate) metrics: Arc<Metrics>,
-    /// Say the target on every answer.
+    /// Whether every answer names its target.
     pub(crate) explain: bool,
 }
 
-/// What a choice among the targets came to.
+/// Outcome of a choice among the targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// That one.
+    /// Index of the chosen target.
     Target(usize),
-    /// None; the soonest that one may be asked.
+    /// No target; the earliest instant at which one may be asked, if known.
     None(Option<Instant>),
 }
 
-/// Whom a choice may fall on.
+/// Health that a choice accepts, in ascending order of leniency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reach {
-    /// Those in good health.
+    /// Targets in good health.
     Good,
-    /// Those, too, that others are preferred to.
+    /// Also targets that are only used when no better one is left.
     Last,
-    /// Those, too, that are left alone, for one of the few requests that find out whether they still must be.
+    /// Also targets behind an open breaker, for one of the few trials that find out whether they have recovered.
     Trial,
 }
 
@@ -71,18 +71,18 @@ impl Reach {
     }
 }
 
-/// What is the same for all attempts of one request.
+/// Properties of a request that are equal for all its attempts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) who: Who,
     pub(crate) size: Size,
     pub(crate) sticky: Option<u64>,
-    /// Tokens that each target would have to compute, where that is known.
+    /// Prompt tokens that each target would have to compute, where known.
     pub(crate) own_tokens: Option<[u32; TARGETS_MAX]>,
 }
 
 impl Asked {
-    /// Tokens that this target would have to compute.
+    /// Prompt tokens that this target would have to compute.
     pub(crate) fn own_tokens(&self, index: usize) -> u64 {
         self.own_tokens.map_or(self.size.prompt_tokens, |own| own[index].into())
     }
@@ -108,7 +108,7 @@ impl Core {
         }
     }
 
-    /// The same with the turns and the retry budget of the model before it, where its rules are the same.
+    /// Takes over the round-robin state, the prefix index and the retry budget of the entry before a reload, if its rules are equal.
     pub(crate) fn after(self, before: &Self) -> Self {
         if before.rules != self.rules {
             return self;
@@ -116,22 +116,22 @@ impl Core {
         Self { sent: before.sent.clone(), smooth: before.smooth.clone(), budget: before.budget.clone(), ..self }
     }
 
-    /// Indices of `to`.
+    /// Indices of the targets in `to`.
     pub(crate) fn tier(&self) -> std::ops::Range<usize> {
         0..self.rules.to.len()
     }
 
-    /// Indices of `fallback`.
+    /// Indices of the targets in `fallback`.
     pub(crate) fn fallback(&self) -> std::ops::Range<usize> {
         self.rules.to.len()..self.targets.len()
     }
 
-    /// Price at a target.
+    /// Price of a request at a target: the model's own or the price table's.
     pub(crate) fn price(&self, index: usize) -> Option<Price> {
         self.rules.price.or(self.targets[index].facts.map(|facts| facts.price))
     }
 
-    /// One of `to` that has not been tried.
+    /// Chooses a target of `to` that has not been tried.
     pub(crate) fn choose(&self, tried: u32, asked: Asked, reach: Reach, now: Instant) -> Choice {
         let mut soonest: Option<Instant> = None;
         let mut views: Vec<View> = Vec::with_capacity(self.targets.len());
@@ -150,7 +150,7 @@ impl Core {
             .map_or(Choice::None(soonest), Choice::Target)
     }
 
-    /// The next of `fallback` that has not been tried.
+    /// The next target of `fallback`, in order, that has not been tried.
     pub(crate) fn next_fallback(&self, tried: u32, asked: Asked, reach: Reach, now: Instant) -> Choice {
         let mut soonest: Option<Instant> = None;
         for index in self.fallback().filter(|index| tried & (1 << index) == 0) {
@@ -163,7 +163,7 @@ impl Core {
         Choice::None(soonest)
     }
 
-    /// The next of `fallback` after a failure: by its place, those that are left alone behind the others.
+    /// The next target of `fallback` after a failure, in order; those behind an open breaker come last, as a trial.
     pub(crate) fn any_fallback(&self, tried: u32, asked: Asked, now: Instant) -> Choice {
         match self.next_fallback(tried, asked, Reach::Last, now) {
             Choice::None(_) => self.next_fallback(tried, asked, Reach::Trial, now),
@@ -171,22 +171,22 @@ impl Core {
         }
     }
 
-    /// Whether that one may be asked.
+    /// Whether this target may be asked without a trial.
     pub(crate) fn is_open(&self, index: usize, asked: Asked, now: Instant) -> bool {
         Reach::Last.has(self.targets[index].look(asked.who, now))
     }
 
-    /// Why nobody is asked, by the first of those who would be.
+    /// Reason that no target is asked, by the first target's breaker.
     pub(crate) fn why(&self, asked: Asked, now: Instant) -> Option<Why> {
         self.targets.first().map(|target| target.why(asked.who, now))
     }
 
-    /// When a streamed attempt that began then has been silent for too long.
+    /// Instant at which a streamed attempt that began at `began` exceeds `first_token_timeout`; `None` for whole answers.
     pub(crate) fn silent_at(&self, began: Instant, asked: Asked) -> Option<Instant> {
         self.rules.first_token_timeout.filter(|_| asked.size.stream).map(|limit| began + limit)
     }
 
-    /// Whom to ask first: a healthy target, a healthy fallback, then what is left, and as a trial whoever is left alone.
+    /// First target to ask: a healthy target, a healthy fallback, then one of last resort, then a trial behind an open breaker.
     pub(crate) fn first(&self, asked: Asked, now: Instant) -> Choice {
         let fallback = self.rules.fallback_on.contains(&Reason::Error);
         let mut soonest: Option<Instant> = None;
@@ -241,7 +241,7 @@ impl Core {
     }
 }
 
-/// When that one may be asked, if not now.
+/// Instant from which a target may be asked, if not now.
 fn not_before(admission: Admission) -> Option<Instant> {
     match admission {
         Admission::Trial(until) | Admission::No(until) => Some(until),

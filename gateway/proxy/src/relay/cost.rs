@@ -1,4 +1,4 @@
-//! Says what an answer cost: a header field of a whole answer, a comment behind the end of a stream.
+//! Price of an answer for the client: a header field of a whole answer, an SSE comment behind the end of a stream.
 
 use std::task::{Context, Poll};
 
@@ -11,26 +11,26 @@ use crate::prices::Price;
 use crate::trail::cost;
 use crate::upstream::{Course, Events, Facts};
 
-/// Of a request: the cost is wanted. Of an answer: dollars.
+/// Header field `x-penstock-cost`. In a request `1` asks for the cost; in an answer it holds dollars.
 const COST: HeaderName = HeaderName::from_static("x-penstock-cost");
 
-/// Whether a request wants it.
+/// Whether a request asks for the cost.
 pub(crate) fn is_asked(headers: &HeaderMap) -> bool {
     headers.get(COST).is_some_and(|value| value.as_bytes() == b"1")
 }
 
-/// Events that end with their price.
+/// Events of an answer that end with its price.
 pub(crate) struct Priced {
     events: Box<dyn Events>,
     price: Option<Price>,
     stream: bool,
-    /// Known at the end.
+    /// Price in dollars with nine decimals, known at the end.
     usd: Option<String>,
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Priced {
-    /// Of those events; `price` counts where they do not know their own.
+    /// Wraps these events; `price` applies where they do not know their own.
     pub(crate) fn new(events: Box<dyn Events>, price: Option<Price>, stream: bool) -> Self {
         Self { events, price, stream, usd: None, headers: Vec::new() }
     }

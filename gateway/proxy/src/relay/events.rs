@@ -1,4 +1,4 @@
-//! The events of a relayed answer: a race, then the winner's own.
+//! Events of a relayed answer: first a race of attempts, then the winner's own events.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,11 +23,11 @@ use crate::prices::Price;
 use crate::telemetry::Metric;
 use crate::upstream::{Attempt, Course, Events, Facts, Origin};
 
-/// Who answers.
+/// Header field with the target that answers.
 const TARGET: HeaderName = HeaderName::from_static("x-penstock-target");
-/// How many were asked.
+/// Header field with the number of attempts.
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-penstock-attempts");
-/// Who was asked too, not waited for, and may bill.
+/// Header field with the targets of abandoned hedges, which may bill too.
 const HEDGED: HeaderName = HeaderName::from_static("x-penstock-hedged");
 
 /// One relayed answer.
@@ -40,7 +40,7 @@ pub(super) struct Relayed {
     attempts: Vec<Attempt>,
     hedged: Vec<Arc<str>>,
     price: Option<Price>,
-    /// What whoever answers was believed to have of the prompt.
+    /// Predicted cached part of the prompt at the target that answers.
     share: Option<Share>,
 }
 
@@ -99,7 +99,7 @@ impl Relayed {
         });
     }
 
-    /// The answer broke after its first token: the client sees it, the target's health notes it.
+    /// Handles an answer that broke after its first token: the client sees the failure, the target's breaker counts it.
     fn broke(&mut self, failure: &Failure, now: Instant) {
         let State::Speaking(speaking) = &mut self.state else { return };
         let verdict = judge(failure);
@@ -115,7 +115,7 @@ impl Relayed {
 }
 
 impl Relayed {
-    /// Notes what was predicted of the prompt's cached part and what the server says of it, once at the end.
+    /// Observes the predicted and the reported cached tokens of the prompt, once at the end.
     fn tally(&mut self) {
         let (Some(share), State::Speaking(speaking)) = (self.share.take(), &self.state) else { return };
         let labels = [
@@ -129,7 +129,7 @@ impl Relayed {
         add(Metric::RoutedTokensCached, speaking.events.facts().cached_tokens);
     }
 
-    /// What is there at that time.
+    /// Polls the events as of `now`.
     pub(super) fn poll_at(
         &mut self,
         context: &mut Context<'_>,
@@ -171,7 +171,7 @@ impl Relayed {
         }
     }
 
-    /// When there is something to do even if nobody speaks.
+    /// Instant of the next timeout, retry or hedge.
     pub(super) fn due(&self) -> Option<Instant> {
         match &self.state {
             State::Racing(race) => race.due(),
@@ -190,7 +190,7 @@ impl Events for Relayed {
             }
             let Some(due) = self.due() else { return Poll::Pending };
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(due.into())));
-            // One that is too early is moved when it fires: an answer that flows never touches it.
+            // The timer is moved when it fires too early, so an answer that flows never touches it.
             if timer.deadline() > due.into() || timer.is_elapsed() {
                 timer.as_mut().reset(due.into());
             }
@@ -240,13 +240,13 @@ impl Events for Relayed {
     }
 }
 
-/// The answer that has begun.
+/// Answer that has begun.
 struct Speaking {
     events: Box<dyn Events>,
     permit: Permit,
     idle: Option<Duration>,
     deadline: Option<Instant>,
-    /// Since when the upstream has been waited for. Not since its last event: a slow client keeps it from being asked.
+    /// Start of the present wait for the upstream. Time between polls does not count: a slow client delays them.
     quiet_since: Option<Instant>,
 }
 

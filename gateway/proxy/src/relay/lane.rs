@@ -1,13 +1,14 @@
-//! Who may go where some requests have failed: breakers by client key, and one for everybody.
+//! Health of an upstream per client key: one circuit breaker for each key that has seen failures, and one for everybody.
 //!
-//! A failure can be the fault of whoever answers or of the request that was sent, and a status does not tell which. So nothing is shut
-//! for everybody on the word of one key. Each key (an [`Asker`]) has a [`Breaker`] of its own, made at its first failure. The breaker for
-//! everybody opens on evidence that stands without the key that failed most: in a row of failures one key counts at most twice, a rate of
-//! failures is taken without the worst key, and a wish to be left alone counts when two keys were told it and nobody was answered since.
+//! A failure can be the fault of the upstream or of the request, and a status code does not tell which. So no key's
+//! failures alone close an upstream to everybody. Each key (an [`Asker`]) has a [`Breaker`] of its own, created at its
+//! first failure. The common breaker opens on evidence that stands without the key that failed most: in a row of
+//! failures one key counts at most twice, the failure rate is taken without the worst key, and a Retry-After counts
+//! when two keys were told it and no request was answered since.
 //!
-//! Nothing is ever shut altogether. Where there is nothing else to ask, a *trial* goes through: one of a key at a time, and a few at once
-//! over all keys. A trial that is answered closes the breakers. So an upstream that fails is asked a little, and a request that works is
-//! refused only while another of its own key is being tried.
+//! Nothing is ever shut altogether. Where no other target is left, a *trial* goes through: one per key at a time, and a
+//! few at once over all keys. A trial that is answered closes the breakers. So a failing upstream gets a few requests,
+//! and a request that would work is refused only while another trial of its own key is in flight.
 //!
 //! A target has a lane for each surface (chat, embeddings …), a provider's key one for each model and path. Pure: time is an argument.
 
@@ -16,46 +17,46 @@ use std::time::{Duration, Instant};
 use super::breaker::{Admission, Breaker, Rules, Ticket};
 use crate::upstream::Asker;
 
-/// In a row of failures, those of one key that count for everybody: five in a row are then of three keys or more.
+/// Failures of one key that count in a common row: five in a row then come from three keys or more.
 const ROW_SHARE: u32 = 2;
-/// Keys that must have been told to come later before everybody does.
+/// Keys that must have been told a Retry-After before it applies to everybody.
 const LIMITED_MIN: usize = 2;
-/// Trials at once over all keys.
+/// Most trials in flight over all keys.
 const TRIALS_MAX: u32 = 8;
-/// Keys with a breaker of their own, in one lane. With more, the one that failed longest ago loses its.
+/// Most keys with a breaker of their own in one lane. Beyond that the key that failed longest ago loses its breaker.
 const OWN_MAX: usize = 128;
-/// Keys whose failures are told apart in a window.
+/// Most keys whose failures are counted apart in half a window.
 const RATED_MAX: usize = 32;
-/// While a target wants to be left alone, trials are this part of the time apart ...
+/// Interval of trials during a Retry-After: this fraction of it (1/10) ...
 const TRIAL_PART: u32 = 10;
-/// ... but at least this,
+/// ... but at least this long,
 const TRIAL_MIN: Duration = Duration::from_secs(1);
-/// ... and at most this.
+/// ... and at most this long.
 const TRIAL_MAX: Duration = Duration::from_secs(30);
 
-/// Why somebody is left alone, for the client and the log.
+/// Reason that an upstream gets no requests, for the client and the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// Errors of its own.
+    /// The upstream answers with errors.
     Errors,
-    /// Silence.
+    /// The upstream does not answer in time.
     Silence,
-    /// No room.
+    /// The upstream is overloaded.
     Busy,
-    /// It does not know the model or the operation.
+    /// The upstream does not know the model or the operation.
     Absent,
-    /// It does not accept the gateway's key.
+    /// The upstream rejects the gateway's key.
     Refused,
-    /// Its account has no credit left.
+    /// The gateway's account has no credit left.
     Credit,
-    /// It wants fewer requests.
+    /// The upstream asks for fewer requests (rate limit).
     Limited,
-    /// Active checks find it down.
+    /// Active health checks find the upstream down.
     Checks,
 }
 
 impl Why {
-    /// What an upstream does, behind "The upstream …".
+    /// Predicate for a message, behind "The upstream …".
     pub(crate) fn says(self) -> &'static str {
         match self {
             Why::Errors => "answers with errors",
@@ -69,7 +70,7 @@ impl Why {
         }
     }
 
-    /// One word for the log.
+    /// Value of the log field.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Why::Errors => "errors",
@@ -84,19 +85,19 @@ impl Why {
     }
 }
 
-/// A state that has changed, for the log.
+/// Change of a lane's state, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
-    /// For everybody, not only for the key whose request it was.
+    /// Whether the change applies to everybody, not only to the request's key.
     pub(crate) everybody: bool,
-    /// 0 good, 2 the last choice, 3 left alone.
+    /// New state: 0 good, 2 last choice, 3 left alone.
     pub(crate) level: u8,
-    /// Why, where it is not good.
+    /// Reason, where the state is not good.
     pub(crate) why: Why,
 }
 
 impl Change {
-    /// One word for the log.
+    /// Value of the log field.
     pub(crate) fn name(self) -> &'static str {
         match self.level {
             0 => "good",
@@ -106,7 +107,7 @@ impl Change {
     }
 }
 
-/// Leave to send one request; given back with its outcome.
+/// Permission to send one request; consumed with the request's outcome.
 #[derive(Debug)]
 pub(crate) struct Pass {
     asker: Asker,
@@ -116,45 +117,45 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// Whether it goes where requests do not go.
+    /// Whether the request goes through although the breaker is open.
     pub(crate) fn is_trial(&self) -> bool {
         self.trial
     }
 }
 
-/// What one key has met.
+/// Breaker and trial of one key.
 #[derive(Debug)]
 struct Own {
     asker: Asker,
     breaker: Breaker,
     touched: Instant,
-    /// A trial is out.
+    /// Whether a trial of the key is in flight.
     busy: bool,
     trial_after: Option<Instant>,
     why: Why,
 }
 
-/// The breakers of one surface of a target, or of one use of a provider's key.
+/// Breakers of one surface of a target, or of one use of a provider's key.
 #[derive(Debug)]
 pub(crate) struct Lane {
     rules: Rules,
     common: Breaker,
     own: Vec<Own>,
-    /// Failures since anybody's last success that count for everybody, by key.
+    /// Failures that count for everybody since the last success of any key, by key.
     row: Vec<(Asker, u32)>,
-    /// Keys that were told to come later since anybody's last success, and when.
+    /// Keys that were told a Retry-After since the last success of any key, with its end.
     limited: Vec<(Asker, Instant)>,
     rate: Rate,
-    /// Trials that are out.
+    /// Trials in flight.
     trials: u32,
     trial_after: Option<Instant>,
     why: Why,
 }
 
 impl Lane {
-    /// Open to everybody.
+    /// A lane that admits everybody.
     pub(crate) fn new(rules: Rules) -> Self {
-        // Its rate is judged here, without the worst key.
+        // The common breaker judges no rate of its own: it is judged here, without the worst key.
         let common = Breaker::new(Rules { answers_min: u32::MAX, ..rules });
         Self {
             rules,
@@ -169,7 +170,7 @@ impl Lane {
         }
     }
 
-    /// Whether a request of that key may go there now.
+    /// Whether a request of this key may be sent now.
     pub(crate) fn look(&self, asker: Asker, now: Instant) -> Admission {
         let own = self.find(asker).map_or(Admission::Yes, |own| own.breaker.look(now));
         match self.common.look(now).worse(own) {
@@ -178,14 +179,14 @@ impl Lane {
         }
     }
 
-    /// Whether a request of that key may go there though others do not.
+    /// Whether a trial of this key may be sent.
     pub(crate) fn has_trial(&self, asker: Asker, now: Instant) -> bool {
         let is_over = |at: Option<Instant>| at.is_none_or(|at| now >= at);
         let own = |own: &Own| !own.busy && !own.breaker.is_probing() && is_over(own.trial_after);
         self.trials < TRIALS_MAX && is_over(self.trial_after) && self.find(asker).is_none_or(own)
     }
 
-    /// A request of that key goes there; `trial`: although others do not.
+    /// Admits a request of this key. `trial`: it goes through although the breaker is open.
     pub(crate) fn enter(&mut self, asker: Asker, trial: bool, now: Instant) -> Pass {
         if trial {
             self.trials += 1;
@@ -196,7 +197,7 @@ impl Lane {
         Pass { asker, common, own, trial }
     }
 
-    /// It was answered.
+    /// Counts an answered request.
     pub(crate) fn succeed(&mut self, pass: Pass, now: Instant) -> Option<Change> {
         let (who, before) = (pass.asker, self.kinds(pass.asker, now));
         self.settle_good(pass, now);
@@ -234,7 +235,7 @@ impl Lane {
         }
     }
 
-    /// It failed before it was answered.
+    /// Counts a request that failed before it was answered.
     pub(crate) fn fail(&mut self, pass: Pass, why: Why, now: Instant) -> Option<Change> {
         let (who, before) = (pass.asker, self.kinds(pass.asker, now));
         self.settle_bad(pass, why, now);
@@ -249,7 +250,7 @@ impl Lane {
         own.why = why;
         match ticket {
             Some(ticket) if ticket.is_probe() || !trial => own.breaker.fail(ticket, now),
-            // What is open stays so, and is not opened for longer by those who look whether it still must be.
+            // A failed trial neither reopens nor prolongs what is open already.
             _ if trial => {}
             _ => own.breaker.broke(now),
         }
@@ -267,14 +268,14 @@ impl Lane {
         self.rated(asker, why, now);
     }
 
-    /// An answer of that key broke after it had begun.
+    /// Counts an answer of this key that broke after it had begun.
     pub(crate) fn broke(&mut self, asker: Asker, why: Why, now: Instant) -> Option<Change> {
         let before = self.kinds(asker, now);
         let is_first = self.find(asker).is_none();
         let own = self.own(asker, now);
         own.why = why;
         if is_first {
-            // It was answered, before it broke.
+            // The answer had begun, which a new breaker has to count first.
             let ticket = own.breaker.enter(now);
             own.breaker.succeed(ticket, now);
         }
@@ -287,7 +288,7 @@ impl Lane {
         self.change(asker, before, now)
     }
 
-    /// It ended without an outcome.
+    /// Returns a permission without an outcome.
     pub(crate) fn abandon(&mut self, pass: Pass, now: Instant) {
         self.end(&pass);
         self.common.abandon(pass.common, now);
@@ -296,7 +297,7 @@ impl Lane {
         }
     }
 
-    /// That key was told to come back then.
+    /// Notes that this key was told to come back at `until`.
     pub(crate) fn cool(&mut self, asker: Asker, until: Instant, why: Why, now: Instant) -> Option<Change> {
         let before = self.kinds(asker, now);
         let apart = (until.saturating_duration_since(now) / TRIAL_PART).clamp(TRIAL_MIN, TRIAL_MAX);
@@ -308,7 +309,7 @@ impl Lane {
         let own = self.own(asker, now);
         own.why = why;
         own.breaker.cool(until);
-        // Whoever was told it again comes after those who may try for the first time.
+        // A key that was told before tries again after those that may try for the first time.
         own.trial_after = Some(now + if is_common { apart * 2 } else { apart });
         if is_common {
             self.why = why;
@@ -318,20 +319,21 @@ impl Lane {
         self.change(asker, before, now)
     }
 
-    /// Why requests of that key do not go there.
+    /// Reason that requests of this key are not sent.
     pub(crate) fn why(&self, asker: Asker, now: Instant) -> Why {
         let own = self.find(asker).filter(|own| matches!(own.breaker.look(now), Admission::No(_)));
         own.map_or(self.why, |own| own.why)
     }
 
-    /// 0 good, 1 probed, 2 the last choice, 3 left alone. What a single key has met counts as long as nobody else was answered.
+    /// State as the metric shows it: 0 good, 1 probing, 2 last choice, 3 left alone. A single key's state counts while
+    /// no other key was answered since.
     pub(crate) fn level(&self, now: Instant) -> u8 {
         let own = self.own.iter().map(|own| own.breaker.level(now)).max().unwrap_or(0);
         let is_undisputed = !self.row.is_empty() || !self.limited.is_empty();
         self.common.level(now).max(if is_undisputed { own } else { 0 })
     }
 
-    /// For everybody and for that key: 0 good, 2 the last choice, 3 left alone.
+    /// States of the common breaker and of this key's own: 0 good, 2 last choice, 3 left alone.
     fn kinds(&self, asker: Asker, now: Instant) -> (u8, u8) {
         let own = self.find(asker).map_or(0, |own| own.breaker.kind(now));
         (self.common.kind(now), own)
@@ -346,12 +348,12 @@ impl Lane {
         (own != before.1).then_some(Change { everybody: false, level: own, why })
     }
 
-    /// Whether it is left alone by at least one key because it was told so.
+    /// Whether a Retry-After of any key is not over.
     pub(crate) fn is_cooling(&self, now: Instant) -> bool {
         self.common.is_cooling(now) || self.own.iter().any(|own| own.breaker.is_cooling(now))
     }
 
-    /// Whether it says no more than a new one.
+    /// Whether the lane holds no more than a new one.
     pub(crate) fn is_idle(&self, now: Instant) -> bool {
         self.trials == 0 && self.level(now) == 0 && !self.is_cooling(now)
     }
@@ -365,7 +367,7 @@ impl Lane {
         }
     }
 
-    /// Whether a failure of that key counts for everybody.
+    /// Whether a failure of this key counts for everybody.
     fn counts(&mut self, asker: Asker) -> bool {
         let total: u32 = self.row.iter().map(|(_, count)| count).sum();
         if total >= self.rules.in_a_row {
@@ -395,7 +397,7 @@ impl Lane {
         self.own.iter_mut().find(|own| own.asker == asker)
     }
 
-    /// What that key has met; nothing yet, if it is new.
+    /// State of this key, created on first use; the longest idle key without a trial makes room.
     fn own(&mut self, asker: Asker, now: Instant) -> &mut Own {
         let at = match self.own.iter().position(|own| own.asker == asker) {
             Some(at) => at,
@@ -415,7 +417,7 @@ impl Lane {
     }
 }
 
-/// Answers of the last one to two halves of a window, and whose the failures were.
+/// Outcomes of the last one half to one whole window, with the failures by key.
 #[derive(Debug, Default)]
 struct Rate {
     began: Option<Instant>,
@@ -426,7 +428,7 @@ struct Rate {
 struct Half {
     answers: u32,
     failures: u32,
-    /// Keys with failures: answers since the first, and failures.
+    /// Per key with failures: answers since its first failure, and failures.
     by: Vec<(Asker, u32, u32)>,
 }
 
@@ -453,7 +455,7 @@ impl Rate {
         }
     }
 
-    /// Whether it is bad without the key that failed most.
+    /// Whether the rate is bad without the key that failed most.
     fn is_bad(&self, rules: &Rules) -> bool {
         let mut by: Vec<(Asker, u32, u32)> = self.halves[0].by.clone();
         for (asker, answers, failures) in &self.halves[1].by {

@@ -135,7 +135,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever happens: trials are bounded and counted right, and a key that nobody has refused is never shut out by one other key.
+    /// Invariants over any sequence of events: trials are bounded and counted right, and no key is shut out by one other key alone.
     #[test]
     fn trials_are_bounded_and_one_key_shuts_out_nobody_else(
         steps in prop::collection::vec(step(), 0..300),

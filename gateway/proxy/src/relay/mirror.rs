@@ -1,4 +1,4 @@
-//! Copies of requests for a target under trial. Nobody waits for them, nobody sees their answers, and their number is bounded.
+//! Copies of requests for a target under trial: nobody waits for them or sees their answers, and their number is bounded.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,19 +17,19 @@ use crate::error::Failure;
 use crate::telemetry::{Metric, Metrics};
 use crate::upstream::{Origin, Sent};
 
-/// Copies at once: each holds its request until it is answered.
+/// Most copies in flight per model; each holds its request until it is answered.
 const COPIES_MAX: usize = 64;
-/// A copy that is not answered by then is dropped.
+/// Deadline of a copy.
 const TIME_MAX: Duration = Duration::from_secs(300);
 
-/// The mirror of one model.
+/// Mirror of one model.
 pub(crate) struct Mirror {
     target: Arc<Target>,
     percent: u32,
-    /// Hundredths of copies that are owed.
+    /// Sum of `percent` over all requests: each full hundred owes a copy.
     owed: AtomicU32,
     places: Arc<Semaphore>,
-    /// Ended with the model.
+    /// Tasks of the copies; ended with the model.
     copies: Mutex<JoinSet<()>>,
 }
 
@@ -39,7 +39,7 @@ impl Mirror {
         Self { target, percent, owed, places, copies: Mutex::new(JoinSet::new()) }
     }
 
-    /// Sends a copy, if it is its turn and there is a place for it.
+    /// Sends a copy if one is owed and there is a place; a copy without a place is dropped and counted.
     pub(crate) fn copy(&self, core: &Arc<Core>, call: &Arc<Call>, origin: &Origin) {
         let before = self.owed.fetch_add(self.percent, Ordering::Relaxed);
         // Every time the sum passes a hundred a copy is due; wrapping loses at most one.
@@ -71,7 +71,7 @@ fn count(metrics: &Metrics, model: &str, target: &Target, outcome: &str) {
     metrics.count(Metric::Mirrored, &[("model", model), ("target", &target.id), ("outcome", outcome)]);
 }
 
-/// Takes the whole answer and keeps nothing of it.
+/// Reads the whole answer and drops it.
 async fn run(target: &Target, call: Arc<Call>, origin: Origin) -> Result<(), Failure> {
     let mut events = target.upstream.open(call, origin).await?;
     let mut said = Vec::new();

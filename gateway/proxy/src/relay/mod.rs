@@ -1,9 +1,10 @@
-//! A model of several targets, as one upstream: who is asked, who is asked next, and when nobody is.
+//! Relay of a model over several targets: first choice, retries, fallbacks, hedges, circuit breakers.
 //!
-//! [`Relay`] is an [`Upstream`] made of others. Its events are a race until the first token of an attempt: until then nothing
-//! binds, and any failure that is not the request's own leads to the next candidate. From then on they are that attempt's events, and
-//! a failure is the client's to see. The deciders are pure and take the time as an argument: `balance` (which of several),
-//! `breaker` (which not), `budget` (how many retries), `verdict` (what a failure means).
+//! [`Relay`] is an [`Upstream`] made of others. Until the first token of an attempt its events are a race: nothing
+//! binds, and any failure that is not the request's own leads to the next candidate. From the first token on they are
+//! that attempt's events, and a failure goes to the client. The deciders are pure and take the time as an argument:
+//! `balance` (the target among equals), `breaker` (targets left out), `budget` (number of retries), `verdict` (meaning
+//! of a failure).
 
 mod balance;
 pub(crate) mod breaker;
@@ -45,7 +46,7 @@ use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Measured, Origin, Upstream};
 use core::Core;
 
-/// One `[[models]]` entry at work.
+/// Upstream of one `[[models]]` entry.
 pub struct Relay(Arc<Core>);
 
 #[async_trait]
@@ -53,7 +54,7 @@ impl Upstream for Relay {
     fn card(&self) -> Card {
         let first = self.0.targets[0].upstream.card();
         let context_tokens = match self.0.rules.context_tokens {
-            // What is promised must fit wherever a request goes first.
+            // The promised context must fit every target that a request can go to first.
             0 => self
                 .0
                 .tier()
@@ -98,9 +99,10 @@ impl Upstream for Relay {
     }
 
     async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure> {
-        // A reservation is large enough whichever pool answers: they may differ in tokenizer and context. What one refuses, another may take.
+        // The largest measure, so that a reservation suffices whichever pool answers: tokenizers and contexts may
+        // differ. A request that one pool refuses may fit another.
         let (mut most, mut refused): (Option<Measured>, _) = (None, None);
-        // The first one last: it is likely to answer, and what it has made of the prompt is kept.
+        // The first target last: it is likely to answer, and keeps the tokenized prompt.
         for target in self.0.targets.iter().rev() {
             match target.upstream.measure(call).await {
                 Ok(measured) => most = most.map_or(measured, |most| Some(measured.map_or(most, |one| most.max(one)))),
@@ -143,7 +145,7 @@ impl Upstream for Relay {
         Err(failure.unwrap_or_else(|| Failure::internal("a model without targets")))
     }
 
-    /// Each target is asked for its own.
+    /// No feed: each target has its own.
     fn feed(&self) -> Option<Arc<Feed>> {
         None
     }

@@ -1,4 +1,4 @@
-//! All names that requests can ask for.
+//! All model names that requests can ask for, and the upstreams behind them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,36 +15,36 @@ use crate::provider::Provider;
 use crate::telemetry::{Gauge, Metrics};
 use crate::upstream::Upstream;
 
-/// Targets of one model at most, fallbacks included.
+/// Most targets of one model, fallbacks included.
 pub(crate) const TARGETS_MAX: usize = crate::config::TARGETS_MAX;
 
-/// What targets are made of.
+/// Source of the upstreams that targets refer to.
 pub trait Targets {
-    /// Every pool, by its id.
+    /// All pools.
     fn pools(&self) -> Vec<Arc<dyn Upstream>>;
 
     /// Models of providers that are served under their own names.
     fn provided(&self) -> Vec<Arc<dyn Upstream>>;
 
-    /// That model of that provider.
+    /// Upstream of this model at this provider.
     fn provider(&self, id: &str, model: &str) -> Option<Arc<dyn Upstream>>;
 
-    /// Whoever can say whether that provider lives, if it is to be asked.
+    /// Health probe of this provider, if its config asks for one.
     fn probe(&self, id: &str) -> Option<Arc<dyn Probe>>;
 
-    /// Whether that target is behind the same object as before the config changed.
+    /// Whether the target's pool or provider is the same object as before the config changed.
     fn is_kept(&self, _target: &TargetConfig) -> bool {
         false
     }
 }
 
-/// Those that run.
+/// Running pools and providers.
 pub struct Sources<'a> {
-    /// Pools.
+    /// Pools of this config.
     pub pools: &'a [Arc<dyn Upstream>],
-    /// Providers.
+    /// Providers of this config.
     pub providers: &'a [Arc<Provider>],
-    /// Those of the config before.
+    /// Pools and providers of the config before, if any.
     pub before: Option<Before<'a>>,
 }
 
@@ -85,45 +85,45 @@ impl Targets for Sources<'_> {
     }
 }
 
-/// What all relays share.
+/// Settings that all relays share.
 pub(crate) struct Context {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) explain: bool,
 }
 
-/// Who answers a name.
+/// Upstream and billing of one name.
 #[derive(Clone)]
 pub struct Entry {
-    /// The upstream.
+    /// Upstream that answers the name.
     pub upstream: Arc<dyn Upstream>,
-    /// What it costs, where that does not depend on the attempt.
+    /// Price, where it does not depend on the attempt.
     pub price: Option<Price>,
-    /// What its targets may cost.
+    /// Prices that the name's targets may cost.
     pub(crate) billing: Arc<Billing>,
-    /// The name that `/v1/models` shows, and that metrics and logs are labelled with.
+    /// Name in `/v1/models`, and label of metrics and logs.
     pub name: Arc<str>,
 }
 
-/// How a target does, for people.
+/// Health of a target, for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetState {
     /// `pool` or `provider/model`.
     pub id: Arc<str>,
-    /// Share among those that are asked first; 0: a fallback.
+    /// Share among the first targets of the model; 0 for a fallback, and where no model is asked about.
     pub weight: u32,
-    /// Breaker: 0 closed, 1 probing, 2 open softly, 3 open hard.
+    /// State of the breaker: 0 closed, 1 probing, 2 open softly, 3 open hard.
     pub level: u8,
-    /// Requests there now.
+    /// Requests in flight.
     pub in_flight: usize,
-    /// Why it cannot take requests, by its own word.
+    /// Reason that the target cannot take requests, by its own report.
     pub unready: Option<String>,
 }
 
-/// The names.
+/// Table of all names.
 #[derive(Default)]
 pub struct Models {
     entries: HashMap<String, Entry>,
-    /// Those that are listed, in the order of the config.
+    /// Entries of `/v1/models`, in the order of the config.
     listed: Vec<Entry>,
     targets: BTreeMap<TargetConfig, Arc<Target>>,
     relays: Vec<Arc<Core>>,
@@ -131,8 +131,8 @@ pub struct Models {
 }
 
 impl Models {
-    /// What the config says. A target that does not exist, which a checked config has none of, is left out. What is known of the health
-    /// of a target that was there `before` goes on, unless its pool or provider is another.
+    /// Builds the table of a config. A target that does not exist is left out (a checked config has none). The health
+    /// of a target that was there `before` is carried over, unless its pool or provider is another object.
     pub fn build(config: &Snapshot, sources: &dyn Targets, metrics: &Arc<Metrics>, before: Option<&Self>) -> Self {
         let context = Context { metrics: metrics.clone(), explain: config.explain };
         let pools = sources.pools();
@@ -200,17 +200,17 @@ impl Models {
         self.listed.push(entry);
     }
 
-    /// Who answers that name.
+    /// Entry of a name.
     pub fn find(&self, name: &str) -> Option<&Entry> {
         self.entries.get(name)
     }
 
-    /// Those that are listed.
+    /// Entries of `/v1/models`, in the order of the config.
     pub fn listed(&self) -> &[Entry] {
         &self.listed
     }
 
-    /// The active checks.
+    /// Active health checks of this config.
     pub fn checks(&self) -> &Checks {
         &self.checks
     }
@@ -221,7 +221,7 @@ impl Models {
         &self.relays
     }
 
-    /// The targets of a `[[models]]` entry, fallbacks last; `None`: the name has none of its own.
+    /// State of the targets of a `[[models]]` entry, fallbacks last; `None`: the name has no entry.
     pub fn targets_of(&self, name: &str) -> Option<Vec<TargetState>> {
         let now = Instant::now();
         let core = self.relays.iter().find(|core| core.rules.name == name)?;
@@ -229,13 +229,13 @@ impl Models {
         Some(core.targets.iter().zip(weights).map(|(target, weight)| target.state(weight, now)).collect())
     }
 
-    /// All targets, once each.
+    /// State of all targets, each once, with weight 0.
     pub fn targets(&self) -> Vec<TargetState> {
         let now = Instant::now();
         self.targets.values().map(|target| target.state(0, now)).collect()
     }
 
-    /// State of the targets, for `/metrics`.
+    /// Reports the state of the targets for `/metrics`.
     pub fn gauges(&self, out: &mut dyn FnMut(Gauge, &str, f64)) {
         let now = Instant::now();
         for relay in self.relays.iter().filter(|relay| relay.rules.policy == Policy::CacheAware) {
@@ -248,7 +248,7 @@ impl Models {
     }
 }
 
-/// What the targets of a model may cost.
+/// Prices that the targets of a model may cost.
 fn billing(config: &Snapshot, rules: &ModelConfig) -> Billing {
     let all = rules.to.iter().map(|(asked, _)| asked).chain(&rules.fallback);
     let targets = all.map(|asked| {
@@ -272,12 +272,12 @@ fn billing(config: &Snapshot, rules: &ModelConfig) -> Billing {
     Billing::several(providers, targets.collect(), attempts as u64, hedged)
 }
 
-/// By the table.
+/// Price of a model by the price table.
 pub(crate) fn price(config: &Snapshot, model: &str) -> Option<Price> {
     config.prices.find(model).map(|facts| facts.price)
 }
 
-/// One check for all targets of a provider.
+/// Health checks: one probe per provider, for all its targets.
 fn checks(made: &BTreeMap<TargetConfig, Arc<Target>>, sources: &dyn Targets) -> Checks {
     let mut by_provider: BTreeMap<&str, Vec<Arc<Target>>> = BTreeMap::new();
     for (asked, target) in made {

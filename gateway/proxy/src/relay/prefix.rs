@@ -1,8 +1,8 @@
-//! Which target has how much of a prompt, for `cache_aware`.
+//! Estimate of each target's cached part of a prompt, for `cache_aware`.
 //!
-//! Where the target publishes its cache ([`crate::foreign`]) the prompt is made into the tokens that the server will see, and its index is
-//! asked. Elsewhere it is guessed from what was sent there: the text of the prompt, in the order in which prompts are made of it, in
-//! pieces of 128 bytes, which are about 32 tokens.
+//! Where a target publishes its prefix cache ([`crate::foreign`]), the prompt is tokenized as the server will see it,
+//! and the target's index is asked. Elsewhere the estimate comes from the prompts sent there: their text, in the order
+//! in which prompts are built from it, in pieces of 128 bytes, which are about 32 tokens.
 
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Instant;
@@ -20,20 +20,20 @@ use crate::call::Call;
 use crate::clock::unix_seconds;
 use crate::foreign;
 
-/// Text that is looked at: a million tokens.
+/// Most bytes of text that are looked at: about a million tokens.
 const TEXT_BYTES_MAX: usize = 4 << 20;
 
-/// Text up to this is tokenized here: a fraction of a millisecond.
+/// Most bytes of text tokenized on the calling thread: a fraction of a millisecond.
 const INLINE_BYTES_MAX: usize = 4096;
 
-/// Bytes of text that are taken for one token.
+/// Bytes of text counted as one token.
 const TOKEN_BYTES: usize = 4;
 
-/// Prompts that are tokenized at once for this; who finds no place is routed by its text.
+/// Permits for prompts tokenized at the same time, one per core; a prompt without a permit is routed by its text.
 static TOKENIZING: LazyLock<Arc<Semaphore>> =
     LazyLock::new(|| Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(2, usize::from))));
 
-/// What was sent where, for one model.
+/// Index of the prompts sent to each target, for one model.
 pub(crate) struct Sent {
     view: Mutex<Approximate>,
     targets: u8,
@@ -50,18 +50,18 @@ impl Sent {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocks that are believed to be somewhere.
+    /// Blocks believed to be cached at some target.
     pub(crate) fn blocks(&self) -> usize {
         self.view().len()
     }
 }
 
-/// How it is known what a target has.
+/// Source of an estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layer {
-    /// It said so.
+    /// The target's own cache events.
     Events,
-    /// It was sent there.
+    /// The prompts sent to the target.
     Approximate,
 }
 
@@ -74,7 +74,7 @@ impl Layer {
     }
 }
 
-/// What one target has of a prompt.
+/// Estimate of one target's cached part of a prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     pub(crate) layer: Layer,
@@ -83,31 +83,31 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// Tokens that it would have to compute: at least the last one, whose logits are wanted.
+    /// Prompt tokens that the target would have to compute: at least the last one, whose logits are needed.
     pub(crate) fn own_tokens(self) -> u64 {
         self.prompt_tokens.saturating_sub(self.cached_tokens).max(1)
     }
 }
 
-/// A prompt, and what each target has of it.
+/// A prompt's block hashes, with the estimate for each target.
 pub(crate) struct Prefix {
     text: Vec<BlockHash>,
     shares: Vec<Share>,
 }
 
 impl Prefix {
-    /// By what was sent.
+    /// Estimates from the prompts sent to each target.
     pub(crate) fn of_text(core: &Core, call: &Call, now: Instant) -> Self {
         let mut words: Vec<u32> = Vec::with_capacity(call.body.len().min(TEXT_BYTES_MAX) / TOKEN_BYTES);
         for part in &call.peek.prompt_at {
             let piece = call.body.get(part.clone()).unwrap_or_default();
-            // An array without its end: the same conversation with one message more goes on there.
+            // Without the array's end: the next turn of the same conversation continues there.
             let piece = piece.strip_suffix(b"]").unwrap_or(piece);
             let room = (TEXT_BYTES_MAX / TOKEN_BYTES).saturating_sub(words.len());
             let whole = piece.chunks_exact(TOKEN_BYTES).take(room);
             words.extend(whole.map(|four| four.iter().fold(0, |word, byte| word << 8 | u32::from(*byte))));
         }
-        // Two models may share a name there, never a target here: the hashes need no salt.
+        // Two models may share a name at a server, but never a target here: the hashes need no salt.
         let text = BlockHasher::new(b"text").chain(&words);
         let age = now.saturating_duration_since(core.sent.began);
         let hits = core.sent.view().hits(&text, core.sent.targets, age);
@@ -120,7 +120,7 @@ impl Prefix {
         Self { text, shares: hits.into_iter().map(share).collect() }
     }
 
-    /// By what targets say, where they do.
+    /// Estimates from the targets' own events where they publish them, else from the prompts sent.
     pub(crate) async fn of(core: &Core, call: &Call, now: Instant) -> Self {
         let mut prefix = Self::of_text(core, call, now);
         let mut made: Vec<Made> = Vec::new();
@@ -134,7 +134,7 @@ impl Prefix {
             let known = made.iter().find(|made| Arc::ptr_eq(&made.text, &text)).and_then(|made| made.tokens.as_ref());
             if let (Some((count, hashes)), Some(share)) = (known, prefix.shares.get_mut(index)) {
                 let Some((on_device, anywhere)) = feed.hits(hashes) else { continue };
-                // What lies further away has to be loaded: it counts half.
+                // Blocks below the device have to be loaded: they count half.
                 let blocks = f64::from(on_device) + f64::from(anywhere.saturating_sub(on_device)) / 2.0;
                 *share = Share {
                     layer: Layer::Events,
@@ -146,12 +146,12 @@ impl Prefix {
         prefix
     }
 
-    /// What that target has of it.
+    /// Estimate for this target.
     pub(crate) fn share(&self, index: usize) -> Option<Share> {
         self.shares.get(index).copied()
     }
 
-    /// It goes to that target.
+    /// Records that the prompt is sent to this target.
     pub(crate) fn goes_to(&self, core: &Core, index: usize, now: Instant) {
         if let Ok(index) = u8::try_from(index) {
             let age = now.saturating_duration_since(core.sent.began);
@@ -160,14 +160,14 @@ impl Prefix {
     }
 }
 
-/// A prompt as servers with one tokenizer see it.
+/// A prompt tokenized for the servers of one tokenizer.
 struct Made {
     text: Arc<TextModel>,
-    /// How many tokens it has, and the hashes of its blocks.
+    /// Number of tokens, and the hashes of the prompt's blocks.
     tokens: Option<(usize, Vec<BlockHash>)>,
 }
 
-/// The prompt as the server will see it; `None`: it cannot be told, or nobody has the time to.
+/// Tokenizes the prompt as the server will see it; `None` if that fails or no permit is free.
 async fn tokens(call: &Call, text: &Arc<TextModel>) -> Option<(usize, Vec<BlockHash>)> {
     let decoded = call.decoded().await.ok()?;
     if call.body.len() <= INLINE_BYTES_MAX {

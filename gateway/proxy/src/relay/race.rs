@@ -1,8 +1,8 @@
-//! The attempts of one request until one of them speaks.
+//! The attempts of one request until one of them emits its first token.
 //!
-//! One attempt runs, two while a hedge is out. An attempt is lost when it fails, ends without an answer, or is silent for too long;
-//! what it said by then is thrown away, since nothing of it has gone out. Who comes next is decided by [`Race::after`] alone.
-//! Time is an argument: [`Race::due`] says when to come back.
+//! One attempt runs, two while a hedge is in flight. An attempt is lost when it fails, ends without an answer, or
+//! exceeds the first-token timeout; its events so far are discarded, since none has gone out. The next target is chosen
+//! by [`Race::after`] alone. Time is an argument: [`Race::due`] says when to poll again.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ use crate::error::Failure;
 use crate::telemetry::Metric;
 use crate::upstream::{Attempt, Events, Facts, Origin, Sent};
 
-/// Pause before the same target is asked again: longer than a refused connection takes, shorter than what a person notices.
+/// Backoff before the same target is asked again: longer than a refused connection takes, shorter than a person notices.
 const PAUSE: Duration = Duration::from_millis(100);
 
 type Opening = Pin<Box<dyn Future<Output = Result<Box<dyn Events>, Failure>> + Send>>;
@@ -33,7 +33,7 @@ enum Stage {
     Live(Box<dyn Events>),
 }
 
-/// One attempt that has not spoken.
+/// One attempt without a token yet.
 struct Runner {
     index: usize,
     stage: Stage,
@@ -44,7 +44,7 @@ struct Runner {
     sent: Sent,
 }
 
-/// The attempt that spoke first.
+/// Attempt that emitted the first token.
 pub(super) struct Winner {
     pub(super) index: usize,
     pub(super) events: Box<dyn Events>,
@@ -53,20 +53,20 @@ pub(super) struct Winner {
     pub(super) more: bool,
 }
 
-/// What happens when nobody runs.
+/// Next step when no attempt runs.
 #[derive(Clone, Copy, Debug)]
 enum Next {
-    /// Nobody was asked yet.
+    /// No target was asked yet.
     First,
-    /// That one is asked, for that reason.
+    /// Ask this target, for this reason.
     Start(usize, Option<Reason>),
-    /// The same one is asked again at that time.
+    /// Ask the same target again at this instant.
     Again(usize, Instant),
-    /// The request has failed.
+    /// Fail the request.
     GiveUp,
 }
 
-/// The attempts.
+/// Race of one request's attempts.
 pub(super) struct Race {
     core: Arc<Core>,
     call: Arc<Call>,
@@ -77,17 +77,17 @@ pub(super) struct Race {
     prefix: Option<Prefix>,
     running: Vec<Runner>,
     next: Next,
-    /// Bits of targets.
+    /// Bitmask of the targets tried.
     tried: u32,
     retries: u32,
-    /// When the second attempt starts.
+    /// Instant at which the hedge starts.
     hedge_at: Option<Instant>,
     deadline: Option<Instant>,
-    /// The failure that tells the client most.
+    /// Failure with the highest [`rank`], for the client.
     told: Option<Failure>,
-    /// When trying again can help, by what was heard.
+    /// Shortest Retry-After heard so far.
     soonest: Option<Duration>,
-    /// Who was asked too and not waited for.
+    /// Targets of abandoned hedges.
     hedged: Vec<Arc<str>>,
     attempts: Vec<Attempt>,
 }
@@ -116,12 +116,12 @@ impl Race {
         }
     }
 
-    /// What the target was believed to have of the prompt.
+    /// Predicted cached part of the prompt at a target.
     pub(super) fn share(&self, index: usize) -> Option<Share> {
         self.prefix.as_ref()?.share(index)
     }
 
-    /// Counts of the attempt that runs, for the log.
+    /// Counts of the running attempt, for the log.
     pub(super) fn facts(&self) -> Facts {
         match self.running.first().map(|runner| &runner.stage) {
             Some(Stage::Live(events)) => events.facts(),
@@ -129,18 +129,18 @@ impl Race {
         }
     }
 
-    /// Everybody who was asked, those who still run included.
+    /// All attempts, those still running included.
     pub(super) fn attempts(&self, now: Instant) -> Vec<Attempt> {
         let running = self.running.iter().map(|runner| runner.note("abandoned", 0, now));
         self.attempts.iter().cloned().chain(running).collect()
     }
 
-    /// Who was asked too and not waited for.
+    /// Targets of abandoned hedges.
     pub(super) fn hedged(&self) -> &[Arc<str>] {
         &self.hedged
     }
 
-    /// Runs until somebody speaks or nobody is left.
+    /// Polls the attempts until one emits a token or no target is left.
     pub(super) fn poll(&mut self, context: &mut Context<'_>, now: Instant) -> Poll<Result<Winner, Failure>> {
         loop {
             if self.deadline.is_some_and(|deadline| now >= deadline) {
@@ -159,7 +159,7 @@ impl Race {
         }
     }
 
-    /// Starts who is next, when it is time; `false`: nobody is.
+    /// Starts the next attempt when it is due; false when there is none.
     fn start_next(&mut self, now: Instant) -> bool {
         if let Next::First = self.next {
             self.next = self.first(now);
@@ -195,7 +195,7 @@ impl Race {
         self.running.push(Runner { index, stage, permit, began: now, is_hedge, said: Vec::new(), sent });
     }
 
-    /// Polls who runs; who is lost is removed and judged.
+    /// Polls the running attempts; a lost one is removed and judged.
     fn poll_runners(&mut self, context: &mut Context<'_>, now: Instant) -> Option<Winner> {
         let mut at = 0;
         while let Some(runner) = self.running.get_mut(at) {
@@ -239,7 +239,7 @@ impl Race {
             self.told = Some(failure);
         }
         if verdict.reason.is_none() {
-            // The others were asked the same.
+            // The other attempts have the same request: its own fault ends them too.
             for other in std::mem::take(&mut self.running) {
                 self.note(&other, "abandoned", 0, now);
             }
@@ -256,7 +256,7 @@ impl Race {
         }
     }
 
-    /// Who is asked after `index` has failed: an equal of it within the retries, then the fallback list.
+    /// Next step after `index` has failed: an equal target within the retries, then the fallback list.
     fn after(&mut self, index: usize, verdict: Verdict, now: Instant) -> Next {
         let Some(reason) = verdict.reason else { return Next::GiveUp };
         if reason.is_target_fault()
@@ -298,7 +298,7 @@ impl Race {
         Next::GiveUp
     }
 
-    /// Starts the second attempt, when it is time and there is somebody to ask.
+    /// Starts the hedge when it is due, a target is left and the retry budget allows it.
     fn hedge(&mut self, now: Instant) -> bool {
         if self.running.len() != 1 || self.hedge_at.is_none_or(|at| now < at) {
             return false;
@@ -318,7 +318,7 @@ impl Race {
         true
     }
 
-    /// When there is something to do even if nobody speaks.
+    /// Instant of the next timeout, retry or hedge.
     pub(super) fn due(&self) -> Option<Instant> {
         let again = match self.next {
             Next::Again(_, at) if self.running.is_empty() => Some(at),
@@ -334,7 +334,7 @@ impl Race {
         self.attempts.push(runner.note(outcome, status, now));
     }
 
-    /// The time for everything is over.
+    /// Fails the request at its deadline.
     fn late(&mut self, now: Instant) -> Failure {
         for runner in std::mem::take(&mut self.running) {
             self.note(&runner, "abandoned", 0, now);
@@ -367,7 +367,7 @@ impl Drop for Race {
 }
 
 impl Runner {
-    /// Until the first token; what does not bind is kept back with it.
+    /// Polls until the first token; events before it are kept back with it.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, Failure>> {
         loop {
             match &mut self.stage {
@@ -398,7 +398,7 @@ impl Runner {
     }
 }
 
-/// What a lost attempt says of its target.
+/// Reports a lost attempt to the breakers of its target.
 pub(super) fn settle(permit: &mut Permit, failure: &Failure, verdict: Verdict, now: Instant) {
     let cooling = failure.retry_after.filter(|_| failure.upstream.is_some());
     match verdict.health {
@@ -408,12 +408,12 @@ pub(super) fn settle(permit: &mut Permit, failure: &Failure, verdict: Verdict, n
     }
 }
 
-/// Whether the event is something of the answer itself.
+/// Whether the event is part of the answer itself.
 fn binds(event: &ChatEvent) -> bool {
     !matches!(event, ChatEvent::Usage(_))
 }
 
-/// An upstream was silent for too long.
+/// Failure of an upstream that was silent for too long.
 pub(super) fn timeout(message: &str) -> Failure {
     Failure::provider(ProviderFault::new(FaultClass::Timeout, message))
 }

@@ -1,4 +1,4 @@
-//! One target: an upstream, how it does, and what it costs. Shared by all models that name it.
+//! One target: an upstream, its health, and its price. Shared by all models that name it.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,50 +13,50 @@ use super::models::TargetState;
 use crate::prices::{ModelFacts, Price};
 use crate::upstream::{Asker, Upstream};
 
-/// Longest time that a target may ask to be left alone.
+/// Longest Retry-After that is respected.
 const COOLING_MAX: Duration = Duration::from_secs(60);
 
-/// Bad checks in a row that open the breaker: one can be an accident.
+/// Consecutive failed checks that open the breaker: a single one can be an accident.
 const MISSES_MAX: u32 = 2;
 
-/// An upstream among others.
+/// One target of one or more models.
 pub(crate) struct Target {
     /// `pool` or `provider/model`.
     pub(crate) id: Arc<str>,
     pub(crate) upstream: Arc<dyn Upstream>,
-    /// What the price table says of it.
+    /// Entry of the price table, if any.
     pub(crate) facts: Option<ModelFacts>,
     hash: u64,
     state: Arc<State>,
 }
 
-/// What outlives a reload.
+/// State that outlives a reload.
 struct State {
     in_flight: AtomicUsize,
-    /// Tokens of prompts that were sent there and have not been answered.
+    /// Prompt tokens sent to the target and not answered yet.
     pending_tokens: AtomicU64,
     health: Mutex<Health>,
 }
 
 struct Health {
-    /// Active checks in a row that found it bad.
+    /// Consecutive failed active checks.
     misses: u32,
-    /// Opened by active checks alone: they ask for everybody.
+    /// Breaker of the active checks alone; applies to everybody.
     down: Breaker,
-    /// What requests have met, by surface: what does not exist there says nothing of what does.
+    /// Breakers fed by requests, per surface: an operation that does not exist says nothing of the others.
     lanes: Vec<(Surface, Lane)>,
-    /// To the first event: of streams, of whole answers.
+    /// TTFT of streams, and time to the first event of whole answers.
     latency: [Latency; 2],
-    /// When a change was logged last: for everybody, for one key.
+    /// Instants of the last logged changes: for everybody, for one key.
     logged: [Option<Instant>; 2],
-    /// Changes since then that were not.
+    /// Changes since then that were not logged.
     unlogged: u64,
 }
 
-/// Between two log lines about a target: changes for everybody, changes for one key.
+/// Debounce of the log lines about a target: changes for everybody, changes for one key.
 const LOG_APART: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// Whose request it is, and for what.
+/// Client key and operation of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Who {
     pub(crate) asker: Asker,
@@ -87,7 +87,7 @@ impl Health {
         }
     }
 
-    /// Logs a change, unless there was one a moment ago: a target that comes and goes fills no log.
+    /// Logs a change, debounced: a target that flaps fills no log.
     fn log(&mut self, target: &str, about: &str, key: &str, change: Option<Change>, now: Instant) {
         let Some(change) = change else { return };
         let at = usize::from(!change.everybody);
@@ -121,7 +121,7 @@ impl Health {
     }
 }
 
-/// What a request would need, for a rough price.
+/// Estimated size of a request, for its price.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) stream: bool,
@@ -142,7 +142,7 @@ impl Target {
         Self { id: id.into(), upstream, facts, hash: balance::hash(id.as_bytes()), state }
     }
 
-    /// The same target under another config: what is known of its health goes on, and so do requests that are there.
+    /// This target under a new config: health and requests in flight are carried over.
     pub(crate) fn carried(&self, upstream: Arc<dyn Upstream>, facts: Option<ModelFacts>) -> Self {
         Self { id: self.id.clone(), upstream, facts, hash: self.hash, state: self.state.clone() }
     }
@@ -151,7 +151,7 @@ impl Target {
         self.state.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a request may go there. One that says itself that it is not ready is the last choice.
+    /// Whether a request may go to the target. A target that reports itself unready is the last choice.
     pub(crate) fn look(&self, who: Who, now: Instant) -> Admission {
         let admission = self.health().look(who, now);
         match admission {
@@ -160,7 +160,7 @@ impl Target {
         }
     }
 
-    /// Why requests like that do not go there.
+    /// Reason that such a request is not sent to the target.
     pub(crate) fn why(&self, who: Who, now: Instant) -> Why {
         let health = self.health();
         let is_down = matches!(health.down.look(now), Admission::No(_));
@@ -168,7 +168,7 @@ impl Target {
         lane.map_or(Why::Checks, |lane| lane.why(who.asker, now))
     }
 
-    /// What a choice needs to know.
+    /// Snapshot of the target for a choice.
     pub(crate) fn view(&self, index: usize, weight: u32, price: Option<Price>, size: Size, now: Instant) -> View {
         let seconds = self.health().latency[usize::from(!size.stream)].expected(now);
         let usd = price.map_or(0.0, |price| price.usd(size.prompt_tokens, 0, 0, size.completion_tokens));
@@ -177,7 +177,7 @@ impl Target {
         View { index, weight, in_flight, seconds, usd, pending_tokens, own_tokens: size.prompt_tokens, hash: self.hash }
     }
 
-    /// Longest sequence, by its own word or the table's; 0: not known.
+    /// Context length by the upstream's own report or the price table; 0: unknown.
     pub(crate) fn context_tokens(&self) -> u32 {
         match self.upstream.card().context_tokens {
             0 => self.facts.map_or(0, |facts| facts.context_tokens),
@@ -185,24 +185,24 @@ impl Target {
         }
     }
 
-    /// Requests there now.
+    /// Requests in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.state.in_flight.load(Ordering::Relaxed)
     }
 
-    /// State of the breaker, as the metric shows it.
+    /// State of the breaker as the metric shows it.
     pub(crate) fn level(&self, now: Instant) -> u8 {
         self.health().level(now)
     }
 
-    /// For people.
+    /// Health of the target, for a person.
     pub(crate) fn state(&self, weight: u32, now: Instant) -> TargetState {
         let (level, in_flight) = (self.level(now), self.in_flight());
         TargetState { id: self.id.clone(), weight, level, in_flight, unready: self.upstream.unready() }
     }
 
-    /// What an active check found. One takes the place of the probe, when that is due; two bad ones in a row open the breaker. A good one
-    /// does not excuse failures of requests.
+    /// Takes in the result of an active check. A check serves as the probe when one is due; two failed checks in a row
+    /// open the breaker. A good check does not excuse failures of requests.
     pub(crate) fn checked(&self, is_good: bool, now: Instant) {
         let mut health = self.health();
         let before = health.down.kind(now);
@@ -221,7 +221,7 @@ impl Target {
         health.log(&self.id, "health_check", "", change, now);
     }
 
-    /// A request goes there, and has so many tokens to be computed.
+    /// Admits a request. `need`: whether it is streamed, and the prompt tokens to compute.
     pub(crate) fn enter(self: &Arc<Self>, who: Who, key: &Arc<str>, now: Instant, need: (bool, u64)) -> Permit {
         let (stream, tokens) = need;
         self.state.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -235,7 +235,7 @@ impl Target {
     }
 }
 
-/// One request at a target. Dropped without an outcome it says nothing about the target's health.
+/// One request at a target. A drop without an outcome says nothing of the target's health.
 pub(crate) struct Permit {
     pub(crate) target: Arc<Target>,
     who: Who,
@@ -244,12 +244,12 @@ pub(crate) struct Permit {
     ticket: Option<(Ticket, Pass)>,
     began: Instant,
     stream: bool,
-    /// Of its prompt, not computed yet.
+    /// Prompt tokens of the request not computed yet.
     tokens: u64,
 }
 
 impl Permit {
-    /// The first event is there.
+    /// Counts the first event: latency and success.
     pub(crate) fn answered(&mut self, now: Instant) {
         self.computed();
         let seconds = now.saturating_duration_since(self.began).as_secs_f64();
@@ -276,13 +276,13 @@ impl Permit {
         health.log(&self.target.id, self.who.surface.operation(), &self.key, change, now);
     }
 
-    /// The target works, whatever it said to this request; `cooling`: how long it wants to be left alone, and why.
+    /// Counts a refusal by a target that works. `cooling`: its Retry-After, and the reason.
     pub(crate) fn refused(&mut self, now: Instant, cooling: Option<(Duration, Why)>) {
         let target = self.target.clone();
         let mut health = target.health();
         match (self.ticket.take(), cooling) {
             (Some(ticket), None) => self.works(&mut health, ticket, now),
-            // Who is told to come later was not answered.
+            // A request told to come later was not answered.
             (Some((down, pass)), Some(_)) => {
                 health.down.abandon(down, now);
                 health.lane_mut(self.who.surface).abandon(pass, now);
@@ -300,7 +300,7 @@ impl Permit {
         }
     }
 
-    /// The target failed, before or after its first event.
+    /// Counts a failure, before or after the first event.
     pub(crate) fn failed(&mut self, why: Why, now: Instant, cooling: Option<Duration>) {
         let target = self.target.clone();
         let mut health = target.health();
@@ -318,7 +318,7 @@ impl Permit {
         self.cools(&mut health, cooling.map(|time| (time, why)), now);
     }
 
-    /// The target was not asked.
+    /// Returns the permit of a request that was never sent.
     pub(crate) fn unused(&mut self, now: Instant) {
         let Some((down, pass)) = self.ticket.take() else { return };
         let mut health = self.target.health();
@@ -331,7 +331,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.computed();
         self.target.state.in_flight.fetch_sub(1, Ordering::Relaxed);
-        // The time of the beginning is early enough: an abandoned probe may be repeated at once.
+        // The permit's start is early enough: an abandoned probe may be repeated at once.
         self.unused(self.began);
     }
 }

@@ -1,4 +1,4 @@
-//! Every rule of the relay, against doubles and a clock of the test's own: no waiting, no runtime.
+//! Tests of every rule of the relay, against doubles and a clock of their own: no waiting, no runtime.
 
 mod any;
 mod attack;

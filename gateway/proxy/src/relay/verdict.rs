@@ -1,4 +1,4 @@
-//! What a failed attempt means for the request and for the target: the one place where that is decided.
+//! Meaning of a failed attempt for the request and for the target, decided in this module alone.
 
 use penstock_dialects::FaultClass;
 use penstock_proto::ErrorKind;
@@ -6,25 +6,25 @@ use penstock_proto::ErrorKind;
 use super::lane::Why;
 use crate::error::Failure;
 
-/// Why a request goes to another target.
+/// Reason that a request goes to another target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The target failed, or cannot be reached, or refuses the gateway.
+    /// The target failed, cannot be reached, or rejects the gateway.
     Error,
-    /// It took too long.
+    /// The target took too long.
     Timeout,
-    /// It wants fewer requests.
+    /// The target asks for fewer requests.
     RateLimit,
-    /// The request does not fit its context.
+    /// The request does not fit the target's context.
     ContextLength,
-    /// It declines the content.
+    /// The target declines the content.
     ContentPolicy,
-    /// It cannot do what is asked.
+    /// The target cannot do what is asked.
     Unsupported,
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Reason; 6] = [
         Reason::Error,
         Reason::Timeout,
@@ -34,7 +34,7 @@ impl Reason {
         Reason::Unsupported,
     ];
 
-    /// As in the config, the log and the metrics.
+    /// Name in the config, the log and the metrics.
     pub fn name(self) -> &'static str {
         match self {
             Reason::Error => "error",
@@ -46,31 +46,31 @@ impl Reason {
         }
     }
 
-    /// Whether an equal target could do better: else only the fallback list can.
+    /// Whether an equal target could do better; otherwise only the fallback list can.
     pub(crate) fn is_target_fault(self) -> bool {
         matches!(self, Reason::Error | Reason::Timeout | Reason::RateLimit)
     }
 }
 
-/// The judgement.
+/// Judgement of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// Why another target may be asked; `None`: the request itself is at fault, nobody else is asked.
+    /// Reason to ask another target; `None`: the request itself is at fault, and no other target is asked.
     pub(crate) reason: Option<Reason>,
-    /// The same target may succeed a moment later.
+    /// Whether the same target may succeed a moment later.
     pub(crate) again: bool,
-    /// What it says of the target.
+    /// Evidence on the target's health.
     pub(crate) health: Health,
 }
 
-/// What a failure says of the target's health.
+/// Evidence of a failure on the target's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Health {
-    /// Nothing: the target was not asked, or only its queue was.
+    /// No evidence: the target was not asked, or only its queue was.
     Unknown,
-    /// It answers, though not this request.
+    /// The target answers, though not this request.
     Works,
-    /// It failed.
+    /// The target failed.
     Sick(Why),
 }
 
@@ -78,7 +78,7 @@ const fn verdict(reason: Option<Reason>, again: bool, health: Health) -> Verdict
     Verdict { reason, again, health }
 }
 
-/// Judges by class and kind, never by words.
+/// Judges a failure by its class and kind, never by its text.
 pub(crate) fn judge(failure: &Failure) -> Verdict {
     use Health::{Sick, Unknown, Works};
     use Reason::*;
@@ -89,7 +89,7 @@ pub(crate) fn judge(failure: &Failure) -> Verdict {
         FaultClass::ContentPolicy => verdict(Some(ContentPolicy), false, Works),
         FaultClass::RateLimited => verdict(Some(RateLimit), false, Works),
         FaultClass::Timeout => verdict(Some(Timeout), false, Sick(Why::Silence)),
-        // The gateway's key, account or config is wrong there: asking again does not help, somebody else may.
+        // The gateway's key, account or config is wrong there: a retry does not help, another target may.
         FaultClass::Unauthorized | FaultClass::Forbidden => verdict(Some(Error), false, Sick(Why::Refused)),
         FaultClass::Quota => verdict(Some(Error), false, Sick(Why::Credit)),
         FaultClass::NotFound => verdict(Some(Error), false, Sick(Why::Absent)),
@@ -101,22 +101,22 @@ pub(crate) fn judge(failure: &Failure) -> Verdict {
     if upstream.sent { judged } else { Verdict { health: Unknown, ..judged } }
 }
 
-/// Failures that are the gateway's own words: of a pool, or of a provider's client before anything was sent.
+/// Judges a failure that the gateway itself reports: of a pool, or of a provider's client before anything was sent.
 fn judge_own(kind: ErrorKind) -> Verdict {
     use Health::{Sick, Unknown};
     use Reason::*;
     match kind {
         ErrorKind::ContextLength => verdict(Some(ContextLength), false, Unknown),
         ErrorKind::Unsupported => verdict(Some(Unsupported), false, Unknown),
-        // A full queue is no illness, and what is refused before it is sent says nothing of who would have answered.
+        // A full queue is no illness, and a refusal before sending says nothing of the target.
         ErrorKind::RateLimited | ErrorKind::Overloaded => verdict(Some(RateLimit), false, Unknown),
         ErrorKind::DeadlineExceeded => verdict(Some(Timeout), false, Sick(Why::Silence)),
         ErrorKind::ProviderFailed | ErrorKind::Unavailable | ErrorKind::Draining | ErrorKind::Internal => {
             verdict(Some(Error), false, Sick(Why::Errors))
         }
-        // Not there again: the request may be what its workers died of.
+        // No retry at the same pool: the request may be what its workers died of.
         ErrorKind::WorkerFailed => verdict(Some(Error), false, Sick(Why::Errors)),
-        // A text that the model has no answer to, or the model is ill: the pool tells the two apart.
+        // Either the model has no answer to this text, or the model is faulty: the pool tells the two apart.
         ErrorKind::ModelFailed => verdict(Some(Error), false, Unknown),
         ErrorKind::InvalidRequest
         | ErrorKind::ModelNotFound
@@ -132,7 +132,7 @@ fn judge_own(kind: ErrorKind) -> Verdict {
     }
 }
 
-/// How much a failure tells a client that gets one of several: what it can act on before what it cannot.
+/// Rank of a failure for a client that gets one of several: failures it can act on come first.
 pub(crate) fn rank(failure: &Failure) -> u8 {
     match judge(failure).reason {
         Some(Reason::ContextLength) => 5,
@@ -140,7 +140,7 @@ pub(crate) fn rank(failure: &Failure) -> u8 {
         Some(Reason::RateLimit) => 3,
         Some(Reason::Timeout) => 2,
         Some(Reason::Error) => 1,
-        // Of a later target only: the request may be right for the first.
+        // Of a later target only: the request may be right for the first one.
         Some(Reason::Unsupported) | None => 0,
     }
 }

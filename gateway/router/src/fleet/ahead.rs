@@ -1,5 +1,4 @@
-//! What a worker may load for requests that wait: those that are next get a look at where they would go, once, when they come near the
-//! head of the queue.
+//! Prefetch for waiting requests: each request near the head of the queue is priced once, and its probable worker may load its blocks.
 
 use super::Fleet;
 use crate::WorkerId;
@@ -8,30 +7,30 @@ use penstock_proto::frames::Tier;
 use penstock_proto::{BLOCK_TOKENS, BlockHash};
 use std::time::Duration;
 
-/// How many requests from the head of the queue on: what is loaded for later ones is in the way of these.
+/// Distance from the head of the queue within which requests are prefetched: loads for later ones would delay these.
 const NEAR: usize = 16;
 
-/// Names of blocks that are told at most: a prompt of 128k tokens.
+/// Most block hashes reported per request: a prompt of 128k tokens.
 const BLOCKS_MAX: usize = 4096;
 
-/// Blocks that a remote tier may have without anybody knowing: it is asked about no fewer.
+/// Least number of unknown blocks for which a remote tier is asked: it may have blocks that nobody has reported.
 const UNKNOWN_MIN: usize = 2;
 
-/// A request that waits, and where it will probably go.
+/// Waiting request and its probable worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ahead {
-    /// The request.
+    /// Number of the request.
     pub request: u64,
-    /// The worker.
+    /// Probable worker.
     pub worker: WorkerId,
-    /// Names of the blocks of its prompt that can be read from a cache, from the first on.
+    /// Hashes of the prompt's blocks that can be read from a cache, from the first on.
     pub blocks: Vec<BlockHash>,
-    /// How long it is predicted to wait still.
+    /// Predicted wait from now.
     pub wait: Duration,
 }
 
 impl Fleet {
-    /// Requests that wait and whose blocks a worker can load meanwhile; each is named once. To be asked when [`Self::next`] holds.
+    /// Waiting requests whose blocks a worker can load meanwhile; each is reported once. To be called when [`Self::next`] holds.
     pub fn ahead(&mut self, now: Duration) -> Vec<Ahead> {
         if !std::mem::take(&mut self.has_moved) || !self.site.workers.values().any(WorkerView::has_tiers) {
             return Vec::new();
@@ -48,7 +47,7 @@ impl Fleet {
             let suits = |view: &WorkerView| home.as_ref().is_none_or(|id| *id == view.member.numerics_id);
             let Some(placement) = market.choose(waiting, &suits, false, &mut random) else { continue };
             let choice = placement.choice();
-            // What comes from another worker does not come from a tier.
+            // Blocks pulled from another worker do not come from a tier.
             if choice.pull_from.is_some() || choice.prefill.is_some() {
                 continue;
             }

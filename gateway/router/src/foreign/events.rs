@@ -1,64 +1,64 @@
-//! `KVEventBatch` as vLLM and SGLang publish it: `[time, [event…], data_parallel_rank]`.
+//! Events of foreign prefix caches: `KVEventBatch` as vLLM and SGLang publish it, `[time, [event…], data_parallel_rank]`.
 //!
-//! An event is a map with its type under `type` (vLLM since 0.12) or an array with its type first (vLLM before, SGLang); both are read.
-//! Fields that are not known are passed over.
+//! An event is a map with its type under `type` (vLLM since 0.12) or an array with its type first (vLLM before,
+//! SGLang); both are read. Unknown fields are skipped.
 
 use super::ForeignError;
 use super::msgpack::Reader;
 use penstock_proto::frames::Tier;
 
-/// Blocks of one event at most: 4 million tokens of prompt at 16 per block.
+/// Most blocks of one event: 4 million tokens of prompt at 16 per block.
 const BLOCKS_MAX: usize = 1 << 18;
 
-/// Tokens per foreign block at most.
+/// Most tokens per foreign block.
 const BLOCK_TOKENS_MAX: usize = 1 << 14;
 
-/// A foreign engine's name for a block: opaque.
+/// Foreign engine's hash of a block: opaque.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ForeignHash(pub u128);
 
 /// A change of a foreign prefix cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ForeignEvent {
-    /// Blocks that can be read from now on, a chain in order.
+    /// Blocks that can be read from now on: a chain in order.
     Stored {
-        /// Their names.
+        /// Hashes of the blocks.
         hashes: Vec<ForeignHash>,
-        /// The block before the first.
+        /// Block before the first.
         parent: Option<ForeignHash>,
-        /// All their tokens; empty for blocks that were told before and are now in one more tier.
+        /// Tokens of all blocks; empty for blocks that were reported before and are now in one more tier.
         tokens: Vec<u32>,
         /// Tokens per block.
         block_tokens: usize,
-        /// Where they are.
+        /// Tier that holds them.
         tier: Tier,
     },
-    /// Blocks that are gone.
+    /// Blocks that were evicted.
     Removed {
-        /// Their names.
+        /// Hashes of the blocks.
         hashes: Vec<ForeignHash>,
-        /// From where.
+        /// Tier that held them.
         tier: Tier,
     },
-    /// Everything is gone.
+    /// All blocks of the engine are gone.
     Cleared,
 }
 
-/// The events of one payload, in order, each read when it is asked for: a payload takes some bytes for what takes hundreds here, so no
-/// more than one event is ever unpacked. `None`: an event of no use here (adapters, images, windows, unknown types). An error is the last
-/// item: it is not a batch, or not whole.
+/// Events of one payload, in order, each decoded on demand: a few bytes of payload become hundreds in memory, so no
+/// more than one event is ever unpacked. `None`: an event of no use here (adapters, images, windows, unknown types). An
+/// error is the last item: the payload is not a batch, or incomplete.
 pub struct Events<'a> {
     reader: Reader<'a>,
-    /// Events that come, and fields of the batch behind them.
+    /// Events left, and fields of the batch behind them.
     left: usize,
     behind: usize,
 }
 
 impl<'a> Events<'a> {
-    /// Begins to read.
+    /// Starts reading a payload.
     ///
     /// # Errors
-    /// It is not a batch.
+    /// The payload is not a batch.
     pub fn new(payload: &'a [u8]) -> Result<Self, ForeignError> {
         let mut reader = Reader::new(payload);
         let behind = reader.array()?.checked_sub(2).ok_or(ForeignError::Shape)?;
@@ -67,7 +67,7 @@ impl<'a> Events<'a> {
         Ok(Self { reader, left, behind })
     }
 
-    /// What stands behind the events: the publisher's data-parallel rank, which says nothing that its address does not.
+    /// Skips the fields behind the events: the publisher's data-parallel rank, which its address tells already.
     fn end(&mut self) -> Option<ForeignError> {
         (0..std::mem::take(&mut self.behind)).try_for_each(|_| self.reader.skip()).err()
     }
@@ -87,7 +87,7 @@ impl Iterator for Events<'_> {
     }
 }
 
-/// Fields of an event in the order of the array form; [`Fields::extra`] and what follows stand in maps only.
+/// Fields of an event, in the order of the array form; [`Fields::extra`] and the later ones occur in maps only.
 #[derive(Default)]
 struct Fields<'a> {
     kind: &'a [u8],
@@ -96,7 +96,7 @@ struct Fields<'a> {
     tokens: Vec<u32>,
     block_tokens: usize,
     tier: Option<Option<Tier>>,
-    /// It is of an adapter, of images, of a salt of its own, or of a group of layers that does not see the whole prefix.
+    /// Whether the event concerns an adapter, images, a salt of its own, or a group of layers that does not see the whole prefix.
     special: bool,
 }
 
@@ -145,7 +145,7 @@ fn field<'a>(reader: &mut Reader<'a>, key: &[u8], fields: &mut Fields<'a>) -> Re
         b"medium" => {}
         b"lora_id" | b"lora_name" => fields.special |= present(reader)?,
         b"extra_keys" => fields.special |= any_present(reader)?,
-        // Layers of the group 0 decide; a group with a window keeps less, and says so under its own number.
+        // Group 0 decides; a group with a window keeps less, and reports it under its own number.
         b"group_idx" => fields.special |= !reader.nil()? && reader.integer()? != 0,
         b"kv_cache_spec_sliding_window" => fields.special |= present(reader)?,
         _ => reader.skip()?,
@@ -162,7 +162,7 @@ fn present(reader: &mut Reader<'_>) -> Result<bool, ForeignError> {
     })
 }
 
-/// One entry per block; nil or empty: nothing special about that block.
+/// Whether any block has an entry: one per block, where nil or empty means nothing special.
 fn any_present(reader: &mut Reader<'_>) -> Result<bool, ForeignError> {
     if reader.nil()? {
         return Ok(false);
@@ -195,7 +195,7 @@ fn many<'a, T>(
     Ok(out)
 }
 
-/// A number, or bytes of which the first 16 are as good as all.
+/// Hash as a number, or as bytes of which the first 16 suffice.
 fn hash(reader: &mut Reader<'_>) -> Result<ForeignHash, ForeignError> {
     if !reader.is_blob()? {
         return reader.integer().map(|number| ForeignHash(number.into()));
@@ -230,7 +230,7 @@ impl Fields<'_> {
 mod tests {
     use super::*;
 
-    /// `[null, [event…], 3]`, with so many events.
+    /// Payload `[null, [event…], 3]` with `count` events.
     fn batch(events: &[u8], count: u32) -> Vec<u8> {
         let mut out = vec![0x93, 0xc0, 0xdd];
         out.extend_from_slice(&count.to_be_bytes());
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!((Events::new(&[0x91, 0xc0]).err(), broken.next()), (Some(ForeignError::Shape), None));
     }
 
-    /// 16 bytes of a payload are an event of more than a hundred; a payload of 28 MiB must not become as many.
+    /// 16 bytes of payload are an event of more than a hundred; a payload of 28 MiB must not unpack into that many.
     #[test]
     fn only_one_event_is_unpacked_at_a_time() {
         let small = b"\x92\xacBlockRemoved\x90";
@@ -266,7 +266,7 @@ mod tests {
             count += 1;
         }
         assert_eq!(count, 2_000_000);
-        // The largest one: what its elements take, and no room besides.
+        // The largest event takes the memory of its elements and no spare room.
         let many = [&b"\x92\xacBlockRemoved\xdd"[..], &(BLOCKS_MAX as u32).to_be_bytes(), &[7; BLOCKS_MAX]].concat();
         let payload = batch(&many, 1);
         let Some(Ok(Some(ForeignEvent::Removed { hashes, .. }))) = Events::new(&payload).expect("a batch").next()

@@ -1,13 +1,13 @@
-//! Prefix caches of engines that are not ours: what vLLM and SGLang publish over ZeroMQ, as events of the index.
+//! Prefix caches of foreign engines: the KV events that vLLM and SGLang publish over ZeroMQ, translated for the index.
 //!
 //! ```text
 //! bytes of a socket ─ zmtp ─▶ messages (topic, sequence, payload) ─ msgpack, events ─▶ ForeignEvent
 //!   ─ rehash: from their token ids to our block hash, from their block size to ours ─▶ KvIndex
 //! ```
-//! Their hashes are never trusted to mean anything: a block is what its token ids say, behind its parent. What cannot be known (a block
-//! whose parent was never told) is left out, so the view errs on the side of fewer hits.
+//! Foreign hashes are opaque names: a block is identified by its token ids and its parent. Unknowable blocks (whose
+//! parent was never reported) are left out, so the view errs on the side of fewer hits.
 //!
-//! Everything here is bytes in and values out: no socket, no clock. Every size has a limit.
+//! Everything here maps bytes to values: no socket, no clock. Every size has a limit.
 
 pub mod events;
 mod msgpack;
@@ -19,13 +19,13 @@ pub use events::{Events, ForeignEvent};
 pub use order::{Order, Turn};
 pub use rehash::{Holdings, Rehasher};
 
-/// What is wrong with bytes of a foreign engine.
+/// Error in the bytes of a foreign engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForeignError {
-    /// The bytes end too early.
+    /// The bytes end inside a value.
     #[error("it ends in the middle of a value")]
     Short,
-    /// Another type was expected.
+    /// A value has an unexpected type.
     #[error("a value has another type than it should have (first byte {0:#04x})")]
     Type(u8),
     /// Values are nested too deeply.
@@ -34,16 +34,16 @@ pub enum ForeignError {
     /// A number does not fit.
     #[error("a number is out of range")]
     Range,
-    /// There is no batch of events in it.
+    /// The payload is no batch of events.
     #[error("it is not a batch of KV events")]
     Shape,
     /// The peer does not speak ZMTP 3 without security.
     #[error("the peer does not speak ZMTP 3 with the NULL mechanism")]
     Greeting,
-    /// The peer sent a frame that is not allowed there.
+    /// The peer sent a frame that is not allowed at this point.
     #[error("the peer broke the protocol")]
     Protocol,
-    /// A message is longer than allowed.
+    /// A message exceeds the size bound.
     #[error("a message is longer than {0} bytes")]
     Long(usize),
 }

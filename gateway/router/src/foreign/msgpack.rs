@@ -1,4 +1,4 @@
-//! As much of MessagePack as KV events need: one borrowed pass, nothing built, nothing trusted.
+//! Subset of MessagePack that KV events need: one pass over borrowed bytes, without building values and without trusting sizes.
 //! <https://github.com/msgpack/msgpack/blob/master/spec.md>
 
 use super::ForeignError;
@@ -6,7 +6,7 @@ use super::ForeignError;
 /// Deepest nesting of values that are skipped.
 const DEPTH_MAX: usize = 16;
 
-/// Reads values in order.
+/// Cursor that reads values in order.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
 }
@@ -16,7 +16,7 @@ impl<'a> Reader<'a> {
         Self { bytes }
     }
 
-    /// Bytes that are left: no collection has more elements than that.
+    /// Bytes left: an upper bound of the elements of any collection.
     pub(super) fn left(&self) -> usize {
         self.bytes.len()
     }
@@ -44,7 +44,7 @@ impl<'a> Reader<'a> {
         usize::try_from(self.number(count)?).map_err(|_| ForeignError::Range)
     }
 
-    /// Whether the next value is nil; it is taken then.
+    /// Whether the next value is nil; a nil is consumed.
     pub(super) fn nil(&mut self) -> Result<bool, ForeignError> {
         let is_nil = self.peek()? == 0xc0;
         if is_nil {
@@ -63,7 +63,7 @@ impl<'a> Reader<'a> {
         Ok(matches!(self.peek()?, 0xa0..=0xbf | 0xc4..=0xc6 | 0xd9..=0xdb))
     }
 
-    /// Elements of an array that begins here.
+    /// Reads an array's head: its number of elements.
     pub(super) fn array(&mut self) -> Result<usize, ForeignError> {
         let count = match self.byte()? {
             small @ 0x90..=0x9f => usize::from(small & 0x0f),
@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
         self.holds(count)
     }
 
-    /// Pairs of a map that begins here.
+    /// Reads a map's head: its number of pairs.
     pub(super) fn map(&mut self) -> Result<usize, ForeignError> {
         let count = match self.byte()? {
             small @ 0x80..=0x8f => usize::from(small & 0x0f),
@@ -85,12 +85,12 @@ impl<'a> Reader<'a> {
         self.holds(count)
     }
 
-    /// A collection of that many elements can be there: each takes a byte.
+    /// Checks that a collection of `count` elements can be complete: each takes at least a byte.
     fn holds(&self, count: usize) -> Result<usize, ForeignError> {
         if count > self.left() { Err(ForeignError::Short) } else { Ok(count) }
     }
 
-    /// Bytes or text.
+    /// Reads bytes or text.
     pub(super) fn blob(&mut self) -> Result<&'a [u8], ForeignError> {
         let count = match self.byte()? {
             small @ 0xa0..=0xbf => usize::from(small & 0x1f),
@@ -102,7 +102,7 @@ impl<'a> Reader<'a> {
         self.take(count)
     }
 
-    /// A whole number; a negative one as its two's complement.
+    /// Reads an integer; a negative one as its two's complement.
     pub(super) fn integer(&mut self) -> Result<u64, ForeignError> {
         Ok(match self.byte()? {
             small @ 0x00..=0x7f => u64::from(small),
@@ -122,7 +122,7 @@ impl<'a> Reader<'a> {
         u32::try_from(self.integer()?).map_err(|_| ForeignError::Range)
     }
 
-    /// Passes over one value, whatever it is.
+    /// Skips one value of any type.
     pub(super) fn skip(&mut self) -> Result<(), ForeignError> {
         self.skip_within(DEPTH_MAX)
     }

@@ -1,33 +1,33 @@
-//! Sequence numbers of a publisher: what is next, what was there already, what is missing.
+//! Sequence numbers of a publisher: next, repeated and missing batches.
 
-/// Where a batch stands.
+/// Position of a batch in the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// It is the next one.
+    /// The batch is the next one.
     Next,
-    /// It was there already.
+    /// The batch was there already.
     Old,
-    /// Batches before it are missing, from this number on.
+    /// Batches before this one are missing, from this number on.
     Gap(u64),
     /// The publisher counts from the beginning again: it is another process, and everything it held is gone.
     Restart,
 }
 
-/// See the module header.
+/// Next expected sequence number of a publisher.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Order {
     next: Option<u64>,
 }
 
-/// A number this far below the expected one is not an old batch but a new life of the publisher. (One that is nearer comes with a new
-/// connection, where [`Order::forget`] is due.)
+/// Distance below the expected number above which a batch is not old but from a new life of the publisher. (A new life
+/// with a nearer number comes with a new connection, where [`Order::forget`] is due.)
 const OLD_MAX: u64 = 1000;
 
 impl Order {
-    /// Looks at a batch; [`Self::took`] says that it was applied.
+    /// Position of a batch. After applying the batch, the caller reports it with [`Self::took`].
     pub fn look(&self, sequence: u64) -> Turn {
         match self.next {
-            // Whoever comes in the middle does not know what was before.
+            // A subscriber that joins late does not know the batches before.
             None if sequence == 0 => Turn::Next,
             None => Turn::Gap(0),
             Some(next) if sequence == next => Turn::Next,
@@ -42,12 +42,12 @@ impl Order {
         self.next.unwrap_or(0)
     }
 
-    /// It was applied.
+    /// Notes that a batch was applied.
     pub fn took(&mut self, sequence: u64) {
         self.next = Some(sequence.saturating_add(1));
     }
 
-    /// Nothing is known any more.
+    /// Forgets the position, as at a new connection.
     pub fn forget(&mut self) {
         self.next = None;
     }

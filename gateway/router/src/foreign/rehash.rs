@@ -1,12 +1,13 @@
-//! From a foreign engine's blocks to ours: other hashes, other block sizes.
+//! Translation of a foreign engine's blocks to ours: other hashes, other block sizes.
 //!
 //! ```text
 //! theirs, 16 tokens   e0      e1      e2      e3      e4
 //! ours, 32 tokens     ──── X ────     ──── Y ────     (tail of 16 waits for the next block)
 //! ```
-//! Ours is held where every one of theirs that it covers is held. So a node per foreign block keeps what lies between our last boundary
-//! and its end, and which of our blocks it is a part of. A node stays while it is held anywhere or something behind it is. Where theirs
-//! are longer than ours, two of theirs can begin alike: then one of ours is held as long as either of them is.
+//! Our block is held where all foreign blocks that it covers are held. So there is a node per foreign block with the
+//! tokens between our last boundary and the block's end, and with our blocks that it is a part of. A node stays while
+//! its block is held anywhere or a node behind it exists. Where foreign blocks are longer than ours, two of them can
+//! begin alike: then our block is held as long as either is.
 
 use super::events::{ForeignEvent, ForeignHash};
 use crate::{KvIndex, WorkerId};
@@ -14,23 +15,23 @@ use penstock_proto::frames::{KvEvent, Tier};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher};
 use std::collections::HashMap;
 
-/// Foreign blocks of one engine that are followed at most; some 300 bytes each.
+/// Most foreign blocks followed per engine; some 300 bytes each.
 const NODES_MAX: usize = 1 << 20;
-/// Tokens of all of them: what is kept of a block grows with it. As many as 64 engines of a million tokens hold.
+/// Most tokens of all followed blocks, since memory per block grows with them: as many as 64 engines of a million tokens hold.
 const TOKENS_MAX: usize = 1 << 26;
 
-/// Our blocks that run through one of theirs at most: prompts that fork inside it. Each event of it looks at all of them.
+/// Most of our blocks that run through one foreign block, as when prompts fork inside it. Each event of that block visits all of them.
 const COVERS_MAX: usize = 1 << 15;
 
-/// Where our blocks are noted, one at a time: an index, or one that others read meanwhile.
+/// Receiver of our blocks, one at a time: an index, or one that others read concurrently.
 pub trait Holdings {
-    /// Whether the block is noted.
+    /// Whether a block is noted as held.
     fn holds(&self, worker: WorkerId, tier: Tier, hash: BlockHash) -> bool;
-    /// The block is held now. `before`: the one before it.
+    /// Notes that a block is held now. `before`: the block before it.
     fn stored(&mut self, worker: WorkerId, tier: Tier, before: Option<BlockHash>, hash: BlockHash);
-    /// It is not held any more.
+    /// Notes that a block is no longer held.
     fn removed(&mut self, worker: WorkerId, tier: Tier, hash: BlockHash);
-    /// Nothing is held any more.
+    /// Notes that no block is held any more.
     fn cleared(&mut self, worker: WorkerId);
 }
 
@@ -54,57 +55,57 @@ impl Holdings for KvIndex {
     }
 }
 
-/// Counts since the beginning.
+/// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Followed {
-    /// Foreign blocks that were told as stored.
+    /// Foreign blocks reported as stored.
     pub stored: u64,
-    /// Foreign blocks that were told as removed.
+    /// Foreign blocks reported as removed.
     pub removed: u64,
-    /// Foreign blocks that could not be placed: their parent was never told, or there are too many.
+    /// Foreign blocks that could not be placed: the parent was never reported, or a bound is reached.
     pub orphans: u64,
 }
 
-/// See the module header.
+/// Translator for one engine; see the module header.
 pub struct Rehasher {
     hasher: BlockHasher,
     nodes: HashMap<ForeignHash, Node>,
-    /// Of all nodes, and how many there may be.
+    /// Tokens of all nodes, and their bound.
     tokens: usize,
     tokens_max: usize,
     covers_max: usize,
-    /// Our blocks that are held in more than one way, by tier: in how many more.
+    /// Extra holders of our blocks that several foreign blocks stand for, by tier.
     shared: HashMap<(BlockHash, Tier), u32>,
     followed: Followed,
 }
 
 struct Node {
     parent: Option<ForeignHash>,
-    /// Nodes whose parent it is.
+    /// Number of nodes whose parent is this one.
     children: u32,
     tokens: u32,
-    /// Bits of [`Tier`].
+    /// Bitmask of [`Tier`]s that hold the block.
     tiers: u8,
-    /// Our last block that ends in it or before it.
+    /// Our last block that ends in this one or before it.
     last: Option<BlockHash>,
-    /// Tokens behind that, up to its end.
+    /// Tokens between that block's end and the end of this one.
     tail: Box<[u32]>,
-    /// Our blocks that it is a part of.
+    /// Our blocks that this one is a part of.
     covers: Vec<Cover>,
 }
 
-/// One of our blocks, as a path of foreign ones.
+/// One of our blocks as a path of foreign ones.
 #[derive(Clone, Copy)]
 struct Cover {
     hash: BlockHash,
     before: Option<BlockHash>,
-    /// The foreign block that completes it, and how many it covers back from there.
+    /// Foreign block that completes it, and the number of foreign blocks it covers, counted back from there.
     end: ForeignHash,
     parts: u32,
 }
 
 impl Rehasher {
-    /// For prompts that are hashed by `hasher`.
+    /// A translator for prompts hashed by `hasher`.
     pub fn new(hasher: BlockHasher) -> Self {
         Self {
             hasher,
@@ -117,22 +118,22 @@ impl Rehasher {
         }
     }
 
-    /// Counts since the beginning.
+    /// Counters since the start.
     pub fn followed(&self) -> Followed {
         self.followed
     }
 
-    /// Foreign blocks that are known.
+    /// Number of foreign blocks known.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether none is known.
+    /// Whether no foreign block is known.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// Says to the index what an event means for `worker`.
+    /// Applies an event of `worker` to the index.
     pub fn apply(&mut self, event: &ForeignEvent, index: &mut impl Holdings, worker: WorkerId) {
         match event {
             ForeignEvent::Stored { hashes, parent, tokens, block_tokens, tier } => {
@@ -156,13 +157,13 @@ impl Rehasher {
         }
     }
 
-    /// Forgets everything: the engine did, or what it said is not known to be whole.
+    /// Forgets everything, because the engine did or its events may be incomplete.
     pub fn clear(&mut self, index: &mut impl Holdings, worker: WorkerId) {
         index.cleared(worker);
         (self.nodes, self.shared, self.tokens) = (HashMap::new(), HashMap::new(), 0);
     }
 
-    /// Makes a node for a block that has none. False: its tokens or its parent are not known.
+    /// Creates a node for a block without one. False if its tokens or its parent are unknown, or a bound is reached.
     fn place(&mut self, hash: ForeignHash, parent: Option<ForeignHash>, tokens: Option<&[u32]>) -> bool {
         if self.nodes.contains_key(&hash) {
             return true;
@@ -187,7 +188,7 @@ impl Rehasher {
         let tail: Box<[u32]> = blocks.remainder().into();
         for block in blocks {
             let ours = self.hasher.block(last, block);
-            // The first of ours began in the blocks before this one, the others begin in it.
+            // Our first block began in the nodes before this one, the others begin inside it.
             let parts = path.len() as u32 + 1;
             let cover = Cover { hash: ours, before: last, end: hash, parts };
             for part in std::mem::take(&mut path) {
@@ -204,7 +205,7 @@ impl Rehasher {
         true
     }
 
-    /// The foreign blocks that hold the last `tokens` tokens up to the end of `at`, backwards.
+    /// Foreign blocks that hold the last `tokens` tokens up to the end of `at`, backwards.
     fn path(&self, mut at: Option<ForeignHash>, mut tokens: usize) -> Vec<ForeignHash> {
         let mut path = Vec::new();
         while tokens > 0
@@ -233,7 +234,7 @@ impl Rehasher {
         }
     }
 
-    /// Our blocks that it is a part of and that are held.
+    /// Our held blocks that this foreign block is a part of.
     fn held(&self, hash: ForeignHash, tier: Tier) -> Vec<Cover> {
         let covers = self.nodes.get(&hash).map_or(&[][..], |node| &node.covers);
         covers.iter().filter(|cover| self.is_held(cover, tier)).copied().collect()
@@ -265,7 +266,7 @@ impl Rehasher {
         self.drop_unused(hash);
     }
 
-    /// Drops a node that nothing needs, and those before it that were there for it alone.
+    /// Drops a node that is not needed any more, and the nodes before it that existed only for it.
     fn drop_unused(&mut self, hash: ForeignHash) {
         let mut at = Some(hash);
         while let Some(hash) = at
@@ -301,10 +302,10 @@ mod tests {
 
     const W: WorkerId = WorkerId(0);
 
-    /// Tokens of the foreign block of that number, and the one before it: a tree in which block n follows block n / 2.
+    /// Parent and tokens of the foreign block with this number: a tree in which block n follows block n / 2.
     fn block(number: u32, size: usize) -> (Option<ForeignHash>, Vec<u32>) {
         let parent = (number > 1).then(|| ForeignHash((number / 2).into()));
-        // Blocks with one parent begin alike.
+        // Blocks of one parent begin alike.
         let owner = |token: u32| if (token as usize) < size / 2 { number / 2 } else { number };
         (parent, (0..size as u32).map(|token| owner(token) * 1000 + token).collect())
     }
@@ -388,7 +389,7 @@ mod tests {
         assert_eq!(engine.rehasher.len(), 3);
     }
 
-    /// A publisher that lets all its prompts fork inside one block would have every event of that block look at all of them.
+    /// A publisher whose prompts all fork inside one block could make every event of that block visit all of them.
     #[test]
     fn prompts_that_fork_inside_one_block_are_followed_up_to_a_number() {
         let mut engine = Engine::new();
@@ -411,7 +412,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against what follows from who holds which of their blocks: ours is held where all it covers is.
+        /// Checked against the definition: our block is held where all foreign blocks it covers are held.
         #[test]
         fn ours_is_held_where_all_of_theirs_is(
             size in prop::sample::select(vec![1_usize, 8, 16, 24, 32, 48, 64, 100]),
@@ -421,7 +422,7 @@ mod tests {
             let (mut engine, mut held) = (Engine::new(), BTreeSet::new());
             for (number, tier, store) in ops {
                 if store {
-                    // An engine tells a block behind its parents, wherever those are now.
+                    // An engine reports a block behind its parents, wherever those are now.
                     for part in path(number) {
                         engine.say(&stored(part, size, tiers[tier], true));
                         held.insert((part, tier));

@@ -1,35 +1,35 @@
-//! ZMTP 3.0 as a client speaks it to PUB (events) and ROUTER (replay): bytes in, messages out.
+//! Client side of ZMTP 3.0 for PUB (events) and ROUTER (replay) peers: bytes in, messages out.
 //! <https://rfc.zeromq.org/spec/23/>
 //!
 //! ```text
 //! greeting 64 bytes  FF 00×8 7F | 3 0 | "NULL" 00×16 | 00 | 00×31
 //! frame              flags (1 more, 2 long, 4 command) | length 1 or 8 bytes | body
 //! ```
-//! Our own because it is small, and because what we need is limits: a message longer than allowed ends the connection before it is read.
+//! No library is used, because this part is small and needs bounds: a message longer than allowed ends the connection before it is read.
 
 use super::ForeignError;
 use std::collections::VecDeque;
 
 const GREETING_BYTES: usize = 64;
-/// Parts of one message at most.
+/// Most parts of one message.
 const PARTS_MAX: usize = 16;
-/// A command is short.
+/// Largest command frame, in bytes.
 const COMMAND_BYTES_MAX: usize = 4096;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// What the peer is asked to take us for.
+/// Socket type that the client presents to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Subscriber of everything that a publisher sends.
     Sub,
-    /// Asks a ROUTER, which may answer many times.
+    /// Client of a ROUTER, which may answer many times.
     Dealer,
 }
 
-/// One connection.
+/// State of one connection.
 pub struct Zmtp {
     role: Role,
     message_bytes_max: usize,
@@ -48,7 +48,7 @@ enum Stage {
 }
 
 impl Zmtp {
-    /// A connection that was just made; what is to be sent first is there already.
+    /// A new connection, with its greeting ready to be sent.
     pub fn new(role: Role, message_bytes_max: usize) -> Self {
         let mut output = vec![0; GREETING_BYTES];
         (output[0], output[9], output[10]) = (0xff, 0x7f, 3);
@@ -64,28 +64,28 @@ impl Zmtp {
         }
     }
 
-    /// Bytes to be sent now.
+    /// Takes the bytes to be sent now.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
 
-    /// Whether the peer has said that it is ready.
+    /// Whether the peer's READY has arrived.
     pub fn is_open(&self) -> bool {
         self.stage == Stage::Open
     }
 
-    /// The next whole message, as its parts.
+    /// Takes the next whole message, as its parts.
     pub fn message(&mut self) -> Option<Vec<Vec<u8>>> {
         self.messages.pop_front()
     }
 
-    /// Bytes that are kept: of a message that is not whole, and of those that nobody took.
+    /// Bytes in memory: of an incomplete message, and of messages that nobody took.
     pub fn kept_bytes(&self) -> usize {
         let whole = self.messages.iter().flatten().map(Vec::len).sum::<usize>();
         self.input.len() + self.parts.iter().map(Vec::len).sum::<usize>() + whole
     }
 
-    /// Says a message.
+    /// Queues a message for sending.
     pub fn send(&mut self, parts: &[&[u8]]) {
         for (number, part) in parts.iter().enumerate() {
             let more = if number + 1 < parts.len() { MORE } else { 0 };
@@ -93,10 +93,10 @@ impl Zmtp {
         }
     }
 
-    /// Takes what the peer sent.
+    /// Takes in bytes from the peer.
     ///
     /// # Errors
-    /// It is not ZMTP, or a message is too long: the connection is of no use any more.
+    /// The bytes are not ZMTP, or a message is too long: the connection has to be closed.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), ForeignError> {
         self.input.extend_from_slice(bytes);
         let mut at = 0;
@@ -140,7 +140,7 @@ impl Zmtp {
         Ok(true)
     }
 
-    /// Flags and place of the frame at `at`, if all of it is there; moves `at` behind it.
+    /// Flags and range of the frame at `at`, if it is complete; moves `at` behind it.
     fn whole_frame(&self, at: &mut usize) -> Result<Option<(u8, std::ops::Range<usize>)>, ForeignError> {
         let bytes = &self.input[*at..];
         let Some(&flags) = bytes.first() else { return Ok(None) };
@@ -180,7 +180,7 @@ impl Zmtp {
             }
             self.stage = Stage::Open;
             if self.role == Role::Sub {
-                // Everything: the topic is looked at by whoever takes the messages.
+                // An empty topic prefix subscribes to everything; the reader of the messages filters topics.
                 self.frame(0, &[1]);
             }
         }
@@ -203,7 +203,7 @@ impl Zmtp {
 mod tests {
     use super::*;
 
-    /// A publisher's side of a connection, up to its READY.
+    /// A publisher's bytes up to its READY.
     fn publisher() -> Vec<u8> {
         let mut bytes = vec![0; GREETING_BYTES];
         (bytes[0], bytes[9], bytes[10], bytes[11]) = (0xff, 0x7f, 3, 1);

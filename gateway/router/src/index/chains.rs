@@ -1,8 +1,8 @@
-//! All runs, and the way from a hash to its place.
+//! All runs of the index, and the look-up of a block's place by its hash.
 //!
-//! Runs need no links between them: whoever walks a chain knows its hashes, and where one run ends or forks off, the next hash is
-//! looked up. A fork therefore never splits a run. A block that nobody has stays in its run until it is at the end of it or most of
-//! the run is like it; so a place costs memory at most twice.
+//! Runs need no links between them: a caller that walks a chain knows its hashes, and where one run ends or a fork
+//! leaves it, the next hash is looked up. So a fork never splits a run. A block that no worker has stays in its run
+//! until it is at the run's end or most of the run is like it; so a place costs memory at most twice.
 
 use super::run::{RUN_BLOCKS_MAX, Run, slot};
 use super::spans::{self, Span};
@@ -12,10 +12,10 @@ use crate::WorkerId;
 use penstock_proto::BlockHash;
 use std::ops::Range;
 
-/// Blocks of a run that is put behind another at most: what a request pays for the next ones.
+/// Largest run, in blocks, that is appended to another one: bounds the work that one request does for later ones.
 const JOIN_BLOCKS_MAX: u32 = 64;
 
-/// A block of a run.
+/// Position of a block: run and offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct At {
     pub(super) run: u32,
@@ -28,7 +28,7 @@ impl At {
     }
 }
 
-/// See the module header.
+/// All runs and the table of places; see the module header.
 #[derive(Default)]
 pub(super) struct Chains {
     runs: Vec<Run>,
@@ -39,12 +39,12 @@ pub(super) struct Chains {
 }
 
 impl Chains {
-    /// Distinct blocks: resident somewhere, promised by somebody.
+    /// Number of distinct blocks: resident at some worker, and promised by some worker.
     pub(super) fn sizes(&self) -> (usize, usize) {
         (self.resident, self.promised)
     }
 
-    /// Runs in use, and blocks that have a place in one.
+    /// Number of runs in use, and of blocks with a place in one.
     pub(super) fn shape(&self) -> (usize, usize) {
         (self.runs.len() - self.free.len(), self.table.len())
     }
@@ -58,18 +58,18 @@ impl Chains {
         Some(At { run: place.run, offset: place.depth - self.run(place.run).base })
     }
 
-    /// Whether this hash stands there.
+    /// Whether this hash is at that position.
     pub(super) fn is_at(&self, at: At, hash: BlockHash) -> bool {
         self.run(at.run).hashes.get(at.offset as usize) == Some(&hash)
     }
 
-    /// The place of `hash`, looked for behind `previous` first.
+    /// Position of `hash`; the one behind `previous` is tried before the table.
     pub(super) fn follow(&self, previous: Option<At>, hash: BlockHash) -> Option<At> {
         previous.map(At::next).filter(|at| self.is_at(*at, hash)).or_else(|| self.find(hash))
     }
 
-    /// Makes a place for a hash that has none: at the end of the run of `previous` if it is its last block and the run may grow, in
-    /// a new run otherwise. Nobody has the block yet.
+    /// Creates a place for a hash that has none: at the end of the run of `previous` if that is the run's last block
+    /// and the run may grow, else in a new run. No worker has the block yet.
     pub(super) fn create(&mut self, previous: Option<At>, hash: BlockHash, worker: WorkerId) -> At {
         let end = previous.filter(|at| {
             let run = self.run(at.run);
@@ -84,8 +84,9 @@ impl Chains {
         At { run, offset }
     }
 
-    /// Puts a short run that begins at `at` behind the run that ends with `previous`, if the same workers have all of both. So blocks
-    /// that were told one by one become one run when somebody asks for their chain. Returns the new place of `at`.
+    /// Appends a short run that begins at `at` to the run that ends with `previous`, if the same workers have all of
+    /// both. So blocks that were reported one by one become one run once a request asks for their chain. Returns the
+    /// new position of `at`.
     pub(super) fn join(&mut self, previous: At, at: At) -> Option<At> {
         let (front, back) = (self.run(previous.run), self.run(at.run));
         let plain = |run: &Run| run.parts.is_empty() && run.promised.is_empty();
@@ -105,14 +106,14 @@ impl Chains {
         Some(previous.next())
     }
 
-    /// The worker has these blocks; returns how many it had not.
+    /// Notes that a worker has these blocks; returns how many are new.
     pub(super) fn hold(&mut self, run: u32, worker: WorkerId, tier: usize, blocks: Range<u32>) -> usize {
         let run = &mut self.runs[run as usize];
         self.resident += run.unheld(blocks.clone()) as usize;
         run.hold(worker, tier, blocks) as usize
     }
 
-    /// The worker has lost these blocks; returns how many it had. Places of blocks that nobody has may go.
+    /// Notes that a worker has lost these blocks; returns how many it had. Places of blocks that no worker has may go.
     pub(super) fn lose(&mut self, run: u32, worker: WorkerId, tier: usize, blocks: Range<u32>) -> usize {
         let view = &mut self.runs[run as usize];
         let before = view.unheld(blocks.clone());
@@ -122,18 +123,18 @@ impl Chains {
         lost as usize
     }
 
-    /// Notes that the worker was asked for these blocks.
+    /// Notes that a worker was asked to compute these blocks.
     pub(super) fn promise(&mut self, run: u32, worker: WorkerId, blocks: Range<u32>) {
         self.promised += self.runs[run as usize].promise(worker, blocks) as usize;
     }
 
-    /// Takes one promise of exactly these blocks back.
+    /// Takes back one promise of exactly these blocks.
     pub(super) fn unpromise(&mut self, run: u32, worker: WorkerId, blocks: Range<u32>) {
         self.promised -= self.runs[run as usize].unpromise(worker, blocks) as usize;
         self.settle(run);
     }
 
-    /// Forgets what the worker has in these tiers. Cost: a look at every run, and a removal per block that nobody else has.
+    /// Forgets the worker's blocks in these tiers. Cost: a visit of every run, and a removal per block that no other worker has.
     pub(super) fn clear(&mut self, worker: WorkerId, tiers: Range<usize>) {
         let owners = slot(worker, tiers.start)..=slot(worker, tiers.end - 1);
         for id in 0..self.runs.len() {
@@ -150,7 +151,7 @@ impl Chains {
         }
     }
 
-    /// Forgets what the worker was asked for. Cost: a look at every run.
+    /// Forgets the worker's promises. Cost: a visit of every run.
     pub(super) fn clear_promises(&mut self, worker: WorkerId) {
         for id in 0..self.runs.len() {
             let run = &mut self.runs[id];
@@ -172,7 +173,7 @@ impl Chains {
         })
     }
 
-    /// Gives up places of blocks that nobody has: those at the end, and all when they are most of the run.
+    /// Frees the places of blocks that no worker has: those at the run's end, and all of them once they are most of the run.
     fn settle(&mut self, id: u32) {
         let run = &self.runs[id as usize];
         if run.any_full() != 0 {
@@ -207,7 +208,7 @@ impl Chains {
         run.refill();
     }
 
-    /// Splits a run of which nobody has more than a half into the parts that somebody has.
+    /// Splits a run of which workers hold less than half into the parts that some worker holds.
     fn compact(&mut self, id: u32) {
         let run = &self.runs[id as usize];
         let mut union: Vec<Span> = Vec::new();
@@ -224,7 +225,7 @@ impl Chains {
                 self.table.remove(old.hashes[offset as usize], Place { run: id, depth: old.base + offset });
             }
         });
-        // The largest part keeps the places it has.
+        // The largest part keeps its places.
         let largest = union.iter().map(|span| span.end - span.start).max().unwrap_or(0);
         union.sort_unstable_by_key(|span| span.end - span.start != largest);
         for (number, part) in union.iter().enumerate() {
@@ -243,7 +244,7 @@ impl Chains {
 }
 
 impl Run {
-    /// A run of some of its blocks, with what lies within. `keep`: depths stay as they are.
+    /// A run of some of the blocks, with the spans inside. `keep`: depths stay as they are.
     fn part(&self, blocks: Range<u32>, keep: bool) -> Self {
         let within = |all: &[Span]| -> Vec<Span> {
             let inside = all.iter().filter(|span| span.start >= blocks.start && span.end <= blocks.end);

@@ -1,19 +1,21 @@
-//! Which worker holds which prefix, exactly: chained block hashes in runs, with the workers that have all of a run as bits and
-//! those that have a part of it as cut-offs.
+//! Exact prefix index over all workers: chained block hashes in runs. Workers that have all of a run are bits of a set,
+//! workers that have a part of it are spans.
 //!
 //! ```text
 //! run 7   h0 h1 h2 … h255          all: {w1, w9}   parts: w4 0..64 (disk), w9 0..12 (host)   promised: w2 0..256 ×3
 //! run 8   h256 h257                 all: {w1}
 //! table   h0 → (7,0)  h1 → (7,1)  …  h257 → (8,1)
 //! ```
-//! A look-up finds the run of the first hash and compares hashes along it; only where the question leaves the run is the table asked
-//! again. So its cost follows runs, not blocks, and a popular prefix stays one run however many continuations fork off it.
+//! A look-up finds the run of the first hash and compares hashes along it; only where the question leaves the run is
+//! the table asked again. So its cost follows runs, not blocks, and a popular prefix stays one run however many
+//! continuations fork off it.
 //!
-//! *Resident* blocks are what workers said they hold, each in a [`Tier`]. *In flight* is what they were asked to compute and have not
-//! said yet, so two requests with one long prefix that arrive together go to one worker.
+//! *Resident* blocks are those that workers reported, each in a [`Tier`]. *Promised* blocks are those that a worker was
+//! asked to compute and has not reported yet; they send two requests with one long prefix that arrive together to one
+//! worker.
 //!
-//! Bytes per block: 16 for its hash, 9 to 18 for its place, below 1 for its share of a run of 256. Operations per looked-up block: one
-//! comparison of 16 bytes in order of memory.
+//! Bytes per block: 16 for its hash, 9 to 18 for its place, below 1 for its share of a run of 256. Operations per
+//! looked-up block: one comparison of 16 bytes in order of memory.
 
 mod chains;
 mod hits;
@@ -30,21 +32,21 @@ use penstock_proto::BlockHash;
 use penstock_proto::frames::{KvEvent, Tier};
 use std::ops::Range;
 
-/// Blocks that one worker may announce per tier, whatever it says about itself: a worker that lies must not fill the gateway's
-/// memory. 64 million tokens.
+/// Most blocks that one worker may announce per tier, whatever size it reports: a faulty worker must not fill the
+/// gateway's memory. 64 million tokens.
 const TIER_BLOCKS_MAX: usize = 1 << 21;
 
-/// Kinds of [`Tier`].
+/// Number of [`Tier`]s.
 pub(crate) const TIERS: usize = 4;
 
-/// A set of workers.
+/// Set of workers, one bit each.
 pub(crate) type Bits = u128;
 
 pub(crate) fn bit(worker: WorkerId) -> Bits {
     1 << worker.0
 }
 
-/// The workers of a set.
+/// Workers of a set.
 pub(crate) fn bits(mut set: Bits) -> impl Iterator<Item = WorkerId> {
     std::iter::from_fn(move || {
         let first = (set != 0).then(|| set.trailing_zeros() as u8)?;
@@ -53,14 +55,14 @@ pub(crate) fn bits(mut set: Bits) -> impl Iterator<Item = WorkerId> {
     })
 }
 
-/// The view of all workers' prefix caches; see the module header.
+/// Index of all workers' prefix caches; see the module header.
 #[derive(Default)]
 pub struct KvIndex {
     chains: Chains,
     workers: Vec<Account>,
 }
 
-/// What a worker has announced and may announce, by tier.
+/// Blocks that a worker has announced and may announce, by tier.
 #[derive(Clone, Copy, Default)]
 struct Account {
     held: [usize; TIERS],
@@ -68,11 +70,11 @@ struct Account {
 }
 
 impl KvIndex {
-    /// Starts the view of a worker, empty; it may announce `blocks_max` blocks on its device, and up to two million in each other
-    /// tier until [`Self::limit`] says otherwise. More are ignored.
+    /// Adds a worker with an empty view. It may announce `blocks_max` blocks on its device, and up to two million in
+    /// each other tier until [`Self::limit`] sets another bound. Further blocks are ignored.
     ///
     /// # Panics
-    /// If the id is not below [`WORKERS_MAX`].
+    /// If the worker's id is not below [`WORKERS_MAX`].
     pub fn join(&mut self, worker: WorkerId, blocks_max: usize) {
         assert!(usize::from(worker.0) < WORKERS_MAX, "worker id {} of at most {WORKERS_MAX}", worker.0);
         self.clear(worker, 0..TIERS);
@@ -84,20 +86,20 @@ impl KvIndex {
         self.limit(worker, Tier::Device, blocks_max);
     }
 
-    /// How many blocks a worker that joined may announce in one tier, two million at most; what it announced already stays.
+    /// Sets the bound on a worker's blocks in one tier, two million at most; blocks announced already stay.
     pub fn limit(&mut self, worker: WorkerId, tier: Tier, blocks_max: usize) {
         if let Some(account) = self.workers.get_mut(usize::from(worker.0)) {
             account.held_max[tier as usize] = blocks_max.min(TIER_BLOCKS_MAX);
         }
     }
 
-    /// Forgets a worker, promised blocks included. Cost: one pass over the runs, and a removal per block that only it had.
+    /// Removes a worker with its promised blocks. Cost: one pass over the runs, and a removal per block that no other worker has.
     pub fn leave(&mut self, worker: WorkerId) {
         self.clear(worker, 0..TIERS);
         self.chains.clear_promises(worker);
     }
 
-    /// Takes in one change of a worker's cache. Hashes of the wrong length and tiers that are not known are skipped.
+    /// Takes in one change of a worker's cache. Hashes of the wrong length and unknown tiers are skipped.
     pub fn apply(&mut self, worker: WorkerId, event: &KvEvent) {
         let Ok(tier) = Tier::try_from(event.tier) else { return };
         if event.cleared {
@@ -108,7 +110,7 @@ impl KvIndex {
         self.stored(worker, tier, BlockHash::from_bytes(&event.parent), stored);
     }
 
-    /// The worker holds these blocks now: a chain in order. `parent`: the block before the first, where it is known.
+    /// Notes that a worker holds these blocks: a chain in order. `parent`: the block before the first, if known.
     pub fn stored(
         &mut self,
         worker: WorkerId,
@@ -137,14 +139,14 @@ impl KvIndex {
         self.hold(worker, tier, &mut stretch);
     }
 
-    /// The worker does not hold these blocks any more.
+    /// Notes that a worker no longer holds these blocks.
     pub fn removed(&mut self, worker: WorkerId, tier: Tier, hashes: impl IntoIterator<Item = BlockHash>) {
         let mut stretch = Stretch::default();
         for hash in hashes {
             let Some(at) = stretch.neighbour(&self.chains, hash).or_else(|| self.chains.find(hash)) else { continue };
             if !stretch.push(at) {
                 self.lose(worker, tier, &mut stretch);
-                // The place may have moved: blocks that nobody has were given up.
+                // The place may have moved, because places of blocks without a holder were freed.
                 if let Some(at) = self.chains.find(hash) {
                     stretch.push(at);
                 }
@@ -153,7 +155,7 @@ impl KvIndex {
         self.lose(worker, tier, &mut stretch);
     }
 
-    /// Notes blocks that `worker` was asked to compute: a chain from its first block on.
+    /// Notes that a worker was asked to compute these blocks: a chain from its first block on.
     pub fn promise(&mut self, worker: WorkerId, hashes: &[BlockHash]) {
         let mut stretch = Stretch::default();
         let mut previous = None;
@@ -173,10 +175,10 @@ impl KvIndex {
         }
     }
 
-    /// Takes one promise back, with the hashes it was made with: the blocks are resident now, or the request ended. A promise of a
-    /// worker that left is gone already.
+    /// Takes one promise back, given the hashes it was made with, because the blocks are resident now or the request
+    /// ended. A promise of a worker that left is gone already.
     pub fn release(&mut self, worker: WorkerId, hashes: &[BlockHash]) {
-        // The stretches first, then their places one by one: giving one up may move another, but never takes it apart.
+        // Stretches first, then their places one by one: freeing one may move another, but never splits it.
         for (first, count) in self.stretches(hashes) {
             if let Some(at) = self.chains.find(hashes[first]) {
                 self.chains.unpromise(at.run, worker, at.offset..at.offset + count);
@@ -184,13 +186,13 @@ impl KvIndex {
         }
     }
 
-    /// Leading blocks of `hashes` that each worker holds in any tier or was promised: `hits[worker]`, for the workers of `among`.
+    /// Leading blocks of `hashes` that each worker holds in any tier or has promised: `hits[worker]`, for the workers of `among`.
     pub fn hits(&self, hashes: &[BlockHash], among: impl IntoIterator<Item = WorkerId>) -> [u32; WORKERS_MAX] {
         self.hits_by_tier(hashes, among).into_any()
     }
 
-    /// The same by tier, in one walk. Cost: a look into the table per run, a comparison per block, and some steps per worker that has
-    /// just a part of a run.
+    /// Leading blocks of `hashes` per worker and tier, in one walk. Cost: a table look-up per run, a comparison per
+    /// block, and some steps per worker that has only a part of a run.
     pub fn hits_by_tier(&self, hashes: &[BlockHash], among: impl IntoIterator<Item = WorkerId>) -> Hits {
         let among = among.into_iter().fold(0, |set, worker| set | bit(worker));
         let (mut hits, mut left, mut depth) = (Hits::none(), [among; LEVELS], 0);
@@ -210,12 +212,12 @@ impl KvIndex {
         hits
     }
 
-    /// Blocks known to be resident somewhere, and blocks promised.
+    /// Number of blocks resident at some worker, and of blocks promised.
     pub fn sizes(&self) -> (usize, usize) {
         self.chains.sizes()
     }
 
-    /// Blocks that the worker has announced and holds, by tier.
+    /// Blocks that the worker has announced and still holds, by tier.
     pub fn held(&self, worker: WorkerId) -> [usize; TIERS] {
         self.workers.get(usize::from(worker.0)).map_or([0; TIERS], |account| account.held)
     }
@@ -226,12 +228,12 @@ impl KvIndex {
         at.is_some_and(|at| self.lacking(at.run, worker, tier, &(at.offset..at.offset + 1)) == 0)
     }
 
-    /// Runs, and blocks in them, those that nobody has any more and that were not given up yet included.
+    /// Number of runs, and of blocks in them, including blocks without a holder that were not freed yet.
     pub fn shape(&self) -> (usize, usize) {
         self.chains.shape()
     }
 
-    /// The parts of `hashes` that stand side by side: number of the first, and how many.
+    /// Parts of `hashes` that are adjacent in a run: index of the first hash, and their number.
     fn stretches(&self, hashes: &[BlockHash]) -> Vec<(usize, u32)> {
         let mut found: Vec<(usize, u32)> = Vec::new();
         let mut previous: Option<At> = None;
@@ -254,7 +256,7 @@ impl KvIndex {
 
     fn hold(&mut self, worker: WorkerId, tier: Tier, stretch: &mut Stretch) {
         let (run, mut blocks, room) = (stretch.run, stretch.take(), self.room(worker, tier));
-        // What does not fit is not heard: the last blocks first, without which the others are still of use.
+        // Blocks beyond the bound are ignored, the last ones first: without these the others are still of use.
         while blocks.len() > room && self.lacking(run, worker, tier, &blocks) > room {
             blocks.end -= 1;
         }
@@ -290,7 +292,7 @@ impl KvIndex {
     }
 }
 
-/// Neighbouring blocks of one run that are waiting to be changed together.
+/// Adjacent blocks of one run, collected to be changed together.
 #[derive(Default)]
 struct Stretch {
     run: u32,
@@ -298,7 +300,7 @@ struct Stretch {
 }
 
 impl Stretch {
-    /// Adds a block that comes next, or first of all; false if it does not fit.
+    /// Adds a block at the end, or as the first one; false if it is not adjacent.
     fn push_back(&mut self, at: At) -> bool {
         if self.is_empty() {
             *self = Self { run: at.run, blocks: at.offset..at.offset + 1 };
@@ -309,7 +311,7 @@ impl Stretch {
         fits
     }
 
-    /// The same for either end, and for a block that is in it.
+    /// Adds a block at either end, or one that is inside already; false if it is not adjacent.
     fn push(&mut self, at: At) -> bool {
         if !self.is_empty() && self.run == at.run {
             if self.blocks.contains(&at.offset) {
@@ -323,7 +325,7 @@ impl Stretch {
         self.push_back(at)
     }
 
-    /// The place of `hash` if it is just before or behind.
+    /// Position of `hash` if it is directly before or behind the stretch.
     fn neighbour(&self, chains: &Chains, hash: BlockHash) -> Option<At> {
         if self.is_empty() {
             return None;

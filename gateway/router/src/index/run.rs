@@ -1,4 +1,4 @@
-//! One run: blocks that follow each other, and who has which part of it.
+//! One run: a chain of blocks, and the parts of it that each worker has.
 
 use super::hits::{DEVICE, Hits, LEVELS, PROMISED};
 use super::spans::{self, Span};
@@ -7,24 +7,24 @@ use crate::WorkerId;
 use penstock_proto::BlockHash;
 use std::ops::Range;
 
-/// Blocks of a run at most: bounds what one change of it costs.
+/// Most blocks of a run: bounds the cost of one change.
 pub(super) const RUN_BLOCKS_MAX: usize = 4096;
 
-/// See the module header.
+/// Run of adjacent blocks; see the module header.
 #[derive(Default)]
 pub(super) struct Run {
     pub(super) hashes: Vec<BlockHash>,
-    /// Depth of the first block; depths are what the table holds.
+    /// Depth of the first block; the table holds depths, which stay valid when the run is trimmed.
     pub(super) base: u32,
-    /// Workers that have all of it, by tier.
+    /// Workers that have the whole run, by tier.
     pub(super) full: [Bits; TIERS],
-    /// Parts that workers have, owner = [`slot`].
+    /// Resident parts, by owner = [`slot`].
     pub(super) parts: Vec<Span>,
-    /// Parts promised by workers, owner = worker; these may overlap and repeat.
+    /// Promised parts, by owner = worker; these may overlap and repeat.
     pub(super) promised: Vec<Span>,
 }
 
-/// Owner of resident parts: a worker in a tier.
+/// Owner of a resident part: a worker in a tier.
 pub(super) fn slot(worker: WorkerId, tier: usize) -> u16 {
     u16::from(worker.0) * TIERS as u16 + tier as u16
 }
@@ -34,34 +34,34 @@ impl Run {
         self.hashes.len() as u32
     }
 
-    /// Workers that have all of it in some tier.
+    /// Workers that have the whole run in some tier.
     pub(super) fn any_full(&self) -> Bits {
         self.full.iter().fold(0, |set, tier| set | tier)
     }
 
-    /// Whether a block may be added at the end for `worker`: nobody else would stop having all of the run.
+    /// Whether a block may be appended for `worker`: no other worker may have the whole run, or it would no longer.
     pub(super) fn can_grow(&self, worker: WorkerId) -> bool {
         self.hashes.len() < RUN_BLOCKS_MAX
             && self.base < u32::MAX - 2 * RUN_BLOCKS_MAX as u32
             && self.any_full() & !bit(worker) == 0
     }
 
-    /// Adds a block that nobody has yet at the end.
+    /// Appends a block that no worker has yet.
     pub(super) fn push(&mut self, hash: BlockHash) {
         self.unfill();
         self.append(hash);
     }
 
-    /// Adds a block that whoever has all of the run has too.
+    /// Appends a block that all workers with the whole run have too.
     pub(super) fn append(&mut self, hash: BlockHash) {
         if self.hashes.len() == self.hashes.capacity() {
-            // Little slack: most runs are written once.
+            // Little slack, because most runs are written once.
             self.hashes.reserve_exact((self.hashes.len() / 4).max(1));
         }
         self.hashes.push(hash);
     }
 
-    /// Says for whoever has all of it that they have its present blocks.
+    /// Turns the bits of workers with the whole run into spans, because the run is about to grow.
     fn unfill(&mut self) {
         if self.any_full() == 0 {
             return;
@@ -74,7 +74,7 @@ impl Run {
         }
     }
 
-    /// Turns parts that are all of it into bits.
+    /// Turns spans that cover the whole run into bits.
     pub(super) fn refill(&mut self) {
         let (len, full) = (self.len(), &mut self.full);
         self.parts.retain(|span| {
@@ -86,7 +86,7 @@ impl Run {
         });
     }
 
-    /// How many of `blocks` the worker does not have in this tier.
+    /// Number of `blocks` that the worker does not have in this tier.
     pub(super) fn lacks(&self, worker: WorkerId, tier: usize, blocks: Range<u32>) -> u32 {
         if self.full[tier] & bit(worker) != 0 {
             return 0;
@@ -94,12 +94,12 @@ impl Run {
         spans::missing(&self.parts[spans::of(&self.parts, slot(worker, tier))], blocks)
     }
 
-    /// Blocks of `blocks` that are resident nowhere.
+    /// Number of `blocks` that are resident nowhere.
     pub(super) fn unheld(&self, blocks: Range<u32>) -> u32 {
         if self.any_full() != 0 { 0 } else { spans::missing(&self.parts, blocks) }
     }
 
-    /// The worker has these blocks now; returns how many it had not.
+    /// Notes that the worker has these blocks; returns how many are new.
     pub(super) fn hold(&mut self, worker: WorkerId, tier: usize, blocks: Range<u32>) -> u32 {
         if self.full[tier] & bit(worker) != 0 {
             return 0;
@@ -119,7 +119,7 @@ impl Run {
         added
     }
 
-    /// The worker has lost these blocks; returns how many it had.
+    /// Notes that the worker has lost these blocks; returns how many it had.
     pub(super) fn lose(&mut self, worker: WorkerId, tier: usize, blocks: Range<u32>) -> u32 {
         let (owner, len) = (slot(worker, tier), self.len());
         if self.full[tier] & bit(worker) != 0 {
@@ -129,7 +129,7 @@ impl Run {
         spans::cut(&mut self.parts, owner, blocks)
     }
 
-    /// One more promise of these blocks; returns how many were promised by nobody.
+    /// Adds one promise of these blocks; returns how many had none before.
     pub(super) fn promise(&mut self, worker: WorkerId, blocks: Range<u32>) -> u32 {
         let span = Span { owner: u16::from(worker.0), start: blocks.start, end: blocks.end, count: 1 };
         if let Some(same) = self.promised_at(span) {
@@ -142,7 +142,7 @@ impl Run {
         new
     }
 
-    /// One promise of exactly these blocks less; returns how many are promised by nobody now.
+    /// Removes one promise of exactly these blocks; returns how many have none now.
     pub(super) fn unpromise(&mut self, worker: WorkerId, blocks: Range<u32>) -> u32 {
         let span = Span { owner: u16::from(worker.0), start: blocks.start, end: blocks.end, count: 1 };
         let Some(at) = self.promised_at(span) else { return 0 };
@@ -161,8 +161,8 @@ impl Run {
         spans::of(&self.promised, span.owner).find(|at| Span { count: 1, ..self.promised[*at] } == span)
     }
 
-    /// Takes the workers out of `left` that do not have all of `offset..offset + count` and notes in `hits` how far they come;
-    /// the first of these blocks is number `depth` of the question. `left`: one set per level of [`Hits`].
+    /// Removes from `left` the workers that do not have all of `offset..offset + count`, and notes in `hits` the length
+    /// they reach. The first of these blocks is number `depth` of the question. `left`: one set per level of [`Hits`].
     pub(super) fn narrow(&self, offset: u32, count: u32, depth: u32, left: &mut [Bits; LEVELS], hits: &mut Hits) {
         let mut full = 0;
         let mut doubtful = 0;
@@ -177,7 +177,7 @@ impl Run {
             let end = offset + count;
             let mut reach = offset;
             for (level, left) in left.iter_mut().enumerate() {
-                // Once a level reaches the end, so do those that allow more.
+                // A level that reaches the end does so for all levels that allow more.
                 if reach < end {
                     reach = self.reach(worker, level, reach, parts, promised);
                 }
@@ -189,7 +189,7 @@ impl Run {
         }
     }
 
-    /// How far the worker comes from `at` with what `level` allows.
+    /// End of the blocks that the worker has from `at` on without a hole, at this level.
     fn reach(&self, worker: WorkerId, level: usize, at: u32, parts: &[Span], promised: &[Span]) -> u32 {
         let tiers = super::hits::tiers(level);
         if self.full[..tiers].iter().any(|full| full & bit(worker) != 0) {

@@ -1,33 +1,34 @@
-//! Which parts of a run somebody has: sorted, disjoint stretches per owner.
+//! Parts of a run by owner: sorted, disjoint spans.
 //!
-//! An owner is a small number (a worker and a tier, or a worker). Stretches of one owner never touch: they are merged. Each
-//! stretch covers at least one block that its owner announced, so their number is bounded by what owners may announce.
+//! An owner is a small number (a worker and a tier, or a worker). Spans of one owner never touch: they are merged. Each
+//! span covers at least one block that its owner announced, so their number is bounded by the blocks that owners may
+//! announce.
 
 use std::ops::Range;
 
-/// A stretch `start..end` of a run that `owner` has.
+/// Span `start..end` of a run that `owner` has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) owner: u16,
     pub(super) start: u32,
     pub(super) end: u32,
-    /// How often; 1 where that has no meaning.
+    /// Number of equal promises; 1 for resident spans.
     pub(super) count: u32,
 }
 
-/// The stretches of one owner.
+/// Range of the spans of one owner.
 pub(super) fn of(spans: &[Span], owner: u16) -> Range<usize> {
     owners(spans, owner..=owner)
 }
 
-/// The stretches of neighbouring owners.
+/// Range of the spans of neighbouring owners.
 pub(super) fn owners(spans: &[Span], owners: std::ops::RangeInclusive<u16>) -> Range<usize> {
     let from = spans.partition_point(|span| span.owner < *owners.start());
     let to = from + spans[from..].partition_point(|span| span.owner <= *owners.end());
     from..to
 }
 
-/// Gives `blocks` to `owner`, merging what touches; returns how many it did not have.
+/// Gives `blocks` to `owner`, merging spans that touch; returns how many are new.
 pub(super) fn add(spans: &mut Vec<Span>, owner: u16, blocks: Range<u32>) -> u32 {
     let mine = of(spans, owner);
     let from = mine.start + spans[mine.clone()].partition_point(|span| span.end < blocks.start);
@@ -62,14 +63,14 @@ pub(super) fn cut(spans: &mut Vec<Span>, owner: u16, blocks: Range<u32>) -> u32 
     had
 }
 
-/// Blocks of `blocks` that nobody has. Cost: stretches × gaps.
+/// Number of `blocks` in no span. Cost: spans × gaps.
 pub(super) fn missing(spans: &[Span], blocks: Range<u32>) -> u32 {
     let mut missing = 0;
     gaps(spans, blocks, |gap| missing += gap.end - gap.start);
     missing
 }
 
-/// Calls `found` with each part of `blocks` that nobody has, in order.
+/// Calls `found` with each part of `blocks` in no span, in order.
 pub(super) fn gaps(spans: &[Span], blocks: Range<u32>, mut found: impl FnMut(Range<u32>)) {
     let mut at = blocks.start;
     while at < blocks.end {
@@ -89,7 +90,7 @@ pub(super) fn gaps(spans: &[Span], blocks: Range<u32>, mut found: impl FnMut(Ran
     }
 }
 
-/// Where the end of unbroken possession from `at` on is, among `spans` that `counts` lets pass.
+/// End of the blocks covered from `at` on without a hole, by the spans for which `counts` is true.
 pub(super) fn reach(spans: &[Span], at: u32, counts: impl Fn(&Span) -> bool) -> u32 {
     let mut reach = at;
     loop {
@@ -111,7 +112,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against one flag per owner and block.
+        /// Checked against one flag per owner and block.
         #[test]
         fn spans_are_sets(ops in prop::collection::vec((0..3_u16, 0..20_u32, 0..8_u32, any::<bool>()), 0..60)) {
             let (mut spans, mut model) = (Vec::new(), [[false; 32]; 3]);

@@ -1,26 +1,26 @@
-//! Block hash → place, at about 14 bytes per block: the table holds places only, the hashes stand in the runs.
+//! Hash table from block hash to place, at about 14 bytes per block: it holds places only, the hashes are in the runs.
 //!
-//! Many small tables instead of one, so that growing moves some thousands of entries at a time and not millions.
+//! Many small shards instead of one table, so that growth moves some thousands of entries at a time and not millions.
 
 use hashbrown::HashTable;
 use penstock_proto::BlockHash;
 use std::collections::HashMap;
 use std::hash::BuildHasher;
 
-/// Tables; one grows from 7,168 to 14,336 entries in less than a millisecond, with ten million blocks in all.
+/// Number of shards; with ten million blocks in all, one grows from 7,168 to 14,336 entries in less than a millisecond.
 const SHARDS: usize = 1024;
 
-/// Where a block is: a run, and a number that stays the block's while the run is trimmed.
+/// Place of a block: its run, and its depth, which stays the same while the run is trimmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) run: u32,
     pub(super) depth: u32,
 }
 
-/// See the module header.
+/// Sharded table of places; see the module header.
 pub(super) struct Table {
     shards: Vec<HashTable<Place>>,
-    /// Those of a standard map: a worker that invents hashes cannot make them collide. Nothing observable depends on them.
+    /// Random keys of a standard map: a worker that invents hashes cannot force collisions. Nothing observable depends on them.
     keys: [u64; 2],
     len: usize,
 }
@@ -34,20 +34,20 @@ impl Default for Table {
 }
 
 impl Table {
-    /// The place of `hash`. `at`: the hash at a place of the table.
+    /// Place of `hash`. `at`: gives the hash at a place of the table.
     pub(super) fn find(&self, hash: BlockHash, at: impl Fn(Place) -> BlockHash) -> Option<Place> {
         let key = self.key(hash);
         self.shards[shard(key)].find(key, |place| at(*place) == hash).copied()
     }
 
-    /// Adds a hash that is not there.
+    /// Adds a hash that is not in the table.
     pub(super) fn insert(&mut self, hash: BlockHash, place: Place, at: impl Fn(Place) -> BlockHash) {
         let (key, keys) = (self.key(hash), self.keys);
         self.shards[shard(key)].insert_unique(key, place, |place| fold(at(*place), keys));
         self.len += 1;
     }
 
-    /// Moves the hash that is at `from` to another place.
+    /// Moves the hash at `from` to another place.
     pub(super) fn moved(&mut self, hash: BlockHash, from: Place, to: Place) {
         let key = self.key(hash);
         if let Some(place) = self.shards[shard(key)].find_mut(key, |place| *place == from) {
@@ -55,7 +55,7 @@ impl Table {
         }
     }
 
-    /// Removes the hash that is at `place`.
+    /// Removes the hash at `place`.
     pub(super) fn remove(&mut self, hash: BlockHash, place: Place) {
         let key = self.key(hash);
         if let Ok(entry) = self.shards[shard(key)].find_entry(key, |other| *other == place) {
@@ -64,7 +64,7 @@ impl Table {
         }
     }
 
-    /// Blocks that have a place.
+    /// Number of blocks with a place.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -74,7 +74,7 @@ impl Table {
     }
 }
 
-/// The middle bits choose the shard: a table looks at the lowest and the highest.
+/// Shard of a key, from its middle bits: the table itself uses the lowest and the highest.
 fn shard(key: u64) -> usize {
     (key >> 32) as usize % SHARDS
 }

@@ -1,11 +1,12 @@
-//! The cheapest in seconds, busy or not: a request waits for a busy worker with its prefix, or a faster one, when that is cheaper than
-//! to start where there is room. Not for a shorter queue alone: who is free now is behind no queue of ours.
+//! Policy of the least cost in seconds, busy workers included: a request waits for a busy worker with its prefix, or a
+//! faster one, when that is cheaper than a start at a free one. A shorter queue alone is no reason to wait: at a free
+//! worker the gateway's queue is over.
 
 use crate::explain::Candidate;
 use crate::random::Random;
 
-/// Own prefill that a wait has to save, in seconds and as a share; and the share for a worker that has no more of the prompt and is
-/// only thought to be faster: equals are not, whatever noise makes of them.
+/// Prefill that a wait has to save: in seconds, and as a share of the free worker's. [`FASTER`] is the share for a busy
+/// worker with no more of the prompt, which only seems faster: noise must not make equal workers differ.
 const GAIN: (f64, f64) = (0.05, 0.1);
 const FASTER: f64 = 0.4;
 

@@ -1,4 +1,4 @@
-//! Fewest sequences, waiting and running, of those that can start one more.
+//! Policy of the fewest sequences, waiting and running, among workers that can start one more.
 
 use crate::explain::Candidate;
 use crate::random::Random;

@@ -1,5 +1,5 @@
-//! Who gets a request: rules that can be put in each other's place. Each sees the same candidates and says which one; what it says may
-//! have no credit now, then the request waits for it, for a bounded time.
+//! Routing policies: interchangeable rules that choose a worker. All see the same candidates and return one of them; if
+//! the chosen one has no credit, the request waits for it, for a bounded time.
 
 mod cache_aware;
 mod least_load;
@@ -12,23 +12,23 @@ use crate::random::Random;
 use std::fmt;
 use std::str::FromStr;
 
-/// A rule; see the files.
+/// Policy of a pool; see the files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// Cheapest in seconds: queue, prefill that the cache does not save, harm to others.
+    /// Least cost in seconds: queue, uncached prefill, harm to others.
     #[default]
     CacheAware,
     /// Fewest sequences.
     LeastLoad,
-    /// The one with fewer sequences of two drawn at random.
+    /// Of two workers drawn at random, the one with fewer sequences.
     PowerOfTwo,
-    /// One after the other.
+    /// Each worker in turn.
     RoundRobin,
-    /// Requests of one session go to one worker.
+    /// One worker per session, by rendezvous hashing.
     Session,
 }
 
-/// All of them, with their names in configs.
+/// All policies, with their names in configs.
 pub const POLICIES: [(&str, Policy); 5] = [
     ("cache_aware", Policy::CacheAware),
     ("least_load", Policy::LeastLoad),
@@ -37,16 +37,16 @@ pub const POLICIES: [(&str, Policy); 5] = [
     ("session", Policy::Session),
 ];
 
-/// What a rule knows besides the candidates.
+/// Input of a policy besides the candidates.
 pub(crate) struct Asked {
-    /// What keeps a conversation together.
+    /// Hash that keeps a conversation together.
     pub(crate) session: u64,
-    /// Requests bound before.
+    /// Number of requests bound before.
     pub(crate) turn: u64,
 }
 
 impl Policy {
-    /// Its name in configs.
+    /// Name in configs.
     pub fn name(self) -> &'static str {
         POLICIES.iter().find(|(_, policy)| *policy == self).map_or("", |(name, _)| name)
     }
@@ -69,7 +69,7 @@ impl fmt::Display for Policy {
     }
 }
 
-/// There is no policy of that name.
+/// Error: no policy has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a policy: cache_aware, least_load, power_of_two, round_robin or session")]
 pub struct UnknownPolicy(String);
@@ -83,13 +83,13 @@ impl FromStr for Policy {
     }
 }
 
-/// The least by `key` among those that can start it now, or among all when none can; of equals one at random.
+/// Candidate of the least `key` among those that can start the request now, or among all when none can; ties are drawn at random.
 fn least(candidates: &[Candidate], random: &mut Random, key: impl Fn(&Candidate) -> f64) -> usize {
     let any_free = candidates.iter().any(|candidate| candidate.free);
     least_of(candidates, random, |candidate| candidate.free || !any_free, key)
 }
 
-/// The least by `key` among those that `may`; of equals one at random.
+/// Candidate of the least `key` among those for which `may` is true; ties are drawn at random.
 fn least_of(
     candidates: &[Candidate],
     random: &mut Random,

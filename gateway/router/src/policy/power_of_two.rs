@@ -1,4 +1,4 @@
-//! Two at random of those that can start one more; the one with fewer sequences.
+//! Policy of two choices: of two random workers that can start one more sequence, the one with fewer sequences.
 
 use crate::explain::Candidate;
 use crate::random::Random;

@@ -1,4 +1,4 @@
-//! One after the other, of those that can start one more.
+//! Round-robin policy among workers that can start one more sequence.
 
 use super::Asked;
 use crate::explain::Candidate;

@@ -1,4 +1,5 @@
-//! Rendezvous hashing: every worker draws a number from the session, the highest wins. A worker that leaves moves only its own sessions.
+//! Session policy by rendezvous hashing: every worker draws a number from the session, the highest wins. A worker that
+//! leaves moves only its own sessions.
 
 use super::Asked;
 use crate::explain::Candidate;

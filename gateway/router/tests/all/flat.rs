@@ -1,22 +1,23 @@
-//! The index as simple as it can be, one map entry per block: what [`penstock_router::KvIndex`] is checked and measured against.
+//! The simplest possible index, one map entry per block: the reference for tests and benchmarks of [`penstock_router::KvIndex`].
 //!
-//! *Resident* is what workers said they hold. *In flight* is what they were asked to compute and have not said yet, so two
-//! requests with one long prefix that arrive together go to one worker. Hashes are chained, so a block's presence is only
-//! counted behind its parent's: a look-up walks from the first block and keeps the workers that held all of them.
+//! *Resident* blocks are those that workers reported. *In flight* are those that a worker was asked to compute and has
+//! not reported yet; they send two requests with one long prefix that arrive together to one worker. Hashes are
+//! chained, so a block counts only behind its parent: a look-up walks from the first block and keeps the workers that
+//! held all of them.
 
 use penstock_proto::BlockHash;
 use penstock_proto::frames::KvEvent;
 use penstock_router::{WORKERS_MAX, WorkerId};
 use std::collections::HashMap;
 
-/// A set of workers.
+/// Set of workers, one bit each.
 type Bits = u128;
 
 fn bit(worker: WorkerId) -> Bits {
     1 << worker.0
 }
 
-/// The view of all workers' prefix caches; see the module header.
+/// Index of all workers' prefix caches; see the module header.
 #[derive(Default)]
 pub(crate) struct FlatIndex {
     resident: HashMap<BlockHash, Bits>,
@@ -26,11 +27,11 @@ pub(crate) struct FlatIndex {
 }
 
 impl FlatIndex {
-    /// Starts the view of a worker, empty; it may announce `blocks_max` blocks, more are ignored (a worker that lies about
-    /// its size must not fill the gateway's memory).
+    /// Adds a worker with an empty view. It may announce `blocks_max` blocks; further ones are ignored, since a faulty
+    /// worker must not fill the gateway's memory.
     ///
     /// # Panics
-    /// If the id is not below [`WORKERS_MAX`].
+    /// If the worker's id is not below [`WORKERS_MAX`].
     pub(crate) fn join(&mut self, worker: WorkerId, blocks_max: usize) {
         assert!(usize::from(worker.0) < WORKERS_MAX, "worker id {} of at most {WORKERS_MAX}", worker.0);
         self.clear(worker);
@@ -42,7 +43,7 @@ impl FlatIndex {
         self.blocks_max[index] = blocks_max;
     }
 
-    /// Forgets a worker, promised blocks included. Cost: one pass over the index.
+    /// Removes a worker with its promised blocks. Cost: one pass over the index.
     pub(crate) fn leave(&mut self, worker: WorkerId) {
         self.clear(worker);
         self.in_flight.retain(|_, holders| {
@@ -91,7 +92,7 @@ impl FlatIndex {
         }
     }
 
-    /// Leading blocks of `hashes` that each worker holds or was promised: `hits[worker]`, for the workers of `among`.
+    /// Leading blocks of `hashes` that each worker holds or has promised: `hits[worker]`, for the workers of `among`.
     /// Cost: two look-ups per block until no worker is left.
     pub(crate) fn hits(&self, hashes: &[BlockHash], among: impl IntoIterator<Item = WorkerId>) -> [u32; WORKERS_MAX] {
         let mut hits = [0; WORKERS_MAX];
@@ -110,7 +111,7 @@ impl FlatIndex {
         hits
     }
 
-    /// Blocks known to be resident somewhere, and blocks promised.
+    /// Number of blocks resident at some worker, and of blocks promised.
     pub(crate) fn sizes(&self) -> (usize, usize) {
         (self.resident.len(), self.in_flight.len())
     }

@@ -1,4 +1,4 @@
-//! The router's face: who gets a request, who waits, who is refused.
+//! Tests of the router's interface: which request is bound, which waits, which is refused.
 
 use penstock_proto::frames::{Batch, EngineState, KvEvent, Tier, TierState};
 use penstock_proto::{BLOCK_TOKENS, BlockHasher};
@@ -54,7 +54,7 @@ fn two() -> Fleet {
     fleet
 }
 
-/// Binds everything that can be bound at `now`: (request, worker, exact).
+/// Binds all requests that can be bound at `now`: (request, worker, exact).
 fn bindings(fleet: &mut Fleet, now: u64) -> Vec<(u64, WorkerId, bool)> {
     std::iter::from_fn(|| match fleet.next(Duration::from_secs(now)) {
         Choice::Bind { request, worker, exact, .. } => Some((request, worker, exact)),
@@ -71,7 +71,7 @@ fn workers(fleet: &mut Fleet) -> Vec<WorkerId> {
 fn an_idle_fleet_fills_evenly_and_no_further_than_its_credits() {
     let mut fleet = two();
     for request in 0..6 {
-        // Of another length each, so that no prefix is shared.
+        // Prompts of different lengths, so that no prefix is shared.
         let tokens: Arc<[u32]> = vec![request as u32; 40].into();
         fleet.enqueue(request, View { tokens, ..view(0) }, Duration::ZERO).expect("room");
     }
@@ -79,7 +79,7 @@ fn an_idle_fleet_fills_evenly_and_no_further_than_its_credits() {
     got.sort();
     assert_eq!(got, [A, A, B, B]);
     assert_eq!(fleet.waiting(), 2);
-    // The worker has taken its two, one of them ended: one credit.
+    // The worker has taken its two requests, one of them ended: one credit.
     fleet.update(A, Some(&state(1)), &[], 2);
     assert_eq!(workers(&mut fleet), [A]);
     assert_eq!(workers(&mut fleet), [], "what was sent counts until the worker counts it");
@@ -97,7 +97,7 @@ fn a_cached_prefix_draws_its_request() {
     }
 }
 
-/// A worker that is full, with a disk.
+/// State of a full worker that has a disk.
 fn full(seconds: f64) -> EngineState {
     let disk = TierState { load_seconds_per_block: 0.001, tier: Tier::Disk as i32, ..TierState::default() };
     EngineState { credits: 0, running: 1, queue_seconds: seconds, tiers: vec![disk], ..state(0) }
@@ -118,7 +118,7 @@ fn who_will_get_a_request_that_waits_may_load_for_it() {
     assert_eq!((ahead.request, ahead.worker, ahead.blocks.len()), (1, B, 21), "the last token is always computed");
     assert!(ahead.wait >= Duration::from_secs(1));
     assert_eq!(fleet.ahead(Duration::ZERO), [], "it is said once");
-    // Nobody has anything of it below; nobody waits.
+    // No worker has blocks of it below the device, and no request waits.
     let other: Arc<[u32]> = vec![9; 704].into();
     fleet.enqueue(2, View { tokens: other, ..view(0) }, Duration::ZERO).expect("room");
     assert_eq!(fleet.ahead(Duration::ZERO), []);
@@ -223,7 +223,7 @@ fn a_request_that_finds_no_room_at_a_worker_lets_others_pass() {
     assert_eq!(bindings(&mut fleet, 1), [(2, A, true)], "the worker would refuse the large one");
 }
 
-/// A flood has filled a worker: what comes of another tenant is sent although there are no credits, once, and nothing of the flood is.
+/// A flood has filled a worker: one request of another tenant is sent although there are no credits, and none of the flood.
 #[test]
 fn who_was_served_less_passes_what_a_full_worker_has_before_it() {
     let mut fleet = fleet(Limits::default());
@@ -307,7 +307,7 @@ fn the_queue_is_bounded_and_late_answers_are_refused_at_once() {
     assert!(reject.retry_after >= Duration::from_secs(1) && reject.retry_after < Duration::from_secs(2), "{reject:?}");
 }
 
-/// Steps of 10 ms and 1 ms for each that decodes.
+/// Observes steps of 10 ms, plus 1 ms per decoding sequence.
 fn steady(fleet: &mut Fleet, worker: WorkerId) {
     for at in 0..200 {
         let decodes = 1 + at % 40;

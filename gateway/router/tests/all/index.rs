@@ -1,4 +1,4 @@
-//! The index as the fleet uses it, and against the simplest thing that could be right.
+//! Tests of the index as the fleet uses it, and against the simplest possible implementation.
 
 use crate::flat::FlatIndex;
 use penstock_proto::BlockHash;
@@ -156,7 +156,7 @@ fn tiers_are_counted_by_how_far_away_they_are() {
     assert_eq!(index.hits(&hashes(0..30), [A])[0], 9, "other tiers stay");
 }
 
-/// Three chains that fork off each other, and one hash alone: what honest workers hold is made of these.
+/// Three chains that fork off each other, and a single hash: honest workers hold parts of these.
 fn chain(which: usize) -> Vec<BlockHash> {
     match which {
         0 => hashes(0..24),
@@ -194,7 +194,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 const ROOM: usize = 30;
 
-/// Both indexes; the simple one once per tier, and once for promises.
+/// The index under test, and flat ones: one per tier, and one for promises.
 struct Pair {
     index: KvIndex,
     flat: Vec<FlatIndex>,
@@ -271,7 +271,7 @@ impl Pair {
         }
     }
 
-    /// Leading blocks with what the first `tiers` tiers, and promises if wanted, hold.
+    /// Leading blocks held in the first `tiers` tiers, with promises if wanted.
     fn depth(&self, worker: u8, chain: &[BlockHash], tiers: usize, promised: bool) -> u32 {
         let layers = self.flat[..tiers].iter().chain(promised.then_some(&self.flat[4]));
         let layers: Vec<&FlatIndex> = layers.collect();
@@ -337,7 +337,7 @@ proptest! {
             pair.apply(op);
         }
         pair.check()?;
-        // Nothing is left of workers that left.
+        // Workers that left leave nothing behind.
         for (worker, hashes) in std::mem::take(&mut pair.promises) {
             pair.index.release(WorkerId(worker), &hashes);
         }

@@ -1,4 +1,4 @@
-//! The router over modelled engines (facts: 12 ms + 71 µs per prefill token + 1.35 ns per (token × context) + 40 µs per decoding
+//! Router over modelled engines (12 ms + 71 µs per prefill token + 1.35 ns per (token × context) + 40 µs per decoding
 //! sequence + 16 ns per context token, 10 % noise): shares by speed, fairness under a flood, waiting for a warm worker.
 
 use penstock_proto::frames::{Batch, EngineState, KvEvent};
@@ -33,10 +33,10 @@ struct Sequence {
     hashes: Vec<BlockHash>,
 }
 
-/// Chunked prefill in order of arrival beside decodes, a prefix cache, credits as our worker grants them.
+/// Engine model: chunked prefill in order of arrival beside decodes, a prefix cache, credits as our worker grants them.
 struct Engine {
     slow: f64,
-    /// It has not said how fast it is: nobody knows.
+    /// Whether the engine has not reported its speed, so that it is unknown.
     cold: bool,
     sequences: Vec<Sequence>,
     cache: HashSet<BlockHash>,
@@ -104,7 +104,7 @@ impl Engine {
         self.until = Some(now + self.batch.seconds);
     }
 
-    /// Ends the step: (first tokens, all tokens, ends).
+    /// Ends the step; returns (first tokens, all tokens, ends).
     fn end(&mut self) -> (Vec<u64>, Vec<u64>, Vec<u64>) {
         let (mut firsts, mut tokens, mut ends) = (Vec::new(), Vec::new(), Vec::new());
         for s in &mut self.sequences {
@@ -143,7 +143,7 @@ impl Engine {
             running: self.sequences.len() as u32,
             credits: (SLOTS - self.sequences.len()).min(rows_free) as u32,
             prefill_rows_free: rows_free as u32,
-            // As measured in its life before.
+            // As measured in the engine's life before.
             prefill_tokens_per_second: if self.cold { 0.0 } else { 10_000.0 / self.slow },
             prefill_tokens_pending: pending,
             prefill_context_pending: self.sequences.iter().map(attended).sum(),
@@ -159,7 +159,7 @@ struct World {
     fleet: Fleet,
     engines: Vec<Engine>,
     random: Random,
-    /// Seconds to the first token.
+    /// TTFT in seconds, by request.
     firsts: HashMap<u64, f64>,
     worker: HashMap<u64, usize>,
 }
@@ -170,7 +170,7 @@ impl World {
         Self::of(engines, limits, policy, seed)
     }
 
-    /// Of equals that have never run, and have not said how fast they are.
+    /// A world of equal engines that have never run and have not reported their speed.
     fn cold(count: usize, limits: Limits, seed: u64) -> Self {
         let engines = (0..count).map(|_| Engine { cold: true, ..Engine::new(1.0) }).collect();
         Self::of(engines, limits, Policy::CacheAware, seed)
@@ -284,7 +284,7 @@ fn merged(mut all: Vec<Vec<Request>>) -> Vec<Request> {
 fn workers_of_different_speed_share_in_proportion() {
     for seed in 1..=3 {
         let mut world = World::new(&[1.0, 3.0], Limits::default(), Policy::CacheAware, seed);
-        // About nine tenths of what both can do together.
+        // About nine tenths of the capacity of both.
         let requests = traffic(&mut Random::new(seed), "a", 5.0, 60.0, (1000, 4000));
         world.run(&requests);
         let [fast, slow] = [0, 1].map(|at| world.engines[at].prefilled as f64);
@@ -304,7 +304,7 @@ fn a_flood_does_not_double_the_others_first_token() {
         let quiet = traffic(&mut Random::new(seed), "quiet", 6.0, 24.0, (1000, 3000));
         let mut alone = World::new(&speeds, Limits::default(), Policy::CacheAware, seed);
         alone.run(&quiet);
-        // Three times what the fleet can do.
+        // Three times the capacity of the fleet.
         let flood = traffic(&mut Random::new(seed + 100), "flood", 60.0, 16.0, (1000, 3000));
         let both = merged(vec![quiet.clone(), flood]);
         let mut flooded =
@@ -318,8 +318,8 @@ fn a_flood_does_not_double_the_others_first_token() {
     }
 }
 
-/// Nobody knows how fast the workers are when a flood of eight times what they can do begins, and every step has noise. The others pay
-/// for the first steps, which are full of the flood before anybody can know better.
+/// The workers' speed is unknown when a flood of eight times their capacity begins, and every step has noise. Other
+/// tenants pay only for the first steps, which are full of the flood before the speed can be known.
 #[test]
 fn a_flood_in_a_cold_pool_delays_others_by_its_first_steps_only() {
     let limits = Limits { queue_max: 10_000, ..Limits::default() };
@@ -358,7 +358,7 @@ fn a_request_waits_for_its_warm_worker_but_not_for_long() {
     let ask = |at: f64, tokens: &Arc<[u32]>| Request { tenant: "a", at, tokens: Arc::clone(tokens), output: 50 };
     let other: Arc<[u32]> = (1_000_000..1_016_000).collect();
     let longer: Arc<[u32]> = (0..61_000).collect();
-    // A session's first turn; while its worker computes something else of a second or so, the second turn comes.
+    // A session's first turn; then its worker computes another prompt for a second or so when the second turn arrives.
     let requests = [ask(0.0, &prompt), ask(20.0, &other), ask(20.0, &other), ask(20.1, &longer)];
     world.run(&requests);
     assert_eq!(world.worker[&3], world.worker[&0], "six seconds of prefill are worth a wait");

@@ -1,4 +1,4 @@
-//! What a real vLLM server published (`bench/vllm-events.sh` records it), and what it said it had cached: our index must agree.
+//! Recorded events of a real vLLM server (`bench/vllm-events.sh`) with the cache hits it reported: our index must predict the same hits.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -38,7 +38,7 @@ impl Server {
     }
 }
 
-/// Tokens of a prompt that the server reads from its cache: whole blocks of its own, and never all of the prompt.
+/// Prompt tokens that the server reads from its cache: whole blocks of its own size, and never the whole prompt.
 fn predicted(server: &Server, prompt: &[u32], block_tokens: usize) -> usize {
     let chain = BlockHasher::new(b"recorded").chain(prompt);
     let held = server.index.hits_by_tier(&chain, [SERVER]).within(SERVER, Tier::Device) as usize * 32;

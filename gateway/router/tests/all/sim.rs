@@ -1,5 +1,5 @@
-//! A seeded fleet: workers with slots, speeds and caches that die and come back, requests with shared prefixes. Whatever
-//! happens, every request ends once, nobody is bound without a credit, and knowing the caches pays.
+//! Simulation of a seeded fleet: workers with slots, speeds and caches that die and return, requests with shared
+//! prefixes. Invariants: every request ends once, none is bound without a credit, and knowledge of the caches pays.
 
 use penstock_proto::frames::{EngineState, KvEvent};
 use penstock_proto::{BLOCK_TOKENS, BlockHash, BlockHasher};
@@ -13,7 +13,7 @@ const SLOTS: u32 = 4;
 const BLOCKS: usize = 120;
 const TICK_MS: u64 = 20;
 
-/// SplitMix64.
+/// Random numbers (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -187,7 +187,7 @@ impl World {
     }
 }
 
-/// 300 requests over 8 conversations, 4 workers; with `deaths` they die and return.
+/// Runs 300 requests over 8 conversations on 4 workers; with `deaths` workers die and return.
 fn run(seed: u64, deaths: bool, weights: Weights) -> Outcome {
     let fleet = Fleet::new(weights, Limits::default());
     let mut world = World {

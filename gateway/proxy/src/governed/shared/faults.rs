@@ -1,5 +1,6 @@
-//! A store that fails at random: it does not do what it is asked, or does it and nobody hears of that. Whatever happens, no more is let in than
-//! the limit and what answers used beyond their reservations; and when the store works again, it has counted everything once.
+//! Fault injection for the shared counters: a store that randomly drops calls, or executes them and loses the answer.
+//! Invariant: no more is let in than the limit plus the use beyond reservations; and once the store works again, it has
+//! counted everything exactly once.
 
 use std::sync::atomic::AtomicU32;
 
@@ -12,19 +13,19 @@ use super::*;
 const MAX: u64 = 1000;
 const SUBJECTS: [&str; 3] = ["a", "b", "c"];
 
-/// What becomes of a call.
+/// Outcome of a call to the store.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Answered,
-    /// It fails, and nothing is done.
+    /// The call fails without effect.
     Failed,
-    /// It is done, and its answer lost: an error.
+    /// The call takes effect and returns an error.
     Lost,
-    /// It is done, and nobody answers.
+    /// The call takes effect and never returns.
     Silent,
 }
 
-/// Random numbers of a seed.
+/// Pseudo-random numbers (xorshift) of a seed.
 struct Draw(u64);
 
 impl Draw {
@@ -38,7 +39,7 @@ impl Draw {
 
 struct Faulty {
     inner: MemoryCounters,
-    /// Of a hundred calls.
+    /// Percentage of calls that meet a fault.
     faults: AtomicU32,
     draw: Mutex<Draw>,
 }
@@ -80,7 +81,7 @@ impl Counters for Faulty {
     }
 }
 
-/// A request that was let in.
+/// Request in flight.
 struct Open {
     gateway: usize,
     subject: usize,
@@ -88,7 +89,7 @@ struct Open {
     portions: Vec<Portion>,
 }
 
-/// Two gateways, what they have let in, and what that used.
+/// Two gateways with their requests in flight and the amounts used.
 struct World {
     store: Arc<Faulty>,
     gateways: [Shared; 2],
@@ -122,9 +123,9 @@ impl World {
         let reserved = 1 + self.draw.below(40);
         let limit: Arc<str> = "l".into();
         let claims = [claim(&limit, subject, reserved)];
-        // Nobody counts by itself.
+        // All limits are closed: no gateway falls back to its own counters.
         let take = self.gateways[gateway].take(&claims, |_| OnStoreFailure::Closed);
-        // Some do not stay for the answer.
+        // Some callers give up before the answer.
         let patience = if self.draw.below(20) == 0 { Duration::from_millis(1) } else { Duration::from_secs(60) };
         if let Ok(Ok(portions)) = timeout(patience, take).await {
             self.open.push(Open { gateway, subject, reserved, portions });
@@ -141,7 +142,7 @@ impl World {
         self.served += 1;
     }
 
-    /// A turn of the task that reports, as if the time in which a failed store is left alone were over.
+    /// One turn of the reporting task, with the store's back-off treated as over.
     async fn report(&mut self, gateway: usize, is_idle: bool) {
         let shared = &self.gateways[gateway];
         shared.state().down_until = None;
@@ -158,7 +159,7 @@ impl World {
         }
     }
 
-    /// The store works again, everything ends, and is told.
+    /// Ends all requests with a working store, and lets both gateways report.
     async fn settle_down(&mut self, may_exceed: bool) {
         self.store.faults.store(0, Ordering::Relaxed);
         while !self.open.is_empty() {

@@ -1,21 +1,22 @@
-//! Counters that several gateways share: this gateway's portion of each, taken in advance.
+//! Counters shared by several gateways: this gateway's portion of each, leased in advance.
 //!
-//! A gateway leases portions of a counter from the shared store and serves most requests from its portion, without asking. Only who
-//! finds the portion too small asks. A store that is slow is waited for: by a request under a limit that is closed for at most
-//! [`WAIT_CLOSED`], by others for at most [`WAIT_OPEN`], and then the limit's `on_store_failure` decides for that request: open, the
-//! gateway's own counters are all there is; closed, the request is refused. A store that is gone (the connection broke, or nothing at all
-//! was heard of it in that second or for a whole report) is left alone for [`DOWN_FOR`], in which nobody waits. What was
-//! used is told behind the requests, by one task, some times a second; what a portion has left goes back when nobody has used it
-//! for a while. The gateway's own book always counts too, so one gateway alone never lets in more than the limit.
+//! A gateway leases portions of a counter from the shared store and serves most requests from its portion, without a
+//! round trip. Only a request that finds the portion too small asks the store. A slow store is waited for: at most
+//! [`WAIT_CLOSED`] by a request under a closed limit, at most [`WAIT_OPEN`] by others. After that the limit's
+//! `on_store_failure` decides for that request: open, only the gateway's own counters count; closed, the request is
+//! refused. A store that is gone (a broken connection, or no answer at all within that second or to a whole report) is
+//! not asked for [`DOWN_FOR`], in which no request waits. One background task reports the used amounts a few times per
+//! second; an idle portion's rest is returned. The gateway's own book always counts too, so a single gateway never lets
+//! in more than the limit.
 //!
-//! What is used is told under a number: where the answer to that is lost, the same is told again under the same number, before anything
-//! else is, and the store does it once.
+//! Settlements carry a number as an idempotency key: if the answer is lost, the settlement is repeated under the same
+//! number before any other, and the store applies it once.
 //!
-//! A store that has been away may have lost what it had. It says so, or is asked when it is back ([`Counters::begin`]); then days and
-//! months are restored from the ledger, which is the truth, and each gateway says what it leases. Until that is done the store is as good
-//! as away.
+//! A store that was away may have lost its counters. It reports that itself, or is asked when it is back
+//! ([`Counters::begin`]). Then days and months are restored from the ledger, which is the source of truth, and each
+//! gateway reports its leases. Until then the store counts as away.
 //!
-//! Here is what a request waits for; [`report`] is what the one task says behind them.
+//! This file holds the part that requests wait for; [`report`] is the background task.
 //!
 //! ```text
 //! store:  used = spent + leases                     here:  leased = held by requests + left
@@ -37,40 +38,40 @@ use tokio::time::timeout_at;
 use super::restore::{Sum, Sums};
 use crate::clock;
 
-/// Longest wait of a request for the store, where a limit is closed: without an answer it is refused.
+/// Longest wait of a request for the store under a closed limit: without an answer the request is refused.
 const WAIT_CLOSED: Duration = Duration::from_secs(1);
-/// The same where all limits are open: without an answer it is counted here.
+/// Longest wait of a request for the store under open limits: without an answer only the gateway's own counters count.
 const WAIT_OPEN: Duration = Duration::from_millis(100);
-/// A store that has failed is left alone for this long; one that is slow, by requests that can do without it.
+/// Back-off after a failure of the store; after a slow answer, the same for requests under open limits.
 const DOWN_FOR: Duration = Duration::from_secs(1);
-/// That the store is slow is said again after this long without it.
+/// Time without slow answers after which the next one is logged again.
 const SLOW_QUIET: Duration = Duration::from_secs(30);
-/// A portion that nobody has used for this long goes back.
+/// Idle time after which the rest of a portion is returned.
 const IDLE: Duration = Duration::from_secs(2);
-/// Parts of a limit that are leased at once.
+/// Fraction of a limit leased at once: 1/100.
 const PORTIONS: u64 = 100;
-/// A lease of what is in flight lapses after this many seconds without a sign of life of its gateway.
+/// Life of a lease of places in flight, in seconds, unless its gateway renews it.
 const IN_FLIGHT_SECONDS: u64 = 15;
-/// Times that a request asks: others may take what was leased for it.
+/// Most questions of one request to the store: others may take what was leased for it.
 const TRIES: u32 = 3;
 
-/// Longest wait of a start for counters that begin anew.
+/// Longest wait at start for the shared counters.
 pub(super) const BEGIN_MAX: Duration = Duration::from_secs(5);
 
-/// The shared counters, and this gateway's portions.
+/// Shared counters and this gateway's portions of them.
 pub(super) struct Shared {
     counters: Arc<dyn Counters>,
-    /// This life of this gateway.
+    /// Random id of this gateway process, the holder of its leases.
     holder: String,
-    /// Says what is spent, where that was lost; `None`: nobody knows.
+    /// Reader of the ledger, for restoring lost counters; `None`: they cannot be restored.
     ledger: Option<Sums>,
     state: Mutex<State>,
-    /// Asks take it together; to say what is leased here, alone: an ask is answered before that, or has been given up. Nobody holds it for
-    /// longer than a store has to answer.
+    /// Lock between questions and reports of leases. Questions take it shared; a report of the leases takes it alone,
+    /// so that each question is answered or given up before. Held no longer than the store's deadline.
     turn: RwLock<()>,
-    /// Times that what was lost has been restored.
+    /// Number of restorations of lost counters.
     restored: AtomicU64,
-    /// Requests that stopped waiting for a store that was slow.
+    /// Number of requests that stopped waiting for a slow store.
     slow: AtomicU64,
 }
 
@@ -78,69 +79,69 @@ pub(super) struct Shared {
 struct State {
     cells: HashMap<Key, Cell>,
     down_until: Option<Instant>,
-    /// Requests under open limits do not ask until then.
+    /// Instant until which requests under open limits do not ask the store.
     slow_until: Option<Instant>,
-    /// Answers of the store so far.
+    /// Number of answers from the store so far; tells a slow store from a dead one.
     heard: u64,
-    /// Whether what the store says can be believed: it has been asked since it was away.
+    /// Whether the store has been checked since it was away, so that its answers can be trusted.
     is_begun: bool,
-    /// What it had is to be restored; nothing is granted until then.
+    /// Instant until which the store grants nothing, while lost counters are to be restored.
     owed: Option<Instant>,
-    /// The number of what was settled last.
+    /// Number of the last settlement.
     nth: u64,
-    /// That, until it is known to be done; it is in no cell.
+    /// Settlements whose answer has not come; their amounts are in no cell.
     doubted: Vec<Settlement>,
-    /// Counters of which a portion is being asked for: who finds them too small meanwhile asks for no more than it needs, or a crowd
-    /// that comes at once would lease the whole limit.
+    /// Counters for which a portion is being asked: meanwhile other requests ask only for their own need, or a burst
+    /// would lease the whole limit.
     asking: HashSet<Key>,
-    /// Counters that were asked for more by requests that did not stay for the answer: their portion is to be told.
+    /// Counters with a question that was given up: the store may have granted more than this gateway knows, so the leases are reported.
     unheard: HashSet<Key>,
     looked_at: Option<Instant>,
 }
 
-/// A counter's name and stretch of time.
+/// Counter's name and its time window.
 type Key = (String, Window);
 
 #[derive(Debug, Default)]
 struct Cell {
     leased: u64,
     held: u64,
-    /// To be told: parts of the lease that are over, and what was spent.
+    /// Ended part of the lease and spent amount, to be reported.
     over: u64,
     spent: u64,
-    /// Unix seconds.
+    /// End of the lease, in Unix seconds.
     lapses: u64,
     used_at: Option<Instant>,
     renewed_at: Option<Instant>,
-    /// What all gateways had used when the store was last asked, our portion included.
+    /// Use by all gateways when the store was last asked, leases included.
     seen: u64,
 }
 
-/// What a request has of the shared counters.
+/// Amount that a request holds of one shared counter.
 #[derive(Debug)]
 pub(super) struct Portion {
     key: Key,
     unit: Unit,
     tag: u16,
-    /// 0: the store did not answer, and the limit is open.
+    /// Amount held in the cell; 0: the store did not answer, and the limit is open.
     held: u64,
     amount: u64,
 }
 
-/// Why a request does not get what it needs.
+/// Reason that a request does not get its claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// That claim does not fit; so much is used by all together.
+    /// The claim with this index does not fit; `used`: by all gateways together.
     Full { claim: usize, used: u64 },
-    /// The store does not answer, and that claim's limit is closed.
+    /// The store does not answer, and the limit of this claim is closed.
     Away { claim: usize },
 }
 
-/// A question to the store; whoever asked may leave before it is answered.
+/// Question to the store, whose caller may leave before the answer.
 struct Asked<'a> {
     shared: &'a Shared,
     asks: &'a [Ask],
-    /// Those of which it asks for a portion.
+    /// Counters for which the question asks for a portion.
     portions: Vec<Key>,
     is_answered: bool,
 }
@@ -176,12 +177,12 @@ impl Shared {
         Self { counters, holder, ledger, state, turn, restored: AtomicU64::new(0), slow: AtomicU64::new(0) }
     }
 
-    /// Requests that stopped waiting for a store that was slow.
+    /// Number of requests that stopped waiting for a slow store.
     pub(super) fn slow(&self) -> u64 {
         self.slow.load(Ordering::Relaxed)
     }
 
-    /// Times that what the store had lost has been restored.
+    /// Number of restorations of lost counters.
     pub(super) fn restored(&self) -> u64 {
         self.restored.load(Ordering::Relaxed)
     }
@@ -190,7 +191,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what is claimed, all or nothing. `policy` says for each claim what happens while the store is away.
+    /// Reserves the claims, all or nothing. `policy`: the behaviour of each claim's limit while the store is away.
     pub(super) async fn take(
         &self,
         claims: &[Claim<'_>],
@@ -219,7 +220,7 @@ impl Shared {
         Err(Refused::Full { claim: 0, used: claims[0].measure.max })
     }
 
-    /// Holds everything in this gateway's portions; else says which wants need more, and holds nothing.
+    /// Holds all wants in this gateway's portions, or returns the indexes of those that need more and holds nothing.
     fn hold_all(&self, wants: &[Want]) -> Option<Vec<usize>> {
         let (mut state, now) = (self.state(), clock::unix_seconds());
         let lacking = |state: &State, want: &Want| {
@@ -237,8 +238,11 @@ impl Shared {
         None
     }
 
-    /// Asks the store for more; `Some`: that ask does not fit. An error: it does not answer. `needed`: without an answer the request is
-    /// refused.
+    /// Asks the store for larger portions. `Some`: this want does not fit, with the use by all gateways. `needed`:
+    /// without an answer the request is refused.
+    ///
+    /// # Errors
+    /// The store does not answer.
     async fn ask(
         &self,
         wants: &[Want],
@@ -301,7 +305,7 @@ impl Shared {
         }
     }
 
-    /// The store is slow: others were answered meanwhile, or it was not waited for long. That concerns this request only.
+    /// Handles an answer that came too late, from a store that answers others or was not waited for long. Affects this request only.
     fn late<T>(&self, asks: &[Ask]) -> Result<T, ()> {
         self.unheard(asks);
         let now = Instant::now();
@@ -312,13 +316,13 @@ impl Shared {
         Err(())
     }
 
-    /// Nobody knows what was granted: that is told when the store is back.
+    /// Handles an unknown grant of a store that is gone: the leases are reported when it is back.
     fn unknown<T>(&self, asks: &[Ask], why: &str) -> Result<T, ()> {
         self.unheard(asks);
         self.down(why)
     }
 
-    /// The same, of a store that may well answer.
+    /// Notes an unknown grant of a store that may be up.
     fn unheard(&self, asks: &[Ask]) {
         let mut state = self.state();
         for ask in asks {
@@ -329,7 +333,7 @@ impl Shared {
         state.unheard.extend(asks.iter().map(key));
     }
 
-    /// What was counted is gone: it is restored at once.
+    /// Handles a store that has lost its counters: they are restored at once.
     fn lost<T>(&self) -> Result<T, ()> {
         let mut state = self.state();
         (state.is_begun, state.down_until) = (false, None);
@@ -347,7 +351,7 @@ impl Shared {
         let mut state = self.state();
         let was_up = state.down_until.is_none();
         state.down_until = Some(Instant::now() + DOWN_FOR);
-        // It may come back without what it had.
+        // The store may come back without its counters.
         state.is_begun = false;
         drop(state);
         if was_up {
@@ -366,13 +370,13 @@ impl Shared {
         }
     }
 
-    /// Whether the store answers.
+    /// Whether the store answers and is not being restored.
     pub(super) fn is_up(&self) -> bool {
         let state = self.state();
         state.down_until.is_none() && state.is_begun
     }
 
-    /// What all gateways have used of the counters that are claimed, as far as it is known here.
+    /// Use of the claimed counters by all gateways, as far as this one knows.
     pub(super) fn used(&self, claims: &[Claim<'_>]) -> Vec<u64> {
         let wants: Vec<Want> = claims.iter().map(want).collect();
         let (state, now) = (self.state(), clock::unix_seconds());
@@ -380,7 +384,7 @@ impl Shared {
         wants.iter().map(of).collect()
     }
 
-    /// What was held has ended; `spent` as in the book.
+    /// Ends the holds of a request. `spent`: as for the book, `None` for the reserved amount.
     pub(super) fn settle(&self, portions: Vec<Portion>, mut spent: impl FnMut(u16, Unit) -> Option<u64>) {
         let mut state = self.state();
         for portion in portions {
@@ -388,11 +392,11 @@ impl Shared {
             let cell = state.cells.entry(key).or_default();
             cell.held = cell.held.saturating_sub(held);
             if unit == Unit::InFlight {
-                // A place is free for the next one here.
+                // The place stays in the portion, for the next request here.
                 continue;
             }
             let spent = spent(tag, unit).unwrap_or(amount);
-            // What was not used stays in the portion.
+            // The unused rest stays in the portion.
             let over = spent.min(held).min(cell.leased);
             cell.leased -= over;
             cell.over += over;
@@ -401,7 +405,7 @@ impl Shared {
     }
 }
 
-/// About how long until a span lets more in.
+/// Milliseconds until a window ends; `None` for a count of requests in flight.
 pub(super) fn wait_ms(span: Span) -> Option<u64> {
     let window = window(span, clock::unix_seconds()).0;
     let end = window.end()? * 1000;
@@ -409,12 +413,12 @@ pub(super) fn wait_ms(span: Span) -> Option<u64> {
 }
 
 impl Cell {
-    /// All of it, as the store has it.
+    /// Whole lease of this gateway, as the store holds it.
     fn kept(&self, (counter, window): &Key) -> Kept {
         Kept { counter: counter.clone(), window: *window, amount: self.leased + self.over, until: self.lapses }
     }
 
-    /// What the portion has left.
+    /// Free rest of the portion; 0 after the lease has lapsed.
     fn left(&self, now: u64) -> u64 {
         if self.lapses <= now { 0 } else { self.leased.saturating_sub(self.held) }
     }
@@ -431,7 +435,7 @@ fn portions(claims: &[Claim<'_>], wants: Vec<Want>, is_held: bool) -> Vec<Portio
     claims.iter().zip(wants).map(portion).collect()
 }
 
-/// What the ledger says of a counter.
+/// Restored use of a counter from the ledger's sum.
 fn kept(sum: &Sum, now: u64) -> Kept {
     let counter = name(&sum.limit, &sum.subject, sum.measure);
     Kept { counter, window: window(sum.measure.span, now).0, amount: sum.amount, until: 0 }
@@ -441,7 +445,7 @@ fn name(limit: &str, subject: &str, measure: Measure) -> String {
     format!("{limit}/{subject}/{}", measure.name())
 }
 
-/// The stretch of time that is counted together, and whether the one before counts in part.
+/// Time window that is counted together, and whether the previous window counts in part (sliding).
 fn window(span: Span, now: u64) -> (Window, bool) {
     match span {
         Span::Now => (Window { start: 0, seconds: 0 }, false),
@@ -451,7 +455,7 @@ fn window(span: Span, now: u64) -> (Window, bool) {
         Span::Day => (Window::at(now, 86_400), false),
         Span::Month => {
             let start = began(now * 1000).1 / 1000;
-            // Into the next month, and back to its beginning.
+            // A date of the next month, whose beginning is this month's end.
             let end = began((start + 32 * 86_400) * 1000).1 / 1000;
             (Window { start, seconds: end - start }, false)
         }
@@ -479,15 +483,15 @@ mod tests {
     use super::report::REPORTS;
     use super::*;
 
-    /// A store that can be cut off, and counts round trips.
+    /// Store double that can be cut off and counts round trips.
     #[derive(Default)]
     struct Store {
         inner: MemoryCounters,
         away: AtomicBool,
-        /// Settles what it is told, and does not say so.
+        /// Whether settlements take effect without an answer.
         mute: AtomicBool,
         trips: AtomicU64,
-        /// Its answers come after so many milliseconds.
+        /// Delay of the answers, in milliseconds.
         late_ms: AtomicU64,
     }
 
@@ -496,10 +500,10 @@ mod tests {
         async fn take(&self, holder: &str, asks: &[Ask], whole: bool, now: u64) -> Result<Vec<Grant>, StoreError> {
             self.trips.fetch_add(1, Ordering::Relaxed);
             let late = self.late_ms.load(Ordering::Relaxed);
-            // Who comes at the same time asks before this is answered.
+            // Concurrent requests ask before this answer.
             tokio::task::yield_now().await;
             if self.away.load(Ordering::Relaxed) {
-                // It does what it is asked, and nobody hears of it.
+                // Cut off: the call takes effect and never returns.
                 self.inner.take(holder, asks, whole, now).await?;
                 return std::future::pending().await;
             }
@@ -527,7 +531,7 @@ mod tests {
         Measure { unit, span, max }
     }
 
-    /// A gateway's side, that has asked the store.
+    /// A gateway that has checked the store.
     fn begun(store: &Arc<Store>, name: &str) -> Shared {
         let shared = Shared::new(store.clone(), name.into(), None);
         shared.state().is_begun = true;
@@ -544,7 +548,7 @@ mod tests {
         shared.take(&[Claim { limit: &limit, subject: "k", measure, amount, tag: 0 }], |_| OnStoreFailure::Closed).await
     }
 
-    /// Answers that come late refuse nobody: each request waits for its own.
+    /// Slow answers refuse nobody: each request waits for its own.
     #[tokio::test(start_paused = true)]
     async fn a_slow_store_is_waited_for() {
         let store = Arc::new(Store::default());
@@ -561,7 +565,7 @@ mod tests {
         assert!(gateway.is_up() && gateway.slow() == 0);
     }
 
-    /// One answer is too late and others are not: that one request is refused, and the next are not.
+    /// A late answer among others refuses one request, and not the next ones.
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_is_too_late_concerns_one_request() {
         let store = Arc::new(Store::default());
@@ -577,12 +581,12 @@ mod tests {
         take_closed(&gateway, hour, 10).await.expect("answered in time");
         assert_eq!(unlucky.await.expect("no panic"), Err(Refused::Away { claim: 0 }));
         assert!(gateway.is_up() && gateway.slow() == 1, "slow, not gone");
-        // What it was granted after it had left is nobody's: it is told so, and fits again.
+        // The grant of the request that left is unknown here: the leases are reported, and it fits again.
         assert!(gateway.correct().await);
         take_closed(&gateway, day, 1000).await.expect("answered in time");
     }
 
-    /// What is told of a counter is what all have used, not what this gateway has.
+    /// The reported use of a counter is that of all gateways, not of this one.
     #[tokio::test]
     async fn what_others_have_used_is_told() {
         let store = Arc::new(Store::default());
@@ -697,7 +701,7 @@ mod tests {
         assert!(matches!(try_take(&gateway, month, 1).await, Err(Refused::Full { used: 1000, .. })));
     }
 
-    /// More counters than fit one report: the first one is done and not answered, the second is never sent.
+    /// More counters than one report holds: the first chunk is done without an answer, the second is never sent.
     #[tokio::test(start_paused = true)]
     async fn what_was_told_and_not_answered_counts_once() {
         let store = Arc::new(Store::default());
@@ -716,7 +720,7 @@ mod tests {
         store.mute.store(false, Ordering::Relaxed);
         gateway.state().down_until = None;
         assert!(gateway.begin().await && gateway.correct().await && gateway.is_up());
-        // What is left of each portion goes back, too.
+        // The rest of each portion is returned, too.
         gateway.report_once(Instant::now() + IDLE * 2).await;
         for subject in &subjects {
             let Want { key: (counter, window), lapses: until, .. } = want(&claim(subject, 0));

@@ -1,5 +1,5 @@
-//! What is said to the store behind the requests, by one task: what was used, what is leased and what goes back; and what has to be
-//! restored to a store that has lost it.
+//! Background task of the shared counters: reports used amounts, renews and returns leases, and restores a store that
+//! has lost its counters.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -11,33 +11,33 @@ use tokio::time::{sleep, timeout};
 use super::{IDLE, IN_FLIGHT_SECONDS, Key, Shared, kept};
 use crate::clock;
 
-/// Between two reports.
+/// Interval of the reports.
 const REPORT: Duration = Duration::from_millis(200);
-/// Longest wait for a report.
+/// Deadline of one call to the store.
 const REPORT_MAX: Duration = Duration::from_secs(2);
-/// Reports at once.
+/// Most counters in one call.
 pub(super) const REPORTS: usize = 64;
-/// Others write what they have settled into the ledger within this, and only then it says all.
+/// Time within which other gateways have written their settled entries to the ledger, so that its sums are complete.
 const LEDGER_LAG: Duration = Duration::from_millis(400);
-/// Between two looks at whether the store still has what was leased, where nothing else is said to it: well within the time in which one
-/// that begins anew grants nothing.
+/// Interval at which an otherwise idle store is checked for the leases: well within the time in which a store that
+/// begins anew grants nothing.
 const LOOK: Duration = Duration::from_millis(700);
 
 impl Shared {
-    /// Tells the store what was used, renews leases, gives back what is idle. Never ends. `begun` hears of the first beginning, or that
-    /// there was none.
+    /// Runs without end: reports used amounts, renews leases, returns idle ones. `begun` is signalled after the first
+    /// attempt to reach the store.
     pub(in crate::governed) async fn report(&self, begun: std::sync::mpsc::SyncSender<()>) {
         loop {
             if self.begin().await && self.correct().await {
                 self.report_once(Instant::now()).await;
             }
-            // Only the first is waited for.
+            // The start waits for the first signal only.
             let _ = begun.try_send(());
             sleep(REPORT).await;
         }
     }
 
-    /// Whether the store has what was counted, or has it again.
+    /// Checks that the store still has its counters, or restores them. False if it does not answer.
     pub(super) async fn begin(&self) -> bool {
         let now = Instant::now();
         {
@@ -73,10 +73,10 @@ impl Shared {
         if was_away {
             match owed {
                 None => self.settle_doubted().await?,
-                // Whatever became of that: what is leased is what is said now.
+                // The leases reported below replace whatever became of these.
                 Some(_) => self.state().doubted.iter_mut().for_each(|one| one.leased = 0),
             }
-            // Lost with the rest, or granted to a request that had stopped waiting: nobody would give that back.
+            // Such grants are lost with the rest, or belong to a request that stopped waiting: nobody would return them.
             let _alone = self.turn.write().await;
             self.state().unheard.clear();
             let second = clock::unix_seconds();
@@ -91,12 +91,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Tells a store that has lost everything what is spent, and waits until all have had the time to.
+    /// Restores the spent amounts of a store that has lost everything, and waits until all gateways have had the time to report.
     async fn restore(&self, until: Instant) -> Result<(), StoreError> {
         let now = clock::unix_seconds();
         if let Some(ledger) = &self.ledger {
             sleep(LEDGER_LAG).await;
-            // What waits to be told is in the ledger when that is read: it would count twice.
+            // Amounts waiting to be reported are in the ledger by the time it is read, and would count twice.
             let untold: HashMap<Key, u64> =
                 self.state().cells.iter().map(|(key, cell)| (key.clone(), cell.spent)).collect();
             let spent: Vec<Kept> = ledger.spent().await?.iter().map(|sum| kept(sum, now)).collect();
@@ -119,7 +119,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Says what is leased of counters of which nobody heard what they granted. Whether the store has heard that.
+    /// Reports the leases of counters with unknown grants. False if the store does not answer.
     pub(super) async fn correct(&self) -> bool {
         if self.state().unheard.is_empty() {
             return true;
@@ -140,7 +140,7 @@ impl Shared {
         true
     }
 
-    /// What this gateway was granted and has not given back; also of counters of which it knows nothing.
+    /// Leases of this gateway that have not lapsed.
     fn leases(&self, now: u64) -> Vec<Kept> {
         let state = self.state();
         let leased = state.cells.iter().filter(|(_, cell)| cell.lapses > now);
@@ -173,7 +173,7 @@ impl Shared {
         }
     }
 
-    /// Settles what may have been settled already, or not: under the same number it is done once.
+    /// Sends the settlements that may or may not have been applied: under the same number the store applies them once.
     async fn settle_doubted(&self) -> Result<(), StoreError> {
         let (nth, doubted) = {
             let state = self.state();
@@ -186,7 +186,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What is to be told, taken out of the cells; cells that are over are forgotten.
+    /// Takes the amounts to report out of the cells, and drops cells that are done.
     fn due(&self, at: Instant, now: u64) -> Vec<Settlement> {
         let mut out = Vec::new();
         self.state().cells.retain(|(counter, window), cell| {
@@ -212,7 +212,7 @@ impl Shared {
         }
     }
 
-    /// Leases of what is in flight: their gateway lives.
+    /// Renewals of the leases of places in flight, as a sign of life.
     fn renewals(&self, at: Instant, now: u64) -> Vec<Ask> {
         let due = Duration::from_secs(IN_FLIGHT_SECONDS / 3);
         let mut out = Vec::new();
@@ -230,7 +230,7 @@ impl Shared {
     }
 }
 
-/// What the store says to a report.
+/// Result of a call to the store, with [`StoreError::Busy`] at the deadline.
 async fn in_time<T>(told: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     timeout(REPORT_MAX, told).await.unwrap_or(Err(StoreError::Busy))
 }

@@ -5,13 +5,13 @@
 //!                  │ sealed blocks        │ new ones          │
 //! new worker       └──── pull ────────────└─ pull ─           └ generate (with all that was emitted) ─ decode ─ decode
 //! ```
-//! Blocks are pulled until at most [`SETTLED`] of them are missing. Then the request leaves the old worker at a step boundary and goes
-//! on at the new one, which computes what is missing: at most a block and a bit. That is exact, since a token's logits do not depend
-//! on what they are computed beside. Until that moment nothing has happened to the request, so a migration that fails leaves it where
-//! it is.
+//! Blocks are pulled until at most [`SETTLED`] of them are missing. Then the request leaves the old worker at a step
+//! boundary and goes on at the new one, which computes the rest: at most one block and the open one. The result is
+//! exact, because a token's logits do not depend on the batch they are computed in. Until the change the old worker
+//! decodes undisturbed, so a failed migration leaves the request where it is.
 //!
-//! Requests are moved off workers that are being left (held, restarting, draining, or no longer there to decode), and off one whose
-//! steps have become much longer than another's would be.
+//! Requests are moved off workers that are being left (held, restarting, draining, or with a new role that does not
+//! decode), and off a worker whose steps have become much longer than another worker's would be.
 
 use super::super::member::Session;
 use super::super::{Gap, PoolEvent};
@@ -26,55 +26,55 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tracing::{debug, info};
 
-/// Blocks that may be missing when a request changes over: one was sealed while the last pull ran.
+/// Blocks that may be missing when a request changes over: one block was sealed while the last pull ran.
 const SETTLED: usize = 1;
 
-/// Blocks that may be missing when pulls bring nothing more: to compute so many takes a step.
+/// Blocks that may be missing at the change when pulls bring nothing more: few enough to be computed in one step.
 const BEARABLE: usize = 4;
 
-/// Pulls of one migration at most; a request that is faster than that stays.
+/// Most pulls of one migration. A request that seals blocks faster than pulls bring them stays.
 const ROUNDS_MAX: u32 = 8;
 
-/// Why a migration ends with one of its workers.
+/// Reason of a migration that ends with the loss or the release of one of its workers.
 const GONE: &str = "a worker has gone, or is being left";
 
-/// One pull takes no longer, and one migration.
+/// Deadlines of one pull and of one migration.
 const PULL_DEADLINE: Duration = Duration::from_secs(10);
 const MOVE_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Migrations at once: each is a stream of bytes between two workers that serve others.
+/// Concurrent migrations per pool: each is a stream of bytes between two workers that serve other requests.
 const MOVES_MAX: usize = 4;
 
-/// A request that was moved, or could not be, is left alone for so long.
+/// Pause after a move or a failed move before the request is moved again.
 const REST: Duration = Duration::from_secs(5);
 
-/// The same where its worker is being left and has not its blocks: they may still be on their way there.
+/// Pause after a pull that brought nothing from a worker that is being left: the blocks may still be on their way there.
 const REST_LEAVING: Duration = Duration::from_millis(250);
 
-/// A worker's steps are so much longer than they would be elsewhere, for so long, before balance moves a request.
+/// Hysteresis of balance: steps must be this factor longer than elsewhere, for this long, before a request moves.
 const UNEVEN: f64 = 1.3;
 const UNEVEN_FOR: Duration = Duration::from_secs(2);
 
-/// Tokens that a request must have before it to be worth moving, and at most so many are believed to come.
+/// Output tokens that a request must have left to be worth a move, and the most that are assumed to come.
 const LEFT_MIN: u32 = 64;
 const LEFT_MAX: u32 = 512;
 
-/// Why a request moves.
+/// Cause of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// Somebody asked for it.
+    /// An operator asked for the move.
     Asked,
-    /// Its worker is being left.
+    /// The request's worker is being left.
     Leaving,
-    /// Its worker is slower for it than another.
+    /// The request's worker is slower for it than another one would be.
     Balance,
 }
 
 impl Cause {
-    /// All of them, in order.
+    /// All causes, in the order of the metrics' arrays.
     pub const ALL: [Self; 3] = [Self::Asked, Self::Leaving, Self::Balance];
 
-    /// As metrics have it.
+    /// Value of the metrics' label.
     pub fn name(self) -> &'static str {
         match self {
             Self::Asked => "asked",
@@ -84,19 +84,19 @@ impl Cause {
     }
 }
 
-/// Why a request does not move. It goes on where it is.
+/// Reason that a request does not move. The request goes on where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
-    /// It waits, is in prefill, moves already, or has ended.
+    /// The request waits, is in prefill, moves already, or has ended.
     #[error("the request does not decode now")]
     NotDecoding,
-    /// There is no such worker, it takes nothing new, or the request is there.
+    /// No worker has that name, the worker takes nothing new, or the request is there already.
     #[error("the request cannot go to that worker")]
     NoWorker,
-    /// Other numerics, other blocks, or one of both cannot be reached by the other.
+    /// The two workers differ in numerics or block size, or one of them has no transfer address.
     #[error("the two workers cannot hand blocks over to each other")]
     Unlike,
-    /// It began and came to nothing.
+    /// The migration began and was abandoned, for this reason.
     #[error("{0}")]
     Failed(&'static str),
     /// The pool has ended.
@@ -104,14 +104,14 @@ pub enum MoveError {
     Closed,
 }
 
-/// Who waits for the end of a migration.
+/// Channel to the caller that waits for the end of a migration.
 pub(super) type Done = Option<oneshot::Sender<Result<(), MoveError>>>;
 
-/// One migration.
+/// One migration in progress.
 struct Move {
     from: WorkerId,
     to: WorkerId,
-    /// Lives of both: a new one has none of the blocks.
+    /// Sessions of the old and the new worker: a new session has none of the blocks.
     sessions: [Option<u64>; 2],
     cause: Cause,
     began: Instant,
@@ -120,20 +120,20 @@ struct Move {
     done: Done,
 }
 
-/// Blocks of one choice.
+/// Pull state of one choice.
 struct Chain {
     choice: u32,
     /// Leading blocks that the new worker has.
     have: usize,
-    /// Of these when the pull that runs was asked for.
+    /// Value of `have` when the running pull was asked for.
     had: usize,
-    /// Number of the pull that runs, and the blocks that it asks for.
+    /// Number of the running pull, and the length of the chain up to which it asks.
     pull: Option<(u64, usize)>,
 }
 
 impl Chain {
-    /// A pull has ended, and its worker says that so many blocks are there: how many of them are new. It has no more than was asked for,
-    /// whatever it says. `None`: it is another chain's pull.
+    /// Records the end of a pull and returns how many blocks are new. The worker's count is clamped to what was asked
+    /// for. `None`: the pull belongs to another chain.
     fn came(&mut self, pull: u64, blocks: u32) -> Option<usize> {
         let (_, asked) = self.pull.take_if(|(id, _)| *id == pull)?;
         let have = (blocks as usize).min(asked).max(self.have);
@@ -145,17 +145,17 @@ impl Chain {
 #[derive(Default)]
 pub(super) struct Moves {
     running: HashMap<u64, Move>,
-    /// Number of a pull → its request.
+    /// Request by number of its pull.
     pulls: HashMap<u64, u64>,
     next_pull: u64,
-    /// The slowest worker and since when it is too slow.
+    /// The slowest worker and the instant since which it is too slow.
     uneven: Option<(WorkerId, Instant)>,
-    /// One has ended, or a worker is left from now on: the next one need not wait for a tick.
+    /// A migration has ended or a worker is being left: the next migration need not wait for a tick.
     pub(super) is_due: bool,
 }
 
 impl Actor {
-    /// Whether a migration that began with these sessions can go on: both live on, and the new one has not been left meanwhile itself.
+    /// Whether a migration that began with these sessions can go on: both sessions still exist, and the new worker still takes requests.
     fn is_on(&self, from: WorkerId, to: WorkerId, sessions: [Option<u64>; 2]) -> bool {
         self.sessions(from, to) == sessions && self.members[usize::from(to.0)].takes_requests()
     }
@@ -184,7 +184,7 @@ impl Actor {
         self.advance_move(request);
     }
 
-    /// Where a request is, if it can move to `to` from there.
+    /// The worker that a request would leave, if the request can move to `to`.
     fn movable(&self, request: u64, to: WorkerId) -> Result<WorkerId, MoveError> {
         let live = self.requests.get(&request).ok_or(MoveError::NotDecoding)?;
         let Place::Bound(from) = live.place else { return Err(MoveError::NotDecoding) };
@@ -204,7 +204,7 @@ impl Actor {
         Ok(from)
     }
 
-    /// The next pull, or the change, or nothing while one of its pulls runs.
+    /// Next action of a migration: nothing while one of its pulls runs, else the change or another pull.
     fn advance_move(&mut self, request: u64) {
         let Some(one) = self.moves.running.get_mut(&request) else { return };
         if one.chains.iter().any(|chain| chain.pull.is_some()) {
@@ -252,7 +252,7 @@ impl Actor {
         frames.into_iter().for_each(|frame| self.send(to, DownBody::Pull(frame)));
     }
 
-    /// A worker says what became of a pull.
+    /// Takes in a worker's report on the end of a pull.
     pub(super) fn pulled(&mut self, worker: WorkerId, session: u64, pulled: &Pulled) {
         let Some(request) = self.moves.pulls.get(&pulled.id).copied() else { return };
         let Some(one) = self.moves.running.get_mut(&request) else { return };
@@ -269,7 +269,7 @@ impl Actor {
         self.advance_move(request);
     }
 
-    /// The request leaves the old worker and goes on at the new one; or waits for a place there.
+    /// Moves the request from the old worker to the new one; without a free place there the next tick tries again.
     fn change(&mut self, request: u64) {
         let Some(one) = self.moves.running.get(&request) else { return };
         let (from, to, cause, sessions) = (one.from, one.to, one.cause, one.sessions);
@@ -283,7 +283,7 @@ impl Actor {
             return self.abandon(request, "with its output it is too long to be sent", REST);
         }
         if !self.router.assign(request, view, to, cached as u32, self.began.elapsed()) {
-            // No place there now: the next tick asks again, until the time is over.
+            // No place there now: the next tick tries again, until the migration's deadline.
             return;
         }
         let Some(live) = self.requests.get_mut(&request) else { return };
@@ -315,7 +315,7 @@ impl Actor {
         gone
     }
 
-    /// It stays where it is, and is left alone for `rest`.
+    /// Ends a migration without a move and leaves the request alone for `rest`.
     fn abandon(&mut self, request: u64, why: &'static str, rest: Duration) {
         let Some(one) = self.drop_move(request) else { return };
         self.counts.moves_failed[one.cause as usize] += 1;
@@ -326,20 +326,20 @@ impl Actor {
         tell(one.done, Err(MoveError::Failed(why)));
     }
 
-    /// The request has ended, or lost its worker: there is nothing left to move.
+    /// Ends the migration of a request that has finished or has lost its worker.
     pub(super) fn end_move(&mut self, request: u64) {
         if let Some(one) = self.drop_move(request) {
             tell(one.done, Err(MoveError::NotDecoding));
         }
     }
 
-    // ---- what moves without being asked ----
+    // ---- moves that nobody asked for ----
 
-    /// Looks after the migrations that run and begins those that are due.
+    /// Ends or advances the migrations that run and begins those that are due.
     pub(super) fn move_tick(&mut self, now: Instant) {
         let fate = |one: &Move| match now.saturating_duration_since(one.began) > MOVE_DEADLINE {
             true => Some(("its time is over", REST)),
-            // Another worker may take it at once.
+            // No pause: the request may go to another worker at once.
             false if !self.is_on(one.from, one.to, one.sessions) => Some((GONE, Duration::ZERO)),
             false => None,
         };
@@ -356,14 +356,14 @@ impl Actor {
         }
     }
 
-    /// After events: where a migration has ended the next one begins, so that a worker that is left empties as fast as its blocks are copied.
+    /// Begins the next migrations after an event that ended one, so that a worker that is left empties as fast as its blocks are copied.
     pub(super) fn moves_go_on(&mut self) {
         if std::mem::take(&mut self.moves.is_due) {
             self.leave(Instant::now());
         }
     }
 
-    /// Begins to move what is at workers that are being left, as far as there is room; whether there is something that could move.
+    /// Begins to move requests off workers that are being left, up to [`MOVES_MAX`]. True if any request there could move.
     fn leave(&mut self, now: Instant) -> bool {
         let mut found = false;
         for from in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
@@ -382,7 +382,7 @@ impl Actor {
         found
     }
 
-    /// Whether what decodes at a worker should go elsewhere.
+    /// Whether the requests that decode at a worker should go elsewhere.
     fn is_left(&self, worker: WorkerId) -> bool {
         let member = &self.members[usize::from(worker.0)];
         let decodes_elsewhere = || {
@@ -395,7 +395,7 @@ impl Actor {
             && (!member.takes_requests() || member.state.role() == Role::Prefill && decodes_elsewhere())
     }
 
-    /// Requests at a worker that decode and were not moved a moment ago; those with most before them first.
+    /// Requests at a worker that decode and were not moved a moment ago, in descending order of the tokens they have left.
     fn rested(&self, worker: WorkerId, now: Instant) -> impl Iterator<Item = u64> + use<> {
         let bound = self.members[usize::from(worker.0)].bound.iter();
         let mut rested: Vec<(u32, u64)> = bound
@@ -410,7 +410,7 @@ impl Actor {
         rested.into_iter().map(|(_, request)| request)
     }
 
-    /// The worker whose steps would be shortest with a request, and how long they would be.
+    /// The worker whose decode steps would be shortest with a request added, and the length of these steps in seconds.
     fn best_place(&self, request: u64, from: WorkerId) -> Option<(WorkerId, f64)> {
         let live = self.requests.get(&request)?;
         let (sequences, tokens) = (live.truth.open(), live.truth.tokens().len());
@@ -422,7 +422,7 @@ impl Actor {
             .min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// The request that gains most by leaving the slowest worker, when that has been too slow for a while.
+    /// The request that gains most by leaving the slowest worker, once that worker has been too slow for [`UNEVEN_FOR`].
     fn too_slow(&mut self, now: Instant) -> Option<(u64, WorkerId)> {
         let workers = (0..self.members.len()).map(|at| WorkerId(at as u8));
         let serving = workers.filter(|at| self.members[usize::from(at.0)].takes_requests());
@@ -433,14 +433,14 @@ impl Actor {
             let (to, there) = self.best_place(request, from)?;
             let left = self.requests.get(&request)?.truth.left();
             let gain = (step - there) * f64::from(left.min(LEFT_MAX));
-            // It has to pay for the pull and the step that computes what is missing.
+            // The gain has to pay for the pull and for the step that computes the missing blocks.
             let is_worth = left >= LEFT_MIN && step > UNEVEN * there && gain > 8.0 * step;
             let is_crowded = busy >= self.members[usize::from(to.0)].bound.len() + 2;
             (is_worth && is_crowded).then_some((request, to))
         });
         let since = self.moves.uneven.filter(|(at, _)| *at == from).map_or(now, |(_, since)| since);
         self.moves.uneven = found.map(|_| (from, since));
-        // One after another: each changes what the next one would find.
+        // One migration at a time: each changes the step times that the next one would be chosen by.
         let is_due = self.moves.running.is_empty() && now.saturating_duration_since(since) >= UNEVEN_FOR;
         found.filter(|_| is_due)
     }

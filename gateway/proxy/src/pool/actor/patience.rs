@@ -1,49 +1,49 @@
-//! How long requests wait for a worker.
+//! Deadlines of waiting requests.
 //!
-//! A model of some hundred megabytes is loaded again within seconds, one of a hundred gigabytes within minutes: a deadline that suits one is
-//! wrong for the other. So where a worker comes, requests wait for a multiple of what its load took last, if that is longer than the deadline
-//! of the config. A worker that ends again and again does not come, nor does one that nobody starts: for these only the config's deadlines
-//! hold, and nobody waits whose deadline is over before the next try.
+//! A model of some hundred megabytes loads within seconds, one of a hundred gigabytes within minutes: no fixed deadline
+//! suits both. So while a worker is expected, requests wait for the config's deadline or a multiple of that worker's
+//! last load time, whichever is longer. A worker in a crash loop is not expected, nor is one that nobody starts: for
+//! these only the config's deadlines hold, and a request whose deadline lies before the next start fails at once.
 
 use super::super::config::PoolConfig;
 use super::super::member::{Member, Process, Seat, Session};
 use super::Actor;
 use std::time::{Duration, Instant};
 
-/// Retry-After where nothing is known about when a worker serves again.
+/// Retry-After while it is unknown when a worker serves again.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// Longest Retry-After: a client may try earlier than a worker serves, and waits with its request then.
+/// Longest Retry-After. A client that retries before a worker serves waits in the queue with its request.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
-/// What is expected of a worker that does not serve.
+/// Forecast for a worker that does not serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Coming {
-    /// It loads, or will at that moment at the latest; its load takes so long, as far as that is known.
+    /// The worker loads, or will begin to at `begins` at the latest. `takes`: expected load time, if known.
     Loads { begins: Instant, takes: Option<Duration> },
-    /// It ends again and again; the next try is then.
+    /// The worker is in a crash loop; the next start is at this instant.
     Loops(Instant),
-    /// Nobody knows, or it will not.
+    /// The worker will not come, or nothing is known of it.
     No,
 }
 
-/// How long requests wait.
+/// Deadlines of waiting requests, as things are now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Patience {
-    /// A new one, for any worker to be ready.
+    /// Wait of a new request for any worker to be ready.
     pub(super) ready: Duration,
-    /// An interrupted one, for the same.
+    /// Wait of an interrupted request for any worker to be ready.
     pub(super) resume: Duration,
-    /// Any, for a free worker.
+    /// Wait of any request for a free worker.
     pub(super) queue: Duration,
-    /// No worker comes before then, whoever waits; `None`: one may at any time.
+    /// Earliest instant at which a worker can be there, if all are in crash loops; `None`: one may come at any time.
     pub(super) nobody_before: Option<Instant>,
-    /// What a client is told that has waited in vain.
+    /// Retry-After of a request that has waited in vain, 1 to 60 s.
     pub(super) retry_after: Duration,
 }
 
 impl Patience {
-    /// From what is expected of each worker.
+    /// Computes the deadlines from the forecasts of all workers.
     pub(super) fn new(config: &PoolConfig, coming: &[Coming], now: Instant) -> Self {
         let loads = |coming: &Coming| match *coming {
             Coming::Loads { begins, takes: Some(takes) } => Some((begins.saturating_duration_since(now), takes)),
@@ -69,7 +69,7 @@ impl Patience {
 }
 
 impl Member {
-    /// What is expected of it, while it does not serve.
+    /// Forecast for the worker, while it does not serve.
     pub(super) fn coming(&self, now: Instant) -> Coming {
         if self.unsuited.is_some() || !matches!(self.seat, Seat::On | Seat::Emptying(_)) {
             return Coming::No;
@@ -81,20 +81,20 @@ impl Member {
                 Coming::Loops(down.as_ref().map_or(now, |(until, _)| *until))
             }
             (Some(Process { down: Some((until, _)), .. }), _) => loads(*until),
-            // It starts, or ends and is started again.
+            // Starts, or ends and is started again.
             (Some(_), Session::Absent { .. }) => loads(now),
             (Some(_), _) if self.state.draining => loads(now),
             _ => Coming::No,
         }
     }
 
-    /// How long its load takes: as long as the last one, or longer, by how far this one is.
+    /// Expected load time: the longer of the last load and the extrapolation of this one by its share of bytes done.
     fn takes(&self, now: Instant) -> Option<Duration> {
         let seen = match (&self.session, self.loading_since) {
             (Session::Loading(loading), Some(since)) if loading.bytes_done > 0 => {
                 let whole = loading.bytes_total.max(loading.bytes_done) as f64 / loading.bytes_done as f64;
                 let passed = now.saturating_duration_since(since);
-                // At the very beginning a share says little.
+                // A small share is no basis: extrapolation begins at 5 %.
                 (whole < 20.0).then(|| passed.mul_f64(whole))
             }
             _ => None,
@@ -104,13 +104,13 @@ impl Member {
 }
 
 impl Actor {
-    /// How long requests wait, as things are.
+    /// Deadlines of waiting requests, as things are now.
     pub(super) fn patience(&self, now: Instant) -> Patience {
         let coming: Vec<Coming> = self.members.iter().map(|member| member.coming(now)).collect();
         Patience::new(&self.config, &coming, now)
     }
 
-    /// How a worker ended, where that is why nobody serves.
+    /// Description of a worker's end, if ended workers are why none serves.
     pub(super) fn last_end(&self) -> Option<&str> {
         self.members.iter().find_map(|member| member.process.as_ref()?.ended.as_deref())
     }
@@ -156,7 +156,7 @@ mod tests {
         check(&[member(|member| member.load = Some(SECOND))], now, [5, 30, 120], None);
         check(&[member(|member| member.load = None)], now, [5, 30, 120], None);
         check(&[member(|member| member.load = Some(100 * SECOND))], now, [300, 300, 300], None);
-        // One that runs elsewhere is counted on once it loads; until then it may never come.
+        // A worker that runs elsewhere is expected once it loads; until then it may never come.
         let elsewhere = |session| member(|member| (member.process, member.session) = (None, session));
         check(&[elsewhere(Session::Absent { why: "connection refused".into() })], now, [5, 30, 120], None);
         check(&[elsewhere(Session::Loading(Loading::default()))], now, [60, 60, 120], None);

@@ -1,8 +1,9 @@
 //! Shares of the machine after the number of local workers has changed.
 //!
-//! Workers that run stay, warm, with the share of cores and memory that they were started with. Where that is not what they would be started
-//! with now, they start anew, one after another and each while another one serves: what it has moves there first, so nothing is lost but its
-//! cache. The only one that serves starts anew when nobody has asked for a while; who asks meanwhile waits for it.
+//! Running workers stay warm with the share of cores and memory that they were started with. Where that is not the
+//! share they would get now, they are restarted, one after another and each while another one serves. The requests of
+//! the restarted worker move there first, so only its cache is lost. If only one worker serves, it is restarted when no
+//! request has been open for `calm_after`; a request that arrives meanwhile waits for it.
 
 use super::super::member::{Member, Process, Seat, Session};
 use super::Actor;
@@ -12,14 +13,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tracing::info;
 
-/// What a worker has to finish, and cannot give away, may take so long.
+/// Time that the requests of a restarted worker get to finish, where they cannot be moved.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// Pause after one that did not start anew: another gateway holds it.
+/// Pause after a restart; covers a worker that refuses because another gateway holds it.
 const AGAIN: Duration = Duration::from_secs(60);
 
 impl Actor {
-    /// Lets the next one start anew.
+    /// Restarts the next worker whose share is outdated, if the pool can do without it.
     pub(super) fn places_tick(&mut self, now: Instant) {
         if !self.requests.is_empty() {
             self.asked_last = now;
@@ -36,11 +37,11 @@ impl Actor {
         }
         info!(worker = %self.members[at].name, "worker starts anew with its share of the machine");
         self.arranges_at = Some(now + AGAIN);
-        // Err: it has no process of ours, and then no share.
+        // Err: the worker has no process of this gateway, and then no share.
         let _ = self.restart(WorkerId(at as u8), PATIENCE);
     }
 
-    /// One has started: the next one need not wait.
+    /// Ends the pause of [`AGAIN`] early, because a worker has started.
     pub(super) fn places_started(&mut self, now: Instant) {
         self.arranges_at = self.arranges_at.map(|at| at.min(now));
     }
@@ -50,14 +51,14 @@ impl Actor {
     }
 }
 
-/// Whether it runs with a share that is not its own, and nobody has other plans for it.
+/// Whether a worker runs with an outdated share, serves, and is neither held, restarting nor leaving.
 fn is_displaced(member: &Member) -> bool {
     matches!(&member.process, Some(Process { is_running: true, displaced: true, .. }))
         && (member.seat, member.steering) == (Seat::On, Steering::Free)
         && member.session == Session::Ready
 }
 
-/// Whether it comes, goes or starts anew.
+/// Whether a worker is starting, stopping or restarting.
 fn is_changing(member: &Member) -> bool {
     matches!(member.steering, Steering::Restarting { .. } | Steering::Leaving)
         || matches!(member.seat, Seat::Emptying(_) | Seat::Ending(_) | Seat::Going(_))

@@ -1,13 +1,13 @@
-//! How many workers there are: what the planner finds better, and what has to be done for it, one worker at a time.
+//! Number of workers: carries out the replica planner's advice, one worker at a time.
 //!
 //! ```text
 //! Off ──start──▶ On ──stop──▶ Emptying ──nothing is left there──▶ Ending ──agreed──▶ Going ──gone──▶ Off
 //!                 ▲              │ needed after all                 │ refused           │ it stays
 //!                 └──────────────┴──────────────────────────────────┴───────────────────┘
 //! ```
-//! Local workers are processes: their supervisors start and stop them. Others are somebody else's: a hook asks for them, in a task of
-//! its own. What fails is left alone for a while, longer each time. A worker that somebody started all the same counts as one that
-//! should be there.
+//! Local workers are processes that their supervisors start and stop. Remote workers belong to somebody else: a hook
+//! asks for them, in a task of its own. A failed action is followed by a pause that doubles each time. A worker that
+//! appears without having been asked for counts as wanted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,20 +29,20 @@ use super::super::{ReplicaError, ReplicaOrder};
 use super::steer::Steering;
 use super::{Actor, DRAIN_NOTICE};
 
-/// What is bound to a worker has this long to move or finish; then it goes on elsewhere all the same.
+/// Time for the requests at a leaving worker to move or finish; after that the worker is stopped all the same.
 const EMPTY_MAX: Duration = Duration::from_secs(600);
 
-/// A worker that was stopped is gone after this long, or it was not.
+/// Time for a stopped remote worker to disappear; after that the stop counts as failed.
 const GONE_MAX: Duration = Duration::from_secs(120);
 
-/// First and longest pause after something failed; doubles.
+/// First and longest pause after a failure; doubles each time.
 const PAUSE_FIRST: Duration = Duration::from_secs(5);
 const PAUSE_LAST: Duration = Duration::from_secs(300);
 
-/// How long others' workers are listened for before it is said that they are not there.
+/// Time to listen for remote workers at the start before a missing one counts as absent.
 const LISTEN: Duration = Duration::from_secs(5);
 
-/// See the module header.
+/// State of the replica planner; see the module header.
 pub(super) struct Replicas {
     follow: Follow,
     paused: bool,
@@ -50,15 +50,15 @@ pub(super) struct Replicas {
     hook: Option<Arc<Hook>>,
     pub(super) promises: Promises,
     slo: Option<Slo>,
-    /// Somebody else decides from now on.
+    /// Set once somebody else, another process or pool, decides on the number of workers.
     pub(super) settled: Arc<AtomicBool>,
-    /// Nothing is done before; `None`: it has to be asked first how many there are.
+    /// Earliest instant of a change; `None`: the hook has to be asked first for the present number.
     begins: Option<Instant>,
-    /// When it is asked.
+    /// Instant at which the hook is asked for the number of workers.
     asks_at: Instant,
     advice: Option<Advice>,
     late: Option<f64>,
-    /// Why the change that goes on is made.
+    /// Reason of the change in progress, for a person.
     reason: String,
     pause: Duration,
     told: ReplicaStatus,
@@ -90,7 +90,7 @@ impl Replicas {
         }
     }
 
-    /// Who is there at the beginning: as many local workers as the config says, others as they are found.
+    /// Seats at the start: the first `at_start` local workers are on; remote workers are off until they are found.
     pub(super) fn seat(&self, members: &mut [Member], config: &PoolConfig) {
         if self.follow != Follow::On {
             return;
@@ -99,13 +99,13 @@ impl Replicas {
         members.iter_mut().skip(first).for_each(|member| member.seat = Seat::Off);
     }
 
-    /// When the first token of a prompt is due.
+    /// Promised TTFT of a prompt of `tokens` tokens, from the SLO or, without one, from the planner's limits.
     pub(super) fn promised(&self, tokens: usize) -> Duration {
         let least = || Duration::from_secs_f64(self.planner.limits().ttft);
         self.slo.map_or_else(least, |slo| slo.ttft(tokens))
     }
 
-    /// For the snapshot.
+    /// Status for the pool's snapshot; `None` without a planner.
     pub(super) fn status(&self, members: &[Member]) -> Option<ReplicaStatus> {
         if self.follow == Follow::Off {
             return None;
@@ -129,7 +129,7 @@ impl Replicas {
 }
 
 impl Actor {
-    /// Lets the planners look at the pool, about once a second.
+    /// Runs the planners on the pool's load, about once a second.
     pub(super) fn planners_tick(&mut self, wall: Instant) {
         let now = self.began.elapsed();
         if !self.watch.is_due(now) {
@@ -160,7 +160,7 @@ impl Actor {
         if settled || self.replicas.begins.is_none_or(|begins| wall < begins) {
             return;
         }
-        // One that an operator holds is not counted on.
+        // A worker that an operator holds does not count.
         let counts = |load: &&WorkerLoad| {
             let member = &self.members[usize::from(load.worker.0)];
             matches!(member.seat, Seat::On | Seat::Emptying(_)) && member.steering != Steering::Held
@@ -231,13 +231,13 @@ impl Actor {
         }
     }
 
-    /// It is used again.
+    /// Keeps a worker that was to be stopped.
     fn take_back(&mut self, worker: WorkerId) {
         self.member(worker).seat = Seat::On;
         self.release(worker);
     }
 
-    /// Asks whoever runs a worker, in a task of its own.
+    /// Asks the operator's hook to start or stop a worker, in a task of its own.
     fn ask(&mut self, worker: WorkerId, action: Action) {
         let Some(hook) = self.replicas.hook.clone() else { return };
         let index = self.members.iter().take(usize::from(worker.0)).filter(|member| member.process.is_none()).count();
@@ -258,7 +258,7 @@ impl Actor {
         });
     }
 
-    /// What became of it.
+    /// Takes in the outcome of a hook's call.
     pub(super) fn asked(&mut self, worker: WorkerId, action: Action, outcome: Result<(), String>, now: Instant) {
         match (action, outcome) {
             (Action::Start, Ok(())) => {
@@ -269,7 +269,7 @@ impl Actor {
                 self.member(worker).seat = Seat::Going(now);
             }
             (Action::Start, Err(why)) => {
-                // It may have come all the same.
+                // The worker may have come despite the error.
                 if self.member(worker).link.is_none() {
                     self.member(worker).seat = Seat::Off;
                 }
@@ -282,7 +282,7 @@ impl Actor {
         }
     }
 
-    /// How many workers there are, by whoever runs them: the first ones.
+    /// Takes in the hook's answer on the number of workers: the first `count` are on.
     pub(super) fn counted(&mut self, outcome: Result<Option<usize>, String>, now: Instant) {
         match outcome {
             Ok(count) => {
@@ -308,7 +308,7 @@ impl Actor {
         self.publish(now);
     }
 
-    /// A worker is there: somebody started it, whoever that was.
+    /// Marks a worker as wanted because it is there, whoever started it.
     pub(super) fn seat_ready(&mut self, worker: WorkerId) {
         let member = self.member(worker);
         if member.seat == Seat::Off {
@@ -316,7 +316,7 @@ impl Actor {
         }
     }
 
-    /// A worker has ended, as it should.
+    /// Takes in the expected end of a worker.
     pub(super) fn seat_off(&mut self, worker: WorkerId) {
         let member = self.member(worker);
         if matches!(member.seat, Seat::Going(_)) {
@@ -326,7 +326,7 @@ impl Actor {
         }
     }
 
-    /// Goes on with those that are to leave.
+    /// Advances the workers that are leaving, and asks the hook for the number of workers when that is due.
     pub(super) fn seats_tick(&mut self, now: Instant) {
         if self.replicas.begins.is_none() && self.replicas.asks_at <= now {
             self.count_workers(now);
@@ -336,7 +336,7 @@ impl Actor {
             let member = &self.members[usize::from(worker.0)];
             let is_empty = member.link.is_none() || member.bound.is_empty();
             match member.seat {
-                // Whoever decides now has use for it, as far as is known here.
+                // The new owner of the number has use for the worker, as far as is known here.
                 Seat::Emptying(_) if settled => self.take_back(worker),
                 Seat::Emptying(since) if is_empty || now > since + EMPTY_MAX => self.end_worker(worker, now),
                 Seat::Ending(since) if member.process.is_some() => self.ending_tick(worker, since, now),
@@ -355,7 +355,7 @@ impl Actor {
         });
     }
 
-    /// It has nothing left.
+    /// Stops a worker that has no requests left.
     fn end_worker(&mut self, worker: WorkerId, now: Instant) {
         self.member(worker).seat = Seat::Ending(now);
         if self.members[usize::from(worker.0)].process.is_none() {
@@ -365,7 +365,7 @@ impl Actor {
         }
     }
 
-    /// Whether a local worker that was told to end does: another gateway may hold it, and then it does not.
+    /// Checks that a local worker drains as told; a worker that another gateway holds does not, and stays.
     fn ending_tick(&mut self, worker: WorkerId, since: Instant, now: Instant) {
         let member = self.member(worker);
         if member.link.is_none() || member.state.draining {
@@ -376,7 +376,7 @@ impl Actor {
         }
     }
 
-    /// Whether a worker of somebody else has gone.
+    /// Checks that a remote worker has gone after its stop.
     fn going_tick(&mut self, worker: WorkerId, since: Instant, now: Instant) {
         if self.member(worker).link.is_none() {
             self.seat_off(worker);
@@ -390,7 +390,7 @@ impl Actor {
         self.failed(worker, "stop", why, now);
     }
 
-    /// What an operator asks for.
+    /// Applies an operator's order: bounds and pause of the planner.
     pub(super) fn order_replicas(&mut self, order: ReplicaOrder) -> Result<(), ReplicaError> {
         let replicas = &mut self.replicas;
         if replicas.follow == Follow::Off {

@@ -1,5 +1,5 @@
-//! A request's way through the pool: from its handler into the router's queue, to a worker, back with what it emitted when the
-//! worker is lost, and out.
+//! A request's way through the pool: from its handler into the router's queue, to a worker, back to the queue with its
+//! emitted tokens when the worker is lost, and out.
 
 use super::super::decision::Decision;
 use super::super::job::{Gap, Job, PoolEvent};
@@ -13,18 +13,18 @@ use penstock_router::{Ahead, Choice, Refusal, Reject, View, WorkerId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Why a request has waited too long.
+/// Deadline that a request has missed.
 #[derive(Clone, Copy, Debug)]
 enum Late {
-    /// By its own deadline.
+    /// The request's own deadline.
     Deadline,
-    /// For any worker to be ready.
+    /// The deadline for any worker to be ready.
     Nobody { interrupted: bool },
-    /// For a free one.
+    /// The deadline for a free worker.
     Queue,
 }
 
-/// Prefill workers that are named beside the first: who has lost two is better off computing.
+/// Prefill workers named beside the first. After two losses the decode worker is better off computing the prompt itself.
 const PREFILLS_NEXT_MAX: usize = 2;
 
 impl Actor {
@@ -85,7 +85,7 @@ impl Actor {
         }
     }
 
-    /// Ends a request from this side, wherever it is.
+    /// Ends a request from the gateway's side, bound or waiting.
     fn cancel(&mut self, request: u64, at: Option<WorkerId>) {
         if let Some(worker) = at {
             self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
@@ -103,7 +103,7 @@ impl Actor {
         }
     }
 
-    /// A request as the router sees it.
+    /// The request as the router sees it.
     pub(super) fn view(&self, live: &Live) -> View {
         let truth = &live.truth;
         View {
@@ -120,7 +120,7 @@ impl Actor {
         }
     }
 
-    /// Tells a client that its request is not served.
+    /// Fails a request that the router refuses, with the error for the client.
     fn refuse(&mut self, request: u64, reject: Reject) {
         self.replicas.promises.first_token(Duration::MAX, Duration::ZERO);
         let (kind, message, retry_after) = match reject.refusal {
@@ -138,7 +138,7 @@ impl Actor {
         self.fail(request, kind, message, retry_after);
     }
 
-    /// Binds what can be bound.
+    /// Binds waiting requests to workers for as long as the router chooses, and refuses those that it rejects.
     pub(super) fn dispatch(&mut self) {
         loop {
             let began = Instant::now();
@@ -183,7 +183,7 @@ impl Actor {
         }
     }
 
-    /// Who prefills for `worker` when `prefill` is lost meanwhile, and from how many missing tokens on.
+    /// Addresses of the prefill workers to ask next when `prefill` is lost, and the number of missing tokens from which asking is worth it.
     fn prefills_next(&self, worker: WorkerId, prefill: WorkerId) -> (Vec<String>, u32) {
         let (next, tokens) = self.router.prefills_next(worker, prefill);
         let address = |worker: WorkerId| self.members[usize::from(worker.0)].transfer_address();
@@ -191,7 +191,7 @@ impl Actor {
         (addresses.take(PREFILLS_NEXT_MAX).map(str::to_owned).collect(), u32::try_from(tokens).unwrap_or(u32::MAX))
     }
 
-    /// Lets workers load what requests will need that wait.
+    /// Tells workers to prefetch blocks for requests that wait.
     fn prefetch(&mut self) {
         if !self.config.prefetch {
             return;
@@ -205,14 +205,14 @@ impl Actor {
         }
     }
 
-    /// A request does not come to the worker that loads for it.
+    /// Cancels the prefetch of a request that does not go to the worker that loads for it.
     fn end_ahead(&mut self, request: u64, ahead: Option<WorkerId>, bound: Option<WorkerId>) {
         if let Some(worker) = ahead.filter(|worker| Some(*worker) != bound) {
             self.send(worker, DownBody::Cancel(Cancel { request, choices: Vec::new() }));
         }
     }
 
-    /// A request has its worker: that is noted, and its handler hears of it.
+    /// Records the binding of a request and reports it to the request's handler.
     fn bound(&mut self, request: u64, worker: WorkerId, exact: bool, ttft: Duration) {
         let Some(live) = self.requests.get_mut(&request) else { return };
         let waited = match live.place {
@@ -239,13 +239,16 @@ impl Actor {
         self.end_ahead(request, ahead, Some(at));
     }
 
-    /// The last decisions, newest first.
+    /// The last `count` decisions, newest first.
     pub(super) fn decisions(&self, count: usize) -> Vec<Decision> {
         let now = self.began.elapsed();
         self.router.decisions().rev().take(count).map(|made| Decision::new(made, &self.members, now)).collect()
     }
 
-    /// One output: to its ticket, if it is news. An error is the worker's breach of the contract.
+    /// Hands one output to its ticket, unless it is a repeat.
+    ///
+    /// # Errors
+    /// A breach of the contract by the worker, in words.
     pub(super) fn output(&mut self, worker: WorkerId, output: Output) -> Result<(), &'static str> {
         let (request, choice) = (output.request, output.choice);
         let numerics_id = Arc::clone(&self.member(worker).numerics_id);
@@ -254,7 +257,7 @@ impl Actor {
             self.counts.tokens_dropped += output.tokens.len() as u64;
             return Ok(());
         }
-        // What it would be continued with: every other worker would refuse that.
+        // Emitted tokens become the next worker's input: an id beyond the vocabulary would be refused there.
         let vocab_size = self.model.as_ref().map_or(0, |model| model.vocab_size);
         if output.tokens.iter().any(|token| token.id >= vocab_size) {
             return Err("a token that is not in the vocabulary");
@@ -301,7 +304,7 @@ impl Actor {
         Ok(())
     }
 
-    /// A request lost its worker: it waits again, or fails when that is the second worker that died of it.
+    /// Requeues a request that lost its worker, or fails it after the second worker that died of it or after too many losses.
     pub(super) fn interrupt(&mut self, request: u64, died: Option<u64>) {
         let Some(live) = self.requests.get_mut(&request) else { return };
         live.place = Place::Waiting(Instant::now());
@@ -325,7 +328,7 @@ impl Actor {
         }
         let alone = self.nobody_since.is_some();
         let patience = self.patience(now);
-        // While nobody serves, who cannot be served in time need not wait for the end of it.
+        // While no worker serves, a request that cannot be served in time need not wait for its deadline.
         let in_vain = |until: Instant| now >= until || patience.nobody_before.is_some_and(|next| next >= until);
         let late = |live: &Live| {
             if live.truth.job.deadline.is_some_and(|deadline| now >= deadline) {
@@ -349,7 +352,7 @@ impl Actor {
         }
     }
 
-    /// What a client is told that has waited too long.
+    /// Error for a client whose request has missed a deadline.
     fn too_late(&self, why: Late, retry_after: Duration) -> (ErrorKind, String, Option<Duration>) {
         let ended = || self.last_end().map_or_else(String::new, |how| format!(" (the last one ended: {how})"));
         match why {

@@ -1,7 +1,7 @@
-//! Who prefills for others: what the config says at the start, what the planner finds better later, and what an operator asks for.
+//! Roles of the workers: set by the config at the start, changed by the planner as the load shifts, or by an operator.
 //!
-//! A role is told to the worker and comes back with its state; only what comes back counts for the router. Where neither the config nor
-//! an operator said anything, a worker keeps the role that it was started with.
+//! A role is sent to the worker and comes back with its state; only the reported role counts for the router. Where
+//! neither the config nor an operator set one, a worker keeps the role that it was started with.
 
 use penstock_proto::frames::{DownBody, Role, SetRole};
 use penstock_router::WorkerId;
@@ -13,18 +13,18 @@ use tracing::info;
 use super::super::config::Follow;
 use super::Actor;
 
-/// See the module header.
+/// State of the role planner; see the module header.
 pub(super) struct Roles {
     follow: Follow,
     planner: Planner,
-    /// What each worker should be; `None`: what it likes.
+    /// Role that each worker should have; `None`: the one it was started with.
     wanted: Vec<Option<Role>>,
-    /// What the planner would do, in a dry run.
+    /// Last change of a role that the planner made or, in a dry run, would have made.
     pub(super) advice: Option<String>,
 }
 
 impl Roles {
-    /// For a pool of `workers`, of which the first `prefill` prefill for the others.
+    /// Roles for a pool of `workers`, of which the first `prefill` prefill for the others.
     pub(super) fn new(follow: Follow, limits: RoleLimits, workers: usize, prefill: usize) -> Self {
         let wanted = |at: usize| match prefill {
             0 => None,
@@ -37,7 +37,7 @@ impl Roles {
 }
 
 impl Actor {
-    /// Tells a worker its role, if it should have another.
+    /// Sends a worker its role, if the reported role is another.
     pub(super) fn tell_role(&mut self, worker: WorkerId) {
         let Some(role) = self.roles.wanted[usize::from(worker.0)] else { return };
         let member = self.member(worker);
@@ -46,13 +46,13 @@ impl Actor {
         }
     }
 
-    /// What an operator asks for; it stays until the planner, if there is one, finds better.
+    /// Sets a role at an operator's or the planner's wish; it stays until either sets another.
     pub(super) fn set_role(&mut self, worker: WorkerId, role: Role) {
         self.roles.wanted[usize::from(worker.0)] = Some(role);
         self.tell_role(worker);
     }
 
-    /// Lets the planner look at the pool.
+    /// Runs the planner of roles on the pool's load.
     pub(super) fn plan_roles(&mut self, loads: &[WorkerLoad], traffic: &Traffic, now: Duration) {
         if self.roles.follow != Follow::Off
             && let Some(flip) = self.roles.planner.look(loads, traffic, now)

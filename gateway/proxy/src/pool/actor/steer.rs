@@ -1,7 +1,8 @@
-//! What an operator asks of one worker: leave it alone, use it again, start it anew.
+//! An operator's orders to one worker: hold, release, restart, set the role.
 //!
-//! A worker that is held finishes what it has. One that starts anew is held, told to exit when it has finished, and killed when its time
-//! is over; what it still had goes on elsewhere, or at its next life.
+//! A held worker finishes its requests and gets no new ones. A worker to be restarted is held, told to exit when its
+//! requests have finished, and killed when its time is over; requests that are then still open go on elsewhere or at
+//! its next life.
 
 use std::time::{Duration, Instant};
 
@@ -14,22 +15,22 @@ use super::super::supervisor::Order;
 use super::super::{Steer, SteerError};
 use super::{Actor, DRAIN_NOTICE};
 
-/// What was asked of a worker.
+/// Order in force for a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in super::super) enum Steering {
-    /// Nothing.
+    /// No order.
     #[default]
     Free,
-    /// Nothing new is bound to it.
+    /// Nothing new is bound to the worker.
     Held,
-    /// The same, because the load needs fewer workers.
+    /// Nothing new is bound to the worker, because the load needs fewer workers.
     Leaving,
-    /// The life with that epoch ends.
+    /// The worker's life with this epoch ends.
     Restarting { epoch: u64, asked: Instant, until: Instant },
 }
 
 impl Actor {
-    /// Does what is asked, or says why not.
+    /// Carries out an operator's order, or says why not.
     pub(super) fn steer(&mut self, name: &str, steer: Steer) -> Result<(), SteerError> {
         let at = self.members.iter().position(|member| *member.name == *name).ok_or(SteerError::NotFound)?;
         let worker = WorkerId(at as u8);
@@ -70,7 +71,7 @@ impl Actor {
         let (asked, member) = (Instant::now(), self.member(worker));
         let epoch = member.ready.as_ref().map_or(0, |ready| ready.epoch);
         if member.link.is_none() {
-            // It serves nobody: no need to wait for anything.
+            // The worker serves nobody: no need to wait for anything.
             self.order(worker, Order::Kill);
             return Ok(());
         }
@@ -79,7 +80,7 @@ impl Actor {
         Ok(())
     }
 
-    /// A life of it has begun: what was asked of the last one is done, or goes on.
+    /// Re-applies the order in force to a new session: a restart is complete if the epoch has changed.
     pub(super) fn steer_ready(&mut self, worker: WorkerId) {
         let member = self.member(worker);
         let now = member.ready.as_ref().map_or(0, |ready| ready.epoch);
@@ -94,7 +95,7 @@ impl Actor {
         }
     }
 
-    /// Ends the patience with those that start anew.
+    /// Ends restarts whose worker does not drain, or whose time is over.
     pub(super) fn steer_tick(&mut self, now: Instant) {
         for worker in (0..self.members.len()).map(|at| WorkerId(at as u8)) {
             let member = self.member(worker);

@@ -1,4 +1,4 @@
-//! What a worker says and what its silence means: ready, a step, lost, suspected, given up.
+//! Reports and silences of workers: ready, step, lost, suspected, given up.
 
 use super::super::member::{Doubt, Member, Seat, Session};
 use super::super::session::{Link, Loss};
@@ -52,7 +52,7 @@ impl Actor {
         self.publish(now);
     }
 
-    /// Whether a worker can serve this pool.
+    /// Checks that a worker can serve this pool: block size, tokenizer, model.
     fn suits(&self, ready: &Ready) -> Result<(), &'static str> {
         if ready.block_tokens as usize != BLOCK_TOKENS {
             return Err("its block size is another");
@@ -102,7 +102,7 @@ impl Actor {
         }
     }
 
-    /// A worker has a trouble that costs time and no request, or is rid of one.
+    /// Logs and keeps a worker's notice of a trouble that costs time but no request, or of its end.
     pub(super) fn noticed(&mut self, worker: WorkerId, session: u64, notice: Notice) {
         let member = self.member(worker);
         if member.link.as_ref().is_none_or(|link| link.session != session) {
@@ -159,7 +159,7 @@ impl Actor {
         let orderly = member.state.draining;
         let died = (was_ready && loss == Loss::Ended && !orderly)
             .then(|| member.ready.as_ref().map_or(0, |ready| ready.epoch));
-        // Local ones are spoken of by their supervisor.
+        // Local workers' ends are logged by their supervisor.
         let is_news =
             !matches!(&member.session, Session::Absent { why: said } if *said == *why) && member.seat == Seat::On;
         if is_news && !was_ready && member.process.is_none() {

@@ -1,4 +1,4 @@
-//! Whatever upstreams do: one speaks, the rest are dropped, nothing is left open, and it ends.
+//! Invariants of a race over any behaviour of the upstreams: one answers, the rest are dropped, nothing is left open, and it ends.
 
 use penstock_dialects::FaultClass;
 use penstock_proto::ErrorKind;

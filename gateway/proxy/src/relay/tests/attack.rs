@@ -1,7 +1,8 @@
-//! Whatever one key sends, the others' requests succeed as if it had sent good ones.
+//! Isolation between client keys: other keys' requests succeed as if the attacker's had been good ones.
 //!
-//! A simulation by a seed: keys ask at the same rate for 40 s of simulated time, through the real relay, its breakers and the rests of
-//! a provider's keys. One of them, the attacker, makes its requests fail in every way that a client can bring about.
+//! A seeded simulation: keys send requests at the same rate for 40 s of simulated time, through the real relay, its
+//! breakers and the pauses of a provider's keys. One key, the attacker, makes its requests fail in every way that a
+//! client can bring about.
 
 use std::collections::VecDeque;
 use std::task::Poll;
@@ -12,21 +13,21 @@ use proptest::prelude::*;
 
 use super::double::*;
 
-/// Between two requests of a key, on average.
+/// Mean interval between two requests of a key.
 const PERIOD_MS: u64 = 100;
-/// Looks at the clock.
+/// Interval between two polls of the clock.
 const TICK: Duration = Duration::from_millis(10);
 /// Length of a simulation.
 const LENGTH: Duration = Duration::from_secs(40);
-/// The victims' requests that succeed are at least this part, in per cent, of those beside an attacker who does nothing wrong.
+/// Least success of the victims, in per cent of their successes beside an attacker that sends good requests.
 const PART_MIN: u64 = 95;
 
-/// What the attacker does with one request.
+/// The attacker's next request.
 #[derive(Clone, Copy, Debug)]
 enum Move {
     Good,
     BadRequest,
-    /// Embeddings, asked of a model that has none.
+    /// Embeddings from a model that has none.
     NoSuchOperation,
     NoSuchModel,
     KeyRefused,
@@ -81,16 +82,16 @@ fn a_move() -> impl Strategy<Value = Move> {
 /// Words after 150 and 300 ms.
 const ANSWER: Act = Act::Say(2, 150);
 
-/// What the upstream is like.
+/// Conditions at the upstream.
 #[derive(Clone, Copy, Debug)]
 struct Weather {
-    /// Keys besides the attacker's.
+    /// Number of keys besides the attacker's.
     victims: usize,
-    /// Per cent of the victims' requests that fail by themselves.
+    /// Percentage of the victims' requests that fail by themselves.
     faults: u64,
-    /// Everything fails for a while.
+    /// Whether everything fails for a while.
     outage: bool,
-    /// Keys of the provider; 0: none is sent.
+    /// Number of the provider's keys; 0: none is sent.
     keys: usize,
     fallback: bool,
 }
@@ -108,16 +109,16 @@ impl Random {
     }
 }
 
-/// One key that asks.
+/// One client key.
 struct Client {
     tenant: String,
     due: Duration,
     random: Random,
-    /// Moves that are repeated; none: it is a victim.
+    /// Moves that are repeated; empty for a victim.
     moves: VecDeque<Move>,
 }
 
-/// Requests of the victims that succeeded; `shared`: all ask with the same key.
+/// Number of the victims' requests that succeeded. `shared`: all clients use the same key.
 fn simulate(weather: Weather, moves: &[Move], seed: u64, shared: bool) -> u64 {
     let target = if weather.fallback { "fallback = [{ pool = \"b\" }]" } else { "" };
     let rules = format!("to = [{{ pool = \"a\" }}]\n{target}\nfirst_token_timeout_ms = 3000");
@@ -190,7 +191,7 @@ fn check(weather: Weather, moves: &[Move], seed: u64) -> Result<(), TestCaseErro
 
 const PLAIN: Weather = Weather { victims: 1, faults: 0, outage: false, keys: 1, fallback: false };
 
-/// The sequences by which a service was once taken from others, each alone.
+/// Each sequence by which one key once took a service from others, alone.
 #[test]
 fn no_way_to_fail_takes_an_upstream_from_others() {
     let ways = [
@@ -214,7 +215,7 @@ fn no_way_to_fail_takes_an_upstream_from_others() {
     }
 }
 
-/// The simulation can fail: what the requests of one key meet is held against that key.
+/// Control: with a shared key the attack does harm, so the simulation can fail.
 #[test]
 fn with_one_key_for_all_it_would_be_taken_from_all() {
     for way in [Move::KeyRefused, Move::Limited(Some(600))] {

@@ -1,10 +1,10 @@
-//! Requests go where their prompt probably is, unless that is too busy.
+//! Cache-aware routing: requests follow their prompt's prefix, unless its target is too busy.
 
 use super::double::*;
 
 const SHARED: &str = "to = [{ pool = \"a\" }, { pool = \"b\" }]\npolicy = \"cache_aware\"";
 
-/// A conversation of that many turns, about something of its own.
+/// Body of a conversation of `turns` turns, about a topic of its own.
 fn body(topic: &str, turns: usize) -> String {
     let text = |turn: usize| format!("Turn {turn} about {topic}. {}", "It is a long story. ".repeat(20));
     let message = |turn| format!(r#"{{"role":"user","content":"{}"}}"#, text(turn));
@@ -36,7 +36,7 @@ fn a_target_with_much_ahead_lets_a_conversation_go() {
     let world = World::new(SHARED);
     let home = target(&world, &body("foxes", 2));
     world.double(&home).always(Act::Hang);
-    // Long prompts; the one that came there is not answered, and all of it is ahead of what comes next.
+    // Long prompts: the unanswered one is all queued ahead of the next request there.
     let waiting: Vec<_> = (0..4)
         .map(|n| {
             let mut asking = world.ask(&[], &body(&format!("owls {n}"), 40));

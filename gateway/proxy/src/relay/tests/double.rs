@@ -1,4 +1,4 @@
-//! An upstream that does what it was told, and a world with a clock of its own.
+//! Upstream double that follows a script, and a world with a clock of its own.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::{Future, poll_fn};
@@ -31,38 +31,38 @@ use crate::relay::{Policy, Probe};
 use crate::telemetry::{Gauge, Metrics};
 use crate::upstream::{Card, Course, Events, Facts, Measured, Origin, Upstream, not_forwarded};
 
-/// What a double does with one request.
+/// Behaviour of a double for one request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Act {
-    /// Says so many words, one per that many ms, and ends.
+    /// Emits this many words, one per this many ms, and ends.
     Say(usize, u64),
-    /// Says so many words at once, then fails.
+    /// Emits this many words at once, then fails.
     Break(usize),
-    /// Says so many words at once, then nothing.
+    /// Emits this many words at once, then nothing.
     Stall(usize),
-    /// Says usage, then fails, in one answer: the status was 200.
+    /// Emits usage, then fails, in one poll: the status was 200.
     FailLate,
     /// Ends without a word.
     Empty,
-    /// Does not open, after that many ms, for that reason, and says when to come back.
+    /// Refuses to open after this many ms, with this class and Retry-After.
     Refuse(FaultClass, u64, Option<Duration>),
-    /// Does not open for a reason of the gateway's own.
+    /// Refuses to open for a reason of the gateway's own.
     Own(ErrorKind),
     /// Never opens.
     Hang,
 }
 
-/// It all happens at once.
+/// Refusal of this class without a delay.
 pub(super) const fn fail(class: FaultClass) -> Act {
     Act::Refuse(class, 0, None)
 }
 
-/// Good answer.
+/// A good answer.
 pub(super) const GOOD: Act = Act::Say(2, 0);
 /// The usual failure.
 pub(super) const DOWN: Act = fail(FaultClass::Server);
 
-/// The clock that doubles look at.
+/// Clock of the doubles.
 #[derive(Clone)]
 pub(super) struct Clock(Arc<Mutex<Instant>>);
 
@@ -76,16 +76,16 @@ impl Clock {
     }
 }
 
-/// An upstream.
+/// Upstream double.
 pub(super) struct Double {
     name: String,
     clock: Clock,
-    /// What it does next; when that is used up, what it always does.
+    /// Scripted acts of the next requests; `always` follows.
     acts: Mutex<VecDeque<Act>>,
     always: Mutex<Act>,
-    /// What it does for one tenant, before all that.
+    /// Act for one tenant; takes precedence.
     acts_for: Mutex<HashMap<String, Act>>,
-    /// Keys that it is asked with.
+    /// Keys of the provider that the double plays.
     keys: Keys,
     pub(super) opened: AtomicUsize,
     open: Arc<AtomicUsize>,
@@ -97,7 +97,7 @@ impl Double {
         self.acts.lock().expect("acts").extend(acts);
     }
 
-    /// What it does for that tenant from now on.
+    /// Sets the act for one tenant from now on.
     pub(super) fn act_for(&self, tenant: &str, act: Act) {
         self.acts_for.lock().expect("acts").insert(tenant.to_owned(), act);
     }
@@ -111,13 +111,13 @@ impl Double {
         self.opened.load(SeqCst)
     }
 
-    /// Requests that were not dropped.
+    /// Requests in flight.
     pub(super) fn open(&self) -> usize {
         self.open.load(SeqCst)
     }
 }
 
-/// Counts one request for as long as somebody holds it.
+/// Counts one request in flight for as long as it lives.
 struct Held(Arc<AtomicUsize>);
 
 impl Drop for Held {
@@ -261,7 +261,7 @@ impl Events for Words {
     }
 }
 
-/// Doubles and a relay before them, made from a config file's text.
+/// Doubles and a relay in front of them, built from the text of a config file.
 pub(super) struct World {
     pub(super) clock: Clock,
     pub(super) doubles: Vec<Arc<Double>>,
@@ -289,21 +289,21 @@ impl Targets for Pools {
     }
 }
 
-/// Pools that a test's config can name.
+/// Names of the pools that a test's config can use.
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 impl World {
-    /// A model `m` with these keys.
+    /// A world with a model `m` of these config keys.
     pub(super) fn new(keys: &str) -> Self {
         Self::with("", keys)
     }
 
-    /// The same, whose upstreams are providers with so many keys.
+    /// A world whose upstreams are providers with `count` keys each.
     pub(super) fn keyed(count: usize, keys: &str) -> Self {
         Self::build("", keys, count)
     }
 
-    /// The same behind other tables.
+    /// A world with further tables of the config before the model.
     pub(super) fn with(tables: &str, keys: &str) -> Self {
         Self::build(tables, keys, 0)
     }
@@ -346,12 +346,12 @@ impl World {
         core.targets.iter().find(|target| &*target.id == name).expect("a target").clone()
     }
 
-    /// A streamed request; nothing of it has been asked for.
+    /// A streamed request that has not been polled.
     pub(super) fn ask(&self, headers: &[(&'static str, &str)], body: &str) -> Asking<'_> {
         self.ask_for("team", call(headers, body))
     }
 
-    /// The same of another tenant, for another operation.
+    /// A request of another tenant, for another operation.
     pub(super) fn ask_as(&self, tenant: &str, surface: Surface) -> Asking<'_> {
         let body = if surface == Surface::Embeddings { EMBED } else { STREAM };
         self.ask_for(tenant, call_for(surface, &[], body))
@@ -367,12 +367,12 @@ impl World {
         Asking { world: self, events, said: Vec::new() }
     }
 
-    /// A whole request, to its end.
+    /// Sends a streamed request and runs it to its end.
     pub(super) fn answer(&self) -> Outcome {
         self.ask(&[], STREAM).end()
     }
 
-    /// The text of a streamed answer, served as the gateway serves it: by the real clock.
+    /// Text of a streamed answer, served as the gateway serves it, by the real clock.
     pub(super) async fn serve(&self) -> String {
         let upstream = &self.models.find("m").expect("there").upstream;
         let origin = Origin::default();
@@ -382,7 +382,7 @@ impl World {
         text(&said)
     }
 
-    /// Value of a metric's series that has all these pieces; 0 if there is none.
+    /// Value of a metric's series whose labels contain all these pieces; 0 if there is none.
     pub(super) fn metric(&self, name: &str, pieces: &[&str]) -> f64 {
         let text = self.metrics.render(&[]);
         let lines = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
@@ -391,12 +391,12 @@ impl World {
     }
 }
 
-/// A streamed request.
+/// Body of a streamed request.
 pub(super) const STREAM: &str = r#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
-/// A whole one.
+/// Body of a request for a whole answer.
 pub(super) const WHOLE: &str = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
 
-/// Embeddings.
+/// Body of a request for embeddings.
 const EMBED: &str = r#"{"model":"m","input":"hi"}"#;
 
 pub(super) fn call(headers: &[(&'static str, &str)], body: &str) -> Call {
@@ -413,7 +413,7 @@ fn call_for(surface: Surface, headers: &[(&'static str, &str)], body: &str) -> C
     now(Call::new(Ask::new(surface), body, "req_1".into(), map)).expect("a call")
 }
 
-/// The output of a future that waits for nothing.
+/// Output of a future that never waits.
 pub(super) fn now<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
@@ -421,28 +421,28 @@ pub(super) fn now<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// A request being answered.
+/// A request in progress.
 pub(super) struct Asking<'w> {
     world: &'w World,
     events: Relayed,
     said: Vec<ChatEvent>,
 }
 
-/// How it ended.
+/// Outcome of a request.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// Words, by who said them.
+    /// Words of the answer, marked with their double.
     pub(super) text: String,
     pub(super) failure: Option<Failure>,
     pub(super) course: Course,
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
     pub(super) took: Duration,
-    /// How often counts were said.
+    /// Number of usage events.
     pub(super) said_usages: usize,
 }
 
 impl Outcome {
-    /// Who was asked, and what came of it: `a:error b:answered`.
+    /// Attempts and their outcomes: `a:error b:answered`.
     pub(super) fn story(&self) -> String {
         let attempts = self.course.attempts.iter();
         attempts.map(|attempt| format!("{}:{}", attempt.target, attempt.outcome)).collect::<Vec<_>>().join(" ")
@@ -454,18 +454,18 @@ impl Outcome {
 }
 
 impl Asking<'_> {
-    /// One look.
+    /// Polls once.
     pub(super) fn poll(&mut self) -> Poll<Result<bool, Failure>> {
         let mut context = Context::from_waker(Waker::noop());
         self.events.poll_at(&mut context, self.world.clock.now(), &mut self.said)
     }
 
-    /// How it came about so far.
+    /// Course of the answer so far.
     pub(super) fn events_course(&self) -> Course {
         self.events.course()
     }
 
-    /// To its end, at most a day later. The clock goes in milliseconds.
+    /// Runs to the end, at most a day of simulated time, in steps of a millisecond.
     pub(super) fn end(mut self) -> Outcome {
         let began = self.world.clock.now();
         let failure = loop {
@@ -491,7 +491,7 @@ impl Asking<'_> {
     }
 }
 
-/// The words in it.
+/// The words of these events.
 fn text(said: &[ChatEvent]) -> String {
     let words = said.iter().filter_map(|event| match event {
         ChatEvent::Text { text, .. } => Some(text.as_str()),

@@ -1,4 +1,4 @@
-//! Retries, fallbacks, and what the client is told when nothing helped.
+//! Retries, fallbacks, and the client's error when nothing helped.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use penstock_proto::ErrorKind;
 
 use super::double::*;
 
-/// `a` and `b` share, `c` and `d` are the fallback.
+/// Targets `a` and `b`, with `c` and `d` as fallbacks.
 const CHAIN: &str = r#"to = [{ pool = "a" }, { pool = "b" }]
 fallback = [{ pool = "c" }, { pool = "d" }]
 policy = "order""#;
@@ -88,7 +88,7 @@ fn what_does_not_fit_goes_where_it_is_configured_to_fit() {
     check(&fits, &[("a", &[fail(FaultClass::ContentPolicy)])], "a:content_policy b:answered");
     check(&fits, &[("a", &[Act::Own(ErrorKind::Unsupported)])], "a:unsupported b:answered");
     check(&fits, &[("a", &[DOWN])], "a:error");
-    // An equal target has the same context: it is not asked.
+    // An equal target has the same context, so it is not asked.
     let chain = format!("{CHAIN}\nfallback_on = [\"context_length\"]");
     check(&chain, &[("a", &[long])], "a:context_length c:answered");
 }
@@ -185,7 +185,7 @@ fn the_most_telling_failure_is_told_with_the_soonest_time() {
 #[test]
 fn an_outage_does_not_multiply_the_load() {
     let world = World::new(r#"to = [{ pool = "a" }, { pool = "b" }]"#);
-    // Not ill, or the breakers would end it before the budget does.
+    // Overload is no illness: otherwise the breakers would end the test before the budget does.
     let busy = Act::Own(ErrorKind::Overloaded);
     world.doubles.iter().for_each(|double| double.always(busy));
     for _ in 0..1000 {

@@ -1,4 +1,4 @@
-//! Breakers and balance, as requests feel them.
+//! Circuit breakers and load balancing, seen from requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -212,7 +212,7 @@ async fn active_checks_open_and_close_a_breaker_without_requests() {
     let mut asker = Asker::default();
     asker.follow(&checks);
     reaches(3).await;
-    // Under another config with the same provider it goes on, for the targets that there are then.
+    // Under a new config with the same provider the probe goes on, for the targets of that config.
     asker.follow(&Checks(vec![(pulse.clone(), vec![target.clone(), world.target("b")])]));
     pulse.0.store(true, SeqCst);
     reaches(0).await;

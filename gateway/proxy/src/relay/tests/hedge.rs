@@ -1,4 +1,4 @@
-//! Two attempts at once, and copies.
+//! Hedges and mirrored copies.
 
 use std::time::Duration;
 

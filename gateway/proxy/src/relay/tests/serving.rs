@@ -1,4 +1,4 @@
-//! Names, cards and counts.
+//! Names, cards and counts of models.
 
 use crate::config::{self, Overrides};
 
