@@ -370,7 +370,7 @@ mod tests {
         assert!(keys("/v1/models/m?x=/v1/models/m:countTokens&key=a").is_empty());
     }
 
-    /// Every route is in one of the two lists; a new variant fails to compile here until it is put into one.
+    /// Every variant of [`Route`] has an example; a new variant fails to compile here until it has an index.
     #[test]
     fn every_route_has_an_example() {
         let mut seen = [0; 15];

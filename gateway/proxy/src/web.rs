@@ -8,7 +8,7 @@
 //! |---|---|
 //! | whose own name was pointed at this address (DNS rebinding), so that all of it is one origin | the name in `Host` ([`is_own_host`]) |
 //! | that sends a simple POST, or opens a WebSocket, without being able to read the answer | its origin (`check`) |
-//! | that wants to read answers, or to send JSON, which takes a preflight | CORS: only the origins of `[cors]` are let through (`preflight`) |
+//! | that wants to read answers, or to send JSON (a preflight) | CORS: only the origins of `[cors]` may (`preflight`) |
 //!
 //! Clients that are no browser send neither `Origin` nor `Sec-Fetch-Site` and notice none of it.
 

@@ -1,5 +1,6 @@
-//! The end of a batch: lines without a result get one that says so, results become files, and the batch ends in one transaction with
-//! them. A crash before that transaction leaves an unsealed file, which is swept, and everything is done again.
+//! End of a batch: lines without a result get one that says so, results become files, and the batch ends in one
+//! transaction with them. A crash before that transaction leaves an unsealed file, which is swept, and the whole step
+//! is done again.
 
 use std::sync::Arc;
 
@@ -58,7 +59,7 @@ pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord
     ended.map(drop)
 }
 
-/// Writes the results with that outcome to a file, unsealed; `None`: there are none.
+/// Writes the results of one outcome to a file, unsealed; `None`: there are no such results.
 async fn write(
     store: &dyn Store,
     tenant: &Tenant,

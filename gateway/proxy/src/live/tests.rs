@@ -11,7 +11,7 @@ use crate::fleet::WorkerCommand;
 use crate::provider;
 use crate::telemetry::AccessLog;
 
-/// A gateway before one provider that nobody asks, its config in a file.
+/// Gateway with one provider that is never asked, its config in a file.
 struct Bench {
     live: Arc<Live>,
     gateway: Arc<Gateway>,
@@ -52,7 +52,7 @@ impl Bench {
         Self::begun(file, first, None, store)
     }
 
-    /// `beside`: the file's text, where another one is handed over.
+    /// Bench whose process begins; `beside`: the file's text, where another one is handed over.
     fn begun(file: PathBuf, first: &str, beside: Option<String>, store: Option<Arc<dyn Store>>) -> Self {
         let overrides = Overrides { access_log: Some("off".into()), ..Overrides::default() };
         let source = Source::new(Some(file.clone()), overrides);
