@@ -1,4 +1,4 @@
-//! What becomes of plugins that break, lie, or want too much: the host goes on, and says what happened.
+//! Plugins that break, lie, or want too much: the host goes on, and reports the failure.
 #![cfg(feature = "host")]
 
 mod support;

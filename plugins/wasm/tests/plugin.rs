@@ -1,4 +1,4 @@
-//! Plugins as the gateway has them: settings, hooks, waiting, breaking, being replaced.
+//! Plugins as the gateway uses them: settings, hooks, waiting, breaking, being replaced.
 #![cfg(feature = "host")]
 
 mod support;
@@ -253,7 +253,7 @@ fn what_is_shown_follows_exports_and_settings() {
     check(body, json!({ "answer": "none" }), Needs::Body, Sees::End);
 }
 
-/// A host in whose world time passes by waiting.
+/// Host whose clock is moved only by waiting.
 struct Clockwork {
     now: Mutex<Duration>,
     inner: FakeHost,
@@ -354,7 +354,7 @@ fn an_answer_of_the_plugins_own_is_one() {
     assert_eq!(text_of(&answer.events), "{}");
 }
 
-/// Holds pieces until there are six bytes; `x` in a piece breaks it.
+/// Callback that holds pieces until there are six bytes; `x` in a piece breaks it.
 const HOLD: &str = "(func (export \"proxy_on_response_body\") (param i32 $size i32) (param $end i32) (result i32)
     (if (i32.eq (i32.load8_u (i32.const 2000)) (i32.const 1)) (then unreachable))
     (i32.and (i32.lt_u (local.get $size) (i32.const 6)) (i32.eqz (local.get $end))))";
@@ -398,7 +398,7 @@ fn what_is_held_back_has_a_bound() {
     assert_eq!(text_of(&released), "abc");
 }
 
-/// Waits with each piece for a call; `answered` is done when it is answered.
+/// Plugin that waits with each piece for a call; `answered` is the code for its answer.
 fn waits_for_a_call(answered: &str) -> Vec<u8> {
     let text = r#"(data (i32.const 1024) "auth") (data (i32.const 1028) "!")
         (data (i32.const 1040) "\03\00\00\00\07\00\00\00\03\00\00\00\05\00\00\00\01\00\00\00\0a\00\00\00\01\00\00\00:method\00GET\00:path\00/\00:authority\00a\00")
@@ -444,7 +444,7 @@ fn what_was_waited_for_in_vain_is_let_go() {
     assert_eq!(text_of(&released), "wait");
 }
 
-/// Breaks when the request has the header `x`.
+/// Callback that breaks when the request has the header `x`.
 const BREAKS: &str = "(data (i32.const 1024) \"x\")
     (func (export \"proxy_on_request_headers\") (param i32 i32 i32) (result i32)
         (if (i32.eqz (call $proxy_get_header_map_value (i32.const 0) (i32.const 1024) (i32.const 1) (i32.const 16) (i32.const 20)))

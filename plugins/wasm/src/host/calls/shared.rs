@@ -3,7 +3,7 @@
 use crate::host::abi::{Answer, Fail, Status};
 use crate::host::memory::Guest;
 
-/// Longest name of a value or a queue.
+/// Longest name of a value or a queue, in bytes.
 const NAME_BYTES_MAX: u32 = 1 << 10;
 
 fn read_name(guest: &mut Guest<'_, '_>, name: u32, size: u32) -> Result<Vec<u8>, Fail> {
