@@ -119,7 +119,7 @@ fn admitted(admin: &State, parts: &Parts, operation: Option<&Operation>, act: &A
             let message = format!("The key {:?} is {}; this needs {role}.", caller.key, an(caller.role.name()));
             Err(Refused { error: Box::new(ApiError::forbidden(message)), actor: caller.key, is_noted: true })
         }
-        // What is not in the document ends in a 404 or 405 of the router's.
+        // A route that is not in the document ends in the router's 404 or 405.
         _ => Ok(Some(caller)),
     }
 }

@@ -93,7 +93,7 @@ impl AdminKeys {
     pub(crate) fn proven(&self, found: &Found) {
         let mut proven = self.proven.lock().unwrap_or_else(PoisonError::into_inner);
         if proven.len() >= PROVEN_MAX {
-            // Of configs that are gone, most of them.
+            // Most of the remembered keys belong to configs that are gone.
             proven.clear();
         }
         proven.insert(found.digest);
@@ -134,7 +134,8 @@ fn local_key(state_dir: &Path) -> io::Result<String> {
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
             }
             let key = fs::read_to_string(&path)?.trim().to_owned();
-            // Another process that starts now may have made the file and not filled it yet; it is the same in the end: an error, once.
+            // A process that starts at the same time may have made the file and not filled it yet: this one then fails
+            // once.
             let short =
                 || io::Error::new(io::ErrorKind::InvalidData, format!("{}: no key in it; delete it", path.display()));
             (key.len() >= 20).then_some(key).ok_or_else(short)

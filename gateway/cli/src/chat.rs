@@ -173,7 +173,7 @@ async fn turn<W: Write>(
             }
         };
         tokio::select! {
-            // Who asks to stop goes before an answer that comes as fast as it is shown.
+            // Ctrl-C is polled first: an answer may come as fast as it is shown.
             biased;
             _ = interrupts.recv() => {
                 drop(answer);

@@ -41,7 +41,7 @@ pub(crate) fn start(filter: &str) -> anyhow::Result<Filter> {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        // Where the log cannot be written (its disk is full), what it says about that would panic in whoever logs.
+        // Where the log cannot be written (its disk is full), the message about that would panic in the logging thread.
         .log_internal_errors(false)
         .with_filter_reloading();
     let handle = builder.reload_handle();

@@ -180,7 +180,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     if taken.is_none() {
         admin.start(Duration::ZERO)?;
     }
-    // From where a terminal is told that it serves, a signal lets answers end; one that is to take over may be ended until it has.
+    // Caught before the terminal is told that the gateway serves: from then on a signal lets answers end. A process
+    // that is to take over may be killed until it has.
     let stops = taken.is_none().then(server::Stops::catch).transpose().context("signals")?;
     let shown = progress::show(fleet.clone(), &config)?;
     let prepared = match taken {

@@ -11,7 +11,7 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 /// Runs the simulations that the arguments name.
 pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     match simulate(args, &open, &mut io::stdout().lock()) {
-        // Whoever read it has seen enough.
+        // The reader of the output has left, which is no error.
         Err(SimulateError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         done => Ok(done?),
     }

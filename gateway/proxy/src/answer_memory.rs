@@ -138,7 +138,7 @@ mod tests {
                     None => holders[who] = (memory.hold(), 0),
                     Some(bytes) => match holders[who].0.cover(bytes) {
                         Ok(()) => holders[who].1 = bytes,
-                        // It ends: what it had is dropped with it.
+                        // The holder ends: its charge is dropped with it.
                         Err(failure) => {
                             prop_assert_eq!(failure.status(), 503);
                             prop_assert!(failure.retry_after.is_some());

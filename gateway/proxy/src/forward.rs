@@ -80,7 +80,7 @@ pub(crate) async fn serve(
     let (model, at, others) = named(&headers, &body)?;
     principal.check_other_models(others)?;
     if at.1 {
-        // Whatever it was called: it has been read as JSON.
+        // The body was read as JSON, whatever type the client named.
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     }
     let entry = serving.entry(&model, principal)?;

@@ -120,7 +120,7 @@ async fn count(
         let plain = plain(exchange, call.ask.label(), dialect);
         let held = governed::admit_plain(&gateway.governor, serving, principal, &entry, &plain).await?;
         let fields = held.as_ref().map_or(Vec::new(), |held| held.fields().to_vec());
-        // Where a plugin would answer, nobody is asked for the count either.
+        // Where a plugin would answer, the upstream is not asked for the count either.
         let counted = watched(exchange, counted(&entry, Arc::new(call), answer.is_none())).await?;
         governed::close(held, counted.as_ref().err());
         Ok((counted?, fields))

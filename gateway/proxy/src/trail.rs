@@ -144,7 +144,7 @@ impl Trail {
             model: self.model,
             stream: self.stream,
             status: exchange.status(),
-            // One attempt that answered is no news.
+            // A single attempt that answered is not logged.
             attempts: if self.course.attempts.len() > 1 || error.is_some() { self.course.attempts } else { Vec::new() },
             error,
             detail,

@@ -132,7 +132,8 @@ async fn collect(
     let body = body.ok_or_else(|| Failure::internal("an answer without all its choices"))?;
     let mut hold = memory.hold();
     if hold.cover(body.len()).is_err() {
-        // What was held until now is given back first: the answer was paid for, and nobody waits for it.
+        // The earlier charge is given back first, and the wait has no bound: the answer was paid for, and no client
+        // waits for it.
         drop((answer, events));
         hold.wait(body.len()).await;
     }

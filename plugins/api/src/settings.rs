@@ -322,7 +322,7 @@ impl Drop for Settings<'_> {
             return;
         }
         let asked = self.asked.take();
-        // What refused the whole table has not read its keys: they are no faults beside it.
+        // A fault of the whole table hides its unread keys: the builder gave up before it read them.
         if self.faults.borrow().iter().any(|fault| fault.path == self.path) {
             return;
         }

@@ -251,7 +251,7 @@ impl Hooks for Caching {
                 }
                 None => match host.cache_get(&key).await {
                     Ok(bytes) => bytes.and_then(|bytes| Some((read(&bytes)?, None))),
-                    // That there is none at all is not to go unnoticed; one that is slow or down has nothing.
+                    // A missing shared cache is a fault of the setup; a slow or failing one counts as a miss.
                     Err(error @ HostError::Unavailable(_)) => return Err(error.into()),
                     Err(_) => None,
                 },
@@ -290,7 +290,7 @@ impl Hooks for Caching {
             None => {
                 let Some(text) = written(&kept) else { return Ok(Flow::Go) };
                 let (shared, keep) = (host.clone(), self.config.keep);
-                // Nobody waits for it; one that is not kept is asked again.
+                // Written in the background; an answer that is not kept is asked for again.
                 host.spawn(Box::pin(async move { drop(shared.cache_put(&key, Bytes::from(text), keep).await) }));
             }
         }

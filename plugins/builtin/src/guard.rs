@@ -1,8 +1,9 @@
 //! Plugin `guard`: looks for words and patterns in prompts and answers, and refuses, masks, or notes them.
 //!
 //! A prompt with a blocked text is refused (400, `content_policy_violation`) before any model is asked. An answer ends
-//! in front of a blocked text, with the finish reason `content_filter`; of a stream the last `window` bytes are held
-//! back for that, so that no part of it goes out. The log names the rule, never the text.
+//! in front of a blocked text, with the finish reason `content_filter`, or breaks with an error (`on_answer =
+//! "error"`). Of a stream the last `window` bytes are held back for that, so that no part of the text goes out. The log
+//! names the rule, never the text.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -183,7 +184,7 @@ impl Hooks for Guarding {
         if self.config.stop {
             return Ok(Flow::Stop(FinishReason::ContentFilter));
         }
-        // One that breaks says nothing more, not even what came before.
+        // An answer that breaks ends at once, without the events that came before.
         events.clear();
         let hits = self.hits.lock().unwrap_or_else(PoisonError::into_inner);
         let rule = hits.last().map_or("", |rule| &self.config.answer.rules[*rule].name);

@@ -45,7 +45,7 @@ impl Recorder {
 }
 
 fn can_be_given_again(event: &ChatEvent) -> bool {
-    // What was withheld may be given tomorrow; bytes are no events.
+    // A filtered answer may be allowed later; raw bytes are no events.
     !matches!(event, ChatEvent::Raw(_) | ChatEvent::Finish { reason: FinishReason::ContentFilter, .. })
 }
 

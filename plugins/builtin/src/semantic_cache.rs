@@ -129,7 +129,7 @@ fn normal(mut vector: Vec<f32>) -> Option<Vec<f32>> {
 
 /// Last message of the person, and a digest of all else: the circumstances.
 fn split(chat: &ChatRequest, request: &RequestContext, share: Share) -> Option<(String, [u8; 32])> {
-    // What is not known here may change the answer in any way.
+    // Unknown fields may change the answer in any way.
     if !chat.ignored.is_empty() || chat.logprobs.is_some() || chat.prompt_logprobs.is_some() {
         return None;
     }

@@ -45,7 +45,7 @@ fn a_plugin_that_ends_itself_has_broken() {
 #[test]
 fn loops_end() {
     assert_eq!(broken("(loop $again (br $again))"), OUT_OF_FUEL);
-    // Of calls to the host, of large copies, of growing that is refused.
+    // Loops of calls to the host, of large copies, of refused growth.
     assert_eq!(broken("(loop $again (drop (call $proxy_clear_route_cache)) (br $again))"), OUT_OF_FUEL);
     assert_eq!(
         broken("(loop $again (memory.fill (i32.const 0) (i32.const 0) (i32.const 131072)) (br $again))"),

@@ -203,7 +203,7 @@ fn a_plugin_may_refuse_its_settings() {
 
 #[test]
 fn a_kit_that_has_no_settings_reads_none() {
-    // As AssemblyScript's kit asks: with the size of the settings where the place for the size belongs.
+    // AssemblyScript's kit passes the size of the settings in place of the address of the size.
     let text = r#"(func (export "proxy_on_configure") (param $root i32) (param $size i32) (result i32)
         (i32.store (i32.const 0) (i32.const 77))
         (drop (call $proxy_get_buffer_bytes
@@ -462,7 +462,7 @@ fn a_broken_machine_goes_and_another_comes() {
     let error = now(plugin.begin().on_request(&mut context)).unwrap_err();
     assert!(error.0.contains("unreachable"), "{error}");
     assert_eq!(kind.runtime().unwrap().machines(), 0, "its memory is free at once");
-    // Who was in it hears of it, and loses nothing.
+    // The request in the broken machine gets an error, and loses no text.
     let mut events = vec![raw("abc")];
     assert!(bystander.on_event(&mut events, false).unwrap_err().0.contains("has broken"));
     assert_eq!(text_of(&events), "abc");
@@ -554,7 +554,7 @@ fn fifty_swaps_free_what_they_replace() {
     }
     let (early, late) = (resident[9], resident[49]);
     println!("resident after 10 swaps {early} KiB, after 50 {late} KiB");
-    // One compiled module alone has some hundred KiB: 40 of them that stayed would be far above.
+    // One compiled module has some hundred KiB: 40 modules that stayed would be far above.
     assert!(late < early + 4096, "{resident:?}");
 }
 

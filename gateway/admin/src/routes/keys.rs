@@ -358,7 +358,7 @@ pub(crate) async fn update(
     let (id, desk) = (key_id(&id)?, desk(&admin));
     known_limits(&admin, patch.limits.as_deref().unwrap_or_default())?;
     let expected = version::expected(&headers, patch.expected_version)?;
-    // One change after another, so that what is looked at here is what is changed.
+    // Changes run one after another, so that the version that is checked here is the one that is changed.
     let _turn = admin.turn.lock().await;
     let before = judged(&admin, desk.show(&id).await?).await?;
     version::check(expected, before.version)?;

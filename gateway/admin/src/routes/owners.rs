@@ -224,7 +224,7 @@ async fn update(
     let OwnerPatch { name, team, allowed, limits, tags, blocked, .. } = patch;
     let scope = allowed.map(|allowed| allowed.scope(None)).transpose()?;
     let change = OwnerChange { name, team, scope, limits, budgets: None, tags, blocked };
-    // One change after another, so that what is looked at here is what is changed.
+    // Changes run one after another, so that the version that is checked here is the one that is changed.
     let _turn = admin.turn.lock().await;
     let before = admin.store.owner(kind, id).await?.ok_or_else(|| missing(kind))?;
     version::check(expected, before.version)?;

@@ -171,7 +171,7 @@ impl Memory {
         }
         let Ok(facts) = fs::metadata(path) else { return Ok(()) };
         anyhow::ensure!(facts.is_file() && facts.len() <= FILE_BYTES_MAX, "it is no history of prompts");
-        // It may be from elsewhere, or have been made readable.
+        // The file may be from elsewhere, or have been made readable.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         Ok(self.editor.load_history(path)?)
     }

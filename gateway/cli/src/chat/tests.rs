@@ -150,7 +150,7 @@ async fn ctrl_c_is_not_lost_between_two_pieces_of_an_answer() {
     let (url, _) = serve(vec![whole_body("200 OK", MODELS), stream(&pieces)]).await;
     let client = connect(&args(&url)).await.unwrap();
     let mut interrupts = signal(SignalKind::interrupt()).unwrap();
-    // Nobody waits for it at the moment.
+    // No task awaits the signal at this moment.
     let kill = std::process::Command::new("kill").args(["-INT", &std::process::id().to_string()]).status().unwrap();
     assert!(kill.success());
     let mut out = Vec::new();

@@ -142,7 +142,7 @@ mod tests {
         let shown = ["tokens_rate", "hits", "kv", "queue", "step", "step_p99"]
             .map(|name| second[name].as_str().unwrap_or_default());
         assert_eq!(shown, ["30", "25 %", "25 %", "250 ms", "1.2 s", "20 ms"]);
-        // Its next life counts from nothing.
+        // A worker's next life counts from 0.
         let mut third = worker(10);
         finish_worker(&mut third, &mut sums, 2.0);
         assert_eq!(third["tokens_rate"], "0");

@@ -52,7 +52,7 @@ pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord
     let ended = ended.await;
     if !matches!(ended, Ok(true)) {
         for id in &files {
-            // Where this fails too, the sweeper does it later.
+            // A failed delete is repeated by the sweeper.
             let _ = store.delete_file(tenant, id).await;
         }
     }
@@ -78,7 +78,7 @@ async fn write(
         bytes: bytes + count,
         created: now,
         expires: batch.output_expires_after.map(|seconds| now + seconds),
-        // What was paid for is kept, whatever else the key keeps.
+        // Results were paid for, so the key's quota does not apply to them.
         tenant_bytes_max: u64::MAX,
         tenant_files_max: u64::MAX,
     };

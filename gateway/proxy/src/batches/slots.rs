@@ -35,7 +35,7 @@ impl Slots {
             self.semaphore.add_permits(want - count.have);
             count.have = want;
         } else {
-            // Those that are given out go when somebody takes them next.
+            // Permits that are given out are forgotten by the next `take` that gets one.
             count.have -= self.semaphore.forget_permits(count.have - want);
         }
     }

@@ -142,8 +142,8 @@ impl Seen {
     fn event(&self, event: &notify::Event, names: &[PathBuf]) {
         let is_file = event.paths.iter().any(|path| names.contains(path));
         match event.kind {
-            // What is written into other files of the folder, as into a database that lies beside the config, is no change of it:
-            // it would never get quiet.
+            // Writes to other files of the folder, such as a database beside the config, do not count: it would never
+            // get quiet.
             EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Metadata(_)) if !is_file => return,
             EventKind::Modify(ModifyKind::Data(_)) if is_file => self.is_open.store(true, Ordering::Relaxed),
             EventKind::Access(AccessKind::Close(AccessMode::Write)) if is_file => {

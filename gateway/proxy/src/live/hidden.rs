@@ -27,7 +27,7 @@ pub fn shown(text: &str) -> String {
 /// # Errors
 /// The path of a mark that has no value in `known`.
 pub(super) fn restored(text: &str, known: &str) -> Result<String, String> {
-    // What is no TOML is refused later, and in words.
+    // A text that is no TOML is refused later, with its faults.
     let (Some(marked), Some(places)) = (places(text), places(known)) else { return Ok(text.to_owned()) };
     let mut values = Vec::new();
     for place in marked.into_iter().filter(|place| text.get(place.at.clone()) == Some(MARK)) {

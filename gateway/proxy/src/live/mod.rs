@@ -81,7 +81,7 @@ pub enum ApplyError {
     /// A provider of the config cannot be used.
     #[error("{0}")]
     Provider(#[from] ProviderError),
-    /// Another change came first.
+    /// A change by somebody else came first.
     #[error(
         "version {expected} was expected to be in force, it is {current}: look at what has changed, then apply again"
     )]

@@ -258,7 +258,7 @@ fn what_an_admin_applies_stays_until_the_file_changes() {
     assert_eq!(bench.names()[0], "four", "the file has changed");
     let note = &bench.live.history()[0].note;
     assert!(note.contains("which was not in it"), "{note}");
-    // Whoever writes into the file what an admin has applied changes nothing, and a restart comes up with it.
+    // A file edit to the text that an admin has applied changes nothing, and a restart comes up with it.
     bench.live.apply(&named("five"), &By::new("ops"), None).expect("applied");
     let version = bench.live.current().0;
     fs::write(&bench.file, named("five")).expect("written");

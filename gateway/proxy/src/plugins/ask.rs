@@ -79,7 +79,7 @@ impl Chain {
             return Err(shell.failed(failure));
         }
         if reads && call.ask.surface == Surface::Score {
-            // Nobody reads this shape of answer: the provider is asked in one that is read.
+            // No decoder reads this shape of answer, so the provider is asked in a shape that one reads.
             call.own = true;
         }
         Ok(Asked { shell: shell.wanted(), answer })
@@ -128,7 +128,7 @@ impl Chain {
         }
         match done {
             Ok(verdict) => {
-                // Whoever ends the request here has no answer to look at, but learns of its end.
+                // A plugin that ends the request here sees no answer, but learns of the end.
                 let sees = if matches!(verdict, Verdict::Pass) { hooks.sees() } else { Sees::End };
                 if sees > Sees::Nothing {
                     shell.stages.insert(0, Stage::new(entry.clone(), hooks, sees));
@@ -221,7 +221,7 @@ async fn apply(call: &mut Call, parts: Parts, body_bytes_max: usize) -> Result<(
         return Ok(());
     };
     if let Some(unresolved) = &call.unresolved {
-        // What it goes on from is not known here, so it cannot be said in other words.
+        // The stored response that the body refers to is not kept here, so the edited request cannot be encoded.
         return Err((**unresolved).clone());
     }
     if shape(&request) != shape(&decoded.request) {

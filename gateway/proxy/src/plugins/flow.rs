@@ -35,7 +35,7 @@ impl Events for Replay {
     }
 
     fn facts(&self) -> Facts {
-        // Nobody was asked: it costs nothing, whatever counts it repeats.
+        // No model was asked: the answer costs nothing, whatever usage it repeats.
         Facts::default()
     }
 
@@ -123,7 +123,7 @@ impl Around {
         match ready!(inner.poll_events(context, batch)) {
             Ok(more) => Poll::Ready(self.head().inspect_err(|_| batch.clear()).map(|()| (0, !more))),
             Err(failure) => {
-                // What came before the failure is the client's; what plugins hold back of it is not.
+                // Events before the failure go to the client; events that plugins hold back do not.
                 let passed = if batch.is_empty() { Ok(Passed::On(false)) } else { self.pass(0, batch, false) };
                 Poll::Ready(Err(passed.err().unwrap_or(failure)))
             }
@@ -201,7 +201,7 @@ impl Around {
                 }
                 Flow::Reject(rejection) => {
                     self.shell.stages[at].outcome = "rejected";
-                    // What came before it is the client's, as far as those further out let it pass.
+                    // Events before the refusal go to the client, as far as the outer plugins let them pass.
                     if !matches!(self.pass(at + 1, batch, false), Ok(Passed::On(_))) {
                         batch.clear();
                     }
@@ -223,7 +223,7 @@ impl Around {
     fn call(&mut self, at: usize, batch: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, Failure> {
         let Shell { stages, metrics, .. } = &mut self.shell;
         let stage = &mut stages[at];
-        // Whoever may be left out must leave no hole.
+        // A copy of the batch, for a plugin that is left out after a failure: no event may be lost.
         let before = (stage.entry.on_fail == OnFail::Open).then(|| batch.clone());
         let began = Instant::now();
         let flow = guarded(|| stage.hooks.on_event(batch, end));

@@ -89,7 +89,7 @@ impl Hub {
         let file = match files.get(path) {
             Some(file) => file.clone(),
             None => {
-                // What people said is for this user's eyes.
+                // Lines can hold prompts and answers: only this user may read them.
                 let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
                 let opened = opened.and_then(|file| AccessLog::to(Box::new(file)));
                 let file = opened.inspect_err(|error| tracing::error!(path, %error, "a file of a plugin")).ok();

@@ -333,7 +333,7 @@ async fn an_answer_may_wait_and_stop() {
     assert_eq!(out, "a.#");
     let mut never = Script::new("never", Sees::Events, &log);
     never.event = |_, _| Ok(Flow::Wait(Box::pin(std::future::pending())));
-    // What it let pass meanwhile, those further out have not looked at.
+    // Outer plugins have not looked at the text that it let pass meanwhile.
     let outer = Script::new("outer", Sees::Events, &log);
     let (out, ended) =
         answered(vec![entry(&outer, OnFail::Closed), entry(&never, OnFail::Closed)], true, hello()).await;

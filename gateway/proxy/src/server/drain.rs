@@ -48,7 +48,7 @@ impl Stops {
     /// # Errors
     /// The system does not let the signals be caught.
     pub fn catch() -> std::io::Result<Self> {
-        // It only registers them: whichever runtime runs hears them.
+        // The streams are only registered on this runtime; any runtime can await them.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let _inside = runtime.enter();
         Ok(Self {
@@ -107,7 +107,7 @@ impl ShutdownSignalWatch for Signals {
         if !is_leaving {
             upgrade::notify_manager("STOPPING=1");
             if let Some(path) = &self.socket {
-                // Whoever tries it from now on is told at once that nobody is there. It may be gone already.
+                // A client that connects from now on gets an error at once. The socket's file may be gone already.
                 let _ = std::fs::remove_file(path);
             }
         }

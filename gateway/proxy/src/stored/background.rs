@@ -147,7 +147,7 @@ impl Runner {
             let task = self.tasks.spawn(attend(gateway.clone(), tenant.clone(), id.clone(), *attempts));
             self.active.insert(id.clone(), Active { tenant: tenant.clone(), attempts: *attempts, task });
         }
-        // Who waited may have to wait on, with the attempts that it has had.
+        // A waiting response without a place goes back to rest, with the attempts that it has had.
         for (_, (id, attempts)) in
             waiting.iter().filter(|(_, (id, attempts))| *attempts > 0 && !self.active.contains_key(id))
         {
@@ -161,7 +161,7 @@ impl Runner {
         let Some(keeper) = gateway.keeper() else { return Ok(()) };
         let listed: std::collections::HashSet<&ResponseId> = open.iter().map(|open| &open.id).collect();
         for (id, active) in self.active.iter().filter(|(id, _)| !listed.contains(id)) {
-            // It may only be too far behind in its key's list.
+            // A response that is not listed may only be too far behind in its key's queue.
             let record = keeper.store.response(&active.tenant, id).await?;
             if record.is_none_or(|record| record.status == ResponseStatus::Ended) {
                 active.task.abort();
@@ -187,7 +187,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
     if response.status == ResponseStatus::Ended {
         return Ok(Left::Ended);
     }
-    // What it asks stays here while it is answered.
+    // The request's texts stay in memory while it is answered.
     let mut lease = gateway.bodies.lease();
     if lease.cover(response.request.len() + response.body.len()).is_err() {
         return Ok(Left::Again(MEMORY_PAUSE, false));
@@ -195,7 +195,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
     let config = gateway.serving().config.clone();
     let (chat, form) = match rebuilt(keeper, tenant, &response, config.http.body_bytes_max).await {
         Ok(rebuilt) => rebuilt,
-        // What it goes on from was deleted in the meantime. Without its request there is no form to say that in.
+        // The previous response was deleted in the meantime. Without the request there is no form for an error body.
         Err(failure) => {
             tracing::warn!(response = %id, reason = %failure.message, "a queued response cannot be answered");
             let (body, output) = (response.body.clone(), response.output.clone());
@@ -285,7 +285,7 @@ async fn once(
     call.answer_as(meta(open.response), decoded);
     (call.background, call.own) = (true, true);
     let deadline = serving.config.request_timeout.map(|limit| (Instant::now() + limit).into_std());
-    // What is collected is written once more when it is kept.
+    // The collected answer is encoded once more when it is stored.
     let mut take = |event: &ChatEvent| {
         collector.event(event);
         hold.cover(2 * WholeCollector::bytes(collector))

@@ -74,7 +74,7 @@ async fn put(visit: &Visit<'_>, new: NewFile, mut content: Bytes) -> Result<File
     match write.await {
         Ok(record) => Ok(record),
         Err(error) => {
-            // Where this fails too, the sweeper does it later.
+            // A failed delete is repeated by the sweeper.
             let _ = store.delete_file(tenant, &id).await;
             Err(failed(error))
         }
@@ -157,7 +157,7 @@ pub(super) async fn content(visit: &mut Visit<'_>, id: &str) -> Result<(), End> 
     let record = find(visit, id).await?;
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream")),
-        // What a client uploaded is never a page of ours, whatever a browser thinks of it.
+        // A browser must not take a client's upload for a page of this gateway.
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
         (header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment")),
     ];

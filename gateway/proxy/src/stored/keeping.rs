@@ -38,7 +38,8 @@ impl Saving {
     pub(super) async fn settled(&self, id: &ResponseId) {
         let saved = self.now.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
         if let Some(mut saved) = saved {
-            // Its sender says nothing; it is dropped when the response is saved. Later than this, whoever asks is told that there is none.
+            // The sender sends nothing; it is dropped when the response is saved. After the timeout the lookup finds no
+            // response.
             let _ = timeout(SAVED_TIMEOUT, saved.changed()).await;
         }
     }

@@ -87,7 +87,7 @@ pub fn shared(config: &Snapshot) -> Result<Option<Shared>, OpenError> {
             let redis = redis(url.expose(), prefix, ca_file.as_deref())?;
             Ok(Some(Shared { counters: redis.clone(), cache: Some(redis) }))
         }
-        // Its own; or of a server that this build cannot reach, and then the config was refused.
+        // Counters of its own; a server that this build cannot reach was refused with the config.
         _ => Ok(None),
     }
 }

@@ -110,7 +110,7 @@ pub(crate) async fn prepare(
         record.body = form.resource(&meta(&record), Word::Queued, b"", None);
         record.request = call.body.clone();
         let said = record.body.clone();
-        // What may not be asked now is not kept to be asked later.
+        // A request that its key may not send now is not stored for later.
         call.answer_as(meta(&record), Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
         let entry = serving.entry_of(&call, principal)?;
         governed::would_admit(&gateway.governor, &serving, principal, &mut call, &entry).await?;
@@ -226,7 +226,7 @@ pub(super) async fn delete(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     if !visit.keeper.store.delete_response(&visit.tenant, &record.id).await.map_err(failed)? {
         return Err(absent("Response", id).into());
     }
-    // It may be running.
+    // The response may be running: the runner is to cancel it.
     visit.keeper.wake_responses.notify_one();
     answer(visit.exchange, &json::DeletedObject { id, object: "response", deleted: true }).await
 }

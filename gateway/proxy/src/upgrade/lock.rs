@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Reason why the state folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another gateway holds the lock.
+    /// The lock is held by another gateway.
     #[error(
         "another gateway runs with the state folder {}{}: give this one a folder of its own (--state-dir DIR, or server.state_dir), \
          stop the other one, or replace it with `penstock upgrade`",

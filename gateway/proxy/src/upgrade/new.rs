@@ -104,7 +104,7 @@ impl Prepared {
     /// ended; `released` is called when the old one has let go of resources that only one process can have.
     pub fn accepting(mut self, released: impl FnOnce() + Send + 'static) {
         if let Err(error) = self.wire.send(&Ask::Accepting).and_then(|()| self.wire.patience(None)) {
-            // It is gone already; whoever connects finds us.
+            // The old process is gone already; connections come to this one.
             tracing::warn!(%error, "the old process did not hear that this one serves");
         }
         let spawned = std::thread::Builder::new().name("penstock-settle".into()).spawn(move || {

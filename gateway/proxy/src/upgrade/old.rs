@@ -146,7 +146,7 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
                 Ok(settled) => {
                     // Err: it has ended, and this process cannot go on any more.
                     let _ = wire.send(&Tell::Done { pid });
-                    // Whoever hears of this end may ask for the next upgrade at once.
+                    // A client that sees the end may ask for the next upgrade at once.
                     succeeded(old);
                     tell(Tell::Done { pid });
                     forward(&mut wire, &settled);
@@ -157,7 +157,7 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
                     old.gateway.governor.keep();
                     old.gateway.rest(Beside::Settling, true);
                     tracing::error!(pid, %error, "upgrade failed; this process goes on serving");
-                    // It may be gone.
+                    // The new process may be gone.
                     let _ = wire.send(&Tell::Failed(error.to_string()));
                 }
             }
@@ -266,11 +266,11 @@ fn start(old: &Old, wire: &mut Wire, program: Option<PathBuf>, told: &Receiver<T
     };
     lock(old).child = Some(child.id());
     tracing::info!(pid = child.id(), program = %program.display(), "starting the process that takes over");
-    // Whoever asked may have left; the upgrade goes on.
+    // The client may have left; the upgrade goes on.
     let _ = wire.send(&Tell::Progress(format!("process {} starts", child.id())));
     let outcome = watch(old, &mut child, told);
     if let Tell::Failed(_) = outcome {
-        // It may have ended by itself.
+        // The child may have ended by itself.
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -283,7 +283,8 @@ fn watch(old: &Old, child: &mut Child, told: &Receiver<Tell>) -> Tell {
         match told.recv_timeout(LOOK) {
             Ok(outcome) => return outcome,
             Err(RecvTimeoutError::Disconnected) => return Tell::Failed("nobody hands over".into()),
-            // It serves: what becomes of it since then is not the upgrade's outcome, which comes.
+            // The new process serves: the outcome follows, and an end of the child from now on is not the upgrade's
+            // failure.
             Err(RecvTimeoutError::Timeout) if old.gateway.is_leaving() => continue,
             Err(RecvTimeoutError::Timeout) => {}
         }

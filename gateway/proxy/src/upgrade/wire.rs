@@ -37,7 +37,7 @@ pub enum UpgradeError {
     /// The connection to the other process broke.
     #[error("the other process: {0}")]
     Io(#[from] io::Error),
-    /// The other process refused.
+    /// The hand-over was refused by the process at the other end.
     #[error("{0}")]
     Refused(String),
     /// The two processes have different versions of the messages.

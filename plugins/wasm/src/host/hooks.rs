@@ -149,7 +149,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // What breaks now breaks for nobody.
+        // The request is gone, so an error here has no receiver.
         let _ = self.leave(None);
     }
 }
@@ -215,7 +215,7 @@ impl Hooks for WasmHooks {
         let shown = !body.is_empty();
         let mut standing =
             seat.act(Way::Request, |machine, context| machine.request_headers(context, !shown).map(drop))?;
-        // Who waits for nothing that is under way waits for the body.
+        // A plugin that pauses without a call of its own waits for the body.
         if matches!(standing, Standing::Waits { .. }) && !(shown && seat.outgoing.is_empty()) {
             standing = resumed(seat.pause(Way::Request)).await?;
         }
@@ -226,7 +226,7 @@ impl Hooks for WasmHooks {
                 standing = resumed(seat.pause(Way::Request)).await?;
             }
         }
-        // What nobody waits for goes on beside the request.
+        // Calls that the request does not wait for go on in the background.
         seat.outgoing.detach();
         let verdict = match standing {
             Standing::Answered(local) => answered(&self.core, local),

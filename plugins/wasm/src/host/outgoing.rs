@@ -120,7 +120,7 @@ impl Outgoing {
 impl Drop for Outgoing {
     fn drop(&mut self) {
         for (id, _) in std::mem::take(&mut self.calls) {
-            // What it does now is nobody's request; that it broke shows at the next one.
+            // No request waits for this callback; a plugin that breaks in it shows that at the next one.
             let _: Result<(), WasmError> =
                 self.member.with(&self.host, |machine| machine.call_answered(id, CallAnswer::default()));
         }

@@ -110,7 +110,7 @@ fn config() -> Config {
     config.cranelift_opt_level(OptLevel::Speed);
     config.consume_fuel(true);
     config.max_wasm_stack(STACK_BYTES);
-    // What a plugin did before it broke is its own matter: a trace would cost at every trap.
+    // No backtrace: collecting one would cost time at every trap.
     config.wasm_backtrace_max_frames(None);
     config.wasm_memory64(false);
     config.wasm_multi_memory(false);
