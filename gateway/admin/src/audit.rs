@@ -1,7 +1,7 @@
-//! What was changed, by whom, and what was refused: one event each in the store's audit log, and a line in the log.
+//! Audit of changes and refusals: one event each in the store's audit log, and a line in the log.
 //!
-//! An event is noted when its change has been made or refused. Where the store does not take it, the change stands all the same: who
-//! cancels a request while the disk is full must be able to. The whole event is then in the log.
+//! An event is written when its change has been made or refused. A change stands even where the store cannot take the
+//! event: an operator must be able to cancel a request while the disk is full. The log then has the whole event.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,44 +15,44 @@ use serde_json::{Value, json};
 
 use crate::state::State;
 
-/// The store has this long to keep an event.
+/// Timeout of the store for one event.
 const NOTE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest target: a path may hold anything.
+/// Longest target, in bytes: a path may hold anything.
 const TARGET_BYTES_MAX: usize = 256;
 
-/// What a route says of what it did, as an extension of its answer: what the path does not say. Never a secret.
+/// Detail of a route's change that the path does not tell, as an extension of its answer. Never a secret.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Did {
-    /// Id of what was made.
+    /// Id of the object that was made.
     pub(crate) target: Option<String>,
-    /// What was before and after.
+    /// Values before and after the change.
     pub(crate) detail: Value,
 }
 
 impl Did {
-    /// What was set, as it was asked for.
+    /// Detail of a value that was set, as it was asked for.
     pub(crate) fn set(what: impl Serialize) -> Extension<Self> {
         Extension(Self { target: None, detail: json!({ "after": what }) })
     }
 }
 
-/// A request as the audit log sees it.
+/// Request as the audit log sees it.
 pub(crate) struct Act {
-    /// The operation's id.
+    /// Id of the operation.
     pub(crate) operation: Option<String>,
     pub(crate) method: Method,
     pub(crate) peer: Option<IpAddr>,
-    /// The variable part of the path.
+    /// Variable part of the path.
     pub(crate) target: String,
 }
 
 impl Act {
-    /// Whether it would change something.
+    /// Whether the request's method changes something.
     pub(crate) fn changes(&self) -> bool {
         !matches!(self.method, Method::GET | Method::HEAD)
     }
 
-    /// `noun.verb`: `cancel_request` is `request.cancel`.
+    /// Name of the action as `noun.verb`: `cancel_request` is `request.cancel`.
     fn action(&self) -> String {
         match self.operation.as_deref().map(|id| id.split_once('_').unwrap_or((id, "api"))) {
             Some((verb, noun)) => format!("{noun}.{verb}"),
@@ -61,7 +61,7 @@ impl Act {
     }
 }
 
-/// Notes an act and what came of it.
+/// Writes an act and its outcome into the audit log.
 pub(crate) async fn note(admin: &State, act: &Act, actor: &str, status: StatusCode, did: Did) {
     let outcome = match status.as_u16() {
         200..=399 => "done",

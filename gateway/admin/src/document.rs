@@ -1,4 +1,4 @@
-//! The OpenAPI document: what the routes say of themselves, and what is true of all of them.
+//! OpenAPI document: the routes' own parts, and the parts that hold for all routes.
 
 use serde_json::{Value, json};
 use utoipa::OpenApi;
@@ -18,7 +18,7 @@ use crate::roles::SCHEME;
 )]
 pub(crate) struct Head;
 
-/// Refusals that any operation may answer with; the role's are left out where no key is needed.
+/// Refusals that any operation may answer with; those for a missing role are left out where no key is needed.
 const REFUSALS: [(&str, &str, bool); 10] = [
     ("400", "A parameter or the body is not what this document says.", false),
     ("401", "No key, or one that is not known.", true),
@@ -32,7 +32,7 @@ const REFUSALS: [(&str, &str, bool); 10] = [
     ("503", "What is needed for this is not there now.", false),
 ];
 
-/// The routes' document with what holds for all.
+/// Document of the routes, with the parts that hold for all.
 pub(crate) fn complete(routes: &utoipa::openapi::OpenApi) -> Result<Value, String> {
     let mut document = serde_json::to_value(routes).map_err(|error| error.to_string())?;
     document["components"]["securitySchemes"][SCHEME] = json!({

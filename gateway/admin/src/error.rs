@@ -1,4 +1,4 @@
-//! What a caller is told when something is not done: one shape for every route.
+//! Errors of the API: one shape for every route.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -7,7 +7,7 @@ use penstock_store::StoreError;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Why a request was refused.
+/// Refusal of a request, with its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
@@ -101,7 +101,7 @@ impl ApiError {
         Self { retry_after: Some(1), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, Code::Unavailable, message) }
     }
 
-    /// A bug, or a failure below: the log says which.
+    /// A bug, or a failure below the API: the detail goes to the log alone.
     pub(crate) fn internal(log: &dyn std::fmt::Display) -> Self {
         tracing::error!(error = %log, "the admin API failed");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, Code::Internal, "Something failed here; the log says what.")

@@ -1,4 +1,4 @@
-//! What routes take in and give out: parameters, bodies and pages, with faults in the one shape.
+//! Extractors and pages of the routes: parameters and bodies in, lists out, with faults in the one shape.
 
 use std::cmp::Ordering;
 use std::fmt::Display;
@@ -18,12 +18,12 @@ use utoipa::{IntoParams, ToSchema};
 use crate::error::{ApiError, Code};
 use crate::keys::Caller;
 
-/// Items of a page that does not say how many.
+/// Items of a page whose request names no limit.
 const LIMIT: u32 = 100;
 /// Most items of a page.
 pub(crate) const LIMIT_MAX: u32 = 1000;
 
-/// Parameters of the query; unknown ones are refused where `T` says so.
+/// Parameters of the query; unknown ones are refused where `T` denies them.
 pub(crate) struct Params<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Params<T> {
@@ -36,7 +36,7 @@ impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for Params<T> {
     }
 }
 
-/// The one variable part of a path, decoded.
+/// Variable part of a path, decoded; a path has one.
 pub(crate) struct Id(pub(crate) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
@@ -56,7 +56,7 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// A JSON body.
+/// JSON body of a request.
 pub(crate) struct Body<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
@@ -89,7 +89,7 @@ pub(crate) struct ListQuery {
 }
 
 impl ListQuery {
-    /// The limit, if it is one.
+    /// Limit of the page, checked against its bounds.
     pub(crate) fn limit(&self) -> Result<usize, ApiError> {
         bounded_limit(self.limit)
     }
@@ -133,14 +133,14 @@ pub(crate) struct Paging {
 }
 
 impl Paging {
-    /// As the store is asked.
+    /// Page in the form that the store takes.
     pub(crate) fn page(&self) -> Result<StorePage, ApiError> {
         let limit = bounded_limit(self.limit)? as u32;
         Ok(StorePage { limit, after: self.after.clone(), order: self.order.into() })
     }
 }
 
-/// A number in a part of a query that is flattened into another: serde has it as text there.
+/// Number in a part of a query that is flattened into another, where serde sees text.
 pub(crate) fn number<'de, T, D>(field: D) -> Result<Option<T>, D::Error>
 where
     T: FromStr<Err: Display>,
@@ -150,12 +150,12 @@ where
     text.map(|text| text.parse().map_err(|error| D::Error::custom(format!("{text:?}: {error}")))).transpose()
 }
 
-/// A field that may be left out, null, or there.
+/// Field that may be absent (`None`), null (`Some(None)`) or a value.
 pub(crate) fn double<'de, T: Deserialize<'de>, D: Deserializer<'de>>(field: D) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(field).map(Some)
 }
 
-/// A limit within its bounds.
+/// Limit of a page within its bounds.
 pub(crate) fn bounded_limit(limit: Option<u32>) -> Result<usize, ApiError> {
     match limit.unwrap_or(LIMIT) {
         limit @ 1..=LIMIT_MAX => Ok(limit as usize),
@@ -173,14 +173,14 @@ pub(crate) struct Page<T> {
 }
 
 impl<T> Page<T> {
-    /// A page that the store has cut.
+    /// Page that the store has cut.
     pub(crate) fn of<S>(listing: Listing<S>, shown: impl Fn(S) -> T, id: impl Fn(&T) -> &str) -> Self {
         let data: Vec<T> = listing.items.into_iter().map(shown).collect();
         let next = data.last().filter(|_| listing.more).map(|last| id(last).to_owned());
         Self { data, next }
     }
 
-    /// Cuts a page out of all items, which it puts in the order of their ids.
+    /// Page cut out of all items, which are sorted by their ids.
     pub(crate) fn cut(mut items: Vec<T>, query: &ListQuery, id: impl Fn(&T) -> &str) -> Result<Json<Self>, ApiError> {
         let limit = query.limit()?;
         items.sort_by(|left, right| id(left).cmp(id(right)));

@@ -1,10 +1,10 @@
-//! What every request goes through before its route sees it, in one order:
+//! Checks that every request passes before its route sees it, in one order:
 //!
 //! ```text
 //! Host, Origin ─▶ credential (slowed down when guessed) ─▶ role of the route ─▶ whole body, bounded ─▶ route, under a deadline
 //! ```
 //!
-//! What changes something, and what was refused, is written down on the way out.
+//! Changes and refusals are written to the audit log on the way out.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ use crate::state::{Admin, State};
 
 /// Largest body: the largest config, as JSON.
 pub(crate) const BODY_BYTES_MAX: usize = 6 << 20;
-/// A body must be complete after this long.
+/// Longest time until a body is complete.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time for one answer: a config may name a large tokenizer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) Option<IpAddr>);
 
-/// See the module header.
+/// Runs the checks, then the route; see the module header.
 pub(crate) async fn gate(Shared(admin): Shared<Admin>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let operation = operation(&admin, &parts);
@@ -78,20 +78,20 @@ fn operation<'a>(admin: &'a State, parts: &Parts) -> Option<&'a Operation> {
     admin.routes.find(parts.extensions.get::<MatchedPath>()?.as_str(), &parts.method)
 }
 
-/// Whether a parameter is beyond its bounds.
+/// Error of a parameter that is beyond the bounds of its operation.
 fn beyond(operation: &Operation, parts: &Parts) -> Option<ApiError> {
     let Query(query) = Query::<Vec<(String, String)>>::try_from_uri(&parts.uri).ok()?;
     operation.beyond(&query).map(|(name, why)| ApiError::invalid(name, why))
 }
 
-/// The variable part of the path, as it was sent.
+/// Variable part of the path, as it was sent.
 fn target(parts: &Parts) -> String {
     let Some(template) = parts.extensions.get::<MatchedPath>() else { return String::new() };
     let mut both = template.as_str().split('/').zip(parts.uri.path().split('/'));
     both.find(|(template, _)| template.starts_with('{')).map(|(_, part)| part.to_owned()).unwrap_or_default()
 }
 
-/// Who is not let in, and whether that is written down.
+/// Refusal, and whether the audit log gets it.
 struct Refused {
     error: Box<ApiError>,
     actor: String,
@@ -104,7 +104,7 @@ impl From<ApiError> for Refused {
     }
 }
 
-/// Who asks, if they may; `None` on a route that is open.
+/// Caller of the request, if its role allows the operation; `None` on an open route.
 fn admitted(admin: &State, parts: &Parts, operation: Option<&Operation>, act: &Act) -> Result<Option<Caller>, Refused> {
     let serving = admin.gateway.serving();
     let config = &serving.config.admin;
@@ -119,7 +119,7 @@ fn admitted(admin: &State, parts: &Parts, operation: Option<&Operation>, act: &A
             let message = format!("The key {:?} is {}; this needs {role}.", caller.key, an(caller.role.name()));
             Err(Refused { error: Box::new(ApiError::forbidden(message)), actor: caller.key, is_noted: true })
         }
-        // What is not in the document ends in a 404 or 405 of the router's.
+        // A route that is not in the document ends in the router's 404 or 405.
         _ => Ok(Some(caller)),
     }
 }
@@ -157,7 +157,7 @@ fn authenticated(admin: &State, keys: &[AdminKey], parts: &Parts, peer: Option<I
     Ok(found.caller)
 }
 
-/// Reads the body and lets the route answer.
+/// Reads the body and runs the route, each with a deadline.
 async fn served(mut parts: Parts, body: Body, caller: Option<Caller>, next: Next) -> Response {
     let collected = timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect()).await;
     let bytes = match collected {

@@ -1,4 +1,4 @@
-//! The keys of the admin API: those of the config, or one that was made for this machine.
+//! Keys of the admin API: those of the config, or one that was made for this machine.
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -14,36 +14,36 @@ use penstock_proxy::config::{AdminKey, Role};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// File in the state directory that holds the key made at the first start.
+/// File in the state folder that holds the key made at the first start.
 pub const KEY_FILE: &str = "admin.key";
-/// Id of that key.
+/// Id of that key in logs and audit.
 pub const LOCAL_KEY: &str = "local";
-/// Longest key that is looked at.
+/// Longest key that is compared, in bytes.
 const KEY_BYTES_MAX: usize = 512;
 
-/// Who asks.
+/// Caller of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// Id of the key.
     pub(crate) key: String,
-    /// What it may do.
+    /// Role of the key.
     pub(crate) role: Role,
 }
 
-/// A key that is known.
+/// Key that matched a credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Whose it is.
+    /// Id and role of the key.
     pub(crate) caller: Caller,
-    /// It has been used before, or nobody could guess it: guesses of others do not keep it out.
+    /// True where the key has been used before, or cannot be guessed: guesses from the same address do not keep it out.
     pub(crate) is_proven: bool,
     digest: [u8; 32],
 }
 
-/// Keys that are remembered as used: far more than a config has.
+/// Most keys that are remembered as used: far more than a config has.
 const PROVEN_MAX: usize = 1024;
 
-/// The key of this machine, which counts while the config has none.
+/// Key of this machine, which counts while the config has none, and the keys that have been used.
 pub(crate) struct AdminKeys {
     state_dir: PathBuf,
     local: OnceLock<AdminKey>,
@@ -51,7 +51,7 @@ pub(crate) struct AdminKeys {
 }
 
 impl AdminKeys {
-    /// Without configured keys the one of the state directory is read, or made.
+    /// Opens the keys. Without configured keys, the key of the state folder is read, or made.
     pub(crate) fn open(configured: &[AdminKey], state_dir: &Path) -> io::Result<Self> {
         let keys = Self { state_dir: state_dir.to_owned(), local: OnceLock::new(), proven: Mutex::default() };
         if configured.is_empty() {
@@ -68,8 +68,8 @@ impl AdminKeys {
         Ok(self.local.get_or_init(|| AdminKey { id: LOCAL_KEY.into(), digest, role: Role::Owner }))
     }
 
-    /// Whose credential a request carries, among the `configured` keys or, without any, the machine's. Every key is compared, each in
-    /// constant time.
+    /// Key whose credential a request carries: one of `configured` or, without any, the machine's. Every key is
+    /// compared, each in constant time.
     pub(crate) fn find(&self, configured: &[AdminKey], given: &[u8]) -> Option<Found> {
         if given.len() > KEY_BYTES_MAX {
             return None;
@@ -93,14 +93,14 @@ impl AdminKeys {
     pub(crate) fn proven(&self, found: &Found) {
         let mut proven = self.proven.lock().unwrap_or_else(PoisonError::into_inner);
         if proven.len() >= PROVEN_MAX {
-            // Of configs that are gone, most of them.
+            // Most of the remembered keys belong to configs that are gone.
             proven.clear();
         }
         proven.insert(found.digest);
     }
 }
 
-/// `Authorization: Bearer KEY`, sent once.
+/// Credential of `Authorization: Bearer KEY`, which must be sent once.
 pub(crate) fn credential(headers: &HeaderMap) -> Option<&[u8]> {
     let mut all = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(value), None) = (all.next(), all.next()) else { return None };
@@ -109,13 +109,13 @@ pub(crate) fn credential(headers: &HeaderMap) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(b"bearer ") && !key.is_empty()).then_some(key)
 }
 
-/// Where the key that was made is kept.
+/// Path of the machine's key.
 #[must_use]
 pub fn key_path(state_dir: &Path) -> PathBuf {
     state_dir.join(KEY_FILE)
 }
 
-/// Reads the key of the state directory, or makes it. A file that others may read is refused.
+/// Reads the key of the state folder, or makes it. A file that others may read is refused.
 fn local_key(state_dir: &Path) -> io::Result<String> {
     DirBuilder::new().recursive(true).mode(0o700).create(state_dir)?;
     let path = key_path(state_dir);
@@ -134,7 +134,8 @@ fn local_key(state_dir: &Path) -> io::Result<String> {
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
             }
             let key = fs::read_to_string(&path)?.trim().to_owned();
-            // Another process that starts now may have made the file and not filled it yet; it is the same in the end: an error, once.
+            // A process that starts at the same time may have made the file and not filled it yet: this one then fails
+            // once.
             let short =
                 || io::Error::new(io::ErrorKind::InvalidData, format!("{}: no key in it; delete it", path.display()));
             (key.len() >= 20).then_some(key).ok_or_else(short)

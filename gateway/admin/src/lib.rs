@@ -1,9 +1,9 @@
-//! The admin API: state and control of a gateway, on a listener of its own, with keys of its own.
+//! Admin API: state and control of a gateway, on a listener of its own, with keys of its own.
 //!
-//! Read `routes` for what there is, `gate` for what every request goes through first. Who may use a route stands in the OpenAPI
-//! document that the routes make, and is enforced from there (`roles`).
+//! Read `routes` for the operations, `gate` for the checks before each of them. The role that a route needs stands in
+//! the OpenAPI document that the routes make, and is enforced from there (`roles`).
 //!
-//! Deliberately absent: anything that runs a command or a template; secrets in answers; the way of a model's request.
+//! Deliberately absent: anything that runs a command or a template; secrets in answers; the path of a model's request.
 #![forbid(unsafe_code)]
 
 mod audit;
@@ -37,47 +37,47 @@ use penstock_store::Store;
 pub use keys::{KEY_FILE, LOCAL_KEY, key_path};
 pub use state::LogFilter;
 
-/// File in the state directory that says where the API is served: a URL per line.
+/// File in the state folder with the API's addresses: a URL per line.
 pub const ADDRESS_FILE: &str = "admin.url";
 
-/// What the API is made of.
+/// Objects that the API shows and steers.
 #[derive(Clone)]
 pub struct Parts {
-    /// The gateway.
+    /// Gateway.
     pub gateway: Arc<Gateway>,
-    /// Its workers.
+    /// Workers of the gateway.
     pub fleet: Arc<Fleet>,
-    /// Its config.
+    /// Config in force, and changes of it.
     pub live: Arc<Live>,
-    /// What it keeps.
+    /// Store of the gateway.
     pub store: Arc<dyn Store>,
-    /// Its log.
+    /// Filter of the log.
     pub log: Arc<dyn LogFilter>,
 }
 
-/// Why it could not start.
+/// Reason why the API could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// An address cannot be listened on.
     #[error("admin API: cannot listen on {place}: {reason}")]
     Listen {
-        /// The address or path.
+        /// Address or path.
         place: String,
-        /// What the system says.
+        /// Error of the system.
         reason: io::Error,
     },
-    /// The key cannot be read or made.
+    /// The key of this machine cannot be read or made.
     #[error("admin API: the key of this machine: {0}")]
     Key(io::Error),
-    /// A bug: the routes contradict themselves.
+    /// The routes contradict themselves, which is a bug.
     #[error("admin API: {0}")]
     Routes(String),
-    /// No thread.
+    /// The system has no thread for the API.
     #[error("admin API: {0}")]
     Start(io::Error),
 }
 
-/// A running admin API. It ends when this is dropped.
+/// Running admin API, which ends on drop.
 pub struct Running {
     server: server::Running,
     address_file: PathBuf,
@@ -85,12 +85,12 @@ pub struct Running {
 }
 
 impl Running {
-    /// Where it is served.
+    /// URLs at which the API is served.
     pub fn urls(&self) -> &[String] {
         &self.urls
     }
 
-    /// Stops accepting, lets answers in progress end, returns then.
+    /// Stops accepting, waits for answers in progress, then returns.
     pub fn stop(&mut self) {
         // A process that took over has written its own.
         if std::fs::read_to_string(&self.address_file).is_ok_and(|text| text == listed(&self.urls)) {
@@ -100,8 +100,8 @@ impl Running {
     }
 }
 
-/// Starts it; `None`: the config says that there is none. `patience`: how long an address is waited for that a process which is about to
-/// end still has.
+/// Starts the API; `None`: the config turns it off. `patience`: longest wait for an address that a process about to end
+/// still has.
 ///
 /// # Errors
 /// [`AdminError`]; nothing is left running.
@@ -136,7 +136,7 @@ fn listed(urls: &[String]) -> String {
     urls.iter().map(|url| format!("{url}\n")).collect()
 }
 
-/// The routes behind their gate.
+/// Routes behind their gate.
 fn router(parts: Parts, config: &AdminConfig, state_dir: &Path) -> Result<Router, AdminError> {
     let keys = keys::AdminKeys::open(&config.keys, state_dir).map_err(AdminError::Key)?;
     let (router, document) = routes::all().split_for_parts();

@@ -1,5 +1,5 @@
-//! Where a request claims to be for and to come from: names that an attacker's DNS can point here are refused, and so are other
-//! sites' pages.
+//! Checks of a request's host and origin: names that an attacker's DNS can point here are refused, and so are pages of
+//! other sites.
 //!
 //! A page that rebinds its own name to 127.0.0.1 sends that name as `Host`; an address cannot be rebound, so addresses and `localhost`
 //! are accepted, and names only if the config lists them. A page of another site sends its `Origin`, and browsers say
@@ -10,14 +10,14 @@ use http::{HeaderMap, header};
 use penstock_proxy::config::AdminConfig;
 use penstock_proxy::web::is_own_host;
 
-/// Why a request is not listened to.
+/// Reason why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stranger {
     Host,
     Origin,
 }
 
-/// Checks both.
+/// Checks host and origin.
 pub(crate) fn check(parts: &Parts, known: &AdminConfig) -> Result<(), Stranger> {
     let host = one(&parts.headers, header::HOST).filter(|host| !host.is_empty()).ok_or(Stranger::Host)?;
     let host = host.to_ascii_lowercase();
@@ -28,7 +28,7 @@ pub(crate) fn check(parts: &Parts, known: &AdminConfig) -> Result<(), Stranger> 
     if is_own_page(&parts.headers, &host, known) { Ok(()) } else { Err(Stranger::Origin) }
 }
 
-/// The value of a field that is sent once.
+/// Value of a field that is sent once.
 fn one(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     let mut all = headers.get_all(name).iter();
     let (Some(value), None) = (all.next(), all.next()) else { return None };

@@ -1,7 +1,7 @@
-//! Who may use which route: read from the OpenAPI document, which is made from the routes themselves.
+//! Roles that routes need: read from the OpenAPI document, which is made from the routes themselves.
 //!
-//! Each operation names one role in its `security`; the document that people read and the table that is enforced cannot differ. An
-//! operation that names none is a fault that keeps the API from starting: nothing is open by omission.
+//! Each operation names one role in its `security`; the document that people read and the table that is enforced cannot
+//! differ. An operation without a role is a fault that keeps the API from starting: nothing is open by omission.
 
 use std::collections::HashMap;
 
@@ -12,27 +12,27 @@ use serde_json::Value;
 /// Name of the security scheme in the document.
 pub(crate) const SCHEME: &str = "admin_key";
 
-/// Who may use a route.
+/// Access to a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Whoever can connect.
+    /// Open to every connection.
     Open,
-    /// Keys of that role, and of those above.
+    /// Open to keys of that role and of the roles above.
     Role(Role),
 }
 
 /// One operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
-    /// `cancel_request`.
+    /// Id of the operation, such as `cancel_request`.
     pub(crate) id: String,
     pub(crate) method: Method,
     pub(crate) access: Access,
-    /// Bounds of its parameters in the query.
+    /// Bounds of its query parameters.
     bounds: Vec<Bound>,
 }
 
-/// What a parameter of the query may be, as far as its type does not say it.
+/// Bounds of a query parameter beyond its type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Bound {
     name: String,
@@ -41,7 +41,7 @@ struct Bound {
 }
 
 impl Operation {
-    /// The first parameter of a query that is beyond what the document says, and what it says.
+    /// First parameter of a query that is beyond the document's bounds, and the message about it.
     pub(crate) fn beyond(&self, query: &[(String, String)]) -> Option<(&str, String)> {
         query.iter().find_map(|(name, value)| {
             let bound = self.bounds.iter().find(|bound| bound.name == *name)?;
@@ -53,15 +53,15 @@ impl Operation {
     }
 }
 
-/// Every route with its operations.
+/// Operations of every route.
 #[derive(Debug, Default)]
 pub(crate) struct Routes(HashMap<String, Vec<Operation>>);
 
 impl Routes {
-    /// Reads the document.
+    /// Reads the operations from the document.
     ///
     /// # Errors
-    /// An operation does not say who may use it.
+    /// An operation names no role.
     pub(crate) fn read(document: &Value) -> Result<Self, String> {
         let mut routes = Self::default();
         let paths = document["paths"].as_object().ok_or("the document has no paths")?;
@@ -81,13 +81,13 @@ impl Routes {
         Ok(routes)
     }
 
-    /// What `method` does at the route with that template; `None`: nothing, for nobody.
+    /// Operation of `method` at the route with that template; `None`: there is none, for any role.
     pub(crate) fn find(&self, path: &str, method: &Method) -> Option<&Operation> {
         let method = if *method == Method::HEAD { &Method::GET } else { method };
         self.0.get(path)?.iter().find(|operation| operation.method == *method)
     }
 
-    /// All of them, in order of their paths.
+    /// Every operation, in order of the paths.
     #[cfg(test)]
     pub(crate) fn all(&self) -> Vec<(String, Method, Access)> {
         let mut all: Vec<_> = self
@@ -110,7 +110,7 @@ fn bounds(parameters: &Value) -> Vec<Bound> {
     queried.map(bound).collect()
 }
 
-/// `[{}]` is open, `[{"admin_key": ["ROLE"]}]` asks for a role, all else says nothing.
+/// Access of a `security` value: `[{}]` is open, `[{"admin_key": ["ROLE"]}]` asks for a role, all else is `None`.
 fn access(security: &Value) -> Option<Access> {
     let [requirement] = security.as_array()?.as_slice() else { return None };
     let requirement = requirement.as_object()?;

@@ -1,6 +1,8 @@
-//! The listener: a thread and a runtime of its own, so that the admin API answers while the data port is busy, and the other way round.
+//! Listener of the API: a thread and a runtime of its own, so that the admin API answers while the data port is busy,
+//! and the other way round.
 //!
-//! Bounds like the data port's: connections, head size and time, life of a connection. Stopping lets answers in progress end.
+//! The bounds are like the data port's: connections, size and time of a head, life of a connection. A stop lets answers
+//! in progress end.
 
 use std::fs::Permissions;
 use std::io;
@@ -24,29 +26,29 @@ use tokio::task::JoinSet;
 
 use crate::gate::Peer;
 
-/// Connections at once; more are answered 503 and closed.
+/// Most connections at once; a further one is answered 503 and closed.
 const CONNECTIONS_MAX: usize = 256;
-/// A head must be complete after this long, also the first.
+/// Longest time until a head is complete, also for the first head of a connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest head.
+/// Largest head, in bytes.
 const HEAD_BYTES_MAX: usize = 32 * 1024;
-/// A connection is closed after this long, at the end of its answer.
+/// Age after which a connection is closed, at the end of its answer.
 const CONNECTION_LIFE: Duration = Duration::from_secs(120);
-/// Answers in progress may take this long when the process ends.
+/// Longest time for answers in progress when the process ends.
 const STOP_GRACE: Duration = Duration::from_secs(2);
-/// How long a taken address is tried again while another process gives it up.
+/// Interval of attempts to bind an address that another process is about to give up.
 const TAKEOVER_PAUSE: Duration = Duration::from_millis(100);
-/// What a connection too many is told.
+/// Answer to a connection beyond the bound.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 75\r\n\r\n{\"error\":{\"code\":\"unavailable\",\"message\":\"Too many connections are open.\"}}";
 
-/// A place to listen at, taken.
+/// Bound socket.
 pub(crate) enum Socket {
     Tcp(StdTcpListener),
     Unix(StdUnixListener, PathBuf),
 }
 
 impl Socket {
-    /// As `penstock admin --url` takes it.
+    /// URL in the form that `penstock admin --url` takes.
     pub(crate) fn url(&self) -> String {
         match self {
             Socket::Tcp(listener) => {
@@ -57,8 +59,8 @@ impl Socket {
     }
 }
 
-/// Takes the TCP address. One that nobody asked for may be another than the usual one. `patience`: how long a taken address is waited
-/// for, when the process that has it is about to end.
+/// Binds the TCP address. Without an address in the config, a free port is taken where the usual one is in use.
+/// `patience`: longest wait for a taken address whose process is about to end.
 pub(crate) fn bind(listen: AdminListen, patience: Duration) -> io::Result<Option<Socket>> {
     let (address, other) = match listen {
         AdminListen::Off => return Ok(None),
@@ -78,7 +80,7 @@ pub(crate) fn bind(listen: AdminListen, patience: Duration) -> io::Result<Option
     }
 }
 
-/// Takes the Unix socket; one that nobody listens at any more is replaced. Only this user can open it.
+/// Binds the Unix socket; a socket without a listener is replaced. Only this user can open it.
 pub(crate) fn bind_unix(path: &Path) -> io::Result<Socket> {
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "somebody listens there"));
@@ -92,7 +94,7 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<Socket> {
     Ok(Socket::Unix(listener, path.to_owned()))
 }
 
-/// The thread that serves.
+/// Handle of the thread that serves.
 pub(crate) struct Running {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
@@ -116,7 +118,7 @@ impl Running {
         Ok(Self { stop, thread: Some(thread), sockets: paths })
     }
 
-    /// Stops accepting, lets answers in progress end, returns then.
+    /// Stops accepting, waits for answers in progress, then returns.
     pub(crate) fn stop(&mut self) {
         for path in self.sockets.drain(..) {
             // Gone already is as good.

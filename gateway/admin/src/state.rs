@@ -1,4 +1,4 @@
-//! What the routes see.
+//! State that the routes see.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,19 +13,19 @@ use crate::keys::AdminKeys;
 use crate::roles::Routes;
 use crate::throttle::Throttle;
 
-/// The log's filter, which can be changed while the process runs.
+/// Filter of the log, which can be changed while the process runs.
 pub trait LogFilter: Send + Sync + 'static {
-    /// As it was last set.
+    /// Filter as it was last set.
     fn get(&self) -> String;
 
-    /// Sets it.
+    /// Sets the filter.
     ///
     /// # Errors
-    /// What is wrong with it, for a person.
+    /// The fault of the filter, for people.
     fn set(&self, filter: &str) -> Result<(), String>;
 }
 
-/// Everything behind the routes.
+/// State behind the routes.
 pub(crate) struct State {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) fleet: Arc<Fleet>,
@@ -36,11 +36,11 @@ pub(crate) struct State {
     pub(crate) throttle: Throttle,
     pub(crate) routes: Routes,
     pub(crate) document: Bytes,
-    /// Held by whoever changes a key or an owner.
+    /// Lock of a change to a key or an owner, so that changes do not overlap.
     pub(crate) turn: tokio::sync::Mutex<()>,
     pub(crate) began: Instant,
     pub(crate) began_ms: u64,
 }
 
-/// Shared by all requests.
+/// State as all requests share it.
 pub(crate) type Admin = Arc<State>;

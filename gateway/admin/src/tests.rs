@@ -1,4 +1,4 @@
-//! The API as its callers see it: over sockets, with every role on every route.
+//! Tests of the API as its callers see it: over sockets, with every role on every route.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use crate::roles::{Access, Routes};
 use crate::{LogFilter, Parts, Running, document, gate, routes, start};
 
-/// Never shown by anything.
+/// Secret of a provider, which no answer may show.
 const PROVIDER_KEY: &str = "sk-provider-secret-7f3a";
 const BASE: &str = "
 [[providers]]
@@ -40,7 +40,7 @@ to = [{ provider = \"acme\", model = \"big\", weight = 3 }]
 fallback = [{ provider = \"acme\", model = \"small\" }]
 ";
 
-/// With a key per role; the key's text is the role's name.
+/// Config with a key per role; the key's text is the role's name.
 fn config() -> String {
     let key = |role: Role| {
         let digest: String = Sha256::digest(role.name()).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -66,7 +66,7 @@ impl LogFilter for Log {
     }
 }
 
-/// An API over [`config`].
+/// API over [`config`].
 struct Api {
     running: Running,
     gateway: Arc<Gateway>,
@@ -118,7 +118,7 @@ impl Api {
         self.ask_from(Ipv4Addr::LOCALHOST, method, path, fields, body)
     }
 
-    /// The same from another address of this machine: 127.0.0.0/8 is all its own.
+    /// Answer to a request from another address of this machine: all of 127.0.0.0/8 is its own.
     fn ask_from(
         &self,
         source: Ipv4Addr,
@@ -181,7 +181,7 @@ fn table() -> Vec<(String, Method, Access)> {
     Routes::read(&document::complete(&document).expect("valid")).expect("every operation says who").all()
 }
 
-/// A path of that template that names nothing that exists.
+/// Path of that template that names nothing that exists.
 fn concrete(template: &str) -> String {
     template.split('/').map(|part| if part.starts_with('{') { "999999" } else { part }).collect::<Vec<_>>().join("/")
 }
@@ -466,7 +466,7 @@ fn usage_is_summed_by_anything() {
     }
 }
 
-/// A config text as JSON.
+/// Config text as JSON.
 fn text(text: &str, more: &str) -> String {
     format!("{{\"text\": {}{more}}}", serde_json::to_string(text).expect("text is JSON"))
 }

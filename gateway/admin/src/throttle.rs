@@ -1,24 +1,24 @@
-//! Slows down whoever guesses keys: per address, a handful of wrong keys at once and then one a second.
+//! Throttle against guessed keys: per address, a burst of wrong keys, then one a second.
 //!
-//! While an address is slowed down, keys that have been good before are let in all the same, so that nobody's guesses keep the operator
-//! out. A right key that was never used is refused: an answer that told it apart would be what the guesser wants. The key that a machine
-//! made for itself counts as used: 256 random bits are not guessed.
+//! While an address is throttled, keys that have been good before are let in all the same, so that guesses of others do
+//! not keep the operator out. A right key that was never used is refused: an answer that told it apart would be what
+//! the guesser wants. The key that a machine made for itself counts as used: 256 random bits are not guessed.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Wrong keys at once.
+/// Burst: wrong keys in a row before an address is throttled.
 const BURST: u32 = 20;
-/// Time after which one more may be tried.
+/// Interval after which one more wrong key is allowed.
 const EACH: Duration = Duration::from_secs(1);
-/// An address that goes on guessing is noted this often.
+/// Interval of audit events for an address that goes on guessing.
 const NOTE_EACH: Duration = Duration::from_secs(60);
-/// Addresses that are remembered.
+/// Most addresses that are remembered.
 const ADDRESSES_MAX: usize = 4096;
 
-/// Wrong keys of late. `None` stands for everybody on a Unix socket.
+/// Wrong keys of late, by address. `None` stands for all peers on a Unix socket.
 #[derive(Debug, Default)]
 pub(crate) struct Throttle(Mutex<HashMap<Option<IpAddr>, Guesses>>);
 
@@ -26,12 +26,12 @@ pub(crate) struct Throttle(Mutex<HashMap<Option<IpAddr>, Guesses>>);
 struct Guesses {
     wrong: u32,
     since: Instant,
-    /// When it was last written down.
+    /// Time of the last audit event.
     noted: Option<Instant>,
 }
 
 impl Guesses {
-    /// Forgets one for each interval that has passed.
+    /// Forgets one wrong key for each interval that has passed.
     fn decay(&mut self, now: Instant) {
         let passed = (now.saturating_duration_since(self.since).as_millis() / EACH.as_millis()) as u32;
         self.wrong = self.wrong.saturating_sub(passed);
@@ -40,7 +40,7 @@ impl Guesses {
 }
 
 impl Throttle {
-    /// Whether a key from there is looked at.
+    /// Whether a key from `address` is compared at all.
     pub(crate) fn admits(&self, address: Option<IpAddr>, now: Instant) -> bool {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(guesses) = all.get_mut(&address) else { return true };
@@ -52,7 +52,8 @@ impl Throttle {
         guesses.wrong < BURST
     }
 
-    /// A wrong key came from there. Whether that is worth an entry in the audit log: guessers shall not fill it.
+    /// Counts a wrong key from `address`. Returns whether the audit log should have it: a guesser must not fill the
+    /// log.
     pub(crate) fn wrong(&self, address: Option<IpAddr>, now: Instant) -> bool {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= ADDRESSES_MAX && !all.contains_key(&address) {

@@ -1,4 +1,4 @@
-//! Versions of what is changed: given as `ETag`, expected as `If-Match` or in the body.
+//! Versions of objects that can be changed: given as `ETag`, expected as `If-Match` or in the body.
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -7,22 +7,22 @@ use serde::Serialize;
 
 use crate::error::{ApiError, Code};
 
-/// What has a version.
+/// Object with a version.
 pub(crate) trait Versioned: Serialize {
     fn version(&self) -> u64;
 }
 
-/// An answer with its version.
+/// Answer with the version as `ETag`.
 pub(crate) fn tagged(body: impl Versioned) -> Response {
     ([(header::ETAG, tag(body.version()))], Json(body)).into_response()
 }
 
-/// A version as `ETag`.
+/// Value of `ETag` for a version.
 pub(crate) fn tag(version: u64) -> HeaderValue {
     HeaderValue::try_from(format!("\"{version}\"")).unwrap_or(HeaderValue::from_static("\"\""))
 }
 
-/// The version that must be there: of the header, or the field.
+/// Version that a change expects, from the header or the field.
 pub(crate) fn expected(headers: &HeaderMap, field: Option<u64>) -> Result<Option<u64>, ApiError> {
     let header = if_match(headers)?;
     match (header, field) {
@@ -33,7 +33,7 @@ pub(crate) fn expected(headers: &HeaderMap, field: Option<u64>) -> Result<Option
     }
 }
 
-/// Whether it is there.
+/// Checks that the current version is the expected one.
 pub(crate) fn check(expected: Option<u64>, current: u64) -> Result<(), ApiError> {
     match expected {
         Some(expected) if expected != current => {

@@ -1,6 +1,7 @@
-//! `penstock admin`: what the admin API can do, from a terminal.
+//! `penstock admin`: commands of the admin API, from a terminal.
 //!
-//! Address and key are found in the state directory of the gateway on this machine; from elsewhere they are given.
+//! The address and the key are read from the state folder of the gateway on this machine; for a gateway elsewhere they
+//! are given as options.
 
 mod arguments;
 mod client;
@@ -59,7 +60,7 @@ pub(crate) struct ExplainArgs {
     key: Option<String>,
 }
 
-/// Does what is asked.
+/// Runs `penstock explain`.
 pub(crate) fn explain(args: ExplainArgs) -> anyhow::Result<()> {
     let ExplainArgs { place, pool, prompt, key } = args;
     run(&AdminArgs { place, command: AdminCommand::Explain { pool, prompt, key } })
@@ -85,20 +86,20 @@ pub(crate) struct Place {
     pub(crate) json: bool,
 }
 
-/// Does what is asked.
+/// Runs the command of `penstock admin`.
 pub(crate) fn run(args: &AdminArgs) -> anyhow::Result<()> {
     let client = connect(&args.place)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
     runtime.block_on(commands::run(&client, &args.command, args.place.json))
 }
 
-/// A client of the API at that place.
+/// Client of the API at that place.
 pub(crate) fn connect(place: &Place) -> anyhow::Result<Client> {
     let state_dir = state_dir(place)?;
     Client::find(&Search { url: place.url.as_deref(), key_env: &place.key_env, state_dir: &state_dir })
 }
 
-/// The state folder that the gateway uses. Its secrets are not needed to know.
+/// State folder that the gateway uses, found without reading the config's secrets.
 fn state_dir(place: &Place) -> anyhow::Result<PathBuf> {
     let overrides = Overrides { state_dir: place.state_dir.clone(), ..Overrides::default() };
     let text = match &place.config {

@@ -1,12 +1,12 @@
-//! `penstock chat`: talk to a model in the terminal, through the public API like any other client.
+//! `penstock chat`: a conversation with a model in the terminal, through the public API like any other client.
 //!
 //! ```text
 //! terminal: prompt, edited by rustyline ─▶ answer as it comes, reasoning dim ─▶ prompt …      Ctrl-C stops the answer, Ctrl-D leaves
 //! piped:    all of stdin is one prompt ─▶ the answer alone on stdout     exit status says whether it is complete
 //! ```
 //!
-//! A stopped answer drops its connection, which is how the gateway learns that nobody listens. What was shown stays in the
-//! conversation.
+//! A stopped answer drops its connection, by which the gateway learns that the client has left. The text that was shown
+//! stays in the conversation.
 
 mod client;
 mod lines;
@@ -24,15 +24,15 @@ use client::{Answer, Client, Delta, Message};
 use lines::{Lines, Said};
 use screen::Screen;
 
-/// Prompts longer than this are refused before they are sent: the gateway's own default for a body.
+/// Largest prompt, in bytes; a longer one is refused before it is sent: the gateway's own default for a body.
 const PROMPT_BYTES_MAX: u64 = 32 << 20;
 
-/// Where the API key is, without another word.
+/// Default name of the variable with the API key.
 const KEY_ENV: &str = "PENSTOCK_API_KEY";
 
 const HELP: &str = "/new forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer, Alt-Enter or \"\"\" begins another line";
 
-/// Where the gateway is, when nobody says where.
+/// Default address of the gateway.
 const HERE: &str = "http://127.0.0.1:8080";
 
 const IN_A_TERMINAL: &str = "\
@@ -67,7 +67,7 @@ pub(crate) struct ChatArgs {
     pub(crate) max_tokens: Option<u32>,
 }
 
-/// Talks until the input ends.
+/// Runs the conversation until the input ends.
 ///
 /// Errors: the gateway cannot be reached or refuses; in piped mode also an answer that broke off.
 pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Piped: one prompt, one answer.
+/// Piped mode: one prompt, one answer.
 async fn answer_one<W: Write>(args: &ChatArgs, input: impl Read, mut screen: Screen<W>) -> anyhow::Result<()> {
     let mut prompt = String::new();
     input.take(PROMPT_BYTES_MAX + 1).read_to_string(&mut prompt).context("the prompt on stdin is not text")?;
@@ -101,7 +101,7 @@ async fn answer_one<W: Write>(args: &ChatArgs, input: impl Read, mut screen: Scr
     Ok(())
 }
 
-/// In a terminal: turn by turn.
+/// Terminal mode: turn by turn.
 async fn converse<W: Write>(args: &ChatArgs, mut screen: Screen<W>) -> anyhow::Result<()> {
     let client = connect(args).await?;
     // One listener for the whole conversation: Ctrl-C may come between two waits for it.
@@ -173,7 +173,7 @@ async fn turn<W: Write>(
             }
         };
         tokio::select! {
-            // Who asks to stop goes before an answer that comes as fast as it is shown.
+            // Ctrl-C is polled first: an answer may come as fast as it is shown.
             biased;
             _ = interrupts.recv() => {
                 drop(answer);
@@ -197,23 +197,23 @@ async fn connect(args: &ChatArgs) -> anyhow::Result<Client> {
     Client::connect(&url, key, args.model.clone(), args.max_tokens).await
 }
 
-/// A variable of the environment.
+/// Value of an environment variable.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Where to ask, and the key to send there.
+/// Address of the gateway, and the key to send there.
 #[derive(Debug, PartialEq, Eq)]
 struct Gateway {
     url: String,
     key: Option<String>,
 }
 
-/// The gateway that options and variables mean.
+/// Gateway that options and variables name.
 ///
-/// Programs that use OpenAI's libraries have its address in `OPENAI_BASE_URL` and their key in `OPENAI_API_KEY`. That key is sent to that
-/// address and to this machine alone, because it may be one of OpenAI's; and to that address, which may be OpenAI's, no other key is sent
-/// unless its variable was named.
+/// Programs that use OpenAI's libraries have its address in `OPENAI_BASE_URL` and their key in `OPENAI_API_KEY`. That
+/// key is sent only to that address and to this machine, because it may be one of OpenAI's. No other key is sent to
+/// that address, which may be OpenAI's, unless its variable was named.
 fn gateway(args: &ChatArgs, env: &dyn Fn(&str) -> Option<String>) -> Gateway {
     let of = |name: &str| env(name).filter(|value| !value.is_empty());
     let usual = if args.url.is_none() { of("OPENAI_BASE_URL") } else { None };
@@ -227,7 +227,7 @@ fn gateway(args: &ChatArgs, env: &dyn Fn(&str) -> Option<String>) -> Gateway {
     Gateway { key: names.iter().find_map(|name| of(name)), url }
 }
 
-/// Whether `url` is of this machine.
+/// Whether `url` points to this machine.
 fn is_here(url: &str) -> bool {
     let url: Option<hyper::Uri> = url.parse().ok();
     let host = url.as_ref().and_then(|url| url.host()).unwrap_or_default().trim_matches(['[', ']']);

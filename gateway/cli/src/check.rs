@@ -28,7 +28,7 @@ pub(crate) struct CheckArgs {
     config: ConfigArgs,
 }
 
-/// Prints what would be served, or all faults.
+/// Prints the models and pools that would be served, or all faults.
 pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let config = args.config.load()?;
     show_server(&config);
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &CheckArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a pool's workers would load.
+/// Summary of the model that a pool's workers would load.
 fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
     inspect::inspect(&ModelOptions {
         model: pool.model.clone(),
@@ -81,13 +81,13 @@ fn look(pool: &PoolConfig) -> Result<Summary, WorkerError> {
     })
 }
 
-/// The bytes of weights that a worker of the pool loads, or why it could not.
+/// Bytes of weights that a worker of the pool loads; an error says why it could not.
 pub(crate) fn weights(pool: &PoolConfig) -> Result<u64, String> {
     refuse_early(pool).map_err(|error| format!("{error:#}"))?;
     look(pool).map(|summary| summary.weights_bytes).map_err(|error| format!("{:#}", anyhow::Error::from(error)))
 }
 
-/// Refuses a pool whose local workers could not load their model: they would say the same, again and again.
+/// Refuses a pool whose local workers could not load their model: each of them would only fail with the same message.
 pub(crate) fn refuse_early(pool: &PoolConfig) -> anyhow::Result<()> {
     if !pool.connect.is_empty() {
         return Ok(());
@@ -114,7 +114,7 @@ fn show_server(config: &Snapshot) {
     println!("  CPU paths       {}", inspect::cpu_paths().join(", "));
 }
 
-/// How many clients can be connected, and what keeps it from being as many as the config says.
+/// Prints how many clients can be connected, and the limit that keeps that number below the config's.
 fn show_connections(config: &Snapshot) {
     let Share { limit, reserved, connections } = descriptors::share(config, descriptors::limit_max());
     let Some(limit) = limit else { return println!("  connections     {connections}") };
@@ -136,7 +136,7 @@ fn show_model(summary: &Summary, workers: usize) {
     println!("  workers         {workers}, {}", summary.device);
 }
 
-/// The type of the weights as stored, and what becomes of it.
+/// Type of the weights as stored, and the type that they are rounded to.
 fn stored(summary: &Summary) -> String {
     match summary.rounded_to {
         Some(held) => format!("{}, rounded to {held} when it is loaded", summary.weight_format),
@@ -144,7 +144,7 @@ fn stored(summary: &Summary) -> String {
     }
 }
 
-/// Names with targets of their own, and whether their cost is known.
+/// Prints names with targets of their own, and whether their cost is known.
 fn show_models(config: &Snapshot) {
     for model in &config.models {
         println!("model {}", model.name);

@@ -1,6 +1,6 @@
-//! The text side of the embedded demo model; the worker's crate carries its weights.
+//! Text side of the embedded demo model; the worker's crate carries its weights.
 
-/// Its files: (name, content).
+/// Files of the demo model: (name, content).
 pub(crate) const FILES: &[(&str, &[u8])] = &[
     ("generation_config.json", include_bytes!("../../../models/penstock-demo/generation_config.json")),
     ("tokenizer.json", include_bytes!("../../../models/penstock-demo/tokenizer.json")),

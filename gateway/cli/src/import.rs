@@ -15,7 +15,7 @@ Examples:
 The translation goes to standard output; what has no translation is listed in its head and on standard error. Keys that stand in the
 file in clear text are not copied: the output names an environment variable for each.";
 
-/// Largest file that is read.
+/// Largest file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// `penstock import`.
@@ -35,17 +35,17 @@ enum From {
     },
 }
 
-/// A translated config.
+/// Translated config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Imported {
     /// TOML for `penstock serve --config`.
     toml: String,
-    /// What has no translation, or another meaning: path in the source, and why.
+    /// Settings without a translation, or with another meaning: path in the source, and reason.
     left: Vec<String>,
 }
 
 impl Imported {
-    /// The file, with what is missing in its head.
+    /// Text of the file, with the untranslated settings in its head.
     fn text(&self, source: &str) -> String {
         let mut out = format!("# Translated from {source} by `penstock import`.\n");
         if !self.left.is_empty() {

@@ -1,5 +1,5 @@
-//! `penstock keys`: issued API keys. Works on the config's store directly, whether a gateway runs or not; gateways see a change within
-//! a second.
+//! `penstock keys`: issued API keys. The command works on the config's store directly, whether a gateway runs or not;
+//! gateways see a change within a second.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ A key is shown once, when it is created or rotated. Keys of the config file are 
 
 /// Keys read from the store at once.
 const PAGE: u32 = 100;
-/// Keys listed at most.
+/// Most keys that are listed.
 const LISTED_MAX: usize = 100_000;
 
 /// `penstock keys`.
@@ -127,7 +127,7 @@ pub(crate) struct Allowed {
 }
 
 impl Allowed {
-    /// As the admin API takes it.
+    /// JSON in the form that the admin API takes.
     pub(crate) fn json(&self) -> Value {
         json!({ "models": self.models, "routes": self.routes, "dialects": self.dialects, "addresses": self.addresses })
     }
@@ -166,7 +166,7 @@ struct RotateArgs {
     grace: String,
 }
 
-/// Does one of them.
+/// Runs the command of `penstock keys`.
 pub(crate) fn run(args: &KeysArgs) -> anyhow::Result<()> {
     let listed = KeysCommand::List(args.list.clone());
     let command = args.command.as_ref().unwrap_or(&listed);
@@ -272,7 +272,7 @@ async fn judged(desk: &Desk, key: KeyRecord) -> anyhow::Result<(KeyRecord, Stand
     Ok((key, standing))
 }
 
-/// The store and the rules of the config.
+/// Desk of keys, made of the config's store and rules.
 fn desk(place: &Place) -> anyhow::Result<Desk> {
     let args = ConfigArgs { config: place.config.clone(), state_dir: place.state_dir.clone(), ..ConfigArgs::default() };
     let config: Snapshot = args.load()?;
@@ -284,7 +284,7 @@ fn id(text: &str) -> anyhow::Result<KeyId> {
     KeyId::parse(text).with_context(|| format!("{text:?} is not the id of an issued key: those begin with key_"))
 }
 
-/// The one moment at which the text of a key is seen.
+/// Prints a new key: the one moment at which its text is seen.
 fn issued(place: &Place, issued: &Issued) -> anyhow::Result<()> {
     if place.json {
         let mut document = document(&(issued.record.clone(), Standing::Good));
@@ -330,7 +330,7 @@ fn document((key, standing): &(KeyRecord, Standing)) -> Value {
     })
 }
 
-/// A date, a date and time, or a time from now.
+/// Unix seconds of a date, a date and time, or a time from now.
 pub(crate) fn moment(text: &str) -> anyhow::Result<u64> {
     match clock::parse(text) {
         Some(moment) => Ok(moment),
@@ -338,13 +338,13 @@ pub(crate) fn moment(text: &str) -> anyhow::Result<u64> {
     }
 }
 
-/// A time where a date could stand too.
+/// Duration where a date could stand too: the error names both forms.
 pub(crate) fn time_or_date(text: &str) -> anyhow::Result<Duration> {
     let wrong = "is neither a time as 30s, 15m, 12h or 90d nor a date as 2027-01-31 or 2027-01-31T18:00:00Z";
     duration(text).map_err(|_| anyhow::anyhow!("{text:?} {wrong}"))
 }
 
-/// `30s`, `15m`, `12h`, `90d`
+/// Duration of `30s`, `15m`, `12h` or `90d`.
 pub(crate) fn duration(text: &str) -> anyhow::Result<Duration> {
     let unit = match text.chars().last() {
         Some('s') => 1,

@@ -1,4 +1,4 @@
-//! The log of a process: standard error, one line per event. Its filter can be changed while the process runs.
+//! Log of a process: standard error, one line per event. The filter can be changed while the process runs.
 
 use std::io::IsTerminal;
 use std::sync::{Mutex, PoisonError};
@@ -7,13 +7,14 @@ use anyhow::Context;
 use penstock_admin::LogFilter;
 use tracing_subscriber::EnvFilter;
 
-/// Our own crates of a gateway and a worker; libraries log from `warn` on unless the filter names them.
+/// Crates of a gateway and a worker, to which a bare level applies; libraries log from `warn` on unless the filter
+/// names them.
 const OURS: [&str; 4] = ["penstock", "penstock_proxy", "penstock_admin", "penstock_worker"];
 
-/// Puts a filter into the subscriber.
+/// Function that puts a filter into the subscriber.
 type Apply = Box<dyn Fn(EnvFilter) -> Result<(), String> + Send + Sync>;
 
-/// The filter in force.
+/// Filter in force.
 pub(crate) struct Filter {
     text: Mutex<String>,
     apply: Apply,
@@ -40,7 +41,7 @@ pub(crate) fn start(filter: &str) -> anyhow::Result<Filter> {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false)
-        // Where the log cannot be written (its disk is full), what it says about that would panic in whoever logs.
+        // Where the log cannot be written (its disk is full), the message about that would panic in the logging thread.
         .log_internal_errors(false)
         .with_filter_reloading();
     let handle = builder.reload_handle();
@@ -49,12 +50,12 @@ pub(crate) fn start(filter: &str) -> anyhow::Result<Filter> {
     Ok(Filter { text: Mutex::new(filter.to_owned()), apply: Box::new(apply) })
 }
 
-/// Whether a filter can be used.
+/// Checks that a filter can be used.
 pub(crate) fn check(filter: &str) -> anyhow::Result<()> {
     parse(filter).map(drop)
 }
 
-/// A level alone is meant for our own crates.
+/// Filter of a text; a bare level applies to our own crates only.
 fn parse(filter: &str) -> anyhow::Result<EnvFilter> {
     if filter.trim().is_empty() || filter.split(',').any(|directive| directive.trim_end().ends_with('=')) {
         anyhow::bail!("log level {filter:?}: a directive has no level (error, warn, info, debug, trace, off)");

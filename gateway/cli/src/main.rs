@@ -1,4 +1,4 @@
-//! Package `penstock`, the one binary: reads the command line, starts a process, says what went wrong and what to do about it.
+//! Package `penstock`, the one binary: reads the command line, starts a process, and reports errors with advice.
 #![forbid(unsafe_code)]
 
 #[macro_use]
@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Streams come and go in waves: this allocator returns what a wave leaves behind.
+/// Global allocator: streams come and go in waves, and this allocator returns the memory of a wave.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

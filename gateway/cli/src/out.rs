@@ -1,8 +1,8 @@
 //! Standard output whose reader may leave.
 //!
-//! `println!` of the standard library panics when its pipe is closed, as by `penstock check | head -1`. The macros here, which take its
-//! place in this crate, end the program without a word then, as other tools do; an output that cannot be written (a full disk) is an
-//! error with a message.
+//! `println!` of the standard library panics when its pipe is closed, as by `penstock check | head -1`. The macros here
+//! replace it in this crate: on a closed pipe they end the program without a word, as other tools do. An output that
+//! cannot be written (a full disk) is an error with a message.
 
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, Write};
@@ -18,7 +18,7 @@ macro_rules! print {
     ($($arg:tt)*) => { $crate::out::print(format_args!($($arg)*)) };
 }
 
-/// Exit status when the reader of the output has left: what a shell reports for a program that SIGPIPE has ended.
+/// Exit status when the reader of the output has left: a shell reports the same for a program that SIGPIPE has ended.
 const LEFT: i32 = 128 + 13;
 
 /// Writes to the standard output, or ends the program.
@@ -30,7 +30,7 @@ pub(crate) fn print(text: Arguments<'_>) {
     }
 }
 
-/// The exit status after an error of the standard output, which is said where somebody may read it.
+/// Exit status after an error of the standard output; every error but a closed pipe is printed on standard error.
 fn give_up(error: &io::Error) -> i32 {
     if error.kind() == ErrorKind::BrokenPipe {
         return LEFT;

@@ -1,4 +1,4 @@
-//! What a person sees while the workers load, and when they are ready.
+//! Progress display while the workers load, and the banner when they are ready.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use penstock_proxy::config::Snapshot;
 use penstock_proxy::fleet::Fleet;
 use penstock_proxy::pool::{PoolStatus, WorkerPhase};
 
-/// How often the state is looked at.
+/// Polling interval of the pools' state.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Ends the display when dropped.
+/// Handle of the display, which ends on drop.
 pub(crate) struct Shown {
     over: Arc<AtomicBool>,
-    /// Set by whoever accepts connections.
+    /// Flag that is set when connections are accepted.
     pub(crate) accepting: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -33,7 +33,7 @@ impl Drop for Shown {
     }
 }
 
-/// Shows loading on a terminal, says what is served once every pool is ready and connections are accepted.
+/// Shows loading on a terminal, and prints the banner once every pool is ready and connections are accepted.
 pub(crate) fn show(fleet: Arc<Fleet>, config: &Snapshot) -> anyhow::Result<Shown> {
     let (over, accepting) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
     let (stop, open, banner, config) = (over.clone(), accepting.clone(), banner(config), config.clone());
@@ -93,7 +93,7 @@ fn down(status: &PoolStatus) -> Option<String> {
     })
 }
 
-/// Where, what, and a command to paste.
+/// Banner: address, models, and a command to paste.
 fn banner(config: &Snapshot) -> String {
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let mut address = config.listen;
@@ -114,7 +114,7 @@ fn banner(config: &Snapshot) -> String {
     )
 }
 
-/// A line on standard error; one that cannot be written is nobody's loss.
+/// Writes a line on standard error; an error of that is ignored.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

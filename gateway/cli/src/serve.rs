@@ -85,14 +85,14 @@ pub(crate) struct ServeArgs {
 }
 
 impl ConfigArgs {
-    /// Reads and checks everything; all faults at once.
+    /// Reads and checks the config; the error holds all its faults.
     pub(crate) fn load(&self) -> anyhow::Result<Snapshot> {
         let source = self.source();
         let text = source.read().map_err(anyhow::Error::msg)?;
         load(&source, &text)
     }
 
-    /// Where the config comes from.
+    /// Source of the config: the file, with the command line over it.
     pub(crate) fn source(&self) -> Source {
         let overrides = Overrides {
             listen: self.listen.clone(),
@@ -116,7 +116,7 @@ fn load(source: &Source, text: &str) -> anyhow::Result<Snapshot> {
     source.load(text).map_err(|faults| anyhow::anyhow!("the config cannot be used:\n{faults}"))
 }
 
-/// Runs until a signal.
+/// Runs the gateway until a signal ends it.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let source = args.config.source();
     let mut text = source.read().map_err(anyhow::Error::msg)?;
@@ -180,7 +180,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     if taken.is_none() {
         admin.start(Duration::ZERO)?;
     }
-    // From where a terminal is told that it serves, a signal lets answers end; one that is to take over may be ended until it has.
+    // Caught before the terminal is told that the gateway serves: from then on a signal lets answers end. A process
+    // that is to take over may be killed until it has.
     let stops = taken.is_none().then(server::Stops::catch).transpose().context("signals")?;
     let shown = progress::show(fleet.clone(), &config)?;
     let prepared = match taken {
@@ -224,7 +225,8 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// When the listeners are at work: the process before this one is told, and has let go of the rest, before that begins here.
+/// Callback for the moment when the listeners are at work. After an upgrade it first tells the old process; `begin` and
+/// the admin API start once that process has let go of its sockets.
 fn started(
     prepared: Option<Prepared>,
     admin: Admin,
@@ -246,10 +248,10 @@ fn started(
     })
 }
 
-/// The old process lets go of the admin API's address within this time.
+/// Longest wait for the old process to free the admin API's address.
 const ADMIN_PATIENCE: Duration = Duration::from_secs(30);
 
-/// The admin API, which only one of two processes can serve.
+/// Admin API, which only one of two processes can serve.
 #[derive(Clone)]
 struct Admin {
     parts: penstock_admin::Parts,
@@ -274,12 +276,12 @@ pub(crate) fn state_dir(config: &Snapshot) -> anyhow::Result<PathBuf> {
     fleet::state_dir(config).map_err(|reason| anyhow::anyhow!("the state directory: {reason}"))
 }
 
-/// How local workers are started.
+/// Command by which local workers are started.
 pub(crate) fn worker_command(program: PathBuf, identity: String) -> WorkerCommand {
     WorkerCommand { program, identity, args: worker_args, inspect: check::weights, demo: demo::FILES }
 }
 
-/// The command line of a pool's workers; the supervisor adds address, cores, session and share of the machine.
+/// Arguments of a pool's workers; the supervisor adds address, cores, session and share of the machine.
 fn worker_args(pool: &PoolConfig) -> Vec<OsString> {
     let mut args: Vec<OsString> = vec!["worker".into()];
     if let Some(model) = &pool.model {

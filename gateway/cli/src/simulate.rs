@@ -1,17 +1,17 @@
-//! `penstock simulate`: opens files, packed or not, for the fleet simulator.
+//! `penstock simulate`: opens files, gzipped or plain, for the fleet simulator.
 
 use penstock_sim::fleet::command::{SimulateArgs, SimulateError, simulate};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 
-/// What gzip begins with.
+/// First bytes of a gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// Runs the simulations that were asked for.
+/// Runs the simulations that the arguments name.
 pub(crate) fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     match simulate(args, &open, &mut io::stdout().lock()) {
-        // Whoever read it has seen enough.
+        // The reader of the output has left, which is no error.
         Err(SimulateError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         done => Ok(done?),
     }

@@ -24,7 +24,7 @@ use crate::admin::{Client, Place, connect};
 use figures::{Sums, look, troubles};
 use view::{Then, View};
 
-/// Keys that wait while a frame is drawn. The terminal keeps what comes faster.
+/// Most keys that wait while a frame is drawn. The terminal buffers further ones.
 const KEYS_WAITING_MAX: usize = 16;
 
 /// `penstock top`.
@@ -46,7 +46,7 @@ fn every(text: &str) -> Result<f64, String> {
     if (0.1..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("from 0.1 to 3600".into()) }
 }
 
-/// Shows pools and workers until somebody leaves.
+/// Shows pools and workers until the user leaves.
 pub(crate) fn run(args: &TopArgs) -> anyhow::Result<()> {
     let client = connect(&args.place)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -57,7 +57,7 @@ pub(crate) fn run(args: &TopArgs) -> anyhow::Result<()> {
     runtime.block_on(print(&client, args))
 }
 
-/// One snapshot, or JSON until the reader leaves.
+/// Prints one snapshot, or JSON until the reader leaves.
 async fn print(client: &Client, args: &TopArgs) -> anyhow::Result<()> {
     let mut sums = Sums::default();
     look(client, &mut sums).await?;
@@ -76,7 +76,7 @@ async fn print(client: &Client, args: &TopArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Both tables and what goes wrong, as text. `width`: of the terminal, if it is printed in one.
+/// Both tables and the troubles, as text. `width`: columns of the terminal, if the output is one.
 fn snapshot(pools: &[Value], workers: &[Value], width: Option<usize>) -> String {
     let mut out = columns::plain(columns::POOLS, pools, width);
     out.push('\n');
@@ -90,7 +90,8 @@ fn snapshot(pools: &[Value], workers: &[Value], width: Option<usize>) -> String 
 /// Pools and workers of one look.
 type Looked = anyhow::Result<(Vec<Value>, Vec<Value>)>;
 
-/// The screen. The first look fails as a command does; later ones are tried again, and the last figures stay.
+/// Runs the screen. An error of the first look ends the command; later looks are tried again, and the last figures
+/// stay.
 async fn watch(client: Client, args: &TopArgs) -> anyhow::Result<()> {
     let mut view = View::new(client.address(), args.every);
     let mut sums = Sums::default();
@@ -135,7 +136,7 @@ async fn watch(client: Client, args: &TopArgs) -> anyhow::Result<()> {
     done
 }
 
-/// What the terminal says, read on a thread of its own because reading blocks. The thread ends with the process.
+/// Events of the terminal, read on a thread of its own because reading blocks. The thread ends with the process.
 fn keys() -> mpsc::Receiver<std::io::Result<event::Event>> {
     let (send, received) = mpsc::channel(KEYS_WAITING_MAX);
     std::thread::spawn(move || {

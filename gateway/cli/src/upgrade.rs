@@ -28,7 +28,7 @@ pub(crate) struct UpgradeArgs {
     program: Option<PathBuf>,
 }
 
-/// Asks, and waits for the outcome.
+/// Asks the running gateway to hand over, and waits for the outcome.
 pub(crate) fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
     let state_dir = state_dir(&args.config.load()?)?;
     let program = args.program.as_ref().map(std::path::absolute).transpose()?;

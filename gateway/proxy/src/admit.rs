@@ -1,4 +1,5 @@
-//! What happens to a call between its client and its upstream, for live requests, batches and background responses alike.
+//! Admission of a call between its client and its upstream: plugins' `on_request`, the target, and the reservation
+//! against the limits. Live requests, batches and background responses all come through here.
 
 use std::sync::Arc;
 
@@ -14,21 +15,22 @@ use crate::relay::models::Entry;
 use crate::serving::Serving;
 use crate::upstream::{Events, Origin};
 
-/// A call that may be answered, and by whom.
+/// A call that was admitted: what is asked, the target that answers it, the plugins around the answer, and its
+/// reservation.
 pub(crate) struct Admitted {
-    /// The call.
+    /// Request, with the edits of plugins in it.
     pub(crate) call: Arc<Call>,
-    /// Who answers.
+    /// Target that answers the call.
     pub(crate) entry: Entry,
     /// The plugins around the answer.
     shell: Option<Shell>,
     /// The answer, where a plugin gave it.
     answer: Option<Answer>,
-    /// What it holds of its limits.
+    /// Amounts reserved from the limits; `None` where no limit counts the call.
     reservation: Option<Reservation>,
 }
 
-/// Finds out whether and by whom a call is answered, and reserves what it will use.
+/// Runs the plugins' `on_request`, finds the target of the call, and reserves its estimated use from the limits.
 pub(crate) async fn admit(
     gateway: &Gateway,
     serving: &Serving,
@@ -43,7 +45,7 @@ pub(crate) async fn admit(
     Ok(Admitted { call: Arc::new(call), entry, shell, answer, reservation })
 }
 
-/// A failure, of which the plugins learn.
+/// Tells the plugins of a failure and returns it.
 fn told(shell: &mut Option<Shell>, failure: Failure) -> Failure {
     match shell {
         Some(shell) => shell.failed(failure),
@@ -52,7 +54,8 @@ fn told(shell: &mut Option<Shell>, failure: Failure) -> Failure {
 }
 
 impl Admitted {
-    /// Begins the answer. Whoever needs the body no longer drops the call; its bytes count as request memory until everybody has.
+    /// Starts the answer. A holder drops the call when it no longer needs the body; the body's bytes count as request
+    /// memory until the last holder has dropped it.
     pub(crate) async fn open(self, origin: Origin) -> Result<Box<dyn Events>, Failure> {
         let Self { call, entry, mut shell, answer, reservation } = self;
         if let Some(answer) = answer {
@@ -66,7 +69,7 @@ impl Admitted {
     }
 }
 
-/// Asks the upstream. What is reserved travels with its events.
+/// Asks the upstream. The reservation travels with the returned events and is settled when they end.
 pub(crate) async fn opened(
     entry: &Entry,
     call: Arc<Call>,

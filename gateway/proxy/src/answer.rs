@@ -1,4 +1,5 @@
-//! One answer in the client's dialect, streamed or whole: the only place in the gateway that knows which.
+//! One answer in the client's dialect, streamed or whole: the only place in the gateway that knows which of the two it
+//! is.
 
 use std::sync::Arc;
 
@@ -14,43 +15,43 @@ use crate::pump::taken;
 use crate::stored::Keeping;
 use crate::upstream::Facts;
 
-/// Memory that one answer may hold: what is collected of a whole one, what waits to be sent of a stream. Also bounds what a plan may say
-/// of its prompts.
+/// Bytes that one answer may hold: the collected text of a whole answer, the unsent bytes of a stream. Also the bound
+/// of prompts that a plan may echo into the answer.
 pub(crate) const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// What goes out in the same moment up to this is not held.
+/// Bytes of a stream that go out in the same moment; a buffer up to this size is not charged as held memory.
 const PASSING_BYTES: usize = 128 * 1024;
 
-/// An answer being made.
+/// Encoder of one answer: events in, bytes of the client's dialect out.
 pub struct Answer {
     form: Form,
     dialect: Dialect,
     stream: bool,
-    /// The stream is one JSON array.
+    /// True for a stream that is one JSON array instead of server-sent events.
     array: bool,
-    /// At least one, as long as nothing has been said.
+    /// Choices that must finish; at least one before the first event.
     choices: usize,
     buffer: BytesMut,
-    /// A whole answer of an upstream that speaks the client's dialect: its bytes are the client's, not a copy of them.
+    /// Whole answer of an upstream that speaks the client's dialect: the upstream's bytes, without a copy.
     raw: Option<Bytes>,
     hold: Hold,
-    /// Events since the size was last looked at.
+    /// Events since the size was last checked.
     unmeasured: usize,
-    /// Collects the answer for the store.
+    /// Collector of the answer for the store.
     keeping: Option<Box<Keeping>>,
 }
 
 enum Form {
-    /// Nothing has been said; the call says how it is to be said.
+    /// No event has come; the call decides the form.
     Open(Arc<Call>),
-    /// The upstream speaks the client's dialect.
+    /// The upstream speaks the client's dialect: its bytes pass through.
     Raw,
     Stream(Box<dyn StreamEncoder>),
     Whole(Option<Box<dyn WholeCollector>>),
 }
 
 impl Answer {
-    /// For that call; `hold`: of what is collected.
+    /// Encoder of the answer to `call`; `hold` is charged for the bytes that it collects.
     pub(crate) fn new(call: Arc<Call>, hold: Hold) -> Self {
         let (dialect, stream, array) = (call.dialect(), call.stream, call.ask.variant == Variant::Array);
         Self {
@@ -67,42 +68,43 @@ impl Answer {
         }
     }
 
-    /// Keeps the answer when it is complete.
+    /// Sets the collector that saves the answer in the store when it is complete.
     pub(crate) fn keep(&mut self, keeping: Option<Box<Keeping>>) {
         self.keeping = keeping;
     }
 
-    /// Whether it is streamed.
+    /// Whether the answer is streamed.
     pub fn is_stream(&self) -> bool {
         self.stream
     }
 
-    /// What a stream is made of.
+    /// Content type of a stream.
     pub fn content_type(&self) -> HeaderValue {
         HeaderValue::from_static(if self.array { "application/json" } else { "text/event-stream; charset=utf-8" })
     }
 
-    /// Whether a comment may stand in the stream.
+    /// Whether the stream can carry a comment: SSE can, a JSON array cannot.
     pub fn takes_comments(&self) -> bool {
         !self.array
     }
 
-    /// What every reader of the stream skips and every proxy passes on: a comment, or white space between JSON values.
+    /// Keep-alive bytes that every reader of the stream skips and every proxy passes on: an SSE comment, or white space
+    /// between JSON values.
     pub fn sign_of_life(&self) -> Bytes {
         Bytes::from_static(if self.array { b"\n" } else { b": keep-alive\n\n" })
     }
 
-    /// Whether it is the upstream's own.
+    /// Whether the bytes are the upstream's own.
     pub fn is_raw(&self) -> bool {
         matches!(self.form, Form::Raw)
     }
 
-    /// Choices that must finish.
+    /// Number of choices that must finish.
     pub fn choices(&self) -> usize {
         self.choices
     }
 
-    /// Takes the form that the first event asks for.
+    /// Chooses the form (raw, stream or whole) on the first event.
     fn settle(&mut self, first: &ChatEvent) -> Result<(), Failure> {
         let Form::Open(call) = &self.form else { return Ok(()) };
         if matches!(first, ChatEvent::Raw(_)) {
@@ -119,8 +121,8 @@ impl Answer {
         Ok(())
     }
 
-    /// Takes events; what can be sent now is returned. With `more` false the last piece is kept for [`Self::done`], so that both go
-    /// out in one write.
+    /// Takes events and returns the bytes that can be sent now. With `more` false the last piece is kept for
+    /// [`Self::done`], so that both go out in one write.
     ///
     /// # Errors
     /// The answer holds more than `ANSWER_BYTES_MAX`.
@@ -158,7 +160,8 @@ impl Answer {
         Ok((more && self.stream && !self.buffer.is_empty()).then(|| taken(&mut self.buffer)))
     }
 
-    /// Measuring looks at every choice, so it is done once in as many events: a constant cost per event.
+    /// Checks the size bound and charges the memory. Measuring walks over every choice, so it runs once in as many
+    /// events as there are choices: a constant cost per event.
     fn check_size(&mut self) -> Result<(), Failure> {
         if self.unmeasured < self.choices {
             return Ok(());
@@ -181,7 +184,7 @@ impl Answer {
         Err(Failure::new(ErrorKind::TooLarge, message))
     }
 
-    /// Memory that is held until the answer has gone out; what is to be kept has its own.
+    /// Bytes charged until the answer has gone out; the collector for the store has a hold of its own.
     fn charged(&self) -> usize {
         match &self.form {
             // The body is made of what was collected while that is still there.
@@ -199,7 +202,7 @@ impl Answer {
         }
     }
 
-    /// What is left of a stream, and its end.
+    /// Rest of a stream, and its end.
     pub fn done(&mut self) -> Bytes {
         self.keeping.take().into_iter().for_each(|keeping| keeping.end());
         if let Form::Stream(encoder) = &mut self.form {
@@ -208,7 +211,7 @@ impl Answer {
         taken(&mut self.buffer)
     }
 
-    /// What is left of a stream, and an error event as its last.
+    /// Rest of a stream, and an error event as its last.
     pub fn fail(&mut self, failure: &Failure) -> Bytes {
         match &mut self.form {
             Form::Stream(encoder) => encoder.fail(failure.shape(), &failure.message, &mut self.buffer),
@@ -225,7 +228,7 @@ impl Answer {
         taken(&mut self.buffer)
     }
 
-    /// The whole answer; `None` if a choice is missing. `score` ranks the choices of `best_of`.
+    /// Complete body of a whole answer; `None` if a choice is missing. `score` ranks the choices of `best_of`.
     pub fn whole(&mut self, score: &dyn Fn(u32) -> Option<f32>) -> Option<Bytes> {
         self.keeping.take().into_iter().for_each(|keeping| keeping.end());
         match &mut self.form {

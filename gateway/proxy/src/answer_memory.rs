@@ -1,8 +1,9 @@
-//! Memory for what is held of answers: one budget for the whole process, as there is one for request bodies.
+//! Memory budget for held answers: one for the whole process, as there is one for request bodies.
 //!
-//! An answer that is passed on as it comes holds nothing and pays nothing. Charged is what stays: a whole answer that is being read, the
-//! event that has not ended, what a translation or a whole answer collects, what is to be kept in the store. A holder that cannot get
-//! more fails as a request that finds no memory does, with a 503 before the head and as a broken stream behind it.
+//! An answer that is passed on as it comes holds nothing and pays nothing. Charged are the bytes that stay: a whole
+//! answer that is being read, an event that has not ended, the state of a translation, a copy for the store. A holder
+//! that cannot get more memory fails as a request does that finds none: with a 503 before the head, as a broken stream
+//! after it.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -13,12 +14,12 @@ use crate::error::Failure;
 use crate::http::HttpLimits;
 use crate::http::budget::{BodyBudget, BodyLease, SMALL_BYTES_MAX};
 
-/// What one holder may hold uncharged: the cut event at the end of a piece, which nearly every piece has.
+/// Uncharged bytes per holder: the cut event at the end of a piece, which nearly every piece has.
 const FREE_BYTES: usize = 16 * 1024;
-/// Between two looks of somebody who can wait.
+/// Interval between two attempts of a holder that waits for memory.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The budget, and the sizes of events.
+/// Handle on the budget, with the largest sizes of events.
 #[derive(Clone, Debug)]
 pub struct AnswerMemory {
     budget: BodyBudget,
@@ -27,7 +28,7 @@ pub struct AnswerMemory {
 }
 
 impl Default for AnswerMemory {
-    /// Never used up.
+    /// A budget without a bound.
     fn default() -> Self {
         static UNBOUNDED: LazyLock<BodyBudget> = LazyLock::new(BodyBudget::unbounded);
         Self::new(&UNBOUNDED, &HttpLimits::default())
@@ -35,32 +36,33 @@ impl Default for AnswerMemory {
 }
 
 impl AnswerMemory {
-    /// Of that budget, with the sizes of events that are in force.
+    /// Handle on `budget`, with the event sizes of `limits`.
     pub fn new(budget: &BodyBudget, limits: &HttpLimits) -> Self {
         let HttpLimits { event_bytes_max, image_event_bytes_max, .. } = *limits;
         Self { budget: budget.clone(), event_bytes_max, image_event_bytes_max }
     }
 
-    /// Nothing held yet.
+    /// New holder with nothing charged.
     pub fn hold(&self) -> Hold {
         Hold(self.budget.lease())
     }
 
-    /// Largest event of a stream; `images`: where events can carry them.
+    /// Largest event of a stream, in bytes; `images`: for streams whose events can carry images.
     pub fn event_bytes_max(&self, images: bool) -> usize {
         if images { self.image_event_bytes_max } else { self.event_bytes_max }
     }
 }
 
-/// What one holder holds; given back when it is dropped.
+/// Bytes charged to one holder; given back on drop.
 #[derive(Debug)]
 pub struct Hold(BodyLease);
 
 impl Hold {
-    /// It holds `bytes` now. Cheap where that is little, or hardly changes.
+    /// Charges the holder for `bytes` in total, instead of what it was charged before. Cheap while `bytes` is small or
+    /// hardly changes: a charge shrinks only when less than half of it is left.
     ///
     /// # Errors
-    /// The memory is used up.
+    /// 503 when the budget is used up.
     pub fn cover(&mut self, bytes: usize) -> Result<(), Failure> {
         let covered = self.0.bytes();
         if bytes > covered && bytes > FREE_BYTES {
@@ -72,7 +74,8 @@ impl Hold {
         Ok(())
     }
 
-    /// The same for somebody whom nobody waits for: waits until there is memory. Cancel-safe.
+    /// Charges like [`Self::cover`], but polls until there is memory: for answers that no client waits for.
+    /// Cancel-safe.
     pub async fn wait(&mut self, bytes: usize) {
         while self.cover(bytes).is_err() {
             tokio::time::sleep(LOOK).await;
@@ -114,7 +117,8 @@ mod tests {
         assert!(budget.bytes_held() <= FREE_BYTES, "and much is not");
     }
 
-    /// What a hostile upstream, or many clients, do to some holders: each holds another amount at each step, or ends.
+    /// Steps of some holders, as a hostile upstream or many clients cause them: each holds another amount at each step,
+    /// or ends.
     fn steps() -> impl Strategy<Value = Vec<(usize, Option<usize>)>> {
         let amount = prop_oneof![0..40_000_usize, 0..700_000_usize, Just(usize::MAX / 2)];
         prop::collection::vec((0..24_usize, prop::option::weighted(0.85, amount)), 1..200)
@@ -123,7 +127,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 96, ..Default::default() })]
 
-        /// Whatever holders do, what they hold and are charged for never passes the budget, and all of it comes back.
+        /// The sum of the charges never passes the budget, and all of it comes back, whatever the holders do.
         #[test]
         fn what_is_held_never_passes_the_budget(steps in steps()) {
             const MAX: usize = 2 << 20;
@@ -134,7 +138,7 @@ mod tests {
                     None => holders[who] = (memory.hold(), 0),
                     Some(bytes) => match holders[who].0.cover(bytes) {
                         Ok(()) => holders[who].1 = bytes,
-                        // It ends: what it had is dropped with it.
+                        // The holder ends: its charge is dropped with it.
                         Err(failure) => {
                             prop_assert_eq!(failure.status(), 503);
                             prop_assert!(failure.retry_after.is_some());

@@ -1,7 +1,8 @@
-//! One request to a model: the client's bytes, what was peeked of them, and, when somebody needs it, what they mean.
+//! One request to a model: the client's bytes, the fields peeked from them, and, when somebody needs it, the decoded
+//! request.
 //!
-//! An upstream that speaks the client's dialect sends the bytes on; the others ask for the decoded request, which is made once and
-//! kept for the next attempt. Everything here is dropped when the answer has begun.
+//! An upstream that speaks the client's dialect sends the bytes on; the others ask for the decoded request, which is
+//! made once and kept for the next attempt. All of it is dropped when the answer has begun.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +22,7 @@ use crate::error::Failure;
 use crate::generate::Plan;
 use crate::http::{Body, BodyLease};
 
-/// What the frame of a message takes: its role and its beginning and end, as JSON counts them.
+/// Bytes of a message's frame in JSON: its role and its delimiters.
 const MESSAGE_BYTES: usize = 32;
 
 /// Bytes of all texts of a request.
@@ -54,7 +55,7 @@ fn text_bytes(request: &Request) -> u64 {
 /// Bodies above this are read off the I/O threads: about a millisecond of one core.
 const INLINE_BODY_BYTES_MAX: usize = 256 * 1024;
 
-/// An operation, with what its URL says besides.
+/// An operation, with the facts that only its URL says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
     /// The operation.
@@ -63,26 +64,26 @@ pub struct Ask {
     pub model: Option<String>,
     /// The path asks for a stream (Gemini).
     pub stream: bool,
-    /// Which of the forms that share a surface.
+    /// Form of the operation, where several share a surface.
     pub variant: Variant,
 }
 
 /// Forms of an operation that only its URL tells apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Variant {
-    /// The usual one.
+    /// Usual form.
     #[default]
     Usual,
     /// A stream as one JSON array instead of server-sent events (Gemini without `alt=sse`).
     Array,
     /// Several inputs in one body (Gemini's `batchEmbedContents`).
     Batch,
-    /// Input tokens are counted, nothing is answered.
+    /// Counting of input tokens, without an answer.
     Count,
 }
 
 impl Ask {
-    /// An operation whose URL says nothing besides.
+    /// An operation whose URL says nothing more.
     pub fn new(surface: Surface) -> Self {
         Self { surface, model: None, stream: false, variant: Variant::Usual }
     }
@@ -107,11 +108,11 @@ impl Ask {
 
 /// One request to a model.
 pub struct Call {
-    /// What is asked.
+    /// Operation asked for.
     pub ask: Ask,
     /// Model asked for.
     pub model: String,
-    /// A streamed answer is wanted.
+    /// Whether the client wants a streamed answer.
     pub stream: bool,
     /// The field in which the client, and no plugin, names further models to the upstream.
     pub(crate) other_models: Option<&'static str>,
@@ -121,15 +122,15 @@ pub struct Call {
     pub body: Bytes,
     /// The request's id.
     pub request_id: String,
-    /// The client chose it: it may have been used before.
+    /// True where the client chose the id: another request may have had it before.
     pub id_is_clients: bool,
     /// Header fields of the client that an upstream of the same dialect may be given.
     pub headers: HeaderMap,
-    /// Where it came from; `None`: a Unix socket, or nobody who is connected.
+    /// Address of the client; `None` for a Unix socket, or where nobody is connected.
     pub client: Option<IpAddr>,
-    /// Nobody waits for the answer: live requests go first.
+    /// True where nobody waits for the answer: live requests go first.
     pub background: bool,
-    /// A plugin asks: no plugin is shown it.
+    /// True where a plugin asks: no plugin is shown the call.
     pub asked_by_plugin: bool,
     /// Model that the client asked for, where a plugin chose another.
     pub asked_for: Option<String>,
@@ -137,20 +138,23 @@ pub struct Call {
     pub send: Vec<(HeaderName, HeaderValue)>,
     /// Names and values that plugins put into the access log and the ledger.
     pub tags: Vec<(String, String)>,
-    /// What is asked is more than the body says: it is not passed on as it is.
+    /// True where the decoded request holds more than the body (a plugin's edits, earlier turns): the body is not
+    /// passed on as it is.
     pub own: bool,
-    /// What the body refers to is not kept here: told to whoever asks what it means, and to nobody whom it is passed on to.
+    /// Failure to resolve a stored response that the body refers to: returned to upstreams that need the decoded
+    /// request; upstreams that get the body itself never see it.
     pub unresolved: Option<Box<Failure>>,
-    /// Of the answer, where it is not made from the request: what is kept says the same.
+    /// Id and time of the answer, where they are not derived from the request: the stored copy says the same.
     pub answer_meta: Option<AnswerMeta>,
-    /// Bounds of the output that limits put in: where the client names none, and at most.
+    /// Bounds of output tokens that limits set: the default where the client names none, and the maximum.
     bounds: BoundLimits,
-    /// A limit counts on the bound and the counts of the body: they go up as they were counted.
+    /// True where a limit counts on the body's bound and number of choices: they go upstream in the form that was
+    /// counted.
     is_counted: bool,
     decoded: OnceCell<Result<Arc<Decoded>, ApiError>>,
-    /// What a pool made of it when it was measured.
+    /// Pool id, and the plan that this pool made when it measured the call.
     plan: Mutex<Option<(String, Box<Plan>)>>,
-    /// Of earlier turns, which are part of what is asked.
+    /// Memory of earlier turns, which are part of the decoded request.
     holds: Option<Hold>,
     /// The body's share of the memory budget.
     _lease: BodyLease,
@@ -160,7 +164,7 @@ impl Call {
     /// Peeks at the body.
     ///
     /// # Errors
-    /// The body is no JSON object, names a field twice, or no model.
+    /// The body is no JSON object, names a field twice, or names no model.
     pub async fn new(ask: Ask, body: Body, request_id: String, headers: HeaderMap) -> Result<Self, Failure> {
         let (bytes, surface) = (body.bytes.clone(), ask.surface);
         let peek = off_io(bytes.len(), move || peek::peek(&bytes, Some(surface), &Bounds::default())).await??;
@@ -198,7 +202,7 @@ impl Call {
         })
     }
 
-    /// It holds that memory for as long as it lives.
+    /// Keeps a memory hold for as long as the call lives.
     pub(crate) fn holds(&mut self, hold: Hold) {
         self.holds = Some(hold);
     }
@@ -208,7 +212,7 @@ impl Call {
         self.ask.surface.dialect()
     }
 
-    /// What the body means.
+    /// The decoded request; decoded once, on the first call.
     ///
     /// # Errors
     /// The body breaks a rule of the client's dialect.
@@ -229,8 +233,8 @@ impl Call {
         Ok(made.await.clone()?)
     }
 
-    /// Bytes that the prompt has, at least as many as it can have tokens of text: the body's, and where what is asked is more than the
-    /// body says (a plugin added to it, an earlier conversation goes before it), those of what is asked.
+    /// Upper bound of the prompt's text tokens, in bytes: those of the body, or, where the request holds more than the
+    /// body (a plugin's edits, earlier turns), at least those of the request's texts.
     pub(crate) fn prompt_bytes(&self) -> u64 {
         let body = self.body.len() as u64;
         match self.decoded.get() {
@@ -239,8 +243,8 @@ impl Call {
         }
     }
 
-    /// What stands in the answer. The id is made from the request's, so that logs and answers can be joined, unless the answer is kept under
-    /// another.
+    /// Id and time in the answer. The id is the request's, so that logs and answers can be joined, unless the answer is
+    /// stored under another.
     pub(crate) fn meta(&self) -> AnswerMeta {
         let from_request = || {
             let id = self.request_id.strip_prefix("req_").unwrap_or(&self.request_id).to_owned();
@@ -249,16 +253,16 @@ impl Call {
         self.answer_meta.clone().unwrap_or_else(from_request)
     }
 
-    /// Replaces what the body means, and names the answer: for whoever adds to a request what is kept here.
+    /// Replaces the decoded request and names the answer: for stored responses, whose earlier turns go in front.
     pub fn answer_as(&mut self, meta: AnswerMeta, decoded: Decoded) {
         self.answer_meta = Some(meta);
         self.decoded = OnceCell::new_with(Some(Ok(Arc::new(decoded))));
     }
 
-    /// Replaces the body. Who is asked follows it; how the answer is wanted cannot.
+    /// Replaces the body. A model named in it is asked from now on; whether the answer is streamed cannot change.
     ///
     /// # Errors
-    /// It is no body, or asks for an answer of another form.
+    /// The bytes are no valid body, or change whether the answer is streamed.
     pub(crate) async fn set_body(&mut self, body: Bytes) -> Result<(), Failure> {
         let (bytes, surface) = (body.clone(), self.ask.surface);
         let peek = off_io(body.len(), move || peek::peek(&bytes, Some(surface), &Bounds::default())).await??;
@@ -273,12 +277,12 @@ impl Call {
         Ok(())
     }
 
-    /// Notes what the body means, where somebody has read it.
+    /// Caches the decoded request of a caller that has read the body already.
     pub(crate) fn put_decoded(&mut self, decoded: Arc<Decoded>) {
         self.decoded = OnceCell::new_with(Some(Ok(decoded)));
     }
 
-    /// Replaces what is asked: the body is not passed on any more.
+    /// Replaces the request by `decoded`: the body is not passed on any more.
     pub(crate) fn mean(&mut self, decoded: Decoded) {
         let (max_tokens, choices, prompts) = match &decoded.request {
             Request::Chat(chat) => (chat.sampling.max_tokens, chat.n, 1),
@@ -293,10 +297,11 @@ impl Call {
         self.put_decoded(Arc::new(decoded));
     }
 
-    /// Counts on what the body asks for: a bound, how many answers. `is_read`: nobody is passed the body, all are told what it means.
+    /// Marks the body's amounts (output bound, number of choices) as counted by a limit. `is_read`: no upstream is
+    /// passed the body, all get the decoded request.
     ///
     /// # Errors
-    /// Servers differ about what it asks for.
+    /// Servers read the amounts of the body differently.
     pub(crate) fn count_on_amounts(&mut self, is_read: bool) -> Result<(), Failure> {
         if !is_read {
             self.peek.check_amounts()?;
@@ -305,12 +310,13 @@ impl Call {
         Ok(())
     }
 
-    /// Whether a limit counts on the amounts of the body, so that they go up in a form that every server reads alike.
+    /// Whether a limit counts on the amounts of the body, so that they go upstream in a form that every server reads
+    /// alike.
     pub(crate) fn is_counted(&self) -> bool {
         self.is_counted
     }
 
-    /// Bounds the output: where the client names no bound, and at most.
+    /// Sets the bounds of output tokens: the default where the client names none, and the maximum.
     pub(crate) fn bound_output(&mut self, bounds: BoundLimits) {
         self.bounds = bounds;
         if let Some(Ok(decoded)) = self.decoded.get_mut()
@@ -320,33 +326,35 @@ impl Call {
         }
     }
 
-    /// The bound of each answer, whoever put it in.
+    /// Output token bound of each choice, the client's or a limit's.
     pub(crate) fn output_bound(&self) -> Option<u32> {
         self.peek.bound_under(self.bounds)
     }
 
-    /// The bound, where it is another than the client's, or is to be written in another way.
+    /// Output token bound to write into the body, where it differs from the client's or is to be written under another
+    /// name.
     pub(crate) fn new_bound(&self) -> Option<u32> {
         self.peek.new_bound(self.bounds, self.is_counted).filter(|_| makes_text(self.ask.surface))
     }
 
-    /// Whether every server that is given the bound obeys it, if there is one: some do not know `max_completion_tokens`.
+    /// Whether every server obeys the bound as the body writes it, if there is one: some do not know
+    /// `max_completion_tokens`.
     pub(crate) fn is_bound_obeyed(&self) -> bool {
         self.own || self.peek.is_bound_usual()
     }
 
-    /// Keeps what the pool of that id has made of the call.
+    /// Keeps the plan that the pool of that id has made of the call.
     pub(crate) fn keep_plan(&self, pool: &str, plan: Plan) {
         *self.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some((pool.to_owned(), Box::new(plan)));
     }
 
-    /// What that pool has made of it, once.
+    /// Takes the plan that the pool of that id has made; a second call gets `None`.
     pub(crate) fn take_plan(&self, pool: &str) -> Option<Plan> {
         let mut kept = self.plan.lock().unwrap_or_else(PoisonError::into_inner);
         kept.take_if(|(have, _)| have == pool).map(|(_, plan)| *plan)
     }
 
-    /// As [`Call::decoded`], where that has been asked for and has succeeded.
+    /// The result of an earlier [`Call::decoded`], if that has succeeded.
     pub fn decoded_before(&self) -> Option<Arc<Decoded>> {
         self.decoded.get()?.as_ref().ok().cloned()
     }
@@ -393,7 +401,7 @@ fn framing(ask: &Ask) -> Framing {
     }
 }
 
-/// Runs `work` here if it goes through few bytes, else on the blocking pool.
+/// Runs `work` on this thread if `bytes` is small, else on the blocking pool.
 pub(crate) async fn off_io<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,

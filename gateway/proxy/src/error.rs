@@ -1,7 +1,7 @@
-//! Kinds of failure to status codes and bodies: the one place where that is decided.
+//! Mapping from kinds of failure to status codes and bodies: the one place where that is decided.
 //!
-//! A [`Failure`] is what any stage of the request path returns. What the client reads (`message`, `param`, `code`) and what
-//! the log says (`log`) are separate fields; nothing here is decided by looking into a message.
+//! A [`Failure`] is returned by any stage of the request path. The client's part (`message`, `param`, `code`) and the
+//! log's (`log`) are separate fields; no decision looks into a message.
 
 use std::time::Duration;
 
@@ -20,18 +20,18 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 /// Methods of a URL, for `Allow`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Methods {
-    /// It is read.
+    /// Read only: `GET`, and with it `HEAD`.
     Get,
-    /// It is sent to.
+    /// Sent to only: `POST`.
     Post,
-    /// Both.
+    /// Read and sent to.
     GetPost,
-    /// It is read or deleted.
+    /// Read and deleted.
     GetDelete,
 }
 
 impl Methods {
-    /// The header's value.
+    /// Value of the `Allow` header.
     pub fn header(self) -> &'static str {
         match self {
             Methods::Get => "GET, HEAD",
@@ -47,50 +47,50 @@ impl Methods {
 pub struct Failure {
     /// Decides status, type, code and whether a retry helps.
     pub kind: ErrorKind,
-    /// For the client.
+    /// Message for the client.
     pub message: Box<str>,
     /// Path of the parameter at fault.
     pub param: Option<Box<str>>,
-    /// When trying again can help.
+    /// Delay after which a retry can help.
     pub retry_after: Option<Duration>,
-    /// For the log only; never prompts or keys.
+    /// Detail for the log only; never prompts or keys.
     pub log: Option<Box<str>>,
-    /// Status, type and code, where the kind alone does not say them.
+    /// Status, type and code, where they are not those of the kind.
     pub shape: Option<Box<ErrorShape>>,
-    /// Methods that the URL takes, for a method that it does not (RFC 9110, section 10.2.1).
+    /// Methods that the URL takes, for the `Allow` header of a 405 (RFC 9110, section 10.2.1).
     pub allow: Option<Methods>,
-    /// What an upstream answered, if the failure is its own.
+    /// Answer of the upstream, if the failure is the upstream's own.
     pub upstream: Option<Box<UpstreamAnswer>>,
-    /// The limit that refused it.
+    /// Limit that refused the request.
     pub refusal: Option<Box<Refusal>>,
 }
 
 /// An error that an upstream answered.
 #[derive(Clone, Debug)]
 pub struct UpstreamAnswer {
-    /// What went wrong there.
+    /// Class of the fault.
     pub class: FaultClass,
-    /// Its status; 0 where it answered none.
+    /// Status of the answer; 0 where there was none.
     pub status: u16,
-    /// Its body, if it is in the client's dialect: passed on as it is.
+    /// Body of the answer, if it is in the client's dialect: passed on as it is.
     pub body: Option<Bytes>,
-    /// Header fields of it that the client gets.
+    /// Header fields of the answer that the client gets.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// It is a plugin's of this gateway.
+    /// True where the failure comes from a plugin of this gateway.
     pub plugin: bool,
-    /// Something was sent to it; otherwise the failure says nothing of its health.
+    /// True where the request was sent; a failure before that says nothing of the upstream's health.
     pub sent: bool,
 }
 
 impl UpstreamAnswer {
-    /// A failure of that class, without anything of an answer.
+    /// A failure of `class` without an answer: no status, no body.
     pub fn new(class: FaultClass) -> Self {
         Self { class, status: 0, body: None, headers: Vec::new(), plugin: false, sent: true }
     }
 }
 
 impl Failure {
-    /// A failure of that kind.
+    /// A failure of `kind` with a message for the client.
     pub fn new(kind: ErrorKind, message: impl Into<Box<str>>) -> Self {
         let message = message.into();
         Self {
@@ -106,48 +106,48 @@ impl Failure {
         }
     }
 
-    /// Adds what only the log may say.
+    /// Sets the detail that only the log gets.
     pub fn log(mut self, log: impl Into<Box<str>>) -> Self {
         self.log = Some(log.into());
         self
     }
 
-    /// Says when to try again.
+    /// Sets the delay before a retry, at most 120 s.
     pub fn retry_after(mut self, after: Duration) -> Self {
         self.retry_after = Some(after.min(RETRY_AFTER_MAX));
         self
     }
 
-    /// Names the parameter at fault.
+    /// Sets the parameter at fault.
     pub fn param(mut self, param: impl Into<Box<str>>) -> Self {
         self.param = Some(param.into());
         self
     }
 
-    /// Uses the status of an HTTP rule.
+    /// Sets the HTTP status; type and code stay those of the kind.
     pub fn with_status(mut self, status: u16) -> Self {
         self.shape = Some(Box::new(ErrorShape { status, ..shape(self.kind) }));
         self
     }
 
-    /// Names the methods that the URL takes.
+    /// Sets the methods that the URL takes.
     pub fn allow(mut self, methods: Methods) -> Self {
         self.allow = Some(methods);
         self
     }
 
-    /// A bug of ours; the client learns no more than that.
+    /// A bug of the gateway; the client learns no more than that.
     pub fn internal(log: impl Into<Box<str>>) -> Self {
         Self::new(ErrorKind::Internal, "The server had an internal error.").log(log)
     }
 
-    /// What is asked, or answered, breaks a rule of content.
+    /// A request or an answer that breaks a rule of content.
     pub fn content(message: impl Into<Box<str>>) -> Self {
         let (kind, shape) = provider_shape(FaultClass::ContentPolicy);
         Self { shape: Some(Box::new(shape)), ..Self::new(kind, message) }
     }
 
-    /// What a provider said, or what its answer lacks, as the client is told it.
+    /// A provider's fault, or a defect of its answer, as the client is told of it.
     pub fn provider(fault: ProviderFault) -> Self {
         let (kind, shape) = provider_shape(fault.class);
         let upstream = Some(Box::new(UpstreamAnswer::new(fault.class)));
@@ -166,22 +166,22 @@ impl Failure {
         self.shape().status
     }
 
-    /// Value of Retry-After in whole seconds, at least 1.
+    /// Value of `Retry-After` in whole seconds, 1 to 120.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         self.retry_after.map(|after| after.as_millis().div_ceil(1000).clamp(1, 120) as u64)
     }
 
-    /// Value of x-should-retry, which the official SDKs prefer to their own rule.
+    /// Value of `x-should-retry`, which the official SDKs prefer to their own rule.
     pub fn should_retry(&self) -> bool {
         self.refusal.as_ref().map_or(self.kind.retry() != Retry::No, |refusal| refusal.retry)
     }
 
-    /// Whose failure it is: value of `x-penstock-error-source`.
+    /// Side that caused the failure, `upstream` or `gateway`: value of `x-penstock-error-source`.
     pub fn source(&self) -> &'static str {
         if self.upstream.as_ref().is_some_and(|upstream| !upstream.plugin) { "upstream" } else { "gateway" }
     }
 
-    /// The body in the client's dialect.
+    /// Error body in the client's dialect.
     pub fn body(&self, dialect: Dialect, request_id: &str) -> Bytes {
         if let Some(body) = self.upstream.as_ref().and_then(|upstream| upstream.body.clone()) {
             return body;
@@ -190,7 +190,7 @@ impl Failure {
     }
 }
 
-/// Kind to what OpenAI clients know.
+/// Status, type and code of a kind, as OpenAI's clients know them.
 fn shape(kind: ErrorKind) -> ErrorShape {
     use ErrorKind::*;
     match kind {
@@ -218,8 +218,8 @@ fn shape(kind: ErrorKind) -> ErrorShape {
     }
 }
 
-/// What went wrong at a provider to what a client is told of it. That the gateway's own key was refused is no business of the client's
-/// key, so it is not said with a 401.
+/// Kind and shape of a provider's fault as the client sees it. A provider that refuses the gateway's key is no 401: the
+/// client's own key is not at fault.
 fn provider_shape(class: FaultClass) -> (ErrorKind, ErrorShape) {
     use ErrorKind::*;
     let failed = |code: &'static str| (ProviderFailed, ErrorShape { code: Some(code), ..errors::UPSTREAM });

@@ -1,9 +1,10 @@
-//! From the config's pools to running ones, and from one config to the next.
+//! Life cycle of the config's pools, at the start and from one config to the next.
 //!
-//! A pool whose config is the same stays as it is. One that is added is started. One that is gone ends when nobody can ask it any more
-//! and what it answers has ended. One that is changed is started beside the old one and takes its place when it is ready; until then,
-//! and if that never comes, the old one answers. A worker that suits both serves both: nothing is loaded twice, also where there are to be
-//! more workers, or fewer; their shares of the machine are put in order when the old one has gone.
+//! A pool whose config is the same stays as it is. An added pool is started. A removed pool ends when no request can
+//! reach it any more and its open answers have ended. A changed pool is started beside the old one and takes its place
+//! when it is ready; until then, and if that never comes, the old one answers. A worker that suits both is shared by
+//! both: no weights are loaded twice, also where the number of workers grows or shrinks. The workers' shares of the
+//! machine are set again when the old pool has gone.
 
 mod settings;
 mod slot;
@@ -25,48 +26,48 @@ use crate::upstream::Upstream;
 pub use settings::text;
 use slot::Slot;
 
-/// Files of a checkpoint that the program carries: (name, content).
+/// Files of a checkpoint embedded in the program: (name, content).
 pub type Embedded = &'static [(&'static str, &'static [u8])];
 
-/// What is drained has this long; a stream that takes longer is cut.
+/// Longest drain of a pool; a stream that takes longer is cut.
 const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
-/// How often it is looked whether something can go on.
+/// Polling interval of waits for readiness or for the end of a drain.
 const LOOK: Duration = Duration::from_millis(100);
-/// How often it is said that a changed pool is not ready.
+/// Interval of the log line that a changed pool is not ready yet.
 const SAY: Duration = Duration::from_secs(60);
 
-/// How this program starts its own workers.
+/// Command by which this program starts its own workers.
 pub struct WorkerCommand {
-    /// The binary.
+    /// Path of the binary.
     pub program: PathBuf,
-    /// What tells one build of it from another; workers of another are not taken over.
+    /// Digest that tells builds of the binary apart; workers of another build are not adopted.
     pub identity: String,
-    /// The arguments for a pool, without address and cores.
+    /// Function that gives a pool's arguments, without address and cores.
     pub args: fn(&PoolConfig) -> Vec<OsString>,
-    /// Whether a local pool's model can be loaded here, and the bytes of its weights.
+    /// Function that checks that a local pool's model can be loaded here, and gives the bytes of its weights.
     pub inspect: fn(&PoolConfig) -> Result<u64, String>,
     /// The embedded model.
     pub demo: Embedded,
 }
 
 impl WorkerCommand {
-    /// What tells this binary from another build of it.
+    /// Digest of the binary at `program`, which changes with every build of it.
     pub fn identity_of(program: &std::path::Path) -> String {
         settings::program_identity(program)
     }
 }
 
-/// Why a pool cannot be started.
+/// Error of starting a pool.
 #[derive(Debug, thiserror::Error)]
 #[error("pool {pool:?}: {reason}")]
 pub struct FleetError {
     /// Id of the pool.
     pub pool: String,
-    /// What is wrong.
+    /// Reason, for people.
     pub reason: String,
 }
 
-/// All pools of a gateway. Dropping it leaves the workers to be adopted.
+/// All pools of a gateway. Dropping the fleet leaves the workers running, for the next gateway to adopt.
 pub struct Fleet {
     command: WorkerCommand,
     runtime: FleetRuntime,
@@ -77,9 +78,9 @@ pub struct Fleet {
 #[derive(Default)]
 struct State {
     running: Vec<Running>,
-    /// Those that end.
+    /// Pools that are drained.
     leaving: Vec<Pool>,
-    /// Counts replacements, so that one that was overtaken does not happen.
+    /// Counter of replacements: a replacement that a later one overtook finds another number and gives up.
     turns: u64,
 }
 
@@ -88,7 +89,7 @@ struct Running {
     config: PoolConfig,
     slot: Arc<Slot>,
     pool: Pool,
-    /// What will take its place when it is ready.
+    /// Changed pool that takes over when it is ready.
     next: Option<Next>,
 }
 
@@ -116,10 +117,10 @@ fn failed(pool: &PoolConfig, reason: impl Into<String>) -> FleetError {
 }
 
 impl Fleet {
-    /// Loads the text side of every pool and starts the workers. Returns before they are ready.
+    /// Loads the text side (tokenizer, template) of every pool and starts the workers. Returns before they are ready.
     ///
     /// # Errors
-    /// [`FleetError`] of the first pool that cannot work; nothing of it was started.
+    /// [`FleetError`] of the first pool that cannot work; no pool is left running.
     pub fn start(config: &Snapshot, command: WorkerCommand) -> Result<Self, FleetError> {
         let pool = config.pools.first().map_or_else(String::new, |pool| pool.id.clone());
         let runtime = FleetRuntime::start().map_err(|error| FleetError { pool, reason: error.to_string() })?;
@@ -133,15 +134,16 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// What answers, in the order of the config.
+    /// Upstreams of the pools, in the order of the config.
     pub fn upstreams(&self) -> Vec<Arc<dyn Upstream>> {
         lock(&self.state).running.iter().map(|running| running.slot.clone() as Arc<dyn Upstream>).collect()
     }
 
-    /// Tokens of a text, as a pool's model has them, with what its tokenizer adds to a prompt.
+    /// Token ids of a text under a pool's tokenizer, with the special tokens that it adds to a prompt. `None`: there is
+    /// no pool of that id.
     ///
     /// # Errors
-    /// What is in the way; `None`: there is no such pool.
+    /// The failure of the pool's `tokenize`.
     pub async fn tokens(&self, pool: &str, text: String) -> Result<Option<Vec<u32>>, Failure> {
         #[derive(serde::Deserialize)]
         struct Tokens {
@@ -155,7 +157,7 @@ impl Fleet {
         Ok(Some(tokens.tokens))
     }
 
-    /// The pools by id, also those that will take another's place or that end.
+    /// Pools by id, with those that wait to take over and those that are drained.
     pub fn pools(&self) -> Vec<(String, Pool)> {
         let state = lock(&self.state);
         let running = state.running.iter().flat_map(|running| {
@@ -165,7 +167,7 @@ impl Fleet {
         running.collect()
     }
 
-    /// Waits until every pool takes requests; `Err`: those that do not.
+    /// Waits until every pool takes requests.
     ///
     /// # Errors
     /// The ids of the pools that are not ready after `deadline`.
@@ -185,13 +187,13 @@ impl Fleet {
         }
     }
 
-    /// Pools that are being replaced, whose new workers are not ready.
+    /// Ids of pools that are being replaced and whose new workers are not ready.
     pub fn replacing(&self) -> Vec<String> {
         let state = lock(&self.state);
         state.running.iter().filter(|running| running.next.is_some()).map(|running| running.config.id.clone()).collect()
     }
 
-    /// What the pools of a config need, all of it checked; nothing happens yet.
+    /// Checks the pools of a config and plans the steps towards it; starts nothing.
     ///
     /// # Errors
     /// [`FleetError`] of the first pool that cannot work here.
@@ -217,7 +219,7 @@ impl Fleet {
         Ok(Plan(steps))
     }
 
-    /// Whether a changed pool's workers fit beside those that they replace.
+    /// Checks that the memory left is enough for a changed pool's new workers beside the old ones.
     fn fits(&self, asked: &PoolConfig, settings: &pool::PoolConfig, weights: u64) -> Result<(), FleetError> {
         let state = lock(&self.state);
         let Some(running) = state.running.iter().find(|running| running.config.id == asked.id) else { return Ok(()) };
@@ -237,7 +239,8 @@ impl Fleet {
         }
     }
 
-    /// Starts what is new, ends what is gone. The upstreams are those of the plan's config from now on.
+    /// Starts added and changed pools and drains removed ones. The upstreams are those of the plan's config from now
+    /// on.
     ///
     /// # Errors
     /// [`FleetError`] of the first pool that cannot be started; then everything is as before.
@@ -299,7 +302,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Leaves the number of workers to another process, which takes them over.
+    /// Stops scaling: the number of workers is left to the process that takes them over.
     pub fn settle(&self) {
         self.pools().iter().for_each(|(_, pool)| pool.settle());
     }
@@ -314,7 +317,7 @@ impl Fleet {
         self.runtime.handle().spawn(leave(Arc::downgrade(&self.state), pool, Some(slot)));
     }
 
-    /// Ends the pools; the local workers exit or stay for the next gateway.
+    /// Ends the pools by `deadline`; `leave` decides whether the local workers exit or stay for the next gateway.
     pub fn stop(&self, leave: Leave, deadline: Duration) {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
         let leaving = lock(&self.state).leaving.clone();
@@ -327,7 +330,7 @@ impl Fleet {
     }
 }
 
-/// Waits until it is ready, then puts it in the place of what is there.
+/// Waits until the changed pool is ready, puts it in the old one's place, then drains the old one.
 async fn replace(state: Weak<Mutex<State>>, next: Next) {
     let began = Instant::now();
     while !next.pool.ready(SAY).await {
@@ -356,7 +359,7 @@ async fn replace(state: Weak<Mutex<State>>, next: Next) {
     new.arrange().await;
 }
 
-/// Ends a pool when nobody can ask it any more and what it answers has ended.
+/// Ends a pool when no request can reach it any more and its open answers have ended, or after [`DRAIN_MAX`].
 async fn leave<U: ?Sized>(state: Weak<Mutex<State>>, pool: Pool, upstream: Option<Arc<U>>) {
     let until = Instant::now() + DRAIN_MAX;
     while upstream.as_ref().is_some_and(|upstream| Arc::strong_count(upstream) > 1) && Instant::now() < until {
@@ -369,18 +372,18 @@ async fn leave<U: ?Sized>(state: Weak<Mutex<State>>, pool: Pool, upstream: Optio
     }
 }
 
-/// Whether a pool could be started, as far as its files and addresses go: nothing is started, and nobody is asked.
+/// Checks that a pool could be started, as far as its files and addresses go. Starts nothing and connects to nobody.
 ///
 /// # Errors
-/// What is in the way.
+/// The reason why the pool cannot be started, for people.
 pub fn check(asked: &PoolConfig, text: &TextModel, command: &WorkerCommand, state_dir: &Path) -> Result<(), String> {
     settings::settings(asked, command, text, state_dir.to_owned(), &settings::cores()).map(drop)
 }
 
-/// Where sockets, leases and logs are kept.
+/// State folder of a config: sockets, leases and logs.
 ///
 /// # Errors
-/// Nobody says where, or the working directory cannot be told.
+/// The config names no folder and there is no default, or the working directory is unknown.
 pub fn state_dir(config: &Snapshot) -> Result<PathBuf, String> {
     if let Some(path) = &config.state_dir {
         return std::path::absolute(path).map_err(|error| format!("{}: {error}", path.display()));
@@ -388,7 +391,7 @@ pub fn state_dir(config: &Snapshot) -> Result<PathBuf, String> {
     default_state_dir()
 }
 
-/// Where state is kept when nobody says where: `penstock` in `$XDG_STATE_HOME` or `~/.local/state`.
+/// Default state folder: `penstock` in `$XDG_STATE_HOME` or `~/.local/state`.
 ///
 /// # Errors
 /// Neither variable names an absolute path.

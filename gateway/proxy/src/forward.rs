@@ -1,7 +1,8 @@
-//! Operations that no dialect here reads (audio, images, moderations, realtime): passed on to the provider of the model that they name.
+//! Operations that no dialect here reads (audio, images, moderations, realtime), passed on to the provider of the model
+//! that they name.
 //!
-//! Nothing of them is understood but the model's name, so nothing is translated, retried or counted in tokens: who serves the model must
-//! offer the operation.
+//! The gateway understands only the model's name in them, so nothing is translated, retried or counted in tokens: the
+//! model's provider must offer the operation itself.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -29,36 +30,36 @@ use crate::trail::Trail;
 use crate::upstream::Asker;
 use crate::web::Content;
 
-/// Parts of a form: an edit of images can have many.
+/// Largest number of parts in a form: an edit of images can have many.
 const PARTS_MAX: usize = 64;
 /// Longest name of a model in a form.
 const MODEL_BYTES_MAX: usize = 256;
-/// One direction of a tunnel holds this much.
+/// Buffer of one direction of a tunnel, in bytes.
 const TUNNEL_BYTES: usize = 16 * 1024;
-/// A tunnel in which nobody says anything ends after this long; WebSocket clients send pings.
+/// Idle timeout of a tunnel in which neither side sends anything; WebSocket clients send pings.
 const TUNNEL_SILENCE: Duration = Duration::from_secs(300);
-/// Between two looks at whether a tunnel's credential is still good: what is revoked ends within a second.
+/// Interval between two checks of a tunnel's credential: a revoked one ends within a second.
 const LAPSE_LOOK: Duration = Duration::from_millis(500);
-/// The operation that need not name a model.
+/// Path of the operation that need not name a model.
 const MODERATIONS: &str = "/v1/moderations";
-/// The route of tunnels, as scopes name it.
+/// Route of tunnels, as scopes name it.
 const REALTIME: &str = "/v1/realtime";
-/// Longest wait for one side to take what the other said.
+/// Longest wait for one side to take the other's bytes.
 const TUNNEL_STALL: Duration = Duration::from_secs(30);
 
-/// What is passed on.
+/// Request that is passed on.
 pub struct Forward {
     /// Path behind the API's base, with its query: `/audio/speech`.
     pub path: String,
-    /// The client's header fields, of which few go on.
+    /// Header fields of the client, of which few go on.
     pub headers: HeaderMap,
-    /// The body in pieces; `None`: a WebSocket is asked for.
+    /// Body in pieces; `None`: a WebSocket is asked for.
     pub body: Option<Bytes>,
-    /// Where the model's name stands in the body, and whether it is JSON.
+    /// Byte range of the model's name in the body, and whether the body is JSON.
     pub model_at: Option<(Range<usize>, bool)>,
-    /// The trace that it is a part of.
+    /// Trace of the request.
     pub trace: Option<Arc<Trace>>,
-    /// Whose request it is.
+    /// Hash of the key or address that asks.
     pub(crate) asker: Asker,
 }
 
@@ -79,7 +80,7 @@ pub(crate) async fn serve(
     let (model, at, others) = named(&headers, &body)?;
     principal.check_other_models(others)?;
     if at.1 {
-        // Whatever it was called: it has been read as JSON.
+        // The body was read as JSON, whatever type the client named.
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     }
     let entry = serving.entry(&model, principal)?;
@@ -108,7 +109,8 @@ fn plain(exchange: &Exchange, trail: &Trail) -> Plain<'static> {
     Plain { uses: Uses::Unknown, dialect: Dialect::OpenAi, from: exchange.client(), route: trail.route }
 }
 
-/// What was held is settled by how the request has ended; left by its client, by what it held.
+/// Settles a reservation by the request's end: an answer or a failure by its outcome, a client that left by the amount
+/// held.
 fn closed(held: Option<Reservation>, ended: Result<(), End>) -> Result<(), End> {
     match &ended {
         Ok(()) => governed::close(held, None),
@@ -118,7 +120,7 @@ fn closed(held: Option<Reservation>, ended: Result<(), End>) -> Result<(), End> 
     ended
 }
 
-/// The body with the model of the config where it names none, as clients of OpenAI may.
+/// The body, with the config's default model in it where the body names none, as clients of OpenAI may leave it out.
 fn with_model(headers: &HeaderMap, body: Bytes, name: Option<&str>) -> Result<Bytes, Failure> {
     if !Content::of(headers).is_json() {
         return Ok(body);
@@ -144,10 +146,10 @@ fn with_model(headers: &HeaderMap, body: Bytes, name: Option<&str>) -> Result<By
     Ok([&body[..at.start], text.as_bytes(), &body[at.end..]].concat().into())
 }
 
-/// A model's name, where it stands in the body and whether that is JSON, and the field that names further models.
+/// Model's name, its byte range and whether the body is JSON, and the field that names further models.
 type Named = (String, (Range<usize>, bool), Option<&'static str>);
 
-/// The model that a JSON body or a form names, where, and the field that names further ones.
+/// Model that a JSON body or a form names, its place, and the field that names further models.
 fn named(headers: &HeaderMap, body: &Body) -> Result<Named, Failure> {
     let missing = || ApiError::invalid("model", "model: required, but missing");
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
@@ -169,8 +171,8 @@ fn named(headers: &HeaderMap, body: &Body) -> Result<Named, Failure> {
     Ok((name.to_owned(), (at, false), others))
 }
 
-/// Where a form names its model (`None`: nowhere), and the field that names further ones. A name that stands twice could be read two
-/// ways.
+/// Byte range of the model's name in a form (`None`: the form names none), and the field that names further models. A
+/// name given twice is refused, since readers could differ about it.
 fn model_part(body: &Bytes, boundary: &str) -> Result<(Option<Range<usize>>, Option<&'static str>), ApiError> {
     let parts = multipart::parts(body, boundary, PARTS_MAX);
     let parts = parts.map_err(|why| ApiError::malformed(format!("The form cannot be read: {why}.")))?;
@@ -192,7 +194,7 @@ fn model_part(body: &Bytes, boundary: &str) -> Result<(Option<Range<usize>>, Opt
     }
 }
 
-/// The provider's answer, as it comes.
+/// Sends the provider's answer to the client as it comes.
 async fn send(exchange: &mut Exchange, mut answered: Forwarded) -> Result<(), End> {
     let kind = answered.response.headers.get(header::CONTENT_TYPE).cloned();
     let kind = kind.unwrap_or(HeaderValue::from_static("application/octet-stream"));
@@ -250,7 +252,7 @@ pub(crate) async fn realtime(
     closed(held, ended.await)
 }
 
-/// Carries the tunnel's bytes, for as long as nobody cancels it and its credential is good.
+/// Carries the tunnel's bytes until it is cancelled or its credential is revoked.
 async fn tunnel(
     gateway: &Gateway,
     exchange: &mut Exchange,
@@ -277,7 +279,8 @@ async fn tunnel(
     Ok(())
 }
 
-/// Ends when whoever opened a tunnel may not have one any more: it can last for hours, and a credential is not looked at again.
+/// Ends when the tunnel's principal may not have it any more: a tunnel can last for hours, and its credential is not
+/// checked elsewhere.
 async fn lapsed(gateway: &Gateway, principal: &Principal) -> Failure {
     loop {
         tokio::time::sleep(LAPSE_LOOK).await;
@@ -287,7 +290,7 @@ async fn lapsed(gateway: &Gateway, principal: &Principal) -> Failure {
     }
 }
 
-/// Carries bytes until one side closes or both are silent; whether it ended by a close.
+/// Carries bytes until one side closes or both are silent; true if a close ended it.
 async fn both_ways(
     client: impl AsyncRead + AsyncWrite + Unpin,
     client_early: &Bytes,
@@ -316,7 +319,7 @@ async fn both_ways(
     }
 }
 
-/// Carries one direction, and its end.
+/// Carries one direction to its end.
 async fn carry(
     early: &[u8],
     mut from: impl AsyncRead + Unpin,
@@ -347,7 +350,8 @@ async fn carry(
     }
 }
 
-/// The fields of a WebSocket's opening handshake that go on (RFC 6455, section 4.1). A subprotocol that carries a key does not.
+/// Header fields of a WebSocket's opening handshake that go on (RFC 6455, section 4.1). A subprotocol that carries a
+/// key does not.
 pub(crate) fn handshake(client: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
     let mut out = vec![
         (header::CONNECTION, HeaderValue::from_static("Upgrade")),

@@ -1,4 +1,4 @@
-//! The running gateway: what every request can see.
+//! State of the running gateway that every request shares.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,8 +30,8 @@ use crate::stored::Keeper;
 use crate::telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
 use crate::upstream::Upstream;
 
-/// Warns of a budget for bodies that is more than half of what the cgroup of this process allows: the kernel would end the process before the
-/// budget refuses anybody.
+/// Warns of a body budget above half of the memory limit of this process's cgroup: the kernel would end the process
+/// before the budget refuses anybody.
 fn warn_of_memory(config: &Snapshot) {
     let budget = config.http.body_memory_bytes_max;
     if let Bound::Cgroup(limit) = Machine::default().memory().bound
@@ -45,51 +45,51 @@ fn warn_of_memory(config: &Snapshot) {
     }
 }
 
-/// What goes on beside requests.
+/// Work beside requests that must end before the process does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Beside {
     /// Batches and responses in the background.
     Batches,
-    /// Telling the next process what is settled here.
+    /// Reports of settled reservations to the next process.
     Settling,
 }
 
 /// State shared by all requests.
 pub struct Gateway {
     serving: ArcSwap<Serving>,
-    /// Counters.
+    /// Counters and histograms.
     pub metrics: Arc<Metrics>,
-    /// Who is let in.
+    /// Authentication and its brute-force limits.
     pub guard: Guard,
-    /// Request log.
+    /// Access log.
     pub access_log: AccessLog,
     /// Traces.
     pub tracer: Tracer,
     /// Memory for request bodies.
     pub bodies: BodyBudget,
-    /// Memory for what is held of answers.
+    /// Memory for held answers.
     answers: BodyBudget,
     /// Requests in flight.
     pub live: Arc<LiveRequests>,
-    /// What plugins share.
+    /// State shared by all plugins: connections, cache, background work.
     pub hub: Arc<Hub>,
     /// Counters of the limits.
     pub governor: Arc<Governor>,
-    /// What the metrics say about the config.
+    /// Version and reload state of the config, for the metrics.
     pub marks: Marks,
-    /// The server's certificate, where it speaks TLS.
+    /// Certificate of the server, where it speaks TLS.
     pub(crate) certificate: OnceLock<Arc<Certificate>>,
-    /// Another process serves: this one ends when its answers have.
+    /// True when another process serves: this one ends when its answers have.
     leaving: AtomicBool,
-    /// What runs beside requests, and what is settled elsewhere, has come to its end.
+    /// Whether each kind of [`Beside`] work has ended.
     rested: [AtomicBool; 2],
-    /// Counts the configs that came into force.
+    /// Number of configs that have come into force.
     swaps: watch::Sender<u64>,
     keeper: Option<Arc<Keeper>>,
 }
 
 impl Gateway {
-    /// A gateway in front of pools, each under the name of its card, of providers, and the config's models of them.
+    /// Gateway in front of the pools (each under the name of its card), the providers, and the config's models of them.
     pub fn new(
         config: Snapshot,
         access_log: AccessLog,
@@ -124,15 +124,15 @@ impl Gateway {
         }
     }
 
-    /// The same, with a store.
+    /// The gateway with a store.
     pub fn with_store(self, store: Arc<dyn Store>) -> Self {
         Self { keeper: Some(Arc::new(Keeper::new(store))), ..self }
     }
 
-    /// The same, with a ledger in its store: what was used before this process counts.
+    /// The gateway with a ledger in its store: amounts used before this process count against the limits.
     ///
     /// # Errors
-    /// The system has no thread for it.
+    /// The system has no thread for the ledger.
     pub fn with_ledger(self) -> std::io::Result<Self> {
         if let Some(keeper) = &self.keeper {
             let serving = self.serving();
@@ -142,14 +142,14 @@ impl Gateway {
         Ok(self)
     }
 
-    /// The same, from where plugins can ask its models.
+    /// The gateway behind an `Arc`, with its models open to plugins.
     pub fn shared(self) -> Arc<Self> {
         let gateway = Arc::new(self);
         gateway.hub.serve(&gateway);
         gateway
     }
 
-    /// The providers of another config; those that are the same in both are.
+    /// Providers of another config; a provider that is the same in both configs is reused.
     ///
     /// # Errors
     /// [`ProviderError`] of the first that cannot be used.
@@ -157,8 +157,8 @@ impl Gateway {
         provider::after(config, self.serving.load().providers())
     }
 
-    /// Puts another config in force, with its pools and providers. Requests that have begun stay with what they began with; what is the
-    /// same in both goes on with its connections, its health and its counts.
+    /// Puts another config in force, with its pools and providers. Open requests keep the config that they began with;
+    /// targets that are the same in both keep their connections, health and counts.
     pub fn swap(&self, config: Snapshot, pools: Vec<Arc<dyn Upstream>>, providers: Vec<Arc<Provider>>) {
         let before = self.serving();
         let is_known = |new: &&Arc<Provider>| before.providers().iter().any(|old| Arc::ptr_eq(old, new));
@@ -173,7 +173,8 @@ impl Gateway {
         self.swaps.send_modify(|swaps| *swaps += 1);
     }
 
-    /// Another process serves from now on: nothing new is begun here but what open connections still ask for.
+    /// Marks that another process serves from now on: background work is not begun here any more, open connections are
+    /// still answered.
     pub(crate) fn leave(&self) {
         self.leaving.store(true, Ordering::SeqCst);
         if let Some(keeper) = &self.keeper {
@@ -182,7 +183,7 @@ impl Gateway {
         }
     }
 
-    /// Reads the certificate again, if its files are others.
+    /// Reads the certificate again if its files have changed.
     pub(crate) fn refresh_certificate(&self) {
         self.certificate.get().iter().for_each(|certificate| certificate.refresh());
     }
@@ -192,53 +193,53 @@ impl Gateway {
         self.leaving.load(Ordering::SeqCst)
     }
 
-    /// Something beside requests has to come to its end before this process does; or has.
+    /// Sets whether the work of kind `what` has ended.
     pub(crate) fn rest(&self, what: Beside, has_ended: bool) {
         self.rested[what as usize].store(has_ended, Ordering::SeqCst);
     }
 
-    /// Whether that has come to its end.
+    /// Whether the work of kind `what` has ended.
     pub(crate) fn is_rested(&self, what: Beside) -> bool {
         self.rested[what as usize].load(Ordering::SeqCst)
     }
 
-    /// Tells of every config that comes into force.
+    /// Channel that is notified of every config that comes into force.
     pub fn swaps(&self) -> watch::Receiver<u64> {
         self.swaps.subscribe()
     }
 
-    /// What is in force; a request takes it once.
+    /// Config in force; a request takes it once and keeps it.
     pub fn serving(&self) -> Arc<Serving> {
         self.serving.load_full()
     }
 
-    /// Whether all that clients have been told is kept is kept.
+    /// Whether everything promised to clients is written: the limits' ledger and the stored responses.
     pub(crate) fn is_saved(&self) -> bool {
         self.governor.is_saved() && self.keeper.as_ref().is_none_or(|keeper| keeper.saving.is_idle())
     }
 
-    /// Memory for an answer.
+    /// Handle on the memory for held answers.
     pub(crate) fn answer_memory(&self, limits: &HttpLimits) -> AnswerMemory {
         AnswerMemory::new(&self.answers, limits)
     }
 
-    /// Where keys are issued, if there is a store to keep them.
+    /// Desk that issues keys, if there is a store to keep them.
     pub fn desk(&self) -> Option<Desk> {
         self.keeper.as_ref().map(|keeper| Desk::new(keeper.store.clone(), self.serving().config.clone()))
     }
 
-    /// The gateway's hold on its store, if it has one.
+    /// Handle on the store, if there is one.
     pub(crate) fn keeper(&self) -> Option<&Arc<Keeper>> {
         self.keeper.as_ref()
     }
 
-    /// Writes what is left of the access log and of the files of plugins.
+    /// Writes out the buffers of the access log and of the plugins' files.
     pub(crate) fn flush_logs(&self) {
         self.access_log.flush();
         self.hub.flush();
     }
 
-    /// Prometheus text.
+    /// Metrics as Prometheus text.
     pub fn render_metrics(&self) -> String {
         let mut gauges = vec![
             (Gauge::BodyBytes, String::new(), self.bodies.bytes_held() as f64),
@@ -284,7 +285,8 @@ impl Handler for Gateway {
         self.metrics.connections(change);
     }
 
-    /// Loopback and trusted proxies stand for many clients, and Unix sockets have no addresses.
+    /// Bounds of connections per peer: none for loopback and trusted proxies, which stand for many clients, and for
+    /// Unix sockets, which have no addresses.
     fn bounds(&self, peer: Option<IpAddr>) -> Bounds {
         let serving = self.serving.load();
         let (http, proxies) = (&serving.config.http, &serving.config.auth.trusted_proxies);

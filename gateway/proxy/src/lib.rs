@@ -1,4 +1,4 @@
-//! Process `penstock serve`: listeners, the way of a request, streaming, telemetry.
+//! Process `penstock serve`: listeners, the path of a request, streaming, telemetry.
 //!
 //! Read [`phases`] first: one function, one line per stage. Below it: [`http`] (strict HTTP on Pingora's listeners and sessions),
 //! [`upstream`] (whatever answers), [`pump`] (events out to the client). [`server`] starts and stops the process.

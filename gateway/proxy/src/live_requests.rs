@@ -1,4 +1,4 @@
-//! Requests in flight: who asks what, since when, how far it has come, and a way to end one.
+//! Requests in flight: principal, model, start, progress, and a way to cancel each.
 //!
 //! ```text
 //! begin ─▶ Entry (in the request's own task; its Drop takes the request off the list)
@@ -24,52 +24,52 @@ use crate::clock;
 use crate::error::Failure;
 use crate::upstream::Facts;
 
-/// Power of two: the shard is the id's low bits.
+/// Number of shards, a power of two: a request's shard is the low bits of its id.
 const SHARDS: usize = 16;
 
-/// All requests in flight.
+/// Registry of all requests in flight.
 #[derive(Debug, Default)]
 pub struct LiveRequests {
     last: AtomicU64,
     shards: [Mutex<HashMap<u64, Arc<Live>>>; SHARDS],
 }
 
-/// What is known of a request when it begins.
+/// Facts about a request at its begin.
 #[derive(Clone, Debug, Default)]
 pub struct About {
-    /// The id in headers and logs. A client may choose it, so it need not be unique.
+    /// Id in headers and logs. A client may choose it, so it need not be unique.
     pub request_id: String,
     /// Bounded name of the route.
     pub route: &'static str,
     /// Address of the client; `None`: a Unix socket, or nobody is connected.
     pub client: Option<String>,
-    /// Nobody waits for it: a line of a batch, a response in the background.
+    /// True where no client waits for the answer: a line of a batch, a response in the background.
     pub background: bool,
 }
 
-/// Who ends a request before its answer does.
+/// Cause of a request's early end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ender {
-    /// An operator.
+    /// An operator cancelled the request.
     Operator,
-    /// The process, whose own time is over.
+    /// The process ends and its grace time is over.
     Process,
 }
 
 /// One request in flight.
 #[derive(Debug)]
 pub struct Live {
-    /// Unique in this process.
+    /// Id, unique in this process.
     pub id: u64,
-    /// What was known at its begin.
+    /// Facts known at the begin.
     pub about: About,
     /// Id of the API key.
     pub key: Option<String>,
-    /// The key's team.
+    /// Team of the key.
     pub team: Option<String>,
-    /// The person or service behind it.
+    /// Person or service behind the key.
     pub user: Option<String>,
-    /// Unix milliseconds.
+    /// Start, in Unix milliseconds.
     pub started_ms: u64,
     began: Instant,
     model: OnceLock<(String, bool)>,
@@ -81,17 +81,17 @@ pub struct Live {
 }
 
 impl Live {
-    /// Model asked for.
+    /// Model asked for; `None` until it is known.
     pub fn model(&self) -> Option<&str> {
         self.model.get().map(|(model, _)| model.as_str())
     }
 
-    /// Streamed or whole.
+    /// Whether the answer is streamed; `None` until it is known.
     pub fn stream(&self) -> Option<bool> {
         self.model.get().map(|(_, stream)| *stream)
     }
 
-    /// Who answers, where the model has several targets.
+    /// Target that answers, where the model has several.
     pub fn target(&self) -> Option<&str> {
         self.target.get().map(|target| &**target)
     }
@@ -106,12 +106,12 @@ impl Live {
         self.answering.load(Ordering::Relaxed)
     }
 
-    /// Time since its begin.
+    /// Time since the request began.
     pub fn age(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Ends it; false: it was told before.
+    /// Cancels the request; false if it was cancelled before.
     fn end(&self, by: Ender) -> bool {
         let sender = self.cancel.lock().unwrap_or_else(PoisonError::into_inner).take();
         sender.is_some_and(|sender| sender.send(by).is_ok())
@@ -119,7 +119,7 @@ impl Live {
 }
 
 impl LiveRequests {
-    /// A request begins.
+    /// Registers a request; the entry unregisters it on drop.
     pub fn begin(self: &Arc<Self>, about: About, principal: &Principal) -> (Entry, Cancelled) {
         let (cancel, cancelled) = oneshot::channel();
         let live = Arc::new(Live {
@@ -141,7 +141,7 @@ impl LiveRequests {
         (Entry { live, all: self.clone() }, Cancelled(Some(cancelled)))
     }
 
-    /// All of them, oldest first.
+    /// All requests in flight, oldest first.
     pub fn list(&self) -> Vec<Arc<Live>> {
         let mut all = Vec::new();
         for at in 0..SHARDS {
@@ -151,17 +151,18 @@ impl LiveRequests {
         all
     }
 
-    /// One of them.
+    /// The request of that id.
     pub fn find(&self, id: u64) -> Option<Arc<Live>> {
         self.shard(id).get(&id).cloned()
     }
 
-    /// Ends one; false: it was not there, or was told before.
+    /// Cancels the request of that id; false if there is none, or it was cancelled before.
     pub fn cancel(&self, id: u64) -> bool {
         self.find(id).is_some_and(|live| live.end(Ender::Operator))
     }
 
-    /// Ends all that a client waits for, because the process ends. What nobody waits for is done again by the next one.
+    /// Cancels all requests that a client waits for, because the process ends. Background requests are run again by the
+    /// next process.
     pub(crate) fn stop(&self) {
         for live in self.list().iter().filter(|live| !live.about.background) {
             live.end(Ender::Process);
@@ -173,7 +174,7 @@ impl LiveRequests {
     }
 }
 
-/// A request's place on the list, held by its task.
+/// Registration of a request, held by its task.
 #[derive(Debug)]
 pub struct Entry {
     live: Arc<Live>,
@@ -181,23 +182,23 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The model is known.
+    /// Notes the model, and whether the answer is streamed.
     pub fn asks(&self, model: &str, stream: bool) {
         // Set once: a model router may look again, and the first name is the one that was asked for.
         let _ = self.live.model.set((model.to_owned(), stream));
     }
 
-    /// Whether nothing of the answer was there yet; from now on something is.
+    /// Marks that the answer has begun; true on the first call.
     pub fn answers(&self) -> bool {
         !self.live.answering.load(Ordering::Relaxed) && !self.live.answering.swap(true, Ordering::Relaxed)
     }
 
-    /// Who answers.
+    /// Notes the target that answers.
     pub fn answered_by(&self, target: Option<Arc<str>>) {
         target.into_iter().for_each(|target| _ = self.live.target.set(target));
     }
 
-    /// How far the answer has come.
+    /// Notes the token counts of the answer so far.
     pub fn progress(&self, facts: Facts) {
         self.live.prompt_tokens.store(facts.prompt_tokens, Ordering::Relaxed);
         self.live.completion_tokens.store(facts.completion_tokens, Ordering::Relaxed);
@@ -210,7 +211,8 @@ impl Drop for Entry {
     }
 }
 
-/// Ready once the request was cancelled; for ever pending where it cannot be. May be awaited again after that.
+/// Future of a request's cancellation. Pending for ever where the request cannot be cancelled, and after it was ready
+/// once.
 #[derive(Debug, Default)]
 pub struct Cancelled(Option<oneshot::Receiver<Ender>>);
 
@@ -233,7 +235,7 @@ impl Future for Cancelled {
     }
 }
 
-/// What the client of a cancelled request is told.
+/// Failure that the client of a cancelled request is told.
 pub(crate) fn failure(by: Ender) -> Failure {
     match by {
         Ender::Operator => {

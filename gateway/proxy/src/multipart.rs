@@ -1,31 +1,31 @@
-//! `multipart/form-data` (RFC 7578) of a body that is there whole: parts as ranges of it, nothing copied.
+//! `multipart/form-data` (RFC 7578) of a body that is there whole: parts as ranges of the body, without a copy.
 //!
-//! A form may be passed on, so one that another reader divides or names in another way is refused: a delimiter behind a line feed alone or
-//! in front of the first part (which readers in Go and Python take), a name given twice or in the form of RFC 2231 (`name*=`, which
-//! Go prefers), folded or broken header lines.
+//! A form may be passed on, so a form that another reader divides or names in another way is refused: a delimiter
+//! behind a line feed alone or in front of the first part (which readers in Go and Python take), a name given twice or
+//! in the form of RFC 2231 (`name*=`, which Go prefers), folded or broken header lines.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 use memchr::memmem;
 
-/// Header of one part.
+/// Largest header of one part, in bytes.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
-/// RFC 2046, section 5.1.1.
+/// Longest boundary (RFC 2046, section 5.1.1).
 const BOUNDARY_BYTES_MAX: usize = 70;
 
-/// One part.
+/// One part of a form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Its field.
+    /// Name of the field.
     pub(crate) name: String,
-    /// Its file's name.
+    /// Name of the file, if the part has one.
     pub(crate) file_name: Option<String>,
-    /// Where its content stands in the body.
+    /// Byte range of the content in the body.
     pub(crate) at: Range<usize>,
 }
 
-/// The boundary that a `Content-Type` names; `None`: it is no form.
+/// Boundary that a `Content-Type` names; `None`: the type is no form.
 pub(crate) fn boundary(content_type: &str) -> Option<String> {
     let (kind, parameters) = content_type.split_once(';')?;
     if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
@@ -37,15 +37,15 @@ pub(crate) fn boundary(content_type: &str) -> Option<String> {
     valid.then_some(boundary)
 }
 
-/// The one parameter of that name; `None`: there is none, there are two, or they cannot be read.
+/// Value of the parameter `name`; `None`: there is none, there are two, or they cannot be read.
 fn parameter(parameters: &str, name: &str) -> Option<String> {
     let mut found = all_parameters(parameters)?.into_iter().filter(|(have, _)| is_named(have, name));
     let (_, value) = found.next()?;
     found.next().is_none().then_some(value)
 }
 
-/// Parameters of a header field, in quotes or not; `None`: they cannot be read in one way only. Within quotes `\"` is a quote and `%22`
-/// too, as browsers write it.
+/// Parameters of a header field, quoted or not; `None`: they can be read in more than one way. In quotes, both `\"` and
+/// `%22` are a quote, as browsers write them.
 fn all_parameters(parameters: &str) -> Option<Vec<(&str, String)>> {
     let (mut rest, mut out) = (parameters, Vec::new());
     loop {
@@ -70,13 +70,13 @@ fn all_parameters(parameters: &str) -> Option<Vec<(&str, String)>> {
     }
 }
 
-/// RFC 9110, section 5.6.2.
+/// Whether `text` is a token (RFC 9110, section 5.6.2).
 fn is_token(text: &str) -> bool {
     let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     !text.is_empty() && text.bytes().all(token)
 }
 
-/// Whether a parameter is that one, plain, encoded (`name*`) or in pieces (`name*0`), as RFC 2231 has it.
+/// Whether a parameter's name is `plain`, as it is, encoded (`name*`) or in pieces (`name*0`), as RFC 2231 has it.
 fn is_named(have: &str, plain: &str) -> bool {
     have.split('*').next().unwrap_or_default().eq_ignore_ascii_case(plain)
 }
@@ -97,10 +97,10 @@ fn quoted_value(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// The parts of a form, at most `parts_max`.
+/// Parts of a form, at most `parts_max`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The first fault of the form, for people.
 pub(crate) fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Vec<Part>, &'static str> {
     let delimiter = format!("\r\n--{boundary}");
     let first = &delimiter.as_bytes()[2..];
@@ -143,7 +143,7 @@ pub(crate) fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Ve
     }
 }
 
-/// Where the next delimiter begins. What begins a line and looks like one to readers that end lines in another way is refused.
+/// Offset of the next delimiter. A line that looks like a delimiter only to readers with other line ends is refused.
 fn delimited(body: &[u8], delimiter: &str, from: usize) -> Result<Option<usize>, &'static str> {
     let dashes = &delimiter.as_bytes()[2..];
     let mut at = from;
@@ -207,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// Field, file name, content.
+    /// Field, file name and content of a part.
     type Read<'a> = (&'a str, Option<&'a str>, &'a str);
 
     const PARTS_MAX: usize = 16;

@@ -1,4 +1,4 @@
-//! The routes that no model answers: models, tokenizing and counting, health, readiness, metrics.
+//! Routes that no model answers: models, tokenizing and counting, health, readiness, metrics.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::upstream::Card;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// Serves the route if it is one of these; else returns what a model is to answer.
+/// Serves the route if it is one of these; else returns the operation for a model.
 pub(crate) async fn serve(
     gateway: &Gateway,
     serving: &Serving,
@@ -95,10 +95,11 @@ async fn ready(serving: &Serving, exchange: &mut Exchange) -> Result<(), End> {
     Err(failure.retry_after(std::time::Duration::from_secs(1)).into())
 }
 
-/// Says that a count was guessed.
+/// Header that marks a count as a guess.
 const ESTIMATE: HeaderName = HeaderName::from_static("x-penstock-estimate");
 
-/// Counts through the upstream; where that cannot count, the answer is a guess and says so.
+/// Counts input tokens through the upstream; where the upstream cannot count, the answer is a guess and says so in a
+/// header.
 async fn count(
     gateway: &Gateway,
     serving: &Serving,
@@ -119,7 +120,7 @@ async fn count(
         let plain = plain(exchange, call.ask.label(), dialect);
         let held = governed::admit_plain(&gateway.governor, serving, principal, &entry, &plain).await?;
         let fields = held.as_ref().map_or(Vec::new(), |held| held.fields().to_vec());
-        // Where a plugin would answer, nobody is asked for the count either.
+        // Where a plugin would answer, the upstream is not asked for the count either.
         let counted = watched(exchange, counted(&entry, Arc::new(call), answer.is_none())).await?;
         governed::close(held, counted.as_ref().err());
         Ok((counted?, fields))
@@ -140,7 +141,7 @@ async fn count(
     Ok(exchange.respond(200, &fields, body.into()).await?)
 }
 
-/// The tokens of a prompt, and whether they are a guess.
+/// Token count of a prompt, and whether it is a guess.
 async fn counted(entry: &Entry, call: Arc<Call>, asks: bool) -> Result<(u64, bool), Failure> {
     if asks && let Some(tokens) = entry.upstream.count(call.clone()).await? {
         return Ok((tokens, false));
@@ -151,12 +152,12 @@ async fn counted(entry: &Entry, call: Arc<Call>, asks: bool) -> Result<(u64, boo
     }
 }
 
-/// A request that makes no tokens.
+/// Limits' view of a request that makes no tokens.
 fn plain(exchange: &Exchange, route: &'static str, dialect: Dialect) -> Plain<'static> {
     Plain { uses: Uses::Nothing, dialect, from: exchange.client(), route }
 }
 
-/// Whoever asks a pool's tokenizer.
+/// A client of a pool's tokenizer.
 struct Asker<'a> {
     gateway: &'a Gateway,
     serving: &'a Serving,
@@ -165,7 +166,7 @@ struct Asker<'a> {
 }
 
 impl Asker<'_> {
-    /// Answers with what the tokenizer says, as one request to its model.
+    /// Sends the tokenizer's reply, counted as one request to its model.
     async fn answer(
         &self,
         exchange: &mut Exchange,

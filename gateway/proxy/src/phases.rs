@@ -1,4 +1,4 @@
-//! The way of a request: one function, one line per stage, in order.
+//! Path of a request: one function, one line per stage, in order.
 
 use std::panic::AssertUnwindSafe;
 use std::task::Poll;
@@ -29,12 +29,12 @@ use crate::trail::Trail;
 use crate::upstream::Origin;
 use crate::web::{self, Content};
 
-/// Why a request ended before its answer did.
+/// Reason why a request ended before its answer did.
 #[derive(Debug)]
 pub enum End {
     /// The client left.
     Gone,
-    /// The client is told this: as an answer, or as a broken stream once that has begun.
+    /// A failure that the client is told: as an answer, or as a broken stream once the answer has begun.
     Failed(Failure),
 }
 
@@ -59,7 +59,8 @@ impl From<BodyFault> for End {
     }
 }
 
-/// The stages. What ends before the answer begins is boxed, so that a long stream does not carry its room.
+/// Stages of a request. Futures that end before the answer begins are boxed, so that a long stream does not keep their
+/// memory.
 async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -> Result<(), End> {
     let serving = gateway.serving();
     let config = &serving.config;
@@ -118,8 +119,8 @@ async fn stages(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail) -
     ended
 }
 
-/// Tells browsers what they ask: every answer says which pages may read it, and a preflight is answered here (true). Where nobody needs a
-/// credential, `Host` must name this gateway. Clients of a Unix socket are no browsers, and call the gateway what they like.
+/// Answers browsers: sets the CORS fields of every answer, and answers a preflight here (true). Where no credential is
+/// needed, `Host` must name this gateway. Unix sockets are exempt: their clients are no browsers and send any `Host`.
 async fn visitor(
     gateway: &Gateway,
     config: &Snapshot,
@@ -140,7 +141,7 @@ async fn visitor(
     Ok(true)
 }
 
-/// Serves one request; whatever happens, the exchange has ended and the trail is written afterwards.
+/// Serves one request. However it ends, the exchange is ended and the trail is written afterwards.
 pub async fn serve(gateway: &Gateway, exchange: &mut Exchange) {
     gateway.metrics.in_flight(1);
     let _ended = Ended(gateway);
@@ -168,7 +169,7 @@ pub async fn serve(gateway: &Gateway, exchange: &mut Exchange) {
     trail.end(gateway, exchange);
 }
 
-/// Puts the request on the list of those in flight, from where it may be cancelled.
+/// Registers the request among those in flight, from where it can be cancelled.
 fn listed(gateway: &Gateway, exchange: &mut Exchange, trail: &mut Trail, principal: &Principal) {
     let (request_id, client) = (exchange.request_id.clone(), exchange.client().map(|address| address.to_string()));
     let about = About { request_id, route: trail.route, client, background: false };
@@ -185,7 +186,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Runs a future; a panic in it becomes an error with its message.
+/// Runs a future; a panic in it becomes an error with the panic's message.
 pub(crate) async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
     let mut future = Box::pin(future);
     std::future::poll_fn(move |context| {
@@ -201,7 +202,7 @@ pub(crate) async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
     .await
 }
 
-/// Checks that the body is JSON as it is, and reads it.
+/// Checks that the body's content type is read as JSON, and reads the body.
 pub(crate) async fn read_body(gateway: &Gateway, exchange: &mut Exchange, headers: &HeaderMap) -> Result<Body, End> {
     if !Content::of(headers).is_json() {
         let message = "The body must be JSON: send \"Content-Type: application/json\".";
@@ -216,10 +217,11 @@ pub(crate) async fn read_body(gateway: &Gateway, exchange: &mut Exchange, header
     Ok(exchange.read_body(&gateway.bodies).await?)
 }
 
-/// Bodies above this are decoded off the I/O threads: about a millisecond of one core.
+/// Size of a body above which it is decoded off the I/O threads: about a millisecond of one core.
 const INLINE_BODY_BYTES_MAX: usize = 256 * 1024;
 
-/// What `decode` makes of a body, and the body's share of the budget: what was made is about as large. The bytes are dropped.
+/// Result of `decode` on a body, with the body's lease on the memory budget, since the result is about as large. The
+/// bytes are dropped.
 pub(crate) async fn decoded<T: Send + 'static>(
     body: Body,
     decode: impl FnOnce(&[u8], &Bounds) -> Result<T, ApiError> + Send + 'static,

@@ -1,9 +1,10 @@
-//! What a config needs of this machine before anything listens: files that can be read, places that can be written, addresses that are
-//! this machine's.
+//! Checks of a config against this machine before anything listens: files that can be read, places that can be written,
+//! addresses that are this machine's.
 //!
-//! `penstock serve` refuses to start for these reasons, and `penstock check` reports them: both ask here, and get all of them at once.
-//! Nothing is made, written or kept. What another process may have (a port, the lock of the state folder) and what servers elsewhere
-//! answer is not asked: a config is checked while the gateway that it is for runs.
+//! `penstock serve` refuses to start on these faults, and `penstock check` reports them: both call this module and get
+//! all faults at once. The checks make, write and keep nothing. They do not look at things that another process may
+//! hold (a port, the lock of the state folder) or at servers elsewhere: a config is checked while the gateway that it
+//! is for runs.
 
 use std::fs;
 use std::io;
@@ -16,10 +17,11 @@ use crate::config::{AdminListen, CountersConfig, Snapshot};
 use crate::provider;
 use crate::server;
 
-/// SQLite's name for a database that is not kept.
+/// SQLite's name for a database in memory.
 const IN_MEMORY: &str = ":memory:";
 
-/// Everything that keeps a gateway with this config from starting on this machine, for people: the key, then the reason.
+/// Every fault that keeps a gateway with this config from starting on this machine, as text for people: the key, then
+/// the reason.
 pub fn faults(config: &Snapshot, state_dir: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut note = |key: &str, done: Result<(), String>| found.extend(done.err().map(|why| format!("{key}: {why}")));
@@ -52,7 +54,7 @@ pub fn faults(config: &Snapshot, state_dir: &Path) -> Vec<String> {
     found
 }
 
-/// Files of certificates of databases.
+/// Files of CA certificates for databases.
 fn authorities(config: &Snapshot) -> Vec<(&'static str, PathBuf)> {
     let mut out = Vec::new();
     if let Some(path) = config.store.postgres.as_ref().and_then(|server| server.ca_file.clone()) {
@@ -72,7 +74,7 @@ fn read(path: &Path) -> Result<(), String> {
     fs::File::open(path).map(drop).map_err(|error| said(path, error))
 }
 
-/// A folder that is there and can be written, or can be made.
+/// Checks that a folder is there and can be written, or can be made.
 fn folder(path: &Path) -> Result<(), String> {
     let mut nearest = path;
     while !nearest.as_os_str().is_empty() && fs::symlink_metadata(nearest).is_err() {
@@ -82,7 +84,7 @@ fn folder(path: &Path) -> Result<(), String> {
     enter(if nearest.as_os_str().is_empty() { Path::new(".") } else { nearest }).map_err(|error| said(path, error))
 }
 
-/// Whether files can be made in a folder.
+/// Checks that files can be made in a folder.
 fn enter(path: &Path) -> io::Result<()> {
     if !fs::metadata(path)?.is_dir() {
         return Err(io::ErrorKind::NotADirectory.into());
@@ -90,7 +92,7 @@ fn enter(path: &Path) -> io::Result<()> {
     Ok(access(path, Access::WRITE_OK | Access::EXEC_OK)?)
 }
 
-/// A file that can be appended to, or made; its folder must be there.
+/// Checks that a file can be appended to, or made; its folder must be there.
 fn file(path: &Path) -> Result<(), String> {
     match fs::metadata(path) {
         Ok(there) if there.is_dir() => Err(said(path, "is a folder")),
@@ -100,13 +102,13 @@ fn file(path: &Path) -> Result<(), String> {
     }
 }
 
-/// The folder in which something of that path is made.
+/// Checks the folder in which the file at `path` is made.
 fn beside(path: &Path) -> Result<(), String> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     enter(parent).map_err(|error| said(path, error))
 }
 
-/// Whether the address is one of this machine's. Its port may be another process's.
+/// Checks that the address is one of this machine's; its port may be in use by another process.
 fn address(listen: SocketAddr) -> Result<(), String> {
     match TcpListener::bind(SocketAddr::new(listen.ip(), 0)) {
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {

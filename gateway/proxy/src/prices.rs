@@ -1,4 +1,4 @@
-//! What models cost: a table of list prices by name, and the arithmetic.
+//! Prices of models: a table of list prices by name, and the arithmetic.
 //!
 //! The table is data (`configs/prices.toml`), embedded, and can be replaced by a file of the operator's. A name is found by exact match or
 //! by the longest pattern.
@@ -6,40 +6,40 @@
 use penstock_dialects::ServiceTier;
 use serde::Deserialize;
 
-/// The table that the program carries.
+/// Price table embedded in the program.
 pub const EMBEDDED: &str = include_str!("../../../configs/prices.toml");
 
 /// Prices of one model, in dollars per million tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Price {
-    /// Prompt.
+    /// Prompt tokens that come from no cache.
     pub input: f64,
     /// Prompt tokens read from a cache.
     pub cached_input: f64,
     /// Prompt tokens written to a cache.
     pub cache_write: f64,
-    /// Output, reasoning included.
+    /// Output tokens, reasoning included.
     pub output: f64,
-    /// Of other service tiers, as multiples of all of these.
+    /// Multiples of these prices in other service tiers.
     pub tiers: Tiers,
 }
 
-/// What service tiers cost, as multiples of the other prices; 0: not known.
+/// Prices of service tiers, as multiples of the standard prices; 0: unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tiers {
-    /// `flex`, `batch`.
+    /// Multiple of the tiers `flex` and `batch`.
     pub flex: f64,
-    /// `priority`, and every name that is not known.
+    /// Multiple of the tier `priority`, and of every tier whose name is unknown.
     pub priority: f64,
 }
 
 impl Price {
-    /// Whether it is known what that tier costs, or that it costs no more.
+    /// Whether the price of a tier is known, or known to be at most the standard price.
     pub fn knows(&self, tier: ServiceTier) -> bool {
         tier != ServiceTier::Priority || self.tiers.priority > 0.0
     }
 
-    /// The price of that tier; of one that is not known, as of any other.
+    /// Prices in a tier; a tier without a known multiple has the standard prices.
     pub fn at(&self, tier: ServiceTier) -> Self {
         let times = match tier {
             ServiceTier::Standard => 1.0,
@@ -56,7 +56,7 @@ impl Price {
         }
     }
 
-    /// Dollars for these counts; `cached` and `written` are parts of `prompt`.
+    /// Dollars for token counts; `cached` and `written` are parts of `prompt`.
     pub fn usd(&self, prompt: u64, cached: u64, written: u64, completion: u64) -> f64 {
         let plain = prompt.saturating_sub(cached).saturating_sub(written);
         let sum = plain as f64 * self.input
@@ -67,19 +67,19 @@ impl Price {
     }
 }
 
-/// What the table says of one model.
+/// Facts of the table about one model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ModelFacts {
-    /// Its prices.
+    /// Prices of the model.
     pub price: Price,
-    /// Longest sequence; 0: not known.
+    /// Context length, in tokens; 0: unknown.
     pub context_tokens: u32,
 }
 
-/// The table.
+/// Table of prices.
 #[derive(Clone, Debug, Default)]
 pub struct Prices {
-    /// Patterns, most specific first.
+    /// Patterns of names, most specific first.
     rows: Vec<(String, ModelFacts)>,
 }
 
@@ -108,7 +108,7 @@ impl Prices {
     /// Reads a table.
     ///
     /// # Errors
-    /// What is wrong with it, with its line.
+    /// The fault, with its line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
         let mut rows = Vec::new();
@@ -137,24 +137,24 @@ impl Prices {
         Ok(Self { rows })
     }
 
-    /// What is known of a model: by its name, else by what follows its last `/`.
+    /// Facts of a model: by its full name, else by the part behind its last `/`.
     pub fn find(&self, model: &str) -> Option<ModelFacts> {
         let by = |name: &str| self.rows.iter().find(|(pattern, _)| matches(pattern, name)).map(|(_, facts)| *facts);
         by(model).or_else(|| by(model.rsplit_once('/')?.1))
     }
 
-    /// Patterns in the table.
+    /// Number of patterns in the table.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether nothing is in it.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 }
 
-/// Whether `name` is what `pattern` says, where `*` stands for anything.
+/// Whether `name` matches `pattern`, in which `*` stands for any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };

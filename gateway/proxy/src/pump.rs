@@ -1,9 +1,9 @@
 //! Events out to the client, whole or streamed: one loop.
 //!
-//! The head of a stream waits for the first token, or the commit time, so that a failure before it keeps its own status. What is
-//! there at once goes out in one write; the next events are only taken when the write is done, so a slow reader slows its own
-//! sequence and nothing else. The client is watched in every state. A stream that fails after its head ends in an error event and
-//! broken framing, never cleanly.
+//! The head of a stream waits for the first token, or the commit time, so that a failure before it keeps its own
+//! status. Events that are there at once go out in one write; the next events are taken only when the write is done, so
+//! a slow reader slows its own sequence and nothing else (backpressure). The client is watched in every state. A stream
+//! that fails after its head ends in an error event and broken framing, never cleanly.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::phases::End;
 use crate::trail::Trail;
 use crate::upstream::{Events, Facts};
 
-/// Sends the answer. When this returns `Ok`, the client has all of it.
+/// Sends the answer; returns `Ok` when the client has all of it.
 pub async fn run(
     exchange: &mut Exchange,
     events: &mut dyn Events,
@@ -73,7 +73,7 @@ pub async fn run(
     }
 }
 
-/// The answer is complete, or the upstream said so wrongly.
+/// Ends the answer; an upstream that stopped before all choices had finished is a failure.
 async fn end(
     exchange: &mut Exchange,
     events: &mut dyn Events,
@@ -100,8 +100,8 @@ async fn end(
     Ok(exchange.respond(200, &headers, body).await?)
 }
 
-/// Before the head the failure has its own status; afterwards it is the stream's last event, behind the text that came before
-/// it, and the framing breaks.
+/// Sends a failure. Before the head, the failure has its own status; after it, the failure is the stream's last event,
+/// behind the text that came before it, and the framing breaks.
 async fn fail(
     exchange: &mut Exchange,
     answer: &mut Answer,
@@ -125,7 +125,7 @@ async fn fail(
     End::Failed(failure)
 }
 
-/// The client left; or the request was cancelled, which it is told.
+/// End of a request whose client left, or which was cancelled; a cancelled one is told so.
 async fn gone(exchange: &mut Exchange, answer: &mut Answer, trail: &mut Trail, facts: Facts) -> End {
     match exchange.ended_by() {
         Some(by) => fail(exchange, answer, &mut Vec::new(), trail, live_requests::failure(by), facts).await,
@@ -133,7 +133,7 @@ async fn gone(exchange: &mut Exchange, answer: &mut Answer, trail: &mut Trail, f
     }
 }
 
-/// What the list of live requests shows.
+/// Copies the counts and the target into the list of live requests.
 fn note(trail: &Trail, events: &dyn Events) {
     let Some(live) = &trail.live else { return };
     live.progress(events.facts());
@@ -164,7 +164,7 @@ async fn begin(exchange: &mut Exchange, kind: HeaderValue, more: &[(HeaderName, 
     Ok(exchange.begin_stream(&headers).await?)
 }
 
-/// A buffer that became text for the client.
+/// Takes the bytes of a buffer for the client and leaves it empty.
 pub(crate) fn taken(buffer: &mut BytesMut) -> Bytes {
     std::mem::take(buffer).freeze()
 }

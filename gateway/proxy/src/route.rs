@@ -8,12 +8,12 @@ use crate::call::{Ask, Variant};
 use crate::error::{Failure, Methods};
 use crate::stored::route::StoredRoute;
 
-/// What is asked for.
+/// Route of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
     /// An operation that a model answers.
     Ask(Ask),
-    /// Input tokens of an operation, without its answer.
+    /// Count of an operation's input tokens, without its answer.
     Count(Ask),
     /// `GET /v1/models`
     Models,
@@ -23,34 +23,34 @@ pub enum Route {
     Tokenize,
     /// `POST /detokenize`
     Detokenize,
-    /// An operation that is passed on to a provider: its URL.
+    /// Operation that is passed on to a provider: its URL.
     Forward(&'static str),
     /// `GET /v1/realtime`: a WebSocket to a provider.
     Realtime,
-    /// `GET /health`: the process lives.
+    /// `GET /health`: whether the process lives.
     Health,
-    /// `GET /ready`: a worker takes requests.
+    /// `GET /ready`: whether a worker takes requests.
     Ready,
-    /// `GET` or `POST /ping`: the process lives, as SageMaker asks for it.
+    /// `GET` or `POST /ping`: whether the process lives, as SageMaker asks for it.
     Ping,
-    /// `GET /version`: which version this is.
+    /// `GET /version`: version of the gateway.
     Version,
     /// `GET /metrics`
     Metrics,
-    /// `/status`: the limits, and how the asker's stand.
+    /// `/status`: the limits, and the asker's use of them.
     Status,
     /// Files, batches, stored responses.
     Stored(StoredRoute),
 }
 
-/// Who may use a route.
+/// Credential that a route needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthClass {
-    /// Anybody: says nothing about tenants or load.
+    /// No credential: the answer says nothing about tenants or load.
     Open,
-    /// A credential, unless nobody needs one.
+    /// Any credential, unless the config needs none.
     Key,
-    /// A credential whose routes name it: it says something about all tenants together.
+    /// A credential whose scopes name the route: the answer says something about all tenants together.
     Operator,
 }
 
@@ -97,7 +97,7 @@ impl Route {
             .allow(methods))
     }
 
-    /// Who may use it.
+    /// Credential that the route needs.
     pub fn auth_class(&self) -> AuthClass {
         match self {
             Route::Health | Route::Ready | Route::Ping => AuthClass::Open,
@@ -137,7 +137,7 @@ impl Route {
     }
 }
 
-/// One method and URL of each route, under every name that it has: what a matrix of access is made of.
+/// One method and URL of each route, under every name that it has, for tests of access.
 pub fn examples() -> Vec<(Method, String)> {
     const POSTED: [&str; 14] = [
         "/v1/chat/completions",
@@ -177,7 +177,7 @@ pub fn examples() -> Vec<(Method, String)> {
     posted.chain(got).chain(actions).chain(stored).collect()
 }
 
-/// URLs of operations that are passed on.
+/// URLs of operations that are passed on to a provider.
 const FORWARDED: [&str; 7] = [
     "/v1/audio/speech",
     "/v1/audio/transcriptions",
@@ -192,8 +192,8 @@ fn forwarded(path: &str) -> Option<&'static str> {
     FORWARDED.into_iter().find(|have| *have == path)
 }
 
-/// The dialect of a URL, known or not: errors are said in it. Three APIs have `/v1/models`; a client of Anthropic's names its version,
-/// and Google's SDKs name themselves or send the key in their own way.
+/// Dialect of a URL, known or not, in which errors are written. Three APIs have `/v1/models`: Anthropic's clients send
+/// their version there; Google's SDKs name themselves or send the key in their own way.
 pub fn dialect(target: &str, headers: &HeaderMap) -> Dialect {
     let models = target.starts_with("/v1/models");
     let named = |names: &[&str]| models && names.iter().any(|name| headers.contains_key(*name));
@@ -206,13 +206,14 @@ pub fn dialect(target: &str, headers: &HeaderMap) -> Dialect {
     }
 }
 
-/// Whether a URL can only be meant for the Gemini API. Its `v1` shares `/v1/models` with OpenAI's, but not the actions on models.
+/// Whether a URL belongs to the Gemini API alone. The `v1` of that API shares `/v1/models` with OpenAI's, but not the
+/// actions on models.
 fn is_gemini(target: &str) -> bool {
     let path = target.split('?').next().unwrap_or_default();
     path.starts_with("/v1beta/") || path.strip_prefix("/v1/models/").and_then(action).is_some()
 }
 
-/// `/v1/models/{id}`, which Gemini's API has too, and as `/v1beta/models/{id}`.
+/// Route of `/v1/models/{id}`, which Gemini's API has too, also as `/v1beta/models/{id}`.
 fn model_path(path: &str) -> Option<(Route, Method)> {
     let raw = path.strip_prefix("/v1/models/").or_else(|| path.strip_prefix("/v1beta/models/"))?;
     if action(raw).is_some() {
@@ -221,7 +222,7 @@ fn model_path(path: &str) -> Option<(Route, Method)> {
     model_id(raw).map(|id| (Route::Model(id), Method::GET))
 }
 
-/// What Gemini's API does with a model.
+/// Action of Gemini's API on a model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Action {
     Generate,
@@ -239,13 +240,14 @@ const ACTIONS: [(&str, Action); 5] = [
     ("batchEmbedContents", Action::EmbedBatch),
 ];
 
-/// `{model}:{action}`. A model's name may itself hold a colon: the last one counts, and only in front of an action.
+/// Model and action of `{model}:{action}`. A model's name may itself hold a colon: the last colon counts, and only in
+/// front of an action.
 fn action(rest: &str) -> Option<(&str, Action)> {
     let (model, word) = rest.rsplit_once(':')?;
     ACTIONS.iter().find(|(have, _)| *have == word).map(|(_, action)| (model, *action))
 }
 
-/// `/v1beta/models/{model}:{action}` and `/v1/models/{model}:{action}`.
+/// Route of `/v1beta/models/{model}:{action}` and `/v1/models/{model}:{action}`.
 fn gemini_path(path: &str, target: &str) -> Option<(Route, Method)> {
     let rest = path.strip_prefix("/v1beta/models/").or_else(|| path.strip_prefix("/v1/models/"))?;
     let (model, action) = action(rest)?;
@@ -262,26 +264,26 @@ fn gemini_path(path: &str, target: &str) -> Option<(Route, Method)> {
     Some((route, Method::POST))
 }
 
-/// The value of a parameter of the query, as it was sent.
+/// Value of a query parameter, not decoded.
 pub fn query<'a>(target: &'a str, name: &str) -> Option<&'a str> {
     let pairs = target.split_once('?')?.1.split('&');
     pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
-/// A credential in the query: every `key` of a Gemini URL, decoded. Other URLs take none.
+/// Credentials in the query: every `key` of a Gemini URL, decoded. Other URLs take none.
 pub fn query_keys(target: &str) -> impl Iterator<Item = Vec<u8>> {
     let query = target.split_once('?').filter(|_| is_gemini(target)).map_or("", |(_, query)| query);
     let keys = query.split('&').filter_map(|pair| pair.split_once('=')).filter(|(name, _)| *name == "key");
     keys.map(|(_, value)| decoded(value).unwrap_or_default())
 }
 
-/// Model ids may contain slashes (`org/name`), which some SDKs send percent-encoded.
+/// Model id of a URL, decoded. Ids may contain slashes (`org/name`), which some SDKs send percent-encoded.
 pub(crate) fn model_id(raw: &str) -> Option<String> {
     let id = String::from_utf8(decoded(raw)?).ok()?;
     (!id.is_empty() && id.len() <= 256 && !id.chars().any(char::is_control)).then_some(id)
 }
 
-/// Percent-encoding resolved.
+/// Bytes of percent-encoded text; `None`: the encoding is broken.
 fn decoded(raw: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(raw.len());
     let mut rest = raw.as_bytes();
@@ -368,7 +370,7 @@ mod tests {
         assert!(keys("/v1/models/m?x=/v1/models/m:countTokens&key=a").is_empty());
     }
 
-    /// A route that is added is in neither list, and the compiler asks for it here.
+    /// Every variant of [`Route`] has an example; a new variant fails to compile here until it has an index.
     #[test]
     fn every_route_has_an_example() {
         let mut seen = [0; 15];

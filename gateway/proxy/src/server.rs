@@ -31,15 +31,15 @@ use drain::Signals;
 pub use drain::{Leave, Stops};
 pub use listeners::Listeners;
 
-/// Why the server could not start.
+/// Reason why the server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The address cannot be listened on.
+    /// An address cannot be listened on.
     #[error("cannot listen on {address}: {reason}")]
     Listen {
-        /// The address or path.
+        /// Address or path.
         address: String,
-        /// What the system says, and what helps.
+        /// Reason of the system, and advice.
         reason: String,
     },
     /// The thread that runs batches cannot be started.
@@ -50,10 +50,11 @@ pub enum ServerError {
     Tls(String),
 }
 
-/// Longer than anything that is waited for.
+/// Grace period given to Pingora, longer than any wait of ours.
 const GRACE_SECONDS_MAX: u64 = 30 * 24 * 3600;
 
-/// Plain listeners need no buffer of Pingora's: heads and bodies are read into our own. Responses keep one segment's worth.
+/// Buffers of plain listeners: no read buffer of Pingora's, since heads and bodies are read into our own; one segment's
+/// worth for writes.
 const BUFFERS: L4BufferSettings = L4BufferSettings { read: Some(0), write: Some(1460) };
 
 /// The service with all listeners of the config.
@@ -69,17 +70,18 @@ pub fn service(gateway: Arc<Gateway>, config: &Snapshot) -> Result<Service<App<G
     Ok(service)
 }
 
-/// Whether TLS with these files could be served.
+/// Checks that the server could serve TLS with these files.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The fault of the files, for people.
 pub fn check_tls(files: &TlsFiles) -> Result<(), String> {
     Certificate::open(files)?;
     let authorities = files.client_ca.as_deref();
     authorities.map_or(Ok(()), |authorities| client::verifier(authorities, files.client_required).map(drop))
 }
 
-/// A fault of the files is found here, before Pingora, which panics on it. The certificate stays with the gateway, to be read again.
+/// TLS settings of the listeners. A fault of the files is found here, before Pingora, which panics on it. The gateway
+/// keeps the certificate, to read it again when its files change.
 fn tls(gateway: &Gateway, files: &TlsFiles) -> Result<TlsSettings, ServerError> {
     let certificate = Certificate::open(files).map_err(ServerError::Tls)?;
     let said = |error: Box<pingora_core::Error>| ServerError::Tls(error.to_string());
@@ -95,19 +97,20 @@ fn tls(gateway: &Gateway, files: &TlsFiles) -> Result<TlsSettings, ServerError> 
     Ok(settings)
 }
 
-/// Binds and lets go: what is bound later finds the address free, if nobody else is faster. For tests.
+/// Binds the addresses of the config and lets them go, so that port 0 becomes a free port. For tests; another process
+/// can take the address in between.
 pub fn reserve(config: &mut Snapshot) -> Result<(), ServerError> {
     Listeners::bind(config, PathBuf::new(), None).map(drop)
 }
 
-/// Pingora's service on our own sockets, and word of its start.
+/// Pingora's service on our own sockets, with a signal of its start.
 struct Serving {
     inner: Service<App<Gateway>>,
     sockets: ListenFds,
     started: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
-/// A service whose listeners could not be made is over by then.
+/// Delay after which a service whose listeners failed would have ended.
 const STARTED: Duration = Duration::from_millis(50);
 
 #[async_trait]
@@ -135,19 +138,19 @@ impl pingora_core::services::Service for Serving {
     }
 }
 
-/// What the server tells and is told.
+/// Signals between the server and its caller.
 pub struct Hooks {
-    /// Called when it accepts.
+    /// Callback for the moment when the server accepts connections.
     pub started: Box<dyn FnOnce() + Send + Sync>,
-    /// Ends it when its answers have.
+    /// Signal of the caller that another process serves: the server ends when its answers have.
     pub leave: Leave,
-    /// Ends it too.
+    /// Signals of the system that end the server.
     pub stops: Stops,
-    /// Called once when all answers have ended.
+    /// Callback for the moment when all answers have ended.
     pub stop: Box<dyn Fn() + Send + Sync>,
 }
 
-/// Runs until a signal says otherwise, or another process serves.
+/// Runs until a signal ends the server, or until another process serves and the open answers have ended.
 pub fn run(
     gateway: Arc<Gateway>,
     config: &Snapshot,

@@ -1,7 +1,7 @@
-//! What requests are served with: one config, and everything that was made from it.
+//! One config in force, and everything that was made from it.
 //!
-//! It is made whole and swapped whole; whoever serves a request takes it once and keeps it, so that a stream ends under the rules that
-//! it began with.
+//! The whole is made at once and swapped at once. A request takes it once and keeps it, so that a stream ends under the
+//! rules that it began with.
 
 use std::sync::Arc;
 
@@ -20,25 +20,26 @@ use crate::server::descriptors;
 use crate::telemetry::{Gauge, Metric, Metrics};
 use crate::upstream::{Card, Upstream};
 
-/// A config in force.
+/// Config in force, with its pools, providers, models, plugins and limits.
 pub struct Serving {
-    /// The config.
+    /// Snapshot of the config.
     pub config: Arc<Snapshot>,
-    /// Who is known by it.
+    /// Keys, certificates and tokens that the config accepts.
     pub identity: Identity,
     pools: Vec<Arc<dyn Upstream>>,
     providers: Vec<Arc<Provider>>,
     models: Models,
     pub(crate) plugins: Chain,
     pub(crate) idempotency: Idempotency,
-    /// The limits.
+    /// Limits of the config.
     pub rules: Rules,
-    /// Connections of clients at once, as far as file descriptors go.
+    /// Most connections of clients at once, as far as file descriptors allow.
     pub connections_max: usize,
 }
 
 impl Serving {
-    /// The config's models of those pools and providers. What is known of targets that were there `before` goes on.
+    /// Models of the config over those pools and providers. Targets that were there `before` keep their health and
+    /// statistics.
     pub fn new(
         config: Arc<Snapshot>,
         pools: Vec<Arc<dyn Upstream>>,
@@ -57,50 +58,50 @@ impl Serving {
         Self { config, identity, pools, providers, models, plugins, idempotency, rules, connections_max }
     }
 
-    /// Everything that is listed.
+    /// Models that are listed.
     pub fn entries(&self) -> &[Entry] {
         self.models.listed()
     }
 
-    /// The limits that each key and team of the config names.
+    /// Names of the limits of each key and team in the config.
     pub fn named_limits(&self) -> impl Iterator<Item = &[String]> {
         let teams = self.config.teams.iter().map(|team| team.limits.as_slice());
         self.config.keys.iter().map(|key| key.limits.as_slice()).chain(teams)
     }
 
-    /// The limits, and which of them name the config's teams.
+    /// Limits in force, and the limits of each team in the config.
     pub fn in_force(&self) -> InForce {
         let teams = self.config.teams.iter().map(|team| (team.id.clone(), team.limits.clone())).collect();
         InForce { limits: self.rules.limits().to_vec(), teams }
     }
 
-    /// The pools.
+    /// Pools of the config.
     pub fn pools(&self) -> &[Arc<dyn Upstream>] {
         &self.pools
     }
 
-    /// The providers.
+    /// Providers of the config.
     pub fn providers(&self) -> &[Arc<Provider>] {
         &self.providers
     }
 
-    /// The names that requests can ask for.
+    /// Names that requests can ask for.
     pub fn models(&self) -> &Models {
         &self.models
     }
 
-    /// The active checks.
+    /// Active health checks.
     pub fn checks(&self) -> &Checks {
         self.models.checks()
     }
 
-    /// The upstream of a model that the principal may use.
+    /// Upstream of a model that the principal may use.
     pub fn upstream(&self, model: &str, principal: &Principal) -> Result<Arc<dyn Upstream>, Failure> {
         self.entry(model, principal).map(|entry| entry.upstream)
     }
 
-    /// Who answers a name that the principal may use; an alias is as good as what it stands for. Models it may not use are as unknown
-    /// as those that do not exist.
+    /// Target of a name that the principal may use; an alias counts as the name that it stands for. A model that the
+    /// principal may not use fails as one that does not exist.
     pub fn entry(&self, model: &str, principal: &Principal) -> Result<Entry, Failure> {
         let found = self.models.find(model).cloned().or_else(|| self.discovered(model));
         found.filter(|entry| principal.may_use(model) || principal.may_use(&entry.name)).ok_or_else(|| {
@@ -111,8 +112,8 @@ impl Serving {
         })
     }
 
-    /// Who answers a call. Where a plugin chose another model than the client asked for, it is enough that the principal may use one of
-    /// the two: the choice is the config's.
+    /// Target of a call. Where a plugin chose another model than the client asked for, the principal need be allowed
+    /// only one of the two: the choice is the config's.
     pub fn entry_of(&self, call: &Call, principal: &Principal) -> Result<Entry, Failure> {
         principal.check_other_models(call.other_models)?;
         match &call.asked_for {
@@ -121,7 +122,7 @@ impl Serving {
         }
     }
 
-    /// A model that a provider said it has.
+    /// Entry of a model that a provider's own list contains.
     fn discovered(&self, model: &str) -> Option<Entry> {
         let upstream = self.providers.iter().find_map(|provider| provider.discovered(model))?;
         let (provider, there) = model.split_once('/')?;
@@ -130,7 +131,7 @@ impl Serving {
         Some(Entry { upstream, price, billing, name: model.into() })
     }
 
-    /// As [`Self::entry`] where a request may leave the model out: then it is the only one.
+    /// Target of a request that may leave the model out, which works only where one model is served.
     pub fn entry_or_only(&self, model: Option<&str>, principal: &Principal) -> Result<Entry, Failure> {
         match (model, self.cards(principal).as_slice()) {
             (Some(model), _) => self.entry(model, principal),
@@ -142,7 +143,7 @@ impl Serving {
         }
     }
 
-    /// The models that the principal may use.
+    /// Models that the principal may use.
     pub fn cards(&self, principal: &Principal) -> Vec<Card> {
         let found = self.providers.iter().flat_map(Provider::found_cards);
         self.models
@@ -154,7 +155,7 @@ impl Serving {
             .collect()
     }
 
-    /// Why requests cannot be served; empty: they can.
+    /// Reasons why requests cannot be served; empty: they can.
     pub fn unready(&self) -> Vec<String> {
         let mut out = Vec::new();
         for entry in self.models.listed() {
@@ -165,7 +166,7 @@ impl Serving {
         out
     }
 
-    /// State of what is behind the names, for `/metrics`.
+    /// Gauges of the upstreams behind the names, for `/metrics`.
     pub fn gauges(&self, metrics: &Metrics, gauges: &mut Vec<(Gauge, String, f64)>) {
         for entry in self.models.listed() {
             entry.upstream.gauges(&mut |gauge, value| gauges.push((gauge, entry.name.to_string(), value)));

@@ -1,8 +1,9 @@
-//! Which part of something divided a thread uses: memory that two threads write to with every request costs more than what is written.
+//! Per-thread shard index, against false sharing between cores: a cache line that two threads write to with every
+//! request costs more than the write itself.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Parts; threads above as many share.
+/// Number of shards; with more threads than that, some share one.
 pub(crate) const COUNT: usize = 16;
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
@@ -11,7 +12,7 @@ thread_local! {
     static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The part of this thread, below [`COUNT`].
+/// Shard index of this thread, below [`COUNT`].
 pub(crate) fn of_thread() -> usize {
     THREAD.with(|thread| thread % COUNT)
 }

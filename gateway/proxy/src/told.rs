@@ -1,4 +1,5 @@
-//! What a client says about its request beside the body: how long it waits, which conversation it belongs to, what it wants explained.
+//! Facts that a client tells in header fields beside the body: its timeout, its conversation, whether it wants the
+//! route explained.
 //!
 //! | header | |
 //! |---|---|
@@ -17,21 +18,21 @@ use crate::error::Failure;
 use crate::generate::events;
 use crate::upstream::Origin;
 
-/// Headers with a time, and how many milliseconds its unit has.
+/// Headers with a timeout, and the milliseconds of one unit of each.
 const TIMEOUTS: [(&str, f64); 3] =
     [("x-request-timeout-ms", 1.0), ("x-envoy-expected-rq-timeout-ms", 1.0), ("x-litellm-timeout", 1000.0)];
 
-/// Longest time that a client can ask for: a day. More is as if nothing was said.
+/// Longest timeout that a client can ask for, one day; a longer one is cut to it.
 const TIMEOUT_MS_MAX: f64 = 86_400_000.0;
 
-/// Longest name of a conversation.
+/// Longest name of a conversation, in bytes.
 const SESSION_BYTES_MAX: usize = 1024;
 
 impl Origin {
-    /// With what the header fields say of a request that came at `started`.
+    /// Adds the facts that the header fields tell about a request that came at `started`.
     ///
     /// # Errors
-    /// A time or a name that is none.
+    /// A timeout that is no number above 0, or a name of a conversation that is no short text.
     pub(crate) fn told(self, headers: &HeaderMap, started: Instant) -> Result<Self, Failure> {
         let patience = patience(headers)?.map(|patience| started + patience);
         let deadline = self.deadline.into_iter().chain(patience).min();
@@ -39,7 +40,7 @@ impl Origin {
     }
 }
 
-/// How long the client waits: the shortest that is said.
+/// Timeout of the client: the shortest of the header fields.
 fn patience(headers: &HeaderMap) -> Result<Option<Duration>, Failure> {
     let mut least: Option<Duration> = None;
     for (name, unit) in TIMEOUTS {

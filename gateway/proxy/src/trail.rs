@@ -1,4 +1,4 @@
-//! What a request leaves behind: one log line and its metrics, written at one place however the request ends.
+//! Record of one request: one log line and its metrics, written at one place however the request ends.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::telemetry::trace::{Attributes, Value};
 use crate::telemetry::{Metric, Record, Trace};
 use crate::upstream::{Course, Facts};
 
-/// Facts gathered on the way of one request.
+/// Facts gathered on the path of one request.
 pub struct Trail {
     started: Instant,
     /// Bounded route name.
@@ -24,36 +24,36 @@ pub struct Trail {
     pub key: Option<String>,
     /// Model asked for, once it is known to exist (labels stay bounded).
     pub model: Option<String>,
-    /// What the model does, by OpenTelemetry's names.
+    /// Name of the operation in OpenTelemetry's terms.
     pub operation: Option<&'static str>,
-    /// Streamed or whole.
+    /// Whether the answer is streamed.
     pub stream: Option<bool>,
-    /// What plugins want to be in the log.
+    /// Tags that plugins put into the log.
     pub tags: Vec<(String, String)>,
-    /// Names of ignored fields.
+    /// Names of request fields that were ignored.
     pub ignored: Vec<String>,
-    /// What is traced of it.
+    /// Trace of the request, if it is sampled.
     pub trace: Option<Arc<Trace>>,
-    /// Counts of the answer.
+    /// Token counts of the answer.
     pub facts: Option<Facts>,
-    /// How the answer came about.
+    /// Attempts, target and cost of the answer.
     pub course: Course,
-    /// The request's place among those in flight.
+    /// Registration among the requests in flight.
     pub live: Option<Entry>,
-    /// Prices, where they do not depend on who answered.
+    /// Prices, where they do not depend on the target that answered.
     pub price: Option<Price>,
-    /// Finish reasons.
+    /// Finish reasons of the choices.
     finish: Vec<&'static str>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     failure: Option<(String, Option<String>)>,
-    /// The limit that refused it.
+    /// Limit that refused the request.
     limit: Option<String>,
     client_gone: bool,
 }
 
 impl Trail {
-    /// Begins with the exchange.
+    /// Begins the record with the exchange.
     pub fn new(exchange: &Exchange) -> Self {
         Self {
             started: exchange.started,
@@ -78,7 +78,7 @@ impl Trail {
         }
     }
 
-    /// Notes a batch of events.
+    /// Notes a batch of events: first and last token, finish reasons.
     pub fn events(&mut self, events: &[ChatEvent]) {
         let now = Instant::now();
         for event in events {
@@ -92,7 +92,7 @@ impl Trail {
         }
     }
 
-    /// Choices that have finished.
+    /// Number of choices that have finished.
     pub fn finished(&self) -> usize {
         self.finish.len()
     }
@@ -108,7 +108,7 @@ impl Trail {
         self.client_gone = true;
     }
 
-    /// Writes log line and metrics.
+    /// Writes the log line and the metrics.
     pub fn end(mut self, gateway: &Gateway, exchange: &Exchange) {
         let seconds = self.started.elapsed().as_secs_f64();
         let ttft = self.first_token.map(|first| (first - self.started).as_secs_f64());
@@ -144,7 +144,7 @@ impl Trail {
             model: self.model,
             stream: self.stream,
             status: exchange.status(),
-            // One attempt that answered is no news.
+            // A single attempt that answered is not logged.
             attempts: if self.course.attempts.len() > 1 || error.is_some() { self.course.attempts } else { Vec::new() },
             error,
             detail,
@@ -176,13 +176,13 @@ impl Trail {
         });
     }
 
-    /// Dollars, where the prices of who answered are known.
+    /// Cost in dollars, where the prices of the target that answered are known.
     fn cost_usd(&self) -> Option<f64> {
         let facts = self.facts?;
         cost(facts, self.course.price.or(self.price)?)
     }
 
-    /// Ends the trace. What a client or a provider wrote is not in it.
+    /// Ends the trace. Text that a client or a provider wrote is not in it.
     fn traced(&self, gateway: &Gateway, exchange: &Exchange, trace: &Trace, cost_usd: Option<f64>, ttft: Option<f64>) {
         let name = match (self.operation, self.model.as_deref()) {
             (Some(operation), Some(model)) => format!("{operation} {model}"),
@@ -254,7 +254,7 @@ fn said(reason: FinishReason) -> &'static str {
     }
 }
 
-/// Dollars for an answer, to the billionth; `None` where nothing was counted.
+/// Cost of an answer in dollars, rounded to the billionth; `None` where no tokens were counted.
 pub(crate) fn cost(facts: Facts, price: Price) -> Option<f64> {
     let Facts { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, .. } = facts;
     let usd = price.at(facts.tier.unwrap_or_default()).usd(
@@ -266,7 +266,7 @@ pub(crate) fn cost(facts: Facts, price: Price) -> Option<f64> {
     (prompt_tokens + completion_tokens > 0).then(|| (usd * 1e9).round() / 1e9)
 }
 
-/// Seconds as milliseconds with microseconds kept.
+/// Milliseconds of a time in seconds, rounded to a microsecond.
 fn millis(seconds: f64) -> f64 {
     (seconds * 1e6).round() / 1e3
 }

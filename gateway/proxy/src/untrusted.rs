@@ -1,5 +1,6 @@
-//! Parsers of what strangers and operators write, each as one function over any bytes that holds the parser to its promises. The fuzz
-//! targets (`tests/fuzz`) and the property tests below run the same functions; a promise that is broken is a panic.
+//! Parsers of input from strangers and operators, each as one function over any bytes that checks the parser's
+//! promises. The fuzz targets (`tests/fuzz`) and the property tests below run the same functions; a broken promise is a
+//! panic.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -12,11 +13,11 @@ use crate::http::chunked::{ChunkFault, Decoder};
 use crate::http::head::{self, Scan, Scanner};
 use crate::multipart;
 
-/// Largest head and most parts that the checks below allow.
+/// Largest head that the checks below allow, in bytes; most parts of a form.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 const PARTS_MAX: usize = 32;
 
-/// A header as it comes, `name: value` lines; what no header may have is left out, as the readers of heads do.
+/// Header made of `name: value` lines; fields that no header may have are left out, as the readers of heads do.
 fn header(lines: &[u8]) -> HeaderMap {
     let mut map = HeaderMap::new();
     for line in lines.split(|byte| *byte == b'\n').take(64) {
@@ -29,17 +30,17 @@ fn header(lines: &[u8]) -> HeaderMap {
     map
 }
 
-/// The credential of a request, and the address that proxies say it came from.
+/// Checks the credential of a request, and the address that proxies report for its client.
 ///
 /// # Panics
-/// One is taken where there are two, or an empty or endless one; a proxy that nobody trusts is believed.
+/// A credential is taken where there are two, or an empty or endless one; a proxy that nobody trusts is believed.
 pub fn credentials(target: &str, lines: &[u8]) {
     let header = header(lines);
     check_credential(target, &header);
     check_address(&header);
 }
 
-/// A token, and a set of keys.
+/// Checks a token, and a set of keys.
 ///
 /// # Panics
 /// A token that nobody signed is believed, or a set has more keys than are looked at.
@@ -48,10 +49,10 @@ pub fn tokens(bytes: &[u8]) {
     check_key_set(bytes);
 }
 
-/// A config file.
+/// Checks the reader of config files.
 ///
 /// # Panics
-/// It is refused without a fault, or a fault names a line that the file has not.
+/// A config is refused without a fault, or a fault names a line that the file has not.
 pub fn config(text: &str) {
     let Err(faults) = config::load(Some(("f.toml", text)), &Overrides::default(), &|_| None) else { return };
     assert!(!faults.0.is_empty(), "refused, and nobody knows why");
@@ -62,7 +63,7 @@ pub fn config(text: &str) {
     }
 }
 
-/// The head of an HTTP/1 request, found in bytes that come at once or one by one.
+/// Checks the scanner of HTTP/1 request heads on bytes that come at once or one by one.
 ///
 /// # Panics
 /// The two ways disagree, or an accepted head names no origin form.
@@ -86,7 +87,7 @@ pub fn request_head(bytes: &[u8]) {
     }
 }
 
-/// A chunked body, at once or byte by byte.
+/// Checks the decoder of chunked bodies, at once and byte by byte.
 ///
 /// # Panics
 /// The two ways disagree, or a payload is longer than its input.
@@ -106,7 +107,7 @@ pub fn chunked_body(bytes: &[u8]) {
     }
 }
 
-/// The head of an upstream's answer, at once or byte by byte.
+/// Checks the reader of an upstream's answer head, at once and byte by byte.
 ///
 /// # Panics
 /// The two ways disagree.
@@ -128,7 +129,7 @@ pub fn answer_head(bytes: &[u8]) {
     }
 }
 
-/// A form: the first line of the input is its `Content-Type`, the rest its body.
+/// Checks the reader of forms: the first line of the input is the `Content-Type`, the rest the body.
 ///
 /// # Panics
 /// A part lies outside of the body, or two overlap.
@@ -145,7 +146,7 @@ pub fn form(bytes: &[u8]) {
     }
 }
 
-/// A line of a batch's input file.
+/// Checks the reader of one line of a batch's input file.
 ///
 /// # Panics
 /// A line is accepted whose body is no JSON object, or refused without a message.

@@ -1,4 +1,4 @@
-//! Whatever answers: one trait for our own pools, later providers, and the doubles in tests.
+//! Interface of everything that answers requests: one trait for our own pools, providers, and the doubles in tests.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -29,46 +29,46 @@ use crate::telemetry::Trace;
 pub struct Card {
     /// Name in requests.
     pub id: String,
-    /// Unix seconds.
+    /// Time of creation, in Unix seconds.
     pub created: u64,
-    /// Longest sequence served, in tokens; 0 until known.
+    /// Context length, in tokens; 0 until known.
     pub context_tokens: u32,
 }
 
-/// What an upstream needs to know besides the request.
+/// Facts about a request that are not in the request itself.
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
-    /// Separates prefix caches.
+    /// Tenant, which separates prefix caches.
     pub tenant: String,
-    /// The tenant's share of our workers against others'; 0 counts as 1.
+    /// Tenant's share of our workers against other tenants'; 0 counts as 1.
     pub weight: u32,
-    /// What the client says that its conversation is called, beside what the body says.
+    /// Conversation's name in the client's header, which wins over the body's.
     pub session: Option<Box<str>>,
-    /// When the answer must have ended.
+    /// Time by which the answer must have ended.
     pub deadline: Option<Instant>,
-    /// The trace that the answer is a part of.
+    /// Trace of the answer.
     pub trace: Option<Arc<Trace>>,
-    /// It asks who was chosen and why.
+    /// True where the client asks which worker was chosen and why.
     pub explain: bool,
-    /// Told when the request has gone out.
+    /// Flag that is set when the request has gone out.
     pub sent: Sent,
-    /// Where memory is taken for what is held of the answer.
+    /// Budget for held bytes of the answer.
     pub memory: AnswerMemory,
 }
 
 impl Origin {
-    /// Whose the request is, for whatever is shared out among keys; one without a key is its address's.
+    /// Identity for whatever is shared out among keys; a request without a key counts as its address.
     pub(crate) fn asker(&self, call: &Call) -> Asker {
         Asker::new(&self.tenant, call.client)
     }
 }
 
-/// Whose a request is, as a hash: upstreams are shared by keys that do not trust each other.
+/// Hash of the key or address behind a request: upstreams are shared by keys that do not trust each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Asker(u64);
 
 impl Asker {
-    /// The key's tenant; without one the address, of IPv6 the /64.
+    /// Hash of the key's tenant; without one, of the address (of its /64 for IPv6).
     pub(crate) fn new(tenant: &str, address: Option<IpAddr>) -> Self {
         let hash = |kind: u8, bytes: &[u8]| Self(crate::relay::hash(&[&[kind], bytes].concat()));
         match address {
@@ -80,40 +80,40 @@ impl Asker {
     }
 }
 
-/// Answers requests for one model. No method has a default: an upstream that stands for another (a pool's slot, a relay) would forget to
-/// ask it, and nothing would say so.
+/// An answerer of requests for one model: a pool, a provider's model, or a relay over several. No method has a default:
+/// an upstream that wraps another (a pool's slot, a relay) could otherwise forget to forward a call without an error.
 #[async_trait]
 pub trait Upstream: Send + Sync + 'static {
-    /// The model.
+    /// Card of the model.
     fn card(&self) -> Card;
 
-    /// Why it cannot take requests now; `None`: it can.
+    /// Reason why requests cannot be taken now; `None`: they can.
     fn unready(&self) -> Option<String>;
 
-    /// Checks the call and starts it. Dropping the events stops it, wherever it is. The events may hold the call until the first of
-    /// them is taken, not longer.
+    /// Checks the call and starts it. Dropping the events cancels the call wherever it is. The events may hold the call
+    /// until the first of them is taken, not longer.
     async fn open(&self, call: Arc<Call>, origin: Origin) -> Result<Box<dyn Events>, Failure>;
 
-    /// Input tokens of a call, counted without answering it; `None`: it cannot tell.
+    /// Input tokens of a call, counted without an answer; `None`: the upstream cannot count.
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure>;
 
-    /// Tokens that a call needs, where they can be counted before it is answered; `None`: they can only be guessed. What was made on the
-    /// way (a prompt's tokens) is kept in the call.
+    /// Tokens of a call, where they can be counted before it is answered; `None`: they can only be guessed. Results on
+    /// the way (a prompt's tokens) are kept in the call.
     async fn measure(&self, call: &Call) -> Result<Option<Measured>, Failure>;
 
-    /// Passes on an operation that no dialect here reads, if a provider is behind it.
+    /// Passes on an operation that no dialect here reads; fails where no provider is behind the model.
     async fn forward(&self, forward: Arc<Forward>) -> Result<Forwarded, Failure>;
 
-    /// Answers `/tokenize`; the body of the reply.
+    /// Body of the reply to `/tokenize`.
     async fn tokenize(&self, request: TokenizeRequest) -> Result<Vec<u8>, Failure>;
 
-    /// Answers `/detokenize`; the body of the reply.
+    /// Body of the reply to `/detokenize`.
     async fn detokenize(&self, request: DetokenizeRequest) -> Result<Vec<u8>, Failure>;
 
-    /// What its prefix cache holds, where a server that is not ours says so.
+    /// Feed of prefix cache events, where a server that is not ours publishes one.
     fn feed(&self) -> Option<Arc<Feed>>;
 
-    /// Gauges of the engine behind it, for `/metrics`.
+    /// Gauges of the engine behind the upstream, for `/metrics`.
     fn gauges(&self, out: &mut dyn FnMut(crate::telemetry::Gauge, f64));
 }
 
@@ -123,17 +123,17 @@ pub(crate) fn not_forwarded() -> Failure {
     Failure::new(ErrorKind::Unsupported, message).param("model")
 }
 
-/// Tokens of a call.
+/// Token counts of a call before it is answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// Of its prompts.
+    /// Tokens of the prompts.
     pub prompt_tokens: u64,
-    /// Of its answers, at most.
+    /// Upper bound of the answers' tokens.
     pub completion_tokens_max: u64,
 }
 
 impl Measured {
-    /// The larger of each part.
+    /// Larger value of each count.
     pub(crate) fn max(self, other: Self) -> Self {
         Self {
             prompt_tokens: self.prompt_tokens.max(other.prompt_tokens),
@@ -142,26 +142,26 @@ impl Measured {
     }
 }
 
-/// The events of one answer.
+/// Stream of events of one answer.
 pub trait Events: Send {
-    /// Appends what is there to `out`. `Ready(Ok(true))`: more can follow; `Ready(Ok(false))`: that was all; an error ends the answer
-    /// where it is. Not taking events is what slows the upstream down.
+    /// Appends the events that are there to `out`. `Ready(Ok(true))`: more can follow; `Ready(Ok(false))`: these were
+    /// the last; an error ends the answer where it is. Not polling slows the upstream down (backpressure).
     fn poll_events(&mut self, context: &mut Context<'_>, out: &mut Vec<ChatEvent>) -> Poll<Result<bool, Failure>>;
 
-    /// Facts for the log, as known so far.
+    /// Facts known so far, for the log.
     fn facts(&self) -> Facts;
 
-    /// Mean log-probability of a choice that has finished, where it was asked for by `best_of`.
+    /// Mean log-probability of a finished choice, where `best_of` asked for it.
     fn score(&self, _choice: u32) -> Option<f32> {
         None
     }
 
-    /// How the answer came about, for the log.
+    /// Attempts and target of the answer, for the log.
     fn course(&self) -> Course {
         Course::default()
     }
 
-    /// What stands behind the end of a complete stream: an SSE comment.
+    /// Bytes behind the end of a complete stream: an SSE comment.
     fn epilogue(&self) -> Option<Bytes> {
         None
     }
@@ -172,34 +172,34 @@ pub trait Events: Send {
     }
 }
 
-/// How an answer came about.
+/// Origin of an answer: its target, the attempts before it, its price.
 #[derive(Clone, Debug, Default)]
 pub struct Course {
-    /// Who answered, where the model has several targets.
+    /// Target that answered, where the model has several.
     pub target: Option<Arc<str>>,
-    /// Everybody who was asked, in order of their outcome.
+    /// Targets that were asked, in order of their outcome.
     pub attempts: Vec<Attempt>,
-    /// Who was asked too and not waited for: they may bill.
+    /// Targets of hedges that were not waited for: they may bill.
     pub hedged: Vec<Arc<str>>,
-    /// Prices of who answered.
+    /// Prices of the target that answered.
     pub price: Option<Price>,
-    /// The worker that answered, where it was one of ours.
+    /// Worker that answered, where the target is a pool of ours.
     pub worker: Option<Arc<str>>,
-    /// Why the choices ended, where only whoever passed the answer on has seen it.
+    /// Finish reason of the choices, where the answer was passed on raw and only the relay has seen it.
     pub finish: Option<FinishReason>,
-    /// What it was to use and what it used, where a limit counts it.
+    /// Reserved and used amounts, where a limit counts them.
     pub account: Option<Account>,
 }
 
 /// One attempt to get an answer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Attempt {
-    /// Who was asked: a pool, or `provider/model`.
+    /// Target that was asked: a pool, or `provider/model`.
     #[serde(serialize_with = "text")]
     pub target: Arc<str>,
-    /// `answered`, or why not.
+    /// `answered`, or the kind of failure.
     pub outcome: &'static str,
-    /// Status of the failure; 0 where there was none.
+    /// HTTP status of the failure; 0 where there was none.
     #[serde(skip_serializing_if = "is_zero")]
     pub status: u16,
     /// Milliseconds to the outcome.
@@ -218,33 +218,33 @@ fn is_zero(value: &u16) -> bool {
     *value == 0
 }
 
-/// What the log says about an answer.
+/// Counts of an answer, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Prompt tokens.
     pub prompt_tokens: u64,
-    /// Of these, from the prefix cache.
+    /// Prompt tokens that came from the prefix cache.
     pub cached_tokens: u64,
-    /// Of these, written to a cache that a provider bills.
+    /// Prompt tokens written to a cache that a provider bills.
     pub cache_write_tokens: u64,
     /// Output tokens so far.
     pub completion_tokens: u64,
-    /// Of these, reasoning.
+    /// Output tokens of reasoning.
     pub reasoning_tokens: u64,
-    /// The service tier that the provider says it was answered in.
+    /// Service tier of the answer, as the provider says.
     pub tier: Option<ServiceTier>,
-    /// How often the request was continued after a lost worker.
+    /// Number of continuations after a lost worker.
     pub resumes: u32,
-    /// Whether every continuation was bit-exact.
+    /// True if a continuation was not bit-exact.
     pub inexact: bool,
-    /// How often the request was moved to another worker.
+    /// Number of moves to another worker.
     pub moves: u32,
-    /// Longest time without a token while it changed its worker, in microseconds.
+    /// Longest time without a token while the request changed its worker, in microseconds.
     pub gap_us: u64,
 }
 
 impl Facts {
-    /// Whether the upstream has said what the answer used.
+    /// Whether the upstream has reported token counts.
     pub(crate) fn is_known(&self) -> bool {
         self.prompt_tokens + self.completion_tokens > 0
     }

@@ -1,4 +1,4 @@
-//! Web pages: what they may do here.
+//! Checks of requests from web pages.
 //!
 //! A browser sends what a page asks for from inside the network that its user is in, and asks nobody first as long as the request is
 //! *simple*: a GET, or a POST whose body looks like a form's. So where a request needs no credential of its own, three things stand
@@ -8,7 +8,7 @@
 //! |---|---|
 //! | whose own name was pointed at this address (DNS rebinding), so that all of it is one origin | the name in `Host` ([`is_own_host`]) |
 //! | that sends a simple POST, or opens a WebSocket, without being able to read the answer | its origin (`check`) |
-//! | that wants to read answers, or to send JSON, which takes a preflight | CORS: only the origins of `[cors]` are let through (`preflight`) |
+//! | that wants to read answers, or to send JSON (a preflight) | CORS: only the origins of `[cors]` may (`preflight`) |
 //!
 //! Clients that are no browser send neither `Origin` nor `Sec-Fetch-Site` and notice none of it.
 
@@ -78,8 +78,8 @@ impl Content {
     }
 }
 
-/// True if a value of `Host` names this gateway: by an address, which nobody's DNS can point anywhere, by `localhost`, or by a name of
-/// `listed` (in lower case; `*.example` stands for every name below `example`).
+/// True if a value of `Host` names this gateway: by an address, which no DNS can point elsewhere, by `localhost`, or by
+/// a name of `listed` (in lower case; `*.example` stands for every name below `example`).
 pub fn is_own_host(host: &str, listed: &[String]) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').map_or("", |(address, _)| address),
@@ -102,19 +102,19 @@ pub fn is_own_host(host: &str, listed: &[String]) -> bool {
         })
 }
 
-/// True if the request's `Host` names this gateway. One without a `Host` (HTTP/1.0) comes from no browser.
+/// True if the request's `Host` names this gateway. A request without `Host` (HTTP/1.0) comes from no browser.
 pub(crate) fn is_addressed(headers: &HeaderMap, hosts: &[String]) -> bool {
     headers.get_all(header::HOST).iter().all(|host| host.to_str().is_ok_and(|host| is_own_host(host, hosts)))
 }
 
-/// The failure of a request to a name that is not the gateway's.
+/// Failure of a request to a name that is not the gateway's.
 pub(crate) fn misdirected() -> Failure {
     let message = "The Host header names a host that is not served here. A gateway that asks for no API key answers to its address, to \
                    localhost, and to the names of server.hosts.";
     Failure::new(ErrorKind::Forbidden, message)
 }
 
-/// The only value of a field.
+/// Value of a field that occurs once.
 fn one(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&HeaderValue> {
     let mut all = headers.get_all(name).iter();
     all.next().filter(|_| all.next().is_none())
@@ -146,11 +146,11 @@ fn is_own_origin(origin: &HeaderValue, headers: &HeaderMap, hosts: &[String]) ->
     rest == Some(host.as_str()) && is_own_host(&host, hosts)
 }
 
-/// Refuses requests that a page can make a browser send without asking first. `ambient`: nothing in the request itself shows who sends it (nobody
-/// needs to, or a certificate does, which browsers add by themselves).
+/// Refuses requests that a page can make a browser send without a preflight. `ambient`: nothing in the request itself
+/// shows the sender (no credential is needed, or a client certificate is, which browsers add by themselves).
 ///
 /// # Errors
-/// 403.
+/// 403 for such a request of a foreign page.
 pub(crate) fn check(route: &Route, head: &Head, page: Page, ambient: impl Fn() -> bool) -> Result<(), Failure> {
     if page != Page::Foreign {
         return Ok(());
@@ -173,7 +173,8 @@ pub(crate) fn check(route: &Route, head: &Head, page: Page, ambient: impl Fn() -
     Err(Failure::new(ErrorKind::Forbidden, message))
 }
 
-/// Request headers that pages may send besides those that need no word: what the SDKs send, and what is read here.
+/// Request headers that pages may send besides those that need no permission: the SDKs' fields, and the fields that are
+/// read here.
 const REQUEST_HEADERS: [&str; 36] = [
     "accept",
     "accept-language",
@@ -212,10 +213,10 @@ const REQUEST_HEADERS: [&str; 36] = [
     "x-should-retry",
     "x-title",
 ];
-/// The same by their beginning.
+/// Prefix of further request headers that pages may send.
 const REQUEST_HEADER_PREFIX: &str = "x-stainless-";
 
-/// Headers of answers that pages may read besides those that need no word.
+/// Response headers that pages may read besides those that need no permission.
 const RESPONSE_HEADERS: &str = "x-request-id, request-id, retry-after, x-should-retry, openai-processing-ms, x-upstream-request-id, \
      x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, \
      x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens, \
@@ -226,7 +227,8 @@ const RESPONSE_HEADERS: &str = "x-request-id, request-id, retry-after, x-should-
      anthropic-ratelimit-output-tokens-reset, x-penstock-attempts, x-penstock-cost, x-penstock-error-source, \
      x-penstock-estimate, x-penstock-hedged, x-penstock-route, x-penstock-target";
 
-/// Header fields of every answer to the browser of a page: errors, streams and preflights alike. Nothing where `[cors]` lists nothing.
+/// CORS header fields for every answer to a page's browser: errors, streams and preflights alike. Empty where `[cors]`
+/// lists nothing.
 pub(crate) fn fields(headers: &HeaderMap, cors: &CorsConfig) -> Vec<Field> {
     if !cors.is_on() {
         return Vec::new();
@@ -246,17 +248,17 @@ pub(crate) fn fields(headers: &HeaderMap, cors: &CorsConfig) -> Vec<Field> {
     fields
 }
 
-/// The answer to a preflight, beside [`fields`].
+/// Answer to a preflight, beside [`fields`].
 #[derive(Debug)]
 pub(crate) struct Preflight {
     /// Bounded name of the route that is asked for.
     pub(crate) label: &'static str,
-    /// Methods and header fields that may be sent to it.
+    /// Methods and header fields that may be sent to the route.
     pub(crate) fields: Vec<Field>,
 }
 
-/// Answers the question that a browser asks before it sends a request that is not simple; `None`: the request is no such question. No
-/// credential is needed, since browsers send none with it.
+/// Answer to a preflight, which a browser sends before a request that is not simple; `None`: the request is no
+/// preflight. No credential is needed, since browsers send none with it.
 pub(crate) fn preflight(head: &Head, cors: &CorsConfig) -> Option<Result<Preflight, Failure>> {
     const PRIVATE: &str = "access-control-request-private-network";
     let asks = head.method == Method::OPTIONS && head.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
@@ -293,7 +295,7 @@ pub(crate) fn preflight(head: &Head, cors: &CorsConfig) -> Option<Result<Preflig
     Some(Ok(Preflight { label: route.label(), fields }))
 }
 
-/// Those of the headers asked for that may be sent.
+/// Headers asked for in a preflight that may be sent.
 fn allowed_headers(headers: &HeaderMap) -> String {
     let asked = headers.get_all(header::ACCESS_CONTROL_REQUEST_HEADERS).iter().filter_map(|value| value.to_str().ok());
     let names = asked.flat_map(|value| value.split(',')).map(|name| name.trim().to_ascii_lowercase());

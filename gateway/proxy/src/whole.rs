@@ -1,7 +1,7 @@
-//! Answers a call for nobody who is connected: the same stages from the route on, without a client to write to.
+//! Answers to calls without a connected client: the same stages from the route on, and no client to write to.
 //!
-//! For batches and responses in the background. Who may call which model, and what an answer is, is decided where it is decided for
-//! live requests; only the pump differs.
+//! Batches and responses in the background use them. The rights of the key and the form of the answer are decided by
+//! the same code as for live requests; only the pump differs.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -25,10 +25,10 @@ use crate::telemetry::Trace;
 use crate::telemetry::trace::Value;
 use crate::upstream::Origin;
 
-/// The whole answer to `call`, by `deadline`. Dropping the future stops the upstream, wherever it is.
+/// The whole answer to `call`, by `deadline`. Dropping the future cancels the call upstream, wherever it is.
 ///
 /// # Errors
-/// What a client would have been told; a call for a stream is one.
+/// The failure that a client would have been told; a call for a stream is one.
 pub(crate) async fn answer_whole(
     gateway: &Gateway,
     principal: &Arc<Principal>,
@@ -38,18 +38,18 @@ pub(crate) async fn answer_whole(
     answer_events(gateway, principal, call, deadline, &mut |_| Ok(())).await
 }
 
-/// A whole answer, and the memory that it takes.
+/// A whole answer, with the memory that it takes.
 pub(crate) struct Whole {
-    /// The body.
+    /// Body of the answer.
     pub(crate) body: Bytes,
-    /// Kept as long as the body is.
+    /// Memory charge, kept as long as the body is.
     pub(crate) hold: Hold,
 }
 
-/// Sees every event; what it cannot take ends the answer.
+/// Observer of every event; its error ends the answer.
 pub(crate) type Take<'a> = &'a mut (dyn FnMut(&ChatEvent) -> Result<(), Failure> + Send);
 
-/// The same; `take` sees every event.
+/// The whole answer to `call`, like [`answer_whole`], with every event shown to `take`.
 pub(crate) async fn answer_events(
     gateway: &Gateway,
     principal: &Arc<Principal>,
@@ -132,14 +132,15 @@ async fn collect(
     let body = body.ok_or_else(|| Failure::internal("an answer without all its choices"))?;
     let mut hold = memory.hold();
     if hold.cover(body.len()).is_err() {
-        // What was held until now is given back first: the answer was paid for, and nobody waits for it.
+        // The earlier charge is given back first, and the wait has no bound: the answer was paid for, and no client
+        // waits for it.
         drop((answer, events));
         hold.wait(body.len()).await;
     }
     Ok(Whole { body, hold })
 }
 
-/// Ends the trace of an answer for nobody who is connected, however it ends.
+/// Guard that ends the trace of such an answer, however it ends.
 struct Root<'a> {
     gateway: &'a Gateway,
     name: String,

@@ -1,4 +1,4 @@
-//! What hooks are shown.
+//! Contexts that hooks are shown: the request, the answer's head, the end.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::verdict::PluginError;
 /// Facts of a request that do not change.
 #[derive(Clone, Debug)]
 pub struct RequestInfo {
-    /// Its id.
+    /// Id of the request.
     pub request_id: String,
     /// Bounded name of the URL: `/v1/chat/completions`.
     pub route: &'static str,
-    /// What is asked.
+    /// Operation that is asked for.
     pub surface: Surface,
-    /// A streamed answer is wanted.
+    /// True where the client wants a streamed answer.
     pub stream: bool,
     /// Model that the client asked for.
     pub model: String,
@@ -28,13 +28,13 @@ pub struct RequestInfo {
     pub key: Option<String>,
     /// Team of the key.
     pub team: Option<String>,
-    /// Person or service behind it.
+    /// Person or service behind the key.
     pub user: Option<String>,
-    /// What separates this caller's data from the others'.
+    /// Tenant, which separates this caller's data from that of others.
     pub tenant: String,
-    /// Where it came from; `None`: a Unix socket, or nobody who is connected.
+    /// Address of the client; `None`: a Unix socket, or nobody is connected.
     pub client: Option<IpAddr>,
-    /// Nobody waits for the answer: a batch, or a response in the background.
+    /// True where no client waits for the answer: a batch, or a response in the background.
     pub background: bool,
 }
 
@@ -47,31 +47,34 @@ impl RequestInfo {
 
 /// A request before anything is decided about it.
 ///
-/// Body and decoded request are two views of one thing: an edit of one makes the other anew before the next plugin looks at it.
+/// Body and decoded request are two views of one thing: after an edit of one, the host makes the other anew before the
+/// next plugin looks at it.
 pub struct RequestContext {
-    /// What does not change.
+    /// Facts that do not change.
     pub info: Arc<RequestInfo>,
-    /// Model that will be asked. Another one is asked in its place; the client is answered under the name that it used.
+    /// Model that will be asked. A plugin that sets another name redirects the request; the client is answered under
+    /// the name that it used.
     pub model: String,
-    /// Header fields of the request without credentials. The few that an upstream of the same dialect gets are sent as they stand here.
+    /// Header fields of the request, without credentials. An upstream of the same dialect gets a few of them, with the
+    /// values set here.
     pub headers: HeaderMap,
-    /// Header fields that providers are sent besides, whatever they speak; the last of a name counts.
+    /// Further header fields for providers of every dialect; the last of a name counts.
     pub send: Vec<(HeaderName, HeaderValue)>,
-    /// Names and values that go into the access log and the ledger.
+    /// Names and values for the access log and the ledger.
     pub tags: Vec<(String, String)>,
-    /// The process around.
+    /// Services of the process around the plugins.
     pub host: Arc<dyn Host>,
-    /// `None`: the request was edited, and nobody has said it as bytes since.
+    /// Body; `None`: the request was edited, and has not been encoded since.
     body: Option<Bytes>,
     body_changed: bool,
-    /// What the body means; `None`: nobody has read it.
+    /// Decoded body; `None`: the body has not been read.
     decoded: Option<Arc<Decoded>>,
-    /// What is asked instead of what the body means.
+    /// Request that is asked instead of the decoded body.
     request: Option<Request>,
 }
 
 impl RequestContext {
-    /// Of a body that has not been read.
+    /// Context of a body that has not been read.
     pub fn new(
         info: Arc<RequestInfo>,
         headers: HeaderMap,
@@ -94,10 +97,10 @@ impl RequestContext {
         }
     }
 
-    /// The bytes of the body, in the client's dialect.
+    /// Bytes of the body, in the client's dialect.
     ///
     /// # Errors
-    /// The plugin did not say that it needs them.
+    /// The plugin did not say that it needs the body.
     pub fn body(&self) -> Result<&Bytes, PluginError> {
         self.body.as_ref().ok_or_else(|| PluginError::new("the body was not asked for"))
     }
@@ -107,20 +110,20 @@ impl RequestContext {
         (self.body, self.body_changed, self.decoded, self.request) = (Some(body), true, None, None);
     }
 
-    /// What the body means.
+    /// Decoded request, with the edits so far.
     ///
     /// # Errors
-    /// The plugin did not say that it needs it.
+    /// The plugin did not say that it needs the request.
     pub fn request(&self) -> Result<&Request, PluginError> {
         let original = self.decoded.as_ref().map(|decoded| &decoded.request);
         self.request.as_ref().or(original).ok_or_else(|| PluginError::new("the decoded request was not asked for"))
     }
 
-    /// What the body means, to be changed: upstreams are then asked what stands here instead of what the client sent. How many choices
-    /// there are and whether the answer is streamed cannot be changed.
+    /// Decoded request, to be edited: upstreams are then asked for it instead of what the client sent. The number of
+    /// choices and whether the answer is streamed cannot be changed.
     ///
     /// # Errors
-    /// The plugin did not say that it needs it.
+    /// The plugin did not say that it needs the request.
     pub fn edit(&mut self) -> Result<&mut Request, PluginError> {
         if self.request.is_none() {
             self.request = Some(self.request()?.clone());
@@ -129,9 +132,9 @@ impl RequestContext {
         self.request.as_mut().ok_or_else(|| PluginError::new("the decoded request was not asked for"))
     }
 
-    // What follows is the host's side.
+    // The methods from here on are the host's side.
 
-    /// Whether the bytes are there.
+    /// Whether the bytes of the body are there.
     pub fn has_body(&self) -> bool {
         self.body.is_some()
     }
@@ -141,29 +144,29 @@ impl RequestContext {
         self.request().is_ok()
     }
 
-    /// What the client's body, or the one that took its place, means.
+    /// Decoded form of the client's body, or of the body that took its place.
     pub fn decoded(&self) -> Option<&Arc<Decoded>> {
         self.decoded.as_ref()
     }
 
-    /// The same, as the host read it.
+    /// Sets the decoded form of the body, as the host read it.
     pub fn put_decoded(&mut self, decoded: Arc<Decoded>) {
         self.decoded = Some(decoded);
     }
 
-    /// The body that says what the edited request says.
+    /// Sets the body that the edited request was encoded to.
     pub fn put_body(&mut self, body: Bytes) {
         self.body = Some(body);
     }
 
-    /// What the plugins made of it.
+    /// Parts of the request with the plugins' edits.
     pub fn into_parts(self) -> Parts {
         let Self { model, headers, send, tags, body, body_changed, decoded, request, .. } = self;
         Parts { model, headers, send, tags, body: body.filter(|_| body_changed && request.is_none()), decoded, request }
     }
 }
 
-/// What plugins made of a request.
+/// Parts of a request after the plugins' edits.
 pub struct Parts {
     /// Model that is asked.
     pub model: String,
@@ -173,23 +176,24 @@ pub struct Parts {
     pub send: Vec<(HeaderName, HeaderValue)>,
     /// Tags.
     pub tags: Vec<(String, String)>,
-    /// The body, if it is another than the client's.
+    /// Body, if it is another than the client's.
     pub body: Option<Bytes>,
-    /// What the body means, where that was read.
+    /// Decoded body, where it was read.
     pub decoded: Option<Arc<Decoded>>,
-    /// What is asked instead of what the body means.
+    /// Request that is asked instead of the decoded body.
     pub request: Option<Request>,
 }
 
 /// Header fields of an answer.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerHead {
-    /// What upstreams and plugins said so far. Framing, content type and the request's id are the gateway's own and are not here.
+    /// Fields that upstreams and plugins set so far. Framing, content type and the request's id are the gateway's own
+    /// and are not here.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl AnswerHead {
-    /// Sets a field, in place of all of its name.
+    /// Sets a field, in place of all fields of that name.
     pub fn set(&mut self, name: HeaderName, value: HeaderValue) {
         self.remove(&name);
         self.headers.push((name, value));
@@ -201,23 +205,23 @@ impl AnswerHead {
     }
 }
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// With a complete answer.
+    /// The request ended with a complete answer.
     Complete,
-    /// With an answer that a plugin gave.
+    /// The request ended with an answer that a plugin gave.
     Answered,
-    /// A plugin refused it.
+    /// A plugin refused the request.
     Rejected,
-    /// With an error, before its answer or in it.
+    /// The request ended with an error, before its answer or in it.
     Failed,
     /// The client left.
     Gone,
 }
 
 impl Outcome {
-    /// As it is written.
+    /// Name in logs and messages.
     pub fn name(self) -> &'static str {
         match self {
             Outcome::Complete => "complete",
@@ -229,17 +233,17 @@ impl Outcome {
     }
 }
 
-/// What is known at the end of a request.
+/// Facts at the end of a request.
 #[derive(Clone, Debug)]
 pub struct EndFacts {
-    /// How it ended.
+    /// Outcome of the request.
     pub outcome: Outcome,
     /// Model that was asked.
     pub model: String,
-    /// Who answered, where the model has several targets.
+    /// Target that answered, where the model has several.
     pub target: Option<Arc<str>>,
-    /// Counts as the upstream said them.
+    /// Token counts as the upstream reported them.
     pub usage: Usage,
-    /// From the first plugin's `on_request` to now.
+    /// Time from the first plugin's `on_request` to now.
     pub duration: Duration,
 }

@@ -1,4 +1,4 @@
-//! What a plugin asks of the process around it.
+//! Services that a plugin can ask of the process around it.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,20 +10,20 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use penstock_dialects::{ChatEvent, ChatRequest, Usage};
 
-/// A future that can be kept.
+/// Boxed future that can be stored.
 pub type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
-/// In whose name a model is asked: whose scopes, limits and bill.
+/// Identity under which a model is asked, which decides scopes, limits and bill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AskAs {
-    /// Whoever sent the request.
+    /// Key of the request.
     #[default]
     Caller,
-    /// The plugin: every model of this gateway, no caller's limits.
+    /// The plugin itself: every model of this gateway, no caller's limits.
     Plugin,
 }
 
-/// A URL that the config names. Only [`crate::Settings::endpoint`] makes one, so nothing in a request can.
+/// URL that the config names. Only [`crate::Settings::endpoint`] makes one, so nothing in a request can.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     url: Arc<str>,
@@ -34,46 +34,46 @@ impl Endpoint {
         Self { url: url.into() }
     }
 
-    /// As it is written in the config.
+    /// URL as it is written in the config.
     pub fn url(&self) -> &str {
         &self.url
     }
 }
 
-/// A request to an endpoint.
+/// Request to an endpoint.
 #[derive(Clone, Debug)]
 pub struct HttpAsk {
     /// Method.
     pub method: Method,
     /// Path and query behind the endpoint's; empty: the endpoint's own.
     pub path: String,
-    /// Fields besides Host and Content-Length.
+    /// Header fields besides Host and Content-Length.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Body.
     pub body: Bytes,
-    /// When the answer must be complete.
+    /// Time within which the answer must be complete.
     pub timeout: Duration,
-    /// Largest answer that is read.
+    /// Largest answer that is read, in bytes.
     pub bytes_max: usize,
 }
 
-/// What an endpoint answered, whatever its status. Redirects are never followed: they come back as they are.
+/// Answer of an endpoint, whatever its status. Redirects are never followed: they come back as they are.
 #[derive(Clone, Debug)]
 pub struct HttpAnswer {
-    /// Status.
+    /// HTTP status.
     pub status: u16,
-    /// Fields.
+    /// Header fields.
     pub headers: HeaderMap,
     /// Body.
     pub body: Bytes,
 }
 
-/// What a model answered.
+/// Answer of a model.
 #[derive(Clone, Debug, Default)]
 pub struct ModelAnswer {
-    /// All events.
+    /// All events of the answer.
     pub events: Vec<ChatEvent>,
-    /// Counts.
+    /// Token counts.
     pub usage: Usage,
 }
 
@@ -88,25 +88,25 @@ impl ModelAnswer {
     }
 }
 
-/// What the host could not do. The text is for the log.
+/// Failure of a service of the host. The text is for the log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
-    /// It took too long.
+    /// There was no answer in time.
     #[error("{0}: no answer in time")]
     Timeout(String),
     /// The answer is larger than was allowed.
     #[error("{0}: the answer is larger than allowed")]
     TooLarge(String),
-    /// Nobody answered, or an error did.
+    /// There was no answer, or an error as the answer.
     #[error("{0}")]
     Failed(String),
-    /// This host has no such thing.
+    /// The host lacks the service.
     #[error("{0}")]
     Unavailable(String),
 }
 
-/// The process around the plugins. Every wait ends by itself; what is asked of models passes limits and ledger, and no plugins: what
-/// plugins ask can never come back to them.
+/// Process around the plugins. Every wait has a bound. Requests to models pass limits and ledger but no plugins, so a
+/// plugin's own request never comes back to a plugin.
 #[async_trait]
 pub trait Host: Send + Sync {
     /// Asks a chat model of this gateway.
@@ -115,26 +115,27 @@ pub trait Host: Send + Sync {
     /// Asks an embedding model of this gateway for one vector per text.
     async fn embed(&self, model: &str, texts: Vec<String>, ask_as: AskAs) -> Result<Vec<Vec<f32>>, HostError>;
 
-    /// Passes a body on to whoever serves `model` at an operation that no dialect here reads, as `/v1/moderations`.
+    /// Passes a body on to the provider of `model`, at an operation that no dialect here reads, such as
+    /// `/v1/moderations`.
     async fn operation(&self, path: &str, model: &str, body: Bytes, ask_as: AskAs) -> Result<HttpAnswer, HostError>;
 
-    /// Asks an endpoint of the config.
+    /// Sends a request to an endpoint of the config.
     async fn http(&self, endpoint: &Endpoint, ask: HttpAsk) -> Result<HttpAnswer, HostError>;
 
-    /// Reads the cache that all gateways with the same store share.
+    /// Value in the cache that all gateways with the same store share.
     async fn cache_get(&self, key: &str) -> Result<Option<Bytes>, HostError>;
 
-    /// Writes it.
+    /// Writes a value into that cache, for the time `keep`.
     async fn cache_put(&self, key: &str, value: Bytes, keep: Duration) -> Result<(), HostError>;
 
-    /// Appends a line to a file that the config names. Waits for nothing: a file that cannot be written as fast loses lines, which are
-    /// counted.
+    /// Appends a line to a file that the config names. Never waits: a file that is written too slowly loses lines,
+    /// which are counted.
     fn append(&self, path: &str, line: Vec<u8>);
 
-    /// Waits.
+    /// Future that is ready after `time`.
     fn sleep(&self, time: Duration) -> BoxFuture<()>;
 
-    /// Runs work that nobody waits for, if there is room for it; it has a deadline.
+    /// Runs background work, if there is room for it; the work has a deadline. False where there is no room.
     fn spawn(&self, work: BoxFuture<()>) -> bool;
 
     /// Time since 1970.

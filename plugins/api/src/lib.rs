@@ -1,8 +1,9 @@
-//! What a plugin sees and may answer: hooks, contexts, verdicts.
+//! Interface between plugins and the gateway: hooks, contexts, verdicts.
 //!
-//! A [`Kind`] is a plugin's name and the check of its settings; what it builds is a [`Plugin`]: one entry of the config, shared by all
-//! requests. For each request that it is meant for, the plugin begins a [`Hooks`]: whatever that request needs is kept in there, so there
-//! is no table of requests and nothing to clean up. The gateway calls the hooks in this order:
+//! A [`Kind`] is a plugin's name and the check of its settings; it builds a [`Plugin`], which is one entry of the
+//! config, shared by all requests. For each request that the entry matches, the plugin begins a [`Hooks`] with the
+//! state of that request, so there is no table of requests and nothing to clean up. The gateway calls the hooks in this
+//! order:
 //!
 //! ```text
 //! on_request   in the order of the file    → pass | answer | reject; edits are made in the context
@@ -11,10 +12,11 @@
 //! on_end       the other way round         → exactly once, however the request ended
 //! ```
 //!
-//! Plugins stand around a request like shells: what the first one did to the question it is the last to do to the answer. A plugin that
-//! answers by itself is seen by those in front of it only.
+//! Plugins stand around a request like shells: the first one to see the question is the last to see the answer. An
+//! answer that a plugin gives is seen only by the plugins in front of it.
 //!
-//! All of this is plain state: whatever takes time (other models, HTTP, a cache, a timer) is asked of the [`Host`].
+//! All of this is plain state: everything that takes time (other models, HTTP, a cache, a timer) is a service of the
+//! [`Host`].
 #![forbid(unsafe_code)]
 
 mod context;

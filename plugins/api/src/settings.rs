@@ -1,6 +1,7 @@
 //! Settings of one entry, read key by key so that every fault is found, not just the first.
 //!
-//! The host gives the table as JSON and says afterwards where in the file a fault stands; keys that nobody asked for are faults.
+//! The host gives the table as JSON and maps the path of a fault to its place in the file afterwards. A key that the
+//! plugin does not read is a fault.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -14,30 +15,30 @@ use serde_json::{Map, Value};
 
 use crate::host::Endpoint;
 
-/// What settings may refer to.
+/// Environment that settings may refer to.
 pub trait Surroundings {
     /// Value of an environment variable.
     fn env(&self, name: &str) -> Option<String>;
 
-    /// What is wrong with a URL that would be connected to.
+    /// Checks that a URL may be connected to; an error says why not.
     fn check_url(&self, url: &str) -> Result<(), String>;
 
-    /// Contents of a file of at most so many bytes.
+    /// Contents of a file of at most `bytes_max` bytes.
     fn file(&self, _path: &str, _bytes_max: usize) -> Result<Bytes, String> {
         Err("files cannot be read here".into())
     }
 }
 
-/// Something wrong with the settings.
+/// Fault of the settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingFault {
-    /// Below `settings`: `rules[0].pattern`; empty: the table itself.
+    /// Path below `settings`: `rules[0].pattern`; empty: the table itself.
     pub path: String,
-    /// What is wrong and what would be right.
+    /// Fault, and the value that would be right.
     pub message: String,
 }
 
-/// A table of settings; reports the keys that nobody asked for when it is dropped.
+/// Table of settings. On drop, every key that was not read is reported as a fault.
 pub struct Settings<'a> {
     values: Option<&'a Map<String, Value>>,
     path: String,
@@ -48,7 +49,7 @@ pub struct Settings<'a> {
 }
 
 impl<'a> Settings<'a> {
-    /// Has `build` read a table (`None`: an empty one); what it made, and all that is wrong.
+    /// Reads a table (`None`: an empty one) by `build`; returns its result and all faults.
     pub fn read<T>(
         table: Option<&'a Value>,
         surroundings: &'a dyn Surroundings,
@@ -99,7 +100,7 @@ impl<'a> Settings<'a> {
         self.values?.get(name)
     }
 
-    /// What is missing is a fault.
+    /// Records a fault where a required key is missing.
     fn needed<T>(&self, name: &str, read: Option<T>) -> Option<T> {
         if read.is_none() && self.value(name).is_none() {
             self.fault(name, "is missing");
@@ -117,18 +118,18 @@ impl<'a> Settings<'a> {
         self.value(name).is_some()
     }
 
-    /// Every key may be there: the table is the plugin's own matter.
+    /// All keys of the table, none of which is a fault: the table is the plugin's own matter.
     pub fn any(&mut self) -> Option<&'a Map<String, Value>> {
         self.open = true;
         self.values
     }
 
-    /// Any value.
+    /// Value of any type.
     pub fn json(&self, name: &str) -> Option<&'a Value> {
         self.value(name)
     }
 
-    /// Text, not empty.
+    /// Text that is not empty.
     pub fn text(&self, name: &str) -> Option<String> {
         match self.value(name)?.as_str() {
             Some(text) if !text.is_empty() => Some(text.to_owned()),
@@ -139,12 +140,12 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// The same, which must be there.
+    /// Text that is required and not empty.
     pub fn needed_text(&self, name: &str) -> Option<String> {
         self.needed(name, self.text(name))
     }
 
-    /// One of some words; without value the first.
+    /// One of some words; without a value the first.
     pub fn word<T: Copy>(&self, name: &str, words: &[(&str, T)]) -> T {
         let known = || words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
         let first = words[0].1;
@@ -159,7 +160,7 @@ impl<'a> Settings<'a> {
         )
     }
 
-    /// A whole number within `range`.
+    /// Whole number within `range`.
     pub fn number(&self, name: &str, range: RangeInclusive<u64>, default: u64) -> u64 {
         let Some(value) = self.value(name) else { return default };
         match value.as_u64() {
@@ -171,7 +172,7 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// A number within `range`, with or without a fraction.
+    /// Number within `range`, with or without a fraction.
     pub fn decimal(&self, name: &str, range: RangeInclusive<f64>, default: f64) -> f64 {
         let Some(value) = self.value(name) else { return default };
         match value.as_f64() {
@@ -183,12 +184,12 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// Milliseconds.
+    /// Duration in milliseconds within `range`.
     pub fn millis(&self, name: &str, range: RangeInclusive<u64>, default: u64) -> Duration {
         Duration::from_millis(self.number(name, range, default))
     }
 
-    /// `true` or `false`.
+    /// Value `true` or `false`.
     pub fn flag(&self, name: &str, default: bool) -> bool {
         let Some(value) = self.value(name) else { return default };
         value.as_bool().unwrap_or_else(|| {
@@ -197,7 +198,7 @@ impl<'a> Settings<'a> {
         })
     }
 
-    /// A list of texts, none of them empty; empty without value.
+    /// List of texts, none of them empty; empty without a value.
     pub fn texts(&self, name: &str) -> Vec<String> {
         let Some(value) = self.value(name) else { return Vec::new() };
         let text = |item: &Value| item.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
@@ -208,7 +209,7 @@ impl<'a> Settings<'a> {
         })
     }
 
-    /// A table of texts in the order of the file; empty without value.
+    /// Table of texts in the order of the file; empty without a value.
     pub fn text_map(&self, name: &str) -> Vec<(String, String)> {
         let Some(value) = self.value(name) else { return Vec::new() };
         let pair = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
@@ -219,7 +220,7 @@ impl<'a> Settings<'a> {
         })
     }
 
-    /// A table of header fields; empty without value.
+    /// Table of header fields; empty without a value.
     pub fn headers(&self, name: &str) -> Vec<(HeaderName, HeaderValue)> {
         let read = |(key, value): (String, String)| {
             let field = HeaderName::try_from(&key).ok().zip(HeaderValue::try_from(&value).ok());
@@ -231,7 +232,7 @@ impl<'a> Settings<'a> {
         self.text_map(name).into_iter().filter_map(read).collect()
     }
 
-    /// A list of names of header fields.
+    /// List of names of header fields.
     pub fn header_names(&self, name: &str) -> Vec<HeaderName> {
         let read = |(at, text): (usize, String)| {
             let field = HeaderName::try_from(&text).ok();
@@ -243,7 +244,7 @@ impl<'a> Settings<'a> {
         self.texts(name).into_iter().enumerate().filter_map(read).collect()
     }
 
-    /// The table of that name; an absent one reads as empty.
+    /// Table of that name; an absent one reads as empty.
     pub fn table(&self, name: &str) -> Settings<'a> {
         let value = self.value(name);
         let values = value.and_then(Value::as_object);
@@ -253,7 +254,7 @@ impl<'a> Settings<'a> {
         self.inner(values, self.at(name))
     }
 
-    /// The tables in a list; empty without value.
+    /// Tables in a list; empty without a value.
     pub fn tables(&self, name: &str) -> Vec<Settings<'a>> {
         let Some(value) = self.value(name) else { return Vec::new() };
         let Some(items) = value.as_array() else {
@@ -270,18 +271,18 @@ impl<'a> Settings<'a> {
         out
     }
 
-    /// A URL that may be connected to: `http://`, `https://` or `unix://`.
+    /// URL that may be connected to: `http://`, `https://` or `unix://`.
     pub fn endpoint(&self, name: &str) -> Option<Endpoint> {
         let url = self.text(name)?;
         self.checked(name, &url)
     }
 
-    /// The same, which must be there.
+    /// URL that is required and may be connected to.
     pub fn needed_endpoint(&self, name: &str) -> Option<Endpoint> {
         self.needed(name, self.endpoint(name))
     }
 
-    /// A table of URLs.
+    /// Table of URLs.
     pub fn endpoints(&self, name: &str) -> Vec<(String, Endpoint)> {
         let read = |(key, url): (String, String)| Some((key.clone(), self.checked(&format!("{name}.{key}"), &url)?));
         self.text_map(name).into_iter().filter_map(read).collect()
@@ -297,14 +298,14 @@ impl<'a> Settings<'a> {
         }
     }
 
-    /// Contents of a file, which must be named.
+    /// Contents of a file, whose path is required.
     pub fn needed_file(&self, name: &str, bytes_max: usize) -> Option<Bytes> {
         let path = self.needed_text(name)?;
         let read = self.surroundings.file(&path, bytes_max);
         read.map_err(|message| self.fault(name, format!("{path}: {message}"))).ok()
     }
 
-    /// A secret by the name of the environment variable that holds it.
+    /// Secret, by the name of the environment variable that holds it.
     pub fn secret_env(&self, name: &str) -> Option<String> {
         let variable = self.text(name)?;
         let value = self.surroundings.env(&variable).filter(|value| !value.is_empty());
@@ -321,7 +322,7 @@ impl Drop for Settings<'_> {
             return;
         }
         let asked = self.asked.take();
-        // What refused the whole table has not read its keys: they are no faults beside it.
+        // A fault of the whole table hides its unread keys: the builder gave up before it read them.
         if self.faults.borrow().iter().any(|fault| fault.path == self.path) {
             return;
         }

@@ -1,4 +1,4 @@
-//! Doubles for tests of plugins: a host whose answers are written down before, and requests without a gateway.
+//! Doubles for tests of plugins: a host with scripted answers, and requests without a gateway.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::host::{AskAs, BoxFuture, Endpoint, Host, HostError, HttpAnswer, HttpA
 use crate::plugin::{Kind, Plugin};
 use crate::settings::{SettingFault, Settings, Surroundings};
 
-/// Surroundings without any environment: the variable `SECRET` is `hunter2`, URLs must begin with `http://`.
+/// Surroundings without an environment: the variable `SECRET` is `hunter2`, URLs must begin with `http://`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Nowhere;
 
@@ -29,10 +29,10 @@ impl Surroundings for Nowhere {
     }
 }
 
-/// Builds a plugin of settings.
+/// Builds a plugin from settings.
 ///
 /// # Errors
-/// All that is wrong with them.
+/// All faults of the settings.
 pub fn build(kind: &dyn Kind, settings: &Value) -> Result<Arc<dyn Plugin>, Vec<SettingFault>> {
     Settings::read(Some(settings), &Nowhere, |settings| kind.build(settings))
 }
@@ -40,26 +40,26 @@ pub fn build(kind: &dyn Kind, settings: &Value) -> Result<Arc<dyn Plugin>, Vec<S
 type Chat = dyn Fn(&ChatRequest) -> Result<String, HostError> + Send + Sync;
 type Http = dyn Fn(&str, &HttpAsk) -> Result<HttpAnswer, HostError> + Send + Sync;
 
-/// A host of a test.
+/// Host of a test.
 #[derive(Default)]
 pub struct FakeHost {
-    /// What chat models say.
+    /// Answers of chat models.
     pub chat: Option<Box<Chat>>,
-    /// What endpoints say; `operation` asks it too, with the path as the URL.
+    /// Answers of endpoints; `operation` uses them too, with the path as the URL.
     pub http: Option<Box<Http>>,
-    /// Vectors by text; the dimensions are what the test likes.
+    /// Vectors by text; the dimensions are the test's choice.
     pub vectors: HashMap<String, Vec<f32>>,
-    /// What is cached.
+    /// Contents of the cache.
     pub cache: Mutex<HashMap<String, Bytes>>,
-    /// Lines that were appended, with their files.
+    /// Appended lines, with their files.
     pub appended: Mutex<Vec<(String, Vec<u8>)>>,
     /// Time since 1970.
     pub now: Mutex<Duration>,
     /// Waits that were asked for; they are over at once.
     pub slept: Mutex<Vec<Duration>>,
-    /// The next random bits; then zeros.
+    /// Next random bits; then zeros.
     pub randoms: Mutex<Vec<u64>>,
-    /// Work that nobody waits for: run it in the test.
+    /// Background work, for the test to run.
     pub spawned: Mutex<Vec<BoxFuture<()>>>,
 }
 
@@ -133,15 +133,15 @@ impl Host for FakeHost {
     }
 }
 
-/// An answer of an endpoint.
+/// Answer of an endpoint.
 pub fn http_answer(status: StatusCode, body: impl Into<Bytes>) -> HttpAnswer {
     HttpAnswer { status: status.as_u16(), headers: HeaderMap::new(), body: body.into() }
 }
 
-/// A request with that body, read, of a caller without a key.
+/// Request with that body, decoded, of a caller without a key.
 ///
 /// # Panics
-/// The body is not what the surface takes: the test is wrong.
+/// The body is no request of the surface: the test is wrong.
 pub fn request(surface: Surface, body: &Value, host: Arc<dyn Host>) -> RequestContext {
     let bytes = Bytes::from(body.to_string());
     let decoded = decoded(surface, &bytes);
@@ -180,10 +180,10 @@ fn decoded(surface: Surface, body: &[u8]) -> Decoded {
     decoded.expect("a body of that surface")
 }
 
-/// Runs a future that never really waits.
+/// Runs a future that must be ready at the first poll.
 ///
 /// # Panics
-/// It waits.
+/// The future is pending.
 pub fn now<F: Future>(future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());

@@ -1,8 +1,8 @@
-//! Everything in a request that somebody wrote.
+//! All texts in a request that somebody wrote.
 
 use penstock_dialects::{Message, Part, Prompt, Request, Role};
 
-/// Whose text it is.
+/// Writer of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// Instructions.
@@ -26,16 +26,17 @@ impl From<Role> for Writer {
     }
 }
 
-/// What a text is, beside its writer.
+/// Form of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Plain.
+    /// Plain text.
     Plain,
-    /// JSON text: what is put into it must be escaped.
+    /// JSON text: a replacement in it must be escaped.
     Json,
 }
 
-/// Shows every text, in the order of the conversation. A message of several kinds of parts shows their joined text and the parts.
+/// Calls `see` with every text, in the order of the conversation. A message of several kinds of parts shows their
+/// joined text and the parts.
 pub fn each(request: &Request, see: &mut dyn FnMut(Writer, &str)) {
     match request {
         Request::Chat(chat) => chat.messages.iter().for_each(|message| each_of(message, see)),
@@ -68,7 +69,7 @@ fn each_of(message: &Message, see: &mut dyn FnMut(Writer, &str)) {
     texts.chain(message.tool_calls.iter().map(|call| &call.arguments)).for_each(|text| see(writer, text));
 }
 
-/// Has every text changed.
+/// Calls `edit` with every text, to change it in place.
 pub fn change(request: &mut Request, edit: &mut dyn FnMut(Writer, Form, &mut String)) {
     let mut user = |text: &mut String| edit(Writer::User, Form::Plain, text);
     match request {

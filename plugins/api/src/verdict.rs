@@ -1,4 +1,4 @@
-//! What hooks may say.
+//! Verdicts and flows that hooks return.
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
@@ -6,56 +6,57 @@ use penstock_dialects::{ChatEvent, FinishReason};
 
 use crate::host::BoxFuture;
 
-/// What becomes of a request.
+/// Verdict on a request.
 #[derive(Debug)]
 pub enum Verdict {
-    /// It goes on, with whatever was edited.
+    /// The request goes on, with the edits.
     Pass,
-    /// This is its answer; nobody else is asked.
+    /// The plugin answers the request; no model is asked.
     Answer(Answer),
-    /// It is refused.
+    /// The request is refused.
     Reject(Rejection),
 }
 
-/// An answer that a plugin gives.
+/// Answer that a plugin gives.
 #[derive(Debug)]
 pub struct Answer {
-    /// Complete: content, a `Finish` per choice, `Usage`. Or one [`ChatEvent::Raw`] with a whole answer in the client's dialect.
+    /// Events of the whole answer: content, a `Finish` per choice, `Usage`. Or one [`ChatEvent::Raw`] with a whole
+    /// answer in the client's dialect.
     pub events: Vec<ChatEvent>,
-    /// Header fields that go out with it.
+    /// Header fields that go out with the answer.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// Why a request is refused.
+/// Refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// Decides status and type in the client's dialect.
+    /// Kind, which decides status and type in the client's dialect.
     pub kind: RejectionKind,
-    /// Another status than the kind's.
+    /// Status in place of the kind's.
     pub status: Option<u16>,
-    /// For the client.
+    /// Message for the client.
     pub message: String,
-    /// Instead of an error in the client's dialect: this body as it is.
+    /// Body in place of an error in the client's dialect, sent as it is.
     pub body: Option<Bytes>,
-    /// Header fields that go out with it.
+    /// Header fields that go out with the refusal.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// For the log only; nothing of prompts or completions.
+    /// Detail for the log only; nothing of prompts or completions.
     pub log: Option<String>,
 }
 
 impl Rejection {
-    /// A refusal of that kind.
+    /// Refusal of `kind` with a message for the client.
     pub fn new(kind: RejectionKind, message: impl Into<String>) -> Self {
         Self { kind, status: None, message: message.into(), body: None, headers: Vec::new(), log: None }
     }
 
-    /// Says why to the log.
+    /// Sets the detail for the log.
     pub fn log(mut self, log: impl Into<String>) -> Self {
         self.log = Some(log.into());
         self
     }
 
-    /// With another status.
+    /// Sets another status than the kind's.
     pub fn status(mut self, status: u16) -> Self {
         self.status = Some(status);
         self
@@ -65,29 +66,32 @@ impl Rejection {
 /// Kinds of refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RejectionKind {
-    /// What is asked breaks a rule of content: 400, `content_policy_violation`.
+    /// The request breaks a rule of content: 400, `content_policy_violation`.
     Content,
     /// The request is wrong: 400.
     Invalid,
     /// The caller may not do this: 403.
     Forbidden,
-    /// Too much: 429.
+    /// The caller sends too much: 429.
     RateLimited,
-    /// It cannot be done now: 503.
+    /// The request cannot be served now: 503.
     Unavailable,
-    /// A failure: 500.
+    /// An internal failure: 500.
     Internal,
 }
 
-/// What becomes of an answer.
+/// Course of an answer after a hook.
 pub enum Flow {
-    /// What is left in the events goes on.
+    /// The events that are left go on.
     Go,
-    /// What is left in the events goes on; then nothing does until the future is done. Nobody takes more of the upstream meanwhile.
+    /// The events that are left go on; then nothing does until the future is ready. The upstream is not polled
+    /// meanwhile.
     Wait(BoxFuture<Result<After, PluginError>>),
-    /// What is left in the events is the end: choices that have not finished do so for this reason, and the upstream is told to stop.
+    /// The events that are left are the end: choices that have not finished do so for this reason, and the upstream is
+    /// told to stop.
     Stop(FinishReason),
-    /// The answer breaks behind what is left in the events: an error if nothing of it is out yet, an error event otherwise.
+    /// The answer breaks behind the events that are left: with an error if nothing of it is out yet, with an error
+    /// event otherwise.
     Reject(Rejection),
 }
 
@@ -102,25 +106,25 @@ impl std::fmt::Debug for Flow {
     }
 }
 
-/// How an answer goes on after it was waited for.
+/// Course of an answer after a wait.
 #[derive(Debug)]
 pub enum After {
-    /// With these events.
+    /// The answer goes on with these events.
     Go(Vec<ChatEvent>),
-    /// With these events as its last ([`Flow::Stop`]).
+    /// The answer ends with these events ([`Flow::Stop`]).
     Stop(Vec<ChatEvent>, FinishReason),
-    /// Not at all.
+    /// The answer breaks.
     Reject(Rejection),
 }
 
-/// A plugin that could not do its work. What becomes of the request then is said in the config (`on_fail`). The text is for the log, and
-/// must hold nothing of prompts, completions or secrets.
+/// Failure of a plugin. The config's `on_fail` decides about the request. The text is for the log, and must hold
+/// nothing of prompts, completions or secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PluginError(pub String);
 
 impl PluginError {
-    /// With that text.
+    /// Failure with that text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }

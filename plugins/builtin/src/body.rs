@@ -1,8 +1,7 @@
-//! Sets, fills in and removes fields of the JSON body that clients send, before anybody reads it.
+//! Plugin `body`: sets, fills in and removes fields of the JSON body that clients send, before anything else reads it.
 //!
-//! What is passed on untouched otherwise stays bytes: the body is another one, in the client's own dialect, with every field that this
-//! gateway does not know. Which model is asked and whether the answer is streamed is not to be changed here (`route_by_rule` does the
-//! first).
+//! The body stays bytes in the client's own dialect, with every field that this gateway does not know. The model and
+//! whether the answer is streamed cannot be changed here (`route_by_rule` changes the model).
 
 use std::sync::Arc;
 
@@ -10,10 +9,10 @@ use async_trait::async_trait;
 use penstock_plugins::{Hooks, Kind, Needs, Plugin, PluginError, RequestContext, Settings, Verdict};
 use serde_json::{Map, Value};
 
-/// `body`
+/// Kind `body`.
 pub(crate) struct Body;
 
-/// What decides about more than the answer's content.
+/// Fields that decide about more than the answer's content, so that this plugin may not set them.
 const KEPT: [&str; 4] = ["model", "n", "stream", "candidateCount"];
 
 struct Edits {
@@ -22,7 +21,7 @@ struct Edits {
     remove: Vec<Vec<String>>,
 }
 
-/// `generationConfig.temperature`, in steps.
+/// Steps of a path such as `generationConfig.temperature`.
 fn path(settings: &Settings<'_>, name: &str, text: &str) -> Vec<String> {
     let steps: Vec<String> = text.split('.').map(str::to_owned).collect();
     if steps.iter().any(String::is_empty) {
@@ -86,7 +85,7 @@ impl Hooks for Editing {
 }
 
 impl Edits {
-    /// Whether anything changed.
+    /// Applies the edits; true where the body changed.
     fn apply(&self, body: &mut Map<String, Value>) -> bool {
         let mut changed = false;
         for path in &self.remove {
@@ -110,7 +109,8 @@ impl Edits {
     }
 }
 
-/// The table that holds the last step; `None` where something else stands in the way, or it is not there and not to be made.
+/// Table that holds the last step of a path; `None` where another value stands in the way, or the table is missing and
+/// is not to be made.
 fn parent<'b, 'p>(
     body: &'b mut Map<String, Value>,
     path: &'p [String],

@@ -1,9 +1,10 @@
-//! Gives an answer again where the same was asked before.
+//! Plugin `cache`: repeats an answer where the same request was answered before.
 //!
-//! The same is: the same JSON (in whatever order, streamed or not), of the same dialect, for the same model, by the same key (or team, or
-//! anybody, as the config says). Nothing is guessed: a field that this gateway does not know is part of what was asked. A hit is said in the
-//! form that the client wants, costs nothing in the ledger, and says so (`x-penstock-cache`). Only complete answers are kept, in the memory
-//! of this process or in the cache that gateways share.
+//! Two requests are the same with the same JSON (in whatever order, streamed or not), of the same dialect, for the same
+//! model, by the same key (or team, or anybody, as the config says). A field that this gateway does not know is part of
+//! the request. A hit is encoded in the form that the client wants, costs nothing in the ledger, and is marked
+//! (`x-penstock-cache`). Only complete answers are kept, in the memory of this process or in the cache that gateways
+//! share.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,15 +22,15 @@ use serde_json::Value;
 
 use crate::recorder::{Recorder, read, written};
 
-/// `cache`
+/// Kind `cache`.
 pub(crate) struct Cache;
 
-/// `hit` or `miss`.
+/// Header field with `hit` or `miss`.
 pub(crate) const CACHE: HeaderName = HeaderName::from_static("x-penstock-cache");
-/// Seconds since the answer was made.
+/// Header field with the seconds since the answer was made.
 const AGE: HeaderName = HeaderName::from_static("age");
 
-/// Who shares answers.
+/// Callers that share answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Share {
     Key,
@@ -37,13 +38,13 @@ pub(crate) enum Share {
     All,
 }
 
-/// `share`: `key` unless it says otherwise.
+/// Setting `share`, by default `key`.
 pub(crate) fn share(settings: &Settings<'_>) -> Share {
     settings.word("share", &[("key", Share::Key), ("team", Share::Team), ("all", Share::All)])
 }
 
 impl Share {
-    /// What separates callers. Who has no team shares with nobody but its key.
+    /// Tenant that separates callers. A key without a team shares answers with no other key.
     pub(crate) fn tenant(self, request: &RequestContext) -> String {
         let info = &request.info;
         match (self, &info.team) {
@@ -54,7 +55,7 @@ impl Share {
     }
 }
 
-/// What a client wants of caches (RFC 9111, section 5.2.1): whether to look, and whether to keep.
+/// Client's wishes (RFC 9111, section 5.2.1): whether to look into the cache, and whether to keep the answer.
 pub(crate) fn wishes(request: &RequestContext) -> (bool, bool) {
     let values = request.headers.get_all(http::header::CACHE_CONTROL).iter().filter_map(|value| value.to_str().ok());
     let words: Vec<_> =
@@ -67,7 +68,7 @@ struct Config {
     keep: Duration,
     entry_bytes_max: usize,
     share: Share,
-    /// `None`: the shared one.
+    /// Answers in memory; `None`: the shared cache is used.
     memory: Option<Mutex<Memory>>,
 }
 
@@ -89,10 +90,10 @@ impl Kind for Cache {
     }
 }
 
-/// Answers in memory, the least used go first.
+/// Answers in memory, evicted in LRU order.
 struct Memory {
     entries: HashMap<String, Entry>,
-    /// Keys by when they were used.
+    /// Keys by their last use.
     order: BTreeMap<u64, String>,
     next: u64,
     bytes: usize,
@@ -163,7 +164,7 @@ impl Plugin for Cached {
 
 struct Caching {
     config: Arc<Config>,
-    /// Set where the answer is to be kept.
+    /// Key and recorder of an answer that is to be kept.
     miss: Option<Miss>,
 }
 
@@ -173,10 +174,10 @@ struct Miss {
     recorder: Recorder,
 }
 
-/// Fields that say how an answer is sent, or who asks, not what it is.
+/// Fields that change how an answer is sent, or who asks, and not its content.
 const APART: [&str; 6] = ["metadata", "safety_identifier", "store", "stream", "stream_options", "user"];
 
-/// The same for the same question.
+/// Cache key of a request: equal requests have equal keys.
 fn key(share: Share, request: &RequestContext) -> Result<String, PluginError> {
     let read = serde_json::from_slice(request.body()?);
     let mut body: Value = read.map_err(|_| PluginError::new("the body is no JSON"))?;
@@ -196,7 +197,7 @@ fn key(share: Share, request: &RequestContext) -> Result<String, PluginError> {
     Ok(format!("answer:{}", hasher.finalize().to_hex()))
 }
 
-/// JSON with its names in order.
+/// Hashes JSON with its names in order.
 fn canonical(value: &Value, hasher: &mut blake3::Hasher) {
     match value {
         Value::Object(table) => {
@@ -225,7 +226,7 @@ fn canonical(value: &Value, hasher: &mut blake3::Hasher) {
     }
 }
 
-/// A kept answer as it is given again.
+/// Verdict that repeats a kept answer.
 pub(crate) fn hit(events: Vec<ChatEvent>, age: Option<Duration>) -> Verdict {
     let mut headers = vec![(CACHE, HeaderValue::from_static("hit"))];
     headers.extend(age.map(|age| (AGE, HeaderValue::from(age.as_secs()))));
@@ -250,7 +251,7 @@ impl Hooks for Caching {
                 }
                 None => match host.cache_get(&key).await {
                     Ok(bytes) => bytes.and_then(|bytes| Some((read(&bytes)?, None))),
-                    // That there is none at all is not to go unnoticed; one that is slow or down has nothing.
+                    // A missing shared cache is a fault of the setup; a slow or failing one counts as a miss.
                     Err(error @ HostError::Unavailable(_)) => return Err(error.into()),
                     Err(_) => None,
                 },
@@ -289,7 +290,7 @@ impl Hooks for Caching {
             None => {
                 let Some(text) = written(&kept) else { return Ok(Flow::Go) };
                 let (shared, keep) = (host.clone(), self.config.keep);
-                // Nobody waits for it; one that is not kept is asked again.
+                // Written in the background; an answer that is not kept is asked for again.
                 host.spawn(Box::pin(async move { drop(shared.cache_put(&key, Bytes::from(text), keep).await) }));
             }
         }

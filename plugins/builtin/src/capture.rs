@@ -1,7 +1,9 @@
-//! Keeps what was asked and answered, for the keys, models and routes that the config names: one JSON line per request in a file.
+//! Plugin `capture`: writes prompts and answers of the keys, models and routes that the config names into a file, one
+//! JSON line per request.
 //!
-//! Nothing else in the gateway writes down what people say. Personal data is taken out first, as far as it is found by its form
-//! ([`crate::pii`]); `redact = false` keeps it. Texts are cut at a bound. A request that no model has answered is kept with what there is.
+//! Nothing else in the gateway writes down people's texts. Personal data is taken out first, as far as it is found by
+//! its form ([`crate::pii`]); `redact = false` keeps it. Texts are cut at a bound. A request without a model's answer
+//! is written with the parts that exist.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +19,10 @@ use serde_json::{Value, json};
 use crate::pii;
 use crate::scan::Rules;
 
-/// `capture`
+/// Kind `capture`.
 pub(crate) struct Capture;
 
-/// Answers of one request that are kept apart; what the others say is left out.
+/// Most choices of one request that are kept apart; the text of further ones is left out.
 const CHOICES_MAX: usize = 16;
 
 struct Config {
@@ -60,7 +62,7 @@ impl Plugin for Capturing {
     }
 }
 
-/// What has been said so far.
+/// Texts of one request so far.
 struct Captured {
     config: Arc<Config>,
     asked: Option<Asked>,
@@ -82,7 +84,7 @@ struct Said {
 }
 
 impl Config {
-    /// What is kept of a text: cut, then cleared of personal data.
+    /// Text that is written: cut, then cleared of personal data.
     fn kept(&self, text: &str) -> String {
         let text = &text[..text.floor_char_boundary(self.bytes_max)];
         match &self.redact {
@@ -91,7 +93,7 @@ impl Config {
         }
     }
 
-    /// Appends within the bound. One byte more than it is held, so that what is cut stays cut.
+    /// Appends within the bound. One byte more than the bound is held, so that a cut text is known to be cut.
     fn append(&self, to: &mut String, piece: &str) {
         let room = (self.bytes_max + 1).saturating_sub(to.len());
         to.push_str(&piece[..piece.floor_char_boundary(room)]);
@@ -219,7 +221,7 @@ mod tests {
         ChatEvent::Text { choice, text: text.into(), logprobs: Vec::new(), tokens: Vec::new() }
     }
 
-    /// The line that a request leaves.
+    /// Line that a request leaves.
     fn line(settings: &Value, prompt: &str, events: &[ChatEvent]) -> Value {
         let host = Arc::new(FakeHost::default());
         let body = json!({ "model": "m", "messages": [{ "role": "user", "content": prompt }] });

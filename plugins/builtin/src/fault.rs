@@ -1,6 +1,7 @@
-//! Faults on purpose, to see what clients make of them: delays, refusals, answers that break off.
+//! Plugin `fault`: faults on purpose, to test clients: delays, refusals, answers that break off.
 //!
-//! Which requests it meets is drawn from a seed and the number of the request, so that a test meets the same ones every time.
+//! The requests that it meets are drawn from a seed and the number of the request, so that a test meets the same ones
+//! every time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use penstock_plugins::{
     Verdict,
 };
 
-/// `fault`
+/// Kind `fault`.
 pub(crate) struct Fault;
 
 struct Config {
@@ -73,7 +74,7 @@ impl Plugin for Faulty {
 
 struct Failing {
     config: Arc<Config>,
-    /// Set where this request is one of them.
+    /// Host, set where this request was drawn.
     host: Option<Arc<dyn Host>>,
     events: u64,
 }

@@ -1,4 +1,4 @@
-//! Header fields that are not a plugin's to set.
+//! Header fields that plugins may not set.
 
 use http::{HeaderName, HeaderValue};
 use penstock_plugins::Settings;
@@ -24,12 +24,12 @@ const KEPT: [&str; 17] = [
     "x-request-id",
 ];
 
-/// Whether a plugin may set or remove it.
+/// Whether a plugin may set or remove the field.
 fn is_free(name: &HeaderName) -> bool {
     !KEPT.contains(&name.as_str())
 }
 
-/// The table `name` of fields to be set.
+/// Fields to set, from the table `name` of the settings.
 pub(crate) fn to_set(settings: &Settings<'_>, name: &str) -> Vec<(HeaderName, HeaderValue)> {
     let fields = settings.headers(name);
     for (field, _) in fields.iter().filter(|(field, _)| !is_free(field)) {
@@ -38,7 +38,7 @@ pub(crate) fn to_set(settings: &Settings<'_>, name: &str) -> Vec<(HeaderName, He
     fields
 }
 
-/// The list `name` of fields to be removed.
+/// Fields to remove, from the list `name` of the settings.
 pub(crate) fn to_remove(settings: &Settings<'_>, name: &str) -> Vec<HeaderName> {
     let fields = settings.header_names(name);
     for (at, _) in fields.iter().enumerate().filter(|(_, field)| !is_free(field)) {

@@ -1,8 +1,9 @@
-//! Looks for words and patterns in prompts and answers: refuses, masks, or notes what it finds.
+//! Plugin `guard`: looks for words and patterns in prompts and answers, and refuses, masks, or notes them.
 //!
-//! A prompt with something that is blocked is refused (400, `content_policy_violation`) before anybody is asked. An answer with something
-//! that is blocked ends in front of it, with the finish reason `content_filter`; of a stream the last `window` bytes are held back for that,
-//! so that nothing of it is said. Which rule it was is in the log, never the text.
+//! A prompt with a blocked text is refused (400, `content_policy_violation`) before any model is asked. An answer ends
+//! in front of a blocked text, with the finish reason `content_filter`, or breaks with an error (`on_answer =
+//! "error"`). Of a stream the last `window` bytes are held back for that, so that no part of the text goes out. The log
+//! names the rule, never the text.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,10 +18,10 @@ use penstock_plugins::{
 use crate::lanes::{Lane, Lanes};
 use crate::scan::{Action, Finder, Rule, Rules, Scanner, finder};
 
-/// `guard`
+/// Kind `guard`.
 pub(crate) struct Guard;
 
-/// Longest match in an answer that is sure to be found.
+/// Default window: the longest match of a pattern that is sure to be found in an answer.
 const WINDOW: u64 = 64;
 
 struct Config {
@@ -109,7 +110,7 @@ impl Guarding {
         Rejection::new(RejectionKind::Content, self.config.message.clone()).log(format!("rule {rule}"))
     }
 
-    /// Changes what is to be masked in a prompt; with an error the name of the rule that blocks it.
+    /// Masks the texts of a prompt; the inner error is the name of a rule that blocks it.
     fn prompt(&mut self, request: &mut RequestContext) -> Result<Result<(), String>, PluginError> {
         let config = self.config.clone();
         let rules = &config.prompt;
@@ -142,7 +143,7 @@ impl Guarding {
     }
 }
 
-/// Says something else in place of what is masked.
+/// Replaces the matches of rules that mask.
 fn mask(rules: &Rules, form: Form, text: &mut String) {
     let all = rules.all(text);
     for found in all.iter().rev() {
@@ -183,7 +184,7 @@ impl Hooks for Guarding {
         if self.config.stop {
             return Ok(Flow::Stop(FinishReason::ContentFilter));
         }
-        // One that breaks says nothing more, not even what came before.
+        // An answer that breaks ends at once, without the events that came before.
         events.clear();
         let hits = self.hits.lock().unwrap_or_else(PoisonError::into_inner);
         let rule = hits.last().map_or("", |rule| &self.config.answer.rules[*rule].name);

@@ -1,6 +1,7 @@
-//! Sets and removes header fields: of what providers are sent, and of what clients are answered.
+//! Plugin `headers`: sets and removes header fields of requests to providers, and of answers to clients.
 //!
-//! Framing, content type and credentials are not its to touch ([`crate::fields`]). Errors are answered without it.
+//! Framing, content type and credentials are out of its reach ([`crate::fields`]). Error replies do not pass through
+//! it.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use penstock_plugins::{AnswerHead, Hooks, Kind, Plugin, PluginError, RequestCont
 
 use crate::fields;
 
-/// `headers`
+/// Kind `headers`.
 pub(crate) struct Headers;
 
 #[derive(Debug, Default)]

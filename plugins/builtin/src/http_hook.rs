@@ -1,8 +1,9 @@
-//! Asks a service of one's own about requests and answers.
+//! Plugin `http_hook`: asks a service of the operator's own about requests and answers.
 //!
-//! It is sent JSON by POST and answers JSON: `{"action": "pass" | "edit" | "answer" | "reject", …}`; 204 and an empty body mean pass. With a
-//! secret every message is signed: `x-penstock-signature: t=SECONDS,v1=HEX`, HMAC-SHA256 of `SECONDS.BODY`. An answer is either held back
-//! until the service has seen it as a whole, or only shown to it when it has ended (`observe`), which delays nobody.
+//! The service gets JSON by POST and answers JSON: `{"action": "pass" | "edit" | "answer" | "reject", …}`; 204 and an
+//! empty body mean pass. With a secret every message is signed: `x-penstock-signature: t=SECONDS,v1=HEX`, HMAC-SHA256
+//! of `SECONDS.BODY`. An answer is either held back until the service has seen it as a whole, or only shown to the
+//! service when it has ended (`observe`), which delays no client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,12 +21,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use sha2::Sha256;
 
-/// `http_hook`
+/// Kind `http_hook`.
 pub(crate) struct HttpHook;
 
-/// Largest answer of the service.
+/// Largest reply of the service, in bytes.
 const REPLY_BYTES_MAX: usize = 8 << 20;
-/// Answers are held up to this.
+/// Largest answer that is held back, in bytes.
 const HELD_BYTES_MAX: usize = 16 << 20;
 const SIGNATURE: HeaderName = HeaderName::from_static("x-penstock-signature");
 
@@ -41,7 +42,7 @@ struct Config {
     secret: Option<String>,
     timeout: Duration,
     fields: Vec<(HeaderName, HeaderValue)>,
-    /// Header fields of the client that the service is told.
+    /// Header fields of the client that the service gets.
     shown: Vec<HeaderName>,
     requests: bool,
     answers: Answers,
@@ -74,18 +75,18 @@ impl Kind for HttpHook {
     }
 }
 
-/// What the service answers.
+/// Reply of the service.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Reply {
     action: Option<Action>,
-    /// Of a refusal.
+    /// Status of a refusal.
     status: Option<u16>,
     message: Option<String>,
-    /// In place of the request's.
+    /// Body in place of the request's.
     body: Option<Map<String, Value>>,
     model: Option<String>,
-    /// The answer's words, or those in their place.
+    /// Text of an answer, or the text in place of the model's.
     text: Option<String>,
     tags: Map<String, Value>,
 }
@@ -127,7 +128,7 @@ impl Config {
     }
 }
 
-/// The signature of a message sent at that time.
+/// Signature of a message sent at the time `seconds`.
 fn signed(secret: &str, seconds: u64, body: &[u8]) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret.as_bytes()).expect("a key of any length will do");
     mac.update(format!("{seconds}.").as_bytes());
@@ -176,7 +177,7 @@ struct Asking {
     seen: Seen,
 }
 
-/// What the service is shown of an answer.
+/// Content of an answer for the service.
 #[derive(Default)]
 struct Seen {
     text: String,
@@ -215,7 +216,7 @@ impl Seen {
     }
 }
 
-/// Says other words in place of the first choice's.
+/// Puts other words in place of the first choice's.
 fn edited(events: Vec<ChatEvent>, words: String) -> Vec<ChatEvent> {
     let mut words = Some(words);
     let mut out = Vec::with_capacity(events.len());
@@ -344,7 +345,7 @@ mod tests {
     use super::*;
     use crate::testing::text;
 
-    /// A service that answers what the prompt, or the answer, tells it to.
+    /// Service whose reply is chosen by the prompt or the answer.
     fn host() -> Arc<FakeHost> {
         let http = |url: &str, ask: &HttpAsk| {
             assert_eq!(url, "http://hook/x");

@@ -1,34 +1,37 @@
-//! Rewriting the texts of an answer while it comes: the one place that knows which events carry text, and in which order it must go out.
+//! Rewriting of an answer's texts while it comes: the one place that knows which events carry text, and in which order
+//! it must go out.
 //!
-//! An answer is several texts at once: per choice its words, its reasoning, its refusal, the arguments of each call. Each is a lane with a
-//! [`Rewriter`] of its own, which may hold text back. What is held goes out before the choice says something of another kind, before it
-//! finishes, and at the end of the answer, so nothing changes places. Log-probabilities and token ids say what a text was: they go with a
-//! text that nobody changed, and not before all of it does; with one that was changed they are left out.
+//! An answer is several texts at once: per choice its words, its reasoning, its refusal, the arguments of each call.
+//! Each is a lane with a [`Rewriter`] of its own, which may hold text back. Held text goes out before the choice emits
+//! another kind of event, before it finishes, and at the end of the answer, so the order is kept. Log-probabilities and
+//! token ids describe the original text: they go out with a text that is unchanged, and not before all of it does; with
+//! a changed text they are left out.
 
 use penstock_dialects::{ChatEvent, TokenLogprob};
 
-/// Which text of a choice.
+/// Text of a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Its words.
+    /// Words of the answer.
     Text,
-    /// Its reasoning.
+    /// Reasoning.
     Reasoning,
-    /// Its refusal.
+    /// Refusal.
     Refusal,
-    /// Arguments of that call: JSON text.
+    /// Arguments of the call of that index: JSON text.
     Arguments(u32),
 }
 
-/// Changes one text piece by piece. Whatever the pieces, the outcome must be the same.
+/// Rewriter of one text, piece by piece. The result must not depend on how the text is cut.
 pub(crate) trait Rewriter {
-    /// Takes a piece; appends to `out` what can be said of the text by now. With false nothing of the answer may follow.
+    /// Takes a piece; appends to `out` the text that can go out by now. With false nothing more of the answer may
+    /// follow.
     fn push(&mut self, piece: &str, out: &mut String) -> bool;
-    /// The text is complete: appends what is left.
+    /// Ends the text: appends the rest. With false nothing more of the answer may follow.
     fn end(&mut self, out: &mut String) -> bool;
-    /// What is held back, unchanged.
+    /// Text that is held back, unchanged.
     fn held(&mut self) -> String;
-    /// Whether anything is held back.
+    /// Whether any text is held back.
     fn holds(&self) -> bool;
 }
 
@@ -36,10 +39,10 @@ struct Open<R> {
     choice: u32,
     lane: Lane,
     rewriter: R,
-    /// What the text was that has not gone out completely.
+    /// Log-probabilities of the text that has not gone out completely.
     logprobs: Vec<TokenLogprob>,
     tokens: Vec<u32>,
-    /// What went in and out since then: equal if nobody changed it.
+    /// Input since then; the text is unchanged if it equals `given`.
     taken: String,
     given: String,
 }
@@ -56,7 +59,8 @@ impl<R> Default for Lanes<R> {
 }
 
 impl<R: Rewriter> Lanes<R> {
-    /// Takes events through the rewriters that `make` makes. With false the answer ends behind what is left in `events`.
+    /// Takes events through the rewriters that `make` makes. With false the answer ends behind the events that are
+    /// left.
     pub(crate) fn rewrite(&mut self, events: &mut Vec<ChatEvent>, end: bool, make: &dyn Fn(Lane) -> R) -> bool {
         let mut out = Vec::with_capacity(events.len());
         let mut goes_on = true;
@@ -137,7 +141,7 @@ impl<R: Rewriter> Lanes<R> {
         goes_on
     }
 
-    /// Ends the texts that `which` names.
+    /// Ends the texts that `which` selects.
     fn flush(&mut self, which: impl Fn(u32, Lane) -> bool, out: &mut Vec<ChatEvent>) -> bool {
         let mut at = 0;
         while at < self.open.len() {
@@ -156,7 +160,7 @@ impl<R: Rewriter> Lanes<R> {
         true
     }
 
-    /// Everything that is held back, unchanged.
+    /// Appends all text that is held back, unchanged.
     pub(crate) fn release(&mut self, out: &mut Vec<ChatEvent>) {
         for mut open in self.open.drain(..) {
             let text = open.rewriter.held();
@@ -200,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// Holds the last character back and says `y` for `x`; `!` ends the answer.
+    /// Rewriter that holds the last character back and writes `y` for `x`; `!` ends the answer.
     #[derive(Default)]
     struct Slow(String);
 

@@ -1,9 +1,9 @@
-//! The plugins that are built in: one file each.
+//! Built-in plugins: one file each.
 //!
-//! Each file says at its top what the plugin does to a request and to its answer, and what it refuses to do; `docs/reference/plugins.md` has
-//! every setting. What several of them need: `fields` (header fields that plugins must leave alone), `lanes` (rewriting the texts of an
-//! answer while it comes), `scan` (finding words and patterns in them, wherever they are cut),
-//! `recorder` (keeping an answer to give it again).
+//! Each file says at its top what the plugin does to a request and to its answer, and what it refuses to do;
+//! `docs/reference/plugins.md` has every setting. Shared parts: `fields` (header fields that plugins must leave alone),
+//! `lanes` (rewriting the texts of an answer while it comes), `scan` (finding words and patterns in them, wherever they
+//! are cut), `recorder` (keeping an answer to repeat it).
 #![forbid(unsafe_code)]
 
 mod body;
@@ -29,7 +29,7 @@ mod testing;
 use penstock_plugins::text::Writer;
 use penstock_plugins::{AskAs, Kind, Settings};
 
-/// All of them.
+/// Every built-in kind.
 pub const KINDS: &[&dyn Kind] = &[
     &body::Body,
     &cache::Cache,
@@ -55,7 +55,7 @@ fn json_inner(text: &str) -> String {
 const WRITERS: [(&str, Writer); 4] =
     [("system", Writer::System), ("user", Writer::User), ("assistant", Writer::Assistant), ("tool", Writer::Tool)];
 
-/// `writers`: whose texts in a prompt are looked at; everybody's without value.
+/// Setting `writers`: writers whose texts in a prompt are looked at; by default all.
 fn writers(settings: &Settings<'_>) -> Vec<Writer> {
     let names = settings.texts("writers");
     if names.is_empty() {
@@ -71,7 +71,7 @@ fn writers(settings: &Settings<'_>) -> Vec<Writer> {
     names.iter().enumerate().filter_map(known).collect()
 }
 
-/// `ask_as`: in whose name other models are asked.
+/// Setting `ask_as`: identity under which other models are asked.
 fn ask_as(settings: &Settings<'_>) -> AskAs {
     settings.word("ask_as", &[("plugin", AskAs::Plugin), ("caller", AskAs::Caller)])
 }

@@ -1,7 +1,8 @@
-//! Asks another model whether a prompt, or an answer, may pass.
+//! Plugin `moderation`: asks another model whether a prompt, or an answer, may pass.
 //!
-//! Either `/v1/moderations` of a provider, or any chat model of this gateway with instructions and a pattern of a refusal (Llama Guard and
-//! its like). An answer is held back until it has been judged as a whole: a stream comes at once, behind its end.
+//! The judge is either `/v1/moderations` of a provider, or any chat model of this gateway with instructions and a
+//! pattern of a refusal (Llama Guard and its like). An answer is held back until it has been judged as a whole: a
+//! stream comes at once, behind its end.
 
 use std::sync::Arc;
 
@@ -18,9 +19,9 @@ use serde_json::{Value, json};
 /// `moderation`
 pub(crate) struct Moderation;
 
-/// Characters that are judged; of a longer text its end.
+/// Default number of characters that are judged; of a longer text, the end.
 const CHARS_MAX: u64 = 100_000;
-/// Answers are held up to this.
+/// Largest answer that is held back, in bytes.
 const HELD_BYTES_MAX: usize = 16 << 20;
 const INSTRUCTIONS: &str = "You judge whether a text is safe. Answer with the one word \"safe\" or \"unsafe\".";
 
@@ -35,7 +36,7 @@ struct Config {
 }
 
 enum Judge {
-    /// Scores from which on a category is refused; without any the model's own flag counts.
+    /// Score per category from which on it is refused; without any the model's own flag counts.
     Moderations(Vec<(String, f64)>),
     /// Instructions, and the pattern of a refusal.
     Chat(String, Regex),
@@ -84,7 +85,7 @@ fn scores(settings: &Settings<'_>) -> Vec<(String, f64)> {
 }
 
 impl Config {
-    /// Why the text may not pass; `None`: it may.
+    /// Reason why the text may not pass; `None`: it may.
     async fn judged(&self, host: &Arc<dyn Host>, text: &str) -> Result<Option<String>, PluginError> {
         let skipped = text.chars().count().saturating_sub(self.chars_max);
         let text: String = text.chars().skip(skipped).collect();

@@ -1,11 +1,12 @@
-//! Takes personal data out of prompts and puts it back into answers.
+//! Plugin `pii`: takes personal data out of prompts and puts it back into answers.
 //!
-//! What is found (mail addresses, phone numbers, cards, accounts, network addresses, social security numbers, and own patterns) is replaced by
-//! placeholders, `[EMAIL_1]`; the same value gets the same one throughout a conversation. Upstreams see only those. Where the answer uses
-//! one, the client reads the value again, also when the placeholder comes in several pieces. The table lives as long as the request, and is
-//! neither logged nor stored. With `restore = false` the client reads the placeholders too.
+//! Values (mail addresses, phone numbers, cards, accounts, network addresses, social security numbers, and own
+//! patterns) are replaced by placeholders, `[EMAIL_1]`; the same value gets the same placeholder throughout a
+//! conversation. Upstreams see only placeholders. Where the answer uses one, the client reads the value again, also
+//! when the placeholder comes in several pieces. The table lives as long as the request, and is neither logged nor
+//! stored. With `restore = false` the client reads the placeholders too.
 //!
-//! Finding is by form (and checksum, where there is one), not by meaning: names and places are not found.
+//! Values are found by form (and checksum, where there is one), not by meaning: names and places are not found.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -20,12 +21,12 @@ use regex::Regex;
 use crate::lanes::{Lane, Lanes, Rewriter};
 use crate::scan::{Action, Finder, Rule, Rules};
 
-/// `pii`
+/// Kind `pii`.
 pub(crate) struct Pii;
 
 type Check = fn(&str) -> Option<usize>;
 
-/// Names, forms and checks of what is known. Of two that begin at one place the first counts.
+/// Names, patterns and checks of the known kinds. Of two matches that begin at one place the first kind counts.
 const KNOWN: [(&str, &str, Check); 6] = [
     ("email", r"(?i)\b[a-z0-9][a-z0-9._%+\-]{0,63}@[a-z0-9](?:[a-z0-9\-]{0,62}\.)+[a-z]{2,24}\b", all),
     ("iban", r"\b[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]){11,30}\b", iban),
@@ -43,7 +44,7 @@ fn all(found: &str) -> Option<usize> {
     Some(found.len())
 }
 
-/// The longest part from the beginning that ends with a whole group and satisfies `check`.
+/// Longest prefix of `found` that ends with a whole group and satisfies `check`.
 fn longest(found: &str, check: impl Fn(&str) -> bool) -> Option<usize> {
     let ends = (1..=found.len()).rev().filter(|end| {
         let next = found.as_bytes().get(*end);
@@ -56,7 +57,7 @@ fn digits(text: &str) -> impl DoubleEndedIterator<Item = u32> + '_ {
     text.chars().filter_map(|char| char.to_digit(10))
 }
 
-/// Luhn's checksum.
+/// Length of a card number by Luhn's checksum.
 fn card(found: &str) -> Option<usize> {
     longest(found, |text| {
         let weighed = digits(text).rev().enumerate().map(|(at, digit)| match at % 2 {
@@ -69,7 +70,7 @@ fn card(found: &str) -> Option<usize> {
     })
 }
 
-/// ISO 13616: the rest modulo 97.
+/// Length of an account number by ISO 13616: the rest modulo 97 is 1.
 fn iban(found: &str) -> Option<usize> {
     longest(found, |text| {
         let plain: Vec<u8> = text.bytes().filter(u8::is_ascii_alphanumeric).collect();
@@ -85,7 +86,7 @@ fn iban(found: &str) -> Option<usize> {
     })
 }
 
-/// Ranges that were never issued.
+/// Social security number outside the ranges that were never issued.
 fn ssn(found: &str) -> Option<usize> {
     let area = &found[..3];
     let issued =
@@ -162,12 +163,12 @@ fn made(asked: &dyn Fn(&str) -> bool) -> Vec<Rule> {
     made.collect()
 }
 
-/// Everything that is known, for texts that are kept.
+/// Rules of all known kinds, for texts that are written to files.
 pub(crate) fn everything() -> Rules {
     Rules { rules: made(&|_| true), window: usize::MAX / 2 }
 }
 
-/// A text with the name of its kind in place of whatever is found.
+/// Text with the name of its kind in place of every match.
 pub(crate) fn redacted(rules: &Rules, text: &str) -> String {
     let (mut out, mut from) = (String::with_capacity(text.len()), 0);
     for found in rules.all(text) {
@@ -195,12 +196,12 @@ impl Plugin for Private {
 
 struct Redacting {
     config: Arc<Config>,
-    /// Set once, when the prompt has been read.
+    /// Placeholders of the request; set once, when the prompt has been read.
     table: Arc<Table>,
     lanes: Lanes<Restorer>,
 }
 
-/// Placeholders and what they stand for.
+/// Placeholders and their values.
 #[derive(Default)]
 struct Table {
     pairs: Vec<(String, String)>,
@@ -208,7 +209,7 @@ struct Table {
 }
 
 impl Table {
-    /// The placeholder of a value; `taken` says which the client has used itself.
+    /// Placeholder of a value; `taken` tells which placeholders the client's own text uses.
     fn placeholder(&mut self, label: &str, value: &str, taken: &dyn Fn(&str) -> bool) -> &str {
         let next = self.pairs.len();
         let at = *self.by_value.entry(value.to_owned()).or_insert(next);
@@ -278,12 +279,12 @@ impl Hooks for Redacting {
     }
 }
 
-/// Puts values back in place of placeholders.
+/// Rewriter that puts values back in place of placeholders.
 struct Restorer {
     table: Arc<Table>,
-    /// What is put in must be escaped.
+    /// True in JSON text, where a value must be escaped.
     json: bool,
-    /// The beginning of what may be a placeholder.
+    /// Beginning of a possible placeholder.
     held: String,
 }
 
@@ -421,7 +422,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is taken out is put back, however the answer is cut; and nothing of it is left in the prompt.
+        /// Redacting and restoring give the same text, however the answer is cut, and no value is left in the prompt.
         #[test]
         fn redacting_and_restoring_is_the_identity(
             words in prop::collection::vec(prop_oneof![

@@ -1,7 +1,8 @@
-//! Puts messages in front of and behind what clients ask, and keeps templates that clients ask by name.
+//! Plugin `prompt`: puts messages in front of and behind the client's, and keeps templates that clients use by name.
 //!
-//! All texts are templates (Jinja) over facts of the request; what a client writes is only ever a value in them. A client asks a template
-//! with a message that begins `{template://NAME}`; what follows is `input` there. With `templates_only` nothing else is answered.
+//! All texts are templates (Jinja) over facts of the request; a client's text is only ever a value in them. A client
+//! uses a template with a message that begins `{template://NAME}`; the rest of the message is `input` there. With
+//! `templates_only` any other message is refused.
 
 use std::sync::Arc;
 
@@ -12,21 +13,21 @@ use penstock_plugins::{
     Hooks, Kind, Needs, Plugin, PluginError, Rejection, RejectionKind, RequestContext, Settings, Verdict,
 };
 
-/// `prompt`
+/// Kind `prompt`.
 pub(crate) struct Prompt;
 
-/// Steps that one template may take.
+/// Most steps of one template.
 const FUEL: u64 = 100_000;
-/// Longest text that one may make.
+/// Longest text of one template, in bytes.
 const TEXT_BYTES_MAX: usize = 1 << 20;
-/// Begins a message that asks a template.
+/// Mark at the beginning of a message that uses a template.
 const MARK: &str = "{template://";
 
 const ROLES: &[(&str, Role)] = &[("system", Role::System), ("user", Role::User), ("assistant", Role::Assistant)];
 
 struct Config {
     environment: Environment<'static>,
-    /// Roles, and names in the environment.
+    /// Role of each message in front, and its template's name in the environment.
     prepend: Vec<(Role, String)>,
     append: Vec<(Role, String)>,
     templates: Vec<(String, String)>,
@@ -107,7 +108,8 @@ impl Config {
         }
     }
 
-    /// Turns the messages that ask templates into what those say; a name that is asked and not there.
+    /// Replaces the messages that use templates by their text; returns the name of a template that does not exist, or
+    /// the empty name for a message without a template under `templates_only`.
     fn fill(&self, chat: &mut ChatRequest, context: &dyn Fn(&str) -> Value) -> Result<Option<String>, PluginError> {
         for message in chat.messages.iter_mut().filter(|message| message.role == Role::User) {
             let asked = message.content.as_deref().and_then(|text| text.trim_start().strip_prefix(MARK));
@@ -141,7 +143,7 @@ impl Plugin for Decorated {
 
 struct Decorating(Arc<Config>);
 
-/// In front of a conversation. Instructions join those that are there: models know one place for them.
+/// Puts messages in front of a conversation. Instructions join those that are there: models know one place for them.
 fn in_front(chat: &mut ChatRequest, texts: Vec<(Role, String)>) {
     let first = chat.messages.first_mut().filter(|first| first.role == Role::System && first.parts.is_empty());
     let (mut texts, mut joined) = (texts, String::new());

@@ -1,25 +1,25 @@
-//! An answer that is kept while it goes by, to be given again: complete answers only, and none that grew too large.
+//! Recorder of an answer that goes by, to be repeated later: complete answers only, up to a size.
 
 use penstock_dialects::{ChatEvent, FinishReason, TokenLogprob, Usage};
 use serde::{Deserialize, Serialize};
 
-/// Keeps one answer.
+/// Recorder of one answer.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     events: Vec<ChatEvent>,
     bytes: usize,
     bytes_max: usize,
-    /// It is not worth keeping, or cannot be.
+    /// True where the answer is too large, or cannot be repeated.
     spoiled: bool,
 }
 
 impl Recorder {
-    /// One of at most so many bytes.
+    /// Recorder of an answer of at most `bytes_max`.
     pub(crate) fn new(bytes_max: usize) -> Self {
         Self { events: Vec::new(), bytes: 0, bytes_max, spoiled: false }
     }
 
-    /// Notes events; pieces of one text are joined.
+    /// Records events; pieces of one text are joined.
     pub(crate) fn events(&mut self, events: &[ChatEvent]) {
         if self.spoiled {
             return;
@@ -37,7 +37,7 @@ impl Recorder {
         }
     }
 
-    /// The answer has ended: all of it, and its size.
+    /// Ends the record: all events and their size; `None` where the answer is spoiled.
     pub(crate) fn end(&mut self) -> Option<(Vec<ChatEvent>, usize)> {
         let spoiled = std::mem::replace(&mut self.spoiled, true);
         (!spoiled && !self.events.is_empty()).then(|| (std::mem::take(&mut self.events), self.bytes))
@@ -45,11 +45,11 @@ impl Recorder {
 }
 
 fn can_be_given_again(event: &ChatEvent) -> bool {
-    // What was withheld may be given tomorrow; bytes are no events.
+    // A filtered answer may be allowed later; raw bytes are no events.
     !matches!(event, ChatEvent::Raw(_) | ChatEvent::Finish { reason: FinishReason::ContentFilter, .. })
 }
 
-/// Appends a piece to the text in front of it, if it is of the same.
+/// Appends a piece to the text in front of it, if both belong to the same text.
 fn join(last: &mut ChatEvent, next: &ChatEvent) -> bool {
     match (last, next) {
         (
@@ -79,7 +79,7 @@ fn join(last: &mut ChatEvent, next: &ChatEvent) -> bool {
     }
 }
 
-/// About what it takes in memory.
+/// Estimated size of an event in memory, in bytes.
 fn size(event: &ChatEvent) -> usize {
     let probs =
         |all: &[TokenLogprob]| all.iter().map(|prob| 64 + prob.bytes.len() + 48 * prob.top.len()).sum::<usize>();
@@ -99,7 +99,8 @@ fn size(event: &ChatEvent) -> usize {
     }
 }
 
-/// An event as it is written for other gateways. What has token ids or log-probabilities is not written: it is of one tokenizer.
+/// Event as it is written for other gateways. An event with token ids or log-probabilities is not written: these belong
+/// to one tokenizer.
 #[derive(Debug, Serialize, Deserialize)]
 enum Wire {
     Text(u32, String),
@@ -116,7 +117,7 @@ enum Wire {
 
 const REASONS: [FinishReason; 3] = [FinishReason::Stop, FinishReason::Length, FinishReason::ToolCalls];
 
-/// Writes an answer; `None`: it has something that is not written.
+/// Encodes an answer; `None`: it has an event that is not written.
 pub(crate) fn written(events: &[ChatEvent]) -> Option<Vec<u8>> {
     let wire: Option<Vec<_>> = events.iter().map(to_wire).collect();
     serde_json::to_vec(&wire?).ok()
@@ -152,7 +153,7 @@ fn to_wire(event: &ChatEvent) -> Option<Wire> {
     })
 }
 
-/// Reads an answer; `None`: it was not written here.
+/// Decodes an answer; `None`: the bytes were not written by [`written`].
 pub(crate) fn read(bytes: &[u8]) -> Option<Vec<ChatEvent>> {
     let wire: Vec<Wire> = serde_json::from_slice(bytes).ok()?;
     wire.into_iter().map(from_wire).collect()

@@ -1,7 +1,8 @@
-//! Chooses another model than the one that was asked for: by words, length, tools, images, header fields, key, team, or by lot.
+//! Plugin `route_by_rule`: chooses another model than the one that was asked for: by words, length, tools, images,
+//! header fields, key, team, or at random.
 //!
-//! The first rule whose conditions all hold decides; without one the request goes where it was going. The client is answered under the name
-//! that it used. It is enough that the caller may use one of the two models: the choice is the config's.
+//! The first rule whose conditions all hold decides; without one the request keeps its model. The client is answered
+//! under the name that it used. The caller need be allowed only one of the two models: the choice is the config's.
 
 use std::sync::Arc;
 
@@ -14,12 +15,12 @@ use regex::Regex;
 
 use crate::scan::{Action, Rule as Looked, Rules};
 
-/// `route_by_rule`
+/// Kind `route_by_rule`.
 pub(crate) struct RouteByRule;
 
 struct Rule {
     model: String,
-    /// In what the person said last, or anywhere.
+    /// Words to find, and whether every text is searched (true) or only the last message of the person.
     says: Option<(Rules, bool)>,
     chars: (u64, u64),
     tools: Option<bool>,
@@ -76,7 +77,7 @@ impl Rule {
         self.says.is_some() || self.chars != (0, u64::MAX >> 1) || self.tools.is_some() || self.images.is_some()
     }
 
-    /// What can be told without reading the request.
+    /// Whether the conditions hold that need no decoded request.
     fn fits(&self, request: &RequestContext) -> bool {
         let named =
             |rules: &[String], name: Option<&String>| rules.is_empty() || name.is_some_and(|name| rules.contains(name));

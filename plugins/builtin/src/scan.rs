@@ -1,8 +1,8 @@
-//! Finding words and patterns in a text that comes in pieces, so that the pieces make no difference.
+//! Search for words and patterns in a text that comes in pieces, with a result that does not depend on the pieces.
 //!
-//! Where a match begins is decided when `window` bytes behind that place are known, or the text is complete; then only those bytes are looked
-//! at. So a match of up to `window` bytes is found however the text is cut, a longer one never, and the last `window` bytes of a text that
-//! still comes are held back.
+//! A possible start of a match is decided when `window` bytes behind it are known, or the text is complete; then only
+//! those bytes are looked at. So a match of up to `window` bytes is found however the text is cut, a longer one never,
+//! and the last `window` bytes of a text that still comes are held back.
 
 use std::sync::Arc;
 
@@ -12,22 +12,22 @@ use regex::{Regex, RegexBuilder};
 
 use crate::lanes::Rewriter;
 
-/// Largest compiled pattern, and its cache.
+/// Largest compiled pattern, and largest cache of one, in bytes.
 const PATTERN_BYTES_MAX: usize = 4 << 20;
-/// Words of one rule.
+/// Most words of one rule.
 const WORDS_MAX: usize = 100_000;
 
-/// What a rule looks for.
+/// Words or pattern of a rule.
 #[derive(Clone, Debug)]
 pub(crate) enum Finder {
-    /// Words; `true`: only where a word begins and ends.
+    /// Words; `true`: only as whole words.
     Words(Box<AhoCorasick>, bool),
-    /// A pattern, and how much of what it found counts; `None`: nothing.
+    /// Pattern, and the function that gives the length of a match that counts; `None`: the match does not count.
     Pattern(Regex, fn(&str) -> Option<usize>),
 }
 
 impl Finder {
-    /// Any of these words, in any case.
+    /// Finder of any of these words, in any case.
     pub(crate) fn words(words: &[String], whole: bool) -> Result<Self, String> {
         if words.len() > WORDS_MAX {
             return Err(format!("more than {WORDS_MAX} words"));
@@ -42,7 +42,7 @@ impl Finder {
         Ok(Finder::Words(Box::new(built.map_err(|error| error.to_string())?), whole))
     }
 
-    /// That regular expression (crate `regex`: linear in time, no look-around).
+    /// Finder of that regular expression (crate `regex`: linear in time, no look-around).
     pub(crate) fn pattern(text: &str) -> Result<Self, String> {
         let built = RegexBuilder::new(text).size_limit(PATTERN_BYTES_MAX).dfa_size_limit(PATTERN_BYTES_MAX).build();
         let pattern = built.map_err(|error| format!("is no pattern: {}", last_line(&error.to_string())))?;
@@ -52,7 +52,7 @@ impl Finder {
         Ok(Finder::Pattern(pattern, |found| Some(found.len())))
     }
 
-    /// Where the first match begins at or behind `from`, whatever its length and whatever [`Finder::counts`] says of it.
+    /// First match at or behind `from`, whatever its length and whatever [`Finder::counts`] makes of it.
     fn find(&self, text: &str, from: usize) -> Option<(usize, usize)> {
         match self {
             Finder::Pattern(pattern, _) => pattern.find_at(text, from).map(|found| (found.start(), found.end())),
@@ -63,7 +63,7 @@ impl Finder {
         }
     }
 
-    /// Where what counts of what was found ends.
+    /// End of the part of a match that counts; `None`: the match does not count.
     fn counts(&self, text: &str, start: usize, end: usize) -> Option<usize> {
         match self {
             Finder::Pattern(_, check) => check(&text[start..end]).map(|length| start + length),
@@ -86,14 +86,14 @@ fn is_word(text: &str, start: usize, end: usize) -> bool {
     !text[..start].chars().next_back().is_some_and(inner) && !text[end..].chars().next().is_some_and(inner)
 }
 
-/// What a match means.
+/// Action on a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Something else is said in its place.
+    /// The match is replaced.
     Mask,
-    /// Nothing more is said.
+    /// The answer ends in front of the match.
     Block,
-    /// It is noted.
+    /// The match is noted.
     Note,
 }
 
@@ -103,11 +103,11 @@ pub(crate) struct Rule {
     pub(crate) name: String,
     pub(crate) finder: Finder,
     pub(crate) action: Action,
-    /// Said in place of what is masked.
+    /// Text in place of a masked match.
     pub(crate) mask: String,
 }
 
-/// Reads `words = [...]` or `pattern = "..."` of a rule.
+/// Finder of a rule, from `words = [...]` or `pattern = "..."`.
 pub(crate) fn finder(settings: &Settings<'_>) -> Option<Finder> {
     let (words, pattern) = (settings.texts("words"), settings.text("pattern"));
     let whole = settings.flag("whole_words", true);
@@ -122,15 +122,15 @@ pub(crate) fn finder(settings: &Settings<'_>) -> Option<Finder> {
     made.ok()
 }
 
-/// The rules of one text, and how far they look.
+/// Rules of one text, and their window.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) rules: Vec<Rule>,
-    /// Bytes of the longest match that is found.
+    /// Longest match that is found, in bytes.
     pub(crate) window: usize,
 }
 
-/// A match.
+/// Match of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) start: usize,
@@ -139,15 +139,15 @@ pub(crate) struct Found {
     pub(crate) rule: usize,
 }
 
-/// What stands at a place of a text that still comes.
+/// Result of a step over a text that still comes.
 enum Next {
     Match(Found),
-    /// Nothing begins before that place; from there on it is open.
+    /// No match begins before that place; from there on it is undecided.
     Open(usize),
 }
 
 impl Rules {
-    /// All matches in a text that is there as a whole, in order, without overlaps; of those that begin at one place, the first rule's.
+    /// All matches in a complete text, in order, without overlaps; of those that begin at one place, the first rule's.
     pub(crate) fn all(&self, text: &str) -> Vec<Found> {
         let (mut out, mut from, mut starts) = (Vec::new(), 0, Starts::default());
         while let Next::Match(found) = self.next(text, from, true, &mut starts) {
@@ -173,7 +173,7 @@ impl Rules {
         }
     }
 
-    /// The first rule that matches exactly there, not at an end that is none.
+    /// First rule with a match at exactly that place, unless the match ends where the text was only cut.
     fn at(&self, text: &str, start: usize, whole: bool, starts: &Starts) -> Option<Found> {
         let rules = self.rules.iter().enumerate().filter(|(rule, _)| starts.0[*rule] == Some(start));
         rules.into_iter().find_map(|(rule, have)| {
@@ -186,7 +186,7 @@ impl Rules {
     }
 }
 
-/// Where each rule may match next in one text: each looks through the text once, however often the others match.
+/// Next possible match of each rule in one text: each rule searches the text once, however often the others match.
 #[derive(Default)]
 struct Starts(Vec<Option<usize>>);
 
@@ -205,7 +205,7 @@ impl Starts {
     }
 }
 
-/// The nearest place before `at` that is no part of a character.
+/// Nearest character boundary at or before `at`.
 fn floor(text: &str, mut at: usize) -> usize {
     while !text.is_char_boundary(at) {
         at -= 1;
@@ -213,18 +213,18 @@ fn floor(text: &str, mut at: usize) -> usize {
     at
 }
 
-/// Applies rules to one text of an answer; the names of those that matched are noted.
+/// Rewriter that applies rules to one text of an answer and notes the rules that matched.
 pub(crate) struct Scanner {
     rules: Arc<Rules>,
-    /// The end of what has gone out, then what is held back.
+    /// End of the text that has gone out, then the text that is held back.
     text: String,
-    /// Where the latter begins.
+    /// Offset of the text that is held back.
     at: usize,
-    /// Rules that matched.
+    /// Indices of the rules that matched.
     pub(crate) hits: Arc<std::sync::Mutex<Vec<usize>>>,
 }
 
-/// Bytes of what has gone out that are kept, for patterns that look behind (`\b`, `^`): at least one character.
+/// Bytes of the sent text that are kept, for patterns that look behind (`\b`, `^`): at least one character.
 const BEHIND: usize = 8;
 
 impl Scanner {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     proptest! {
-        /// The pieces make no difference: not for what is said, nor for what is found.
+        /// The pieces make no difference, neither to the text nor to the matches.
         #[test]
         fn any_cut_gives_the_same_text(
             text in "[ab é1\n]{0,40}",

@@ -1,8 +1,10 @@
-//! Gives an answer again where nearly the same was asked before: by the likeness of what the person said last.
+//! Plugin `semantic_cache`: repeats an answer where a similar request was answered before, by the similarity of the
+//! person's last message.
 //!
-//! All else must be the same: earlier turns, instructions, tools, parameters, model, caller. Then the last message is embedded (by any model
-//! of this gateway), and the nearest of those kept under the same circumstances answers if its cosine reaches the threshold. Answers are kept
-//! in the memory of this process. Likeness is not sameness: whoever uses this accepts answers to questions that only look alike.
+//! All else must be the same: earlier turns, instructions, tools, parameters, model, caller. Then the last message is
+//! embedded (by any model of this gateway), and the nearest of the answers kept under the same circumstances is
+//! repeated if its cosine reaches the threshold. Answers are kept in the memory of this process. An operator who uses
+//! this accepts answers to questions that only look alike.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +20,7 @@ use penstock_plugins::{
 use crate::cache::{CACHE, Share, hit, share, wishes};
 use crate::recorder::Recorder;
 
-/// `semantic_cache`
+/// Kind `semantic_cache`.
 pub(crate) struct SemanticCache;
 
 struct Config {
@@ -57,19 +59,19 @@ impl Kind for SemanticCache {
     }
 }
 
-/// Answers by what must be the same; the oldest go first.
+/// Answers by their circumstances, evicted oldest first.
 struct Memory {
     places: HashMap<[u8; 32], VecDeque<Kept>>,
-    /// Where the oldest is, in order.
+    /// Circumstances of each answer, the oldest first.
     order: VecDeque<[u8; 32]>,
     bytes: usize,
     bytes_max: usize,
-    /// Under one set of circumstances: each is compared.
+    /// Most answers under one set of circumstances: each is compared.
     candidates_max: usize,
 }
 
 struct Kept {
-    /// Of length 1.
+    /// Embedding of length 1.
     vector: Vec<f32>,
     events: Arc<Vec<ChatEvent>>,
     bytes: usize,
@@ -104,7 +106,7 @@ impl Memory {
         }
     }
 
-    /// Forgets the oldest under these circumstances.
+    /// Drops the oldest answer under these circumstances.
     fn forget(&mut self, place: &[u8; 32]) {
         let Some(candidates) = self.places.get_mut(place) else { return };
         if let Some(oldest) = candidates.pop_front() {
@@ -116,7 +118,7 @@ impl Memory {
     }
 }
 
-/// Makes its length 1; `None`: it has none.
+/// Scales a vector to length 1; `None`: its length is 0 or not finite.
 fn normal(mut vector: Vec<f32>) -> Option<Vec<f32>> {
     let length = vector.iter().map(|value| value * value).sum::<f32>().sqrt();
     (length.is_finite() && length > 0.0).then(|| {
@@ -125,9 +127,9 @@ fn normal(mut vector: Vec<f32>) -> Option<Vec<f32>> {
     })
 }
 
-/// What the person said last, and all else: the circumstances.
+/// Last message of the person, and a digest of all else: the circumstances.
 fn split(chat: &ChatRequest, request: &RequestContext, share: Share) -> Option<(String, [u8; 32])> {
-    // What is not known here may change the answer in any way.
+    // Unknown fields may change the answer in any way.
     if !chat.ignored.is_empty() || chat.logprobs.is_some() || chat.prompt_logprobs.is_some() {
         return None;
     }

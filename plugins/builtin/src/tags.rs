@@ -1,4 +1,5 @@
-//! Notes on requests, for the access log and the ledger: fixed ones, and those that clients send in header fields or in the body.
+//! Plugin `tags`: tags on requests, for the access log and the ledger: fixed ones, and those that clients send in
+//! header fields or in the body.
 
 use std::sync::Arc;
 
@@ -7,16 +8,16 @@ use http::HeaderName;
 use penstock_plugins::{Hooks, Kind, Needs, Plugin, PluginError, RequestContext, Settings, Verdict};
 use serde_json::Value;
 
-/// `tags`
+/// Kind `tags`.
 pub(crate) struct Tags;
 
-/// Longest value of a client's; more is left out.
+/// Longest value from a client, in characters; the rest is cut off.
 const VALUE_CHARS_MAX: usize = 128;
 
 struct Config {
     set: Vec<(String, String)>,
     headers: Vec<(String, HeaderName)>,
-    /// Names, and where in the body (RFC 6901).
+    /// Names, and pointers into the body (RFC 6901).
     body: Vec<(String, String)>,
 }
 

@@ -3,10 +3,10 @@
 use penstock_dialects::{ChatEvent, FinishReason};
 use penstock_plugins::{Flow, Hooks, Sees};
 
-/// What became of an answer.
+/// Outcome of a streamed answer.
 pub(crate) struct Streamed {
     pub(crate) text: String,
-    /// How it ended.
+    /// Last flow that the plugin returned.
     pub(crate) flow: String,
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn streamed(mut hooks: Box<dyn Hooks>, pieces: &[&str]) -> Streamed {
     out
 }
 
-/// A piece of text.
+/// Text event with one piece.
 pub(crate) fn text(text: &str) -> ChatEvent {
     ChatEvent::Text { choice: 0, text: text.into(), logprobs: Vec::new(), tokens: Vec::new() }
 }

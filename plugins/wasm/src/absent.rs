@@ -1,4 +1,4 @@
-//! What stands in for the host in a build without it.
+//! Stand-in for the host in a build without it.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use penstock_plugins::{Kind, Plugin, Settings};
 
 use crate::WasmError;
 
-/// Refuses every use.
+/// Kind that refuses every use.
 #[derive(Debug)]
 pub(crate) struct AbsentKind;
 

@@ -1,7 +1,7 @@
-//! What can go wrong with a plugin that is WebAssembly. The texts are for logs and for who writes the config: nothing of requests or
-//! answers is in them.
+//! Errors of plugins that are WebAssembly. The texts are for logs and for the author of the config: nothing of requests
+//! or answers is in them.
 
-/// Why a plugin cannot be used, or has stopped.
+/// Reason why a plugin cannot be used, or has stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WasmError {
     /// This build has no host.
@@ -10,81 +10,81 @@ pub enum WasmError {
     /// The compiler does not work here.
     #[error("WebAssembly cannot be compiled here: {reason}")]
     Engine {
-        /// The compiler's words.
+        /// Message of the compiler.
         reason: String,
     },
     /// The module is larger than allowed.
     #[error("the module has {bytes} bytes, of {bytes_max} allowed (module_bytes_max)")]
     TooLarge {
-        /// Its size.
+        /// Size of the module.
         bytes: usize,
-        /// The bound.
+        /// Bound of the size.
         bytes_max: usize,
     },
     /// The module is not the one that was pinned.
     #[error("the module's SHA-256 is {found}, not the one that is pinned")]
     Digest {
-        /// Its digest in hexadecimal.
+        /// Digest of the module in hexadecimal.
         found: String,
     },
     /// The bytes are no module that can run here.
     #[error("not a module that can run here: {reason}")]
     Invalid {
-        /// The compiler's words.
+        /// Message of the compiler.
         reason: String,
     },
     /// The module does not speak a version of the ABI that is spoken here.
     #[error("the module does not say that it speaks proxy-wasm 0.2.0 or 0.2.1{}", .found.as_ref().map(|found| format!(" but {found}")).unwrap_or_default())]
     Abi {
-        /// What it speaks.
+        /// Versions that the module speaks.
         found: Option<String>,
     },
     /// An export is missing, or has other parameters than the ABI says.
     #[error("the module's export {name} is missing or has other parameters than the ABI says")]
     Export {
-        /// Its name.
+        /// Name of the export.
         name: &'static str,
     },
     /// The module needs something that is not here.
     #[error("the module imports {module}.{name}, which does not exist here")]
     Import {
-        /// From where.
+        /// Module name of the import.
         module: String,
-        /// What.
+        /// Name of the import.
         name: String,
     },
     /// The plugin says that its settings are wrong.
     #[error("the plugin refused its settings ({callback} returned false; its log may say why)")]
     Refused {
-        /// Where it said so.
+        /// Callback that returned false.
         callback: &'static str,
     },
     /// The plugin used up its instructions.
     #[error("the plugin used up its fuel in {callback}")]
     Fuel {
-        /// Where.
+        /// Callback in which the fuel ran out.
         callback: &'static str,
     },
     /// The plugin broke.
     #[error("the plugin broke in {callback}: {reason}")]
     Trap {
-        /// Where.
+        /// Callback that broke.
         callback: &'static str,
-        /// How.
+        /// Reason of the trap.
         reason: String,
     },
     /// The plugin ended itself.
     #[error("the plugin ended itself in {callback} with code {code}")]
     Exit {
-        /// Where.
+        /// Callback in which the plugin ended itself.
         callback: &'static str,
-        /// With which code.
+        /// Exit code.
         code: u32,
     },
     /// All machines have as many requests as they may.
     #[error("all instances of the plugin have {streams_max} requests (streams_max)")]
     Busy {
-        /// The bound.
+        /// Bound of requests per instance.
         streams_max: usize,
     },
     /// The plugin broke again and again.
@@ -93,7 +93,7 @@ pub enum WasmError {
     /// The machine in which the request was is no more.
     #[error("the instance of the plugin in which the request was has broken")]
     Gone,
-    /// The plugin has a request wait for something that cannot come.
+    /// The plugin has a request wait, and nothing is under way that could resume it.
     #[error("the plugin paused and nothing is under way that could resume it")]
     Stuck,
     /// The plugin had a request wait too long.

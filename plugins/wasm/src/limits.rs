@@ -1,21 +1,21 @@
-//! What a plugin may use.
+//! Bounds of a plugin's resources.
 
 use std::time::Duration;
 
 /// Bounds of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest module.
+    /// Largest module, in bytes.
     pub module_bytes_max: usize,
-    /// Memory of one instance.
+    /// Largest memory of one instance, in bytes.
     pub memory_bytes_max: usize,
-    /// Instructions of one callback. Bodies that it is shown allow for more.
+    /// Instructions of one callback. Each byte of a body that it is shown adds to them.
     pub fuel: u64,
-    /// Instances that run side by side.
+    /// Most instances that run side by side.
     pub instances: usize,
-    /// Requests that one instance may have at once.
+    /// Most requests of one instance at once.
     pub streams_max: usize,
-    /// Largest body that a plugin may make, and the most of an answer that it may hold back.
+    /// Largest body that a plugin may make, and the most of an answer that it may hold back, in bytes.
     pub body_bytes_max: usize,
     /// Longest time for which a plugin may have a request wait.
     pub pause: Duration,

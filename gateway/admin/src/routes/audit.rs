@@ -1,4 +1,4 @@
-//! Who changed what, and who was refused.
+//! Audit log: changes, refusals and their actors.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,6 +1,6 @@
-//! The config in force: read, checked, changed, taken back.
+//! Config in force: reading, checking, changing, rolling back.
 //!
-//! A text is only ever read by owners' order: it can name files, and what is said of them is said to who sent it.
+//! Only owners may send a text: it can name files, and errors about these files go to the sender.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::keys::Caller;
 use crate::state::Admin;
 use crate::version;
 
-/// Longest note.
+/// Longest note, in bytes.
 const NOTE_BYTES_MAX: usize = 1000;
 
 /// The config in force.
@@ -178,7 +178,7 @@ fn refusal(error: ApplyError) -> ApiError {
     }
 }
 
-/// Runs what may read files and start pools beside the thread that answers.
+/// Runs work that may read files and start pools on another thread than the one that answers.
 pub(super) async fn beside<T: Send + 'static>(
     admin: &Admin,
     work: impl FnOnce(&Live) -> T + Send + 'static,

@@ -1,4 +1,4 @@
-//! Which worker of a pool got which request, and why.
+//! Decisions of a pool's router: the worker that each request got, and why.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::error::ApiError;
 use crate::extract::{Body, Id, Params};
 use crate::state::Admin;
 
-/// Decisions in one answer, when nothing is said and at most.
+/// Decisions in one answer: the default and the most.
 const COUNT: (usize, usize) = (32, 256);
-/// Tokens of a prompt that is asked about, at most.
+/// Most tokens of a prompt to explain.
 const TOKENS_MAX: usize = 65_536;
-/// Characters of a key's id.
+/// Most characters of a key's id.
 const KEY_CHARS_MAX: usize = 512;
-/// Characters of a text that is asked about, at most.
+/// Most characters of a text to explain.
 const TEXT_CHARS_MAX: usize = 262_144;
 
 /// A decision of a pool's router.

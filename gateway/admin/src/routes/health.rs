@@ -1,4 +1,4 @@
-//! How the gateway is, as a whole.
+//! State of the gateway as a whole.
 
 use axum::Json;
 use axum::extract::State;

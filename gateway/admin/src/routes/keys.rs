@@ -1,4 +1,4 @@
-//! Issued API keys: made, changed, given a new text, taken back.
+//! Issued API keys: made, changed, rotated, revoked.
 //!
 //! The text of a key is in one answer, once: that of the request that made it.
 
@@ -22,7 +22,7 @@ use crate::extract::{Body, Id, Page, Paging, Params, double};
 use crate::state::Admin;
 use crate::version::{self, Versioned};
 
-/// Without another word, an old text is good for this long beside the new one.
+/// Default time for which an old text stays valid beside the new one, in seconds.
 const GRACE_SECONDS: u64 = 3600;
 
 /// What a key, team or user may do. An empty list allows everything of its kind.
@@ -259,7 +259,7 @@ fn desk(admin: &Admin) -> Desk {
     Desk::new(admin.store.clone(), admin.gateway.serving().config.clone())
 }
 
-/// A key as it is shown.
+/// Key in the form of the API, with its standing.
 async fn judged(admin: &Admin, key: KeyRecord) -> Result<Key, ApiError> {
     let standings = desk(admin).standings(std::slice::from_ref(&key), clock::unix_seconds()).await?;
     Ok(Key::of(key, standings.first().copied().unwrap_or(Standing::Good)))
@@ -269,7 +269,7 @@ fn key_id(text: &str) -> Result<KeyId, ApiError> {
     KeyId::parse(text).ok_or_else(|| ApiError::not_found("There is no issued key of that id."))
 }
 
-/// Limits that nobody knows would not limit.
+/// Checks that the config knows all these limits: an unknown one would not limit anything.
 pub(crate) fn known_limits(admin: &Admin, limits: &[String]) -> Result<(), ApiError> {
     Ok(desk(admin).check_limits(limits)?)
 }
@@ -358,7 +358,7 @@ pub(crate) async fn update(
     let (id, desk) = (key_id(&id)?, desk(&admin));
     known_limits(&admin, patch.limits.as_deref().unwrap_or_default())?;
     let expected = version::expected(&headers, patch.expected_version)?;
-    // One change after another, so that what is looked at here is what is changed.
+    // Changes run one after another, so that the version that is checked here is the one that is changed.
     let _turn = admin.turn.lock().await;
     let before = judged(&admin, desk.show(&id).await?).await?;
     version::check(expected, before.version)?;

@@ -1,4 +1,4 @@
-//! Limits, whether they act, and how their counters stand.
+//! Limits, whether they act, and the state of their counters.
 
 use axum::Json;
 use axum::extract::State;
@@ -58,7 +58,7 @@ pub(crate) struct Counter {
     reset_ms: u64,
 }
 
-/// The word that the config uses.
+/// Word of the config for a value.
 fn word(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What is logged, changed while the gateway runs.
+//! Filter of the log, changed while the gateway runs.
 
 use axum::extract::State;
 use axum::{Extension, Json};
@@ -10,7 +10,7 @@ use crate::error::ApiError;
 use crate::extract::Body;
 use crate::state::Admin;
 
-/// Longest filter.
+/// Longest filter, in bytes.
 const FILTER_BYTES_MAX: usize = 1000;
 
 /// A filter of the log.

@@ -1,4 +1,5 @@
-//! All routes. Each operation says in its `security` which role it needs; one that does not keeps the API from starting.
+//! Routes of the API. Each operation names the role that it needs in its `security`; an operation that names none keeps
+//! the API from starting.
 
 pub(crate) mod audit;
 pub(crate) mod config;
@@ -25,7 +26,7 @@ use crate::document::Head;
 use crate::error::{ApiError, Code};
 use crate::state::Admin;
 
-/// The routes with their document.
+/// Every route, with the document.
 pub(crate) fn all() -> OpenApiRouter<Admin> {
     OpenApiRouter::with_openapi(Head::openapi())
         .routes(routes!(audit::list))

@@ -1,4 +1,4 @@
-//! Names that requests can ask for, and who answers them.
+//! Names that requests can ask for, and their targets.
 
 use axum::Json;
 use axum::extract::State;

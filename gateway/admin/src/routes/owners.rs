@@ -1,4 +1,4 @@
-//! Teams and users: who keys belong to.
+//! Teams and users, the owners of keys.
 
 use axum::Json;
 use axum::extract::State;
@@ -18,9 +18,9 @@ use crate::extract::{Body, Id, ListQuery, Page, Params, bounded_limit, double};
 use crate::state::Admin;
 use crate::version::{self, Versioned};
 
-/// Longest id, name, tag.
+/// Longest id, name or tag, in bytes.
 const TEXT_BYTES_MAX: usize = 256;
-/// Entries of a list.
+/// Most entries of a list.
 const ENTRIES_MAX: usize = 256;
 
 /// A team or a user.
@@ -144,7 +144,7 @@ fn texts(field: &str, all: &[String]) -> Result<(), ApiError> {
     all.iter().try_for_each(|entry| text(field, entry))
 }
 
-/// Whether everything about an owner is what it may be.
+/// Checks the fields of an owner.
 async fn check(admin: &Admin, owner: &OwnerRecord) -> Result<(), ApiError> {
     if owner.id.is_empty() {
         return Err(ApiError::invalid("id", "id: is empty"));
@@ -224,7 +224,7 @@ async fn update(
     let OwnerPatch { name, team, allowed, limits, tags, blocked, .. } = patch;
     let scope = allowed.map(|allowed| allowed.scope(None)).transpose()?;
     let change = OwnerChange { name, team, scope, limits, budgets: None, tags, blocked };
-    // One change after another, so that what is looked at here is what is changed.
+    // Changes run one after another, so that the version that is checked here is the one that is changed.
     let _turn = admin.turn.lock().await;
     let before = admin.store.owner(kind, id).await?.ok_or_else(|| missing(kind))?;
     version::check(expected, before.version)?;

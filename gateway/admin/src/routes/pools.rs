@@ -239,7 +239,7 @@ pub(crate) async fn replicas(
 ) -> Result<(Extension<Did>, Json<Pool>), ApiError> {
     let order = ReplicaOrder { min: wish.min, max: wish.max, paused: wish.paused };
     let pools: Vec<_> = admin.fleet.pools().into_iter().filter(|(other, _)| *other == id).collect();
-    // One that is being replaced is there twice: the last one stays.
+    // A pool that is being replaced is listed twice: the last entry is the new one, which stays.
     let Some((id, pool)) = pools.last() else { return Err(ApiError::not_found("There is no pool of that id.")) };
     match pool.replicas(order).await {
         Ok(()) => Ok((Did::set(wish), Json(Pool::new(id.clone(), &pool.status())))),

@@ -1,4 +1,4 @@
-//! Other people's services, and how they do.
+//! Providers, and the state of their keys and targets.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

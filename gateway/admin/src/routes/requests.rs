@@ -101,7 +101,7 @@ impl Filter {
     }
 }
 
-/// Ids are decimal numbers.
+/// Number of an id, which is decimal.
 fn number(text: &str) -> Option<u64> {
     (text.len() <= 18 && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok()).flatten()
 }

@@ -1,4 +1,4 @@
-//! What was used and what it cost: sums by anything, and the requests behind them.
+//! Usage and cost: sums by groups, and the requests behind them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,7 +21,7 @@ use crate::error::ApiError;
 use crate::extract::{Page, Paging, Params, bounded_limit, number};
 use crate::state::Admin;
 
-/// Without `from`, sums begin this long before their end.
+/// Period of sums without `from`, before their end.
 const USUAL_SECONDS: u64 = 30 * 86_400;
 
 /// Which entries are summed up, and by what.
@@ -82,7 +82,7 @@ pub(crate) struct Which {
 }
 
 impl Which {
-    /// As the store is asked, with what is left out of the time filled in.
+    /// Filter in the form that the store takes, with defaults for the times.
     fn filter(self) -> EntryFilter {
         let Self { from, until, key, team, user, model, provider, route, tag } = self;
         let until = until.unwrap_or_else(|| clock::unix_seconds() + 1);
@@ -111,14 +111,14 @@ fn cursor(values: &[String]) -> String {
     URL_SAFE_NO_PAD.encode(serde_json::to_vec(values).unwrap_or_default())
 }
 
-/// `None`: it is no cursor of a page with these groups; there is nothing behind it.
+/// Values of a cursor; `None`: the text is no cursor of a page with these groups, and there is nothing behind it.
 fn read_cursor(text: &str, groups: usize) -> Option<Vec<String>> {
     let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
     let values: Vec<String> = serde_json::from_slice(&bytes).ok()?;
     (values.len() == groups).then_some(values)
 }
 
-/// The sums of a query.
+/// Sums of a query.
 async fn sums(admin: &Admin, query: Query) -> Result<(Vec<StoreGroup>, Listing<UsageRow>), ApiError> {
     let limit = bounded_limit(query.limit)? as u32;
     let groups = groups(query.group.as_deref().unwrap_or_default())?;
@@ -197,7 +197,8 @@ pub(crate) async fn csv(State(admin): State<Admin>, Params(query): Params<Query>
     Ok(response)
 }
 
-/// RFC 4180. Text that a spreadsheet would take for a formula is given a quote in front: clients choose some of these names.
+/// CSV of the rows (RFC 4180). A text that a spreadsheet would take for a formula gets a quote in front: clients choose
+/// some of these names.
 fn table(groups: &[StoreGroup], rows: &[UsageRow]) -> String {
     let mut out = String::new();
     for group in groups {
@@ -225,7 +226,7 @@ fn table(groups: &[StoreGroup], rows: &[UsageRow]) -> String {
     out
 }
 
-/// Which requests are wanted.
+/// Filter of the requests.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EntryQuery {

@@ -1,4 +1,4 @@
-//! Our own engines.
+//! Workers of our own pools.
 
 use std::time::Duration;
 

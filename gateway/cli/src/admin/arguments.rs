@@ -1,4 +1,4 @@
-//! What can be typed behind `penstock admin`.
+//! Command line behind `penstock admin`.
 
 use std::path::PathBuf;
 
@@ -80,7 +80,7 @@ pub(crate) struct One {
 }
 
 impl One {
-    /// The one that is to be shown; `None`: all are listed.
+    /// Name of the item to show; `None`: all are listed.
     pub(super) fn name(&self) -> Option<&str> {
         match &self.command {
             Some(OneCommand::List) => None,
@@ -412,7 +412,7 @@ pub(crate) struct Audit {
 }
 
 impl Audit {
-    /// Which entries are wanted.
+    /// Filter of the entries.
     pub(super) fn filter(&self) -> &AuditFilter {
         match &self.command {
             Some(AuditCommand::List(filter)) => filter,

@@ -1,4 +1,4 @@
-//! The admin API's client: one request per connection, over TCP or a Unix socket.
+//! Client of the admin API: one request per connection, over TCP or a Unix socket.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,15 +18,15 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 const CONNECT: Duration = Duration::from_secs(5);
-/// The API's own deadline is shorter.
+/// Timeout of an answer; the API's own deadline is shorter.
 const ANSWER: Duration = Duration::from_secs(90);
-/// A page of a thousand items.
+/// Largest body: a page of a thousand items fits.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// Where the API is.
+/// Address of the API.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
     Tcp(String),
@@ -51,7 +51,7 @@ impl Place {
         Ok(Self::Tcp(if has_port { authority.to_owned() } else { format!("{authority}:80") }))
     }
 
-    /// Whether it is on this machine: only then is it given this machine's key.
+    /// Whether the API is on this machine: only then is this machine's key sent to it.
     fn is_local(&self) -> bool {
         match self {
             Self::Unix(_) => true,
@@ -64,29 +64,29 @@ impl Place {
     }
 }
 
-/// Where to look for the API and the key.
+/// Sources of the address and the key.
 pub(super) struct Search<'a> {
     pub(super) url: Option<&'a str>,
-    /// Name of a variable.
+    /// Name of the environment variable with the key.
     pub(super) key_env: &'a str,
     pub(super) state_dir: &'a Path,
 }
 
-/// A client with a key.
+/// Client with an address and a key.
 pub(crate) struct Client {
     place: Place,
     key: String,
 }
 
-/// An answer of 200 to 299.
+/// Answer with a status of 200 to 299.
 pub(super) struct Answer {
     pub(super) body: Bytes,
-    /// Where the next page of a text begins.
+    /// Cursor of the next page of a text.
     pub(super) next: Option<String>,
 }
 
 impl Client {
-    /// Where the API is, for people.
+    /// Address of the API, for people.
     pub(crate) fn address(&self) -> String {
         match &self.place {
             Place::Tcp(authority) => authority.clone(),
@@ -94,7 +94,7 @@ impl Client {
         }
     }
 
-    /// Finds both.
+    /// Finds address and key.
     pub(super) fn find(search: &Search<'_>) -> anyhow::Result<Self> {
         let dir = search.state_dir.display();
         let url = match search.url {
@@ -123,17 +123,17 @@ impl Client {
         Ok(Self { place, key: key.trim().to_owned() })
     }
 
-    /// Asks for something.
+    /// Sends a GET request and reads the JSON of its answer.
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<Value> {
         self.send(Method::GET, path, None, None).await.and_then(|answer| json(&answer.body))
     }
 
-    /// Asks for a text.
+    /// Sends a GET request and returns its answer as bytes.
     pub(super) async fn text(&self, path: &str) -> anyhow::Result<Answer> {
         self.send(Method::GET, path, None, None).await
     }
 
-    /// Changes something. `version`: only if it is still that.
+    /// Sends a request that changes something. `version`: the change happens only to that version.
     pub(super) async fn change(
         &self,
         method: Method,
@@ -199,7 +199,7 @@ async fn exchange(stream: Box<dyn Io>, request: Request<Full<Bytes>>) -> anyhow:
     if status.is_success() { Ok(Answer { body, next }) } else { Err(refusal(status.as_u16(), &body)) }
 }
 
-/// What the API said when it refused.
+/// Error made of the API's refusal.
 fn refusal(status: u16, body: &[u8]) -> anyhow::Error {
     let said: Value = serde_json::from_slice(body).unwrap_or_default();
     let error = &said["error"];
@@ -213,7 +213,7 @@ fn json(body: &[u8]) -> anyhow::Result<Value> {
     serde_json::from_slice(body).context("the admin API answered what is no JSON: is it one?")
 }
 
-/// A part of a path or a query, so that nothing in it means anything there.
+/// Percent-encoded part of a path or a query, without characters that have a meaning there.
 pub(super) fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -226,7 +226,7 @@ pub(super) fn encoded(text: &str) -> String {
     out
 }
 
-/// A query of the pairs that are there.
+/// Query string of the pairs that have a value.
 pub(super) fn query(pairs: &[(&str, Option<String>)]) -> String {
     let pairs: Vec<_> =
         pairs.iter().filter_map(|(name, value)| Some(format!("{name}={}", encoded(value.as_ref()?)))).collect();

@@ -1,4 +1,4 @@
-//! What lists show of each item: a heading, and where the value stands. A `*` marks a time.
+//! Columns of lists: a heading, and the path of the value. A `*` marks a time.
 
 pub(super) const MODELS: &[(&str, &str)] = &[
     ("name", "name"),

@@ -1,4 +1,4 @@
-//! The commands, one request each.
+//! Commands of `penstock admin`, one request each.
 
 use std::io::Read;
 use std::path::Path;
@@ -14,12 +14,12 @@ use super::columns::*;
 use super::table::{fields, table};
 use crate::keys::{duration, moment, time_or_date};
 
-/// Items of a list that is shown whole.
+/// Most items of a list that is shown whole.
 const LISTED_MAX: usize = 10_000;
-/// Longest config that is read.
+/// Largest config that is read, in bytes.
 const CONFIG_BYTES_MAX: u64 = 4 << 20;
 
-/// How answers are shown.
+/// Format of answers.
 #[derive(Clone, Copy)]
 struct Show {
     json: bool,
@@ -42,7 +42,7 @@ impl Show {
     }
 }
 
-/// Does a command.
+/// Runs a command.
 pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> anyhow::Result<()> {
     let show = Show { json };
     match command {
@@ -86,7 +86,7 @@ pub(super) async fn run(client: &Client, command: &AdminCommand, json: bool) -> 
     Ok(())
 }
 
-/// A list, page by page.
+/// All items of a list, fetched page by page.
 pub(crate) async fn all(client: &Client, path: &str, filter: &[(&str, Option<String>)]) -> anyhow::Result<Vec<Value>> {
     let (mut rows, mut after) = (Vec::new(), None);
     loop {
@@ -103,7 +103,7 @@ pub(crate) async fn all(client: &Client, path: &str, filter: &[(&str, Option<Str
     }
 }
 
-/// Lists things that targets belong to, or shows one.
+/// Lists things that have targets (models, providers), or shows one of them.
 async fn one(
     client: &Client,
     show: Show,
@@ -268,7 +268,7 @@ async fn keys(client: &Client, asked: &Keys, show: Show) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The one moment at which the text of a key is seen.
+/// Prints a new key: the one moment at which its text is seen.
 fn issued(show: Show, made: &Value) {
     if show.json {
         return show.one(made);
@@ -278,7 +278,7 @@ fn issued(show: Show, made: &Value) {
     eprintln!("This is the key {} ({}); it is not shown again.", name("id"), name("name"));
 }
 
-/// Without what was not given.
+/// Fields of a body that have a value.
 fn present(body: Value) -> Value {
     let Value::Object(fields) = body else { return body };
     fields.into_iter().filter(|(_, value)| !value.is_null()).collect::<Map<_, _>>().into()
@@ -311,7 +311,7 @@ async fn owners(client: &Client, kind: &str, asked: &Owners, show: Show) -> anyh
     Ok(())
 }
 
-/// A date, a date and time, or a time ago.
+/// Unix seconds of a date, a date and time, or a time ago.
 fn past(text: &str) -> anyhow::Result<u64> {
     if let Some(moment) = clock::parse(text) {
         return Ok(moment);
@@ -351,7 +351,7 @@ async fn usage(client: &Client, asked: &Usage, show: Show) -> anyhow::Result<()>
     Ok(())
 }
 
-/// All pages, with one line of names.
+/// Prints all pages as CSV, with one line of names.
 async fn csv(client: &Client, mut filter: Vec<(&str, Option<String>)>) -> anyhow::Result<()> {
     filter.extend([("limit", Some("1000".to_owned())), ("after", None)]);
     let mut skip = 0;

@@ -2,10 +2,11 @@
 
 use serde_json::Value;
 
-/// Widest cell.
+/// Widest cell, in characters.
 const CELL_CHARS_MAX: usize = 60;
 
-/// Rows with these columns: head, and the path of its value. `*` at the end of a path: time as Unix seconds.
+/// Table of rows with these columns: head, and the path of the value. `*` at the end of a path marks a time in Unix
+/// seconds.
 pub(crate) fn table(rows: &[Value], columns: &[(&str, &str)]) -> String {
     let mut lines = vec![columns.iter().map(|(head, _)| (*head).to_owned()).collect::<Vec<_>>()];
     lines.extend(rows.iter().map(|row| columns.iter().map(|(_, path)| cell(row, path)).collect()));
@@ -20,7 +21,7 @@ pub(crate) fn table(rows: &[Value], columns: &[(&str, &str)]) -> String {
     out
 }
 
-/// The value of a column, in a few words.
+/// Value of a column, shortened to a cell.
 fn cell(row: &Value, path: &str) -> String {
     let text = value(row, path);
     if text.chars().count() <= CELL_CHARS_MAX {
@@ -29,7 +30,7 @@ fn cell(row: &Value, path: &str) -> String {
     text.chars().take(CELL_CHARS_MAX - 1).chain(['…']).collect()
 }
 
-/// The whole value at a path of a row, as text for people. `*` at the end of a path: time as Unix seconds.
+/// Whole value at a path of a row, as text for people. `*` at the end of a path marks a time in Unix seconds.
 pub(crate) fn value(row: &Value, path: &str) -> String {
     let (path, is_time) = path.strip_suffix('*').map_or((path, false), |path| (path, true));
     let value = path.split('.').fold(row, |value, name| &value[name]);
@@ -39,7 +40,7 @@ pub(crate) fn value(row: &Value, path: &str) -> String {
     }
 }
 
-/// A value in a few words; what could move the terminal's cursor is not passed on.
+/// Value as text; characters that could move the terminal's cursor are replaced.
 fn shown(value: &Value) -> String {
     let text = match value {
         Value::Null => "-".to_owned(),
@@ -57,12 +58,12 @@ fn shown(value: &Value) -> String {
     harmless(&text)
 }
 
-/// `text` without what could move the terminal's cursor.
+/// `text` with control characters replaced, which could move the terminal's cursor.
 pub(crate) fn harmless(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
 }
 
-/// One thing, a line per field.
+/// Fields of one object, a line each.
 pub(super) fn fields(value: &Value) -> String {
     let mut out = String::new();
     for (name, value) in value.as_object().into_iter().flatten() {

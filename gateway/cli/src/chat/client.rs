@@ -1,4 +1,4 @@
-//! A client of the chat API: one connection per answer, so that dropping the answer closes it.
+//! Client of the chat API: one connection per answer, so that dropping the answer closes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,18 +19,19 @@ use tokio::time::timeout;
 use super::sse::Events;
 
 const CONNECT: Duration = Duration::from_secs(10);
-/// A whole prompt may have to be read by the model before the first byte comes.
+/// Timeout of the first byte: the model may have to prefill a long prompt before it.
 const FIRST_BYTE: Duration = Duration::from_secs(600);
-/// The gateway sends comments while nothing else happens; this much silence means that it is gone.
+/// Timeout between two pieces: the gateway sends comments while nothing else happens, so longer silence means that it
+/// is gone.
 const SILENCE: Duration = Duration::from_secs(120);
-/// Bodies that are not streams: model lists and errors.
+/// Largest body that is no stream: model lists and errors.
 const BODY_BYTES_MAX: usize = 4 << 20;
 
-/// What helps where the gateway wants a key, or another one.
+/// Advice where the gateway wants a key, or another one.
 const SET_A_KEY: &str = "set PENSTOCK_API_KEY (for a gateway on this machine or at OPENAI_BASE_URL, OPENAI_API_KEY is read too), or \
                          name the variable that holds the key with --key-env";
 
-/// One turn of the conversation.
+/// One message of the conversation.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Message {
     role: &'static str,
@@ -38,32 +39,32 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// Instructions.
+    /// Message with instructions.
     pub(super) fn system(content: &str) -> Self {
         Self { role: "system", content: content.to_owned() }
     }
 
-    /// What the person says.
+    /// Message of the person.
     pub(super) fn user(content: &str) -> Self {
         Self { role: "user", content: content.to_owned() }
     }
 
-    /// What the model said.
+    /// Message of the model.
     pub(super) fn assistant(content: String) -> Self {
         Self { role: "assistant", content }
     }
 }
 
-/// A piece of an answer.
+/// Piece of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Delta {
-    /// Of the answer.
+    /// Text of the answer.
     Text(String),
-    /// Of the reasoning before it.
+    /// Text of the reasoning before the answer.
     Reasoning(String),
 }
 
-/// Where to connect and whom to talk to.
+/// Address of the gateway, and the model to ask.
 pub(super) struct Client {
     host: String,
     port: u16,
@@ -101,12 +102,12 @@ impl Client {
         Ok(client)
     }
 
-    /// The model that answers.
+    /// Name of the model that answers.
     pub(super) fn model(&self) -> &str {
         &self.model
     }
 
-    /// Asks for an answer to `messages`. It comes piece by piece; dropping it closes its connection.
+    /// Sends `messages` and returns the answer, which comes piece by piece; dropping it closes its connection.
     pub(super) async fn ask(&self, messages: &[Message]) -> anyhow::Result<Answer> {
         let body = Body { model: &self.model, messages, stream: true, max_completion_tokens: self.max_tokens };
         let body = serde_json::to_vec(&body).context("the conversation cannot be written as JSON")?;
@@ -159,16 +160,16 @@ impl Client {
     }
 }
 
-/// An answer on its way.
+/// Answer on its way.
 pub(super) struct Answer {
     body: Incoming,
     events: Events,
-    /// Payloads received and not looked at yet, oldest last.
+    /// Payloads that were received and not read yet, oldest last.
     ready: Vec<String>,
     end: End,
 }
 
-/// How far an answer has come: it is complete once a finish reason was given, and over after `[DONE]`.
+/// Progress of an answer: complete once a finish reason was given, over after `[DONE]`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Open,
@@ -177,7 +178,7 @@ enum End {
 }
 
 impl Answer {
-    /// The next piece; `None` once the answer is complete.
+    /// Next piece; `None` once the answer is complete.
     ///
     /// Errors: the connection broke or fell silent, the gateway reported a failure, or the answer ended without a finish reason.
     pub(super) async fn next(&mut self) -> anyhow::Result<Option<Delta>> {
@@ -244,7 +245,7 @@ async fn whole(response: Response<Incoming>) -> anyhow::Result<Bytes> {
     Ok(body.map_err(|error| anyhow!("the answer cannot be read: {error}"))?.to_bytes())
 }
 
-/// What the gateway said when it refused.
+/// Error made of the gateway's refusal.
 async fn refusal(response: Response<Incoming>) -> anyhow::Error {
     let status = response.status();
     let said = whole(response).await.ok().and_then(|body| serde_json::from_slice::<Chunk>(&body).ok()?.error);
@@ -279,7 +280,7 @@ struct Model {
     id: String,
 }
 
-/// A chunk of a stream, or an error in place of one.
+/// Chunk of a stream, or an error in place of one.
 #[derive(Deserialize)]
 struct Chunk {
     #[serde(default)]

@@ -1,7 +1,7 @@
-//! Prompts typed at a terminal: edited, of several lines, and remembered, by rustyline.
+//! Prompts typed at a terminal: edited, of several lines, and kept in a history, by rustyline.
 //!
-//! rustyline blocks, so it reads on a thread of its own, and only when it is asked to: while an answer comes, the terminal is in its ordinary
-//! mode, where Ctrl-C is a signal.
+//! rustyline blocks, so it runs on a thread of its own, and only while a prompt is asked for: while an answer comes,
+//! the terminal is in its ordinary mode, where Ctrl-C is a signal.
 
 use std::fs::{self, DirBuilder};
 use std::io::Write;
@@ -17,20 +17,20 @@ use rustyline::{Behavior, Cmd, Config, Editor, KeyCode, KeyEvent, Modifiers};
 use tokio::signal::unix::Signal;
 use tokio::sync::mpsc;
 
-/// Prompts that are remembered.
+/// Most prompts in the history.
 const PROMPTS_MAX: usize = 1000;
-/// A longer prompt, mostly a pasted file, is not remembered.
+/// Longest prompt that goes into the history; a longer one is mostly a pasted file.
 const PROMPT_BYTES_MAX: usize = 16 << 10;
-/// A history larger than its prompts can be was not written by this program.
+/// Largest history file: a larger one was not written by this program.
 const FILE_BYTES_MAX: u64 = 2 * (PROMPTS_MAX * PROMPT_BYTES_MAX) as u64;
 
 /// Ends the bracketed paste that rustyline asks the terminal for.
 const PASTED_PLAIN: &str = "\x1b[?2004l\r\n";
 
-/// Around a prompt of several lines.
+/// Fence around a prompt of several lines.
 const FENCE: &str = "\"\"\"";
 
-/// What came of asking for a prompt.
+/// Outcome of asking for a prompt.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Said {
     Line(String),
@@ -40,24 +40,24 @@ pub(super) enum Said {
     End,
 }
 
-/// Where prompts are remembered; `None` where there is no home.
+/// Path of the history; `None` where there is no home.
 pub(super) fn history_path() -> Option<PathBuf> {
     penstock_proxy::fleet::default_state_dir().ok().map(|dir| dir.join("chat_history"))
 }
 
-/// Prompts of the terminal.
+/// Source of the terminal's prompts.
 pub(super) struct Lines {
     ask: mpsc::Sender<()>,
     received: mpsc::Receiver<anyhow::Result<Reply>>,
-    /// A prompt was asked for, and has not come yet.
+    /// True while a prompt is asked for and has not come yet.
     is_asked: bool,
     trouble: Option<String>,
-    /// The terminal's modes before anything was read.
+    /// Modes of the terminal before anything was read.
     modes: Option<Termios>,
 }
 
 impl Drop for Lines {
-    /// Whoever leaves while a prompt is edited, by a signal, finds the terminal as it was.
+    /// Restores the terminal where the program ends, by a signal, while a prompt is edited.
     fn drop(&mut self) {
         if let Some(modes) = self.modes.take().filter(|_| self.is_asked) {
             // A terminal that is gone needs no modes.
@@ -73,7 +73,7 @@ struct Reply {
 }
 
 impl Lines {
-    /// Starts the thread that reads. Prompts are remembered in `history`.
+    /// Starts the thread that reads. `history` is the file of earlier prompts.
     pub(super) fn start(history: Option<PathBuf>) -> Self {
         let (ask, asked) = mpsc::channel(1);
         let (send, received) = mpsc::channel(1);
@@ -81,7 +81,7 @@ impl Lines {
         Self { ask, received, is_asked: false, trouble: None, modes: tcgetattr(std::io::stdin()).ok() }
     }
 
-    /// The next prompt.
+    /// Next prompt.
     ///
     /// Errors: the terminal cannot be read.
     pub(super) async fn next(&mut self, interrupts: &mut Signal) -> anyhow::Result<Said> {
@@ -100,13 +100,13 @@ impl Lines {
         Ok(reply.said)
     }
 
-    /// Why prompts are not remembered; said once.
+    /// Reason why prompts are not kept; returned once.
     pub(super) fn trouble(&mut self) -> Option<String> {
         self.trouble.take()
     }
 }
 
-/// Reads a prompt whenever one is asked for.
+/// Body of the thread: reads a prompt whenever one is asked for.
 fn read(history: Option<PathBuf>, mut asked: mpsc::Receiver<()>, send: &mpsc::Sender<anyhow::Result<Reply>>) {
     let mut memory = match Memory::open(history) {
         Ok(memory) => memory,
@@ -133,10 +133,10 @@ fn read(history: Option<PathBuf>, mut asked: mpsc::Receiver<()>, send: &mpsc::Se
     }
 }
 
-/// The editor, and the file of what was typed before.
+/// Editor, and the file of earlier prompts.
 struct Memory {
     editor: Editor<Fences, DefaultHistory>,
-    /// Nothing is remembered without one.
+    /// File of earlier prompts; without one nothing is kept.
     path: Option<PathBuf>,
     trouble: Option<String>,
 }
@@ -163,7 +163,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Makes the folder, and reads what is there.
+    /// Makes the folder, and loads the earlier prompts.
     fn load(&mut self, path: &Path) -> anyhow::Result<()> {
         let folder = path.parent().context("the path has no folder")?;
         if !folder.is_dir() {
@@ -171,12 +171,12 @@ impl Memory {
         }
         let Ok(facts) = fs::metadata(path) else { return Ok(()) };
         anyhow::ensure!(facts.is_file() && facts.len() <= FILE_BYTES_MAX, "it is no history of prompts");
-        // It may be from elsewhere, or have been made readable.
+        // The file may be from elsewhere, or have been made readable.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
         Ok(self.editor.load_history(path)?)
     }
 
-    /// Keeps a prompt, at once: whoever is killed has it too.
+    /// Writes a prompt to the file at once, so that a killed program keeps it too.
     fn remember(&mut self, line: &str) {
         if line.trim().is_empty() || line.len() > PROMPT_BYTES_MAX {
             return;
@@ -197,7 +197,7 @@ impl Memory {
     }
 }
 
-/// Knows when a prompt of several lines is complete.
+/// Validator that knows when a prompt of several lines is complete.
 struct Fences;
 
 impl rustyline::Helper for Fences {}
@@ -223,7 +223,7 @@ fn is_open(text: &str) -> bool {
     text.trim_start().strip_prefix(FENCE).is_some_and(|rest| !rest.trim_end().ends_with(FENCE))
 }
 
-/// A prompt without the fence around it.
+/// Prompt without the fence around it.
 fn unfenced(text: &str) -> &str {
     let inner = text.trim().strip_prefix(FENCE).and_then(|rest| rest.strip_suffix(FENCE));
     inner.map_or(text, |inner| inner.trim_matches('\n'))

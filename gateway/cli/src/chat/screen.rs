@@ -1,4 +1,4 @@
-//! What the person sees: the answer as it is, reasoning dim, notes apart from both.
+//! Output to the person: the answer as it is, reasoning dim, notes apart from both.
 //!
 //! On a terminal, control characters of the answer are shown as symbols: a model must not be able to move the cursor, set the
 //! title or fill the clipboard. Piped output is the answer's bytes, without reasoning.
@@ -11,7 +11,7 @@ use super::client::Delta;
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
-/// Writes an answer as it comes.
+/// Writer of an answer as it comes.
 pub(super) struct Screen<W> {
     out: W,
     terminal: bool,
@@ -20,12 +20,12 @@ pub(super) struct Screen<W> {
 }
 
 impl<W: Write> Screen<W> {
-    /// `terminal`: colours and notes are welcome.
+    /// Screen on `out`; `terminal`: colours and notes are shown.
     pub(super) fn new(out: W, terminal: bool) -> Self {
         Self { out, terminal, dim: false, line_begun: false }
     }
 
-    /// Shows a piece of the answer at once.
+    /// Writes a piece of the answer at once.
     pub(super) fn show(&mut self, delta: &Delta) -> io::Result<()> {
         match delta {
             Delta::Reasoning(_) if !self.terminal => Ok(()),
@@ -34,7 +34,7 @@ impl<W: Write> Screen<W> {
         }
     }
 
-    /// Finishes the line and the colours.
+    /// Ends the line and the colours.
     pub(super) fn end_answer(&mut self) -> io::Result<()> {
         self.set_dim(false)?;
         if std::mem::take(&mut self.line_begun) {
@@ -43,7 +43,7 @@ impl<W: Write> Screen<W> {
         self.out.flush()
     }
 
-    /// Says something that is not part of an answer. Nothing when piped.
+    /// Writes a note that is not part of an answer. Nothing when piped.
     pub(super) fn note(&mut self, text: &str) -> io::Result<()> {
         self.end_answer()?;
         if self.terminal {

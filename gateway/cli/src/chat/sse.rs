@@ -1,16 +1,16 @@
 //! Server-sent events, bytes in and `data` payloads out.
 //!
-//! Only what an answer stream uses: `data` fields, joined by line ends when there are several; comments and other fields are
-//! skipped (WHATWG HTML, section 9.2.6).
+//! Only the parts of the format that an answer stream uses: `data` fields, joined by line ends when there are several;
+//! comments and other fields are skipped (WHATWG HTML, section 9.2.6).
 
-/// A line longer than this is no answer stream: one event holds a few tokens.
+/// Longest line of an answer stream: one event holds a few tokens.
 const LINE_BYTES_MAX: usize = 4 << 20;
 
-/// A line was too long to be an event.
+/// Error of a line that is too long to be an event.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooLong;
 
-/// Collects bytes until events are complete.
+/// Decoder that collects bytes until events are complete.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     line: Vec<u8>,
@@ -55,7 +55,7 @@ impl Events {
 mod tests {
     use super::*;
 
-    /// Whole, and cut in two at every byte.
+    /// Checks a stream whole, and cut in two at every byte.
     #[track_caller]
     fn check(stream: &str, want: &[&str]) {
         for cut in 0..=stream.len() {

@@ -1,4 +1,4 @@
-//! The terminal client against a server that says what each test wants.
+//! Tests of the terminal client against a server with scripted answers.
 
 use std::io::Cursor;
 use std::time::Duration;
@@ -65,7 +65,7 @@ const THINK: &str = r#"{"choices":[{"delta":{"reasoning":"hm","reasoning_content
 const STOP: &str = r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#;
 const USAGE: &str = r#"{"choices":[],"usage":{"prompt_tokens":1}}"#;
 
-/// Pipes `prompt` to a server with `answer`; returns what was written and how it ended.
+/// Pipes `prompt` to a server with `answer`; returns the output, its result and the requests.
 async fn pipe(prompt: &str, answer: String) -> (String, anyhow::Result<()>, Vec<String>) {
     let (url, requests) = serve(vec![whole_body("200 OK", MODELS), answer]).await;
     let mut out = Vec::new();
@@ -150,7 +150,7 @@ async fn ctrl_c_is_not_lost_between_two_pieces_of_an_answer() {
     let (url, _) = serve(vec![whole_body("200 OK", MODELS), stream(&pieces)]).await;
     let client = connect(&args(&url)).await.unwrap();
     let mut interrupts = signal(SignalKind::interrupt()).unwrap();
-    // Nobody waits for it at the moment.
+    // No task awaits the signal at this moment.
     let kill = std::process::Command::new("kill").args(["-INT", &std::process::id().to_string()]).status().unwrap();
     assert!(kill.success());
     let mut out = Vec::new();

@@ -1,8 +1,8 @@
 //! LiteLLM's proxy config: `model_list`, `router_settings`, `litellm_settings`, `general_settings`
 //! (<https://docs.litellm.ai/docs/proxy/configs>).
 //!
-//! Deployments with one `model_name` become the targets of one `[[models]]` entry; what they connect to becomes `[[providers]]`, one per
-//! address and key. Every key of the source is either used or listed.
+//! Deployments with one `model_name` become the targets of one `[[models]]` entry; the services that they connect to
+//! become `[[providers]]`, one per address and key. Every key of the source is either used or listed.
 
 mod counterparts;
 mod services;
@@ -30,14 +30,14 @@ struct Provider {
     pace: Pace,
 }
 
-/// What a provider allows one key in a minute.
+/// Requests and tokens per minute that a provider allows one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Pace {
     requests: Option<u64>,
     tokens: Option<u64>,
 }
 
-/// `rpm` and `tpm` of one deployment, and where they stand.
+/// `rpm` and `tpm` of one deployment, and their path in the source.
 #[derive(Clone, Debug)]
 struct Rated {
     provider: String,
@@ -78,11 +78,11 @@ struct Router {
 struct Translation {
     providers: Vec<Provider>,
     models: Vec<Model>,
-    /// One for each deployment that became a target.
+    /// Rates of each deployment that became a target.
     rated: Vec<Rated>,
     router: Router,
     master_key_env: Option<String>,
-    /// Reason, model, models that follow it.
+    /// Fallbacks: reason, model, and the models that follow it.
     fallbacks: Vec<(&'static str, String, Vec<String>)>,
     default_fallbacks: Vec<String>,
     left: Vec<String>,
@@ -122,13 +122,13 @@ fn entries<'y, 'i>(node: &'y Yaml<'i>) -> Vec<(String, &'y Yaml<'i>)> {
     mapping.map(|(key, value)| (text(key).unwrap_or_else(|| "?".into()), value)).collect()
 }
 
-/// A scalar as text.
+/// Scalar as text.
 fn text(node: &Yaml<'_>) -> Option<String> {
     let number = || node.as_integer().map(|int| int.to_string());
     node.as_str().map(str::to_owned).or_else(number).or_else(|| node.as_floating_point().map(|float| float.to_string()))
 }
 
-/// A number.
+/// Value as a number, at least 0.
 fn number(node: &Yaml<'_>) -> Option<f64> {
     let integer = node.as_integer().map(|int| int as f64);
     let typed = integer.or_else(|| node.as_floating_point());
@@ -136,7 +136,7 @@ fn number(node: &Yaml<'_>) -> Option<f64> {
     typed.or_else(|| node.as_str()?.parse().ok()).filter(|value: &f64| value.is_finite() && *value >= 0.0)
 }
 
-/// Seconds as milliseconds.
+/// Milliseconds of a number of seconds, up to a day.
 fn millis(node: &Yaml<'_>) -> Option<u64> {
     number(node).map(|seconds| (seconds * 1000.0).round() as u64).filter(|ms| (1..=86_400_000).contains(ms))
 }
@@ -183,7 +183,8 @@ impl Translation {
         }
     }
 
-    /// Prices and context, which stand in either place; of `model_info` everything else is listed.
+    /// Takes prices and context, which stand in either place; every other key of `model_info` is listed as
+    /// untranslated.
     fn facts(&mut self, model: usize, path: &str, node: Option<&Yaml<'_>>, all: bool) {
         for (key, value) in node.map(entries).unwrap_or_default() {
             let per_million = number(value).map(|price| (price * 1e12).round() / 1e6);
@@ -288,7 +289,7 @@ impl Translation {
         Some(Target { provider, model, weight })
     }
 
-    /// A rate as the config takes it: a whole number up to `max`.
+    /// Rate as the config takes it: a whole number up to `max`.
     fn rate(&mut self, path: &str, value: &Yaml<'_>, max: u64) -> Option<u64> {
         let rate = number(value).filter(|rate| rate.fract() == 0.0 && (1.0..=max as f64).contains(rate));
         if rate.is_none() {
@@ -297,7 +298,8 @@ impl Translation {
         rate.map(|rate| rate as u64)
     }
 
-    /// Gives `rpm` and `tpm` of deployments to their providers, as far as that is true: ours are for a key, whatever model it is used for.
+    /// Moves `rpm` and `tpm` of deployments to their providers, where that has the same meaning: our rates are per key,
+    /// for all its models together.
     fn pace(&mut self) {
         let mut of: BTreeMap<String, Vec<Rated>> = BTreeMap::new();
         for rated in std::mem::take(&mut self.rated) {
@@ -326,7 +328,7 @@ impl Translation {
         }
     }
 
-    /// The provider of that address and key; made if it is new.
+    /// Id of the provider with that address and key; a new one is made where there is none.
     fn provider(&mut self, path: &str, service: Service, found: &mut BTreeMap<&'static str, String>) -> Option<String> {
         let base_url = match found.remove("base").map(|base| service.base(&base)) {
             Some(base) if variable(&base).is_some() => {
@@ -425,7 +427,7 @@ impl Translation {
         };
     }
 
-    /// `[{ model: [next, …] }, …]`
+    /// Reads fallbacks, `[{ model: [next, …] }, …]`.
     fn chains(&mut self, reason: &'static str, path: &str, value: &Yaml<'_>) {
         for chain in value.as_vec().into_iter().flatten() {
             for (model, followers) in entries(chain) {
@@ -470,7 +472,7 @@ impl Translation {
         }
     }
 
-    /// Puts fallbacks, which name models, into models, which name targets.
+    /// Resolves fallbacks, which name models, into the targets of these models.
     fn link(&mut self) {
         let groups: BTreeMap<String, Vec<Target>> =
             self.models.iter().map(|model| (model.name.clone(), model.to.clone())).collect();

@@ -1,4 +1,4 @@
-//! Columns of the tables, and which of them a line has room for.
+//! Columns of the tables, and the choice of those that fit a line.
 //!
 //! A figure is shown whole or not at all. Names and reasons may be shortened, with `…` at the end.
 
@@ -7,21 +7,21 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::admin::{table, value};
 
-/// Between two columns.
+/// Spaces between two columns.
 pub(super) const GAP: usize = 2;
-/// A text is not shortened below this.
+/// Width below which a text is not shortened.
 const TEXT_MIN: usize = 16;
-/// A reason wider than this leaves room to the columns behind it, as long as there are some.
+/// Width to which a wider text is shortened where columns behind it need the room.
 const TEXT_MAX: usize = 40;
 
-/// What a column holds.
+/// Kind of a column's values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
     Figure,
 }
 
-/// A column: its head, and the path of its values.
+/// Column: its head, and the path of its values.
 pub(super) struct Column {
     pub(super) head: &'static str,
     pub(super) path: &'static str,
@@ -36,7 +36,7 @@ const fn text(head: &'static str, path: &'static str) -> Column {
     Column { head, path, kind: Kind::Text }
 }
 
-/// Of pools, the most wanted first: a narrow terminal shows the first ones.
+/// Columns of pools, the most wanted first: a narrow terminal shows the first ones.
 pub(super) const POOLS: &[Column] = &[
     text("pool", "id"),
     figure("ready", "ready"),
@@ -60,7 +60,7 @@ pub(super) const POOLS: &[Column] = &[
     text("last failure", "replicas.last_failure"),
 ];
 
-/// Of workers.
+/// Columns of workers, the most wanted first.
 pub(super) const WORKERS: &[Column] = &[
     text("worker", "name"),
     text("phase", "phase"),
@@ -77,12 +77,12 @@ pub(super) const WORKERS: &[Column] = &[
     figure("kv out", "kv_out"),
 ];
 
-/// The whole text of each column.
+/// Whole text of each column.
 pub(super) fn cells(columns: &[Column], row: &Value) -> Vec<String> {
     columns.iter().map(|column| value(row, column.path)).collect()
 }
 
-/// The columns that a line of `width` has room for, with their widths: the first one, then those from `from` on.
+/// Columns that fit a line of `width`, with their widths: the first one, then those from `from` on.
 pub(super) fn fit(columns: &[Column], rows: &[Vec<String>], width: usize, from: usize) -> Vec<(usize, usize)> {
     let natural = |at: usize| {
         let cells = rows.iter().map(|row| row[at].width());
@@ -129,7 +129,7 @@ pub(super) fn shorten(text: &str, width: usize) -> String {
     out
 }
 
-/// A table as text. In a terminal that is too narrow the columns go on below, behind the names again.
+/// Table as text. In a terminal that is too narrow, further columns follow below, behind the names again.
 pub(super) fn plain(columns: &[Column], rows: &[Value], width: Option<usize>) -> String {
     let Some(width) = width else {
         let pairs: Vec<_> = columns.iter().map(|column| (column.head, column.path)).collect();

@@ -1,4 +1,4 @@
-//! The screen: a line about the gateway, two tables, what is chosen, and the keys.
+//! Drawing of the screen: a line about the gateway, two tables, the selected row, and the keys.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -10,14 +10,14 @@ use unicode_width::UnicodeWidthStr;
 use super::columns::{GAP, fit, shorten};
 use super::view::{HELP, Table, View};
 
-/// Attributes alone: they can be read on every background.
+/// Styles with attributes alone, which can be read on every background.
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 const CHOSEN: Style = Style::new().add_modifier(Modifier::REVERSED);
 
 const KEYS: &str = "q quit  ? help  p hold  Tab table  ↑↓ row  ←→ columns  s sort  r reverse";
 
-/// Caption and heads of a table.
+/// Lines of a table's caption and heads.
 const HEAD_LINES: u16 = 2;
 
 /// Draws one frame.
@@ -72,7 +72,7 @@ fn draw_table(frame: &mut Frame<'_>, table: &mut Table, is_focus: bool, area: Re
     frame.render_stateful_widget(drawn, body, &mut table.state);
 }
 
-/// The line above a table: how many rows, in which order, and which columns are out of sight.
+/// Line above a table: number of rows, their order, and the columns that are out of sight.
 fn said(table: &Table, fitted: &[(usize, usize)]) -> String {
     let mut out = format!("{} {}", table.rows.len(), table.name);
     if let Some(at) = table.sorted {
@@ -92,7 +92,7 @@ fn said(table: &Table, fitted: &[(usize, usize)]) -> String {
     out
 }
 
-/// What workers say goes wrong, and all values of the chosen row.
+/// Lines below the tables: the workers' troubles, and all values of the selected row.
 fn below(view: &View, width: usize) -> Vec<Line<'static>> {
     let mut lines: Vec<_> =
         view.troubles.iter().flat_map(|text| wrapped(text, width)).map(|line| Line::styled(line, BOLD)).collect();
@@ -105,7 +105,7 @@ fn below(view: &View, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// Pieces on as few lines as they need; one that is wider than a line is wrapped.
+/// Pieces on as few lines as they need; a piece that is wider than a line is wrapped.
 fn flowed(pieces: impl Iterator<Item = String>, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for piece in pieces {
@@ -188,12 +188,12 @@ mod tests {
         view
     }
 
-    /// Every cell of a row, as the screen has them. Two spaces part cells; no text of the tests has two.
+    /// Cells of a row as the screen has them. Two spaces separate cells; no text of the tests has two.
     fn parts(line: &str) -> Vec<&str> {
         line.split("  ").map(str::trim).filter(|part| !part.is_empty()).collect()
     }
 
-    /// Each cell is whole, unless it is a text that says that it goes on.
+    /// Checks that each cell is whole, or is a text that ends with `…`.
     fn are_whole(lines: &[String], table: &Table) -> usize {
         let mut seen = 0;
         for line in lines {

@@ -1,4 +1,5 @@
-//! Pools and workers as the admin API shows them, with the columns that are made of several figures or of two looks.
+//! Figures of pools and workers from the admin API, with the columns that are computed from several figures or from two
+//! looks.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::admin::{Client, all, harmless};
 
-/// Counters as they were at the last look, by what they count.
+/// Counters at the last look, by name.
 #[derive(Default)]
 pub(super) struct Sums {
     at: Option<Instant>,
@@ -15,14 +16,14 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Growth of a counter per second since the last look; 0 at first, and when it began anew.
+    /// Rate of a counter per second since the last look; 0 at the first look, and when the counter began anew.
     fn rate(&mut self, name: String, value: f64, elapsed: f64) -> f64 {
         let before = self.counts.insert(name, value).unwrap_or(value);
         if elapsed > 0.0 { (value - before).max(0.0) / elapsed } else { 0.0 }
     }
 }
 
-/// Pools and workers, with the columns that are made of several figures.
+/// Pools and workers of one look, with the computed columns.
 pub(super) async fn look(client: &Client, sums: &mut Sums) -> anyhow::Result<(Vec<Value>, Vec<Value>)> {
     let mut pools = all(client, "/admin/v1/pools", &[]).await?;
     let mut workers = all(client, "/admin/v1/workers", &[]).await?;
@@ -80,7 +81,7 @@ fn finish_worker(worker: &mut Value, sums: &mut Sums, elapsed: f64) {
     shown.into_iter().for_each(|(name, text)| worker[name] = json!(text));
 }
 
-/// What workers say goes wrong, each in a line.
+/// Troubles that workers report, one line each.
 pub(super) fn troubles(workers: &[Value]) -> Vec<String> {
     let lines = workers.iter().flat_map(|worker| {
         let name = worker["name"].as_str().unwrap_or_default();
@@ -141,7 +142,7 @@ mod tests {
         let shown = ["tokens_rate", "hits", "kv", "queue", "step", "step_p99"]
             .map(|name| second[name].as_str().unwrap_or_default());
         assert_eq!(shown, ["30", "25 %", "25 %", "250 ms", "1.2 s", "20 ms"]);
-        // Its next life counts from nothing.
+        // A worker's next life counts from 0.
         let mut third = worker(10);
         finish_worker(&mut third, &mut sums, 2.0);
         assert_eq!(third["tokens_rate"], "0");

@@ -1,4 +1,4 @@
-//! What the screen shows and what keys do to it. No terminal here.
+//! State of the screen, and the effect of keys on it. No terminal here.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::columns::{Column, Kind, POOLS, WORKERS, cells};
 use super::figures::troubles;
 
-/// Keys, for the screen's help and the command's.
+/// Help on keys, for the screen and the command.
 pub(super) const HELP: &str = "\
 Keys:
   q, Ctrl-C            leave
@@ -25,7 +25,7 @@ Keys:
 /// Rows of a step with PgUp and PgDn.
 const PAGE_ROWS: isize = 10;
 
-/// What follows from a key.
+/// Effect of a key on the program.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Then {
     Stay,
@@ -43,7 +43,7 @@ pub(super) struct Table {
     pub(super) reversed: bool,
     /// First column that is shown behind the names.
     pub(super) from: usize,
-    /// Selected row, and what was scrolled off.
+    /// Selected row, and the number of rows scrolled off.
     pub(super) state: TableState,
     arrived: Vec<Vec<String>>,
 }
@@ -55,7 +55,7 @@ impl Table {
         Self { name, columns, rows, sorted: None, reversed: false, from: 1, state, arrived }
     }
 
-    /// The selected row.
+    /// Selected row.
     pub(super) fn selected(&self) -> Option<&Vec<String>> {
         self.rows.get(self.state.selected()?)
     }
@@ -65,7 +65,7 @@ impl Table {
         self.arrange();
     }
 
-    /// Sorts, and keeps the selected row the selected one wherever it goes.
+    /// Sorts the rows, and keeps the selected row selected wherever it goes.
     fn arrange(&mut self) {
         let name = self.selected().map(|row| row[0].clone());
         self.rows = self.arrived.clone();
@@ -96,7 +96,7 @@ impl Table {
     }
 }
 
-/// Largest figures first, texts in their order, what is not there last.
+/// Order of two cells: largest figures first, texts in their order, empty cells last.
 fn compare(kind: Kind, a: &str, b: &str) -> Ordering {
     match kind {
         Kind::Text => (a == "-").cmp(&(b == "-")).then_with(|| a.cmp(b)),
@@ -104,25 +104,25 @@ fn compare(kind: Kind, a: &str, b: &str) -> Ordering {
     }
 }
 
-/// The number that a figure begins with; times in seconds.
+/// Number at the beginning of a figure; times in seconds.
 fn magnitude(text: &str) -> Option<f64> {
     let (number, unit) = text.split_once(' ').unwrap_or((text, ""));
     let number: f64 = number.parse().ok()?;
     Some(if unit == "ms" { number / 1e3 } else { number })
 }
 
-/// The whole screen.
+/// State of the whole screen.
 pub(super) struct View {
     pub(super) address: String,
     pub(super) every: f64,
-    /// Pools, workers.
+    /// Tables of pools and workers.
     pub(super) tables: [Table; 2],
-    /// Which table the keys are for.
+    /// Index of the table that the keys act on.
     pub(super) focus: usize,
     pub(super) troubles: Vec<String>,
     pub(super) held: bool,
     pub(super) help: bool,
-    /// Why the figures are old.
+    /// Reason why the figures are old.
     pub(super) failure: Option<String>,
 }
 
@@ -140,7 +140,7 @@ impl View {
         }
     }
 
-    /// New figures; dropped while the old ones are held.
+    /// Takes new figures; drops them while the old ones are held.
     pub(super) fn update(&mut self, pools: &[Value], workers: &[Value]) {
         self.failure = None;
         if self.held {
@@ -151,12 +151,12 @@ impl View {
         self.tables[1].update(workers);
     }
 
-    /// No new figures, and why.
+    /// Notes that there are no new figures, and why.
     pub(super) fn failed(&mut self, why: &str) {
         self.failure = Some(crate::admin::harmless(why));
     }
 
-    /// Does what a key means.
+    /// Applies a key.
     pub(super) fn on(&mut self, event: &Event) -> Then {
         match event {
             Event::Key(key) if key.kind != KeyEventKind::Release => self.key(*key),

@@ -1,5 +1,6 @@
-//! The end of a batch: lines without a result get one that says so, results become files, and the batch ends in one transaction with
-//! them. A crash before that transaction leaves an unsealed file, which is swept, and everything is done again.
+//! End of a batch: lines without a result get one that says so, results become files, and the batch ends in one
+//! transaction with them. A crash before that transaction leaves an unsealed file, which is swept, and the whole step
+//! is done again.
 
 use std::sync::Arc;
 
@@ -51,14 +52,14 @@ pub(super) async fn run(bench: &Arc<Bench>, tenant: &Tenant, batch: &BatchRecord
     let ended = ended.await;
     if !matches!(ended, Ok(true)) {
         for id in &files {
-            // Where this fails too, the sweeper does it later.
+            // A failed delete is repeated by the sweeper.
             let _ = store.delete_file(tenant, id).await;
         }
     }
     ended.map(drop)
 }
 
-/// Writes the results with that outcome to a file, unsealed; `None`: there are none.
+/// Writes the results of one outcome to a file, unsealed; `None`: there are no such results.
 async fn write(
     store: &dyn Store,
     tenant: &Tenant,
@@ -77,7 +78,7 @@ async fn write(
         bytes: bytes + count,
         created: now,
         expires: batch.output_expires_after.map(|seconds| now + seconds),
-        // What was paid for is kept, whatever else the key keeps.
+        // Results were paid for, so the key's quota does not apply to them.
         tenant_bytes_max: u64::MAX,
         tenant_files_max: u64::MAX,
     };

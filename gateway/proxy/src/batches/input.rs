@@ -1,7 +1,7 @@
 //! The input file of a batch: one request per line.
 //!
-//! A file with a line that is no request of the batch's endpoint is refused whole, with every fault that was found and its line; what is
-//! wrong inside a request's body is found when it runs, and is that line's own error.
+//! A file with a line that is no request of the batch's endpoint is refused whole, with every fault that was found and
+//! its line. Faults inside a request's body are found when the line runs, and are that line's own error.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -13,25 +13,25 @@ use serde_json::value::RawValue;
 
 use crate::stored::BatchFault;
 
-/// Bytes read at once.
+/// Bytes read from the store at once.
 const READ_BYTES: u64 = 1 << 20;
-/// Lines told to the store at once.
+/// Lines given to the store at once.
 const ADMIT_LINES: usize = 1000;
-/// Faults told; with more, the file is the wrong one.
+/// Most faults that are reported; a file with more is the wrong file.
 const FAULTS_MAX: usize = 100;
 /// Longest `custom_id`.
 const CUSTOM_ID_CHARS_MAX: usize = 512;
 
-/// Bounds of a file.
+/// Bounds of an input file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Requests.
+    /// Most requests in the file.
     pub(crate) lines: u32,
-    /// One request.
+    /// Largest request, in bytes.
     pub(crate) line_bytes: usize,
 }
 
-/// A request as its line says it.
+/// Request as the JSON of its line.
 #[derive(Deserialize)]
 struct RawLine<'a> {
     #[serde(borrow)]
@@ -44,12 +44,12 @@ struct RawLine<'a> {
     body: Option<&'a RawValue>,
 }
 
-/// One request.
+/// One request of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LineRequest {
-    /// The client's name for it.
+    /// Client's name for the request.
     pub(crate) custom_id: String,
-    /// What would be posted.
+    /// Body that would be posted.
     pub(crate) body: Bytes,
 }
 
@@ -57,10 +57,10 @@ fn fault(code: &'static str, param: Option<&'static str>, message: impl Into<Str
     BatchFault { code, message: message.into(), param, line: None }
 }
 
-/// Reads one line.
+/// Reads one line as a request.
 ///
 /// # Errors
-/// It is no request for `endpoint`; the fault has no line number yet.
+/// The line is no request for `endpoint`; the fault has no line number yet.
 pub(crate) fn request(text: &Bytes, endpoint: &str) -> Result<LineRequest, BatchFault<'static>> {
     let line: RawLine<'_> = serde_json::from_slice(text).map_err(|error| {
         fault("invalid_json_line", None, format!("This line is not a JSON object that can be read: {error}."))
@@ -91,13 +91,13 @@ pub(crate) fn request(text: &Bytes, endpoint: &str) -> Result<LineRequest, Batch
     Ok(LineRequest { custom_id: custom_id.into_owned(), body: text.slice_ref(body.as_bytes()) })
 }
 
-/// Finds the lines in what is read piece by piece.
+/// Splitter of a file's bytes into lines, fed piece by piece.
 #[derive(Default)]
 struct Scanner {
     buffer: BytesMut,
-    /// Place of the buffer's beginning in the file.
+    /// Offset of the buffer's beginning in the file.
     at: u64,
-    /// Bytes of the buffer that hold no line end.
+    /// Bytes at the buffer's beginning that hold no line end.
     seen: usize,
 }
 
@@ -106,12 +106,12 @@ impl Scanner {
         self.buffer.extend_from_slice(piece);
     }
 
-    /// Bytes of a line that has not ended.
+    /// Bytes of the line that has not ended.
     fn waiting(&self) -> usize {
         self.buffer.len()
     }
 
-    /// The next whole line, with its place; `last`: what is left is one.
+    /// Next whole line, with its offset in the file; `last`: the rest of the buffer is a line.
     fn next(&mut self, last: bool) -> Option<(u64, Bytes)> {
         let found = self.buffer[self.seen..].iter().position(|byte| *byte == b'\n');
         let (text, end) = match found {
@@ -130,7 +130,7 @@ impl Scanner {
     }
 }
 
-/// Checks the whole file and tells the store its lines. Faults: it cannot be used.
+/// Checks the whole file and gives the store its lines. A returned fault means that the file cannot be used.
 pub(super) async fn admit(
     store: &dyn Store,
     tenant: &Tenant,
@@ -177,11 +177,11 @@ pub(super) async fn admit(
     Ok(check.faults)
 }
 
-/// What is known of a file so far.
+/// State of the check of a file.
 struct Check<'a> {
     endpoint: &'a str,
     limits: Limits,
-    /// Of the file, empty ones included; from 1.
+    /// Number of the current line, from 1, empty lines included.
     line: u32,
     ids: HashSet<String>,
     lines: Vec<NewLine>,

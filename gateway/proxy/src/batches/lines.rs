@@ -1,4 +1,4 @@
-//! Runs the lines of a batch, some at a time, each until it has a result that is kept.
+//! Execution of a batch's lines, some at a time, each until its result is stored.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,27 +27,29 @@ use crate::whole::{Whole, answer_whole};
 
 /// Lines read from the store at once.
 const PAGE_LINES: u32 = 256;
-/// Lines of one batch that run or wait for their next attempt, per slot: what waits must not hold a slot, and is bounded.
+/// Lines of one batch, per slot, that run or wait for their next attempt: a waiting line must not hold a slot, and
+/// their number is bounded.
 const WAITING_PER_SLOT: usize = 4;
-/// Pause after a failed attempt; doubles.
+/// Backoff after the first failed attempt; doubles with each further one.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Longest pause.
+/// Longest backoff.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// Pause when a result cannot be kept.
+/// Pause before another try to store a result.
 const KEEP_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the lines of one batch share.
+/// State that the lines of one batch share.
 struct Job {
     bench: Arc<Bench>,
     tenant: Tenant,
     id: BatchId,
     input: FileId,
     endpoint: String,
-    /// The window's end.
+    /// End of the batch's completion window.
     deadline: Instant,
 }
 
-/// Runs until every line has a result, the window ends, or the batch is cancelled; then it is finalizing or cancelling.
+/// Runs lines until every one has a result, the window ends, or the batch is cancelled; then the batch is finalizing or
+/// cancelling.
 pub(super) async fn run(
     bench: &Arc<Bench>,
     tenant: &Tenant,
@@ -79,7 +81,7 @@ pub(super) async fn run(
     }
 }
 
-/// `false`: another process goes on with it; what ran here has come to its end.
+/// Runs the lines to the end. `false`: another process goes on with the batch, and the lines that ran here have ended.
 async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Result<bool, StoreError> {
     let store = &job.bench.keeper().store;
     let at_once = || job.bench.gateway.serving().config.batches.concurrency * WAITING_PER_SLOT;
@@ -105,7 +107,7 @@ async fn all(job: &Arc<Job>, tasks: &mut JoinSet<Result<(), StoreError>>) -> Res
     }
 }
 
-/// One line, until its result is kept.
+/// Runs one line until its result is stored.
 async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
     let (keeper, gateway) = (job.bench.keeper(), &job.bench.gateway);
     let attempts_max = gateway.serving().config.batches.attempts_max;
@@ -145,7 +147,7 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
     }
 }
 
-/// Doubles from attempt to attempt; an upstream that says when is waited for.
+/// Backoff before the next attempt: doubles per attempt, but is as long as the upstream asked for where it did.
 fn pause(attempt: u32, asked: Option<Duration>) -> Duration {
     let doubled = PAUSE.saturating_mul(1 << attempt.saturating_sub(1).min(16));
     doubled.min(PAUSE_MAX).max(asked.unwrap_or_default())
@@ -170,7 +172,7 @@ async fn answer(job: &Job, text: &Bytes, request_id: &str) -> Result<Whole, Fail
     answer_whole(gateway, &principal, call, Some(deadline.into_std())).await
 }
 
-/// The line of the output file or of the errors file.
+/// Line of the output file or of the errors file.
 fn result(line: &Line, request_id: &str, answered: Result<Bytes, Failure>) -> LineResult {
     let id = format!("batch_{request_id}");
     let (ok, status, body) = match answered {
@@ -186,7 +188,7 @@ fn result(line: &Line, request_id: &str, answered: Result<Bytes, Failure>) -> Li
     }
 }
 
-/// Keeps a result; a store that is full or busy is waited for, since the line has run.
+/// Stores a result; waits for a store that is full or busy, since the line has run and may have been paid for.
 async fn keep(job: &Job, line: &Line, result: LineResult) -> Result<(), StoreError> {
     let store = &job.bench.keeper().store;
     let outcome = if result.ok { "completed" } else { "failed" };
@@ -207,7 +209,7 @@ async fn keep(job: &Job, line: &Line, result: LineResult) -> Result<(), StoreErr
     }
 }
 
-/// Counts for as long as it lives.
+/// Guard that keeps a gauge one higher for as long as it lives.
 struct Guard<'a>(&'a AtomicU64);
 
 impl<'a> Guard<'a> {

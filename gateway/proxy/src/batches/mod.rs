@@ -1,8 +1,9 @@
-//! Runs batches: one thread beside the live traffic, and behind it.
+//! Runner of batches: one thread beside the live traffic, with lower priority.
 //!
-//! The store is the truth; what is here is only what runs at the moment. A line runs, perhaps more than once (a crash in the middle of it
-//! runs it again), and its result is kept exactly once, in the transaction that takes the line off the list. So a killed gateway goes on
-//! where the store says. Of several gateways on one store, one leads and runs; the others serve.
+//! The store is the truth; memory holds only the lines that run at the moment. A line runs at least once (a crash in
+//! the middle runs it again), and its result is stored exactly once, in the transaction that takes the line off the
+//! list. So a killed gateway goes on where the store says. Of several gateways on one store, one leads and runs
+//! batches; the others serve.
 //!
 //! ```text
 //! store ──open batches──▶ turn ──one task per batch──▶ validate ─▶ lines ─▶ finish ──▶ store
@@ -34,7 +35,7 @@ use crate::plugins::ticks;
 use crate::stored::{Keeper, background, batch_error};
 use slots::Slots;
 
-/// What a batch may be for.
+/// Endpoints that a batch can have, with their surfaces.
 pub(crate) const ENDPOINTS: [(&str, Surface); 4] = [
     ("/v1/chat/completions", Surface::Chat),
     ("/v1/completions", Surface::Completions),
@@ -42,28 +43,28 @@ pub(crate) const ENDPOINTS: [(&str, Surface); 4] = [
     ("/v1/responses", Surface::Responses),
 ];
 
-/// Batches that run at once; the others wait in the store.
+/// Most batches that run at once; the others wait in the store.
 const ACTIVE_MAX: u32 = 16;
-/// The store is looked at this often, though nothing woke us: for what another gateway took.
+/// Polling interval of the store, for batches that another gateway took and no notification announced.
 const POLL: Duration = Duration::from_secs(2);
 /// Pause of a batch whose store failed.
 const STORE_PAUSE: Duration = Duration::from_secs(5);
-/// Between two sweeps.
+/// Interval of sweeps of the store.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Whoever has left nothing to be done for this long is forgotten: longer than a batch may run.
+/// Age after which the identity of an owner without open work is deleted, in seconds: longer than a batch may run.
 const IDENTITY_SECONDS: u64 = 7 * 86_400;
-/// A file that is not sealed after this long is nobody's.
+/// Age after which an unsealed file is deleted, in seconds: its writer is gone.
 const UNSEALED_SECONDS: u64 = 3600;
 
-/// The operation behind a batch's endpoint.
+/// Surface of a batch's endpoint.
 pub(crate) fn surface_of(endpoint: &str) -> Option<Surface> {
     ENDPOINTS.iter().find(|(path, _)| *path == endpoint).map(|(_, surface)| *surface)
 }
 
-/// What runs now, for `/metrics`.
+/// Counts of running work, for `/metrics`.
 #[derive(Debug, Default)]
 pub(crate) struct Running {
-    /// Batches.
+    /// Batches that run.
     pub(crate) batches: AtomicU64,
     /// Lines that are being answered.
     pub(crate) lines: AtomicU64,
@@ -82,7 +83,8 @@ pub fn start(gateway: Arc<Gateway>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Until another process serves; then what runs comes to its end, and the other may lead.
+/// Runs until another process serves and the running work has ended; then gives up the lead, so that the other process
+/// can take it.
 async fn work(gateway: Arc<Gateway>) {
     gateway.rest(Beside::Batches, false);
     let batches = async { tokio::join!(run(gateway.clone()), background::run(gateway.clone())) };
@@ -98,7 +100,7 @@ async fn work(gateway: Arc<Gateway>) {
     gateway.rest(Beside::Batches, true);
 }
 
-/// Everything that a batch needs to run.
+/// State that the running batches share.
 pub(crate) struct Bench {
     gateway: Arc<Gateway>,
     slots: Slots,
@@ -110,7 +112,7 @@ impl Bench {
         Arc::new(Self { gateway, slots })
     }
 
-    /// As many slots as the config in force says.
+    /// Sets the number of slots to the config's `batches.concurrency`.
     fn resize(&self) {
         self.slots.resize(self.gateway.serving().config.batches.concurrency);
     }
@@ -126,7 +128,7 @@ struct Active {
     task: AbortHandle,
 }
 
-/// Ends when another process serves.
+/// Runs batches until another process serves.
 pub(crate) async fn run(gateway: Arc<Gateway>) {
     let bench = Bench::new(gateway);
     let keeper = bench.keeper();
@@ -161,7 +163,8 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
     }
 }
 
-/// Looks at the store once: starts what waits, tells what is to be cancelled. `false`: another gateway leads.
+/// Looks at the store once: starts batches that wait, cancels those that are to be cancelled. `false`: another gateway
+/// leads.
 async fn turn(
     bench: &Arc<Bench>,
     tasks: &mut JoinSet<()>,
@@ -204,7 +207,8 @@ async fn sweep(gateway: &Gateway, keeper: &Keeper) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Takes a batch to its end. When the store fails, the task ends after a pause, and the next turn begins it again from the store.
+/// Takes a batch to its end. When the store fails, the task ends after a pause, and a later turn begins the batch again
+/// from the store.
 async fn attend(bench: Arc<Bench>, open: OpenBatch, cancelled: watch::Receiver<bool>) {
     let id = open.batch.id.clone();
     if let Err(error) = drive(&bench, open, cancelled).await {

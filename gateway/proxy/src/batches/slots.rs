@@ -1,6 +1,7 @@
-//! How many lines are answered at once: as many as the config in force says, also while they run.
+//! Concurrency limit of batch lines: as many slots as the config in force says, also when that number changes while
+//! lines run.
 //!
-//! Fewer than before: what runs comes to its end, and its slots are not given out again.
+//! When the number shrinks, running lines go on to their end, and their slots are not given out again.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -15,9 +16,9 @@ pub(super) struct Slots {
 }
 
 struct Count {
-    /// That there are, given out or not.
+    /// Slots that exist, given out or not.
     have: usize,
-    /// That there should be.
+    /// Slots that should exist, by the config.
     want: usize,
 }
 
@@ -26,7 +27,7 @@ impl Slots {
         Self { semaphore: Semaphore::new(count), count: Mutex::new(Count { have: count, want: count }) }
     }
 
-    /// From now on there are `want`.
+    /// Sets the number of slots to `want`.
     pub(super) fn resize(&self, want: usize) {
         let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         count.want = want;
@@ -34,15 +35,15 @@ impl Slots {
             self.semaphore.add_permits(want - count.have);
             count.have = want;
         } else {
-            // Those that are given out go when somebody takes them next.
+            // Permits that are given out are forgotten by the next `take` that gets one.
             count.have -= self.semaphore.forget_permits(count.have - want);
         }
     }
 
-    /// Waits for one. Cancel-safe.
+    /// Waits for a slot. Cancel-safe.
     ///
     /// # Errors
-    /// None: the slots are never closed.
+    /// The slots are never closed, so there is none.
     pub(super) async fn take(&self) -> Result<SemaphorePermit<'_>, StoreError> {
         loop {
             let slot = self.semaphore.acquire().await.map_err(|_| StoreError::Misuse("slots that were closed"))?;

@@ -1,4 +1,4 @@
-//! Batches against an upstream that does what a line's body says.
+//! Tests of batches against an upstream whose behavior each line's body chooses.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
@@ -22,7 +22,7 @@ use crate::provider::Forwarded;
 use crate::telemetry::{AccessLog, Gauge};
 use crate::upstream::{Card, Events, Facts, Measured, Origin, Upstream, not_forwarded};
 
-/// `{"model":"m","do":"ok"}`: answers; `bad`: refuses; `flaky`: fails once; `panic`; `hang`.
+/// Upstream for bodies `{"model":"m","do":"ok"}`: `ok` answers, `bad` refuses, `flaky` fails once, `panic`, `hang`.
 #[derive(Default)]
 struct Script {
     opened: AtomicUsize,
@@ -89,7 +89,7 @@ impl Upstream for Script {
     fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}
 }
 
-/// Answers with the request.
+/// Events whose one answer is the request.
 struct Once(Option<Bytes>);
 
 impl Events for Once {
@@ -144,7 +144,7 @@ impl Bed {
         made.id
     }
 
-    /// Waits until the batch is as `what` says.
+    /// Waits until the batch satisfies `what`.
     async fn until(&self, tenant: &Tenant, id: &BatchId, what: impl Fn(&BatchRecord) -> bool) -> BatchRecord {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {

@@ -1,4 +1,4 @@
-//! From a pool of the config to what its workers are started with.
+//! Settings of a pool's workers, made from the pool's config.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::{Embedded, WorkerCommand};
 use crate::config::PoolConfig;
 use crate::pool::{self, Follow, LocalWorkers, ReplicaConfig};
 
-/// The text side of a pool's model.
+/// Text side of a pool's model: tokenizer, template, defaults.
 pub fn text(asked: &PoolConfig, demo: Embedded) -> Result<TextModel, String> {
     let loaded = match &asked.model {
         Some(folder) => TextModel::from_dir(folder),
@@ -89,7 +89,7 @@ pub(super) fn settings(
     Ok(settings)
 }
 
-/// How the number of workers follows the load; by the same promises as roles do.
+/// Scaling settings of a pool, with the same objectives (TTFT, TPOT) as the roles have.
 fn replicas(asked: &PoolConfig, settings: &pool::PoolConfig) -> ReplicaConfig {
     let asked_for = &asked.replicas;
     let roles = &settings.roles.limits;
@@ -106,12 +106,12 @@ fn replicas(asked: &PoolConfig, settings: &pool::PoolConfig) -> ReplicaConfig {
     ReplicaConfig { follow: asked_for.follow, at_start, limits, hook: asked_for.hook.clone() }
 }
 
-/// Changes with the program file.
+/// Digest of the program file's path, size and modification time.
 pub(super) fn program_identity(program: &Path) -> String {
     digest([program.to_owned()])
 }
 
-/// Changes with the model's files.
+/// Digest of the path, size and modification time of the model's files.
 fn identity(asked: &PoolConfig) -> String {
     let files = asked.model.iter().flat_map(std::fs::read_dir).flatten().flatten();
     let mut paths: Vec<_> = files.map(|entry| entry.path()).collect();
@@ -136,7 +136,8 @@ pub(super) fn cores() -> Vec<usize> {
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
 }
 
-/// Memory that can be had without taking it from somebody, within the limits of this process's cgroups; `None`: the system does not say.
+/// Memory that is available without swapping others out, in bytes, within the limits of this process's cgroups; `None`:
+/// the system does not say.
 pub(super) fn bytes_free() -> Option<u64> {
     let memory = penstock_machine::Machine::default().memory();
     (memory.bound != penstock_machine::Bound::Unknown).then_some(memory.available)

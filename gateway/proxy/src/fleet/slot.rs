@@ -1,4 +1,4 @@
-//! A pool's place among the upstreams: it stays while what is in it is replaced.
+//! A pool's place among the upstreams, which stays while the pool in it is replaced.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::provider::Forwarded;
 use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Measured, Origin, Upstream};
 
-/// What answers for a pool at the moment. An answer stays with what it began with.
+/// Upstream that answers for a pool at the moment. An open answer keeps the upstream that it began with.
 pub(super) struct Slot(ArcSwap<PoolUpstream>);
 
 impl Slot {
@@ -23,7 +23,7 @@ impl Slot {
         Arc::new(Self(ArcSwap::new(first)))
     }
 
-    /// Puts another in its place; requests from now on go there.
+    /// Puts another upstream in place for requests from now on, and returns the old one.
     pub(super) fn replace(&self, next: Arc<PoolUpstream>) -> Arc<PoolUpstream> {
         self.0.swap(next)
     }

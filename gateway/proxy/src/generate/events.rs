@@ -1,4 +1,4 @@
-//! What the pool says, as events of one answer: order within a choice, stop strings, usage, ranking.
+//! Conversion of pool events into the events of one answer: order within a choice, stop strings, usage, ranking.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::telemetry::OpenSpan;
 use crate::telemetry::trace::Kind;
 use crate::upstream::{Course, Events, Facts, Origin};
 
-/// Pool events taken in one go before what they say is sent: bounds one write and keeps other streams' turns short.
+/// Most pool events taken before the resulting text is sent: bounds one write and keeps other streams' turns short.
 const BURST: usize = 64;
 
-/// The events of one request.
+/// Events of one request.
 pub(super) struct PoolEvents {
     plan: Plan,
     jobs: Vec<Running>,
@@ -31,25 +31,26 @@ pub(super) struct PoolEvents {
     facts: Facts,
     wave: Wave,
     source: Source,
-    /// Who answers; of several prompts, the last that was bound.
+    /// Worker that answers; of several prompts, the last that was bound to one.
     worker: Option<Arc<str>>,
     span: Option<OpenSpan>,
     since: Instant,
     begun: bool,
     headers: Vec<(HeaderName, HeaderValue)>,
-    /// Outputs of one token each that are still to be said one by one: [`Plan::counts_on`]. At most what [`BURST`] events bring.
+    /// Outputs of one token each that are still to be delivered one by one, for [`Plan::counts_on`]. At most the tokens
+    /// of [`BURST`] events.
     held: VecDeque<(usize, Output)>,
 }
 
-/// Asks, and says, who was chosen and why.
+/// Header field that asks which worker was chosen and why, and that answers it.
 const ROUTE: HeaderName = HeaderName::from_static("x-penstock-route");
 
-/// Whether a request asks who was chosen and why.
+/// Whether a request asks which worker was chosen and why.
 pub(crate) fn asks_route(headers: &HeaderMap) -> bool {
     headers.get(ROUTE).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"explain"))
 }
 
-/// Where jobs go, and what they say of their origin.
+/// Pool that jobs go to, and the origin that they carry.
 pub(super) struct Source {
     pub(super) pool: Pool,
     /// Name of the model.
@@ -57,13 +58,13 @@ pub(super) struct Source {
     pub(super) origin: Origin,
 }
 
-/// One prompt's job.
+/// Job of one prompt.
 struct Running {
-    /// `None` before its turn and after its end.
+    /// Ticket in the pool; `None` before the job's turn and after its end.
     ticket: Option<Ticket>,
-    /// A worker has been given it, or has had it before it was lost.
+    /// True once a worker has been given the job, also if that worker was lost since.
     is_bound: bool,
-    /// Global index of its first choice.
+    /// Global index of the job's first choice.
     base: u32,
     choices: Vec<Choice>,
     prompt_told: bool,
@@ -73,7 +74,7 @@ struct Running {
 }
 
 struct Choice {
-    /// What it says before its first token.
+    /// Text to emit before the first token.
     echo: Option<String>,
     decoder: Option<Box<ChoiceDecoder>>,
     logprob_sum: f64,
@@ -134,7 +135,7 @@ impl PoolEvents {
         filled.map_err(|error| refused(&error))
     }
 
-    /// Takes one output of one token, so that what is counted then is what is said with it. False: the answer is complete.
+    /// Takes an output of one token, so that the token count sent with it is exact. False: the answer is complete.
     fn deliver(&mut self, (at, output): (usize, Output), out: &mut Vec<ChatEvent>) -> Result<bool, Failure> {
         let open = self.wave.open();
         self.begin();
@@ -149,7 +150,7 @@ impl PoolEvents {
         Ok(!self.wave.is_done())
     }
 
-    /// The first output has come.
+    /// Marks the first output.
     fn begin(&mut self) {
         if let Some(span) = &mut self.span
             && !std::mem::replace(&mut self.begun, true)
@@ -158,7 +159,7 @@ impl PoolEvents {
         }
     }
 
-    /// Takes one event of job `at`.
+    /// Takes one event of the job at index `at`.
     fn take(&mut self, at: usize, event: PoolEvent, out: &mut Vec<ChatEvent>) -> Result<(), Failure> {
         match event {
             PoolEvent::Output(output) if self.plan.counts_on => {
@@ -252,7 +253,7 @@ impl PoolEvents {
         }
     }
 
-    /// Tokens and end of one choice.
+    /// Decodes the tokens, and the end, of one choice.
     fn speak(&mut self, at: usize, output: &Output, out: &mut Vec<ChatEvent>) -> Result<(), Failure> {
         let prompt_only = self.plan.prompt_only;
         let job = &mut self.jobs[at];
@@ -394,7 +395,7 @@ impl Drop for PoolEvents {
     }
 }
 
-/// An output as several of one token each, at most; only the last says the end.
+/// Splits an output into outputs of one token each at most; only the last has the end.
 fn single(mut output: Output) -> impl Iterator<Item = Output> {
     let tokens = std::mem::take(&mut output.tokens);
     let (first, count) = (output.at, tokens.len());
@@ -426,7 +427,7 @@ fn ended(finish: &frames::Finish) -> Result<End, Failure> {
     }
 }
 
-/// A client is told what it can act on; the rest stays in the log.
+/// Message for the client: the original where the client can act on it; otherwise the detail stays in the log.
 fn client_message(kind: ErrorKind, message: &str) -> String {
     match kind {
         ErrorKind::InvalidRequest | ErrorKind::Unsupported | ErrorKind::ContextLength => message.to_owned(),
@@ -444,7 +445,7 @@ fn client_message(kind: ErrorKind, message: &str) -> String {
     }
 }
 
-/// Ids of calls differ between choices.
+/// Id of a tool call, made different for each choice.
 fn distinct(mut ids: [u8; 16], choice: u32) -> [u8; 16] {
     for (byte, mixed) in ids.iter_mut().zip(choice.to_le_bytes()) {
         *byte ^= mixed;

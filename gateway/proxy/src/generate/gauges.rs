@@ -1,4 +1,4 @@
-//! What a scrape reads of a pool: its load now, and counts that go on over the lives of its workers.
+//! Gauges of a pool for a scrape: its load now, and counters that go on over the lives of its workers.
 
 use penstock_proto::frames::{NoticeKind, Role, Tier, TierState};
 
@@ -7,7 +7,7 @@ use crate::telemetry::Gauge;
 
 type Out<'a> = &'a mut dyn FnMut(Gauge, f64);
 
-/// All of it.
+/// Every gauge of the pool.
 pub(super) fn pool(status: &PoolStatus, out: Out<'_>) {
     let sums = status.sums();
     load(status, out);
@@ -75,7 +75,7 @@ fn transfers(sums: &Sums, out: Out<'_>) {
     out(Gauge::KvFirstTokens, transfers.first_tokens as f64);
 }
 
-/// Nothing of a tier that the pool has not.
+/// Gauges of one tier; none of a tier that the pool lacks.
 fn tier(tier: Tier, status: &PoolStatus, sums: &Sums, out: Out<'_>) {
     let states = status.workers.iter().flat_map(|worker| &worker.state.tiers);
     let states: Vec<&TierState> = states.filter(|state| state.tier == tier as i32).collect();
@@ -103,7 +103,7 @@ fn router(counts: &Counts, out: Out<'_>) {
     out(Gauge::PrefilledApart, counts.prefilled_apart as f64);
 }
 
-/// Requests and roles that changed their worker.
+/// Counters of requests and roles that changed their worker.
 fn changes(counts: &Counts, out: Out<'_>) {
     out(Gauge::RoleFlips, counts.role_flips as f64);
     out(Gauge::Resumes, counts.resumed as f64);

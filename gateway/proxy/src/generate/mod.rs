@@ -1,7 +1,8 @@
-//! Our own pools as an upstream: request to tokens, tokens to events.
+//! Our own pools as an upstream: a request becomes tokens, tokens become events.
 //!
-//! Prompts are made here once (template, tokenizer), long ones off the I/O threads; the pool gets token ids, and what comes back goes
-//! through one decoder per choice. A request with several prompts is several jobs of the pool under one answer, a few at a time.
+//! Prompts are made here once (template, tokenizer), long ones off the I/O threads. The pool gets token ids, and its
+//! outputs go through one decoder per choice. A request with several prompts is several jobs of the pool under one
+//! answer, a few at a time.
 
 pub(crate) mod events;
 mod gauges;
@@ -32,30 +33,31 @@ use crate::upstream::{Card, Events, Measured, Origin, Upstream, not_forwarded};
 use events::{PoolEvents, Source};
 pub(crate) use plan::Plan;
 
-/// Text above this is tokenized on the blocking pool: about 2 ms of one core.
+/// Size of a text above which it is tokenized on the blocking pool: about 2 ms of one core.
 const INLINE_TEXT_BYTES_MAX: usize = 8 * 1024;
 
-/// Longest wait for a turn to tokenize: whoever waits holds its request in memory.
+/// Longest wait for a permit to tokenize: a waiting request stays in memory.
 const PERMIT_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// A model of ours.
+/// Upstream of one model that a pool of ours serves.
 pub struct PoolUpstream {
     id: String,
     created: u64,
     text: Arc<TextModel>,
     pool: Pool,
-    /// Bounds the tokenizing that runs at once; the rest waits, watched for its client leaving.
+    /// Permits to tokenize, which bound the tokenizing that runs at once; a request that waits for one ends when its
+    /// client leaves.
     tokenizing: Arc<Semaphore>,
 }
 
 impl PoolUpstream {
-    /// Serves `pool` under the name `id`.
+    /// Upstream that serves `pool` under the name `id`.
     pub fn new(id: String, text: Arc<TextModel>, pool: Pool) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self { id, created: unix_seconds(), text, pool, tokenizing: Arc::new(Semaphore::new(cores)) }
     }
 
-    /// Runs `work` here if it is small, else on the blocking pool.
+    /// Runs `work` on this thread if it is small, else on the blocking pool.
     async fn off_io<T: Send + 'static>(
         &self,
         text_bytes: usize,
@@ -73,7 +75,7 @@ impl PoolUpstream {
         task.await.map_err(|error| Failure::internal(format!("tokenizing: {error}")))?
     }
 
-    /// What is asked of the workers.
+    /// Plan of a call: prompts as tokens, sampling, options.
     async fn plan(&self, call: &Call) -> Result<Plan, Failure> {
         let Some(model) = self.pool.model() else {
             let why = self.unready().unwrap_or_default();
@@ -194,7 +196,7 @@ impl Upstream for PoolUpstream {
     }
 }
 
-/// Salt of the block hashes of a tenant's prompts for a pool, without a `cache_salt` of the request's own.
+/// Salt of the block hashes of a tenant's prompts in a pool, without a `cache_salt` of the request's own.
 pub fn prefix_salt(tenant: &str, pool: &str) -> Vec<u8> {
     plan::salt(tenant, pool, None)
 }

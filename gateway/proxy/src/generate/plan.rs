@@ -1,4 +1,4 @@
-//! From a request to what the workers are asked: prompts as tokens, sampling with every default filled in, and the limits of the
+//! Plan of a request for the workers: prompts as tokens, sampling with every default filled in, and the bounds of the
 //! context.
 
 use std::sync::Arc;
@@ -21,37 +21,38 @@ use crate::upstream::{Measured, Origin};
 /// Output tokens of a completion that names no limit (the API's own default).
 const COMPLETION_TOKENS_DEFAULT: u32 = 16;
 
-/// The most urgent priority that a client may ask for, which is the normal one: who can wait may say so, nobody goes first for free.
+/// Most urgent priority that a client can ask for, which is the normal one: a client can step back, and no client goes
+/// first for free.
 const PRIORITY_MIN: i32 = 0;
 
-/// The priority of what nobody waits for: behind every request that a client waits for, unless its client stepped back further.
+/// Priority of background requests: behind every request that a client waits for, unless that one stepped back further.
 const PRIORITY_BACKGROUND: i32 = 1000;
 
-/// What is asked of the workers, and how what they say is turned into text.
+/// Jobs for the workers, and the options by which their tokens become text.
 pub(crate) struct Plan {
-    /// One job each.
+    /// Prompts of the request, one job each.
     pub(super) prompts: Vec<PlannedPrompt>,
     /// Choices per prompt.
     pub(super) choices: u32,
-    /// The same for every prompt but `max_tokens`.
+    /// Sampling parameters, the same for every prompt but for `max_tokens`.
     sampling: Sampling,
     /// Template of the decoders' options; `choice` is set per choice.
     pub(super) options: ChoiceOptions,
-    /// Say the prompt in front of its first text.
+    /// True if the prompt is repeated in front of its first text.
     pub(super) tell_prompt: bool,
-    /// The prompt event waits for its log-probabilities.
+    /// True if the prompt event waits for the prompt's log-probabilities.
     pub(super) prompt_logprobs: bool,
-    /// Nothing but the prompt was asked for (`max_tokens` 0).
+    /// True if only the prompt was asked for (`max_tokens` 0).
     pub(super) prompt_only: bool,
-    /// Each piece of the answer says how many tokens there were until then.
+    /// True if each piece of the answer tells the number of tokens so far.
     pub(super) counts_on: bool,
-    /// Choices are ranked by mean log-probability.
+    /// True if choices are ranked by mean log-probability.
     pub(super) rank: bool,
-    /// What every choice says first, of the conversation's own.
+    /// Text of the conversation that every choice repeats first.
     pub(super) echo: Option<String>,
     cache_salt: Option<String>,
     priority: i32,
-    /// What the body calls the conversation, and what it is known by where it is not called anything.
+    /// Name of the conversation in the body.
     named: Option<String>,
     session: Option<u64>,
 }
@@ -60,14 +61,14 @@ pub(crate) struct Plan {
 pub(super) struct PlannedPrompt {
     /// Token ids.
     pub(super) tokens: Arc<[u32]>,
-    /// Its text, for echo.
+    /// Text of the prompt, for echo.
     pub(super) text: String,
     max_tokens: u32,
-    /// Place among the prompts of the request.
+    /// Index among the prompts of the request.
     index: u64,
 }
 
-/// Bytes of text that a template and the tokenizer go through.
+/// Bytes of text that the template and the tokenizer process.
 pub(super) fn chat_bytes(chat: &ChatRequest) -> usize {
     let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
     let message = |message: &Message| {
@@ -79,7 +80,7 @@ pub(super) fn chat_bytes(chat: &ChatRequest) -> usize {
     chat.messages.iter().map(message).sum::<usize>() + tools.sum::<usize>() + of(&chat.template_kwargs)
 }
 
-/// Bytes of text to be tokenized, or of token ids to be gone through.
+/// Bytes of text to tokenize, or of token ids to check.
 pub(super) fn prompt_bytes(prompt: &Prompt) -> usize {
     match prompt {
         Prompt::Text(text) => text.len(),
@@ -87,7 +88,7 @@ pub(super) fn prompt_bytes(prompt: &Prompt) -> usize {
     }
 }
 
-/// Text to token ids.
+/// Token ids of a text.
 pub(super) fn encode(model: &TextModel, text: &str, add_special: bool) -> Result<Vec<u32>, Failure> {
     model.encode(text, add_special).map_err(|error| {
         let refusal = ApiError { param: Some("prompt".to_owned()), ..ApiError::from(error) };
@@ -96,7 +97,7 @@ pub(super) fn encode(model: &TextModel, text: &str, add_special: bool) -> Result
 }
 
 impl Plan {
-    /// Tokenizes and checks against a context of that many tokens.
+    /// Tokenizes the request and checks it against a context of `context_tokens`.
     pub(super) fn new(request: &Request, model: &TextModel, context_tokens: u32) -> Result<Self, Failure> {
         match request {
             Request::Chat(chat) => Self::chat(chat, model, context_tokens),
@@ -204,19 +205,19 @@ impl Plan {
         })
     }
 
-    /// Its tokens.
+    /// Prompt tokens, and the upper bound of output tokens.
     pub(super) fn measured(&self) -> Measured {
         let prompt_tokens = self.prompts.iter().map(|prompt| prompt.tokens.len() as u64).sum();
         let most = self.prompts.iter().map(|prompt| u64::from(prompt.max_tokens)).sum::<u64>();
         Measured { prompt_tokens, completion_tokens_max: most * u64::from(self.choices) }
     }
 
-    /// Lets all requests that somebody waits for go first.
+    /// Lowers the priority to that of background requests.
     pub(super) fn step_back(&mut self) {
         self.priority = self.priority.max(PRIORITY_BACKGROUND);
     }
 
-    /// A number for the conversation. Others' conversations of the same name have another.
+    /// Hash that identifies the conversation. Conversations of other tenants with the same name have another hash.
     fn session_of(&self, origin: &Origin) -> Option<u64> {
         let Some(name) = origin.session.as_deref().or(self.named.as_deref()) else {
             return self.session.map(|session| session ^ hash(origin.tenant.as_bytes()));
@@ -225,7 +226,7 @@ impl Plan {
         Some(u64::from_le_bytes(digest[..8].try_into().expect("a digest has 32 bytes")))
     }
 
-    /// The pool's job for one prompt.
+    /// Job of the pool for one prompt.
     pub(super) fn job(&self, prompt: &PlannedPrompt, model: &str, origin: &Origin) -> Job {
         Job {
             prompt: prompt.tokens.clone(),
@@ -246,26 +247,28 @@ impl Plan {
     }
 }
 
-/// The text that an answer goes on from: of the last message, unless a turn is opened behind another's.
+/// Text that the answer continues: that of the last message, unless a new turn is opened behind another role's message.
 fn echoed(chat: &ChatRequest) -> Option<String> {
     let last = chat.messages.last()?;
     let goes_on = !chat.add_generation_prompt || last.role == Role::Assistant;
     last.content.clone().filter(|text| goes_on && !text.is_empty())
 }
 
-/// What a body calls its conversation: the first of these that says anything.
+/// Name of a conversation: the first of the fields that is not empty.
 fn named<const N: usize>(names: [&Option<String>; N]) -> Option<String> {
     names.into_iter().flatten().find(|text| !text.is_empty()).cloned()
 }
 
-/// What a conversation keeps from turn to turn: whose it is, as the client says, and how it begins, to the person's first words.
+/// Hash of the parts that a conversation keeps from turn to turn: the client's `user`, and all messages to the first of
+/// the user.
 fn session(chat: &ChatRequest) -> u64 {
     let first = chat.messages.iter().position(|message| message.role == Role::User).unwrap_or(0);
     let opening = chat.messages.iter().take(first + 1).filter_map(|message| message.content.as_deref());
     chat.user.as_deref().into_iter().chain(opening).fold(0, |sum, text| sum.rotate_left(1) ^ hash(text.as_bytes()))
 }
 
-/// Output tokens that a worker is asked for: at least one, with room for it, also where only the prompt is wanted (`asked` 0).
+/// Output tokens that a worker is asked for: at least one, with room for it, also where only the prompt is wanted
+/// (`asked` 0).
 fn completion_tokens(asked: u32, prompt_tokens: usize, context_tokens: u32) -> Result<u32, Failure> {
     Ok(asked.min(room(prompt_tokens, context_tokens, "prompt")?).max(1))
 }
@@ -274,7 +277,8 @@ fn counts_on(stream: Option<StreamOptions>) -> bool {
     stream.is_some_and(|stream| stream.include_usage && stream.continuous_usage_stats)
 }
 
-/// Equal prompts of one request draw differently; the first draws as if it were alone. (The finalizer of SplitMix64.)
+/// Seed of the prompt at `index`: equal prompts of one request draw differently, the first as if it were alone. (The
+/// finalizer of SplitMix64.)
 fn seed_of_prompt(seed: u64, index: u64) -> u64 {
     if index == 0 {
         return seed;
@@ -285,7 +289,7 @@ fn seed_of_prompt(seed: u64, index: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Tokens left behind a prompt.
+/// Tokens of the context left behind a prompt.
 fn room(prompt_tokens: usize, context_tokens: u32, param: &str) -> Result<u32, Failure> {
     let used = u32::try_from(prompt_tokens).unwrap_or(u32::MAX);
     match context_tokens.checked_sub(used) {
@@ -300,12 +304,12 @@ fn room(prompt_tokens: usize, context_tokens: u32, param: &str) -> Result<u32, F
     }
 }
 
-/// About what an answer says of a prompt's log-probabilities.
+/// Estimated bytes of a prompt's log-probabilities in the answer.
 fn logprobs_bytes(tokens: usize, top: u32) -> usize {
     tokens.saturating_mul(top as usize + 1).saturating_mul(32)
 }
 
-/// What an answer says of the prompts is known before anything is computed: too much is refused then.
+/// Refuses an answer whose echo of the prompts is too large: its size is known before anything is computed.
 fn check_told(bytes: usize, param: &str) -> Result<(), Failure> {
     if bytes <= ANSWER_BYTES_MAX {
         return Ok(());
@@ -339,7 +343,7 @@ fn random<const N: usize>() -> Result<[u8; N], Failure> {
     Ok(bytes)
 }
 
-/// The request's values, else the model's, else the API's.
+/// Sampling parameters: the request's values, else the model's, else the API's.
 fn engine_sampling(asked: &SamplingParams, model: &TextModel) -> Result<Sampling, Failure> {
     let default = model.default_sampling();
     let seed = match asked.seed {
@@ -372,7 +376,7 @@ fn engine_sampling(asked: &SamplingParams, model: &TextModel) -> Result<Sampling
     })
 }
 
-/// The tokens of words, as they are written at the beginning of a text and, where that differs, behind a space.
+/// Tokens of the bad words, as written at the beginning of a text and, where that differs, behind a space.
 fn bad_words(words: &[String], model: &TextModel) -> Result<Vec<BadWord>, Failure> {
     let mut out: Vec<BadWord> = Vec::with_capacity(2 * words.len());
     for word in words {

@@ -1,4 +1,5 @@
-//! The prompt of a conversation that may be truncated: where it does not fit the context, its oldest turns are left out.
+//! Truncation of a conversation that allows it: where the prompt does not fit the context, the oldest turns are left
+//! out.
 //!
 //! A turn is a message of the user with all that follows it up to the next one, so that no result is parted from its call. System
 //! messages stay, and so does the last turn: a conversation that does not fit with these alone is refused as any other.
@@ -8,14 +9,15 @@ use penstock_text::{ChatPrompt, TextModel};
 
 use crate::clock::unix_seconds;
 
-/// The part of the context that a truncated prompt leaves to an answer without a smaller bound of its own: one in so many tokens.
+/// Share of the context, one part in so many, that a truncated prompt leaves to an answer without a smaller bound of
+/// its own.
 const ANSWER_SHARE: u32 = 4;
 
-/// The prompt of `chat`, truncated if the request allows that and a context of so many tokens needs it. Tokenizes once for a
+/// Prompt of `chat`, truncated if the request allows that and `context_tokens` needs it. Tokenizes once for a
 /// conversation that fits, and about once per halving of the number of turns for one that does not.
 ///
 /// # Errors
-/// Those of the whole conversation. That it fits is for the caller to check.
+/// The errors of the whole conversation's prompt. The caller checks that the prompt fits.
 pub(super) fn chat_prompt(chat: &ChatRequest, model: &TextModel, context_tokens: u32) -> Result<ChatPrompt, ApiError> {
     let now = unix_seconds() as i64;
     let whole = model.chat_prompt(chat, now);
@@ -41,7 +43,7 @@ pub(super) fn chat_prompt(chat: &ChatRequest, model: &TextModel, context_tokens:
     found.map_or(whole, Ok)
 }
 
-/// The end of a prompt, as much of it as the client wants to be kept.
+/// The last tokens of a prompt, as many as the client wants to keep.
 pub(super) fn tail(
     mut tokens: Vec<u32>,
     tail: Option<PromptTail>,
@@ -58,25 +60,26 @@ pub(super) fn tail(
     tokens.split_off(tokens.len().saturating_sub(most as usize))
 }
 
-/// The tokens of a context that are left to the answer of a prompt that was shortened.
+/// Tokens of the context that are left to the answer to a shortened prompt.
 fn answer_tokens(max_tokens: Option<u32>, context_tokens: u32) -> u32 {
     max_tokens.unwrap_or(u32::MAX).min(context_tokens / ANSWER_SHARE).max(1)
 }
 
-/// Where the turns behind the first begin.
+/// Indices at which the turns behind the first begin.
 fn turns(messages: &[Message]) -> Vec<usize> {
     let first = messages.iter().position(|message| message.role != Role::System).unwrap_or(messages.len());
     let begins = messages.iter().enumerate().skip(first + 1).filter(|(_, message)| message.role == Role::User);
     begins.map(|(at, _)| at).collect()
 }
 
-/// The messages from `from` on, behind the system messages before it.
+/// Messages from `from` on, behind the system messages before it.
 fn kept(messages: &[Message], from: usize) -> Vec<Message> {
     let (dropped, rest) = messages.split_at(from);
     dropped.iter().filter(|message| message.role == Role::System).chain(rest).cloned().collect()
 }
 
-/// Tells `fits` ascending values by halves until the least one that fits is known; that one is the last for which it said yes.
+/// Binary search over ascending values for the least one that fits; the last value for which `fits` was true is that
+/// one.
 fn least(values: &[usize], mut fits: impl FnMut(usize) -> bool) {
     let (mut low, mut high) = (0, values.len());
     while low < high {

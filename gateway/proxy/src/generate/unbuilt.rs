@@ -1,9 +1,9 @@
-//! What a request may ask of others and our own pools cannot do: refused with the reason, never left out.
+//! Request features that our own pools lack: refused with the reason, never left out in silence.
 
 use penstock_dialects::codec::Surface;
 use penstock_dialects::{ApiError, ChatRequest, Request, ResponseFormat, ToolChoice};
 
-/// Refuses what no worker of ours can hold, by the name that it has in the client's API.
+/// Refuses features that no worker of ours has, by the field's name in the client's API.
 pub(super) fn check(request: &Request, surface: Surface) -> Result<(), ApiError> {
     match request {
         Request::Chat(chat) => check_chat(chat, surface),
@@ -13,15 +13,15 @@ pub(super) fn check(request: &Request, surface: Surface) -> Result<(), ApiError>
     }
 }
 
-/// What a client calls what it asks for.
+/// Names of the request's fields in the client's API.
 struct Words {
-    /// Where a call of a function is demanded, and the value that demands any.
+    /// Field that demands a function call, and the value that demands any.
     calls: (&'static str, &'static str),
-    /// Where the one function is named.
+    /// Field that names the one function.
     named: &'static str,
-    /// Where JSON is demanded, and the values for any and for one of a schema.
+    /// Field that demands JSON, and its values for any JSON and for JSON of a schema.
     json: (&'static str, &'static str, &'static str),
-    /// The list of messages.
+    /// Field with the list of messages.
     messages: &'static str,
 }
 

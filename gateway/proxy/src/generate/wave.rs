@@ -1,8 +1,8 @@
-//! How many jobs of one request are in the pool at once: a few, so that one request cannot take the whole queue.
+//! Bound on the jobs of one request in the pool at once: a few, so that one request cannot take the whole queue.
 
 use crate::pool::PoolError;
 
-/// Jobs of one request in the pool at once.
+/// Most jobs of one request in the pool at once.
 pub(super) const WAVE_MAX: usize = 16;
 
 /// Jobs `0..total` of one request, submitted in order, the next when one ends.
@@ -13,15 +13,16 @@ pub(super) struct Wave {
 }
 
 impl Wave {
-    /// Nothing submitted yet.
+    /// Wave of `total` jobs, none submitted yet.
     pub(super) fn new(total: usize) -> Self {
         Self { total, next: 0, open: 0 }
     }
 
-    /// Submits what may be in the pool now. A full pool is no failure while a job of this request is in it: its end makes room.
+    /// Submits jobs up to the bound. A full pool is no failure while a job of this request is in it: that job's end
+    /// makes room.
     ///
     /// # Errors
-    /// What the pool said.
+    /// The pool's refusal.
     pub(super) fn fill(&mut self, mut submit: impl FnMut(usize) -> Result<(), PoolError>) -> Result<(), PoolError> {
         while self.open < WAVE_MAX && self.next < self.total {
             match submit(self.next) {
@@ -33,17 +34,17 @@ impl Wave {
         Ok(())
     }
 
-    /// A job has ended.
+    /// Notes the end of a job.
     pub(super) fn end_one(&mut self) {
         self.open = self.open.saturating_sub(1);
     }
 
-    /// Jobs in the pool.
+    /// Number of jobs in the pool.
     pub(super) fn open(&self) -> usize {
         self.open
     }
 
-    /// All jobs have ended.
+    /// Whether all jobs have ended.
     pub(super) fn is_done(&self) -> bool {
         self.open == 0 && self.next == self.total
     }
@@ -60,7 +61,7 @@ mod tests {
     }
 
     proptest! {
-        /// In a pool with `room` for this request: every job once, in order, never more than a wave, none left behind.
+        /// Every job runs once, in order, never more than a wave at once, in a pool with `room` for this request.
         #[test]
         fn every_job_has_its_turn(total in 1usize..200, room in 1usize..40) {
             let (mut wave, mut submitted) = (Wave::new(total), Vec::new());

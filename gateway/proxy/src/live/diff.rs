@@ -1,4 +1,4 @@
-//! What two config texts differ in, table by table; for people and logs. What may be a secret is not shown.
+//! Differences of two config texts, table by table, for people and logs. Possible secrets are not shown.
 
 use std::collections::BTreeMap;
 
@@ -6,38 +6,38 @@ use toml::{Table, Value};
 
 use super::fixed::{When, when};
 
-/// What became of an entry or a key.
+/// Kind of a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It is new.
+    /// The entry or key is new.
     Added,
-    /// It is gone.
+    /// The entry or key is gone.
     Removed,
-    /// It has another value.
+    /// The key has another value.
     Changed,
 }
 
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Table, as `server`, `providers`.
+    /// Table, such as `server` or `providers`.
     pub table: String,
-    /// Id or name, in tables that there are several of.
+    /// Id or name of the entry, in tables with several entries.
     pub id: Option<String>,
-    /// The key; `None`: the whole entry came or went.
+    /// Key; `None`: the whole entry came or went.
     pub key: Option<String>,
-    /// What became of it.
+    /// Kind of the difference.
     pub kind: Kind,
-    /// The value before, if it may be shown.
+    /// Value before, if it may be shown.
     pub before: Option<String>,
-    /// The value now, if it may be shown.
+    /// Value now, if it may be shown.
     pub after: Option<String>,
-    /// When it applies.
+    /// Moment at which the change applies.
     pub when: When,
 }
 
 impl Change {
-    /// `providers[acme].base_url`, with + or - for what came or went.
+    /// Path `providers[acme].base_url`, with + or - in front of an entry that came or went.
     pub fn path(&self) -> String {
         let sign = match self.kind {
             Kind::Added => "+",
@@ -50,12 +50,12 @@ impl Change {
     }
 }
 
-/// Longest value that is shown.
+/// Longest value that is shown, in bytes.
 const SHOWN_MAX: usize = 200;
 /// Keys whose values are never shown.
 const HIDDEN: &[&str] = &["digest", "headers", "key", "secret", "pepper", "token", "password", "url"];
 
-/// What `after` has otherwise than `before`. A text that is no TOML counts as empty.
+/// Differences from `before` to `after`. A text that is no TOML counts as empty.
 pub(super) fn between(before: &str, after: &str) -> Vec<Change> {
     let parse = |text: &str| text.parse::<Table>().unwrap_or_default();
     let mut out = Vec::new();
@@ -82,7 +82,7 @@ fn tables(prefix: &str, before: &Table, after: &Table, out: &mut Vec<Change>) {
     }
 }
 
-/// Entries of `[[table]]`, told apart by their id or name, or by their place.
+/// Differences of the entries of `[[table]]`, matched by their id or name, or by their place.
 fn entries(table: &str, before: &[Value], after: &[Value], out: &mut Vec<Change>) {
     let named = |values: &[Value]| -> BTreeMap<String, Table> {
         let id = |at: usize, table: &Table| {
@@ -145,7 +145,7 @@ fn keys(table: &str, id: Option<&str>, before: &Table, after: &Table, out: &mut 
     }
 }
 
-/// Names of variables and files are no secrets; what stands in their place is.
+/// Whether the value of a key is hidden. Names of variables and files are shown, values in their place are not.
 pub(super) fn is_hidden(key: &str) -> bool {
     let names = key.ends_with("_env") || key.ends_with("_file") || key.ends_with("base_url") || key.starts_with("max_");
     !names && HIDDEN.iter().any(|part| key.split('_').any(|word| word == *part))

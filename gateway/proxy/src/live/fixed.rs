@@ -1,22 +1,22 @@
-//! What a running process cannot change, and when each key applies.
+//! Keys that a running process cannot change, and the moment at which each key applies.
 
 use std::sync::Arc;
 
 use crate::config::Snapshot;
 
-/// When a changed key is in force.
+/// Moment at which a changed key is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// With the next request, connection or turn.
+    /// In force with the next request, connection or turn.
     Now,
-    /// When the pool's new workers are ready; the old ones answer until then.
+    /// In force when the pool's new workers are ready; the old ones answer until then.
     Workers,
-    /// After an upgrade or a restart.
+    /// In force after an upgrade or a restart.
     Restart,
 }
 
 impl When {
-    /// In a word.
+    /// Name in one word.
     pub fn name(self) -> &'static str {
         match self {
             When::Now => "now",
@@ -51,7 +51,7 @@ const FIXED: &[(&str, &str)] = &[
     ("store", "bytes_max"),
 ];
 
-/// When a key of a table applies.
+/// Moment at which a key of a table applies.
 pub fn when(table: &str, key: &str) -> When {
     if FIXED.contains(&(table, key)) || ["counters", "telemetry"].contains(&table) {
         When::Restart
@@ -62,7 +62,8 @@ pub fn when(table: &str, key: &str) -> When {
     }
 }
 
-/// Puts what cannot change back to what is `in_force`, and names the keys that are not as the process `began`.
+/// Resets keys that cannot change to their value `in_force`, and names the keys that differ from those with which the
+/// process `began`.
 pub(super) fn hold(began: &Snapshot, in_force: &Arc<Snapshot>, config: &mut Snapshot) -> Vec<String> {
     let mut pending = Vec::new();
     macro_rules! hold {

@@ -1,8 +1,8 @@
-//! The thread that follows: SIGHUP, the file, and the config in force.
+//! Thread that follows SIGHUP, the config file, and the config in force.
 //!
-//! One thread with a small runtime, from the start of the process on: a SIGHUP that comes while models load waits, and does not end
-//! the process. A reload may take long (a tokenizer is read), so it happens beside the thread, one at a time; signals and changes that
-//! come meanwhile are one more reload after it, however many they were.
+//! One thread with a small runtime runs from the start of the process: a SIGHUP that comes while models load waits, and
+//! does not end the process. A reload can take long (a tokenizer is read), so it runs beside the thread, one at a time;
+//! signals and changes that come meanwhile, however many, cause one more reload after it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use tokio::time::{sleep, timeout};
 use super::{By, Live};
 use crate::relay::Asker;
 
-/// Editors write in steps: a change is taken up when it has been quiet for this long.
+/// Debounce of file changes: editors write in steps, so a change is taken up when it has been quiet for this long.
 const QUIET: Duration = Duration::from_millis(250);
-/// Longest wait for quiet, and for somebody who has opened the file to close it.
+/// Longest wait for quiet, and for a writer to close the file.
 const QUIET_MAX: Duration = Duration::from_secs(60);
-/// Folders are watched anew this often: one that was replaced tells nothing any more. The file is looked at, too.
+/// Interval at which folders are watched anew, since a replaced folder sends no events; the file is read then, too.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// The thread, before there is anything to follow.
+/// Handle on the thread before there is a config to follow.
 pub struct Follower(oneshot::Sender<Arc<Live>>);
 
 impl Follower {
-    /// From now on that is reloaded.
+    /// Starts to reload `live` on signals and changes.
     pub fn begin(self, live: Arc<Live>) {
         // Err: the thread could not take signals and said so.
         let _ = self.0.send(live);
@@ -71,7 +71,7 @@ async fn hang_ups(live: Arc<Live>, mut hups: Signal) {
     }
 }
 
-/// Looks whether the certificate has been renewed.
+/// Reloads the certificate when its files have changed.
 async fn certificate(live: Arc<Live>) {
     loop {
         sleep(LOOK_AGAIN).await;
@@ -91,7 +91,7 @@ async fn chores(live: Arc<Live>) {
     }
 }
 
-/// Watches the folders of the file rather than the file: editors and ConfigMaps put another one in its place.
+/// Watches the folders of the file rather than the file: editors and ConfigMaps put another file in its place.
 async fn file(live: Arc<Live>) {
     let Some(path) = live.source.path().map(Path::to_owned) else { return };
     if !live.gateway.serving().config.watch {
@@ -116,16 +116,16 @@ async fn file(live: Arc<Live>) {
     }
 }
 
-/// What the watcher has told.
+/// Events of the watcher.
 #[derive(Default)]
 struct Seen {
     changed: Notify,
-    /// Somebody has written to the file and has not closed it.
+    /// True while a writer has the file open.
     is_open: AtomicBool,
 }
 
 impl Seen {
-    /// Waits until nothing has changed for a moment and nobody is in the middle of writing.
+    /// Waits until nothing has changed for a moment and no writer has the file open.
     async fn quiet(&self) {
         let settle = async {
             loop {
@@ -142,8 +142,8 @@ impl Seen {
     fn event(&self, event: &notify::Event, names: &[PathBuf]) {
         let is_file = event.paths.iter().any(|path| names.contains(path));
         match event.kind {
-            // What is written into other files of the folder, as into a database that lies beside the config, is no change of it:
-            // it would never get quiet.
+            // Writes to other files of the folder, such as a database beside the config, do not count: it would never
+            // get quiet.
             EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Metadata(_)) if !is_file => return,
             EventKind::Modify(ModifyKind::Data(_)) if is_file => self.is_open.store(true, Ordering::Relaxed),
             EventKind::Access(AccessKind::Close(AccessMode::Write)) if is_file => {
@@ -176,7 +176,7 @@ fn watcher(path: &Path, seen: &Arc<Seen>) -> notify::Result<RecommendedWatcher> 
     Ok(watcher)
 }
 
-/// The file and every link on the way to it.
+/// Paths of the file and of every link on the way to it.
 fn links(path: &Path) -> Vec<PathBuf> {
     let (mut out, mut next) = (Vec::new(), Some(path.to_owned()));
     // Links may form a circle.

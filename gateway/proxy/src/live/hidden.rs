@@ -1,5 +1,5 @@
-//! A config text as it may be shown: what may be a secret is replaced by a mark, and the mark by what stood there when the text comes
-//! back. Everything else stays as it was typed, comments too.
+//! Config text as it may be shown: a mark stands in place of each possible secret, and is replaced by the secret when
+//! the text comes back. The rest stays as it was typed, comments included.
 
 use std::ops::Range;
 
@@ -7,27 +7,27 @@ use toml::de::{DeTable, DeValue};
 
 use super::diff::is_hidden;
 
-/// Stands for a value that is not shown.
+/// Mark in place of a value that is not shown.
 pub const MARK: &str = "\"[hidden]\"";
 
-/// A value that is not shown: where it belongs, and where it stands.
+/// Value that is not shown: its path in the config and its byte range.
 struct Place {
     path: String,
     at: Range<usize>,
 }
 
-/// The text without secrets. One that is no TOML is not shown at all: nobody knows what of it is secret.
+/// Text with marks in place of secrets. A text that is no TOML is not shown at all, since its secrets cannot be found.
 pub fn shown(text: &str) -> String {
     let Some(places) = places(text) else { return String::new() };
     replaced(text, places.iter().map(|place| (place.at.clone(), MARK)))
 }
 
-/// `text` with what the marks in it stand for in `known`.
+/// Text with the values of `known` in place of its marks.
 ///
 /// # Errors
-/// The path of a mark that stands for nothing.
+/// The path of a mark that has no value in `known`.
 pub(super) fn restored(text: &str, known: &str) -> Result<String, String> {
-    // What is no TOML is refused later, and in words.
+    // A text that is no TOML is refused later, with its faults.
     let (Some(marked), Some(places)) = (places(text), places(known)) else { return Ok(text.to_owned()) };
     let mut values = Vec::new();
     for place in marked.into_iter().filter(|place| text.get(place.at.clone()) == Some(MARK)) {
@@ -38,7 +38,7 @@ pub(super) fn restored(text: &str, known: &str) -> Result<String, String> {
     Ok(replaced(text, values.into_iter()))
 }
 
-/// The text with other values at these places, which do not overlap.
+/// Text with other values at these ranges, which do not overlap.
 fn replaced<'a>(text: &str, values: impl Iterator<Item = (Range<usize>, &'a str)>) -> String {
     let mut values: Vec<_> = values.collect();
     values.sort_by_key(|(at, _)| at.start);
@@ -58,7 +58,7 @@ fn places(text: &str) -> Option<Vec<Place>> {
     Some(out)
 }
 
-/// In a hidden table every value is hidden.
+/// Collects the values of a table; in a hidden table every value is hidden.
 fn table(path: &str, values: &DeTable<'_>, hidden: bool, out: &mut Vec<Place>) {
     for (key, value) in values {
         let name = key.get_ref().as_ref();

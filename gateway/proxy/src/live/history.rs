@@ -1,5 +1,5 @@
-//! The configs that were in force, or were refused: the store keeps them, so that they outlive the process and are seen by all that
-//! share it; the last few are in memory too, for when the store does not answer.
+//! History of configs that were in force or were refused. The store keeps them, so that they outlive the process and
+//! all gateways on it see them; the last few are in memory too, for when the store does not answer.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -13,31 +13,31 @@ use super::By;
 use crate::clock::unix_seconds;
 use crate::gateway::Gateway;
 
-/// Configs in the store.
+/// Most configs in the store.
 const STORED_MAX: u32 = 100;
-/// Configs in memory.
+/// Most configs in memory.
 const KEPT_MAX: usize = 16;
-/// Bytes of their texts.
+/// Most bytes of their texts in memory.
 const BYTES_MAX: usize = 8 << 20;
 /// Actors whose config was the file's.
 const FROM_FILE: [&str; 3] = ["start", "file", "signal"];
-/// A store that takes longer does not keep a config from being in force.
+/// Timeout of the store: a slow store does not keep a config from coming into force.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A config that was applied or refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Rises.
+    /// Version number, which rises.
     pub version: u64,
-    /// Unix seconds.
+    /// Time, in Unix seconds.
     pub at: u64,
-    /// Who.
+    /// Actor: `file`, `signal`, `start`, or the id of an admin key.
     pub who: String,
-    /// Why.
+    /// Reason, in the actor's words.
     pub note: String,
-    /// `applied` or `refused`.
+    /// Outcome, `applied` or `refused`.
     pub outcome: String,
-    /// Of the text.
+    /// Size of the text.
     pub bytes: u64,
 }
 
@@ -54,7 +54,7 @@ impl From<ConfigRecord> for Entry {
     }
 }
 
-/// See the module header.
+/// History of configs; see the module header.
 pub struct History {
     gateway: Arc<Gateway>,
     kept: Mutex<Kept>,
@@ -75,7 +75,7 @@ impl History {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the store, if there is one that answers.
+    /// Asks the store; `None` where there is no store, or where it does not answer in time.
     fn ask<T, F: Future<Output = Result<T, StoreError>>>(
         &self,
         question: impl FnOnce(Arc<dyn Store>) -> F,
@@ -96,8 +96,9 @@ impl History {
         }
     }
 
-    /// The version that a process begins with: the newest of the history, if that is the same text. Otherwise the text is a version of
-    /// its own, and both the log and the history say that it is not the newest one. `is_file`: the text is the file's.
+    /// Version that a process begins with: the newest of the history, if its text is the same. Otherwise the text
+    /// becomes a version of its own, and both the log and the history say that it is not the newest one. `is_file`: the
+    /// text is the file's.
     pub(super) fn begin(&self, text: &str, is_file: bool) -> u64 {
         let sha256 = digest(text);
         let newest = self.ask(|store| async move { store.configs(None, STORED_MAX).await });
@@ -132,7 +133,7 @@ impl History {
         version
     }
 
-    /// Keeps a text and gives it a number. What was refused twice in a row is kept once.
+    /// Stores a text and gives it a number. A text that is refused twice in a row is stored once.
     pub(super) fn keep(&self, text: &str, by: &By, outcome: &str) -> u64 {
         let again =
             |(entry, kept): &(Entry, String)| entry.outcome == "refused" && outcome == "refused" && kept == text;

@@ -1,24 +1,24 @@
-//! What the metrics say about the config in force.
+//! Metrics of the config in force.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::telemetry::Gauge;
 
-/// What became of a reload.
+/// Outcome of a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Something is different.
+    /// The reload changed something.
     Applied,
-    /// Nothing is.
+    /// The reload changed nothing.
     Unchanged,
-    /// It was refused, and nothing is.
+    /// The reload was refused and changed nothing.
     Refused,
 }
 
 const OUTCOMES: [(Outcome, &str); 3] =
     [(Outcome::Applied, "applied"), (Outcome::Unchanged, "unchanged"), (Outcome::Refused, "refused")];
 
-/// See the module header.
+/// Counters of reloads; see the module header.
 #[derive(Debug, Default)]
 pub struct Marks {
     version: AtomicU64,
@@ -54,7 +54,7 @@ impl Marks {
         self.last_at.store(now, Ordering::Relaxed);
     }
 
-    /// For `/metrics`.
+    /// Gauges for `/metrics`.
     pub(crate) fn gauges(&self, out: &mut Vec<(Gauge, String, f64)>) {
         let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
         let mut one = |gauge, value: u64| out.push((gauge, String::new(), value as f64));

@@ -1,12 +1,12 @@
-//! Changes while it runs: another config comes into force, whole or not at all.
+//! Config changes at run time: another config comes into force, whole or not at all.
 //!
-//! A text is checked, its pools and providers are made, and only when nothing of it can fail any more is it swapped in; requests that have
-//! begun keep what they began with. What a running process cannot change (listeners, threads, the place of the store) keeps its value,
-//! and is said to wait for an upgrade or a restart. Whoever asks for a change (the file, SIGHUP, an admin) comes through [`Live`], one
-//! after another.
+//! A text is checked, its pools and providers are made, and only when nothing of it can fail any more is it swapped in;
+//! open requests keep the config that they began with. A key that a running process cannot change (listeners, threads,
+//! the place of the store) keeps its value and is reported as pending until an upgrade or a restart. Every source of
+//! changes (the file, SIGHUP, an admin) goes through [`Live`], one change after another.
 //!
-//! - `fixed.rs`: what cannot change, and where a key applies when
-//! - `diff.rs`: what would be different, for people to read; never a secret
+//! - `fixed.rs`: keys that cannot change, and when a key applies
+//! - `diff.rs`: differences of two configs, for people to read; never a secret
 //! - `hidden.rs`: a text as it may be shown, and back
 //! - `source.rs`: the operator's file and the command line
 //! - `history.rs`: the configs that were in force
@@ -38,63 +38,63 @@ use crate::fleet::{Fleet, FleetError, Plan};
 use crate::gateway::Gateway;
 use crate::provider::ProviderError;
 
-/// Who wants a change, and why.
+/// Actor of a change, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct By {
-    /// `file`, `signal`, `start`, or the id of an admin key.
+    /// Actor: `file`, `signal`, `start`, or the id of an admin key.
     pub who: String,
-    /// In their words.
+    /// Reason, in the actor's words.
     pub note: String,
 }
 
 impl By {
-    /// Somebody, without a word.
+    /// Actor without a reason.
     pub fn new(who: impl Into<String>) -> Self {
         Self { who: who.into(), note: String::new() }
     }
 }
 
-/// What became of a change.
+/// Outcome of a change that was applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Applied {
-    /// The version in force now.
+    /// Version in force now.
     pub version: u64,
-    /// What is different.
+    /// Differences from the version before.
     pub changes: Vec<Change>,
     /// Keys whose new value waits for an upgrade or a restart.
     pub pending: Vec<String>,
     /// Pools whose new workers are being made ready; the old ones answer until then.
     pub replacing: Vec<String>,
-    /// Whether a restart comes up with it.
+    /// Whether a restart comes up with this version.
     pub persisted: bool,
 }
 
-/// Why nothing has changed.
+/// Reason why nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// The text is no valid config.
     #[error("{0}")]
     Faults(#[from] Faults),
-    /// A pool of it cannot work here.
+    /// A pool of the config cannot work here.
     #[error("{0}")]
     Pool(#[from] FleetError),
-    /// A provider of it cannot be used.
+    /// A provider of the config cannot be used.
     #[error("{0}")]
     Provider(#[from] ProviderError),
-    /// Somebody else was faster.
+    /// A change by somebody else came first.
     #[error(
         "version {expected} was expected to be in force, it is {current}: look at what has changed, then apply again"
     )]
     Conflict {
-        /// What the caller had seen.
+        /// Version that the caller expected.
         expected: u64,
-        /// What it is.
+        /// Version in force.
         current: u64,
     },
-    /// The version is not kept.
+    /// The version is not in the history.
     #[error("version {0} is not in the history")]
     Unknown(u64),
-    /// What is hidden in the text stands for nothing.
+    /// A mark for a hidden value stands for no value in force.
     #[error("{0}: the mark for a hidden value stands for none in force: write the value itself, or where it is")]
     Hidden(String),
     /// The file cannot be read.
@@ -110,7 +110,7 @@ pub enum ApplyError {
     Write(String),
 }
 
-/// Where a text comes from.
+/// Source of a text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     /// The config file.
@@ -121,15 +121,16 @@ enum Origin {
     Nowhere,
 }
 
-/// Whether a file has lost its text: a writer may be between two steps, or a mount has gone wrong. Every default at once is not meant.
+/// Whether a file has lost its text: a writer can be between two steps, or a mount has gone wrong. An empty file never
+/// means every default at once.
 fn is_emptied(text: &str, in_force: &str) -> bool {
     text.trim().is_empty() && !in_force.trim().is_empty()
 }
 
-/// Sets the level of the log.
+/// Function that sets the level of the log.
 pub type LogLevel = Box<dyn Fn(&str) -> Result<(), String> + Send + Sync>;
 
-/// See the module header.
+/// Config in force and its changes; see the module header.
 pub struct Live {
     gateway: Arc<Gateway>,
     fleet: Arc<Fleet>,
@@ -141,30 +142,33 @@ pub struct Live {
 
 struct State {
     version: u64,
-    /// The text in force.
+    /// Text in force.
     text: String,
-    /// The file's text as it was last read or written here. The text in force may be another one, which the admin API has applied.
+    /// Text of the file when it was last read or written here. The text in force may be another one, which the admin
+    /// API has applied.
     file: String,
-    /// The text of the file was refused, and nothing has been put in force since: a key file that it names may come later.
+    /// True where the file's text was refused and nothing has been put in force since: a key file that it names may
+    /// come later.
     file_refused: bool,
-    /// As the process began: what is fixed is measured by it.
+    /// Config with which the process began: fixed keys are compared with it.
     began: Arc<Snapshot>,
     pending: Vec<String>,
     persisted: bool,
 }
 
-/// The config that a process begins with.
+/// Config that a process begins with.
 pub struct Begin {
-    /// The text in force.
+    /// Text in force.
     pub text: String,
-    /// The text as it was checked, before anything was held fast.
+    /// Config of the text as it was checked, before fixed keys were reset.
     pub config: Snapshot,
-    /// The file's text, where it is not the one in force: the process before this one has handed over what an admin had applied.
+    /// Text of the file, where it is not the one in force: the process before this one has handed over a config that an
+    /// admin had applied.
     pub file: Option<String>,
 }
 
 impl Live {
-    /// The config of a process, from its begin on.
+    /// Live config of a process, from its begin on.
     pub fn new(
         gateway: Arc<Gateway>,
         fleet: Arc<Fleet>,
@@ -187,7 +191,7 @@ impl Live {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The version in force and its text.
+    /// Version in force and its text.
     pub fn current(&self) -> (u64, String) {
         let state = self.state();
         (state.version, state.text.clone())
@@ -198,7 +202,7 @@ impl Live {
         self.state().pending.clone()
     }
 
-    /// Whether a restart comes up with what is in force.
+    /// Whether a restart comes up with the config in force.
     pub fn is_persisted(&self) -> bool {
         self.state().persisted
     }
@@ -206,30 +210,30 @@ impl Live {
     /// Sets the log level until the next change of the config.
     ///
     /// # Errors
-    /// It is no level.
+    /// The text is no level.
     pub fn set_log_level(&self, level: &str) -> Result<(), String> {
         (self.log_level)(level)
     }
 
-    /// Where the config comes from.
+    /// Source of the config: the file and the command line.
     pub fn source(&self) -> &Source {
         &self.source
     }
 
-    /// What was in force, newest first.
+    /// Versions that were in force or refused, newest first.
     pub fn history(&self) -> Vec<Entry> {
         self.history.list()
     }
 
-    /// The text of a version.
+    /// Text of a version.
     pub fn text_of(&self, version: u64) -> Option<String> {
         self.history.text(version)
     }
 
-    /// Whether a text could come into force, pools and all; nothing changes.
+    /// Checks that a text could come into force, pools and all; changes nothing. Returns the differences.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// Every fault of the text.
     pub fn validate(&self, text: &str) -> Result<Vec<Change>, ApplyError> {
         let known = self.current().1;
         let text = &hidden::restored(text, &known).map_err(ApplyError::Hidden)?;
@@ -243,13 +247,14 @@ impl Live {
         Ok((config, plan))
     }
 
-    /// The file's text as it was last read or written, where it is not the one in force.
+    /// Text of the file as it was last read or written, where it is not the one in force.
     pub(crate) fn file_beside(&self) -> Option<String> {
         let state = self.state();
         (!state.persisted).then(|| state.file.clone())
     }
 
-    /// Reads the file again, and everything that it names. Without a file, what the config in force names is read again.
+    /// Reads the file again, with every file that it names. Without a config file, the files that the config in force
+    /// names are read again.
     ///
     /// # Errors
     /// [`ApplyError`]: nothing has changed.
@@ -262,8 +267,8 @@ impl Live {
         done
     }
 
-    /// Reloads if the file's text is another than the one that was last read from it. What an admin has applied since stays in force
-    /// until then.
+    /// Reloads if the file's text is another than the one last read from it. A config that an admin has applied since
+    /// stays in force until then.
     pub(crate) fn reload_changed(&self, by: &By) {
         let (read, mut state) = self.look();
         match read {
@@ -283,8 +288,8 @@ impl Live {
         }
     }
 
-    /// The file's text and the state that it can be compared with: nothing was put in force, and so written to the file, between the two.
-    /// The file is read without the lock, because it may be a pipe.
+    /// Text of the file, and the state to compare it with: no config came into force (and so was written to the file)
+    /// between the two. The file is read without the lock, because it may be a pipe.
     fn look(&self) -> (Result<String, String>, MutexGuard<'_, State>) {
         loop {
             let version = self.state().version;
@@ -315,8 +320,8 @@ impl Live {
         done
     }
 
-    /// Puts a text in force. It is written to the file if the config allows that (`server.config_writes`); else a restart comes up
-    /// with the file as it is.
+    /// Puts a text in force, if `expected` is the version in force or `None`. The text is written to the file if the
+    /// config allows that (`server.config_writes`); else a restart comes up with the file as it is.
     ///
     /// # Errors
     /// [`ApplyError`]: nothing has changed.

@@ -1,4 +1,4 @@
-//! Where a config comes from: the operator's file, and a command line that wins over it.
+//! Source of a config: the operator's file, and a command line that wins over it.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{self, Faults, Overrides, Snapshot};
 
-/// Longest config text.
+/// Longest config text, in bytes.
 pub const CONFIG_BYTES_MAX: usize = 4 << 20;
 
-/// See the module header.
+/// File and overrides; see the module header.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
     path: Option<PathBuf>,
@@ -17,21 +17,21 @@ pub struct Source {
 }
 
 impl Source {
-    /// `path`: the file, if there is one.
+    /// Source with the file at `path`, if there is one.
     pub fn new(path: Option<PathBuf>, overrides: Overrides) -> Self {
         let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
         Self { path: path.map(absolute), overrides }
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// The file's text; empty without a file.
+    /// Text of the file; empty without a file.
     ///
     /// # Errors
-    /// Why it cannot be read, for people.
+    /// The reason why the file cannot be read, for people.
     pub fn read(&self) -> Result<String, String> {
         let Some(path) = &self.path else { return Ok(String::new()) };
         let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
@@ -45,10 +45,11 @@ impl Source {
         Ok(text)
     }
 
-    /// Checks a text as if it were the file's; the command line wins, secrets come from where it says.
+    /// Checks a text as if it were the file's; the command line wins over it, and secrets are read from the files and
+    /// variables that it names.
     ///
     /// # Errors
-    /// Everything that is wrong with it.
+    /// Every fault of the text.
     pub fn load(&self, text: &str) -> Result<Snapshot, Faults> {
         let name = self.path.as_ref().map_or_else(|| "config".to_owned(), |path| path.display().to_string());
         if text.len() > CONFIG_BYTES_MAX {
@@ -58,7 +59,8 @@ impl Source {
         config::load(Some((&name, text)), &self.overrides, &|name| std::env::var(name).ok())
     }
 
-    /// Writes a text to the file so that a reader, or a crash, sees the old one or the new one. A link is written through.
+    /// Writes a text to the file so that a reader, or a crash, sees the old text or the new one. A link is written
+    /// through.
     pub(super) fn write(&self, text: &str) -> Result<(), String> {
         let Some(path) = &self.path else { return Err("there is no config file to write".into()) };
         let failed = |error: std::io::Error| format!("{}: {error}", path.display());

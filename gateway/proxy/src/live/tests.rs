@@ -11,7 +11,7 @@ use crate::fleet::WorkerCommand;
 use crate::provider;
 use crate::telemetry::AccessLog;
 
-/// A gateway before one provider that nobody asks, its config in a file.
+/// Gateway with one provider that is never asked, its config in a file.
 struct Bench {
     live: Arc<Live>,
     gateway: Arc<Gateway>,
@@ -52,7 +52,7 @@ impl Bench {
         Self::begun(file, first, None, store)
     }
 
-    /// `beside`: the file's text, where another one is handed over.
+    /// Bench whose process begins; `beside`: the file's text, where another one is handed over.
     fn begun(file: PathBuf, first: &str, beside: Option<String>, store: Option<Arc<dyn Store>>) -> Self {
         let overrides = Overrides { access_log: Some("off".into()), ..Overrides::default() };
         let source = Source::new(Some(file.clone()), overrides);
@@ -258,7 +258,7 @@ fn what_an_admin_applies_stays_until_the_file_changes() {
     assert_eq!(bench.names()[0], "four", "the file has changed");
     let note = &bench.live.history()[0].note;
     assert!(note.contains("which was not in it"), "{note}");
-    // Whoever writes into the file what an admin has applied changes nothing, and a restart comes up with it.
+    // A file edit to the text that an admin has applied changes nothing, and a restart comes up with it.
     bench.live.apply(&named("five"), &By::new("ops"), None).expect("applied");
     let version = bench.live.current().0;
     fs::write(&bench.file, named("five")).expect("written");

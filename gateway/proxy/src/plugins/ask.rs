@@ -1,4 +1,4 @@
-//! The way in: `on_request` of every plugin that a request meets, and what it leaves of the call.
+//! Request side of plugins: `on_request` of every plugin that a request meets, and its effect on the call.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -23,20 +23,20 @@ use crate::error::Failure;
 use crate::phases::caught;
 use crate::telemetry::Metric;
 
-/// What the plugins want of a call's answer.
+/// Outcome of the plugins' `on_request`.
 #[derive(Default)]
 pub(crate) struct Asked {
-    /// Those that want something of the answer.
+    /// Plugins that want something of the answer.
     pub(crate) shell: Option<Shell>,
-    /// The answer, if one of them gave it.
+    /// Answer that a plugin gave in place of a model's.
     pub(crate) answer: Option<Answer>,
 }
 
 impl Chain {
-    /// Shows a call to every plugin that is for it; what they make of it is put into the call.
+    /// Runs every plugin that matches the call; their edits are put into the call.
     ///
     /// # Errors
-    /// One of them refuses it, or fails and must not.
+    /// A plugin refuses the call, or fails with `on_fail` closed.
     pub(crate) async fn ask(&self, principal: &Arc<Principal>, call: &mut Call) -> Result<Asked, Failure> {
         if self.links.is_empty() || call.asked_by_plugin {
             return Ok(Asked::default());
@@ -79,13 +79,13 @@ impl Chain {
             return Err(shell.failed(failure));
         }
         if reads && call.ask.surface == Surface::Score {
-            // Nobody reads this shape of answer: the provider is asked in one that is read.
+            // No decoder reads this shape of answer, so the provider is asked in a shape that one reads.
             call.own = true;
         }
         Ok(Asked { shell: shell.wanted(), answer })
     }
 
-    /// One plugin's turn, which begins when `clock` says; it becomes a stage of the shell.
+    /// Runs one plugin, from `clock` on; the plugin becomes a stage of the shell.
     async fn step(
         &self,
         link: &Link,
@@ -128,7 +128,7 @@ impl Chain {
         }
         match done {
             Ok(verdict) => {
-                // Whoever ends the request here has no answer to look at, but learns of its end.
+                // A plugin that ends the request here sees no answer, but learns of the end.
                 let sees = if matches!(verdict, Verdict::Pass) { hooks.sees() } else { Sees::End };
                 if sees > Sees::Nothing {
                     shell.stages.insert(0, Stage::new(entry.clone(), hooks, sees));
@@ -140,7 +140,7 @@ impl Chain {
     }
 }
 
-/// Awaits `work`, not for longer than that. What is done at once, as most of it is, sets no timer.
+/// Awaits `work` up to `limit`. Work that is ready at once, as most is, sets no timer.
 async fn within<F: Future>(limit: Duration, work: F) -> Result<F::Output, Elapsed> {
     let mut work = pin!(work);
     let first = poll_fn(|context| Poll::Ready(work.as_mut().poll(context))).await;
@@ -173,7 +173,7 @@ fn without_credentials(mut headers: HeaderMap) -> HeaderMap {
     headers
 }
 
-/// Says an edited request as bytes of the client's dialect.
+/// Encodes an edited request as a body of the client's dialect.
 fn make_body(context: &mut RequestContext, call: &Call) -> Result<(), Failure> {
     if context.has_body() {
         return Ok(());
@@ -184,7 +184,7 @@ fn make_body(context: &mut RequestContext, call: &Call) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads the body, or the one that took its place.
+/// Decodes the body, or the one that took its place.
 async fn make_request(context: &mut RequestContext, call: &Call) -> Result<(), Failure> {
     if context.has_request() {
         return Ok(());
@@ -202,7 +202,7 @@ async fn make_request(context: &mut RequestContext, call: &Call) -> Result<(), F
     Ok(())
 }
 
-/// Puts what the plugins made of it back into the call.
+/// Puts the plugins' edits back into the call.
 async fn apply(call: &mut Call, parts: Parts, body_bytes_max: usize) -> Result<(), Failure> {
     let Parts { model, headers, send, tags, body, decoded, request } = parts;
     (call.headers, call.send, call.tags) = (headers, send, tags);
@@ -221,7 +221,7 @@ async fn apply(call: &mut Call, parts: Parts, body_bytes_max: usize) -> Result<(
         return Ok(());
     };
     if let Some(unresolved) = &call.unresolved {
-        // What it goes on from is not known here, so it cannot be said in other words.
+        // The stored response that the body refers to is not kept here, so the edited request cannot be encoded.
         return Err((**unresolved).clone());
     }
     if shape(&request) != shape(&decoded.request) {
@@ -231,7 +231,7 @@ async fn apply(call: &mut Call, parts: Parts, body_bytes_max: usize) -> Result<(
     Ok(())
 }
 
-/// What an answer's form depends on.
+/// Properties that an answer's form depends on: streamed or not, number of choices.
 fn shape(request: &Request) -> (bool, usize) {
     let choices = match request {
         Request::Chat(chat) => chat.n as usize,
@@ -242,7 +242,7 @@ fn shape(request: &Request) -> (bool, usize) {
     (request.stream(), choices)
 }
 
-/// The form of the answer to what the client asked, for what is asked instead.
+/// Form of the answer to the client's request, for a call that asks something else.
 struct FormOf(Arc<Decoded>);
 
 impl AnswerForm for FormOf {

@@ -1,4 +1,4 @@
-//! The plugins of a config, and which of them a request meets.
+//! Plugins of a config, and the choice of those that a request meets.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use super::hub::Hub;
 use crate::config::{PluginConfig, Snapshot};
 use crate::telemetry::{Metric, Metrics, Tally};
 
-/// One plugin of a config, with what is counted of it again and again.
+/// One plugin of a config, with the counters that every request moves.
 pub(crate) struct Link {
     pub(super) entry: Arc<PluginConfig>,
-    /// Time spent in `on_request`.
+    /// Histogram of the time in `on_request`.
     pub(super) seconds: Tally,
-    /// Requests that it let pass.
+    /// Count of requests that the plugin passed on.
     pub(super) passed: Tally,
 }
 
-/// The plugins of one config.
+/// Plugins of one config, in order.
 pub(crate) struct Chain {
     pub(super) links: Vec<Link>,
     pub(super) metrics: Arc<Metrics>,
@@ -26,7 +26,7 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Of that config. A plugin that was there before, and is the same, keeps what it has gathered.
+    /// Plugins of `config`. A plugin that is the same in `before` keeps its state.
     pub(crate) fn new(config: &Snapshot, metrics: &Arc<Metrics>, hub: &Arc<Hub>, before: Option<&Self>) -> Self {
         let mut entries: Vec<_> = config.plugins.clone();
         for entry in &mut entries {
@@ -52,7 +52,7 @@ impl Chain {
         }
     }
 
-    /// Those that a request meets, in order.
+    /// Plugins that a request meets, in order.
     pub(super) fn matching(&self, info: &RequestInfo) -> impl Iterator<Item = &Link> {
         self.links.iter().filter(|Link { entry, .. }| {
             covers(&entry.routes, Some(info.route))
@@ -63,7 +63,8 @@ impl Chain {
     }
 }
 
-/// Whether a list of names and prefixes is for that name; an empty one is for everybody, any other only for who has a name.
+/// Whether a list of names and prefixes covers a name. An empty list covers everybody; any other list covers no request
+/// without a name.
 fn covers(rules: &[String], name: Option<&str>) -> bool {
     rules.is_empty()
         || name.is_some_and(|name| {

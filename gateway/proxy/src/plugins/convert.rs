@@ -14,7 +14,7 @@ use crate::upstream::Facts;
 
 type Codec = Box<dyn ProviderCodec>;
 
-/// How the API of that surface is spoken from the other side.
+/// Codec that speaks the API of a surface from the client's side.
 pub(super) fn codec_of(surface: Surface) -> &'static dyn ProviderCodec {
     static ANTHROPIC: LazyLock<Codec> = LazyLock::new(|| Box::new(anthropic::Codec::default()));
     static GEMINI: LazyLock<Codec> = LazyLock::new(|| Box::new(gemini::Codec::default()));
@@ -29,11 +29,11 @@ pub(super) fn codec_of(surface: Surface) -> &'static dyn ProviderCodec {
     &***codec
 }
 
-/// What stands in front of a plugin, or behind the last.
+/// Converter in front of a plugin, or behind the last one.
 pub(super) enum Converter {
-    /// Nothing has come yet.
+    /// No event has come yet.
     Open,
-    /// What comes is what is wanted.
+    /// Events have the wanted form already.
     None,
     /// Bytes to events.
     Read { decoder: Box<dyn AnswerDecoder>, usage: bool },
@@ -43,7 +43,7 @@ pub(super) enum Converter {
     Whole { collector: Option<Box<dyn WholeCollector>> },
 }
 
-/// The counts of an answer.
+/// Usage of an answer in the form that dialects write.
 pub(super) fn usage_of(facts: Facts) -> Usage {
     Usage {
         prompt_tokens: facts.prompt_tokens,
@@ -55,7 +55,7 @@ pub(super) fn usage_of(facts: Facts) -> Usage {
 }
 
 impl Converter {
-    /// Takes the form that the first event asks for.
+    /// Chooses the conversion on the first event.
     fn settle(&mut self, first: &ChatEvent, wants_bytes: bool, shape: &Arc<AnswerShape>) {
         let is_bytes = matches!(first, ChatEvent::Raw(_));
         let decoded = &shape.decoded;
@@ -120,7 +120,7 @@ impl Converter {
     }
 }
 
-/// Reads bytes into events. Counts that the client was not to see are known all the same, and said.
+/// Decodes bytes into events. Usage that the client did not ask for is decoded too, and passed on.
 fn read(
     decoder: &mut dyn AnswerDecoder,
     usage: &mut bool,
@@ -145,7 +145,7 @@ fn read(
     Ok(())
 }
 
-/// Choices that finish in these events.
+/// Number of choices that finish in these events.
 pub(super) fn finishes(events: &[ChatEvent]) -> usize {
     events.iter().filter(|event| matches!(event, ChatEvent::Finish { .. })).count()
 }

@@ -1,4 +1,4 @@
-//! The way out: an upstream's events, through every plugin that looks at them.
+//! Answer side of plugins: an upstream's events, through every plugin that looks at them.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ use crate::config::OnFail;
 use crate::error::Failure;
 use crate::upstream::{Course, Events, Facts};
 
-/// An answer that a plugin gave.
+/// Events of an answer that a plugin gave.
 pub(super) struct Replay(Answer);
 
 impl Replay {
@@ -35,7 +35,7 @@ impl Events for Replay {
     }
 
     fn facts(&self) -> Facts {
-        // Nobody was asked: it costs nothing, whatever counts it repeats.
+        // No model was asked: the answer costs nothing, whatever usage it repeats.
         Facts::default()
     }
 
@@ -44,40 +44,40 @@ impl Events for Replay {
     }
 }
 
-/// An upstream's events with plugins around them.
+/// Events of an upstream with plugins around them.
 pub(super) struct Around {
     /// Stages in the order of the answer.
     shell: Shell,
-    /// `None`: nobody looks at the events.
+    /// Shape of the answer; `None`: no plugin looks at the events.
     shape: Option<Arc<AnswerShape>>,
-    /// `None`: told to stop.
+    /// Events of the upstream; `None`: the upstream was told to stop.
     inner: Option<Box<dyn Events>>,
-    /// How a complete answer ends.
+    /// Outcome of a complete answer.
     outcome: Outcome,
-    /// Behind the last stage.
+    /// Converter behind the last stage.
     last: Converter,
     waiting: Option<Waiting>,
     headers: Option<Vec<(HeaderName, HeaderValue)>>,
-    /// Of an upstream that was told to stop.
+    /// Facts and course of an upstream that was told to stop.
     stopped: (Facts, Course),
     done: bool,
 }
 
-/// A plugin that has to ask somebody before the answer goes on.
+/// Plugin that waits for work of its own (a model, an endpoint) before the answer goes on.
 struct Waiting {
     stage: usize,
     work: BoxFuture<Result<After, PluginError>>,
     timer: Pin<Box<Sleep>>,
-    /// Goes on before what the work brings.
+    /// Events that go on before the result of the work.
     held: Vec<ChatEvent>,
     end: bool,
 }
 
-/// What stages leave of a batch.
+/// Outcome of a batch in the stages.
 enum Passed {
-    /// It goes to the client; with true, nothing follows.
+    /// The batch goes to the client; with true, nothing follows.
     On(bool),
-    /// Somebody has to ask first.
+    /// A stage waits for work of its own.
     Waits,
 }
 
@@ -96,7 +96,7 @@ impl Around {
         }
     }
 
-    /// Shows the header fields, once they are known.
+    /// Shows the header fields to the stages, once they are known.
     fn head(&mut self) -> Result<(), Failure> {
         if self.headers.is_some() {
             return Ok(());
@@ -114,7 +114,7 @@ impl Around {
         Ok(())
     }
 
-    /// The next batch, where in the stages it belongs, and whether it is the last.
+    /// Next batch, the stage at which it enters, and whether it is the last.
     fn next(&mut self, context: &mut Context<'_>, batch: &mut Vec<ChatEvent>) -> Poll<Result<(usize, bool), Failure>> {
         if self.waiting.is_some() {
             return self.resume(context, batch);
@@ -123,7 +123,7 @@ impl Around {
         match ready!(inner.poll_events(context, batch)) {
             Ok(more) => Poll::Ready(self.head().inspect_err(|_| batch.clear()).map(|()| (0, !more))),
             Err(failure) => {
-                // What came before the failure is the client's; what plugins hold back of it is not.
+                // Events before the failure go to the client; events that plugins hold back do not.
                 let passed = if batch.is_empty() { Ok(Passed::On(false)) } else { self.pass(0, batch, false) };
                 Poll::Ready(Err(passed.err().unwrap_or(failure)))
             }
@@ -170,7 +170,8 @@ impl Around {
         Poll::Ready(Ok((at + 1, end)))
     }
 
-    /// Takes a batch through the stages from `from` on. What not all of them let pass is in no batch that comes with a failure.
+    /// Takes a batch through the stages from `from` on. A batch that comes with a failure holds only events that every
+    /// stage passed on.
     fn pass(&mut self, from: usize, batch: &mut Vec<ChatEvent>, mut end: bool) -> Result<Passed, Failure> {
         let Some(shape) = self.shape.clone() else { return Ok(Passed::On(end)) };
         for at in from..self.shell.stages.len() {
@@ -200,7 +201,7 @@ impl Around {
                 }
                 Flow::Reject(rejection) => {
                     self.shell.stages[at].outcome = "rejected";
-                    // What came before it is the client's, as far as those further out let it pass.
+                    // Events before the refusal go to the client, as far as the outer plugins let them pass.
                     if !matches!(self.pass(at + 1, batch, false), Ok(Passed::On(_))) {
                         batch.clear();
                     }
@@ -218,11 +219,11 @@ impl Around {
         Ok(Passed::On(end))
     }
 
-    /// Calls one plugin.
+    /// Calls the hook of one plugin.
     fn call(&mut self, at: usize, batch: &mut Vec<ChatEvent>, end: bool) -> Result<Flow, Failure> {
         let Shell { stages, metrics, .. } = &mut self.shell;
         let stage = &mut stages[at];
-        // Whoever may be left out must leave no hole.
+        // A copy of the batch, for a plugin that is left out after a failure: no event may be lost.
         let before = (stage.entry.on_fail == OnFail::Open).then(|| batch.clone());
         let began = Instant::now();
         let flow = guarded(|| stage.hooks.on_event(batch, end));
@@ -237,7 +238,7 @@ impl Around {
         })
     }
 
-    /// Ends the answer behind a stage: what has not finished does, and the upstream is told.
+    /// Ends the answer behind a stage: open choices finish with `reason`, and the upstream is told to stop.
     fn stop(&mut self, at: usize, batch: &mut Vec<ChatEvent>, reason: FinishReason) {
         let facts = self.facts();
         if let Some(inner) = self.inner.take() {
@@ -258,7 +259,7 @@ impl Around {
     }
 }
 
-/// Runs a hook; a panic is its failure and nobody else's.
+/// Runs a hook; a panic fails that plugin and nothing else.
 fn guarded<T>(hook: impl FnOnce() -> Result<T, PluginError>) -> Result<T, Broke> {
     match catch_unwind(AssertUnwindSafe(hook)) {
         Ok(done) => done.map_err(Broke::Error),
@@ -270,7 +271,7 @@ fn guarded<T>(hook: impl FnOnce() -> Result<T, PluginError>) -> Result<T, Broke>
     }
 }
 
-/// From here on the answer goes past the plugin; what it holds back goes first.
+/// Takes a failed plugin out of the rest of the answer; the events that it holds back go first.
 fn leave_out(stage: &mut Stage, batch: &mut Vec<ChatEvent>) {
     stage.left_out = true;
     let mut held = Vec::new();

@@ -1,4 +1,4 @@
-//! What plugins ask of this process, in the name of one request.
+//! Services of this process for plugins, in the name of one request.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -25,16 +25,16 @@ use crate::http::exchange::new_request_id;
 use crate::upstream::Asker;
 use crate::whole::answer_events;
 
-/// Longest answer of a model that a plugin waits for; the plugin's own limit usually comes first.
+/// Longest wait for a model's answer; the plugin's own limit usually comes first.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-/// Largest answer to an operation.
+/// Largest answer to an operation, in bytes.
 const OPERATION_BYTES_MAX: usize = 1 << 20;
-/// A cache that is slower than this is no help.
+/// Timeout of the shared cache: a slower cache is no help.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Who asks where the plugin asks in its own name.
+/// Key under which a plugin asks in its own name.
 const PLUGINS: &str = "plugins";
 
-/// The host of one request.
+/// Host of one request.
 pub(super) struct RequestHost {
     hub: Arc<Hub>,
     caller: Arc<Principal>,
@@ -56,7 +56,7 @@ impl RequestHost {
         }
     }
 
-    /// Asks a model; its events, whoever answers.
+    /// Asks a model and returns the events of its answer, whichever target answers.
     async fn ask(&self, surface: Surface, request: Request, ask_as: AskAs) -> Result<Vec<ChatEvent>, HostError> {
         let gateway = self.hub.gateway()?;
         let model = request.model().to_owned();
@@ -80,7 +80,7 @@ impl RequestHost {
     }
 }
 
-/// What a plugin, and the log, learn of a failure.
+/// Error for the plugin, and for the log, made of a failure.
 fn failed(who: &str, failure: &Failure) -> HostError {
     if failure.kind == ErrorKind::DeadlineExceeded {
         return HostError::Timeout(who.to_owned());
@@ -89,7 +89,7 @@ fn failed(who: &str, failure: &Failure) -> HostError {
     HostError::Failed(format!("{who}: {:?} {detail}", failure.kind))
 }
 
-/// Reads a body up to a size.
+/// Reads a body of at most `bytes_max`.
 async fn read(who: &str, body: &mut AnswerBody, bytes_max: usize) -> Result<Bytes, HostError> {
     let mut bytes = Vec::new();
     loop {

@@ -1,4 +1,5 @@
-//! What all plugins of the process share: their way to other models, to the endpoints of the config, and their work in the background.
+//! State that all plugins of the process share: their way to models, to the config's endpoints, and their background
+//! work.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -15,20 +16,20 @@ use crate::client::{Client, Target};
 use crate::gateway::Gateway;
 use crate::telemetry::AccessLog;
 
-/// Pieces of work that nobody waits for, at once.
+/// Most pieces of background work at once.
 const WORK_MAX: usize = 256;
-/// Longest such work.
+/// Longest piece of background work.
 const WORK_TIMEOUT: Duration = Duration::from_secs(60);
-/// Endpoints with open connections. A config has few; old ones are forgotten when there are many.
+/// Most endpoints with open connections. A config has few; beyond this many, old ones are dropped.
 const CLIENTS_MAX: usize = 256;
 
-/// Outlives configs: a reload closes no connection.
+/// Shared state that outlives configs: a reload closes no connection.
 pub struct Hub {
     gateway: OnceLock<Weak<Gateway>>,
     clients: Mutex<HashMap<Endpoint, Arc<Client>>>,
     work: Arc<Semaphore>,
     cache: OnceLock<Arc<dyn Cache>>,
-    /// Files that lines are appended to; `None`: one that cannot be opened, which has been said.
+    /// Files that lines are appended to; `None`: a file that cannot be opened, which the log has reported.
     files: Mutex<HashMap<String, Option<Arc<AccessLog>>>>,
 }
 
@@ -46,13 +47,13 @@ impl Default for Hub {
 }
 
 impl Hub {
-    /// Names the gateway whose models plugins may ask.
+    /// Sets the gateway whose models plugins may ask.
     pub(crate) fn serve(&self, gateway: &Arc<Gateway>) {
         // Said once; a second time it would be the same one.
         let _ = self.gateway.set(Arc::downgrade(gateway));
     }
 
-    /// Names the cache that gateways with the same store share.
+    /// Sets the cache that gateways with the same store share.
     pub fn share(&self, cache: Arc<dyn Cache>) {
         // Said once, when the process starts.
         let _ = self.cache.set(cache);
@@ -82,13 +83,13 @@ impl Hub {
         Ok(client)
     }
 
-    /// Leaves a line for the writer of a file.
+    /// Queues a line for the writer of a file.
     pub(super) fn append(&self, path: &str, line: &[u8]) {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         let file = match files.get(path) {
             Some(file) => file.clone(),
             None => {
-                // What people said is for this user's eyes.
+                // Lines can hold prompts and answers: only this user may read them.
                 let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
                 let opened = opened.and_then(|file| AccessLog::to(Box::new(file)));
                 let file = opened.inspect_err(|error| tracing::error!(path, %error, "a file of a plugin")).ok();
@@ -99,7 +100,7 @@ impl Hub {
         file.iter().for_each(|file| file.line(line));
     }
 
-    /// Writes what is left of files.
+    /// Writes out the files' buffers.
     pub(crate) fn flush(&self) {
         let files: Vec<_> = {
             let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
@@ -108,7 +109,7 @@ impl Hub {
         files.iter().for_each(|file| file.flush());
     }
 
-    /// Lines that files have lost.
+    /// Number of lines that files have lost.
     pub(crate) fn lines_lost(&self) -> u64 {
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         files.values().flatten().map(|file| file.lost()).sum()

@@ -1,9 +1,10 @@
-//! Plugins around requests: which ones, in which order, and what becomes of what they say.
+//! Plugins around requests: their choice, their order, and the effect of their verdicts.
 //!
-//! A `Chain` is made with everything else that requests are served with, and swapped with it; a request keeps the plugins that it began
-//! with. `Chain::ask` runs `on_request` in the order of the file and leaves a `Shell`: those plugins that want something of the answer.
-//! `Shell::around` puts them around the events of the upstream, the other way round. A request that no plugin is for has no shell, and
-//! its events are the upstream's own; so are those of a request whose plugins want nothing of the answer.
+//! A `Chain` is made with everything else that requests are served with, and swapped with it; a request keeps the
+//! plugins that it began with. `Chain::ask` runs `on_request` in the order of the file and leaves a `Shell`: the
+//! plugins that want something of the answer. `Shell::around` puts them around the events of the upstream, in reverse
+//! order. A request that matches no plugin has no shell and gets the upstream's own events; so does a request whose
+//! plugins want nothing of the answer.
 //!
 //! ```text
 //! call ─▶ a.on_request ─▶ b.on_request ─▶ upstream

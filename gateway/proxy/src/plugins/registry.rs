@@ -1,11 +1,11 @@
-//! The plugins that a config can name.
+//! Plugins that a config can name.
 
 use penstock_plugins::Kind;
 
-/// The plugin of that name.
+/// Plugin of that name.
 ///
 /// # Errors
-/// There is none, or not in this build.
+/// There is no plugin of that name, or this build lacks it.
 pub(crate) fn find(name: &str) -> Result<&'static dyn Kind, String> {
     let kinds = penstock_builtin::KINDS.iter().chain(&penstock_wasm::KINDS);
     if let Some(kind) = kinds.into_iter().find(|kind| kind.name() == name) {
@@ -14,7 +14,7 @@ pub(crate) fn find(name: &str) -> Result<&'static dyn Kind, String> {
     Err(format!("{name:?} is no plugin: {}", names()))
 }
 
-/// All names.
+/// Names of all plugins, for messages.
 pub(crate) fn names() -> String {
     let names: Vec<_> = penstock_builtin::KINDS.iter().chain(&penstock_wasm::KINDS).map(|kind| kind.name()).collect();
     names.join(", ")

@@ -1,4 +1,4 @@
-//! The plugins of one request that want something of its answer, and its end.
+//! Plugins of one request that want something of its answer, or of its end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,19 +15,19 @@ use crate::error::{Failure, UpstreamAnswer};
 use crate::telemetry::{Metric, Metrics};
 use crate::upstream::{Events, Facts};
 
-/// One plugin's part.
+/// Part of one plugin in an answer.
 pub(super) struct Stage {
     pub(super) entry: Arc<PluginConfig>,
     pub(super) hooks: Box<dyn Hooks>,
-    /// Never nothing: whoever wants nothing has no stage.
+    /// Interest of the plugin in the answer, never none: such a plugin has no stage.
     pub(super) sees: Sees,
-    /// In front of it.
+    /// Converter in front of the plugin.
     pub(super) converter: Converter,
-    /// It failed and the answer goes on without it.
+    /// True where the plugin failed and the answer goes on without it.
     pub(super) left_out: bool,
     /// Time spent in `on_event`.
     pub(super) spent: Duration,
-    /// Choices that have finished behind it.
+    /// Choices that have finished behind the plugin.
     pub(super) finished: Vec<u32>,
     pub(super) outcome: &'static str,
 }
@@ -47,7 +47,7 @@ impl Stage {
     }
 }
 
-/// How a plugin failed.
+/// Kind of a plugin's failure.
 pub(super) enum Broke {
     Error(PluginError),
     Panic(String),
@@ -55,7 +55,7 @@ pub(super) enum Broke {
 }
 
 impl Broke {
-    /// Notes it; an error where the request must not go on.
+    /// Counts and logs the failure; an error where the request must not go on without the plugin.
     pub(super) fn handled(self, entry: &PluginConfig, hook: &'static str, metrics: &Metrics) -> Result<(), Failure> {
         let (reason, detail) = match self {
             Broke::Error(error) => ("error", error.0),
@@ -75,13 +75,13 @@ impl Broke {
     }
 }
 
-/// What an answer looks like to a plugin.
+/// Shape of an answer, as converters need it.
 pub(super) struct AnswerShape {
     pub(super) decoded: Arc<Decoded>,
     pub(super) surface: Surface,
     pub(super) stream: bool,
     pub(super) meta: AnswerMeta,
-    /// Whoever takes the answer keeps its events: bytes are not enough.
+    /// True where the answer is stored: its events are needed, bytes are not enough.
     pub(super) kept: bool,
 }
 
@@ -97,13 +97,13 @@ impl AnswerShape {
     }
 }
 
-/// The plugins around one answer; tells each of them of the end exactly once.
+/// Plugins around one answer. Each of them is told of the end exactly once.
 pub(crate) struct Shell {
-    /// In the order of the answer: the last of the file first.
+    /// Stages in the order of the answer: the last plugin of the file first.
     pub(super) stages: Vec<Stage>,
     pub(super) info: Arc<RequestInfo>,
     pub(super) metrics: Arc<Metrics>,
-    /// Model that is asked in the place of the client's.
+    /// Model that is asked in place of the client's.
     pub(super) model: Option<String>,
     pub(super) began: Instant,
     ended: bool,
@@ -114,18 +114,18 @@ impl Shell {
         Self { stages: Vec::new(), info, metrics, model: None, began: Instant::now(), ended: false }
     }
 
-    /// Whether somebody looks into the answer.
+    /// Whether a plugin looks into the answer.
     pub(super) fn reads(&self) -> bool {
         self.stages.iter().any(|stage| stage.sees >= Sees::Events)
     }
 
-    /// If anybody wants anything at all.
+    /// The shell, if any plugin has a stage.
     pub(super) fn wanted(mut self) -> Option<Self> {
         self.ended = self.stages.is_empty();
         (!self.ended).then_some(self)
     }
 
-    /// Leaves one that nobody is told about.
+    /// Takes the shell and leaves an ended one, whose end no plugin is told.
     pub(crate) fn take(&mut self) -> Self {
         let (info, metrics, model) = (self.info.clone(), self.metrics.clone(), self.model.take());
         let (stages, began, ended) = (std::mem::take(&mut self.stages), self.began, self.ended);
@@ -133,13 +133,13 @@ impl Shell {
         Self { stages, info, metrics, model, began, ended }
     }
 
-    /// The request failed before its answer began.
+    /// Reports a failure before the answer began.
     pub(crate) fn failed(&mut self, failure: Failure) -> Failure {
         self.end(Outcome::Failed, Facts::default(), None);
         failure
     }
 
-    /// The request has been answered without a model's answer: its tokens were counted.
+    /// Reports a request that ended without a model's answer: its tokens were counted.
     pub(crate) fn counted(&mut self) {
         self.end(Outcome::Complete, Facts::default(), None);
     }
@@ -149,7 +149,7 @@ impl Shell {
         failure
     }
 
-    /// Tells everybody.
+    /// Tells every plugin of the end.
     pub(super) fn end(&mut self, outcome: Outcome, facts: Facts, target: Option<Arc<str>>) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -176,7 +176,7 @@ impl Shell {
         self.wrap(call, events, Outcome::Complete)
     }
 
-    /// Puts those in front of whoever gave it around an answer of a plugin's.
+    /// Puts the plugins that run before the answering one around its answer.
     pub(crate) fn around_answer(shell: Option<Self>, call: &Call, answer: Answer) -> Result<Box<dyn Events>, Failure> {
         let events = Box::new(Replay::new(answer));
         match shell {
@@ -205,7 +205,7 @@ impl Drop for Shell {
     }
 }
 
-/// A plugin's refusal as the client is told it.
+/// Failure for the client, made of a plugin's refusal.
 pub(super) fn refused(rejection: Rejection) -> Failure {
     let Rejection { kind, status, message, body, headers, log } = rejection;
     let mut failure = match kind {

@@ -1,4 +1,4 @@
-//! The way in and out, with plugins that do what the test says.
+//! Tests of both sides, with scripted plugins.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ use crate::error::Failure;
 use crate::http::{Body, BodyBudget};
 use crate::upstream::{Events, Facts};
 
-/// What a plugin of a test does, and what it noted.
+/// Scripted plugin and its notes.
 #[derive(Clone)]
 struct Script {
     sees: Sees,
@@ -106,7 +106,7 @@ async fn call(stream: bool) -> Call {
     Call::new(Ask::new(Surface::Chat), body, "req_1".into(), HeaderMap::new()).await.expect("a call")
 }
 
-/// Texts as they are, finishes as `.`, bytes in quotes.
+/// Events as text: texts as they are, finishes as `.`, bytes in quotes.
 fn said(events: &[ChatEvent]) -> String {
     let mut out = String::new();
     for event in events {
@@ -333,14 +333,14 @@ async fn an_answer_may_wait_and_stop() {
     assert_eq!(out, "a.#");
     let mut never = Script::new("never", Sees::Events, &log);
     never.event = |_, _| Ok(Flow::Wait(Box::pin(std::future::pending())));
-    // What it let pass meanwhile, those further out have not looked at.
+    // Outer plugins have not looked at the text that it let pass meanwhile.
     let outer = Script::new("outer", Sees::Events, &log);
     let (out, ended) =
         answered(vec![entry(&outer, OnFail::Closed), entry(&never, OnFail::Closed)], true, hello()).await;
     assert_eq!((out.as_str(), ended.is_err()), ("", true));
 }
 
-/// Fails in every way, at every hook.
+/// Checks a plugin that fails in every way, at every hook.
 async fn check_failure(fail: fn(&mut Script)) {
     let log = Arc::default();
     let mut script = Script::new("bad", Sees::Events, &log);
@@ -441,7 +441,8 @@ async fn another_body_is_passed_on_and_read() {
 }
 
 proptest! {
-    /// However an answer is cut into batches, a plugin that passes everything on changes nothing, by events or by bytes and back.
+    /// A plugin that passes everything on changes nothing, by events or by bytes and back, however an answer is cut
+    /// into batches.
     #[test]
     fn any_cut_gives_the_same_text(texts in prop::collection::vec("[a-zé\"\\\\ ]{0,6}", 1..8), cuts in any::<u64>()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");

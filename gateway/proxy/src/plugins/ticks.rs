@@ -1,4 +1,4 @@
-//! Work of plugins that hangs on no request: each of those in force is called as often as it asked for.
+//! Periodic work of plugins that belongs to no request: each plugin in force is called as often as it asked for.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -14,22 +14,22 @@ use crate::config::PluginConfig;
 use crate::gateway::Gateway;
 use crate::phases::caught;
 
-/// Shortest period, and how often it is looked who is due.
+/// Shortest period of calls, and interval at which due plugins are looked for.
 const LOOK: Duration = Duration::from_millis(100);
-/// How often it is looked whether another config has plugins that want to be called.
+/// Interval at which a new config's plugins are looked for while no plugin wants calls.
 const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// Longest single call.
 const TICK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A plugin that wants to be called.
+/// Plugin that wants periodic calls.
 struct Due {
     plugin: Weak<dyn Plugin>,
     at: Instant,
-    /// The last call; the next one waits for its end.
+    /// Task of the last call; the next one waits for its end.
     running: Option<JoinHandle<()>>,
 }
 
-/// Calls them until the future is dropped.
+/// Calls the plugins until the future is dropped.
 pub(crate) async fn run(gateway: Arc<Gateway>) {
     let mut due: HashMap<Arc<str>, Due> = HashMap::new();
     loop {

@@ -1,6 +1,8 @@
-//! The server's certificate: read from its files, and read again when they change, so that a renewed one needs no restart.
+//! TLS certificate of the server: read from its files, and read again when they change, so that a renewed one needs no
+//! restart.
 //!
-//! A pair that cannot be used changes nothing: what is in use goes on, with a word in the log. Connections keep what they began with.
+//! A pair that cannot be used changes nothing: the one in use stays, with a warning in the log. Connections keep the
+//! certificate that they began with.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,10 +17,10 @@ use rustls::sign::CertifiedKey;
 
 use crate::config::TlsFiles;
 
-/// Largest file of certificates or of a key.
+/// Largest file of certificates or of a key, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// See the module header.
+/// Certificate and key in use; see the module header.
 #[derive(Debug)]
 pub struct Certificate {
     files: TlsFiles,
@@ -26,21 +28,22 @@ pub struct Certificate {
     read: Mutex<Stamp>,
 }
 
-/// What tells one state of the files from another.
+/// Modification time and size of both files, by which a change is seen.
 type Stamp = [Option<(SystemTime, u64)>; 2];
 
 impl Certificate {
     /// Reads the pair.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault of the pair, for people.
     pub(super) fn open(files: &TlsFiles) -> Result<Arc<Self>, String> {
         let stamp = stamp(files);
         let now = ArcSwap::from_pointee(pair(files)?);
         Ok(Arc::new(Self { files: files.clone(), now, read: Mutex::new(stamp) }))
     }
 
-    /// Reads it again if the files are others than before. Whoever writes them one after the other is tried again at the next call.
+    /// Reads the pair again if the files have changed. Files that are written one after the other are tried again at
+    /// the next call.
     pub(crate) fn refresh(&self) {
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = stamp(&self.files);

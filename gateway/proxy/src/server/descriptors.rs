@@ -1,38 +1,40 @@
-//! File descriptors: how many this process may have, and how many of them are left to clients.
+//! Limit of file descriptors of this process, and the share of it that clients get.
 //!
-//! Each connection of a client takes one, and a request that is passed on takes another. A process that has used up its descriptors accepts
-//! nobody, reaches no provider and writes no file, so clients get what is left when everything else has its share.
+//! Each connection of a client takes one descriptor, and a request that is passed on takes another. A process without
+//! free descriptors accepts no connection, reaches no provider and writes no file, so clients get those that are left
+//! when everything else has its share.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::Snapshot;
 use crate::http::places::{LEAVING_MAX, REFUSALS_MAX};
 
-/// Listeners, logs, event loops, the admin API's connections (256 at most), files that are open for a moment.
+/// Descriptors of the process itself: listeners, logs, event loops, the admin API's connections (256 at most), files
+/// that are open for a moment.
 const OWN: usize = 384;
-/// Sessions, pipes and shared memory of one worker.
+/// Descriptors per worker: sessions, pipes and shared memory.
 const OF_WORKER: usize = 8;
-/// The store's, and those to counters that are shared.
+/// Descriptors of the store, and of connections to shared counters.
 const OF_STORE: usize = 32;
 
-/// How the descriptors are shared out.
+/// Shares of the descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Descriptors that the process may have; `None`: no limit.
     pub limit: Option<usize>,
-    /// Of these, kept for upstreams, the store and workers.
+    /// Descriptors kept for upstreams, the store and workers.
     pub reserved: usize,
-    /// Connections of clients at once.
+    /// Most connections of clients at once.
     pub connections: usize,
 }
 
-/// How many descriptors this process may have now; `None`: no limit.
+/// Soft limit of this process's descriptors; `None`: no limit.
 #[must_use]
 pub fn limit() -> Option<usize> {
     as_count(getrlimit(Resource::Nofile).current)
 }
 
-/// How many it may have after [`raise`].
+/// Limit after [`raise`]: the hard one.
 #[must_use]
 pub fn limit_max() -> Option<usize> {
     as_count(getrlimit(Resource::Nofile).maximum)
@@ -42,7 +44,7 @@ fn as_count(limit: Option<u64>) -> Option<usize> {
     limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Raises the limit of this process (the soft one: most shells and systemd say 1,024) as far as it may (the hard one). Workers inherit it.
+/// Raises the soft limit of this process (most shells and systemd set 1,024) to the hard limit. Workers inherit it.
 pub fn raise() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
@@ -53,7 +55,8 @@ pub fn raise() {
     }
 }
 
-/// How many descriptors of `limit` clients get under a config: never more than `server.connections_max`, and at least half of them.
+/// Share of clients in `limit` under a config: never more than `server.connections_max`, and at least half of the
+/// limit.
 #[must_use]
 pub fn share(config: &Snapshot, limit: Option<usize>) -> Share {
     let workers: usize =
@@ -68,7 +71,7 @@ pub fn share(config: &Snapshot, limit: Option<usize>) -> Share {
     Share { limit, reserved, connections: connections.min(all - reserved).max(1) }
 }
 
-/// Writes into the log how the descriptors are shared out.
+/// Writes the shares of the descriptors into the log.
 pub fn say(config: &Snapshot) {
     let Share { limit, reserved, connections } = share(config, limit());
     let Some(limit) = limit else { return };

@@ -1,4 +1,4 @@
-//! The end of the process: by a signal, or because another process serves.
+//! End of the process: by a signal, or because another process serves.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,26 +14,27 @@ use super::Listeners;
 use crate::gateway::{Beside, Gateway};
 use crate::upgrade;
 
-/// How often it is looked whether all is done.
+/// Polling interval of the drain.
 const LOOK: Duration = Duration::from_millis(20);
-/// Those whose time is over are told so within this time.
+/// Longest time for error replies to requests whose grace time is over.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
-/// What was settled last is told to the next process within this time.
+/// Longest time for the last settled reservations to reach the next process.
 const TELL_MAX: Duration = Duration::from_secs(10);
 
-/// SIGTERM, SIGQUIT and the first SIGINT drain; a second SIGINT ends at once. So does [`Leave`].
+/// Signals that end the server: SIGTERM, SIGQUIT and the first SIGINT drain, a second SIGINT ends at once. A call of
+/// [`Leave::now`] drains too.
 pub(super) struct Signals {
     pub(super) gateway: Arc<Gateway>,
     pub(super) listeners: Arc<Listeners>,
     pub(super) socket: Option<PathBuf>,
     pub(super) leave: Leave,
-    /// `None`: they are listened to.
+    /// Signal streams; `None`: a task listens to them.
     pub(super) stops: Mutex<Option<Stops>>,
     pub(super) drained: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// SIGTERM, SIGQUIT and SIGINT. Until this is made they end the process at once; from then on they wait to be heard. SIGUSR1 and SIGUSR2,
-/// which other servers rotate their logs on, end nothing.
+/// Streams of SIGTERM, SIGQUIT and SIGINT. Before they are made, these signals end the process at once; from then on
+/// they wait to be read. SIGUSR1 and SIGUSR2, on which other servers rotate their logs, end nothing.
 pub struct Stops {
     terminate: Signal,
     quit: Signal,
@@ -42,12 +43,12 @@ pub struct Stops {
 }
 
 impl Stops {
-    /// To be made before anybody is told that something is served here.
+    /// Catches the signals; to be called before anybody is told that something is served here.
     ///
     /// # Errors
-    /// The system does not let them be caught.
+    /// The system does not let the signals be caught.
     pub fn catch() -> std::io::Result<Self> {
-        // It only registers them: whichever runtime runs hears them.
+        // The streams are only registered on this runtime; any runtime can await them.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let _inside = runtime.enter();
         Ok(Self {
@@ -58,7 +59,7 @@ impl Stops {
         })
     }
 
-    /// Waits for one of them.
+    /// Waits for one of the signals.
     async fn next(&mut self) -> Stop {
         let [first, second] = &mut self.users;
         loop {
@@ -73,20 +74,20 @@ impl Stops {
     }
 }
 
-/// What a signal asks for.
+/// Request of a signal.
 enum Stop {
-    /// Answers in progress may end.
+    /// Drain: answers in progress may end.
     Drain,
-    /// The same; the second one ends the process at once.
+    /// Drain, from the terminal; the second such signal ends the process at once.
     Interrupt,
 }
 
-/// Lets the process end when its answers have, because another one serves.
+/// Switch that lets the process end when its answers have, because another one serves.
 #[derive(Clone, Default)]
 pub struct Leave(Arc<Notify>);
 
 impl Leave {
-    /// From now on nothing is accepted here.
+    /// Stops accepting and starts the drain.
     pub fn now(&self) {
         self.0.notify_one();
     }
@@ -106,7 +107,7 @@ impl ShutdownSignalWatch for Signals {
         if !is_leaving {
             upgrade::notify_manager("STOPPING=1");
             if let Some(path) = &self.socket {
-                // Whoever tries it from now on is told at once that nobody is there. It may be gone already.
+                // A client that connects from now on gets an error at once. The socket's file may be gone already.
                 let _ = std::fs::remove_file(path);
             }
         }
@@ -119,7 +120,7 @@ impl ShutdownSignalWatch for Signals {
     }
 }
 
-/// Signals while it drains.
+/// Handles signals during a drain: hurries it, or ends the process.
 async fn impatience(mut stops: Stops, hurry: Arc<AtomicBool>, gateway: Arc<Gateway>) {
     loop {
         match stops.next().await {
@@ -134,7 +135,7 @@ async fn impatience(mut stops: Stops, hurry: Arc<AtomicBool>, gateway: Arc<Gatew
 
 struct Drain {
     gateway: Arc<Gateway>,
-    /// Somebody has asked for the end: `server.grace_ms` counts.
+    /// True once a signal has asked for the end: `server.grace_ms` counts from then on.
     hurry: Arc<AtomicBool>,
     drained: Arc<dyn Fn() + Send + Sync>,
 }
@@ -167,7 +168,7 @@ impl Drain {
         std::process::exit(0);
     }
 
-    /// What is still being answered ends with an error that says why, and leaves its line in the log.
+    /// Ends the answers that are left with an error that says why; each leaves its line in the log.
     fn last_words(&self) {
         let until = Instant::now() + LAST_WORDS_MAX;
         while self.gateway.metrics.in_flight_now() > 0 && Instant::now() < until {
@@ -176,7 +177,8 @@ impl Drain {
         }
     }
 
-    /// One that leaves waits for its connections too: their clients may still ask for something, and are told to ask elsewhere next.
+    /// Whether the drain is complete. After an upgrade the process waits for its connections too: their clients may
+    /// send another request, and are told to connect elsewhere next.
     fn is_done(&self) -> bool {
         let gateway = &self.gateway;
         let alone =

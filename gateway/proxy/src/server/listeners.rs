@@ -1,5 +1,5 @@
-//! The listening sockets: bound here rather than by Pingora, so that a fault is found early and said in words, and so that they can be
-//! handed to the next process.
+//! Listening sockets: bound here rather than by Pingora, so that a fault is found early and reported in words, and so
+//! that they can be handed to the next process.
 
 use std::io;
 use std::net::TcpListener;
@@ -15,27 +15,28 @@ use super::ServerError;
 use crate::config::Snapshot;
 use crate::upgrade::{Copies, Taken};
 
-/// See the module header.
+/// Listening sockets of the server; see the module header.
 pub struct Listeners {
-    /// Under the names by which the next process asks for them; none any more when nothing is accepted.
+    /// Sockets under the names by which the next process asks for them; empty when connections are accepted no more.
     sockets: Mutex<Vec<Socket>>,
-    /// The program that runs, as it was called: another may lie there by now.
+    /// Path of the running program, as it was called: another file may lie there by now.
     program: PathBuf,
 }
 
 struct Socket {
-    /// For the next process: the address as it was typed, so that port 0 finds its socket again.
+    /// Name for the next process: the address as it was typed, so that port 0 finds its socket again.
     name: String,
-    /// For Pingora.
+    /// Address for Pingora.
     address: String,
     socket: OwnedFd,
 }
 
 impl Listeners {
-    /// Binds the addresses of the config, or takes over the sockets that are there for them. Port 0 is replaced by what it became.
+    /// Binds the addresses of the config, or takes over sockets of the process before this one. Port 0 in the config is
+    /// replaced by the bound port.
     ///
     /// # Errors
-    /// [`ServerError::Listen`] with what helps.
+    /// [`ServerError::Listen`] with advice.
     pub fn bind(config: &mut Snapshot, program: PathBuf, mut taken: Option<&mut Taken>) -> Result<Self, ServerError> {
         let mut sockets = Vec::new();
         let name = format!("tcp {}", config.listen);
@@ -62,7 +63,7 @@ impl Listeners {
         Ok(Self { sockets: Mutex::new(sockets), program })
     }
 
-    /// The program that runs.
+    /// Path of the running program.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -71,7 +72,7 @@ impl Listeners {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Descriptors for the next process, with their names.
+    /// Copies of the descriptors for the next process, with their names.
     pub(crate) fn copies(&self) -> io::Result<Copies> {
         let sockets = self.sockets();
         let copies: io::Result<Vec<_>> = sockets.iter().map(|one| one.socket.try_clone()).collect();
@@ -87,7 +88,7 @@ impl Listeners {
         Ok(ListenFds::new(table.into()))
     }
 
-    /// Nothing is accepted any more: whoever connects shall not wait in the queue of a socket that nobody looks at.
+    /// Closes the sockets: a new connection must not wait in the queue of a socket that is not read.
     pub(super) fn close(&self) {
         self.sockets().clear();
     }

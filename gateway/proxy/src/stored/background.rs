@@ -1,10 +1,10 @@
-//! Answers responses that their clients do not wait for.
+//! Runner of background responses, whose clients do not wait.
 //!
-//! The store is the truth: a response is queued there before its client is told, and ends there once. A gateway that is killed runs
-//! what had not ended again when it starts: perhaps more than once asked, once answered.
+//! The store is the truth: a response is queued there before its client is told, and ends there once. A killed gateway
+//! runs open responses again when it starts: a model may be asked more than once, the response is answered once.
 //!
-//! Keys share the places (`places`). A place is held for one attempt: a response that waits for its next one, because an upstream failed
-//! or its key's own limit is used up, rests in the store meanwhile.
+//! Keys share the places (`places`). A place is held for one attempt: a response that waits for its next one, because
+//! an upstream failed or its key's own limit is used up, rests in the store meanwhile.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,41 +33,42 @@ use crate::http::{Body, BodyLease};
 use crate::phases::caught;
 use crate::whole::answer_events;
 
-/// Places: responses answered at once; the others wait in the store.
+/// Number of places: responses that are answered at once; the others wait in the store.
 const PLACES: usize = 128;
-/// Responses of one key that are looked at: those that have a place, and more that could have one while some rest.
+/// Most responses of one key that a turn looks at: those that have a place, and more that could have one while some
+/// rest.
 const OF_KEY_MAX: u32 = 256;
-/// Responses that are looked at.
+/// Most responses that a turn looks at.
 const LOOK_MAX: u32 = 8192;
-/// The store is looked at this often, though nothing woke us.
+/// Polling interval of the store without a notification.
 const POLL: Duration = Duration::from_secs(2);
-/// Rest of a response whose store failed.
+/// Pause of a response whose store failed.
 const STORE_PAUSE: Duration = Duration::from_secs(5);
-/// Rest of a response whose request finds no memory.
+/// Pause of a response whose request finds no memory.
 const MEMORY_PAUSE: Duration = Duration::from_secs(1);
-/// Attempts for one response.
+/// Most attempts for one response.
 const ATTEMPTS_MAX: u32 = 5;
-/// Pause after the first; doubles.
+/// Backoff after the first attempt; doubles with each further one.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// A response that has a place.
+/// Response that has a place.
 struct Active {
     tenant: Tenant,
     attempts: u32,
     task: AbortHandle,
 }
 
-/// A response that waits for its next attempt.
+/// Response that waits for its next attempt.
 struct Rest {
     attempts: u32,
     until: Instant,
 }
 
-/// What an attempt has come to.
+/// Outcome of an attempt.
 enum Left {
-    /// Nothing is left to be done.
+    /// The response has ended.
     Ended,
-    /// It is tried again after a pause; whether the attempt counts.
+    /// The response is tried again after a pause; the flag says whether the attempt counts.
     Again(Duration, bool),
 }
 
@@ -79,7 +80,7 @@ struct Runner {
     turns: Turns,
 }
 
-/// Ends when another process serves. The gateway has a store.
+/// Runs background responses until another process serves. Does nothing without a store.
 pub(crate) async fn run(gateway: Arc<Gateway>) {
     let Some(keeper) = gateway.keeper().cloned() else { return };
     let mut runner = Runner::default();
@@ -102,7 +103,7 @@ pub(crate) async fn run(gateway: Arc<Gateway>) {
 }
 
 impl Runner {
-    /// A task has ended, or was stopped.
+    /// Notes that a task has ended, or was stopped.
     fn left(&mut self, ended: Result<(ResponseId, Left), JoinError>) {
         let (id, left) = match ended {
             Ok(ended) => ended,
@@ -146,7 +147,7 @@ impl Runner {
             let task = self.tasks.spawn(attend(gateway.clone(), tenant.clone(), id.clone(), *attempts));
             self.active.insert(id.clone(), Active { tenant: tenant.clone(), attempts: *attempts, task });
         }
-        // Who waited may have to wait on, with the attempts that it has had.
+        // A waiting response without a place goes back to rest, with the attempts that it has had.
         for (_, (id, attempts)) in
             waiting.iter().filter(|(_, (id, attempts))| *attempts > 0 && !self.active.contains_key(id))
         {
@@ -155,12 +156,12 @@ impl Runner {
         Ok(())
     }
 
-    /// What runs and is not open any more was cancelled or deleted: dropping it stops its upstream.
+    /// Stops tasks whose response was cancelled or deleted: dropping the task cancels its request upstream.
     async fn stop_closed(&mut self, gateway: &Gateway, open: &[OpenResponse]) -> Result<(), StoreError> {
         let Some(keeper) = gateway.keeper() else { return Ok(()) };
         let listed: std::collections::HashSet<&ResponseId> = open.iter().map(|open| &open.id).collect();
         for (id, active) in self.active.iter().filter(|(id, _)| !listed.contains(id)) {
-            // It may only be too far behind in its key's list.
+            // A response that is not listed may only be too far behind in its key's queue.
             let record = keeper.store.response(&active.tenant, id).await?;
             if record.is_none_or(|record| record.status == ResponseStatus::Ended) {
                 active.task.abort();
@@ -170,7 +171,7 @@ impl Runner {
     }
 }
 
-/// One attempt. When the store fails, a later one begins again.
+/// Runs one attempt. When the store fails, a later attempt begins again.
 async fn attend(gateway: Arc<Gateway>, tenant: Tenant, id: ResponseId, attempts: u32) -> (ResponseId, Left) {
     let left = drive(&gateway, &tenant, &id, attempts).await.unwrap_or_else(|error| {
         tracing::warn!(response = %id, %error, "a response waits for the store");
@@ -186,7 +187,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
     if response.status == ResponseStatus::Ended {
         return Ok(Left::Ended);
     }
-    // What it asks stays here while it is answered.
+    // The request's texts stay in memory while it is answered.
     let mut lease = gateway.bodies.lease();
     if lease.cover(response.request.len() + response.body.len()).is_err() {
         return Ok(Left::Again(MEMORY_PAUSE, false));
@@ -194,7 +195,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
     let config = gateway.serving().config.clone();
     let (chat, form) = match rebuilt(keeper, tenant, &response, config.http.body_bytes_max).await {
         Ok(rebuilt) => rebuilt,
-        // What it goes on from was deleted in the meantime. Without its request there is no form to say that in.
+        // The previous response was deleted in the meantime. Without the request there is no form for an error body.
         Err(failure) => {
             tracing::warn!(response = %id, reason = %failure.message, "a queued response cannot be answered");
             let (body, output) = (response.body.clone(), response.output.clone());
@@ -227,7 +228,7 @@ async fn drive(gateway: &Gateway, tenant: &Tenant, id: &ResponseId, attempts: u3
     Ok(Left::Ended)
 }
 
-/// A response that is being answered.
+/// Response that is being answered.
 struct Open<'a> {
     tenant: &'a Tenant,
     response: &'a ResponseRecord,
@@ -235,7 +236,8 @@ struct Open<'a> {
     form: &'a ResponseForm,
 }
 
-/// Asks once. What can pass is tried again, not here; waiting for the key's own limit is no attempt.
+/// Asks the model once. A failure that can pass leads to another attempt later; a wait for the key's own limit counts
+/// as no attempt.
 async fn attempt(
     gateway: &Gateway,
     open: &Open<'_>,
@@ -283,7 +285,7 @@ async fn once(
     call.answer_as(meta(open.response), decoded);
     (call.background, call.own) = (true, true);
     let deadline = serving.config.request_timeout.map(|limit| (Instant::now() + limit).into_std());
-    // What is collected is written once more when it is kept.
+    // The collected answer is encoded once more when it is stored.
     let mut take = |event: &ChatEvent| {
         collector.event(event);
         hold.cover(2 * WholeCollector::bytes(collector))

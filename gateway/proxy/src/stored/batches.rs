@@ -1,4 +1,4 @@
-//! `/v1/batches`.
+//! Routes of `/v1/batches`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,9 +14,9 @@ use crate::clock::unix_seconds;
 use crate::error::Failure;
 use crate::phases::{End, decoded, read_body};
 
-/// The one window that the API has.
+/// Completion windows with their seconds: the API has one.
 const WINDOWS: [(&str, u64); 1] = [("24h", 24 * 3600)];
-/// Entries of `metadata`.
+/// Most entries of `metadata`.
 const METADATA_MAX: usize = 16;
 
 #[derive(Deserialize)]

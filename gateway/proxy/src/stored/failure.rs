@@ -1,4 +1,4 @@
-//! What the store says, as failures.
+//! Errors of the store as failures for the client.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use penstock_store::StoreError;
 
 use crate::error::Failure;
 
-/// The store is full: nothing is wrong with the request, and trying again soon does not help (RFC 4918, section 11.5).
+/// Shape of a full store: the request is not at fault, and a retry soon does not help (RFC 4918, section 11.5).
 const FULL: ErrorShape = ErrorShape { status: 507, kind: "server_error", code: Some("storage_full") };
-/// The key has as much as it may have.
+/// Shape of a key that has stored as much as it may.
 const QUOTA: ErrorShape =
     ErrorShape { status: 403, kind: "invalid_request_error", code: Some("storage_quota_exceeded") };
-/// No such thing, or another key's.
+/// Shape of a thing that does not exist, or is another key's.
 const ABSENT: ErrorShape = ErrorShape { status: 404, kind: "invalid_request_error", code: None };
 
-/// A failure of the store, for the client.
+/// Failure for the client, made of an error of the store.
 #[expect(clippy::needless_pass_by_value, reason = "an argument of map_err")]
 pub(crate) fn failed(error: StoreError) -> Failure {
     match &error {
@@ -38,7 +38,7 @@ pub(crate) fn failed(error: StoreError) -> Failure {
     }
 }
 
-/// There is no `what` with that id.
+/// Failure of an id that names no `what`.
 pub(crate) fn absent(what: &str, id: &str) -> Failure {
     let shown: String = id.chars().take(80).collect();
     let message = format!("No such {what} object: {shown}");

@@ -1,4 +1,4 @@
-//! `/v1/files`.
+//! Routes of `/v1/files`.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
@@ -12,20 +12,20 @@ use crate::error::Failure;
 use crate::multipart::{self, Part};
 use crate::phases::End;
 
-/// What a client may say that a file is for. What only the gateway makes (`batch_output`) is not among them.
+/// Purposes that a client can give a file. The gateway's own (`batch_output`) is not among them.
 const PURPOSES: [&str; 6] = ["batch", "user_data", "assistants", "vision", "evals", "fine-tune"];
-/// Parts of an upload's form.
+/// Most parts of an upload's form.
 const PARTS_MAX: usize = 16;
-/// Longest file name.
+/// Longest file name, in bytes.
 const NAME_BYTES_MAX: usize = 512;
-/// Files of one key.
+/// Most files of one key.
 pub(crate) const FILES_MAX: u64 = 10_000;
-/// Bounds of `expires_after[seconds]`, as the API says them.
+/// Bounds of `expires_after[seconds]`, as the API sets them.
 pub(super) const EXPIRY_SECONDS: std::ops::RangeInclusive<u64> = 3600..=2_592_000;
 /// Bytes read from the store for one write to the client.
 const READ_BYTES: u64 = CHUNK_BYTES_MAX as u64;
 
-/// What a form asks for.
+/// Fields of an upload's form.
 struct Upload {
     purpose: String,
     name: String,
@@ -57,7 +57,7 @@ pub(super) async fn upload(visit: &mut Visit<'_>) -> Result<(), End> {
     answer(visit.exchange, &json::file(&record)).await
 }
 
-/// Writes a file whole; what was written of one that cannot be is taken back.
+/// Writes a file whole; an unfinished one is deleted.
 async fn put(visit: &Visit<'_>, new: NewFile, mut content: Bytes) -> Result<FileRecord, Failure> {
     let (store, tenant) = (&visit.keeper.store, &visit.tenant);
     let id = store.begin_file(tenant, new).await.map_err(failed)?;
@@ -74,7 +74,7 @@ async fn put(visit: &Visit<'_>, new: NewFile, mut content: Bytes) -> Result<File
     match write.await {
         Ok(record) => Ok(record),
         Err(error) => {
-            // Where this fails too, the sweeper does it later.
+            // A failed delete is repeated by the sweeper.
             let _ = store.delete_file(tenant, &id).await;
             Err(failed(error))
         }
@@ -152,12 +152,12 @@ pub(super) async fn show(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     answer(visit.exchange, &json::file(&record)).await
 }
 
-/// Sent piece by piece: a slow reader holds one piece in memory.
+/// Sends a file piece by piece: a slow reader holds one piece in memory.
 pub(super) async fn content(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     let record = find(visit, id).await?;
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream")),
-        // What a client uploaded is never a page of ours, whatever a browser thinks of it.
+        // A browser must not take a client's upload for a page of this gateway.
         (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
         (header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment")),
     ];

@@ -1,4 +1,4 @@
-//! Records as the API shows them, and the lines of a batch's files.
+//! JSON of records as the API shows them, and of the lines of a batch's files.
 
 use bytes::Bytes;
 use penstock_store::{BatchRecord, BatchStatus, FileRecord};
@@ -94,7 +94,7 @@ struct CountsObject {
     failed: u64,
 }
 
-/// JSON that is in the store; what cannot be read is null.
+/// JSON text from the store; null where it cannot be read.
 fn raw(text: &str) -> Option<Box<RawValue>> {
     RawValue::from_string(text.to_owned()).ok()
 }
@@ -129,19 +129,19 @@ pub(super) fn batch(record: &BatchRecord) -> BatchObject<'_> {
     }
 }
 
-/// Why a batch's file cannot be used.
+/// Faults of a batch's file.
 #[derive(Serialize)]
 struct BatchErrors<'a> {
     object: &'static str,
     data: Vec<BatchFault<'a>>,
 }
 
-/// One reason.
+/// One fault of a batch's file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct BatchFault<'a> {
-    /// For programs.
+    /// Code, for programs.
     pub(crate) code: &'a str,
-    /// For people.
+    /// Message, for people.
     pub(crate) message: String,
     /// Field at fault.
     pub(crate) param: Option<&'a str>,
@@ -149,7 +149,7 @@ pub(crate) struct BatchFault<'a> {
     pub(crate) line: Option<u32>,
 }
 
-/// `errors` of a batch.
+/// Value of `errors` in a batch.
 pub(crate) fn batch_error(data: Vec<BatchFault<'_>>) -> String {
     serde_json::to_string(&BatchErrors { object: "list", data }).unwrap_or_default()
 }
@@ -175,7 +175,7 @@ struct LineError<'a> {
     message: &'a str,
 }
 
-/// A line of the output file, or of the errors file, for a request that was answered. `None`: the body is not JSON.
+/// Line of the output file or of the errors file, for a request that was answered. `None`: the body is not JSON.
 pub(crate) fn result_line(id: &str, custom_id: &str, status: u16, request_id: &str, body: &[u8]) -> Option<Bytes> {
     let text = std::str::from_utf8(body).ok()?;
     // Outside strings a line end is only white space, and inside it cannot be: the answer of an upstream becomes one line.
@@ -186,7 +186,7 @@ pub(crate) fn result_line(id: &str, custom_id: &str, status: u16, request_id: &s
     serde_json::to_vec(&ResultLine { id, custom_id, response, error: None }).ok().map(Bytes::from)
 }
 
-/// A line of the errors file for a request that was not.
+/// Line of the errors file for a request that was not answered.
 pub(crate) fn error_line(id: &str, custom_id: &str, code: &str, message: &str) -> Bytes {
     let line = ResultLine { id, custom_id, response: None, error: Some(LineError { code, message }) };
     serde_json::to_vec(&line).unwrap_or_default().into()

@@ -1,7 +1,7 @@
-//! Keeps a response while it is answered: collects it beside its stream, and saves it when it has ended, off its client's way.
+//! Collection of a response beside its stream, and its write into the store when it has ended, off the client's path.
 //!
-//! A client may go on from a response the moment it has it, which can be before it is saved. So whoever looks for a response that is
-//! being saved waits for that.
+//! A client can continue a response the moment it has it, which can be before it is saved. So a lookup of a response
+//! that is being saved waits for that write.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,9 +17,9 @@ use super::Keeper;
 use crate::answer_memory::Hold;
 use crate::error::Failure;
 
-/// Responses being saved at once; with more, the store is too slow for them, and what does not fit is not kept.
+/// Most responses that are saved at once; beyond that the store is too slow, and a further response is not stored.
 const SAVING_MAX: usize = 1024;
-/// Longest wait for a response that is being saved.
+/// Longest wait of a lookup for a response that is being saved.
 const SAVED_TIMEOUT: Duration = Duration::from_secs(5);
 /// Responses that are being saved.
 pub(crate) struct Saving {
@@ -34,16 +34,17 @@ impl Default for Saving {
 }
 
 impl Saving {
-    /// Waits until the response is not being saved.
+    /// Waits until the response is not being saved, or [`SAVED_TIMEOUT`] is over.
     pub(super) async fn settled(&self, id: &ResponseId) {
         let saved = self.now.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
         if let Some(mut saved) = saved {
-            // Its sender says nothing; it is dropped when the response is saved. Later than this, whoever asks is told that there is none.
+            // The sender sends nothing; it is dropped when the response is saved. After the timeout the lookup finds no
+            // response.
             let _ = timeout(SAVED_TIMEOUT, saved.changed()).await;
         }
     }
 
-    /// Whether there are any.
+    /// Whether no response is being saved.
     pub(crate) fn is_idle(&self) -> bool {
         self.now.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
@@ -56,7 +57,7 @@ impl Saving {
     }
 }
 
-/// A response is being saved for as long as this lives.
+/// Registration of a response that is being saved, removed on drop.
 struct Place {
     keeper: Arc<Keeper>,
     id: ResponseId,
@@ -70,15 +71,15 @@ impl Drop for Place {
     }
 }
 
-/// A response that is to be kept.
+/// Response that is to be stored.
 pub(crate) struct Keeping {
     keeper: Arc<Keeper>,
     tenant: Tenant,
-    /// All but what the answer brings.
+    /// Record without the fields that the answer brings.
     record: ResponseRecord,
     collector: ResponseCollector,
     room: ResponseRoom,
-    /// Until it is saved.
+    /// Memory charge, until the response is saved.
     hold: Hold,
 }
 
@@ -94,15 +95,15 @@ impl Keeping {
         Self { keeper, tenant, record, collector, room, hold }
     }
 
-    /// Takes memory for what is held, and for the documents that are made of it.
+    /// Charges the memory for the collected events, and for the documents that are made of them.
     ///
     /// # Errors
-    /// There is none.
+    /// The budget is used up.
     pub(crate) fn cover(&mut self) -> Result<(), Failure> {
         self.hold.cover(self.record.input.len() + 2 * self.bytes())
     }
 
-    /// The client has its answer all the same.
+    /// Gives up the store copy; the client has its answer all the same.
     pub(crate) fn give_up(self, why: &Failure) {
         self.keeper.unsaved(&self.record.id, &why.message);
     }
@@ -112,12 +113,12 @@ impl Keeping {
         self.collector.event(event);
     }
 
-    /// Memory held.
+    /// Bytes held by the collector.
     pub(crate) fn bytes(&self) -> usize {
         WholeCollector::bytes(&self.collector)
     }
 
-    /// The answer is complete and about to be told: saves it. What is not complete is not kept.
+    /// Saves the complete answer, which is about to be sent. An incomplete answer is not stored.
     pub(crate) fn end(self) {
         let Self { keeper, tenant, mut record, collector, room, hold } = self;
         let Some(finished) = collector.finished() else { return };

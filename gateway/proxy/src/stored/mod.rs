@@ -1,7 +1,7 @@
-//! What clients keep here: files, batches, stored responses.
+//! Objects that clients keep here: files, batches, stored responses.
 //!
-//! `route` says which URL is what, `serve` answers it; `Keeper` is the gateway's hold on the store. Everything is done as the
-//! tenant of the request's key: another key's things are as absent as those that never were.
+//! `route` maps URLs, `serve` answers them; `Keeper` is the gateway's handle on the store. Every operation runs as the
+//! tenant of the request's key: another key's objects are as absent as those that never were.
 
 pub(crate) mod background;
 mod batches;
@@ -40,28 +40,28 @@ pub(crate) use json::{BatchFault, batch_error, error_line, result_line};
 pub(crate) use keeping::Keeping;
 pub use open::{OpenError, Shared, open, shared};
 
-/// The gateway's hold on the store.
+/// Handle of the gateway on its store.
 pub struct Keeper {
-    /// Where things are kept.
+    /// Store with all objects.
     pub(crate) store: Arc<dyn Store>,
-    /// Wakes whoever runs what waits in the store.
+    /// Notification of new work for the runner of batches.
     pub(crate) wake: Notify,
-    /// The same for responses.
+    /// Notification of new work for the runner of background responses.
     pub(crate) wake_responses: Notify,
     /// Responses that are being saved.
     pub(crate) saving: keeping::Saving,
-    /// Responses that could not be saved.
+    /// Number of responses that could not be saved.
     unsaved: AtomicU64,
-    /// Bytes of all stored responses, as last looked at.
+    /// Bytes of all stored responses, as last counted.
     response_bytes: AtomicU64,
-    /// Responses that are being answered in the background.
+    /// Number of responses that are being answered in the background.
     responses_running: AtomicU64,
-    /// Counts of what runs.
+    /// Counts of running batches and lines.
     pub(crate) running: crate::batches::Running,
 }
 
 impl Keeper {
-    /// Keeps things in `store`.
+    /// Keeper of objects in `store`.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self {
             store,
@@ -75,13 +75,13 @@ impl Keeper {
         }
     }
 
-    /// Notes a response that its client has and the store has not.
+    /// Counts and logs a response that its client has and the store lacks.
     fn unsaved(&self, id: &ResponseId, why: &str) {
         self.unsaved.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(response = %id, why, "a response could not be kept");
     }
 
-    /// For `/metrics`.
+    /// Gauges for `/metrics`.
     pub(crate) fn gauges(&self, out: &mut Vec<(Gauge, String, f64)>) {
         let stats = self.store.stats();
         out.push((Gauge::StoreUp, "store".to_owned(), f64::from(u8::from(!stats.down))));
@@ -102,7 +102,7 @@ impl Keeper {
     }
 }
 
-/// A request for something that is kept.
+/// Request for a stored object.
 struct Visit<'a> {
     gateway: &'a Gateway,
     keeper: &'a Keeper,
@@ -138,8 +138,8 @@ pub(crate) async fn serve(
     }
 }
 
-/// Adds what is kept to a call that needs it, and says what is to be kept of its answer; `None`: it is answered later, and the
-/// client has been told.
+/// Adds stored turns to a call that needs them, and returns the collector that stores its answer; `None`: the answer
+/// comes later, and the client has been told.
 pub(crate) async fn recall(
     gateway: &Gateway,
     exchange: &mut Exchange,

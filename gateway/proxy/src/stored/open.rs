@@ -1,6 +1,8 @@
-//! Opens what the config names: SQLite or PostgreSQL for what is kept; nothing, PostgreSQL or Redis for what is counted together.
+//! Connections to the stores that the config names: SQLite or PostgreSQL for stored objects; nothing, PostgreSQL or
+//! Redis for shared counters.
 //!
-//! Connections to servers live on a small runtime of their own, as long as the process: the runtimes of listeners come and go.
+//! Connections to servers live on a small runtime of their own, as long as the process: the runtimes of listeners come
+//! and go.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,36 +13,36 @@ use penstock_store::{Cache, Counters, Sqlite, SqliteOptions, Store, StoreError};
 use crate::config::CountersConfig;
 use crate::config::Snapshot;
 
-/// Why the store cannot be opened.
+/// Reason why the store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// There is no place for it.
+    /// There is no place for the database.
     #[error("{0}")]
     Place(String),
-    /// It is there and cannot be used.
+    /// The database is there and cannot be used.
     #[error("{}: {error}", .path.display())]
     Store {
-        /// The database.
+        /// Path of the database.
         path: PathBuf,
-        /// Why.
+        /// Error of the store.
         error: StoreError,
     },
-    /// A server that is not there, or refuses us.
+    /// A server is not there, or refuses the connection.
     #[error("{what} cannot be used: {error}")]
     Server {
-        /// Which.
+        /// Name of the server.
         what: &'static str,
-        /// Why; without passwords.
+        /// Error of the server, without passwords.
         error: StoreError,
     },
 }
 
-/// What several gateways share besides the store.
+/// Services that several gateways share besides the store.
 #[derive(Clone)]
 pub struct Shared {
-    /// What limits count.
+    /// Counters of limits.
     pub counters: Arc<dyn Counters>,
-    /// Bytes that plugins may reuse; `None`: PostgreSQL is no cache.
+    /// Cache for plugins; `None`: PostgreSQL is no cache.
     pub cache: Option<Arc<dyn Cache>>,
 }
 
@@ -67,8 +69,8 @@ pub fn open(config: &Snapshot) -> Result<Arc<dyn Store>, OpenError> {
     Ok(Arc::new(opened))
 }
 
-/// Where several gateways count together; `None`: this one counts by itself. A Redis that is away is no error: what then happens is
-/// each limit's `on_store_failure`. Blocks like [`open`].
+/// Opens the counters that several gateways share; `None`: this gateway counts by itself. A Redis that is away is no
+/// error: each limit's `on_store_failure` decides then. Blocks like [`open`].
 ///
 /// # Errors
 /// [`OpenError`] with what to tell the operator.
@@ -85,12 +87,12 @@ pub fn shared(config: &Snapshot) -> Result<Option<Shared>, OpenError> {
             let redis = redis(url.expose(), prefix, ca_file.as_deref())?;
             Ok(Some(Shared { counters: redis.clone(), cache: Some(redis) }))
         }
-        // Its own; or of a server that this build cannot reach, and then the config was refused.
+        // Counters of its own; a server that this build cannot reach was refused with the config.
         _ => Ok(None),
     }
 }
 
-/// The runtime of connections to servers.
+/// Runtime of connections to servers.
 #[cfg(any(feature = "postgres", feature = "redis"))]
 fn runtime() -> Result<&'static tokio::runtime::Runtime, OpenError> {
     use std::sync::OnceLock;

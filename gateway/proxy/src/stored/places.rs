@@ -1,14 +1,14 @@
-//! Who may answer in the background next: places are shared among keys.
+//! Fair choice of the next background response: places are shared among keys.
 //!
-//! A key gets a place only while more are free than it has. So a key that is alone gets half of them, two get a third each, and there is
-//! always one for the next key, however long the answers of the others take. Among keys that wait, the one that has the fewest places is
-//! next, and of several with as few, the one whose last turn is longest ago.
+//! A key gets a place only while more are free than it has. So a key that is alone gets half of them, two get a third
+//! each, and there is always a place for the next key, however long the answers of the others take. Among keys that
+//! wait, the key with the fewest places is next; among several with as few, the key whose last turn is longest ago.
 
 use std::collections::{HashMap, VecDeque};
 
 use penstock_store::Tenant;
 
-/// Turns of keys that have something to be answered.
+/// Last turn of each key that has work.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     last: HashMap<Tenant, u64>,
@@ -16,7 +16,8 @@ pub(super) struct Turns {
 }
 
 impl Turns {
-    /// Which of those that wait (each with its key, the oldest of a key first) get one of `places`; `taken` are the places of each key.
+    /// Chooses the waiting responses (each with its key, the oldest of a key first) that get one of `places`; `taken`
+    /// are the places of each key.
     pub(super) fn next<'a, T>(
         &mut self,
         waiting: &'a [(Tenant, T)],
@@ -81,14 +82,14 @@ mod tests {
         }
     }
 
-    /// A response that runs.
+    /// Response that runs.
     struct Running {
         key: usize,
         until: u64,
     }
 
-    /// Steps that each response of the victim waited for its place; the attacker (key 0) queues as many responses as it likes, which
-    /// take `attack` steps, up to for ever.
+    /// Steps that each response of the victim waited for its place; the attacker (key 0) queues as many responses as it
+    /// likes, which take `attack` steps, up to for ever.
     fn victim_waits(seed: u64, attack: u64) -> Vec<u64> {
         const PLACES: usize = 16;
         let mut random = Random(seed);

@@ -1,15 +1,15 @@
-//! The query of a list: `?limit=20&after=file-…&order=asc&purpose=batch`. Unknown names are ignored, as the API does.
+//! Query of a list: `?limit=20&after=file-…&order=asc&purpose=batch`. Unknown names are ignored, as the API does.
 
 use penstock_dialects::ApiError;
 use penstock_store::{Order, Page};
 
-/// Longest value that is looked at.
+/// Longest value that is read, in bytes.
 const VALUE_BYTES_MAX: usize = 256;
 
-/// The value of `name`, decoded.
+/// Value of `name`, decoded.
 ///
 /// # Errors
-/// It is no text, or too long.
+/// The value is no text, or too long.
 pub(super) fn value(target: &str, name: &str) -> Result<Option<String>, ApiError> {
     let query = target.split_once('?').map_or("", |(_, query)| query);
     let found = query.split('&').filter_map(|pair| pair.split_once('=')).find(|(have, _)| *have == name);
@@ -39,10 +39,10 @@ fn decoded(raw: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The page that is asked for.
+/// Page that is asked for.
 ///
 /// # Errors
-/// `limit` or `order` is none.
+/// `limit` is no number in range, or `order` is neither `asc` nor `desc`.
 pub(super) fn page(target: &str, default: u32, max: u32) -> Result<Page, ApiError> {
     let limit = match value(target, "limit")? {
         None => default,

@@ -1,7 +1,7 @@
-//! `/v1/responses`: what the store adds to them.
+//! Routes of `/v1/responses`, and the part of the store in answering them.
 //!
-//! A request that needs the store ([`prepare`]) is resolved here: earlier turns in front, its answer collected beside the stream. One
-//! that wants nothing kept goes on as any other.
+//! A request that needs the store ([`prepare`]) is resolved here: earlier turns go in front, its answer is collected
+//! beside the stream. A request that wants nothing stored goes on as any other.
 
 use std::sync::Arc;
 
@@ -26,24 +26,24 @@ use crate::gateway::Gateway;
 use crate::governed;
 use crate::phases::End;
 
-/// Stored responses of one key.
+/// Most stored responses of one key.
 const RESPONSES_MAX: u64 = 1_000_000;
-/// Turns of one conversation.
+/// Most turns of one conversation.
 const TURNS_MAX: u32 = 1000;
 
-/// No response of that id to go on from.
+/// Shape of a `previous_response_id` that does not exist.
 const NO_PREVIOUS: ErrorShape =
     ErrorShape { status: 404, kind: "invalid_request_error", code: Some("previous_response_not_found") };
 
-/// What becomes of a request to `/v1/responses`.
+/// Outcome of [`prepare`].
 pub(crate) enum Prepared {
-    /// It is answered now, and perhaps kept.
+    /// The call is answered now, and stored if there is a collector.
     Ask(Box<Call>, Option<Box<Keeping>>),
-    /// It is answered later; this is said now.
+    /// The call is answered later; this body is sent now.
     Queued(Bytes),
 }
 
-/// Room for stored responses.
+/// Bounds of the room for stored responses.
 pub(super) fn room(config: &StoreConfig) -> ResponseRoom {
     ResponseRoom {
         tenant_max: RESPONSES_MAX,
@@ -52,7 +52,7 @@ pub(super) fn room(config: &StoreConfig) -> ResponseRoom {
     }
 }
 
-/// Adds what the store knows to a request.
+/// Adds the stored turns to a request.
 pub(crate) async fn prepare(
     gateway: &Gateway,
     principal: &Arc<Principal>,
@@ -110,7 +110,7 @@ pub(crate) async fn prepare(
         record.body = form.resource(&meta(&record), Word::Queued, b"", None);
         record.request = call.body.clone();
         let said = record.body.clone();
-        // What may not be asked now is not kept to be asked later.
+        // A request that its key may not send now is not stored for later.
         call.answer_as(meta(&record), Decoded { request: Request::Chat(Box::new(chat)), form: Box::new(form) });
         let entry = serving.entry_of(&call, principal)?;
         governed::would_admit(&gateway.governor, &serving, principal, &mut call, &entry).await?;
@@ -144,7 +144,7 @@ fn check_background(request: &ResponsesRequest) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The id in an answer is without the prefix that its dialect puts in front.
+/// Id and time of an answer. The id is without the prefix that its dialect puts in front.
 pub(super) fn meta(record: &ResponseRecord) -> AnswerMeta {
     let id = record.id.as_str();
     AnswerMeta { id: id.strip_prefix("resp_").unwrap_or(id).to_owned(), created: record.created }
@@ -157,7 +157,7 @@ fn no_previous(id: &str) -> Failure {
     Failure { shape: Some(Box::new(NO_PREVIOUS)), ..failure }
 }
 
-/// The turns before a request, oldest first.
+/// Turns before a request, oldest first.
 pub(super) async fn earlier(
     keeper: &Keeper,
     tenant: &Tenant,
@@ -177,7 +177,7 @@ pub(super) async fn earlier(
     }
 }
 
-/// The chat request behind a request and its earlier turns.
+/// Chat request made of a request and its earlier turns.
 pub(super) async fn resolve(
     request: ResponsesRequest,
     turns: Vec<Turn>,
@@ -191,7 +191,7 @@ pub(super) async fn resolve(
     Ok(crate::call::off_io(bytes, work).await??)
 }
 
-/// A response, and the memory that it takes until it has been told.
+/// A response, and the memory charge that is held until it has been sent.
 async fn held(visit: &Visit<'_>, id: &str) -> Result<(ResponseRecord, Hold), Failure> {
     let record = find(visit, id).await?;
     let mut hold = visit.gateway.answer_memory(&visit.gateway.serving().config.http).hold();
@@ -226,7 +226,7 @@ pub(super) async fn delete(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     if !visit.keeper.store.delete_response(&visit.tenant, &record.id).await.map_err(failed)? {
         return Err(absent("Response", id).into());
     }
-    // It may be running.
+    // The response may be running: the runner is to cancel it.
     visit.keeper.wake_responses.notify_one();
     answer(visit.exchange, &json::DeletedObject { id, object: "response", deleted: true }).await
 }
@@ -254,7 +254,7 @@ pub(super) async fn cancel(visit: &mut Visit<'_>, id: &str) -> Result<(), End> {
     Err(Failure::new(ErrorKind::InvalidRequest, message).param("id").into())
 }
 
-/// The request of a response that waits or runs, as it was when it came.
+/// Request of a response that waits or runs, as it was when it came.
 pub(super) async fn rebuilt(
     keeper: &Keeper,
     tenant: &Tenant,
@@ -266,7 +266,7 @@ pub(super) async fn rebuilt(
     resolve(request, turns).await
 }
 
-/// `status` of a resource.
+/// Value of `status` in a response's body.
 fn status(body: &[u8]) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Status {
@@ -291,10 +291,10 @@ pub(super) async fn input_items(visit: &mut Visit<'_>, id: &str) -> Result<(), E
     answer(visit.exchange, &list).await
 }
 
-/// An item and its id.
+/// An item with its id.
 type NamedItem = (String, serde_json::Map<String, Value>);
 
-/// The items that came with the request. One without an id gets one, the same each time.
+/// Items that came with the request. An item without an id gets one, the same each time.
 fn named_items(record: &ResponseRecord) -> Result<Vec<NamedItem>, serde_json::Error> {
     let items: Vec<serde_json::Map<String, Value>> = serde_json::from_slice(&record.input)?;
     let mut out = Vec::with_capacity(items.len());

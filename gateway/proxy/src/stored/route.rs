@@ -1,11 +1,11 @@
-//! URLs of what is kept.
+//! URLs of stored objects.
 
 use http::Method;
 use penstock_proto::ErrorKind;
 
 use crate::error::{Failure, Methods};
 
-/// What is asked for. Ids are as the client wrote them.
+/// Route to a stored object. Ids are as the client wrote them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredRoute {
     /// `POST /v1/files`
@@ -36,7 +36,7 @@ pub enum StoredRoute {
     InputItems(String),
 }
 
-/// One of each.
+/// Example of each route, for tests.
 pub(crate) const EXAMPLES: [(Method, &str); 13] = [
     (Method::POST, "/v1/files"),
     (Method::GET, "/v1/files"),
@@ -54,7 +54,7 @@ pub(crate) const EXAMPLES: [(Method, &str); 13] = [
 ];
 
 impl StoredRoute {
-    /// The route of a path below `/v1/`, if it is one of these.
+    /// Route of a path below `/v1/`, if it is one of these.
     pub fn parse(method: &Method, path: &str) -> Option<Result<Self, Failure>> {
         let parts: Vec<&str> = path.strip_prefix("/v1/")?.split('/').collect();
         if parts.iter().any(|part| part.is_empty()) {

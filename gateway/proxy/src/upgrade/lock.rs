@@ -1,9 +1,10 @@
 //! One gateway per state folder.
 //!
-//! What is in the folder has one owner: the address of the admin API, the socket of upgrades, the local workers. So a gateway locks
-//! `gateway.lock` there (flock) and keeps the descriptor. The kernel frees the lock with the last descriptor of that open file, so a
-//! gateway that was killed leaves nothing behind. In an upgrade the descriptor goes over with the listening sockets: both processes hold
-//! the same lock, and the old one closes its own when the new one serves. The file's text, a process id, is for the message alone.
+//! The state folder has one owner: the address of the admin API, the socket of upgrades and the local workers belong to
+//! it. So a gateway locks `gateway.lock` there (flock) and keeps the descriptor. The kernel frees the lock with the
+//! last descriptor of that open file, so a killed gateway leaves nothing behind. In an upgrade the descriptor goes over
+//! with the listening sockets: both processes hold the same lock, and the old one closes its own when the new one
+//! serves. The file's text, a process id, is for the message alone.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -20,45 +21,46 @@ use super::Taken;
 
 /// Name of the descriptor in the offer of an upgrade.
 pub(super) const NAME: &str = "state lock";
-/// In the state folder.
+/// Name of the lock file in the state folder.
 const FILE: &str = "gateway.lock";
-/// A gateway that was killed a moment ago holds its lock until the kernel has taken its memory apart.
+/// Longest wait for the lock: a gateway that was killed a moment ago holds it until the kernel has freed its memory.
 const FREED_MAX: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Why the state folder cannot be used.
+/// Reason why the state folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another gateway has it.
+    /// The lock is held by another gateway.
     #[error(
         "another gateway runs with the state folder {}{}: give this one a folder of its own (--state-dir DIR, or server.state_dir), \
          stop the other one, or replace it with `penstock upgrade`",
         .folder.display(), .pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
     )]
     Held {
-        /// The folder.
+        /// Path of the folder.
         folder: PathBuf,
-        /// The other one, if it says so.
+        /// Process id of the other gateway, if the file names it.
         pid: Option<u32>,
     },
     /// The folder cannot be made, or written.
     #[error("state folder: {}: {error}", .path.display())]
     Io {
-        /// The folder, or the file in it.
+        /// Path of the folder, or of the file in it.
         path: PathBuf,
-        /// The system's reason.
+        /// Error of the system.
         error: io::Error,
     },
 }
 
-/// See the module header.
+/// Lock of the state folder; see the module header.
 pub struct StateLock(Mutex<Option<File>>);
 
 impl StateLock {
-    /// Locks the folder, which is made if it is not there; with `taken`, goes on with the lock of the process before this one.
+    /// Locks the folder, which is made if it is missing; with `taken`, goes on with the lock of the process before this
+    /// one.
     ///
     /// # Errors
-    /// [`LockError`]
+    /// [`LockError`] if another gateway holds the lock, or the folder cannot be used.
     pub fn take(folder: &Path, taken: Option<&mut Taken>) -> Result<Arc<Self>, LockError> {
         // A gateway from before there were locks hands none over; one that was told another folder meanwhile hands over that of its own.
         let handed = taken.and_then(Taken::lock).map(File::from).filter(|lock| is_of(lock, folder));
@@ -71,7 +73,7 @@ impl StateLock {
         Ok(Arc::new(lock))
     }
 
-    /// This process serves: messages name it from now on.
+    /// Writes this process's id into the file: messages name it from now on.
     pub fn sign(&self) {
         if let Some(file) = &mut *self.file()
             && let Err(error) = sign(file)
@@ -80,12 +82,12 @@ impl StateLock {
         }
     }
 
-    /// A second descriptor of the same lock, for the next process.
+    /// Second descriptor of the same lock, for the next process.
     pub(super) fn copy(&self) -> io::Result<Option<OwnedFd>> {
         self.file().as_ref().map(|file| file.try_clone().map(OwnedFd::from)).transpose()
     }
 
-    /// Leaves the lock to whoever has a copy.
+    /// Closes this process's descriptor; the lock stays with the process that has a copy.
     pub(super) fn leave(&self) {
         drop(self.file().take());
     }

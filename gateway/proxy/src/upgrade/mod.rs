@@ -1,18 +1,19 @@
-//! A running gateway hands over to the next: another binary, the same sockets, no stream cut.
+//! Hand-over from a running gateway to the next: another binary, the same sockets, no stream cut.
 //!
 //! ```text
 //! penstock upgrade ──▶ old: starts  penstock serve … --upgrade
-//!                      new: TakeOver ──▶ old: Offer (listening sockets, lock of the state folder, which build its workers are, config that is not in the file)
+//!                      new: TakeOver ──▶ old: Offer (listening sockets, state lock, workers' build, config that is not in the file)
 //!                      new: adopts the workers, makes all of it ready
 //!                      new: Prepared ──▶ old: Book (counters and holds of limits)
 //!                      new: accepts  ──▶ old: Accepting; accepts no more, answers what it has, then ends
 //!                           old: Held, Settled, Settled, … end of file
 //! ```
 //!
-//! Until `Accepting` the old one serves as if nothing were: when the new one dies, or is not ready in time, nothing has happened. The
-//! sockets are never closed, so no connection finds nobody; both accept for a moment. The lock of the state folder (`lock.rs`) is never free. Only the same user can hand over or take over.
+//! Until `Accepting` the old process serves as before: when the new one dies, or is not ready in time, nothing has
+//! happened. The sockets are never closed, so every connection is accepted; both processes accept for a moment. The
+//! lock of the state folder (`lock.rs`) is never free. Only the same user can hand over or take over.
 //!
-//! Pingora has a hand-over of its own; it stops the old process whether or not there is a new one, five seconds later.
+//! Pingora's own hand-over is not used: it stops the old process whether or not there is a new one, five seconds later.
 
 mod lock;
 mod new;
@@ -30,15 +31,15 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The new process must be ready after this long: models may have to be loaded.
+/// Longest time until the new process is ready: models may have to be loaded.
 pub const READY_MAX: Duration = Duration::from_secs(900);
 
-/// Where a gateway waits for whoever takes over.
+/// Path of the socket at which a gateway waits for its successor.
 pub fn socket(state_dir: &Path) -> PathBuf {
     state_dir.join("upgrade.sock")
 }
 
-/// A gateway that serves can be upgraded a moment later.
+/// Longest wait for that socket: a gateway that has just begun to serve makes it a moment later.
 const CONNECT_MAX: Duration = Duration::from_secs(2);
 
 fn connect(state_dir: &Path) -> Result<wire::Wire, UpgradeError> {
@@ -53,7 +54,7 @@ fn connect(state_dir: &Path) -> Result<wire::Wire, UpgradeError> {
     }
 }
 
-/// Tells the service manager, if there is one that listens (`NOTIFY_SOCKET`, as systemd sets it).
+/// Notifies the service manager, if there is one that listens (`NOTIFY_SOCKET`, as systemd sets it).
 pub fn notify_manager(state: &str) {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,4 @@
-//! The process that takes over.
+//! New side of the hand-over: the process that takes over.
 
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -10,20 +10,20 @@ use std::time::Duration;
 use super::wire::{Ask, Offer, Tell, UpgradeError, VERSION, Wire};
 use crate::gateway::Gateway;
 
-/// The old process answers at once.
+/// Timeout of the old process's answers.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// What the old process has given.
+/// Sockets, lock and config that the old process has offered.
 pub struct Taken {
     wire: Wire,
     offer: Offer,
     sockets: Vec<Option<OwnedFd>>,
 }
 
-/// Asks the gateway of that state directory for what it has.
+/// Asks the gateway of that state folder for its sockets, lock and config.
 ///
 /// # Errors
-/// [`UpgradeError`]: there is none, or it does not give it.
+/// [`UpgradeError`]: there is no gateway, or it refuses.
 pub fn take_over(state_dir: &Path) -> Result<Taken, UpgradeError> {
     let mut wire = super::connect(state_dir)?;
     wire.patience(Some(ANSWER_MAX))?;
@@ -39,17 +39,17 @@ pub fn take_over(state_dir: &Path) -> Result<Taken, UpgradeError> {
 }
 
 impl Taken {
-    /// Which build the running workers are.
+    /// Digest of the program that the running workers were started from.
     pub fn workers(&self) -> &str {
         &self.offer.workers
     }
 
-    /// The config in force, where it is not the file's.
+    /// Config in force, where it is not the file's.
     pub fn config(&self) -> Option<&str> {
         self.offer.config.as_deref()
     }
 
-    /// The file's text as the old process last read it, where it is not the config in force.
+    /// Text of the file as the old process last read it, where it is not the config in force.
     pub fn file(&self) -> Option<&str> {
         self.offer.file.as_deref()
     }
@@ -59,25 +59,25 @@ impl Taken {
         self.sockets.get_mut(at)?.take()
     }
 
-    /// The lock of the state folder.
+    /// Descriptor of the state folder's lock.
     pub(super) fn lock(&mut self) -> Option<OwnedFd> {
         self.socket(super::lock::NAME)
     }
 
-    /// The listener of that name.
+    /// TCP listener of that name.
     pub fn tcp(&mut self, name: &str) -> Option<TcpListener> {
         self.socket(name).map(TcpListener::from)
     }
 
-    /// The listener of that name.
+    /// Unix listener of that name.
     pub fn unix(&mut self, name: &str) -> Option<UnixListener> {
         self.socket(name).map(UnixListener::from)
     }
 
-    /// This process could serve now: it gets what the old one has counted.
+    /// Tells the old process that this one could serve now, and takes over its counters.
     ///
     /// # Errors
-    /// [`UpgradeError`]: the old one goes on.
+    /// [`UpgradeError`]: the old process goes on.
     pub fn prepared(mut self, gateway: &Arc<Gateway>) -> Result<Prepared, UpgradeError> {
         self.wire.send(&Ask::Prepared)?;
         match self.wire.receive()? {
@@ -93,18 +93,18 @@ impl Taken {
     }
 }
 
-/// Everything is here; what is missing is a listener at work.
+/// Hand-over that is complete but for a listener at work.
 pub struct Prepared {
     wire: Wire,
     gateway: Arc<Gateway>,
 }
 
 impl Prepared {
-    /// This process accepts: the old one need not any more. Takes in what the old one settles, until that has ended; `released` is called
-    /// when the old one has let go of what only one can have.
+    /// Tells the old process that this one accepts. Takes in the reservations that the old one settles until it has
+    /// ended; `released` is called when the old one has let go of resources that only one process can have.
     pub fn accepting(mut self, released: impl FnOnce() + Send + 'static) {
         if let Err(error) = self.wire.send(&Ask::Accepting).and_then(|()| self.wire.patience(None)) {
-            // It is gone already; whoever connects finds us.
+            // The old process is gone already; connections come to this one.
             tracing::warn!(%error, "the old process did not hear that this one serves");
         }
         let spawned = std::thread::Builder::new().name("penstock-settle".into()).spawn(move || {

@@ -1,4 +1,4 @@
-//! The process that hands over.
+//! Old side of the hand-over: the process that hands over.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -19,27 +19,27 @@ use crate::gateway::{Beside, Gateway};
 use crate::live::Live;
 use crate::server::Listeners;
 
-/// From `Prepared` to `Accepting`.
+/// Longest time from `Prepared` to `Accepting`.
 const ACCEPT_MAX: Duration = Duration::from_secs(60);
-/// From the word to accept no more to the last connection that is accepted all the same.
+/// Time from the signal to stop accepting to the last connection that is accepted all the same.
 const ACCEPTED_LAST: Duration = Duration::from_millis(200);
-/// From `Done` to the socket of the next upgrade.
+/// Longest time from `Done` to the socket of the next upgrade.
 const SUCCEEDED_MAX: Duration = Duration::from_secs(2);
-/// How often it is looked whether the new process lives.
+/// Interval of checks that the new process lives.
 const LOOK: Duration = Duration::from_millis(50);
-/// Settlements that wait for the new process; with more, they count as they were reserved.
+/// Most settlements that wait for the new process; beyond that, they count as they were reserved.
 const SETTLED_MAX: usize = 65_536;
 
-/// What is needed to hand over.
+/// State of the process that is handed over.
 struct Old {
     gateway: Arc<Gateway>,
     live: Arc<Live>,
     listeners: Arc<Listeners>,
     state_lock: Arc<StateLock>,
     workers: String,
-    /// Called once, when the new process serves.
+    /// Callback for the moment when the new process serves.
     leave: Box<dyn Fn() + Send + Sync>,
-    /// Where this process can be asked, and the file there.
+    /// Path of the socket for upgrades, and the inode of the file there.
     place: PathBuf,
     file: Option<u64>,
     state: Mutex<State>,
@@ -47,15 +47,16 @@ struct Old {
 
 #[derive(Default)]
 struct State {
-    /// A hand-over goes on, or is done.
+    /// True while a hand-over goes on, and after it is done.
     busy: bool,
-    /// Whoever waits for its outcome.
+    /// Channel to the client that waits for the outcome.
     asked: Option<Sender<Tell>>,
-    /// Only this process may take over, where one was started for it.
+    /// Id of the started process: no other may take over then.
     child: Option<u32>,
 }
 
-/// Waits for whoever wants to take over. `workers`: the build that they are; `leave`: lets this process end when its answers have.
+/// Waits for a process that wants to take over. `workers`: digest of the workers' build; `leave`: lets this process end
+/// when its answers have.
 ///
 /// # Errors
 /// The socket cannot be made.
@@ -90,7 +91,7 @@ pub fn listen(
     Ok(())
 }
 
-/// A socket in the place of the last one, which its gateway needs no more, or is not there any more.
+/// Socket in the place of the last gateway's, which needs it no more, or is gone.
 fn bind(place: &Path) -> io::Result<UnixListener> {
     let new = place.with_extension(format!("{}", std::process::id()));
     // Left behind by a process of the same number.
@@ -105,7 +106,7 @@ fn file(place: &Path) -> Option<u64> {
     fs::metadata(place).ok().map(|file| file.ino())
 }
 
-/// Waits until another process can be asked in this one's place.
+/// Waits until the next process listens in this one's place.
 fn succeeded(old: &Old) {
     let until = Instant::now() + SUCCEEDED_MAX;
     while file(&old.place) == old.file && Instant::now() < until {
@@ -145,7 +146,7 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
                 Ok(settled) => {
                     // Err: it has ended, and this process cannot go on any more.
                     let _ = wire.send(&Tell::Done { pid });
-                    // Whoever hears of this end may ask for the next upgrade at once.
+                    // A client that sees the end may ask for the next upgrade at once.
                     succeeded(old);
                     tell(Tell::Done { pid });
                     forward(&mut wire, &settled);
@@ -156,7 +157,7 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
                     old.gateway.governor.keep();
                     old.gateway.rest(Beside::Settling, true);
                     tracing::error!(pid, %error, "upgrade failed; this process goes on serving");
-                    // It may be gone.
+                    // The new process may be gone.
                     let _ = wire.send(&Tell::Failed(error.to_string()));
                 }
             }
@@ -166,12 +167,12 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
     }
 }
 
-/// What happens to reservations here, for the process that goes on with the book.
+/// Event of a reservation here, for the process that goes on with the book.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Given {
     /// A request was let in.
     Held { id: u64, claims: Vec<Claimed> },
-    /// One has ended with these.
+    /// A reservation has ended with these amounts.
     Settled { id: u64, amounts: Vec<(u16, Unit, u64)> },
 }
 
@@ -217,7 +218,7 @@ fn expect(wire: &mut Wire, wanted: impl Fn(&Ask) -> bool) -> Result<(), UpgradeE
     }
 }
 
-/// Until this process ends, or the other does.
+/// Forwards settlements until this process ends, or the other does.
 fn forward(wire: &mut Wire, settled: &Receiver<Given>) {
     while let Ok(given) = settled.recv() {
         let told = match given {
@@ -231,7 +232,7 @@ fn forward(wire: &mut Wire, settled: &Receiver<Given>) {
     }
 }
 
-/// Starts the next process with this one's arguments, and says what becomes of it.
+/// Starts the next process with this one's arguments, and reports the outcome to the client.
 fn upgrade(old: &Old, mut wire: Wire, program: Option<PathBuf>) -> Result<(), UpgradeError> {
     let (tell, told) = channel();
     let refused = if std::process::id() == 1 {
@@ -265,11 +266,11 @@ fn start(old: &Old, wire: &mut Wire, program: Option<PathBuf>, told: &Receiver<T
     };
     lock(old).child = Some(child.id());
     tracing::info!(pid = child.id(), program = %program.display(), "starting the process that takes over");
-    // Whoever asked may have left; the upgrade goes on.
+    // The client may have left; the upgrade goes on.
     let _ = wire.send(&Tell::Progress(format!("process {} starts", child.id())));
     let outcome = watch(old, &mut child, told);
     if let Tell::Failed(_) = outcome {
-        // It may have ended by itself.
+        // The child may have ended by itself.
         let _ = child.kill();
         let _ = child.wait();
     }
@@ -282,7 +283,8 @@ fn watch(old: &Old, child: &mut Child, told: &Receiver<Tell>) -> Tell {
         match told.recv_timeout(LOOK) {
             Ok(outcome) => return outcome,
             Err(RecvTimeoutError::Disconnected) => return Tell::Failed("nobody hands over".into()),
-            // It serves: what becomes of it since then is not the upgrade's outcome, which comes.
+            // The new process serves: the outcome follows, and an end of the child from now on is not the upgrade's
+            // failure.
             Err(RecvTimeoutError::Timeout) if old.gateway.is_leaving() => continue,
             Err(RecvTimeoutError::Timeout) => {}
         }
@@ -298,19 +300,19 @@ fn watch(old: &Old, child: &mut Child, told: &Receiver<Tell>) -> Tell {
     }
 }
 
-/// How an upgrade went on, and ended.
+/// Progress and outcome of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Started {
-    /// For people.
+    /// Progress, for people.
     Progress(String),
-    /// That process serves.
+    /// Id of the process that serves now.
     Done(u32),
 }
 
-/// Asks the gateway of that state directory to hand over to a new process. `say` hears how it goes on.
+/// Asks the gateway of that state folder to hand over to a new process. `say` hears of the progress.
 ///
 /// # Errors
-/// [`UpgradeError`]: the running one goes on.
+/// [`UpgradeError`]: the running gateway goes on.
 pub fn ask(state_dir: &Path, program: Option<PathBuf>, mut say: impl FnMut(Started)) -> Result<(), UpgradeError> {
     let mut wire = super::connect(state_dir)?;
     wire.send(&Ask::Upgrade { program })?;
@@ -330,8 +332,8 @@ pub fn ask(state_dir: &Path, program: Option<PathBuf>, mut say: impl FnMut(Start
     }
 }
 
-/// Where the governor leaves what is reserved and settled.
+/// Channel on which the governor reports reservations and settlements.
 pub(crate) type Give = mpsc::SyncSender<Given>;
 
-/// Descriptors of the listeners and their names.
+/// Names and descriptors of the listeners and of the lock.
 pub(crate) type Copies = (Vec<String>, Vec<OwnedFd>);

@@ -1,4 +1,4 @@
-//! Messages between the two processes: a length of four bytes, then JSON; with the offer, descriptors.
+//! Messages between the two processes: a length of four bytes, then JSON; with the offer, file descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -15,69 +15,69 @@ use serde::{Deserialize, Serialize};
 
 /// Version of these messages.
 pub(super) const VERSION: u32 = 1;
-/// Largest message: counters of a million keys.
+/// Largest message, in bytes: counters of a million keys.
 const BYTES_MAX: usize = 512 << 20;
-/// Listening sockets.
+/// Most descriptors in a message: listening sockets and the lock.
 const SOCKETS_MAX: usize = 16;
 
-/// Why there was no hand-over.
+/// Reason why there was no hand-over.
 #[derive(Debug, thiserror::Error)]
 pub enum UpgradeError {
-    /// Nobody is there.
+    /// No process listens at the socket.
     #[error("no gateway to take over from at {place}: {error}")]
     Nobody {
-        /// The socket.
+        /// Path of the socket.
         place: String,
-        /// What the system says.
+        /// Error of the system.
         error: io::Error,
     },
-    /// The socket is another user's.
+    /// The socket belongs to another user.
     #[error("the process at the other end belongs to user {0}, not to this one")]
     Stranger(u32),
-    /// The other end broke off.
+    /// The connection to the other process broke.
     #[error("the other process: {0}")]
     Io(#[from] io::Error),
-    /// The other end said no.
+    /// The hand-over was refused by the process at the other end.
     #[error("{0}")]
     Refused(String),
-    /// The two do not understand each other.
+    /// The two processes have different versions of the messages.
     #[error("the other process speaks another version of the hand-over: stop it and start this one")]
     Version,
 }
 
-/// From whoever wants something of the running gateway.
+/// Messages to the running gateway.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Ask {
-    /// Start the next process and hand over to it.
+    /// Request to start the next process and hand over to it.
     Upgrade { program: Option<std::path::PathBuf> },
-    /// I am the next process.
+    /// Request of the next process to take over.
     TakeOver { version: u32, pid: u32 },
-    /// I could serve now.
+    /// Report that the next process could serve now.
     Prepared,
-    /// I serve.
+    /// Report that the next process serves.
     Accepting,
 }
 
-/// From the running gateway.
+/// Messages of the running gateway.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Tell {
-    /// What there is to take over; the sockets come with it.
+    /// Offer of things to take over; the descriptors come with it.
     Offer(Offer),
     /// Counters and holds of limits.
     Book(Box<Option<BookState>>),
-    /// A request was let in after the book was handed over: a hold of that number.
+    /// Hold of that number, of a request that was let in after the book was handed over.
     Held { id: u64, claims: Vec<Claimed> },
-    /// A hold of the book, or one of these, has ended with these.
+    /// End of a hold, of the book's or a later one, with the amounts used.
     Settled { id: u64, amounts: Vec<(u16, Unit, u64)> },
-    /// How it goes, for people.
+    /// Progress, for people.
     Progress(String),
-    /// The process that serves now.
+    /// Id of the process that serves now.
     Done { pid: u32 },
-    /// It did not come to it; who serves goes on.
+    /// Failure of the hand-over; the running gateway goes on.
     Failed(String),
 }
 
-/// What a request holds of one counter.
+/// Amount that a request holds of one counter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Claimed {
     pub(crate) limit: String,
@@ -94,21 +94,21 @@ impl From<&Claim<'_>> for Claimed {
     }
 }
 
-/// See [`Tell::Offer`].
+/// Content of [`Tell::Offer`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Offer {
-    /// Names of the sockets, in their order.
+    /// Names of the descriptors, in their order.
     pub(super) sockets: Vec<String>,
-    /// Which build the running workers are.
+    /// Digest of the program that the running workers were started from.
     pub(super) workers: String,
-    /// The config in force, where it is not the file's.
+    /// Config in force, where it is not the file's.
     pub(super) config: Option<String>,
-    /// The file's text as it was last read, where another one is in force.
+    /// Text of the file as it was last read, where another one is in force.
     #[serde(default)]
     pub(super) file: Option<String>,
 }
 
-/// A connection whose other end is the same user's.
+/// Connection whose other end is the same user's.
 pub(super) struct Wire(UnixStream);
 
 impl Wire {
@@ -122,7 +122,7 @@ impl Wire {
         Ok(Self(stream))
     }
 
-    /// How long the next message may take; `None`: for ever.
+    /// Sets the timeout of the next message; `None`: no timeout.
     pub(super) fn patience(&self, time: Option<Duration>) -> Result<(), UpgradeError> {
         Ok(self.0.set_read_timeout(time)?)
     }
@@ -150,7 +150,7 @@ impl Wire {
         serde_json::from_slice(&bytes).map_err(|_| UpgradeError::Version)
     }
 
-    /// A message with descriptors: they go with its first bytes.
+    /// Sends a message with descriptors, which go with its first bytes.
     pub(super) fn send_with<M: Serialize>(&mut self, message: &M, sockets: &[OwnedFd]) -> Result<(), UpgradeError> {
         let bytes = frame(message)?;
         let descriptors: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
@@ -164,7 +164,7 @@ impl Wire {
         Ok(self.0.write_all(&bytes[sent..])?)
     }
 
-    /// The other end of it.
+    /// Receives a message with descriptors.
     pub(super) fn receive_with<M: DeserializeOwned>(&mut self) -> Result<(M, Vec<OwnedFd>), UpgradeError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);

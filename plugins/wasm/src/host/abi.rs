@@ -1,9 +1,9 @@
-//! The numbers of the proxy-wasm ABI, 0.2.0 and 0.2.1: what both sides mean by them.
-//! Follows `abi-versions/v0.2.1/README.md` of the specification, section "Types".
+//! Numbers of the proxy-wasm ABI, 0.2.0 and 0.2.1, with their meanings. Follows `abi-versions/v0.2.1/README.md` of the
+//! specification, section "Types".
 
 use crate::WasmError;
 
-/// What a host function answers (`proxy_status_t`).
+/// Status that a host function returns (`proxy_status_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Status {
@@ -27,7 +27,7 @@ pub enum Status {
     Unimplemented = 12,
 }
 
-/// Why a host function did not do what it was asked: the plugin is told, or the plugin ends.
+/// Failure of a host function: the plugin is told, or the plugin ends.
 #[derive(Debug)]
 pub(super) enum Fail {
     /// The plugin reads this status.
@@ -48,16 +48,16 @@ impl From<wasmtime::Error> for Fail {
     }
 }
 
-/// What the body of a host function answers.
+/// Result of a host function's body.
 pub(super) type Answer = Result<(), Fail>;
 
-/// What a plugin wants done with what it was shown (`proxy_action_t`).
+/// Action that a callback returns (`proxy_action_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Go on.
+    /// The request goes on.
     Continue,
-    /// Wait until it says so. Every value but 0 means this: hosts and kits have four ways of stopping
-    /// (`StopIteration`, `StopAllIterationAndBuffer`, …), which here are one, because bodies are held anyway.
+    /// The request waits until the plugin resumes it. Every value but 0 means this: hosts and kits have four ways of
+    /// stopping (`StopIteration`, `StopAllIterationAndBuffer`, …), which are one here, because bodies are held anyway.
     Pause,
 }
 
@@ -68,7 +68,7 @@ impl Action {
     }
 }
 
-/// Which headers (`proxy_map_type_t`).
+/// Map of headers or trailers (`proxy_map_type_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MapKind {
     /// Headers of the client's request.
@@ -79,9 +79,9 @@ pub(super) enum MapKind {
     ResponseHeaders,
     /// Trailers of the answer.
     ResponseTrailers,
-    /// Headers that answer a call of the plugin's own.
+    /// Headers of the answer to the plugin's own call.
     CallHeaders,
-    /// Trailers that answer a call of the plugin's own.
+    /// Trailers of the answer to the plugin's own call.
     CallTrailers,
 }
 
@@ -101,14 +101,14 @@ impl MapKind {
     }
 }
 
-/// Which bytes (`proxy_buffer_type_t`).
+/// Buffer of bytes (`proxy_buffer_type_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BufferKind {
     /// Body of the client's request.
     RequestBody,
-    /// The piece of the answer that is at hand, with what was held back before it.
+    /// Current piece of the answer, with the pieces held back before it.
     ResponseBody,
-    /// Body that answers a call of the plugin's own.
+    /// Body of the answer to the plugin's own call.
     CallBody,
     /// `vm_config` of the plugin's settings.
     VmConfig,
@@ -131,7 +131,7 @@ impl BufferKind {
     }
 }
 
-/// How loud a plugin speaks (`proxy_log_level_t`).
+/// Level of a plugin's log line (`proxy_log_level_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum LogLevel {
@@ -151,7 +151,7 @@ impl LogLevel {
     }
 }
 
-/// Versions that are spoken here.
+/// Versions of the ABI that the host speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AbiVersion {
     /// `proxy_abi_version_0_2_0`

@@ -1,5 +1,5 @@
-//! Headers as proxy-wasm means them: an ordered list of names and values, pseudo headers (`:path`) included, and
-//! the bytes that such a list is when it crosses into a plugin and back.
+//! Headers of proxy-wasm: an ordered list of names and values, pseudo headers (`:path`) included, and its encoding at
+//! the border to a plugin.
 //!
 //! ```text
 //! count:u32  (name_size:u32 value_size:u32)*count  (name \0 value \0)*count          little-endian
@@ -9,9 +9,9 @@ use bytes::Bytes;
 
 use super::abi::Status;
 
-/// Headers that a plugin may hold at once: what common servers allow.
+/// Most headers that a plugin may hold at once: the bound of common servers.
 pub(super) const FIELDS_MAX: usize = 256;
-/// Bytes of names and values together.
+/// Most bytes of names and values together.
 pub(super) const FIELD_BYTES_MAX: usize = 256 << 10;
 
 /// Names and values in order. Names are lower-case.
@@ -29,22 +29,22 @@ impl Fields {
         self.items.push((name.to_ascii_lowercase().into(), value));
     }
 
-    /// In order.
+    /// Names and values in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Bytes)> {
         self.items.iter().map(|(name, value)| (&**name, value))
     }
 
-    /// How many.
+    /// Number of fields.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no fields.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// The value, or several joined by a comma (RFC 9110, section 5.3).
+    /// Value of a field, or several values joined by a comma (RFC 9110, section 5.3).
     pub fn get(&self, name: &str) -> Option<Bytes> {
         let mut values = self.items.iter().filter(|(own, _)| own.eq_ignore_ascii_case(name)).map(|(_, value)| value);
         let first = values.next()?;
@@ -63,7 +63,7 @@ impl Fields {
     /// Adds a field that a plugin gave.
     ///
     /// # Errors
-    /// When name or value could not stand in a header, or there would be too many.
+    /// Name or value could not stand in a header, or there are too many fields.
     pub fn add(&mut self, name: &[u8], value: Bytes) -> Result<(), Status> {
         let name = checked_name(name)?;
         checked_value(&value)?;
@@ -75,10 +75,10 @@ impl Fields {
         Ok(())
     }
 
-    /// Sets a field, in the place of the first that has the name; the others of that name go.
+    /// Sets a field in the place of the first of that name; further fields of that name are removed.
     ///
     /// # Errors
-    /// As [`Fields::add`].
+    /// The errors of [`Fields::add`].
     pub fn replace(&mut self, name: &[u8], value: Bytes) -> Result<(), Status> {
         let name = checked_name(name)?;
         checked_value(&value)?;
@@ -105,7 +105,7 @@ impl Fields {
         self.bytes = self.items.iter().map(|(name, value)| name.len() + value.len()).sum();
     }
 
-    /// The bytes that a plugin reads. None of them for an empty list.
+    /// Encoding for the plugin; empty for an empty list.
     pub fn encode(&self) -> Vec<u8> {
         if self.items.is_empty() {
             return Vec::new();
@@ -125,15 +125,15 @@ impl Fields {
         out
     }
 
-    /// How many bytes [`Fields::encode`] gives.
+    /// Size of the result of [`Fields::encode`].
     pub fn encoded_size(&self) -> usize {
         if self.items.is_empty() { 0 } else { 4 + 10 * self.items.len() + self.bytes }
     }
 
-    /// Reads what a plugin wrote.
+    /// Decodes a list that a plugin wrote.
     ///
     /// # Errors
-    /// When the bytes are no such list, or a name or a value could not stand in a header.
+    /// The bytes are no such list, or a name or a value could not stand in a header.
     pub fn decode(bytes: &[u8]) -> Result<Self, Status> {
         let mut fields = Fields::default();
         if bytes.is_empty() || bytes == [0] {
@@ -162,7 +162,7 @@ fn word(bytes: &[u8], at: usize) -> Result<u32, Status> {
     Ok(u32::from_le_bytes(four))
 }
 
-/// The next `size` bytes and the zero after them.
+/// Next `size` bytes, with a check of the zero behind them.
 fn piece<'a>(bytes: &'a [u8], at: &mut usize, size: u32) -> Result<&'a [u8], Status> {
     let end = at.checked_add(size as usize).ok_or(Status::ParseFailure)?;
     let piece = bytes.get(*at..end).ok_or(Status::ParseFailure)?;
@@ -173,7 +173,7 @@ fn piece<'a>(bytes: &'a [u8], at: &mut usize, size: u32) -> Result<&'a [u8], Sta
     Ok(piece)
 }
 
-/// A header's name, or a pseudo header's, in lower case.
+/// Name of a header or a pseudo header, in lower case.
 fn checked_name(name: &[u8]) -> Result<Box<str>, Status> {
     let plain = name.strip_prefix(b":").unwrap_or(name);
     let known = http::HeaderName::from_bytes(plain).map_err(|_| Status::BadArgument)?;

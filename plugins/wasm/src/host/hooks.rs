@@ -7,8 +7,8 @@
 //! on_end       proxy_on_done, proxy_on_log, proxy_on_delete
 //! ```
 //!
-//! What a plugin waits for are answers to its own calls, which are made here while nothing is locked. A plugin that pauses a request
-//! without having called anybody wants to see the body first, or waits for its timer.
+//! A plugin waits for answers to its own calls, which are made here while nothing is locked. A plugin that pauses a
+//! request without a call wants to see the body first, or waits for its timer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,7 @@ use super::properties::Facts;
 use super::state::{LocalResponse, Map, Stream};
 use crate::WasmError;
 
-/// How often a request that waits for something other than its calls is looked at.
+/// Polling interval of a request that waits for something other than its calls.
 const LOOK_PERIOD: Duration = Duration::from_millis(10);
 
 impl From<WasmError> for PluginError {
@@ -39,16 +39,16 @@ impl From<WasmError> for PluginError {
     }
 }
 
-/// A plugin's part in one request.
+/// Part of a plugin in one request.
 pub(super) struct WasmHooks {
     core: Arc<Core>,
     seat: Option<Seat>,
-    /// What the plugin answers instead, from a hook that could not say so.
+    /// Refusal by the plugin in a hook that could not return it.
     refused: Option<Rejection>,
     head_shown: bool,
-    /// Of the answer, held back by the plugin.
+    /// Bytes of the answer that the plugin holds back.
     held: Bytes,
-    /// What is held back goes on by itself when it has been waited for.
+    /// True after a wait was returned, whose future emits the held bytes: the next call drops them from `held`.
     waited: bool,
 }
 
@@ -58,7 +58,7 @@ impl WasmHooks {
     }
 }
 
-/// A request's place in a machine. Leaving it ends the context, however that comes.
+/// Place of a request in a machine. Dropping it ends the context.
 struct Seat {
     member: Arc<Member>,
     context: u32,
@@ -68,17 +68,17 @@ struct Seat {
     left: bool,
 }
 
-/// Which way of a request.
+/// Direction: request or answer.
 #[derive(Clone, Copy)]
 enum Way {
     Request,
     Response,
 }
 
-/// Where a request stands after a callback.
+/// State of a request after a callback.
 enum Standing {
     Goes,
-    /// It waits; whether anything but its calls could wake it.
+    /// The request waits; `hope` is true where anything but its own calls could wake it.
     Waits {
         hope: bool,
     },
@@ -97,7 +97,7 @@ impl Seat {
         Ok(Self { member, context, outgoing, host: host.clone(), pause, left: false })
     }
 
-    /// Runs a callback and says where the request stands then.
+    /// Runs a callback and returns the state of the request after it.
     fn act(
         &mut self,
         way: Way,
@@ -113,13 +113,13 @@ impl Seat {
         Ok(standing)
     }
 
-    /// Looks at what is kept of the request.
+    /// Reads the state that is kept of the request.
     fn look<T>(&self, look: impl FnOnce(&mut Stream) -> T) -> Result<T, WasmError> {
         let context = self.context;
         self.member.with(&self.host, |machine| machine.stream(context).map(look).ok_or(WasmError::Gone))
     }
 
-    /// What [`resumed`] needs; the calls go with it.
+    /// Takes the state that [`resumed`] needs; the calls go with it.
     fn pause(&mut self, way: Way) -> Pause {
         let (member, host) = (self.member.clone(), self.host.clone());
         Pause { member, context: self.context, outgoing: self.outgoing.take(), host, way, limit: self.pause }
@@ -149,7 +149,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        // What breaks now breaks for nobody.
+        // The request is gone, so an error here has no receiver.
         let _ = self.leave(None);
     }
 }
@@ -172,7 +172,7 @@ fn standing(machine: &mut Machine, context: u32, way: Way) -> Result<Standing, W
     })
 }
 
-/// A request that waits.
+/// Request that waits.
 struct Pause {
     member: Arc<Member>,
     context: u32,
@@ -182,8 +182,8 @@ struct Pause {
     limit: Duration,
 }
 
-/// Makes the plugin's calls and tells it of the answers until the request goes on. Cancel-safe: whoever drops it has the calls
-/// answered as failed.
+/// Makes the plugin's calls and tells it of the answers until the request goes on. Cancel-safe: when the future is
+/// dropped, its calls are answered as failed.
 async fn resumed(mut pause: Pause) -> Result<Standing, WasmError> {
     let begun = pause.host.since_epoch();
     loop {
@@ -215,7 +215,7 @@ impl Hooks for WasmHooks {
         let shown = !body.is_empty();
         let mut standing =
             seat.act(Way::Request, |machine, context| machine.request_headers(context, !shown).map(drop))?;
-        // Who waits for nothing that is under way waits for the body.
+        // A plugin that pauses without a call of its own waits for the body.
         if matches!(standing, Standing::Waits { .. }) && !(shown && seat.outgoing.is_empty()) {
             standing = resumed(seat.pause(Way::Request)).await?;
         }
@@ -226,7 +226,7 @@ impl Hooks for WasmHooks {
                 standing = resumed(seat.pause(Way::Request)).await?;
             }
         }
-        // What nobody waits for goes on beside the request.
+        // Calls that the request does not wait for go on in the background.
         seat.outgoing.detach();
         let verdict = match standing {
             Standing::Answered(local) => answered(&self.core, local),
@@ -318,7 +318,7 @@ impl Hooks for WasmHooks {
     }
 }
 
-/// Waits until a piece of an answer goes on; what goes on then.
+/// Waits until a piece of an answer goes on, and returns the events that go on then.
 async fn resumed_piece(pause: Pause, core: Arc<Core>) -> Result<After, PluginError> {
     let (member, context, host) = (pause.member.clone(), pause.context, pause.host.clone());
     match resumed(pause).await? {
@@ -333,7 +333,7 @@ async fn resumed_piece(pause: Pause, core: Arc<Core>) -> Result<After, PluginErr
 }
 
 impl WasmHooks {
-    /// Shows the answer's head; what the plugin made of it, if it changed anything.
+    /// Shows the answer's head to the plugin; returns the head if the plugin changed it.
     fn show_head(
         &mut self,
         headers: &[(http::HeaderName, http::HeaderValue)],
@@ -365,7 +365,7 @@ impl WasmHooks {
 }
 
 impl Seat {
-    /// Takes over what the plugin made of the request.
+    /// Puts the plugin's edits into the request.
     fn edit(&self, request: &mut RequestContext) -> Result<(), WasmError> {
         let (headers, body) = self.look(|stream| {
             stream.request_headers.open = false;
@@ -412,13 +412,13 @@ fn stream_of(request: &RequestContext, body_bytes: usize) -> Stream {
     Stream { facts, request_headers, ..Stream::default() }
 }
 
-/// The end of a request whose client left before there was an answer.
+/// Facts of a request whose client left before there was an answer.
 fn gone(facts: &Facts, now: Duration) -> EndFacts {
     let duration = now.saturating_sub(facts.begun);
     EndFacts { outcome: Outcome::Gone, model: facts.model.clone(), target: None, usage: Usage::default(), duration }
 }
 
-/// The bytes of a batch: without a copy where it is one piece.
+/// Bytes of a batch, without a copy where it is one piece.
 fn raw_bytes(events: &[ChatEvent]) -> Bytes {
     let mut pieces = events.iter().filter_map(|event| match event {
         ChatEvent::Raw(bytes) => Some(bytes),
@@ -434,7 +434,7 @@ fn raw_bytes(events: &[ChatEvent]) -> Bytes {
     all.into()
 }
 
-/// What a plugin answers in place of an upstream: success is an answer, anything else a refusal.
+/// Verdict made of a plugin's local response: a success is an answer, any other status a refusal.
 fn answered(core: &Core, local: LocalResponse) -> Verdict {
     if (200..300).contains(&local.status) {
         let headers = plain_fields(&local.headers).collect();

@@ -1,5 +1,5 @@
-//! Settings of a plugin, read and tried out: a module that cannot run, and settings that the plugin itself refuses, are faults of the
-//! config and not of the first request.
+//! Kind `wasm`: reads settings and starts the module on trial, so that a module that cannot run, and settings that the
+//! plugin itself refuses, are faults of the config and not of the first request.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, OnceLock};
@@ -17,27 +17,27 @@ use super::program::{Program, Runtime};
 use super::state::Identity;
 use crate::{Limits, WasmError};
 
-/// Longest settings of the plugin itself.
+/// Largest settings of the plugin itself, in bytes.
 const CONFIG_BYTES_MAX: usize = 1 << 20;
 
-/// The one of this process.
+/// Instance of the kind in this process.
 pub static KIND: WasmKind = WasmKind::new();
 
-/// The kind `wasm`.
+/// Kind `wasm`, with the compiler.
 pub struct WasmKind {
     runtime: OnceLock<Result<Runtime, WasmError>>,
 }
 
 impl WasmKind {
-    /// Costs nothing until the first plugin.
+    /// Kind whose compiler is made at its first use.
     pub const fn new() -> Self {
         Self { runtime: OnceLock::new() }
     }
 
-    /// The compiler, made at its first use.
+    /// Compiler and shared state, made at the first use.
     ///
     /// # Errors
-    /// There is none for this processor.
+    /// The compiler does not support this processor.
     pub fn runtime(&self) -> Result<&Runtime, WasmError> {
         self.runtime.get_or_init(Runtime::new).as_ref().map_err(Clone::clone)
     }
@@ -118,7 +118,7 @@ fn read_limits(settings: &Settings<'_>) -> Limits {
     }
 }
 
-/// How much of an answer is shown.
+/// Setting of the part of an answer that the plugin sees.
 fn read_answer(settings: &Settings<'_>) -> super::plugin::Shown {
     use super::plugin::Shown;
     settings.word("answer", &[("body", Shown::Body), ("headers", Shown::Headers), ("none", Shown::Nothing)])
@@ -136,7 +136,7 @@ fn read_log(settings: &Settings<'_>) -> LogLevel {
     settings.word("log", &levels)
 }
 
-/// Text is given as it is, anything else as JSON.
+/// Settings of the plugin as bytes: text as it is, anything else as JSON.
 fn read_config(settings: &Settings<'_>, name: &str) -> Bytes {
     let bytes = match settings.json(name) {
         None => return Bytes::new(),
@@ -158,7 +158,7 @@ fn check_digest(module: &[u8], pin: &str) -> Result<(), WasmError> {
     if found.eq_ignore_ascii_case(pin) { Ok(()) } else { Err(WasmError::Digest { found }) }
 }
 
-/// Tells modules apart.
+/// Number that tells modules apart: the first 8 bytes of the digest.
 fn revision(module: &[u8]) -> u64 {
     Sha256::digest(module).iter().take(8).fold(0, |revision, byte| revision << 8 | u64::from(*byte))
 }

@@ -1,4 +1,4 @@
-//! One virtual machine: the callbacks in their order, each with its own fuel. After an error it is of no use any more.
+//! One virtual machine: the callbacks in their order, each with its own fuel. A machine is of no use after an error.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,12 +16,12 @@ use crate::WasmError;
 
 /// Fuel for the start as a multiple of a callback's: languages with a runtime of their own set it up there.
 const START_FUEL: u64 = 20;
-/// Fuel per byte of a body that a callback is shown: what reading JSON costs.
+/// Fuel per byte of a body that a callback is shown: the cost of reading JSON.
 const FUEL_PER_BYTE: u64 = 32;
-/// Contexts that a plugin may keep after their requests ended.
+/// Most contexts that a plugin may keep after their requests ended.
 const LINGERING_MAX: usize = 256;
 
-/// A machine.
+/// Virtual machine with its contexts.
 pub struct Machine {
     store: Store<State>,
     callbacks: Callbacks,
@@ -41,7 +41,7 @@ impl Drop for Counted {
     }
 }
 
-/// A line per callback: field, name, parameters, result.
+/// Table of callbacks, a line each: field, name, parameters, result.
 macro_rules! callbacks {
     ($($field:ident $name:literal $parameters:ty => $result:ty;)*) => {
         struct Callbacks { $($field: Option<TypedFunc<$parameters, $result>>,)* }
@@ -95,7 +95,7 @@ impl Machine {
     /// Makes a machine and has the plugin read its settings. Without a host this is a trial: no clock, no calls.
     ///
     /// # Errors
-    /// The plugin breaks, or says that its settings are wrong.
+    /// The plugin breaks, or refuses its settings.
     pub fn start(program: &Program, host: Option<Arc<dyn Host>>) -> Result<Self, WasmError> {
         let identity = program.identity.clone();
         let fuel = identity.limits.fuel;
@@ -162,15 +162,15 @@ impl Machine {
         function.call(&mut self.store, parameters).map(Some).map_err(|error| broken(name, &error))
     }
 
-    /// Says who is there for the clock and for random bits.
+    /// Sets the host that gives clock and random bits.
     pub fn attend(&mut self, host: Option<Arc<dyn Host>>) {
         self.store.data_mut().host = host;
     }
 
-    /// A request comes: its context is made, with what is known of it.
+    /// Creates the context of a request.
     ///
     /// # Errors
-    /// As every callback: the plugin broke.
+    /// The plugin broke, as in every callback.
     pub fn create(&mut self, stream: Stream) -> Result<u32, WasmError> {
         let streams = &self.store.data().streams;
         let mut context = self.next_context;
@@ -186,7 +186,7 @@ impl Machine {
         Ok(context)
     }
 
-    /// What is kept of a request.
+    /// State that is kept of a request.
     pub fn stream(&mut self, context: u32) -> Option<&mut Stream> {
         self.store.data_mut().streams.get_mut(&context)
     }
@@ -195,7 +195,7 @@ impl Machine {
         self.stream(context).ok_or(WasmError::Gone)
     }
 
-    /// The request's headers are there.
+    /// Shows the request's headers.
     pub fn request_headers(&mut self, context: u32, end: bool) -> Result<Action, WasmError> {
         let count = self.known(context)?.request_headers.fields.len() as u32;
         let function = self.callbacks.request_headers.clone();
@@ -203,7 +203,7 @@ impl Machine {
         self.acted(context, action, |stream| &mut stream.request_paused)
     }
 
-    /// A piece of the request's body is there, behind what was held.
+    /// Shows a piece of the request's body, behind the pieces that were held.
     pub fn request_body(&mut self, context: u32, bytes: Bytes, end: bool) -> Result<Action, WasmError> {
         let size = bytes.len();
         let stream = self.known(context)?;
@@ -215,7 +215,7 @@ impl Machine {
         self.acted(context, action, |stream| &mut stream.request_paused)
     }
 
-    /// The request has trailers.
+    /// Shows the request's trailers.
     pub fn request_trailers(&mut self, context: u32, trailers: Fields) -> Result<Action, WasmError> {
         let count = trailers.len() as u32;
         self.known(context)?.request_trailers = Some(Map { fields: trailers, open: true, changed: false });
@@ -224,7 +224,7 @@ impl Machine {
         self.acted(context, action, |stream| &mut stream.request_paused)
     }
 
-    /// The answer's headers are there. `open`: changing them still has an effect.
+    /// Shows the answer's headers. `open`: changing them still has an effect.
     pub fn response_headers(&mut self, context: u32, fields: Fields, open: bool) -> Result<Action, WasmError> {
         let count = fields.len() as u32;
         let stream = self.known(context)?;
@@ -235,7 +235,7 @@ impl Machine {
         self.acted(context, action, |stream| &mut stream.response_paused)
     }
 
-    /// A piece of the answer is there, behind what was held.
+    /// Shows a piece of the answer, behind the pieces that were held.
     pub fn response_body(&mut self, context: u32, bytes: Bytes, end: bool) -> Result<Action, WasmError> {
         let stream = self.known(context)?;
         stream.facts.response_bytes += bytes.len() as u64;
@@ -246,7 +246,7 @@ impl Machine {
         self.acted(context, action, |stream| &mut stream.response_paused)
     }
 
-    /// The answer has trailers.
+    /// Shows the answer's trailers.
     pub fn response_trailers(&mut self, context: u32, trailers: Fields) -> Result<Action, WasmError> {
         let count = trailers.len() as u32;
         self.known(context)?.response_trailers = Some(Map { fields: trailers, open: true, changed: false });
@@ -255,7 +255,7 @@ impl Machine {
         self.acted(context, action, |stream| &mut stream.response_paused)
     }
 
-    /// Notes whether the stream waits: what the callback returned says so, whatever was resumed within it.
+    /// Notes whether the stream waits: the callback's result decides, whatever was resumed within it.
     fn acted(
         &mut self,
         context: u32,
@@ -267,7 +267,7 @@ impl Machine {
         Ok(action)
     }
 
-    /// An answer to a call of the plugin's own has come.
+    /// Shows the answer to a call of the plugin's own.
     pub fn call_answered(&mut self, call: u32, answer: CallAnswer) -> Result<(), WasmError> {
         let sizes = [answer.headers.len(), answer.body.len(), answer.trailers.len()];
         let [headers, body, trailers] = sizes.map(|size| u32::try_from(size).unwrap_or(u32::MAX));
@@ -281,30 +281,30 @@ impl Machine {
         told.map(drop)
     }
 
-    /// Calls that the plugin has asked for since.
+    /// Takes the calls that the plugin has asked for since.
     pub fn take_calls(&mut self) -> Vec<Call> {
         let state = self.store.data_mut();
         state.calls_open += state.asked.len();
         state.asked.drain(..).collect()
     }
 
-    /// Whether something may come that a waiting request is resumed by: the timer, or an answer to somebody's call.
+    /// Whether something can still resume a waiting request: the timer, or an answer to any call.
     pub fn may_wake(&self) -> bool {
         let state = self.store.data();
         state.tick_period_ms > 0 || state.calls_open > 0 || !state.asked.is_empty()
     }
 
-    /// How often the plugin wants to be woken, in milliseconds; 0: never.
+    /// Period of the plugin's timer, in milliseconds; 0: no timer.
     pub fn tick_period_ms(&self) -> u32 {
         self.store.data().tick_period_ms
     }
 
-    /// The timer has rung.
+    /// Runs the timer's callback.
     pub fn tick(&mut self) -> Result<(), WasmError> {
         self.call("proxy_on_tick", self.callbacks.tick.clone(), ROOT, ROOT, 0).map(drop)
     }
 
-    /// Tells of queues that hold something new, and lets contexts go that the plugin is done with.
+    /// Notifies of queues with new items, and removes contexts that the plugin is done with.
     pub fn settle(&mut self) -> Result<(), WasmError> {
         let state = self.store.data();
         for queue in state.shared.take_ready(&state.queues) {
@@ -313,7 +313,7 @@ impl Machine {
         self.reap()
     }
 
-    /// A request has ended.
+    /// Ends the context of a request.
     pub fn finish(&mut self, context: u32) -> Result<(), WasmError> {
         if self.stream(context).is_none() {
             return Ok(());
@@ -334,7 +334,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Ends contexts that lingered and are done, and the oldest where too many linger.
+    /// Removes contexts that lingered and are done, and the oldest where too many linger.
     fn reap(&mut self) -> Result<(), WasmError> {
         let mut at = 0;
         while at < self.lingering.len() {
@@ -350,7 +350,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Memory was refused: what is held will not come back, so no new requests should come here.
+    /// Whether memory was refused: a machine's memory never shrinks, so it should get no new requests.
     pub fn worn_out(&self) -> bool {
         self.store.data().limiter.refused
     }
@@ -360,13 +360,13 @@ impl Machine {
         self.store.data().memory.map_or(0, |memory| memory.data_size(&self.store))
     }
 
-    /// Contexts that exist.
+    /// Number of contexts.
     pub fn contexts(&self) -> usize {
         self.store.data().streams.len()
     }
 }
 
-/// Appends to what was held; how many bytes there are now.
+/// Appends to the held bytes; returns their number.
 fn join(buffer: &mut Option<Buffer>, bytes: Bytes) -> u32 {
     let buffer = buffer.get_or_insert_default();
     if buffer.bytes.is_empty() {

@@ -1,4 +1,4 @@
-//! A plugin's memory as host functions touch it: every pointer and every length is a claim until it was checked here.
+//! Memory of a plugin as host functions see it: every pointer and every length is a claim until it was checked here.
 
 use std::ops::Range;
 
@@ -7,30 +7,31 @@ use wasmtime::Caller;
 use super::abi::{Answer, Fail, Status};
 use super::state::State;
 
-/// Fuel per host function, as instructions: what crossing over costs, so that a loop of calls ends as soon as a loop of additions.
+/// Fuel per host function, in instructions: the cost of crossing the border, so that a loop of calls ends as soon as a
+/// loop of additions.
 const CALL_FUEL: u64 = 100;
 /// Bytes that are copied for one unit of fuel.
 const BYTES_PER_FUEL: u64 = 8;
 
-/// One host function at work: the plugin's memory and what the host keeps for it.
+/// One host function at work: the plugin's memory and the host's state of the machine.
 pub(super) struct Guest<'a, 'b> {
     caller: &'a mut Caller<'b, State>,
 }
 
 impl<'a, 'b> Guest<'a, 'b> {
-    /// Begins a host function and charges for it.
+    /// Begins a host function and charges its fuel.
     pub(super) fn enter(caller: &'a mut Caller<'b, State>) -> Result<Self, Fail> {
         let mut guest = Self { caller };
         guest.charge(CALL_FUEL)?;
         Ok(guest)
     }
 
-    /// What the host keeps.
+    /// State that the host keeps of the machine.
     pub(super) fn state(&mut self) -> &mut State {
         self.caller.data_mut()
     }
 
-    /// Takes fuel; none left stops the plugin.
+    /// Takes fuel; a lack of it stops the plugin.
     fn charge(&mut self, fuel: u64) -> Result<(), Fail> {
         let left = self.caller.get_fuel()?;
         let Some(rest) = left.checked_sub(fuel) else {
@@ -40,19 +41,19 @@ impl<'a, 'b> Guest<'a, 'b> {
         Ok(self.caller.set_fuel(rest)?)
     }
 
-    /// Copies bytes that the plugin points at.
+    /// Copies the bytes that the plugin points at.
     pub(super) fn read(&mut self, pointer: u32, size: u32) -> Result<Vec<u8>, Fail> {
         let range = self.checked(pointer, size)?;
         self.charge(u64::from(size) / BYTES_PER_FUEL)?;
         Ok(self.memory()?[range].to_vec())
     }
 
-    /// Whether a piece of memory is there.
+    /// Checks that a range lies in the plugin's memory.
     pub(super) fn check(&mut self, pointer: u32, size: u32) -> Answer {
         self.checked(pointer, size).map(drop)
     }
 
-    /// As [`Guest::read`], of text.
+    /// Copies the text that the plugin points at.
     pub(super) fn read_text(&mut self, pointer: u32, size: u32) -> Result<String, Fail> {
         String::from_utf8(self.read(pointer, size)?).map_err(|_| Status::BadArgument.into())
     }
@@ -64,7 +65,7 @@ impl<'a, 'b> Guest<'a, 'b> {
         Ok(u32::from_le_bytes(four))
     }
 
-    /// Writes where the plugin points.
+    /// Writes bytes where the plugin points.
     pub(super) fn write(&mut self, pointer: u32, bytes: &[u8]) -> Answer {
         let size = u32::try_from(bytes.len()).map_err(|_| Status::InternalFailure)?;
         let range = self.checked(pointer, size)?;
@@ -78,9 +79,10 @@ impl<'a, 'b> Guest<'a, 'b> {
         self.write(pointer, &word.to_le_bytes())
     }
 
-    /// Hands bytes over in memory that the plugin's own allocator gives, and says where they are and how many.
-    /// No bytes need no memory: then the pointer is 0. But the AssemblyScript kit, where it has no settings, passes their size for the
-    /// place of the size: nothing is written at address 0, and it is given an empty block, which it reads whatever size it remembers.
+    /// Hands bytes over in memory from the plugin's own allocator, and writes their address and size. No bytes need no
+    /// memory: then the pointer is 0. The AssemblyScript kit, where it has no settings, passes their size in place of
+    /// the address of the size: nothing is written at address 0, and the kit gets an empty block, which it reads
+    /// whatever size it remembers.
     pub(super) fn give(&mut self, bytes: &[u8], pointer_out: u32, size_out: u32) -> Answer {
         let size = u32::try_from(bytes.len()).map_err(|_| Status::InternalFailure)?;
         // Before anything is allocated, so that a wrong place to write to leaks nothing.

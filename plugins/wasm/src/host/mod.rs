@@ -1,4 +1,4 @@
-//! The host: wasmtime (Cranelift, nothing else), the ABI, and what stands between it and the gateway.
+//! Host of WebAssembly plugins: wasmtime (Cranelift alone), the ABI, and the glue between them and the gateway.
 //!
 //! ```text
 //! kind      settings of an entry → module read, pinned, compiled, started once on trial → Plugin
@@ -9,8 +9,8 @@
 //! calls     what a plugin may ask of the host
 //! ```
 //!
-//! What bounds a plugin is fuel, not a clock: instructions, bytes that it copies and calls to the host all cost, so the same request
-//! ends at the same instruction on every machine.
+//! A plugin is bounded by fuel, not by a clock: instructions, copied bytes and calls to the host all cost fuel, so the
+//! same request ends at the same instruction on every machine.
 
 mod abi;
 mod calls;

@@ -1,5 +1,6 @@
-//! Calls that plugins make: each goes to an endpoint that the settings name, by the gateway's client, and its answer comes back to the
-//! machine that asked. Whoever drops the calls answers them as failed, so a plugin never keeps a call that nobody works on.
+//! Calls that plugins make: each goes to an endpoint that the settings name, by the gateway's client, and its answer
+//! comes back to the machine that asked. Dropped calls are answered as failed, so a plugin never keeps a call that is
+//! not under way.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -16,13 +17,13 @@ use super::pool::Member;
 use super::state::{Call, CallAnswer};
 use crate::WasmError;
 
-/// Largest answer to a call.
+/// Largest answer to a call, in bytes.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
-/// A call without a timeout has this one.
+/// Timeout of a call that names none.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(5);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
-/// Fields that belong to a connection, which is the gateway's.
+/// Header fields that belong to a connection, which is the gateway's.
 pub(super) const OF_CONNECTIONS: [&str; 8] =
     ["host", "content-length", "connection", "transfer-encoding", "te", "trailer", "upgrade", "keep-alive"];
 
@@ -38,17 +39,17 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// None yet.
+    /// Set of calls without any.
     pub(super) fn new(member: Arc<Member>, upstreams: Arc<Upstreams>, host: Arc<dyn Host>) -> Self {
         Self { member, upstreams, host, calls: Vec::new() }
     }
 
-    /// Whether there is none.
+    /// Whether there are no calls.
     pub(super) fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }
 
-    /// Begins calls; they move when they are waited for.
+    /// Adds calls; they are started when they are polled.
     pub(super) fn begin(&mut self, calls: Vec<Call>) {
         for call in calls {
             let id = call.id;
@@ -57,14 +58,14 @@ impl Outgoing {
         }
     }
 
-    /// Hands all calls to somebody else.
+    /// Moves all calls into a new set.
     pub(super) fn take(&mut self) -> Outgoing {
         let calls = std::mem::take(&mut self.calls);
         let (member, upstreams, host) = (self.member.clone(), self.upstreams.clone(), self.host.clone());
         Outgoing { member, upstreams, host, calls }
     }
 
-    /// Lets the calls go on by themselves, if the gateway has room for that.
+    /// Lets the calls run in the background, if the gateway has room for that.
     pub(super) fn detach(&mut self) {
         if self.calls.is_empty() {
             return;
@@ -94,7 +95,7 @@ impl Outgoing {
         Some((id, answer))
     }
 
-    /// Has all calls done, and those that follow from their answers. For work that nobody waits for.
+    /// Runs all calls to the end, and those that follow from their answers. For background work.
     pub(super) async fn finish(mut self) {
         while let Some((id, answer)) = self.next().await {
             match self.tell(id, answer) {
@@ -119,7 +120,7 @@ impl Outgoing {
 impl Drop for Outgoing {
     fn drop(&mut self) {
         for (id, _) in std::mem::take(&mut self.calls) {
-            // What it does now is nobody's request; that it broke shows at the next one.
+            // No request waits for this callback; a plugin that breaks in it shows that at the next one.
             let _: Result<(), WasmError> =
                 self.member.with(&self.host, |machine| machine.call_answered(id, CallAnswer::default()));
         }

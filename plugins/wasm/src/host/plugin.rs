@@ -1,4 +1,4 @@
-//! The gateway's hooks on one side, the ABI's callbacks on the other.
+//! One entry of the config: the gateway's hooks on one side, the ABI's callbacks on the other.
 //!
 //! ```text
 //! on_request   proxy_on_context_create, proxy_on_request_headers, proxy_on_request_body (whole, at once)
@@ -8,8 +8,8 @@
 //! tick         proxy_on_tick
 //! ```
 //!
-//! What a plugin waits for are answers to its own calls, which are made here while nothing is locked. A plugin that pauses a request
-//! without having called anybody wants to see the body first, or waits for its timer.
+//! A plugin waits for answers to its own calls, which are made here while nothing is locked. A plugin that pauses a
+//! request without a call wants to see the body first, or waits for its timer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,38 +28,38 @@ use crate::WasmError;
 
 /// Shortest period of a timer; the gateway may have a longer one.
 const TICK_PERIOD_MIN: Duration = Duration::from_millis(10);
-/// How often it is looked whether a plugin has set a timer since.
+/// Interval at which a plugin without a timer is checked for one.
 const TICK_PERIOD_IDLE: Duration = Duration::from_secs(1);
 
-/// How much of an answer a plugin is shown.
+/// Part of an answer that a plugin sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
     /// Headers and body.
     Body,
     /// Headers.
     Headers,
-    /// Only that it has ended.
+    /// Only the end of the answer.
     Nothing,
 }
 
-/// What the settings say about what the plugin is shown. Kits export every callback, wanted or not, so the exports do not tell.
+/// Settings for what the plugin is shown. Kits export every callback, wanted or not, so the exports do not tell.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes {
-    /// Bodies of requests.
+    /// True where the plugin sees the bodies of requests.
     pub request_body: bool,
-    /// Answers.
+    /// Part of the answer that the plugin sees.
     pub answer: Shown,
 }
 
 /// One entry of the config.
 pub struct WasmPlugin {
     core: Arc<Core>,
-    /// As the plugin set it when it was tried out.
+    /// Timer period that the plugin set on trial.
     period: Duration,
     revision: u64,
 }
 
-/// What all requests of a plugin share.
+/// State that all requests of a plugin share.
 pub(super) struct Core {
     pub(super) pool: Pool,
     pub(super) upstreams: Arc<Upstreams>,
@@ -67,7 +67,7 @@ pub(super) struct Core {
 }
 
 impl WasmPlugin {
-    /// Of a module that was tried out.
+    /// Plugin of a module that was started on trial.
     pub fn new(program: Arc<Program>, upstreams: Upstreams, wishes: Wishes, period: Duration, revision: u64) -> Self {
         Self {
             core: Arc::new(Core { pool: Pool::new(program), upstreams: Arc::new(upstreams), wishes }),
@@ -150,7 +150,7 @@ impl Plugin for WasmPlugin {
     }
 }
 
-/// Wakes a machine whose timer is due; its calls are made by themselves.
+/// Runs the timer of a machine that is due; its calls run in the background.
 fn ring(
     member: &Arc<Member>,
     now: Duration,
@@ -170,7 +170,7 @@ fn ring(
     Ok(())
 }
 
-/// The request's headers with the pseudo headers of HTTP/2, which plugins expect.
+/// Headers of the request, with the pseudo headers of HTTP/2, which plugins expect.
 pub(super) fn request_fields(request: &RequestContext) -> Fields {
     let mut fields = Fields::default();
     fields.push(":method", "POST");
@@ -184,7 +184,7 @@ pub(super) fn request_fields(request: &RequestContext) -> Fields {
     fields
 }
 
-/// Headers that go on, from what a plugin left of them. Those of the connection stay as they were.
+/// Headers that go on, made of those that a plugin left. Headers of the connection stay as they were.
 pub(super) fn request_headers(fields: &Fields, before: &HeaderMap) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(fields.len());
     for (name, value) in before.iter().filter(|(name, _)| OF_CONNECTIONS.contains(&name.as_str())) {
@@ -194,7 +194,8 @@ pub(super) fn request_headers(fields: &Fields, before: &HeaderMap) -> HeaderMap 
     headers
 }
 
-/// What providers are sent besides, after a plugin has made `after` of `before`: what it added or changed, less what it removed.
+/// Further headers for providers, after a plugin has made `after` of `before`: those it added or changed, without those
+/// it removed.
 pub(super) fn sent(before: &HeaderMap, after: &HeaderMap, send: &mut Vec<(HeaderName, HeaderValue)>) {
     send.retain(|(name, _)| after.contains_key(name) || !before.contains_key(name));
     for name in after.keys().filter(|name| !before.get_all(*name).iter().eq(after.get_all(*name))) {

@@ -1,8 +1,9 @@
-//! A few machines for one plugin. A request stays with its machine, since that is where its context is; requests of different machines
-//! run side by side. A callback waits for others of its machine, at most as many as there are threads, each bounded by its fuel.
+//! Pool of a few machines for one plugin. A request stays with its machine, since its context is there; requests of
+//! different machines run side by side. A callback waits for others of its machine, at most as many as there are
+//! threads, each bounded by its fuel.
 //!
-//! A machine that broke is dropped at once with everything in it, and its requests hear of it at their next callback. A machine whose
-//! memory has run out takes no new requests and goes with its last one.
+//! A machine that broke is dropped at once with everything in it, and its requests get an error at their next callback.
+//! A machine whose memory has run out takes no new requests and goes with its last one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,7 +16,8 @@ use super::machine::Machine;
 use super::program::Program;
 use crate::WasmError;
 
-/// Machines that may be started within [`STARTS_WINDOW`]: a plugin that breaks on every request is not started for each of them.
+/// Most machines that may be started within [`STARTS_WINDOW`]: a plugin that breaks on every request is not started for
+/// each of them.
 const STARTS_MAX: usize = 100;
 const STARTS_WINDOW: Duration = Duration::from_secs(10);
 
@@ -31,7 +33,7 @@ struct Inner {
     starts: VecDeque<Duration>,
 }
 
-/// A machine and how much it has to do.
+/// Machine with its load.
 pub struct Member {
     machine: Mutex<Option<Machine>>,
     streams: AtomicUsize,
@@ -40,12 +42,12 @@ pub struct Member {
 }
 
 impl Pool {
-    /// Without machines: the first request starts one.
+    /// Pool without machines: the first request starts one.
     pub fn new(program: Arc<Program>) -> Self {
         Self { program, inner: Mutex::default() }
     }
 
-    /// What machines are made of.
+    /// Program that the machines run.
     pub fn program(&self) -> &Arc<Program> {
         &self.program
     }
@@ -54,10 +56,10 @@ impl Pool {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for one more request: with the machine that has the fewest, or in a new one while there may be more.
+    /// Machine for one more request: the one with the fewest, or a new one while there may be more.
     ///
     /// # Errors
-    /// All are full, or none could be started.
+    /// All machines are full, or none could be started.
     pub fn join(&self, host: &Arc<dyn Host>) -> Result<Arc<Member>, WasmError> {
         let limits = &self.program.identity().limits;
         let mut inner = self.inner();
@@ -117,10 +119,10 @@ impl Pool {
 }
 
 impl Member {
-    /// Has the machine do something, alone. An error is its end.
+    /// Runs `act` on the machine, alone. An error ends the machine.
     ///
     /// # Errors
-    /// It broke, now or before.
+    /// The machine broke, now or before.
     pub fn with<T>(
         &self,
         host: &Arc<dyn Host>,
@@ -141,7 +143,7 @@ impl Member {
         done
     }
 
-    /// Whether its timer rings now.
+    /// Whether the machine's timer is due.
     pub fn due(&self, now: Duration, period: Duration) -> bool {
         let mut ticked = self.ticked.lock().unwrap_or_else(PoisonError::into_inner);
         // A clock that was set back has rung.
@@ -152,12 +154,12 @@ impl Member {
         due
     }
 
-    /// A request has gone.
+    /// Notes that a request has left.
     pub fn leave(&self) {
         self.streams.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Requests that it has.
+    /// Number of requests in the machine.
     pub fn streams(&self) -> usize {
         self.streams.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! From the bytes of a module to something that machines are made of.
+//! Compilation of a module into a program that machines run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,10 +11,10 @@ use super::shared::{Shared, SharedById};
 use super::state::{Identity, State};
 use crate::WasmError;
 
-/// Stack of a plugin. It lies on the calling thread's, which has two megabytes.
+/// Stack of a plugin, in bytes. It lies on the calling thread's stack, which has two megabytes.
 const STACK_BYTES: usize = 256 << 10;
 
-/// The compiler and what all plugins of a process share.
+/// Compiler, and the state that all plugins of a process share.
 pub struct Runtime {
     engine: Engine,
     linker: Linker<State>,
@@ -23,10 +23,10 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Takes less than a millisecond.
+    /// Makes the compiler, which takes less than a millisecond.
     ///
     /// # Errors
-    /// This processor is not one that code can be made for.
+    /// The compiler cannot make code for this processor.
     pub fn new() -> Result<Self, WasmError> {
         let engine = Engine::new(&config()).map_err(|error| WasmError::Engine { reason: plain(&error) })?;
         let mut linker = Linker::new(&engine);
@@ -34,7 +34,7 @@ impl Runtime {
         Ok(Self { engine, linker, shared: SharedById::default(), machines: Arc::default() })
     }
 
-    /// How many machines of all plugins exist now, those of plugins that were replaced and have not finished included.
+    /// Number of machines of all plugins, with those of replaced plugins that have not finished.
     pub fn machines(&self) -> usize {
         self.machines.load(Ordering::Relaxed)
     }
@@ -42,7 +42,7 @@ impl Runtime {
     /// Compiles a module. A development build takes 8 ms per kB of it.
     ///
     /// # Errors
-    /// The bytes are no module, or it needs what is not here.
+    /// The bytes are no module, or the module needs an import that does not exist here.
     pub fn compile(&self, bytes: &[u8], identity: Identity) -> Result<Arc<Program>, WasmError> {
         let bytes_max = identity.limits.module_bytes_max;
         if bytes.len() > bytes_max {
@@ -67,7 +67,7 @@ impl Runtime {
     }
 }
 
-/// A compiled module with the settings that it is started with.
+/// Compiled module with the settings that it is started with.
 pub struct Program {
     pub(super) pre: InstancePre<State>,
     pub(super) identity: Arc<Identity>,
@@ -78,22 +78,22 @@ pub struct Program {
 }
 
 impl Program {
-    /// The ABI that the module speaks.
+    /// ABI version that the module speaks.
     pub fn version(&self) -> AbiVersion {
         self.version
     }
 
-    /// Functions that the module imports and that only answer that they do not exist.
+    /// Imported functions that do not exist here and only answer so.
     pub fn unknown(&self) -> &[String] {
         &self.unknown
     }
 
-    /// Settings.
+    /// Settings of the plugin.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Where the plugin's own metrics stand.
+    /// Values of the plugin's own metrics.
     pub fn metrics(&self) -> Vec<super::Metric> {
         self.shared.metrics()
     }
@@ -110,7 +110,7 @@ fn config() -> Config {
     config.cranelift_opt_level(OptLevel::Speed);
     config.consume_fuel(true);
     config.max_wasm_stack(STACK_BYTES);
-    // What a plugin did before it broke is its own matter: a trace would cost at every trap.
+    // No backtrace: collecting one would cost time at every trap.
     config.wasm_backtrace_max_frames(None);
     config.wasm_memory64(false);
     config.wasm_multi_memory(false);
@@ -119,7 +119,7 @@ fn config() -> Config {
     config
 }
 
-/// One line of what a compiler or a linker says.
+/// Message of a compiler or a linker as one line.
 pub(super) fn plain(error: &wasmtime::Error) -> String {
     let text = format!("{error:#}");
     let line = text.lines().next().unwrap_or_default();

@@ -1,5 +1,6 @@
-//! Properties: facts that a plugin reads by path (`request` `path`). The paths and the forms of the values are Envoy's where Envoy has
-//! such a property, so that plugins written for it find what they look for; what only a gateway of models knows is below `penstock`.
+//! Properties: facts that a plugin reads by path (`request` `path`). The paths and the forms of the values are Envoy's
+//! where Envoy has such a property, so that plugins written for Envoy work; facts that only a gateway of models knows
+//! are below `penstock`.
 //!
 //! A path is its parts with a zero byte between them. Text is as it is; numbers are eight bytes, little-endian and signed; times are
 //! nanoseconds since 1970; truth is one byte; headers are a map as everywhere else.
@@ -15,21 +16,21 @@ use super::state::{ROOT, State, Stream};
 /// Facts of a request.
 #[derive(Debug, Default)]
 pub struct Facts {
-    /// What does not change.
+    /// Facts that do not change.
     pub info: Option<Arc<RequestInfo>>,
     /// Model that is asked.
     pub model: String,
-    /// When the request came, since 1970.
+    /// Time when the request came, since 1970.
     pub begun: Duration,
-    /// Bytes of its body.
+    /// Bytes of the request's body.
     pub request_bytes: u64,
     /// Bytes of the answer so far.
     pub response_bytes: u64,
-    /// How it ended.
+    /// Facts of the end, once the request has ended.
     pub end: Option<EndFacts>,
 }
 
-/// The value of a property, or `None` where there is none.
+/// Value of a property, or `None` where there is none.
 pub(super) fn read(state: &State, path: &[u8]) -> Option<Bytes> {
     let stream = state.streams.get(&state.effective);
     let own = match stream {
@@ -124,7 +125,7 @@ fn of_gateway(stream: &Stream, info: &RequestInfo, name: &str) -> Option<Bytes> 
     })
 }
 
-/// Who answers, as far as that is known.
+/// Target that answers, as far as it is known.
 fn target(stream: &Stream) -> &str {
     let target = stream.facts.end.as_ref().and_then(|end| end.target.as_deref());
     target.unwrap_or(&stream.facts.model)

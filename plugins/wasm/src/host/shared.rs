@@ -1,5 +1,5 @@
-//! What plugins share across their virtual machines and across a reload: values with a counter for compare-and-swap, queues, metrics.
-//! All plugins with the same `vm_id` see the same; it is freed with the last of them.
+//! State that plugins share across their virtual machines and across a reload: values with a counter for
+//! compare-and-swap, queues, metrics. All plugins with the same `vm_id` share it; it is freed with the last of them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,11 +8,11 @@ use bytes::Bytes;
 
 use super::abi::Status;
 
-/// Bytes of keys and values, and of queued items, per `vm_id`.
+/// Most bytes of keys and values, and of queued items, per `vm_id`.
 pub(super) const SHARED_BYTES_MAX: usize = 8 << 20;
-/// Queues per `vm_id`.
+/// Most queues per `vm_id`.
 const QUEUES_MAX: usize = 64;
-/// Metrics per `vm_id`.
+/// Most metrics per `vm_id`.
 const METRICS_MAX: usize = 256;
 
 /// Data, queues and metrics of one `vm_id`.
@@ -34,11 +34,11 @@ struct Inner {
 struct Queue {
     name: Vec<u8>,
     items: VecDeque<Vec<u8>>,
-    /// Items that nobody has been told of.
+    /// Number of items that no machine has been notified of.
     untold: usize,
 }
 
-/// What a metric counts (`proxy_metric_type_t`).
+/// Type of a metric (`proxy_metric_type_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum MetricKind {
@@ -57,16 +57,16 @@ impl MetricKind {
     }
 }
 
-/// A metric as it stands. Of a histogram `value` is the sum.
+/// Present state of a metric. For a histogram `value` is the sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metric {
-    /// As the plugin named it.
+    /// Name that the plugin gave it.
     pub name: String,
-    /// What it counts.
+    /// Type of the metric.
     pub kind: MetricKind,
-    /// Where it stands.
+    /// Present value.
     pub value: u64,
-    /// How often a histogram was told something.
+    /// Number of records of a histogram.
     pub count: u64,
 }
 
@@ -101,7 +101,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Opens a queue, which is made if there is none.
+    /// Id of a queue, which is made if there is none.
     pub(super) fn register_queue(&self, name: &[u8]) -> Result<u32, Status> {
         if let Some(id) = self.resolve_queue(name) {
             return Ok(id);
@@ -115,13 +115,13 @@ impl Shared {
         Ok(inner.queues.len() as u32)
     }
 
-    /// Finds a queue.
+    /// Id of a queue that exists.
     pub(super) fn resolve_queue(&self, name: &[u8]) -> Option<u32> {
         let inner = self.inner();
         inner.queues.iter().position(|queue| queue.name == name).map(|index| index as u32 + 1)
     }
 
-    /// Adds to the end of a queue.
+    /// Appends to the end of a queue.
     pub(super) fn enqueue(&self, queue: u32, item: Vec<u8>) -> Result<(), Status> {
         let mut inner = self.inner();
         let bytes = inner.bytes + item.len() + size_of::<Vec<u8>>();
@@ -143,7 +143,7 @@ impl Shared {
         Ok(item)
     }
 
-    /// Queues among these that hold what nobody has been told of. Whoever asks is the one who is told.
+    /// Queues among these with items that no machine has been notified of; the call counts as the notification.
     pub(super) fn take_ready(&self, queues: &[u32]) -> Vec<u32> {
         if queues.is_empty() {
             return Vec::new();
@@ -161,7 +161,7 @@ impl Shared {
         ready
     }
 
-    /// Defines a metric, or finds it.
+    /// Id of a metric, which is made if there is none.
     pub(super) fn define_metric(&self, kind: MetricKind, name: String) -> Result<u32, Status> {
         let mut inner = self.inner();
         if let Some(index) = inner.metrics.iter().position(|metric| metric.name == name) {
@@ -187,7 +187,7 @@ impl Shared {
         })
     }
 
-    /// Sets a gauge, tells a histogram; counters only count.
+    /// Sets a gauge, or adds a record to a histogram; a counter cannot be set.
     pub(super) fn record_metric(&self, id: u32, value: u64) -> Result<(), Status> {
         self.with_metric(id, |metric| {
             match metric.kind {
@@ -202,7 +202,7 @@ impl Shared {
         })
     }
 
-    /// Where a counter or a gauge stands.
+    /// Value of a counter or a gauge.
     pub(super) fn get_metric(&self, id: u32) -> Result<u64, Status> {
         self.with_metric(id, |metric| match metric.kind {
             MetricKind::Histogram => Err(Status::BadArgument),
@@ -216,7 +216,7 @@ impl Shared {
         act(inner.metrics.get_mut(index).ok_or(Status::NotFound)?)
     }
 
-    /// All metrics as they stand.
+    /// All metrics with their present values.
     pub(super) fn metrics(&self) -> Vec<Metric> {
         self.inner().metrics.clone()
     }
@@ -227,15 +227,15 @@ fn place(inner: &mut Inner, queue: u32) -> Result<&mut Queue, Status> {
     inner.queues.get_mut(index).ok_or(Status::NotFound)
 }
 
-/// Which `vm_id` has which [`Shared`]. It holds none of them: a plugin that comes while another of its `vm_id` lives, as in a reload,
-/// finds what that one has; the last one takes everything with it.
+/// Shared state by `vm_id`, held weakly: a plugin that comes while another of its `vm_id` lives, as in a reload, gets
+/// the same state; the last plugin frees it.
 #[derive(Debug, Default)]
 pub(super) struct SharedById {
     known: Mutex<BTreeMap<String, Weak<Shared>>>,
 }
 
 impl SharedById {
-    /// What plugins with this `vm_id` share.
+    /// State that plugins with this `vm_id` share.
     pub(super) fn of(&self, vm_id: &str) -> Arc<Shared> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, shared| shared.strong_count() > 0);

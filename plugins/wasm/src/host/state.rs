@@ -1,5 +1,5 @@
-//! What the host keeps for one virtual machine: its contexts, the one that host functions act on, and what the plugin has asked for
-//! and nobody has done yet.
+//! Host's state of one virtual machine: its contexts, the one that host functions act on, and requests of the plugin
+//! that are not done yet.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,38 +14,38 @@ use super::properties::Facts;
 use super::shared::Shared;
 use crate::Limits;
 
-/// The context that is no request: settings, timers, queues. Every virtual machine has one.
+/// Id of the context that is no request: settings, timers, queues. Every virtual machine has one.
 pub const ROOT: u32 = 1;
 
-/// Calls that one virtual machine may have under way.
+/// Most calls that one virtual machine may have under way.
 const CALLS_MAX: usize = 64;
-/// Bytes of properties that a plugin may set per request.
+/// Most bytes of properties that a plugin may set per request.
 const PROPERTY_BYTES_MAX: usize = 64 << 10;
-/// Lines that one callback may log.
+/// Most lines that one callback may log.
 const LOG_LINES_MAX: u32 = 100;
 
-/// What is the same for all virtual machines of a plugin.
+/// Settings that all virtual machines of a plugin share.
 #[derive(Debug)]
 pub struct Identity {
     /// Name in the config.
     pub name: String,
-    /// Which of a module's plugins this is.
+    /// Name of the plugin within its module.
     pub root_id: String,
-    /// Whose shared data it sees.
+    /// Name of the shared state that the plugin sees.
     pub vm_id: String,
-    /// What `VM_CONFIGURATION` holds.
+    /// Content of `VM_CONFIGURATION`.
     pub vm_config: Bytes,
-    /// What `PLUGIN_CONFIGURATION` holds.
+    /// Content of `PLUGIN_CONFIGURATION`.
     pub plugin_config: Bytes,
     /// Names of upstreams that may be called.
     pub upstreams: Vec<String>,
     /// Bounds.
     pub limits: Limits,
-    /// Quietest line that is logged.
+    /// Lowest level that is logged.
     pub log: LogLevel,
 }
 
-/// One virtual machine's side of the host.
+/// Host's side of one virtual machine.
 pub(super) struct State {
     pub(super) identity: Arc<Identity>,
     pub(super) shared: Arc<Shared>,
@@ -59,22 +59,22 @@ pub(super) struct State {
     pub(super) effective: u32,
     pub(super) tick_period_ms: u32,
     pub(super) root_done: bool,
-    /// Answer that `proxy_on_http_call_response` is being told.
+    /// Answer that `proxy_on_http_call_response` is being shown.
     pub(super) call_answer: Option<CallAnswer>,
     /// Calls that were asked for and not taken yet.
     pub(super) asked: VecDeque<Call>,
-    /// Calls that were taken and not answered yet.
+    /// Number of calls that were taken and not answered yet.
     pub(super) calls_open: usize,
     pub(super) next_call: u32,
-    /// Queues that this machine wants to hear of.
+    /// Queues that this machine wants to be notified of.
     pub(super) queues: Vec<u32>,
     pub(super) log_lines: u32,
-    /// The settings are only being checked: nobody is there to ask anything of.
+    /// True while the settings are only checked: there is no host.
     pub(super) trial: bool,
 }
 
 impl State {
-    /// Before anything has run.
+    /// State before anything has run.
     pub(super) fn new(identity: Arc<Identity>, shared: Arc<Shared>, host: Option<Arc<dyn Host>>) -> Self {
         let limiter = Limiter { memory_bytes_max: identity.limits.memory_bytes_max, refused: false };
         Self {
@@ -99,24 +99,24 @@ impl State {
         }
     }
 
-    /// A callback for this context begins.
+    /// Begins a callback for this context.
     pub(super) fn begin(&mut self, context: u32) {
         self.effective = context;
         self.log_lines = 0;
     }
 
-    /// The request that host functions act on.
+    /// Request that host functions act on.
     pub(super) fn stream(&mut self) -> Option<&mut Stream> {
         self.streams.get_mut(&self.effective)
     }
 
-    /// Whether one more line may be logged.
+    /// Counts a log line; true while the callback may log it.
     pub(super) fn may_log(&mut self) -> bool {
         self.log_lines += 1;
         self.log_lines <= LOG_LINES_MAX
     }
 
-    /// Takes a call note.
+    /// Notes a call and returns its id.
     pub(super) fn ask(&mut self, mut call: Call) -> Result<u32, Status> {
         if self.asked.len() + self.calls_open >= CALLS_MAX {
             return Err(Status::InternalFailure);
@@ -127,7 +127,7 @@ impl State {
         Ok(self.next_call)
     }
 
-    /// A map as a plugin may read it now. `None`: it is not there.
+    /// Map that a plugin may read now; `None`: there is no such map.
     pub(super) fn fields(&mut self, kind: MapKind) -> Option<&Fields> {
         match kind {
             MapKind::CallHeaders => self.call_answer.as_ref().map(|answer| &answer.headers),
@@ -136,7 +136,7 @@ impl State {
         }
     }
 
-    /// A map as a plugin may change it now.
+    /// Map that a plugin may change now.
     pub(super) fn fields_mut(&mut self, kind: MapKind) -> Result<&mut Fields, Status> {
         let map = self.stream().and_then(|stream| stream.map_mut(kind)).ok_or(Status::BadArgument)?;
         if !map.open {
@@ -147,14 +147,15 @@ impl State {
     }
 }
 
-/// Entries of all tables of a module.
+/// Most entries of all tables of a module.
 const TABLE_ELEMENTS_MAX: usize = 20_000;
 
-/// Bounds what a machine may hold; growing beyond is refused, which the plugin sees as an allocation that fails.
+/// Limiter of a machine's memory and tables; growth beyond the bounds is refused, which the plugin sees as a failed
+/// allocation.
 #[derive(Debug)]
 pub(super) struct Limiter {
     memory_bytes_max: usize,
-    /// Memory was refused: the machine is worn out.
+    /// True where memory was refused: the machine is worn out.
     pub refused: bool,
 }
 
@@ -195,7 +196,7 @@ impl Properties {
         self.values.get(path)
     }
 
-    /// Sets it.
+    /// Sets the value at this path.
     pub fn set(&mut self, path: Vec<u8>, value: Vec<u8>) -> Result<(), Status> {
         let old = self.values.get(&path).map_or(0, |value| path.len() + value.len());
         let bytes = self.bytes - old + path.len() + value.len();
@@ -211,25 +212,26 @@ impl Properties {
 /// Headers, and whether they can still be changed.
 #[derive(Debug, Default)]
 pub struct Map {
-    /// What is in it.
+    /// Names and values.
     pub fields: Fields,
-    /// A change still has an effect.
+    /// True while a change still has an effect.
     pub open: bool,
-    /// A plugin has changed it.
+    /// True where a plugin has changed them.
     pub changed: bool,
 }
 
-/// A body, or the piece of it that is at hand.
+/// Body, or its current piece.
 #[derive(Debug, Default)]
 pub struct Buffer {
-    /// What is in it.
+    /// Bytes of the body or piece.
     pub bytes: Bytes,
-    /// A plugin has changed it.
+    /// True where a plugin has changed them.
     pub changed: bool,
 }
 
 impl Buffer {
-    /// Puts `value` in the place of `size` bytes from `start`: at the end if `start` is behind it, in front if both are 0.
+    /// Puts `value` in the place of `size` bytes from `start`: at the end if `start` is behind it, in front if both are
+    /// 0.
     pub fn splice(&mut self, start: u32, size: u32, value: &[u8], bytes_max: usize) -> Result<(), Status> {
         let length = self.bytes.len();
         let from = (start as usize).min(length);
@@ -254,9 +256,9 @@ impl Buffer {
 /// One request and its answer.
 #[derive(Debug, Default)]
 pub struct Stream {
-    /// What properties are read from.
+    /// Facts that properties are read from.
     pub facts: Facts,
-    /// What the plugin has set.
+    /// Properties that the plugin has set.
     pub properties: Properties,
     /// Headers of the request.
     pub request_headers: Map,
@@ -268,21 +270,21 @@ pub struct Stream {
     pub response_trailers: Option<Map>,
     /// Body of the request while it can be read.
     pub request_body: Option<Buffer>,
-    /// What is at hand of the answer's body.
+    /// Current piece of the answer's body.
     pub response_body: Option<Buffer>,
-    /// The plugin has the request wait.
+    /// True while the plugin has the request wait.
     pub request_paused: bool,
-    /// The plugin has the answer wait.
+    /// True while the plugin has the answer wait.
     pub response_paused: bool,
-    /// The plugin wants the stream closed.
+    /// True where the plugin wants the stream closed.
     pub closed: bool,
-    /// The plugin's own answer.
+    /// Answer of the plugin itself.
     pub local: Option<LocalResponse>,
-    /// Nobody takes a local response any more.
+    /// True once a local response comes too late.
     pub committed: bool,
-    /// `proxy_on_done` said "not yet".
+    /// True where `proxy_on_done` said "not yet".
     pub lingering: bool,
-    /// `proxy_done` was called after that.
+    /// True where `proxy_done` was called after that.
     pub done: bool,
 }
 
@@ -308,12 +310,12 @@ impl Stream {
     }
 }
 
-/// An answer that a plugin gives in place of an upstream's.
+/// Answer that a plugin gives in place of an upstream's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalResponse {
     /// Status code.
     pub status: u16,
-    /// Why, for the log.
+    /// Reason, for the log.
     pub details: String,
     /// Headers besides those of framing.
     pub headers: Fields,
@@ -321,10 +323,10 @@ pub struct LocalResponse {
     pub body: Bytes,
 }
 
-/// A request that a plugin wants sent.
+/// Request that a plugin wants sent.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// By which it is answered.
+    /// Id by which the call is answered.
     pub id: u32,
     /// Context that asked.
     pub origin: u32,
@@ -334,14 +336,14 @@ pub struct Call {
     pub headers: Fields,
     /// Body.
     pub body: Bytes,
-    /// When it must have been answered.
+    /// Timeout in milliseconds.
     pub timeout_ms: u32,
 }
 
-/// What came of a call. No headers: it failed.
+/// Answer to a call. Without headers the call failed.
 #[derive(Clone, Debug, Default)]
 pub struct CallAnswer {
-    /// `:status` and the rest.
+    /// `:status` and the other headers.
     pub headers: Fields,
     /// Trailers.
     pub trailers: Fields,

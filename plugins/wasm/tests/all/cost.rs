@@ -1,5 +1,11 @@
+<<<<<<< HEAD:plugins/wasm/tests/all/cost.rs
 //! What a plugin costs: printed, so that the figures in the guide can be made again
 //! (`cargo test -p penstock-wasm --features host --release --test cost -- --nocapture`), and held far above what they should be.
+=======
+//! Cost of a plugin: printed, so that the figures in the guide can be made again (`cargo test -p penstock-wasm
+//! --features host --release --test cost -- --nocapture`), and checked against bounds far above the expected values.
+#![cfg(feature = "host")]
+>>>>>>> prose-p3:plugins/wasm/tests/cost.rs
 
 use crate::support;
 
@@ -11,7 +17,7 @@ use penstock_wasm::host::{Fields, Machine};
 use penstock_wasm::{Limits, WasmError};
 use support::{compile, compile_sdk, host, module, start, stream};
 
-/// Best of some rounds, per turn.
+/// Best time per turn of some rounds.
 fn best(turns: u32, mut turn: impl FnMut()) -> Duration {
     let mut best = Duration::MAX;
     for _ in 0..5 {

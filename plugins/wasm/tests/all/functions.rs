@@ -1,4 +1,9 @@
+<<<<<<< HEAD:plugins/wasm/tests/all/functions.rs
 //! What each host function does, as a plugin sees it.
+=======
+//! Host functions as a plugin sees them.
+#![cfg(feature = "host")]
+>>>>>>> prose-p3:plugins/wasm/tests/functions.rs
 
 use crate::support;
 
@@ -340,7 +345,7 @@ fn what_is_not_there_says_so() {
     check("", &code.concat(), &items);
 }
 
-/// `auth`, the three pseudo headers that a call needs, and one without them.
+/// Data of calls: `auth`, the three pseudo headers that a call needs, and a list without them.
 const CALL_DATA: &str = r#"(data (i32.const 1024) "auth") (data (i32.const 1028) "evil")
     (data (i32.const 1040) "\03\00\00\00\07\00\00\00\03\00\00\00\05\00\00\00\01\00\00\00\0a\00\00\00\01\00\00\00:method\00GET\00:path\00/\00:authority\00a\00")"#;
 const PAIRS_SIZE: i64 = 28 + 12 + 8 + 13;

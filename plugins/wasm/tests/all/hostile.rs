@@ -6,7 +6,7 @@ use penstock_wasm::host::{CallAnswer, Fields, Machine};
 use proptest::prelude::*;
 use support::{FUNCTIONS, WASI, compile_sdk, host, module, start, stream};
 
-/// Numbers that are likely to hurt: around the ends of memory, signs, sizes.
+/// Numbers that are likely to break something: around the ends of memory, signs, sizes.
 fn number() -> impl Strategy<Value = i64> {
     prop_oneof![
         4 => 0..300_i64,
@@ -32,7 +32,7 @@ fn calls() -> impl Strategy<Value = String> {
     prop::collection::vec(call(), 0..12).prop_map(|calls| calls.concat())
 }
 
-/// Takes a request through everything that can happen to it; it ends at the first error.
+/// Takes a request through every callback; stops at the first error.
 fn live(machine: &mut Machine) -> Result<(), penstock_wasm::WasmError> {
     let context = machine.create(stream())?;
     machine.request_headers(context, false)?;

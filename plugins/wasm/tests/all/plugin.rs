@@ -1,4 +1,4 @@
-//! Plugins as the gateway has them: settings, hooks, waiting, breaking, being replaced.
+//! Plugins as the gateway uses them: settings, hooks, waiting, breaking, being replaced.
 
 use crate::support;
 
@@ -202,7 +202,7 @@ fn a_plugin_may_refuse_its_settings() {
 
 #[test]
 fn a_kit_that_has_no_settings_reads_none() {
-    // As AssemblyScript's kit asks: with the size of the settings where the place for the size belongs.
+    // AssemblyScript's kit passes the size of the settings in place of the address of the size.
     let text = r#"(func (export "proxy_on_configure") (param $root i32) (param $size i32) (result i32)
         (i32.store (i32.const 0) (i32.const 77))
         (drop (call $proxy_get_buffer_bytes
@@ -252,7 +252,7 @@ fn what_is_shown_follows_exports_and_settings() {
     check(body, json!({ "answer": "none" }), Needs::Body, Sees::End);
 }
 
-/// A host in whose world time passes by waiting.
+/// Host whose clock is moved only by waiting.
 struct Clockwork {
     now: Mutex<Duration>,
     inner: FakeHost,
@@ -353,7 +353,7 @@ fn an_answer_of_the_plugins_own_is_one() {
     assert_eq!(text_of(&answer.events), "{}");
 }
 
-/// Holds pieces until there are six bytes; `x` in a piece breaks it.
+/// Callback that holds pieces until there are six bytes; `x` in a piece breaks it.
 const HOLD: &str = "(func (export \"proxy_on_response_body\") (param i32 $size i32) (param $end i32) (result i32)
     (if (i32.eq (i32.load8_u (i32.const 2000)) (i32.const 1)) (then unreachable))
     (i32.and (i32.lt_u (local.get $size) (i32.const 6)) (i32.eqz (local.get $end))))";
@@ -397,7 +397,7 @@ fn what_is_held_back_has_a_bound() {
     assert_eq!(text_of(&released), "abc");
 }
 
-/// Waits with each piece for a call; `answered` is done when it is answered.
+/// Plugin that waits with each piece for a call; `answered` is the code for its answer.
 fn waits_for_a_call(answered: &str) -> Vec<u8> {
     let text = r#"(data (i32.const 1024) "auth") (data (i32.const 1028) "!")
         (data (i32.const 1040) "\03\00\00\00\07\00\00\00\03\00\00\00\05\00\00\00\01\00\00\00\0a\00\00\00\01\00\00\00:method\00GET\00:path\00/\00:authority\00a\00")
@@ -443,7 +443,7 @@ fn what_was_waited_for_in_vain_is_let_go() {
     assert_eq!(text_of(&released), "wait");
 }
 
-/// Breaks when the request has the header `x`.
+/// Callback that breaks when the request has the header `x`.
 const BREAKS: &str = "(data (i32.const 1024) \"x\")
     (func (export \"proxy_on_request_headers\") (param i32 i32 i32) (result i32)
         (if (i32.eqz (call $proxy_get_header_map_value (i32.const 0) (i32.const 1024) (i32.const 1) (i32.const 16) (i32.const 20)))
@@ -461,7 +461,7 @@ fn a_broken_machine_goes_and_another_comes() {
     let error = now(plugin.begin().on_request(&mut context)).unwrap_err();
     assert!(error.0.contains("unreachable"), "{error}");
     assert_eq!(kind.runtime().unwrap().machines(), 0, "its memory is free at once");
-    // Who was in it hears of it, and loses nothing.
+    // The request in the broken machine gets an error, and loses no text.
     let mut events = vec![raw("abc")];
     assert!(bystander.on_event(&mut events, false).unwrap_err().0.contains("has broken"));
     assert_eq!(text_of(&events), "abc");
@@ -553,7 +553,7 @@ fn fifty_swaps_free_what_they_replace() {
     }
     let (early, late) = (resident[9], resident[49]);
     println!("resident after 10 swaps {early} KiB, after 50 {late} KiB");
-    // One compiled module alone has some hundred KiB: 40 of them that stayed would be far above.
+    // One compiled module has some hundred KiB: 40 modules that stayed would be far above.
     assert!(late < early + 4096, "{resident:?}");
 }
 

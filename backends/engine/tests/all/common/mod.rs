@@ -1,6 +1,6 @@
 //! Running a model over token sequences cut in any way, and comparing logits with goldens.
 
-pub mod weights;
+pub(crate) mod weights;
 
 use std::path::{Path, PathBuf};
 
@@ -12,21 +12,26 @@ use penstock_kernels::reference::ReferenceDevice;
 use penstock_kernels::{Device, Limits, PAGE_TOKENS, Span, StepBatch};
 
 /// A file of the repository.
-pub fn repository(path: &str) -> PathBuf {
+pub(crate) fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
 }
 
-pub fn reference(limits: Limits) -> Box<dyn Device> {
+pub(crate) fn reference(limits: Limits) -> Box<dyn Device> {
     Box::new(ReferenceDevice::new(limits))
 }
 
 /// A model on the device that `make` gives, with `pages` of KV and `rows` rows in a step.
-pub fn load(checkpoint: &Checkpoint, make: &dyn Fn(Limits) -> Box<dyn Device>, pages: usize, rows: usize) -> Model {
+pub(crate) fn load(
+    checkpoint: &Checkpoint,
+    make: &dyn Fn(Limits) -> Box<dyn Device>,
+    pages: usize,
+    rows: usize,
+) -> Model {
     load_with(checkpoint, make, pages, rows, None)
 }
 
 /// The same, served with `context_tokens`.
-pub fn load_with(
+pub(crate) fn load_with(
     checkpoint: &Checkpoint,
     make: &dyn Fn(Limits) -> Box<dyn Device>,
     pages: usize,
@@ -39,22 +44,22 @@ pub fn load_with(
 }
 
 /// One sequence being computed: its tokens, its pages, and how far it is.
-pub struct Sequence {
-    pub tokens: Vec<u32>,
-    pub pages: Vec<u32>,
-    pub computed: usize,
+pub(crate) struct Sequence {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) pages: Vec<u32>,
+    pub(crate) computed: usize,
 }
 
 impl Sequence {
     /// `tokens` on pages `first_page..`.
-    pub fn new(tokens: &[u32], first_page: u32) -> Self {
+    pub(crate) fn new(tokens: &[u32], first_page: u32) -> Self {
         let count = tokens.len().div_ceil(PAGE_TOKENS) as u32;
         Self { tokens: tokens.to_vec(), pages: (first_page..first_page + count).collect(), computed: 0 }
     }
 }
 
 /// Runs one step: `take` tokens of each sequence. Returns the logits of every row, `[rows][vocab]`, in order.
-pub fn step(model: &mut Model, work: &mut [(&mut Sequence, usize)]) -> Vec<Vec<f32>> {
+pub(crate) fn step(model: &mut Model, work: &mut [(&mut Sequence, usize)]) -> Vec<Vec<f32>> {
     let mut tokens = Vec::new();
     let mut spans = Vec::new();
     for (sequence, take) in work.iter() {
@@ -75,7 +80,7 @@ pub fn step(model: &mut Model, work: &mut [(&mut Sequence, usize)]) -> Vec<Vec<f
 }
 
 /// Logits at every position of `tokens`, computed in chunks of `chunk`.
-pub fn logits_of(model: &mut Model, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+pub(crate) fn logits_of(model: &mut Model, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
     let mut sequence = Sequence::new(tokens, 0);
     let mut all = Vec::new();
     while sequence.computed < tokens.len() {
@@ -86,14 +91,14 @@ pub fn logits_of(model: &mut Model, tokens: &[u32], chunk: usize) -> Vec<Vec<f32
 }
 
 /// Log-probabilities of one row of logits, in f64.
-pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
+pub(crate) fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = logits.iter().map(|&l| f64::from(l - highest).exp()).sum();
     logits.iter().map(|&l| f64::from(l - highest) - total.ln()).collect()
 }
 
 /// The token with the highest logit, the first of equals.
-pub fn argmax(logits: &[f32]) -> u32 {
+pub(crate) fn argmax(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (i, &logit) in logits.iter().enumerate() {
         if logit > logits[best] {
@@ -104,18 +109,18 @@ pub fn argmax(logits: &[f32]) -> u32 {
 }
 
 /// A CPU device on `path` with `threads`.
-pub fn cpu(path: CpuPath, threads: usize) -> MakeDevice {
+pub(crate) fn cpu(path: CpuPath, threads: usize) -> MakeDevice {
     let options = CpuOptions { threads, cores: None, path };
     Box::new(move |limits| Box::new(CpuDevice::new(options.clone(), limits).expect("the path is available")))
 }
 
 /// Every path of the CPU device that this machine has, on one thread, by name.
-pub fn cpu_paths() -> Vec<(String, MakeDevice)> {
+pub(crate) fn cpu_paths() -> Vec<(String, MakeDevice)> {
     CpuDevice::paths_available().into_iter().map(|path| (path.name().to_owned(), cpu(path, 1))).collect()
 }
 
 /// Every path of every device that this machine has, by name.
-pub fn devices() -> Vec<(String, MakeDevice)> {
+pub(crate) fn devices() -> Vec<(String, MakeDevice)> {
     let mut all = cpu_paths();
     all.push(("reference".to_owned(), Box::new(reference)));
     all

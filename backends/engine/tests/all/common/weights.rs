@@ -10,42 +10,42 @@ use serde_json::json;
 
 /// One file of `tests/goldens/models`.
 #[derive(Deserialize)]
-pub struct Golden {
-    pub case: String,
-    pub config: serde_json::Value,
-    pub seed: u64,
-    pub dtype: String,
-    pub shards: usize,
+pub(crate) struct Golden {
+    pub(crate) case: String,
+    pub(crate) config: serde_json::Value,
+    pub(crate) seed: u64,
+    pub(crate) dtype: String,
+    pub(crate) shards: usize,
     /// Served context, where the rotations depend on it.
-    pub context: Option<usize>,
+    pub(crate) context: Option<usize>,
     /// Names and shapes as transformers has them.
-    pub tensors: Vec<(String, Vec<usize>)>,
-    pub tokens: Vec<u32>,
+    pub(crate) tensors: Vec<(String, Vec<usize>)>,
+    pub(crate) tokens: Vec<u32>,
     /// Tokens before the greedy ones.
-    pub prompt: usize,
+    pub(crate) prompt: usize,
     /// `[tokens]`: the best next token at each position.
-    pub argmax: Vec<u32>,
+    pub(crate) argmax: Vec<u32>,
     /// Positions with logprobs.
-    pub positions: Vec<usize>,
+    pub(crate) positions: Vec<usize>,
     /// `[positions][8]`: the best tokens, best first.
-    pub top: Vec<Vec<usize>>,
+    pub(crate) top: Vec<Vec<usize>>,
     /// `[positions][16]`: logprobs of these, then of eight tokens spread over the vocabulary.
-    pub logprobs: Vec<Vec<f64>>,
-    pub bf16: Yardstick,
+    pub(crate) logprobs: Vec<Vec<f64>>,
+    pub(crate) bf16: Yardstick,
 }
 
 /// How far transformers' bf16 run is from its f32 run.
 #[derive(Deserialize)]
-pub struct Yardstick {
-    pub mean: f64,
-    pub max: f64,
+pub(crate) struct Yardstick {
+    pub(crate) mean: f64,
+    pub(crate) max: f64,
 }
 
 pub type Files = Vec<(String, Cow<'static, [u8]>)>;
 
 impl Golden {
     /// A model of a few hundred bytes that has no goldens, for damaging.
-    pub fn tiny(shards: usize) -> Golden {
+    pub(crate) fn tiny(shards: usize) -> Golden {
         let config = json!({
             "architectures": ["LlamaForCausalLM"], "vocab_size": 5, "hidden_size": 4, "intermediate_size": 3,
             "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64,
@@ -84,7 +84,7 @@ impl Golden {
     }
 
     /// All cases, in order of names.
-    pub fn all() -> Vec<Golden> {
+    pub(crate) fn all() -> Vec<Golden> {
         let folder = super::repository("tests/goldens/models");
         let mut paths: Vec<_> =
             std::fs::read_dir(folder).expect("goldens").map(|entry| entry.expect("an entry").path()).collect();
@@ -94,19 +94,19 @@ impl Golden {
     }
 
     /// The case called `name`.
-    pub fn named(name: &str) -> Golden {
+    pub(crate) fn named(name: &str) -> Golden {
         Golden::all().into_iter().find(|golden| golden.case == name).expect("a golden of this name")
     }
 
     /// Tokens whose logprobs are given at `positions[i]`, in the order of `logprobs[i]`.
-    pub fn tokens_at(&self, i: usize) -> Vec<usize> {
+    pub(crate) fn tokens_at(&self, i: usize) -> Vec<usize> {
         let vocab = self.config["vocab_size"].as_u64().expect("vocab_size") as usize;
         let spread = (0..8).map(|j| (self.positions[i] * 7 + j * vocab / 8) % vocab);
         self.top[i].iter().copied().chain(spread).collect()
     }
 
     /// The checkpoint as files: config, weights, and an index if there are several shards.
-    pub fn files(&self) -> Files {
+    pub(crate) fn files(&self) -> Files {
         let config = serde_json::to_vec(&self.config).expect("json");
         let mut files: Files = vec![("config.json".into(), config.into())];
         let tensors: Vec<Tensor> = self.tensors.iter().map(|(name, shape)| self.tensor(name, shape)).collect();
@@ -125,7 +125,7 @@ impl Golden {
         files
     }
 
-    pub fn checkpoint(&self) -> Checkpoint {
+    pub(crate) fn checkpoint(&self) -> Checkpoint {
         Checkpoint::from_buffers(self.files()).unwrap_or_else(|error| panic!("{}: {error}", self.case))
     }
 
@@ -142,14 +142,14 @@ impl Golden {
 }
 
 /// A tensor to be written.
-pub struct Tensor {
-    pub name: String,
-    pub dtype: &'static str,
-    pub shape: Vec<usize>,
-    pub bytes: Vec<u8>,
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) dtype: &'static str,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Vec<u8>,
 }
 
-pub fn write_safetensors(tensors: &[Tensor]) -> Vec<u8> {
+pub(crate) fn write_safetensors(tensors: &[Tensor]) -> Vec<u8> {
     let mut header = serde_json::Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
     let mut at = 0;
     for Tensor { name, dtype, shape, bytes } in tensors {
@@ -163,7 +163,7 @@ pub fn write_safetensors(tensors: &[Tensor]) -> Vec<u8> {
 }
 
 /// A safetensors file of this header and no data.
-pub fn with_header(header: &[u8]) -> Vec<u8> {
+pub(crate) fn with_header(header: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header].concat()
 }
 

@@ -1,6 +1,6 @@
-//! Settings of LiteLLM that are not translated, and where the same is set here.
+//! Settings of LiteLLM that are not translated, with their counterparts here.
 
-/// What is told of a key that is not translated. The key's own words, without the table that it is in.
+/// Explanation for a key that is not translated. `key` is its name without the table that it is in.
 pub(super) fn told(key: &str) -> &'static str {
     match key {
         "cache" | "cache_params" => "is not translated: the plugin `cache` keeps answers (docs/reference/plugins.md)",

@@ -1,17 +1,17 @@
-//! The names in front of models, `provider/name`, and where those services are.
+//! Service names in front of models, `provider/name`, with the services' addresses.
 
-/// A service that LiteLLM knows.
+/// Service that LiteLLM knows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Service {
-    /// Its name, and our provider's.
+    /// Name of the service, and of our provider.
     pub(super) id: &'static str,
     pub(super) protocol: &'static str,
-    /// Where it is; `None`: where the protocol says, or where `api_base` does.
+    /// Address; `None`: the protocol's own, or that of `api_base`.
     pub(super) base_url: Option<&'static str>,
     pub(super) needs_base: bool,
-    /// Variable that LiteLLM takes the key from by itself.
+    /// Variable from which LiteLLM takes the key by default.
     pub(super) key_env: Option<&'static str>,
-    /// What an address lacks to be OpenAI's.
+    /// Suffix that makes an address that of OpenAI's API.
     suffix: &'static str,
 }
 
@@ -57,7 +57,7 @@ const SERVICES: &[(&str, Service)] = &[
     ("dashscope", at("dashscope", "https://dashscope-intl.aliyuncs.com/compatible-mode/v1", "DASHSCOPE_API_KEY")),
 ];
 
-/// Beginnings of names that LiteLLM knows without a service in front.
+/// Prefixes of model names that LiteLLM knows without a service in front.
 const BARE: &[(&str, &str)] = &[
     ("gpt-", "openai"),
     ("o1", "openai"),
@@ -71,12 +71,12 @@ const BARE: &[(&str, &str)] = &[
 ];
 
 impl Service {
-    /// One that is only known by its address.
+    /// Service of which only the address is known.
     pub(super) fn unknown() -> Self {
         own("other", "openai", None, true)
     }
 
-    /// The address as our providers take it.
+    /// Address in the form that our providers take.
     pub(super) fn base(&self, given: &str) -> String {
         let given = given.trim_end_matches('/');
         if given.starts_with("os.environ/") || given.ends_with(self.suffix) {
@@ -86,10 +86,10 @@ impl Service {
     }
 }
 
-/// Service and model of `provider/name`. `said`: the service that stands beside it.
+/// Service and model of `provider/name`. `said`: the service that is named beside it.
 ///
 /// # Errors
-/// The name of a service that is not known.
+/// The name of an unknown service.
 pub(super) fn split(full: &str, said: Option<&str>) -> Result<(Service, String), String> {
     let find = |name: &str| {
         let found = SERVICES.iter().find(|(have, _)| *have == name).map(|(_, service)| *service);

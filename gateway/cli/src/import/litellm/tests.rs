@@ -2,7 +2,7 @@ use penstock_proxy::config::{self, Overrides};
 
 use super::translate;
 
-/// Translates a file beside its golden. `PENSTOCK_BLESS=1` writes the golden anew.
+/// Translates a file and compares the result with its golden file. `PENSTOCK_BLESS=1` writes the golden file anew.
 #[track_caller]
 fn check(name: &str) -> String {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/import/golden");

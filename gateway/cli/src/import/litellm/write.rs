@@ -1,15 +1,15 @@
-//! The translation as TOML.
+//! Output of the translation as TOML.
 
 use std::fmt::Write;
 
 use super::{Target, Translation};
 
-/// A text in quotes. JSON's escapes are TOML's, but for DEL.
+/// Text in quotes. JSON's escapes are TOML's, but for DEL.
 fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap_or_default().replace('\u{7f}', "\\u007F")
 }
 
-/// A name for an environment variable.
+/// Name of an environment variable made of `name`.
 pub(super) fn upper(name: &str) -> String {
     name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' }).collect()
 }
@@ -19,7 +19,7 @@ fn target(target: &Target, with_weight: bool) -> String {
     format!("{{ provider = {}, model = {}{weight} }}", quoted(&target.provider), quoted(&target.model))
 }
 
-/// A list, over several lines if it has several items.
+/// List, over several lines if it has several items.
 fn list(items: &[String]) -> String {
     match items {
         [] | [_] => format!("[{}]", items.concat()),

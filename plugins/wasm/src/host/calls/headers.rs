@@ -1,6 +1,7 @@
-//! Headers and trailers. What is not there reads as empty; what can no longer be changed answers `BAD_ARGUMENT`.
+//! Host functions of headers and trailers. A missing map reads as empty; a map that can no longer be changed answers
+//! `BAD_ARGUMENT`.
 //!
-//! The pseudo headers of a request are facts, not wishes: where a request goes follows from its model, so writing them is refused.
+//! The pseudo headers of a request cannot be written: its destination follows from its model.
 
 use crate::host::abi::{Answer, Fail, MapKind, Status};
 use crate::host::fields::Fields;
@@ -16,7 +17,8 @@ pub(super) fn get_all(guest: &mut Guest<'_, '_>, map: u32, out: u32, out_size: u
     guest.give(&pairs, out, out_size)
 }
 
-/// A list without pseudo headers is a list of the others; one that has them must have them as they are.
+/// Replaces all headers. A list without pseudo headers replaces the other headers; a list with pseudo headers must have
+/// their present values.
 pub(super) fn set_all(guest: &mut Guest<'_, '_>, map: u32, pairs: u32, size: u32) -> Answer {
     let kind = MapKind::from_wire(map)?;
     let mut wanted = Fields::decode(&guest.read(pairs, size)?)?;

@@ -1,7 +1,7 @@
-//! The functions that a plugin may call, and the one table that names them.
+//! Functions that a plugin may call, and the one table that names them.
 //!
-//! Each answers a status; what it returns besides goes where the plugin points. A pointer that leads nowhere is told as
-//! `INVALID_MEMORY_ACCESS` and harms nobody.
+//! Each function returns a status and writes its other results where the plugin points. A pointer out of the plugin's
+//! memory is answered `INVALID_MEMORY_ACCESS`.
 
 mod buffers;
 mod headers;
@@ -17,7 +17,7 @@ use super::memory::Guest;
 use super::state::State;
 use crate::WasmError;
 
-/// Runs a host function's body and says how it went.
+/// Runs a host function's body and returns its status.
 fn told(caller: &mut Caller<'_, State>, body: impl FnOnce(&mut Guest<'_, '_>) -> Answer) -> wasmtime::Result<u32> {
     match Guest::enter(caller).and_then(|mut guest| body(&mut guest)) {
         Ok(()) => Ok(Status::Ok as u32),
@@ -26,7 +26,7 @@ fn told(caller: &mut Caller<'_, State>, body: impl FnOnce(&mut Guest<'_, '_>) ->
     }
 }
 
-/// A line per function: its name in the plugin's imports, its arguments, what does it.
+/// Table of functions, a line each: name in the plugin's imports, arguments, body.
 macro_rules! functions {
     ($linker:ident, $module:expr, $told:path, { $($name:literal ($($argument:ident: $type:ty),*) => $body:path;)* }) => {
         $($linker.func_wrap($module, $name, |mut caller: Caller<'_, State>, $($argument: $type),*| -> wasmtime::Result<u32> {
@@ -36,10 +36,10 @@ macro_rules! functions {
 }
 use functions;
 
-/// All functions of the ABI and of WASI that exist here.
+/// Defines all functions of the ABI and of WASI that exist here.
 ///
 /// # Errors
-/// Never for a linker that is fresh: two functions would have one name.
+/// Two functions have one name, which cannot happen for a fresh linker.
 pub(super) fn define(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     functions!(linker, "env", told, {
         "proxy_log" (level: u32, text: u32, size: u32) => system::log;
@@ -88,11 +88,12 @@ pub(super) fn define(linker: &mut Linker<State>) -> wasmtime::Result<()> {
     Ok(())
 }
 
-/// Gives imports that are unknown a function that says so, where saying so is possible: what returns one `i32` answers
-/// `UNIMPLEMENTED` (`ENOSYS` or `EBADF` in WASI). Kits import more than a plugin uses, gRPC and other hosts' additions above all.
+/// Defines stubs for unknown imports where their type allows it: a function that returns one `i32` answers
+/// `UNIMPLEMENTED` (`ENOSYS` or `EBADF` in WASI). Kits import more than a plugin uses, above all gRPC and other hosts'
+/// additions.
 ///
 /// # Errors
-/// Names an import that cannot be answered.
+/// The name of an import whose type allows no stub.
 pub(super) fn define_unknown(linker: &mut Linker<State>, module: &Module) -> Result<Vec<String>, WasmError> {
     let mut unknown = Vec::new();
     for import in module.imports() {

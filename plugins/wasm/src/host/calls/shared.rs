@@ -3,7 +3,7 @@
 use crate::host::abi::{Answer, Fail, Status};
 use crate::host::memory::Guest;
 
-/// Longest name of a value or a queue.
+/// Longest name of a value or a queue, in bytes.
 const NAME_BYTES_MAX: u32 = 1 << 10;
 
 fn read_name(guest: &mut Guest<'_, '_>, name: u32, size: u32) -> Result<Vec<u8>, Fail> {
@@ -55,7 +55,7 @@ pub(super) fn enqueue(guest: &mut Guest<'_, '_>, queue: u32, value: u32, value_s
 }
 
 pub(super) fn dequeue(guest: &mut Guest<'_, '_>, queue: u32, out: u32, out_size: u32) -> Answer {
-    // Where it would go is checked first: an item that cannot be handed over must not be lost.
+    // The destination is checked first: an item that cannot be handed over must not be lost.
     guest.write_word(out, 0)?;
     guest.write_word(out_size, 0)?;
     let item = guest.state().shared.dequeue(queue)?;

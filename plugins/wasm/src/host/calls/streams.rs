@@ -1,4 +1,4 @@
-//! What becomes of requests: going on, answering, calling others meanwhile.
+//! Host functions that act on requests: resuming, answering, calling upstreams meanwhile.
 
 use bytes::Bytes;
 
@@ -50,7 +50,7 @@ pub(super) fn answer(
     Ok(())
 }
 
-/// Of a call that failed there is a code and no text.
+/// Status of an answered call, 0 where the call failed; the text is always empty.
 pub(super) fn status(guest: &mut Guest<'_, '_>, out_code: u32, out: u32, out_size: u32) -> Answer {
     let answer = guest.state().call_answer.as_ref();
     let status = answer.and_then(|answer| answer.headers.get(":status"));
@@ -108,7 +108,7 @@ pub(super) fn set_effective(guest: &mut Guest<'_, '_>, context: u32) -> Answer {
     Ok(())
 }
 
-/// There is no such cache: a model is looked up after the plugins have run.
+/// Does nothing: there is no such cache, since a model is looked up after the plugins have run.
 #[expect(clippy::unnecessary_wraps, reason = "the table's")]
 pub(super) fn clear_route_cache(_: &mut Guest<'_, '_>) -> Result<(), Fail> {
     Ok(())

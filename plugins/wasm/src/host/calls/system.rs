@@ -1,4 +1,4 @@
-//! Log, clock, timer, properties, metrics.
+//! Host functions of log, clock, timer, properties and metrics.
 
 use crate::host::abi::{Answer, LogLevel, Status};
 use crate::host::memory::Guest;
@@ -6,9 +6,9 @@ use crate::host::properties;
 use crate::host::shared::MetricKind;
 use crate::host::state::{ROOT, State};
 
-/// Longest line; the rest is cut off.
+/// Longest log line, in bytes; the rest is cut off.
 pub(super) const LINE_BYTES_MAX: u32 = 4 << 10;
-/// Longest path of a property.
+/// Longest path of a property, in bytes.
 const PATH_BYTES_MAX: u32 = 1 << 10;
 
 pub(super) fn log(guest: &mut Guest<'_, '_>, level: u32, text: u32, size: u32) -> Answer {
@@ -19,7 +19,7 @@ pub(super) fn log(guest: &mut Guest<'_, '_>, level: u32, text: u32, size: u32) -
     Ok(())
 }
 
-/// Writes a line of the plugin's into the log, if there is room for it.
+/// Writes a line of the plugin into the log, within the bound of lines per callback.
 pub(super) fn say(state: &mut State, level: LogLevel, text: &[u8]) {
     if level < state.identity.log || (state.trial && level < LogLevel::Warn) || !state.may_log() {
         return;
@@ -41,7 +41,7 @@ pub(super) fn log_level(guest: &mut Guest<'_, '_>, out: u32) -> Answer {
     guest.write_word(out, level)
 }
 
-/// Nanoseconds since 1970. While settings are only checked there is no clock and it is the beginning of 1970.
+/// Nanoseconds since 1970; 0 while settings are only checked, since there is no host and no clock.
 pub(super) fn now_ns(state: &State) -> u64 {
     let now = state.host.as_ref().map(|host| host.since_epoch()).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)

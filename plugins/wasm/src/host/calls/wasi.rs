@@ -1,5 +1,5 @@
-//! As much of WASI (preview 1) as programs need to start: no arguments, no environment, a clock, randomness, and a place to print to.
-//! No files and no network, not even empty ones.
+//! Subset of WASI (preview 1) that programs need to start: no arguments, no environment, a clock, randomness, and a
+//! place to print to. No files and no network, not even empty ones.
 
 use wasmtime::{Caller, Linker};
 
@@ -9,7 +9,7 @@ use crate::host::abi::{Fail, LogLevel, Status};
 use crate::host::memory::Guest;
 use crate::host::state::State;
 
-/// Names under which it is imported; AssemblyScript's kit has the older one.
+/// Module names under which it is imported; AssemblyScript's kit has the older one.
 pub(super) const MODULES: [&str; 2] = ["wasi_snapshot_preview1", "wasi_unstable"];
 
 const BADF: u32 = 8;
@@ -18,17 +18,17 @@ const INVAL: u32 = 28;
 const NOSYS: i32 = 52;
 const NOTSUP: u32 = 58;
 
-/// Pieces of one write.
+/// Most pieces of one write.
 const PIECES_MAX: u32 = 64;
-/// Random bytes at once.
+/// Most random bytes of one call.
 const RANDOM_BYTES_MAX: u32 = 64 << 10;
 
-/// A program that ended itself.
+/// Error of a program that ended itself.
 #[derive(Debug, thiserror::Error)]
 #[error("the plugin ended itself with code {0}")]
 pub(crate) struct Exit(pub u32);
 
-/// As [`super::told`], in WASI's numbers.
+/// Runs a function's body and returns its status in WASI's numbers, as [`super::told`] does in the ABI's.
 fn told(caller: &mut Caller<'_, State>, body: impl FnOnce(&mut Guest<'_, '_>) -> Outcome) -> wasmtime::Result<u32> {
     match Guest::enter(caller).map_err(Stop::from).and_then(|mut guest| body(&mut guest)) {
         Ok(()) => Ok(0),
@@ -72,7 +72,7 @@ pub(super) fn define(linker: &mut Linker<State>, module: &str) -> wasmtime::Resu
     Ok(())
 }
 
-/// What functions that are not here answer: there are no files, and nothing else either.
+/// Status of functions that do not exist here.
 pub(super) fn unknown(name: &str) -> i32 {
     if name.starts_with("fd_") { BADF as i32 } else { NOSYS }
 }
@@ -92,7 +92,7 @@ fn rest(_: &mut Guest<'_, '_>) -> Outcome {
     Ok(())
 }
 
-/// Both clocks are the wall clock: a plugin sees no other.
+/// Writes the wall clock for both clocks: a plugin sees no other.
 fn clock_time(guest: &mut Guest<'_, '_>, clock: u32, _precision: u64, out: u32) -> Outcome {
     if clock > 1 {
         return Err(Stop::Told(NOTSUP));
@@ -108,7 +108,7 @@ fn clock_resolution(guest: &mut Guest<'_, '_>, clock: u32, out: u32) -> Outcome 
     Ok(guest.write(out, &1_000_u64.to_le_bytes())?)
 }
 
-/// Without a host, while settings are only checked, the bits are always the same.
+/// Writes random bytes. While settings are only checked, there is no host, and the bytes are always the same.
 fn random(guest: &mut Guest<'_, '_>, out: u32, size: u32) -> Outcome {
     if size > RANDOM_BYTES_MAX {
         return Err(Stop::Told(INVAL));
@@ -123,7 +123,7 @@ fn random(guest: &mut Guest<'_, '_>, out: u32, size: u32) -> Outcome {
     Ok(guest.write(out, &bytes)?)
 }
 
-/// What is printed goes into the log: 1 as information, 2 as an error.
+/// Writes printed text into the log: file 1 as information, 2 as an error.
 fn write(guest: &mut Guest<'_, '_>, file: u32, pieces: u32, count: u32, out: u32) -> Outcome {
     let level = match file {
         1 => LogLevel::Info,

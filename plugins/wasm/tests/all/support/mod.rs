@@ -53,7 +53,7 @@ pub(crate) const FUNCTIONS: &[(&str, &str)] = &[
     ("proxy_grpc_close", "i"),
 ];
 
-/// The same of WASI.
+/// Every function of WASI that is used, with its parameters.
 pub(crate) const WASI: &[(&str, &str)] = &[
     ("args_sizes_get", "ii"),
     ("args_get", "ii"),
@@ -68,7 +68,7 @@ pub(crate) const WASI: &[(&str, &str)] = &[
     ("sched_yield", ""),
 ];
 
-/// The imports of all of them, each under its own name.
+/// Imports of all these functions, each under its own name.
 pub(crate) fn imports() -> String {
     let line = |module: &str, (name, parameters): &(&str, &str)| {
         let types: Vec<_> = parameters.chars().map(|kind| if kind == 'l' { "i64" } else { "i32" }).collect();
@@ -80,8 +80,8 @@ pub(crate) fn imports() -> String {
         + "(import \"wasi_snapshot_preview1\" \"proc_exit\" (func $proc_exit (param i32)))\n"
 }
 
-/// A module: two pages of memory, an allocator that only goes up, and `code`. `$report` notes a number, `$tell` some bytes; `$answer`
-/// sends what was noted as a local response, which is how a test sees it.
+/// Module with two pages of memory, an allocator that only goes up, and `code`. `$report` notes a number, `$tell` some
+/// bytes; `$answer` sends the notes as a local response, by which a test sees them.
 pub(crate) fn module(code: &str) -> Vec<u8> {
     let text = format!(
         r#"(module
@@ -147,7 +147,7 @@ pub(crate) fn start(bytes: &[u8]) -> Result<Machine, WasmError> {
     Machine::start(&*compile(bytes)?, Some(host()))
 }
 
-/// A request as the gateway shows it.
+/// Request as the gateway shows it.
 pub(crate) fn stream() -> Stream {
     let mut fields = Fields::default();
     for (name, value) in [(":method", "POST"), (":path", "/v1/chat/completions"), ("x-a", "1"), ("x-a", "2")] {
@@ -163,7 +163,7 @@ pub(crate) fn stream() -> Stream {
     Stream { facts, request_headers: Map { fields, open: true, changed: false }, ..Stream::default() }
 }
 
-/// Runs `code` as `proxy_on_request_headers` and gives what it noted.
+/// Runs `code` as `proxy_on_request_headers` and returns its notes.
 #[track_caller]
 pub(crate) fn noted(data: &str, code: &str) -> Vec<u8> {
     let text = format!(
