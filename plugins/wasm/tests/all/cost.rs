@@ -1,11 +1,5 @@
-<<<<<<< HEAD:plugins/wasm/tests/all/cost.rs
-//! What a plugin costs: printed, so that the figures in the guide can be made again
-//! (`cargo test -p penstock-wasm --features host --release --test cost -- --nocapture`), and held far above what they should be.
-=======
 //! Cost of a plugin: printed, so that the figures in the guide can be made again (`cargo test -p penstock-wasm
 //! --features host --release --test cost -- --nocapture`), and checked against bounds far above the expected values.
-#![cfg(feature = "host")]
->>>>>>> prose-p3:plugins/wasm/tests/cost.rs
 
 use crate::support;
 

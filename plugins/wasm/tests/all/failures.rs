@@ -1,9 +1,4 @@
-<<<<<<< HEAD:plugins/wasm/tests/all/failures.rs
-//! What becomes of plugins that break, lie, or want too much: the host goes on, and says what happened.
-=======
 //! Plugins that break, lie, or want too much: the host goes on, and reports the failure.
-#![cfg(feature = "host")]
->>>>>>> prose-p3:plugins/wasm/tests/failures.rs
 
 use crate::support;
 

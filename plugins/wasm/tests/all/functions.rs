@@ -1,9 +1,4 @@
-<<<<<<< HEAD:plugins/wasm/tests/all/functions.rs
-//! What each host function does, as a plugin sees it.
-=======
 //! Host functions as a plugin sees them.
-#![cfg(feature = "host")]
->>>>>>> prose-p3:plugins/wasm/tests/functions.rs
 
 use crate::support;
 

@@ -127,4 +127,4 @@ pub(crate) fn devices() -> Vec<(String, MakeDevice)> {
 }
 
 /// Makes a device within limits.
-pub type MakeDevice = Box<dyn Fn(Limits) -> Box<dyn Device>>;
+pub(crate) type MakeDevice = Box<dyn Fn(Limits) -> Box<dyn Device>>;

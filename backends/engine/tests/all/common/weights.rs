@@ -41,7 +41,7 @@ pub(crate) struct Yardstick {
     pub(crate) max: f64,
 }
 
-pub type Files = Vec<(String, Cow<'static, [u8]>)>;
+pub(crate) type Files = Vec<(String, Cow<'static, [u8]>)>;
 
 impl Golden {
     /// A model of a few hundred bytes that has no goldens, for damaging.
