@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::Extension;
 use http::{Method, StatusCode};
-use penstock_proxy::clock;
+use penstock_base::clock;
 use penstock_store::{AUDIT_DETAIL_BYTES_MAX, AuditEvent, AuditId};
 use serde::Serialize;
 use serde_json::{Value, json};

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
+use penstock_base::clock;
 use penstock_proxy::auth::{Desk, Issued, NewKey, Standing};
 use penstock_proxy::config::Snapshot;
-use penstock_proxy::{clock, stored};
+use penstock_proxy::stored;
 use penstock_store::{KeyFilter, KeyId, KeyRecord, Listing, Order, Page};
 use serde_json::{Value, json};
 

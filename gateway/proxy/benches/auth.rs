@@ -9,10 +9,11 @@ use std::time::Instant;
 
 use http::HeaderMap;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, jwk::Jwk};
+use penstock_base::clock;
 use penstock_proxy::auth::{self, NewKey};
 use penstock_proxy::config::{self, Overrides};
 use penstock_proxy::telemetry::AccessLog;
-use penstock_proxy::{Gateway, clock, stored};
+use penstock_proxy::{Gateway, stored};
 use serde_json::json;
 
 const RUNS: usize = 7;

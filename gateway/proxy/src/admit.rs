@@ -7,13 +7,13 @@ use penstock_plugins::Answer;
 
 use crate::auth::Principal;
 use crate::call::Call;
-use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::governed::{self, Governed, Reservation};
 use crate::plugins::{Asked, Shell};
 use crate::relay::models::Entry;
 use crate::serving::Serving;
 use crate::upstream::{Events, Origin};
+use penstock_base::error::Failure;
 
 /// A call that was admitted: what is asked, the target that answers it, the plugins around the answer, and its
 /// reservation.

@@ -10,10 +10,10 @@ use penstock_proto::ErrorKind;
 
 use crate::answer_memory::Hold;
 use crate::call::{Call, Variant};
-use crate::error::Failure;
 use crate::pump::taken;
 use crate::stored::Keeping;
 use crate::upstream::Facts;
+use penstock_base::error::Failure;
 
 /// Bytes that one answer may hold: the collected text of a whole answer, the unsent bytes of a stream. Also the bound
 /// of prompts that a plan may echo into the answer.

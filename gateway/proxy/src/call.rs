@@ -17,10 +17,10 @@ use penstock_dialects::{
 use tokio::sync::OnceCell;
 
 use crate::answer_memory::Hold;
-use crate::clock::unix_seconds;
-use crate::error::Failure;
 use crate::generate::Plan;
 use crate::http::{Body, BodyLease};
+use penstock_base::clock::unix_seconds;
+use penstock_base::error::Failure;
 
 /// Bytes of a message's frame in JSON: its role and its delimiters.
 const MESSAGE_BYTES: usize = 32;

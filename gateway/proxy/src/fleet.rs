@@ -19,10 +19,10 @@ use penstock_dialects::openai::{TokenizeInput, TokenizeRequest};
 use penstock_text::TextModel;
 
 use crate::config::{PoolConfig, Snapshot};
-use crate::error::Failure;
 use crate::generate::PoolUpstream;
 use crate::pool::{self, FleetRuntime, Leave, Pool};
 use crate::upstream::Upstream;
+use penstock_base::error::Failure;
 pub use settings::text;
 use slot::Slot;
 

@@ -17,7 +17,6 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::{Instant, timeout};
 
 use crate::auth::Principal;
-use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::governed::{self, Plain, Reservation, Uses};
 use crate::http::{Body, Exchange};
@@ -29,6 +28,7 @@ use crate::telemetry::Trace;
 use crate::trail::Trail;
 use crate::upstream::Asker;
 use crate::web::Content;
+use penstock_base::error::Failure;
 
 /// Largest number of parts in a form: an edit of images can have many.
 const PARTS_MAX: usize = 64;

@@ -20,9 +20,9 @@ use penstock_proto::ErrorKind;
 use tokio::sync::oneshot;
 
 use crate::auth::Principal;
-use crate::clock;
-use crate::error::Failure;
 use crate::upstream::Facts;
+use penstock_base::clock;
+use penstock_base::error::Failure;
 
 /// Number of shards, a power of two: a request's shard is the low bits of its id.
 const SHARDS: usize = 16;

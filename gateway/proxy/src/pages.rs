@@ -10,7 +10,6 @@ use penstock_proto::ErrorKind;
 
 use crate::auth::Principal;
 use crate::call::{Ask, Call};
-use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::governed::{self, Plain, Uses};
 use crate::http::Exchange;
@@ -21,6 +20,7 @@ use crate::route::Route;
 use crate::serving::Serving;
 use crate::stored;
 use crate::upstream::Card;
+use penstock_base::error::Failure;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 

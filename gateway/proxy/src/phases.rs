@@ -13,7 +13,6 @@ use crate::answer::Answer;
 use crate::auth::{self, Principal};
 use crate::call::Call;
 use crate::config::Snapshot;
-use crate::error::Failure;
 use crate::forward;
 use crate::gateway::Gateway;
 use crate::http::exchange::BodyFault;
@@ -28,6 +27,7 @@ use crate::telemetry::Metric;
 use crate::trail::Trail;
 use crate::upstream::Origin;
 use crate::web::{self, Content};
+use penstock_base::error::Failure;
 
 /// Reason why a request ended before its answer did.
 #[derive(Debug)]

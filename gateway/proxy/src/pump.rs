@@ -14,13 +14,13 @@ use penstock_dialects::ChatEvent;
 use tokio::time::{Instant, sleep_until};
 
 use crate::answer::Answer;
-use crate::error::Failure;
 use crate::http::Exchange;
 use crate::http::exchange::Sent;
 use crate::live_requests;
 use crate::phases::End;
 use crate::trail::Trail;
 use crate::upstream::{Events, Facts};
+use penstock_base::error::Failure;
 
 /// Sends the answer; returns `Ok` when the client has all of it.
 pub async fn run(

@@ -5,8 +5,8 @@ use penstock_dialects::{Dialect, Surface};
 use penstock_proto::ErrorKind;
 
 use crate::call::{Ask, Variant};
-use crate::error::{Failure, Methods};
 use crate::stored::route::StoredRoute;
+use penstock_base::error::{Failure, Methods};
 
 /// Route of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,7 +10,6 @@ use penstock_proto::ErrorKind;
 use crate::auth::{Idempotency, Identity, Principal};
 use crate::call::Call;
 use crate::config::Snapshot;
-use crate::error::Failure;
 use crate::governed::{Billing, InForce, Rules};
 use crate::plugins::{Chain, Hub};
 use crate::provider::Provider;
@@ -19,6 +18,7 @@ use crate::relay::models::{self, Entry, Models, Sources};
 use crate::server::descriptors;
 use crate::telemetry::{Gauge, Metric, Metrics};
 use crate::upstream::{Card, Upstream};
+use penstock_base::error::Failure;
 
 /// Config in force, with its pools, providers, models, plugins and limits.
 pub struct Serving {

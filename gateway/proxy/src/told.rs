@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use http::HeaderMap;
 use penstock_proto::ErrorKind;
 
-use crate::error::Failure;
 use crate::generate::events;
 use crate::upstream::Origin;
+use penstock_base::error::Failure;
 
 /// Headers with a timeout, and the milliseconds of one unit of each.
 const TIMEOUTS: [(&str, f64); 3] =

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use penstock_dialects::{ChatEvent, FinishReason};
 use tokio::time::Instant;
 
-use crate::clock;
-use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::Exchange;
 use crate::live_requests::Entry;
@@ -14,6 +12,8 @@ use crate::prices::Price;
 use crate::telemetry::trace::{Attributes, Value};
 use crate::telemetry::{Metric, Record, Trace};
 use crate::upstream::{Course, Facts};
+use penstock_base::clock;
+use penstock_base::error::Failure;
 
 /// Facts gathered on the path of one request.
 pub struct Trail {

@@ -16,13 +16,13 @@ use serde::Serialize;
 use crate::answer_memory::AnswerMemory;
 use crate::call::Call;
 pub use crate::client::Sent;
-use crate::error::Failure;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::governed::Account;
 use crate::prices::Price;
 use crate::provider::Forwarded;
 use crate::telemetry::Trace;
+use penstock_base::error::Failure;
 
 /// A model as `/v1/models` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]

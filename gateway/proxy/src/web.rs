@@ -19,9 +19,9 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use penstock_proto::ErrorKind;
 
 use crate::config::CorsConfig;
-use crate::error::Failure;
 use crate::http::{Field, Framing, Head};
 use crate::route::Route;
+use penstock_base::error::Failure;
 
 /// The page that a request says it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,13 +17,13 @@ use crate::answer::Answer;
 use crate::answer_memory::Hold;
 use crate::auth::Principal;
 use crate::call::Call;
-use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::live_requests::{self, About, Entry};
 use crate::route::Route;
 use crate::telemetry::Trace;
 use crate::telemetry::trace::Value;
 use crate::upstream::Origin;
+use penstock_base::error::Failure;
 
 /// The whole answer to `call`, by `deadline`. Dropping the future cancels the call upstream, wherever it is.
 ///

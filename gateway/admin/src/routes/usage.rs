@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderValue, header};
-use penstock_proxy::clock;
+use penstock_base::clock;
 use penstock_store::{
     Entry as StoreEntry, EntryFilter, Group as StoreGroup, Listing, Subject, USAGE_GROUPS_MAX, UsageQuery, UsageRow,
 };

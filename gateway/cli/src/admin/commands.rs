@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use hyper::Method;
-use penstock_proxy::clock;
+use penstock_base::clock;
 use serde_json::{Map, Value, json};
 
 use super::arguments::*;

@@ -35,7 +35,7 @@ pub(crate) fn value(row: &Value, path: &str) -> String {
     let (path, is_time) = path.strip_suffix('*').map_or((path, false), |path| (path, true));
     let value = path.split('.').fold(row, |value, name| &value[name]);
     match value.as_u64() {
-        Some(seconds) if is_time => penstock_proxy::clock::format(seconds),
+        Some(seconds) if is_time => penstock_base::clock::format(seconds),
         _ => shown(value),
     }
 }

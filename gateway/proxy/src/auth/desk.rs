@@ -15,7 +15,8 @@ use super::directory::{DEPTH_MAX, scope_of};
 use super::pepper::Pepper;
 use super::secret;
 use super::standing::{Judge, Standing};
-use crate::config::{Secret, Snapshot};
+use crate::config::Snapshot;
+use penstock_base::Secret;
 
 /// Longest name, and longest entry of a list.
 const TEXT_BYTES_MAX: usize = 256;

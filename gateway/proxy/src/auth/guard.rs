@@ -28,11 +28,11 @@ use super::principal::{Principal, Use};
 use super::throttle::Throttle;
 use super::{PREFIX, secret};
 use crate::call::Ask;
-use crate::clock;
-use crate::error::Failure;
 use crate::http::Exchange;
 use crate::route::{AuthClass, Route};
 use crate::telemetry::{Gauge, Metric, Metrics};
+use penstock_base::clock;
+use penstock_base::error::Failure;
 
 /// Whoever uses a route that anybody may use, or a gateway that needs no credentials.
 static NOBODY: LazyLock<Arc<Principal>> = LazyLock::new(Arc::default);

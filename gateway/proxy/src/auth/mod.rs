@@ -42,4 +42,3 @@ pub use standing::Standing;
 
 pub(crate) use directory::DEPTH_MAX;
 pub(crate) use principal::DIALECTS;
-pub(crate) use throttle::number as network_of;

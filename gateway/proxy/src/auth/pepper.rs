@@ -29,7 +29,7 @@ pub enum PepperSource {
     /// A file.
     File(PathBuf),
     /// The environment: the value itself.
-    Given(crate::config::Secret),
+    Given(penstock_base::Secret),
 }
 
 /// The pepper, ready to digest keys.

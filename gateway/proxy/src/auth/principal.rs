@@ -8,8 +8,8 @@ use penstock_govern::Scope;
 use penstock_proto::ErrorKind;
 
 use super::jwt::issuer::User;
-use crate::error::Failure;
 use crate::route::AuthClass;
+use penstock_base::error::Failure;
 
 /// Who asks. Only this module's neighbours make one that may do something where credentials are needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

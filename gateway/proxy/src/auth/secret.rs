@@ -4,7 +4,7 @@
 //! gateway can make them.
 
 use super::pepper::Pepper;
-use crate::config::Secret;
+use penstock_base::Secret;
 
 /// How every issued key begins.
 pub const PREFIX: &str = "sk-ps-";

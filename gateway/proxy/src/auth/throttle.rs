@@ -9,6 +9,8 @@ use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use penstock_base::net::network_of;
+
 /// Sets of slots; an address belongs to one.
 const SETS: usize = 256;
 /// Slots of a set: 4,096 addresses in all, 200 kB.
@@ -50,7 +52,7 @@ impl Throttle {
         if per_minute == 0 {
             return None;
         }
-        let number = number(address);
+        let number = network_of(address);
         let set = self.set(number).lock().unwrap_or_else(PoisonError::into_inner);
         let slot = set.iter().find(|slot| slot.address == Some(number))?;
         let above = slot.level_at(now, per_minute) + 1.0 - f64::from(per_minute);
@@ -62,7 +64,7 @@ impl Throttle {
         if per_minute == 0 {
             return;
         }
-        let number = number(address);
+        let number = network_of(address);
         let mut set = self.set(number).lock().unwrap_or_else(PoisonError::into_inner);
         let at = set.iter().position(|slot| slot.address == Some(number)).unwrap_or_else(|| {
             let level = |slot: &Slot| slot.level_at(now, per_minute);
@@ -76,15 +78,6 @@ impl Throttle {
 
     fn set(&self, number: u128) -> &Mutex<[Slot; WAYS]> {
         &self.sets[self.hasher.hash_one(number) as usize % SETS]
-    }
-}
-
-/// What counts as one address; all of a Unix socket's clients are one.
-pub(crate) fn number(address: Option<IpAddr>) -> u128 {
-    match address.map(|address| address.to_canonical()) {
-        None => 0,
-        Some(IpAddr::V4(address)) => address.to_ipv6_mapped().to_bits(),
-        Some(IpAddr::V6(address)) => (address.to_bits() >> 64 << 64) | 1,
     }
 }
 

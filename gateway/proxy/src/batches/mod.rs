@@ -29,10 +29,10 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
-use crate::clock::unix_seconds;
 use crate::gateway::{Beside, Gateway};
 use crate::plugins::ticks;
 use crate::stored::{Keeper, background, batch_error};
+use penstock_base::clock::unix_seconds;
 use slots::Slots;
 
 /// Endpoints that a batch can have, with their surfaces.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use ipnet::IpNet;
 use penstock_govern::Scope;
 
-use super::providers::Secret;
 use super::raw::{Document, Reader};
 use super::snapshot::TlsFiles;
 use crate::auth::{Anonymous, AuthConfig, DIALECTS, Digest, Key, PepperSource, Proof, Team};
+use penstock_base::Secret;
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 

@@ -9,6 +9,7 @@ use super::raw::Reader;
 use crate::client::Target;
 use crate::foreign::Endpoint;
 use crate::provider::Protocol;
+use penstock_base::Secret;
 
 /// A provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,28 +89,6 @@ pub struct KvEventsConfig {
     pub replay: Option<Endpoint>,
     /// Folder of the model's tokenizer and chat template.
     pub tokenizer: PathBuf,
-}
-
-/// A text that is never shown.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Keeps it.
-    pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-
-    /// The text, to be sent and not to be shown.
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("[secret]")
-    }
 }
 
 /// Reads one table.

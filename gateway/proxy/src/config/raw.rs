@@ -8,7 +8,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::{Fault, Faults, keys};
-use crate::clock;
+use penstock_base::clock;
 
 /// A config file being read.
 pub(super) struct Document<'a> {

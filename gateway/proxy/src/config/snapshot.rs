@@ -10,7 +10,7 @@ use penstock_govern::Limit;
 use super::ModelConfig;
 use super::admin::AdminConfig;
 use super::plugins::PluginConfig;
-use super::providers::{ProviderConfig, Secret};
+use super::providers::ProviderConfig;
 use super::telemetry::TelemetryConfig;
 use super::web::CorsConfig;
 use crate::auth::{AuthConfig, Key, Team};
@@ -18,6 +18,7 @@ use crate::http::HttpLimits;
 use crate::pool::Follow;
 use crate::pool::hook::Hook;
 use crate::prices::Prices;
+use penstock_base::Secret;
 
 /// Everything that a running gateway reads.
 #[derive(Clone, Debug)]

@@ -4,9 +4,9 @@
 
 use std::path::PathBuf;
 
-use super::providers::Secret;
 use super::raw::{Document, Reader};
 use super::snapshot::{CountersConfig, PostgresConfig, StoreConfig};
+use penstock_base::Secret;
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 

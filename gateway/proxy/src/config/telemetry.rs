@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use http::HeaderName;
 
-use super::providers::{Secret, sendable};
+use super::providers::sendable;
 use super::raw::Reader;
 use crate::client::Target;
+use penstock_base::Secret;
 
 /// What is told to whom about requests, besides metrics and the access log.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,13 +7,13 @@ use async_trait::async_trait;
 use penstock_dialects::openai::{DetokenizeRequest, TokenizeRequest};
 
 use crate::call::Call;
-use crate::error::Failure;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::generate::PoolUpstream;
 use crate::provider::Forwarded;
 use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Measured, Origin, Upstream};
+use penstock_base::error::Failure;
 
 /// Upstream that answers for a pool at the moment. An open answer keeps the upstream that it began with.
 pub(super) struct Slot(ArcSwap<PoolUpstream>);

@@ -22,8 +22,6 @@ use penstock_text::TextModel;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::call::Call;
-use crate::clock::unix_seconds;
-use crate::error::Failure;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::pool::{Pool, PoolError, WorkerPhase};
@@ -31,6 +29,8 @@ use crate::provider::Forwarded;
 use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Measured, Origin, Upstream, not_forwarded};
 use events::{PoolEvents, Source};
+use penstock_base::clock::unix_seconds;
+use penstock_base::error::Failure;
 pub(crate) use plan::Plan;
 
 /// Size of a text above which it is tokenized on the blocking pool: about 2 ms of one core.

@@ -7,7 +7,7 @@
 use penstock_dialects::{ApiError, ChatRequest, Message, PromptTail, Role};
 use penstock_text::{ChatPrompt, TextModel};
 
-use crate::clock::unix_seconds;
+use penstock_base::clock::unix_seconds;
 
 /// Share of the context, one part in so many, that a truncated prompt leaves to an answer without a smaller bound of
 /// its own.

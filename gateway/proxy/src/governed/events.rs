@@ -10,8 +10,8 @@ use penstock_dialects::ChatEvent;
 use super::emitted::Emitted;
 use super::reservation::{End, Reservation};
 use super::told;
-use crate::error::Failure;
 use crate::upstream::{Course, Events, Facts};
+use penstock_base::error::Failure;
 
 /// A counted answer.
 pub(crate) struct Governed {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use penstock_store::{Entry, Held, OpenEntry, Store, StoreError, Tokens};
 use tokio::time::{sleep, timeout};
 
-use crate::clock;
+use penstock_base::clock;
 
 /// Interval of the heartbeat.
 const BEAT: Duration = Duration::from_secs(5);

@@ -16,12 +16,12 @@ use super::journal::Slot;
 use super::shared::{Portion, Shared};
 use super::{Account, Governor, State};
 use crate::call::Call;
-use crate::error::Failure;
 use crate::relay::models::Entry as Model;
 use crate::relay::{Reason, judge};
 use crate::telemetry::Metric;
 use crate::upgrade::Given;
 use crate::upstream::{Course, Facts, Sent};
+use penstock_base::error::Failure;
 
 /// Tag bit of a claim whose limit reserves the upper bound: with unknown use that amount counts.
 const STRICT: u16 = 1 << 15;

@@ -17,7 +17,7 @@ use super::Governor;
 use super::journal::Journal;
 use super::rules::{POOLS, covers_parent};
 use crate::auth::DEPTH_MAX;
-use crate::clock;
+use penstock_base::clock;
 
 /// Longest wait for this gateway's own settled entries to be written.
 const WRITTEN_MAX: Duration = Duration::from_secs(5);

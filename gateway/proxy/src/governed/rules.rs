@@ -8,7 +8,7 @@ use penstock_govern::{By, For, Limit};
 use penstock_proto::ErrorKind;
 
 use crate::auth::{Parent, Principal};
-use crate::error::Failure;
+use penstock_base::error::Failure;
 
 /// All limits of a config.
 #[derive(Clone, Debug, Default)]

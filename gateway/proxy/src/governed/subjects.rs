@@ -12,7 +12,7 @@ use penstock_store::{ENTRY_TAGS_MAX, Subject};
 
 use super::restore;
 use super::rules::Who;
-use crate::shard;
+use penstock_base::per_thread;
 
 /// Most subjects kept per shard; a full shard is cleared, since clients choose tags without bound.
 const KEPT_MAX: usize = 1024;
@@ -27,7 +27,7 @@ pub(super) struct Seen<'a> {
 
 /// Interned subjects, in one shard per thread.
 #[derive(Default)]
-pub(super) struct Subjects([Mutex<Shard>; shard::COUNT]);
+pub(super) struct Subjects([Mutex<Shard>; per_thread::COUNT]);
 
 #[derive(Default)]
 struct Shard {
@@ -39,7 +39,7 @@ struct Shard {
 impl Subjects {
     /// Subject of a request.
     pub(super) fn of(&self, seen: &Seen<'_>) -> Arc<Subject> {
-        let mut shard = self.0[shard::of_thread()].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shard = self.0[per_thread::of_thread()].lock().unwrap_or_else(PoisonError::into_inner);
         let Shard { kept, said } = &mut *shard;
         said.clear();
         seen.say(said);

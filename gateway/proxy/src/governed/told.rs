@@ -14,23 +14,12 @@ use penstock_dialects::openai::errors::{self, ErrorShape};
 use penstock_govern::{Book, Claim, Denied, Measure, Now, Span, Standing, Unit};
 use penstock_proto::ErrorKind;
 
-use crate::error::Failure;
+use penstock_base::error::{Failure, LimitRefusal};
 
 /// Longest Retry-After that the official SDKs obey; with a longer one they retry at once or after a backoff of their own.
 const WAIT_OBEYED: Duration = Duration::from_secs(60);
 /// Retry-After of a refusal that other requests must end first.
 const OTHERS_END: Duration = Duration::from_secs(1);
-
-/// Refusal by a limit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// Id of the limit and name of its measure.
-    pub rule: String,
-    /// Whether a retry soon can help.
-    pub retry: bool,
-    /// Header fields of the response.
-    pub fields: Vec<(HeaderName, HeaderValue)>,
-}
 
 /// Standings of the claims, the tightest per unit; without places in flight and money.
 pub(super) fn standings(book: &mut Book, claims: &[Claim<'_>], now: Now) -> Vec<(Measure, Standing)> {
@@ -182,7 +171,7 @@ pub(super) fn denied(
             fields.push((header::RETRY_AFTER, (wait.as_millis().div_ceil(1000) as u64).into()));
         }
     }
-    let refusal = Refusal { rule: format!("{limit}: {rule}"), retry: soon, fields };
+    let refusal = LimitRefusal { rule: format!("{limit}: {rule}"), retry: soon, fields };
     let failure = Failure::new(ErrorKind::RateLimited, message).log(format!("limit {limit}: {rule}"));
     let failure = Failure { shape: Some(Box::new(shape(measure, never))), refusal: Some(Box::new(refusal)), ..failure };
     match wait.filter(|_| soon) {

@@ -26,7 +26,7 @@ use super::exchange::{ip, new_request_id};
 use super::head::{self, H2_PREFACE, HeadFault, Scan, Scanner};
 use super::places::{Bounds, Place, Places, Refused};
 use super::{Exchange, HttpLimits, h2, raw};
-use crate::error::Failure;
+use penstock_base::error::Failure;
 
 /// First read of a head: official SDKs send 600 to 1,200 bytes.
 const HEAD_READ_BYTES: usize = 2 * 1024;

@@ -23,9 +23,9 @@ use super::response::{self, Field, Frame, Parts, Response, decimal};
 use super::wire::Wire;
 use super::{BodyBudget, BodyLease, Framing, Head, HttpLimits, h2};
 use crate::auth::certificate::Certificate;
-use crate::clock;
-use crate::error::Failure;
 use crate::live_requests::{Cancelled, Ender};
+use penstock_base::clock;
+use penstock_base::error::Failure;
 
 /// One read of a body.
 const READ_BYTES: usize = 16 * 1024;

@@ -21,7 +21,7 @@ use governor::state::StateStore;
 use governor::{Quota, RateLimiter};
 use tokio::sync::Notify;
 
-use crate::auth::network_of;
+use penstock_base::net::network_of;
 
 /// Connections that were told to give way and are still there, at most: so many there may be above the bound for a moment.
 pub(crate) const LEAVING_MAX: usize = 64;

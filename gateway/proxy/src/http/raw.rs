@@ -10,7 +10,7 @@ use penstock_dialects::Dialect;
 
 use super::response::{Frame, Response, failure_fields};
 use super::wire::Wire;
-use crate::error::Failure;
+use penstock_base::error::Failure;
 
 /// Writes the failure, closes the write side, reads over what the client still sends (bounded), closes.
 pub(super) async fn refuse(stream: Stream, failure: &Failure, dialect: Dialect, request_id: &str, stall: Duration) {

@@ -8,7 +8,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use pingora_core::protocols::http::date::get_cached_date;
 
-use crate::error::Failure;
+use penstock_base::error::Failure;
 
 /// Pieces up to this are copied behind their framing: one `write` of a copy is cheaper than one `writev` of three parts.
 const COPY_BYTES_MAX: usize = 4 * 1024;

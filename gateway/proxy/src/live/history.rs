@@ -10,8 +10,8 @@ use penstock_store::{ConfigRecord, NewConfig, Store, StoreError};
 use sha2::{Digest, Sha256};
 
 use super::By;
-use crate::clock::unix_seconds;
 use crate::gateway::Gateway;
+use penstock_base::clock::unix_seconds;
 
 /// Most configs in the store.
 const STORED_MAX: u32 = 100;

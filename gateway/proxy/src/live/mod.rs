@@ -32,11 +32,11 @@ pub use history::{Entry, History};
 pub use marks::{Marks, Outcome};
 pub use source::{CONFIG_BYTES_MAX, Source};
 
-use crate::clock::unix_seconds;
 use crate::config::{Faults, Snapshot};
 use crate::fleet::{Fleet, FleetError, Plan};
 use crate::gateway::Gateway;
 use crate::provider::ProviderError;
+use penstock_base::clock::unix_seconds;
 
 /// Actor of a change, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]

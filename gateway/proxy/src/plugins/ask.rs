@@ -19,9 +19,9 @@ use super::host::RequestHost;
 use super::shell::{Broke, Shell, Stage, refused};
 use crate::auth::Principal;
 use crate::call::{Call, decode, off_io};
-use crate::error::Failure;
 use crate::phases::caught;
 use crate::telemetry::Metric;
+use penstock_base::error::Failure;
 
 /// Outcome of the plugins' `on_request`.
 #[derive(Default)]

@@ -9,8 +9,8 @@ use penstock_dialects::{
 };
 
 use super::shell::AnswerShape;
-use crate::error::Failure;
 use crate::upstream::Facts;
+use penstock_base::error::Failure;
 
 type Codec = Box<dyn ProviderCodec>;
 

@@ -17,13 +17,13 @@ use super::hub::Hub;
 use crate::auth::Principal;
 use crate::call::{Ask, Call};
 use crate::client::{Body as AnswerBody, Deadlines, Outgoing, Sent};
-use crate::clock;
-use crate::error::Failure;
 use crate::forward::Forward;
 use crate::http::Body;
 use crate::http::exchange::new_request_id;
 use crate::upstream::Asker;
 use crate::whole::answer_events;
+use penstock_base::clock;
+use penstock_base::error::Failure;
 
 /// Longest wait for a model's answer; the plugin's own limit usually comes first.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);

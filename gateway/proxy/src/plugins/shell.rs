@@ -11,9 +11,9 @@ use super::convert::{Converter, usage_of};
 use super::flow::{Around, Replay};
 use crate::call::{Call, Variant};
 use crate::config::{OnFail, PluginConfig};
-use crate::error::{Failure, UpstreamAnswer};
 use crate::telemetry::{Metric, Metrics};
 use crate::upstream::{Events, Facts};
+use penstock_base::error::{Failure, UpstreamAnswer};
 
 /// Part of one plugin in an answer.
 pub(super) struct Stage {

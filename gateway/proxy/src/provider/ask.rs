@@ -15,9 +15,9 @@ use super::pace::{Paced, Pacer};
 use super::sigv4::{Credentials, Signed};
 use super::{Outcome, Protocol, Provider, fields, sigv4};
 use crate::client::{Body, ClientError, Deadlines, Outgoing, Response, Sent};
-use crate::error::Failure;
 use crate::relay::Probe;
 use crate::upstream::Asker;
+use penstock_base::error::Failure;
 
 /// Largest body of an error that is read.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
@@ -195,7 +195,7 @@ impl Provider {
     /// Signs for AWS.
     fn sign(&self, who: Credentials<'_>, request: &mut Outgoing) {
         let target = self.client.target();
-        let time = sigv4::timestamp(crate::clock::since_epoch());
+        let time = sigv4::timestamp(penstock_base::clock::since_epoch());
         let full = format!("{}{}", target.base, request.path);
         let (path, query) = full.split_once('?').unwrap_or((&full, ""));
         let mut headers =

@@ -11,9 +11,9 @@ use super::passed::Passed;
 use super::upstream::{ProviderUpstream, percent, refused};
 use super::{Protocol, fields};
 use crate::client::{ClientError, Deadlines, Response, Sent};
-use crate::error::Failure;
 use crate::forward::{Forward, handshake};
 use crate::telemetry::OpenSpan;
+use penstock_base::error::Failure;
 
 /// An answer to an operation that was passed on.
 pub struct Forwarded {

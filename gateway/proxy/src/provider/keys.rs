@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use penstock_dialects::{FaultClass, ProviderFault};
 
-use crate::config::{Secret, keys_in};
-use crate::error::Failure;
+use crate::config::keys_in;
 use crate::relay::breaker::{Admission, Rules};
 use crate::relay::lane::{Change, Lane, Pass, Why};
 use crate::upstream::Asker;
+use penstock_base::Secret;
+use penstock_base::error::Failure;
 
 /// Rest of a key after a 429 that does not say how long.
 const LIMITED: Duration = Duration::from_secs(10);

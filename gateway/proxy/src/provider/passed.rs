@@ -22,9 +22,9 @@ use crate::answer::ANSWER_BYTES_MAX;
 use crate::answer_memory::Hold;
 use crate::client::body::TAKE_BYTES_MAX;
 use crate::client::{Body, ClientError, Fault, Response};
-use crate::error::Failure;
 use crate::telemetry::OpenSpan;
 use crate::upstream::{Course, Events, Facts};
+use penstock_base::error::Failure;
 
 /// Lifecycle events that are held; more of them are handed on, though nothing has been said.
 const HELD_BYTES_MAX: usize = 1 << 20;

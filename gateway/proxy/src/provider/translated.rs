@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use super::fields;
 use super::passed::{Fail, Passed, Room};
 use crate::client::{Body, Response};
-use crate::error::Failure;
 use crate::upstream::{Course, Events, Facts};
+use penstock_base::error::Failure;
 
 /// How long the end of a body is waited for behind the end of its answer, so that the connection can be used again.
 const LINGER: Duration = Duration::from_secs(1);

@@ -20,12 +20,12 @@ use super::translated::Translated;
 use super::{Forwarded, Outcome, Protocol, Provider, fields, protocol};
 use crate::call::Call;
 use crate::client::{Deadlines, Response};
-use crate::error::Failure;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::telemetry::trace::Kind;
 use crate::telemetry::{Gauge, OpenSpan, Trace};
 use crate::upstream::{Asker, Card, Events, Measured, Origin, Sent, Upstream};
+use penstock_base::error::Failure;
 
 /// Largest answer to a request to count.
 const COUNT_BYTES_MAX: usize = 64 * 1024;

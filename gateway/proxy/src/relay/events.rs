@@ -18,10 +18,10 @@ use super::race::{Race, Winner, timeout};
 use super::target::Permit;
 use super::verdict::{Health, judge};
 use crate::call::Call;
-use crate::error::Failure;
 use crate::prices::Price;
 use crate::telemetry::Metric;
 use crate::upstream::{Attempt, Course, Events, Facts, Origin};
+use penstock_base::error::Failure;
 
 /// Header field with the target that answers.
 const TARGET: HeaderName = HeaderName::from_static("x-penstock-target");

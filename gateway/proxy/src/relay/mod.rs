@@ -38,13 +38,13 @@ pub use verdict::Reason;
 pub(crate) use verdict::judge;
 
 use crate::call::Call;
-use crate::error::Failure;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::provider::Forwarded;
 use crate::telemetry::Gauge;
 use crate::upstream::{Card, Events, Measured, Origin, Upstream};
 use core::Core;
+use penstock_base::error::Failure;
 
 /// Upstream of one `[[models]]` entry.
 pub struct Relay(Arc<Core>);

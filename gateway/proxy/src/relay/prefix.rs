@@ -17,8 +17,8 @@ use tokio::sync::Semaphore;
 use super::core::Core;
 use super::models::TARGETS_MAX;
 use crate::call::Call;
-use crate::clock::unix_seconds;
 use crate::foreign;
+use penstock_base::clock::unix_seconds;
 
 /// Most bytes of text that are looked at: about a million tokens.
 const TEXT_BYTES_MAX: usize = 4 << 20;

@@ -4,7 +4,7 @@ use penstock_dialects::FaultClass;
 use penstock_proto::ErrorKind;
 
 use super::lane::Why;
-use crate::error::Failure;
+use penstock_base::error::Failure;
 
 /// Reason that a request goes to another target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

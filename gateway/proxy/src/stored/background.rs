@@ -26,12 +26,12 @@ use super::places::Turns;
 use super::responses::{meta, rebuilt, room};
 use crate::answer_memory::Hold;
 use crate::call::{Ask, Call};
-use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::http::exchange::new_request_id;
 use crate::http::{Body, BodyLease};
 use crate::phases::caught;
 use crate::whole::answer_events;
+use penstock_base::error::Failure;
 
 /// Number of places: responses that are answered at once; the others wait in the store.
 const PLACES: usize = 128;

@@ -10,9 +10,9 @@ use serde::Deserialize;
 
 use super::{Visit, absent, answer, failed, files::EXPIRY_SECONDS, json, query};
 use crate::batches::surface_of;
-use crate::clock::unix_seconds;
-use crate::error::Failure;
 use crate::phases::{End, decoded, read_body};
+use penstock_base::clock::unix_seconds;
+use penstock_base::error::Failure;
 
 /// Completion windows with their seconds: the API has one.
 const WINDOWS: [(&str, u64); 1] = [("24h", 24 * 3600)];

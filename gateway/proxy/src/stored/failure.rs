@@ -6,7 +6,7 @@ use penstock_dialects::openai::errors::ErrorShape;
 use penstock_proto::ErrorKind;
 use penstock_store::StoreError;
 
-use crate::error::Failure;
+use penstock_base::error::Failure;
 
 /// Shape of a full store: the request is not at fault, and a retry soon does not help (RFC 4918, section 11.5).
 const FULL: ErrorShape = ErrorShape { status: 507, kind: "server_error", code: Some("storage_full") };

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::Keeper;
 use crate::answer_memory::Hold;
-use crate::error::Failure;
+use penstock_base::error::Failure;
 
 /// Most responses that are saved at once; beyond that the store is too slow, and a further response is not stored.
 const SAVING_MAX: usize = 1024;

@@ -19,12 +19,12 @@ use super::{Keeper, Visit, absent, answer, failed, json, query};
 use crate::answer_memory::Hold;
 use crate::auth::Principal;
 use crate::call::Call;
-use crate::clock::unix_seconds;
 use crate::config::StoreConfig;
-use crate::error::Failure;
 use crate::gateway::Gateway;
 use crate::governed;
 use crate::phases::End;
+use penstock_base::clock::unix_seconds;
+use penstock_base::error::Failure;
 
 /// Most stored responses of one key.
 const RESPONSES_MAX: u64 = 1_000_000;

@@ -3,7 +3,7 @@
 use http::Method;
 use penstock_proto::ErrorKind;
 
-use crate::error::{Failure, Methods};
+use penstock_base::error::{Failure, Methods};
 
 /// Route to a stored object. Ids are as the client wrote them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,10 +12,10 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::shard;
 pub use gauge::Gauge;
 use metric::Kind;
 pub use metric::Metric;
+use penstock_base::per_thread;
 
 /// Label sets per metric before new ones are folded into `other`.
 const SERIES_MAX: usize = 512;
@@ -58,7 +58,7 @@ struct Part(Counts);
 #[derive(Debug, Default)]
 struct Series {
     counts: Counts,
-    parts: OnceLock<Box<[Part; shard::COUNT]>>,
+    parts: OnceLock<Box<[Part; per_thread::COUNT]>>,
 }
 
 impl Series {
@@ -93,7 +93,7 @@ impl Tally {
     /// Records one value.
     pub fn observe(&self, value: f64) {
         let parts = self.series.parts.get_or_init(Default::default);
-        parts[shard::of_thread()].0.add(self.bounds, value);
+        parts[per_thread::of_thread()].0.add(self.bounds, value);
     }
 }
 
@@ -284,12 +284,12 @@ mod tests {
         let labels: Labels<'_> = &[("plugin", "p"), ("hook", "request")];
         let tally = metrics.tally(Metric::PluginSeconds, labels);
         std::thread::scope(|scope| {
-            for _ in 0..shard::COUNT + 4 {
+            for _ in 0..per_thread::COUNT + 4 {
                 scope.spawn(|| (0..100).for_each(|_| tally.observe(0.5)));
             }
         });
         metrics.observe(Metric::PluginSeconds, labels, 100.0);
-        let count = 100 * (shard::COUNT + 4) + 1;
+        let count = 100 * (per_thread::COUNT + 4) + 1;
         let text = metrics.render(&[]);
         for line in [
             format!("penstock_plugin_seconds_bucket{{plugin=\"p\",hook=\"request\",le=\"1\"}} {}", count - 1),

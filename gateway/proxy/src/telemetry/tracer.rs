@@ -8,8 +8,8 @@ use std::time::Instant;
 use http::HeaderMap;
 
 use super::trace::{Attributes, Trace, random};
-use crate::clock;
 use crate::config::TelemetryConfig;
+use penstock_base::clock;
 
 /// Traces of a gateway. Without a collector it does nothing.
 #[derive(Debug, Default)]

@@ -1,5 +1,5 @@
 //! Cost of a plugin: printed, so that the figures in the guide can be made again (`cargo test -p penstock-wasm
-//! --features host --release --test cost -- --nocapture`), and checked against bounds far above the expected values.
+//! --features host --release --test all cost -- --nocapture`), and checked against bounds far above the expected values.
 
 use crate::support;
 

@@ -5,12 +5,13 @@
 use std::net::SocketAddr;
 
 use http::Method;
+use penstock_base::clock;
 use penstock_dialects::Surface;
 use penstock_hostile::raw::{self, Client, Reply};
 use penstock_hostile::{Folder, PATIENCE, Server};
 use penstock_proxy::auth::NewKey;
+use penstock_proxy::call::Ask;
 use penstock_proxy::route::{self, Route};
-use penstock_proxy::{call::Ask, clock};
 
 /// What a limit that is used up does to a route.
 #[derive(Clone, Copy, Debug, PartialEq)]

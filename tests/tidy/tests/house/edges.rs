@@ -6,7 +6,7 @@ use penstock_tidy::none;
 /// Floors of the house from the ground up; a crate may link only crates on lower floors.
 const FLOORS: [&[&str]; 7] = [
     &["backends/machine", "backends/proto", "backends/shm", "gateway/dialects", "kernels"],
-    &["backends/kv", "gateway/text", "plugins/api"],
+    &["backends/kv", "gateway/base", "gateway/text", "plugins/api"],
     &["gateway/router", "gateway/govern", "backends/engine", "plugins/builtin", "plugins/wasm"],
     &["gateway/store", "backends/link", "sim"],
     &["gateway/proxy", "backends/worker"],

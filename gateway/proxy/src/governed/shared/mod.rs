@@ -36,7 +36,7 @@ use tokio::sync::RwLock;
 use tokio::time::timeout_at;
 
 use super::restore::{Sum, Sums};
-use crate::clock;
+use penstock_base::clock;
 
 /// Longest wait of a request for the store under a closed limit: without an answer the request is refused.
 const WAIT_CLOSED: Duration = Duration::from_secs(1);

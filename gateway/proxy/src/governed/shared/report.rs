@@ -9,7 +9,7 @@ use penstock_store::{Ask, Begun, Kept, Settlement, StoreError};
 use tokio::time::{sleep, timeout};
 
 use super::{IDLE, IN_FLIGHT_SECONDS, Key, Shared, kept};
-use crate::clock;
+use penstock_base::clock;
 
 /// Interval of the reports.
 const REPORT: Duration = Duration::from_millis(200);

@@ -15,8 +15,7 @@ use penstock_dialects::{ChatEvent, FaultClass, FinishReason, ProviderFault, Surf
 use penstock_proto::ErrorKind;
 
 use crate::call::{Ask, Call};
-use crate::config::{self, Overrides, Secret};
-use crate::error::Failure;
+use crate::config::{self, Overrides};
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::http::{Body, BodyBudget};
@@ -30,6 +29,8 @@ use crate::relay::target::Target;
 use crate::relay::{Policy, Probe};
 use crate::telemetry::{Gauge, Metrics};
 use crate::upstream::{Card, Course, Events, Facts, Measured, Origin, Upstream, not_forwarded};
+use penstock_base::Secret;
+use penstock_base::error::Failure;
 
 /// Behaviour of a double for one request.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Number of shards; with more threads than that, some share one.
-pub(crate) const COUNT: usize = 16;
+pub const COUNT: usize = 16;
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
@@ -13,6 +13,6 @@ thread_local! {
 }
 
 /// Shard index of this thread, below [`COUNT`].
-pub(crate) fn of_thread() -> usize {
+pub fn of_thread() -> usize {
     THREAD.with(|thread| thread % COUNT)
 }

@@ -12,8 +12,6 @@ use penstock_dialects::openai::errors::{self, ErrorShape};
 use penstock_dialects::{ApiError, Dialect, FaultClass, ProviderFault, codec};
 use penstock_proto::{ErrorKind, Retry};
 
-use crate::governed::Refusal;
-
 /// Longest Retry-After sent: the official SDKs stop retrying above 120 s.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
 
@@ -62,7 +60,18 @@ pub struct Failure {
     /// Answer of the upstream, if the failure is the upstream's own.
     pub upstream: Option<Box<UpstreamAnswer>>,
     /// Limit that refused the request.
-    pub refusal: Option<Box<Refusal>>,
+    pub refusal: Option<Box<LimitRefusal>>,
+}
+
+/// Refusal by a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitRefusal {
+    /// Id of the limit and name of its measure.
+    pub rule: String,
+    /// Whether a retry soon can help.
+    pub retry: bool,
+    /// Header fields of the response.
+    pub fields: Vec<(HeaderName, HeaderValue)>,
 }
 
 /// An error that an upstream answered.
