@@ -24,7 +24,7 @@ pub struct Page {
 /// Items of one page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing<T> {
-    /// The items.
+    /// Items of the page, in its order.
     pub items: Vec<T>,
     /// Whether there are more items behind them.
     pub more: bool,

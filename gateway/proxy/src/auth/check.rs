@@ -10,7 +10,7 @@ use super::credential::{CREDENTIAL_BYTES_MAX, Given, client, given};
 use super::jwt::jwks::{KEYS_MAX, KeySet, SET_BYTES_MAX};
 use super::jwt::token::Unverified;
 
-/// The public half of a key whose private half nobody has: no input is signed with it.
+/// Example key of RFC 8037 (appendix A): no fuzz input is signed with it by chance.
 const KEYS: &[u8] = br#"{"keys":[{"kty":"OKP","crv":"Ed25519","use":"sig","alg":"EdDSA","kid":"d","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::RS256, Algorithm::ES256, Algorithm::EdDSA];
 
@@ -36,7 +36,7 @@ pub(crate) fn check_address(headers: &HeaderMap) {
     assert!(client(Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1))), headers, &trusted).is_some());
 }
 
-/// Checks that no input verifies as a token of a key whose private half nobody has.
+/// Checks that no input verifies as a token of [`KEYS`].
 pub(crate) fn check_token(bytes: &[u8]) {
     let keys = KeySet::parse(KEYS, &ALGORITHMS).expect("a set");
     if let Ok(unverified) = Unverified::parse(bytes) {

@@ -92,6 +92,7 @@ impl Directory {
     pub(super) fn with(&self, changes: Changes) -> Self {
         let mut next = self.clone();
         for record in changes.keys {
+            // A rotation changes the digests: remove those of the old record first.
             if let Some(old) = next.by_id.remove(&record.id) {
                 digests(&old.record).for_each(|digest| drop(next.by_digest.remove(&digest)));
             }
@@ -281,7 +282,7 @@ pub(super) mod tests {
     }
 
     fn with(directory: &Directory, keys: Vec<KeyRecord>, owners: Vec<OwnerRecord>) -> Directory {
-        // Versions are never used twice: what an entry remembers is told apart by them.
+        // Versions are never reused: the cached principal of an entry is valid for one version.
         static VERSIONS: AtomicU64 = AtomicU64::new(1);
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
         directory.with(Changes { keys, owners, version, more: false })

@@ -133,7 +133,7 @@ impl Guard {
     /// connection. Nothing may be served on this result alone.
     ///
     /// # Errors
-    /// As [`Guard::admit`] for a missing or invalid credential.
+    /// As `Guard::admit` for a missing or invalid credential.
     pub async fn identify(
         &self,
         identity: &Identity,
@@ -327,6 +327,7 @@ impl Guard {
         now: u64,
     ) -> Result<Arc<Principal>, Failure> {
         let digest = Digest::of(given);
+        // A hit counts only under the directory version and the key set that the token was verified with.
         if let Some(found) = identity.tokens.get(&digest, now)
             && found.owners == self.directory.load().owners_version
             && identity.issuers[found.issuer].ring.get().and_then(|ring| ring.number()) == Some(found.keys)

@@ -54,7 +54,7 @@ impl AuthConfig {
 
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
-/// Configured key's principal.
+/// Principal of a configured key, and whether the key has been used.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) principal: Arc<Principal>,

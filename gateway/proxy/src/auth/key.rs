@@ -31,7 +31,7 @@ pub struct Key {
 pub enum Proof {
     /// SHA-256 of the key.
     Digest(Digest),
-    /// A name in the client's certificate; a trailing `*` matches any ending.
+    /// Name in the client's certificate; a trailing `*` matches any ending.
     Certificate(String),
 }
 

@@ -112,6 +112,7 @@ fn write(path: &Path) -> std::io::Result<()> {
     let mut random = [0; 32];
     getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
     let text: String = random.iter().map(|byte| format!("{byte:02x}")).chain(["\n".into()]).collect();
+    // Complete and on disk before it gets its name, so that no process reads half a pepper.
     let draft = folder.join(format!(".pepper.{}", std::process::id()));
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
     file.write_all(text.as_bytes())?;

@@ -1,4 +1,4 @@
-//! A connection to an upstream: TCP, TLS over TCP, or a Unix socket.
+//! Connection to an upstream: TCP, TLS over TCP, or a Unix socket.
 
 use std::io;
 use std::pin::Pin;

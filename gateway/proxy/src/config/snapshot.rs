@@ -58,11 +58,11 @@ pub struct Snapshot {
     pub log_level: String,
     /// Destination of the access log.
     pub access_log: String,
-    /// The admin API.
+    /// Settings of the admin API.
     pub admin: AdminConfig,
     /// Rules of authentication, and the throttle of failed attempts.
     pub auth: AuthConfig,
-    /// Traces.
+    /// Settings of traces.
     pub telemetry: TelemetryConfig,
     /// API keys.
     pub keys: Vec<Key>,

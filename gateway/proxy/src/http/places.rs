@@ -374,7 +374,7 @@ mod tests {
         let mut held: Vec<_> = (0..4).map(|_| take(&places, FOUR).expect("a place")).collect();
         held.iter_mut().for_each(|place| place.waits(false));
         let new = take(&places, FOUR).expect("another's place");
-        // Its request was faster: it is answered, and the connection goes. The others were candidates, but are served since.
+        // Its request came first: it is answered, then the connection closes. The other candidates are busy by now, and stay.
         let told: Vec<_> = held.iter_mut().map(Place::serves).collect();
         assert_eq!(told.iter().filter(|is_told| **is_told).count(), 1, "{told:?}");
         assert_eq!(take(&places, FOUR).err(), Some(Refused::Full));

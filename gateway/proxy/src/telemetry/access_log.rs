@@ -276,6 +276,7 @@ impl Queue {
             drop(state);
             self.changed.notify_all();
             batch.clear();
+            // Return the memory of a burst.
             batch.shrink_to(2 * GATHER_BYTES);
         }
     }

@@ -170,6 +170,7 @@ fn step(connection: &Connection, job: Job, told: &mut Vec<Told>) -> Result<(), S
     }
     let outcome = job(Some(connection));
     told.push(outcome.tell);
+    // SQLite has rolled the transaction back by itself, as it does on a full disk.
     if connection.is_autocommit() {
         return Err(StoreError::Full);
     }

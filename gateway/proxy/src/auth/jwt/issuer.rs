@@ -45,7 +45,7 @@ pub struct IssuerConfig {
     pub team_claim: Option<String>,
     /// Mapping from values of the team claim to teams; empty: the values are the teams.
     pub teams: Vec<(String, String)>,
-    /// Team of users whom no claim puts in one.
+    /// Default team: of users whose team claim is missing or lists only unknown groups.
     pub team: Option<String>,
     /// Whether a user without a team is refused.
     pub team_required: bool,
