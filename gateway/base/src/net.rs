@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-/// What counts as one address; all of a Unix socket's clients are one.
+/// Encodes an address as a number: an IPv4 address, or the /64 of an IPv6 one. All clients of a Unix socket are 0.
 pub fn network_of(address: Option<IpAddr>) -> u128 {
     match address.map(|address| address.to_canonical()) {
         None => 0,

@@ -1,16 +1,16 @@
 //! Texts that no log, no error and no page may show.
 
-/// A text that is never shown.
+/// Secret text; its `Debug` output hides the value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Keeps it.
+    /// Wraps a text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text, to be sent and not to be shown.
+    /// Secret text, to be sent and never shown.
     pub fn expose(&self) -> &str {
         &self.0
     }

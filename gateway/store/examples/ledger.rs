@@ -1,5 +1,6 @@
-//! What the ledger costs: entries settled in batches, in a database on disk. CPU time of the whole process per entry, commits and
-//! checkpoints included, and the size of the database. `cargo run --release -p penstock-store --example ledger`.
+//! Benchmark of the ledger: entries settled in batches, in a SQLite database on disk. Prints CPU time of the whole
+//! process per entry (commits and checkpoints included) and bytes per entry. `cargo run --release -p penstock-store
+//! --example ledger`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,11 +12,11 @@ use penstock_store::{
 
 const ENTRIES: usize = 200_000;
 
-/// CPU time of this process: user and system.
+/// CPU time of this process in µs: user and system.
 fn cpu_us() -> u64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = text.rsplit(") ").next().unwrap_or_default();
-    // Hundredths of a second: the 14th and 15th field, of which two and the state are cut off.
+    // In hundredths of a second: fields 14 and 15 of the file, of which the first two and the state are cut off.
     fields.split(' ').skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum::<u64>() * 10_000
 }
 
@@ -23,7 +24,7 @@ fn entries(from: usize, count: usize, subject: &Arc<Subject>, gateway: &Arc<str>
     let one = |number: usize| Entry {
         opened: OpenEntry {
             at: 1_795_000_000 + number as u64 / 25_000,
-            // In the order of their milliseconds, within one in none.
+            // Ids are in the order of their milliseconds, and in no order within one.
             request: format!(
                 "req_{:012x}{:020x}",
                 1_795_000_000_000 + number / 25,

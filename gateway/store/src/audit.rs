@@ -1,68 +1,68 @@
-//! Who changed what: events that are only ever added, and swept when they are old.
+//! Audit log: events of administration, append-only, deleted when they are old.
 
 use async_trait::async_trait;
 
 use crate::{AuditId, Listing, Page, StoreError};
 
-/// Longest [`AuditEvent::detail`].
+/// Longest [`AuditEvent::detail`] in bytes.
 pub const AUDIT_DETAIL_BYTES_MAX: usize = 64 * 1024;
 
-/// Somebody did something, or tried to.
+/// Event of the audit log: an action that somebody took or tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditEvent {
-    /// Its id; made by who notes it ([`AuditId::random`]).
+    /// Id, chosen by the caller ([`AuditId::random`]) so that a retry is recognized.
     pub id: AuditId,
-    /// Unix seconds.
+    /// Time in Unix seconds.
     pub at: u64,
-    /// Who: id of an admin key, of a certificate, of the process itself.
+    /// Actor: id of an admin key, of a certificate, or of the process itself.
     pub actor: String,
-    /// Where from; empty where there is none.
+    /// Address of the actor; empty if there is none.
     pub address: String,
-    /// What: `key.create`, `config.apply`.
+    /// Action: `key.create`, `config.apply`.
     pub action: String,
-    /// On what: an id.
+    /// Id of the object of the action.
     pub target: String,
-    /// What came of it: `done`, `denied`, `failed`.
+    /// Outcome: `done`, `denied`, `failed`.
     pub outcome: String,
-    /// JSON: what was before and after, without secrets; or empty.
+    /// State before and after as JSON, without secrets; or empty.
     pub detail: String,
 }
 
-/// Which events. `None`: all.
+/// Filter of audit events. `None`: no restriction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditFilter {
-    /// Unix seconds, included.
+    /// Begin in Unix seconds, inclusive.
     pub from: Option<u64>,
-    /// Unix seconds, not included.
+    /// End in Unix seconds, exclusive.
     pub until: Option<u64>,
-    /// By whom.
+    /// Actor of the event.
     pub actor: Option<String>,
-    /// What; one that ends in `*` is a prefix: `key.*`.
+    /// Action of the event; a trailing `*` makes it a prefix: `key.*`.
     pub action: Option<String>,
-    /// On what.
+    /// Object of the action.
     pub target: Option<String>,
-    /// What came of it.
+    /// Outcome of the event.
     pub outcome: Option<String>,
 }
 
-/// Keeps the audit log.
+/// Store of the audit log.
 #[async_trait]
 pub trait Audit: Send + Sync + 'static {
-    /// Adds an event. One with an id that is there already changes nothing, so it can be sent again.
+    /// Adds an event. An event whose id exists already changes nothing, so a retry is safe.
     ///
     /// # Errors
-    /// [`StoreError::Misuse`] when its detail is longer than [`AUDIT_DETAIL_BYTES_MAX`].
+    /// [`StoreError::Misuse`] if its detail is longer than [`AUDIT_DETAIL_BYTES_MAX`].
     async fn note(&self, event: AuditEvent) -> Result<(), StoreError>;
 
-    /// Events, in the order in which they were added.
+    /// Lists events in the order in which they were added.
     async fn audit(&self, filter: &AuditFilter, page: &Page) -> Result<Listing<AuditEvent>, StoreError>;
 
-    /// Deletes events before that time. How many; call again until 0.
+    /// Deletes some events before that time; returns their number. Call again until 0.
     async fn sweep_audit(&self, before: u64) -> Result<u64, StoreError>;
 }
 
 impl AuditFilter {
-    /// The action that is wanted, or how it begins.
+    /// Exact action, or prefix of the action, that the filter asks for.
     pub(crate) fn action_rule(&self) -> (Option<&str>, Option<&str>) {
         match self.action.as_deref() {
             Some(action) => match action.strip_suffix('*') {
@@ -74,7 +74,7 @@ impl AuditFilter {
     }
 }
 
-/// Refuses what no store keeps.
+/// Validates an event before it is written.
 pub(crate) fn check_event(event: &AuditEvent) -> Result<(), StoreError> {
     if event.detail.len() > AUDIT_DETAIL_BYTES_MAX {
         return Err(StoreError::Misuse("an audit event that is too long"));

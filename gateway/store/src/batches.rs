@@ -1,4 +1,6 @@
-//! Batches: a file of requests, its lines, and the result of each.
+//! Batches: an input file of requests, its lines, and the result of each line.
+//!
+//! States of a batch:
 //!
 //! ```text
 //! Validating ─► InProgress ─► Finalizing ─► Completed
@@ -12,24 +14,24 @@ use bytes::Bytes;
 
 use crate::{BatchId, FileId, Listing, Page, StoreError, Tenant};
 
-/// Where a batch is.
+/// State of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchStatus {
-    /// Its file is being read.
+    /// The input file is being read.
     Validating,
-    /// Its file cannot be used.
+    /// The input file cannot be used.
     Failed,
-    /// Its lines run.
+    /// The lines run.
     InProgress,
-    /// Its results are being written to files.
+    /// The results are being written to files.
     Finalizing,
     /// All lines have results.
     Completed,
-    /// Its window ended before all lines had run.
+    /// The window ended before all lines had run.
     Expired,
-    /// It was cancelled; lines in progress end.
+    /// The batch was cancelled; lines in progress end.
     Cancelling,
-    /// It has ended after a cancellation.
+    /// The batch has ended after a cancellation.
     Cancelled,
 }
 
@@ -46,200 +48,201 @@ impl BatchStatus {
         (BatchStatus::Cancelled, "cancelled"),
     ];
 
-    /// As the API says it.
+    /// Name in the API and in stores.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(status, _)| *status == self).map_or("failed", |(_, name)| name)
     }
 
-    /// The status of that name.
+    /// Status of that name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(_, known)| *known == name).map(|(status, _)| *status)
     }
 
-    /// Whether nothing changes any more.
+    /// Whether the status is final.
     pub fn is_end(self) -> bool {
         matches!(self, BatchStatus::Failed | BatchStatus::Completed | BatchStatus::Expired | BatchStatus::Cancelled)
     }
 }
 
-/// What a new batch is.
+/// Fields of a new batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewBatch {
-    /// URL path that every line is for.
+    /// URL path of every line.
     pub endpoint: String,
-    /// Its requests.
+    /// Input file with the requests.
     pub input: FileId,
-    /// As the client wrote it: `24h`.
+    /// Completion window as the client wrote it: `24h`.
     pub window: String,
-    /// When what has not run by then expires.
+    /// End of the window in Unix seconds; lines that have not run by then expire.
     pub expires: u64,
-    /// JSON object, or empty.
+    /// Metadata of the client: a JSON object, or empty.
     pub metadata: String,
-    /// When the files that it makes are deleted by themselves.
+    /// Retention of the output files in seconds; `None`: without end.
     pub output_expires_after: Option<u64>,
     /// Now, in Unix seconds.
     pub created: u64,
-    /// Batches of the tenant that may be open, this one included.
+    /// Most open batches of the tenant, this one included.
     pub tenant_open_max: u64,
 }
 
-/// When a batch came to a status; Unix seconds.
+/// Times of a batch's transitions, in Unix seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchTimes {
-    /// It was made.
+    /// Creation.
     pub created: u64,
-    /// Its window ends.
+    /// End of the window.
     pub expires: u64,
-    /// Its lines began to run.
+    /// Begin of running the lines.
     pub in_progress: Option<u64>,
-    /// Its files began to be written.
+    /// Begin of writing the output files.
     pub finalizing: Option<u64>,
-    /// It was cancelled.
+    /// Cancellation.
     pub cancelling: Option<u64>,
-    /// It ended.
+    /// End of the batch.
     pub ended: Option<u64>,
 }
 
-/// Lines of a batch.
+/// Numbers of a batch's lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// All.
+    /// All lines.
     pub total: u64,
-    /// With an answer.
+    /// Lines with an answer.
     pub completed: u64,
-    /// With an error.
+    /// Lines with an error.
     pub failed: u64,
 }
 
-/// A batch.
+/// Batch as stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchRecord {
-    /// Its id.
+    /// Id of the batch.
     pub id: BatchId,
-    /// Where it is.
+    /// State of the batch.
     pub status: BatchStatus,
-    /// URL path that every line is for.
+    /// URL path of every line.
     pub endpoint: String,
-    /// Its requests.
+    /// Input file with the requests.
     pub input: FileId,
-    /// Answers, once it has ended.
+    /// File of the answers, once the batch has ended.
     pub output: Option<FileId>,
-    /// Errors, once it has ended.
+    /// File of the errors, once the batch has ended.
     pub errors: Option<FileId>,
-    /// As the client wrote it.
+    /// Completion window as the client wrote it.
     pub window: String,
-    /// JSON object, or empty.
+    /// Metadata of the client: a JSON object, or empty.
     pub metadata: String,
-    /// Why its file cannot be used: JSON, or empty.
+    /// Faults of an input file that cannot be used: JSON, or empty.
     pub faults: String,
-    /// Seconds for which the files that it makes are kept.
+    /// Retention of the output files in seconds; `None`: without end.
     pub output_expires_after: Option<u64>,
-    /// When.
+    /// Times of the transitions.
     pub times: BatchTimes,
-    /// Its lines.
+    /// Numbers of lines.
     pub counts: Counts,
 }
 
-/// A batch that has not ended, for whoever runs it.
+/// Unfinished batch with its tenant, for the process that runs batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenBatch {
-    /// Whose it is.
+    /// Tenant of the batch.
     pub tenant: Tenant,
-    /// The batch.
+    /// Batch record.
     pub batch: BatchRecord,
 }
 
-/// A line found in the input file.
+/// Line of an input file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewLine {
-    /// Place in the file, from 0.
+    /// Index in the file, from 0.
     pub line: u32,
-    /// The client's name for it.
+    /// Client's id of the line.
     pub custom_id: String,
-    /// Where it begins in the file.
+    /// Byte offset of the line in the file.
     pub at: u64,
-    /// Its size.
+    /// Length of the line in bytes.
     pub bytes: u32,
 }
 
-/// A line that has no result yet.
+/// Line without a result.
 pub type Line = NewLine;
 
-/// The result of one line.
+/// Result of one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineResult {
-    /// It was answered; else it goes to the errors file.
+    /// Whether the line was answered; else the result goes to the errors file.
     pub ok: bool,
-    /// The line of the output file, without its end.
+    /// Line of the output file, without its line end.
     pub text: Bytes,
 }
 
-/// What became of a cancellation.
+/// Outcome of a cancellation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cancelled {
-    /// It is cancelling, now or already.
+    /// Cancelling or cancelled, now or already before.
     Yes(BatchRecord),
-    /// It has ended, or its files are being written.
+    /// The batch has ended, or its files are being written.
     TooLate(BatchRecord),
-    /// There is none.
+    /// No such batch.
     Absent,
 }
 
-/// How a batch ends.
+/// Final state of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndedBatch {
-    /// An end.
+    /// Final status.
     pub status: BatchStatus,
-    /// Unsealed file of the answers; sealed with the end.
+    /// Unsealed file of the answers; it is sealed in the same transaction.
     pub output: Option<FileId>,
-    /// The same for the errors.
+    /// Unsealed file of the errors; it is sealed in the same transaction.
     pub errors: Option<FileId>,
-    /// JSON, or empty.
+    /// Faults of the input file: JSON, or empty.
     pub faults: String,
     /// Now, in Unix seconds.
     pub now: u64,
 }
 
-/// Keeps batches. The first methods are for clients; the others for the one process that runs batches.
+/// Store of batches. The first four methods are for clients; the others are for the one process that runs batches.
 #[async_trait]
 pub trait Batches: Send + Sync + 'static {
-    /// Makes a batch. `None`: there is no such input file.
+    /// Creates a batch. `None`: the tenant has no such input file.
     ///
     /// # Errors
-    /// [`StoreError::Quota`] when the tenant has too many open.
+    /// [`StoreError::Quota`] if the tenant has too many open batches.
     async fn create_batch(&self, tenant: &Tenant, new: NewBatch) -> Result<Option<BatchRecord>, StoreError>;
 
-    /// One batch.
+    /// Reads one batch of the tenant.
     async fn batch(&self, tenant: &Tenant, id: &BatchId) -> Result<Option<BatchRecord>, StoreError>;
 
-    /// Batches.
+    /// Lists the tenant's batches.
     async fn batches(&self, tenant: &Tenant, page: &Page) -> Result<Listing<BatchRecord>, StoreError>;
 
-    /// Asks a batch to end early.
+    /// Requests that a batch end early.
     async fn cancel_batch(&self, tenant: &Tenant, id: &BatchId, now: u64) -> Result<Cancelled, StoreError>;
 
-    /// Batches that have not ended, oldest first.
+    /// Lists unfinished batches of all tenants, oldest first.
     async fn open_batches(&self, limit: u32) -> Result<Vec<OpenBatch>, StoreError>;
 
-    /// Adds lines to a batch that is being validated; a line that is there already stays as it is.
+    /// Adds lines to a batch that is being validated; lines that exist already are kept.
     async fn admit_lines(&self, id: &BatchId, lines: Vec<NewLine>) -> Result<(), StoreError>;
 
-    /// From validating to in progress; no change in any other status.
+    /// Moves a batch from validating to in progress; no change in any other status.
     async fn start_batch(&self, id: &BatchId, now: u64) -> Result<(), StoreError>;
 
-    /// Lines without a result, from `from` on, in order.
+    /// Lists lines without a result, from index `from` on, in order.
     async fn waiting_lines(&self, id: &BatchId, from: u32, limit: u32) -> Result<Vec<Line>, StoreError>;
 
-    /// Keeps the result of a line and counts it. `false`: the line has one already, and this one is dropped.
+    /// Stores the result of a line and counts it, in one transaction. `false`: the line has a result already, and this
+    /// one is dropped.
     async fn finish_line(&self, id: &BatchId, line: u32, result: LineResult) -> Result<bool, StoreError>;
 
-    /// To finalizing, from in progress; no change in any other status.
+    /// Moves a batch from in progress to finalizing; no change in any other status.
     async fn finalize_batch(&self, id: &BatchId, now: u64) -> Result<(), StoreError>;
 
-    /// Bytes of all results with that outcome, without line ends, and how many there are.
+    /// Total bytes of all results with that outcome, without line ends, and the number of these results.
     async fn result_bytes(&self, id: &BatchId, ok: bool) -> Result<(u64, u64), StoreError>;
 
-    /// Results with that outcome from line `from` on, in order: as many as fit into `bytes_max`, at least one.
+    /// Results with that outcome from index `from` on, in order: as many as fit into `bytes_max`, at least one.
     async fn results(
         &self,
         id: &BatchId,
@@ -248,6 +251,6 @@ pub trait Batches: Send + Sync + 'static {
         bytes_max: usize,
     ) -> Result<Vec<(u32, Bytes)>, StoreError>;
 
-    /// Ends a batch, seals its files and drops its lines, all at once. `false`: it had ended.
+    /// Ends a batch, seals its files and deletes its lines, in one transaction. `false`: the batch had ended before.
     async fn end_batch(&self, id: &BatchId, end: EndedBatch) -> Result<bool, StoreError>;
 }

@@ -1,22 +1,22 @@
-//! Bytes that several gateways may reuse, for a time.
+//! Cache shared by several gateways: bytes with a time to live.
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::StoreError;
 
-/// Longest key of a [`Cache`].
+/// Longest key of a [`Cache`] in bytes.
 pub const CACHE_KEY_BYTES_MAX: usize = 512;
-/// Longest value of a [`Cache`].
+/// Largest value of a [`Cache`] in bytes.
 pub const CACHE_VALUE_BYTES_MAX: usize = 8 << 20;
 
-/// Keeps bytes for a time, or less: whatever is in it may be gone.
+/// Shared cache. An entry may disappear before its time.
 #[async_trait]
 pub trait Cache: Send + Sync + 'static {
-    /// What was put under that key.
+    /// Value under a key, if there is one.
     async fn get(&self, key: &str) -> Result<Option<Bytes>, StoreError>;
 
-    /// Keeps `value` for `seconds`, in place of what was there.
+    /// Stores `value` for `seconds`, replacing an earlier value.
     ///
     /// # Errors
     /// [`StoreError::Misuse`] beyond [`CACHE_KEY_BYTES_MAX`] and [`CACHE_VALUE_BYTES_MAX`].

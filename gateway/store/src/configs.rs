@@ -1,65 +1,65 @@
-//! The configs that were applied, newest kept: what a roll-back goes back to.
+//! History of applied configs, newest first: the source of roll-backs.
 
 use async_trait::async_trait;
 
 use crate::{Listing, StoreError};
 
-/// Longest config that is kept.
+/// Longest config text in bytes.
 pub const CONFIG_BYTES_MAX: usize = 4 << 20;
 
-/// A config that is to be kept.
+/// Config to be stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewConfig {
-    /// As it was written. Secrets are named in it, never held.
+    /// Text as written. It names secrets and never contains them.
     pub text: String,
     /// SHA-256 of the text, in hex.
     pub sha256: String,
-    /// Unix seconds.
+    /// Time in Unix seconds.
     pub at: u64,
-    /// Who: id of an admin key, `file`, `signal`, `start`.
+    /// Actor: id of an admin key, `file`, `signal`, `start`.
     pub actor: String,
-    /// Why, in their words; or empty.
+    /// Note of the actor, or empty.
     pub note: String,
-    /// What came of it: `applied`, `refused`, `rolled_back`.
+    /// Outcome: `applied`, `refused`, `rolled_back`.
     pub outcome: String,
 }
 
-/// A config that was kept, without its text.
+/// Stored config without its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigRecord {
-    /// Rises with each one that is kept.
+    /// Number of the config; rises with each one stored.
     pub number: u64,
     /// SHA-256 of the text, in hex.
     pub sha256: String,
-    /// Of the text.
+    /// Length of the text in bytes.
     pub bytes: u64,
-    /// Unix seconds.
+    /// Time in Unix seconds.
     pub at: u64,
-    /// Who.
+    /// Actor of the change.
     pub actor: String,
-    /// Why.
+    /// Note of the actor, or empty.
     pub note: String,
-    /// What came of it.
+    /// Outcome of the change.
     pub outcome: String,
 }
 
-/// Keeps configs.
+/// Store of the config history.
 #[async_trait]
 pub trait Configs: Send + Sync + 'static {
-    /// Keeps a config and drops the oldest beyond `keep`.
+    /// Stores a config and deletes the oldest beyond `keep`.
     ///
     /// # Errors
-    /// [`StoreError::Misuse`] when its text is longer than [`CONFIG_BYTES_MAX`].
+    /// [`StoreError::Misuse`] if its text is longer than [`CONFIG_BYTES_MAX`].
     async fn save_config(&self, config: NewConfig, keep: u32) -> Result<ConfigRecord, StoreError>;
 
-    /// A config and its text.
+    /// Reads a config and its text.
     async fn config(&self, number: u64) -> Result<Option<(ConfigRecord, String)>, StoreError>;
 
-    /// Configs, newest first; `before`: those with a lower number.
+    /// Lists configs, newest first; `before`: only lower numbers.
     async fn configs(&self, before: Option<u64>, limit: u32) -> Result<Listing<ConfigRecord>, StoreError>;
 }
 
-/// Refuses what no store keeps.
+/// Validates a config before it is written.
 pub(crate) fn check_config(config: &NewConfig) -> Result<(), StoreError> {
     if config.text.len() > CONFIG_BYTES_MAX { Err(StoreError::Misuse("a config that is too long")) } else { Ok(()) }
 }

@@ -1,26 +1,27 @@
-//! Why the store did not do it.
+//! Errors of store operations.
 
-/// A failure of the store. What is merely not there is no failure.
+/// Error of a store operation. A missing object is no error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The disk, or the size that the store may have, is used up. Nothing was changed.
+    /// The disk, or the configured size of the store, is used up. Nothing was changed.
     #[error("the store is full")]
     Full,
-    /// The tenant has as much as it may have.
+    /// The tenant's quota is used up.
     #[error("the tenant's share of the store is used up: {used} of {max}")]
     Quota {
-        /// What there is, with what was asked for.
+        /// Amount in use, with the requested one.
         used: u64,
-        /// What there may be.
+        /// Quota.
         max: u64,
     },
-    /// More work waits than is done in time. Nothing was changed, unless it was already being done.
+    /// The store is overloaded or did not answer in time. Nothing was changed, unless the operation was already under
+    /// way.
     #[error("the store is busy")]
     Busy,
-    /// What was counted is gone: the server was restarted or emptied. Nothing was changed.
+    /// The counts are lost: the server was restarted or emptied. Nothing was changed.
     #[error("the counters have lost what they had counted")]
     Lost,
-    /// What was asked for does not fit what is there: a bug of the caller, or of another process.
+    /// The request contradicts the stored state or a bound: a bug of the caller, or of another process.
     #[error("the store was asked for what cannot be: {0}")]
     Misuse(&'static str),
     /// The store cannot be read or written.

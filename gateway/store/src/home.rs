@@ -1,12 +1,13 @@
-//! Connections live on the runtime that opened the store, whichever runtime happens to ask when one is made anew: the one that asks may
-//! end before them.
+//! Home runtime of a store's connections: the one that opened the store. A connection that is opened later, during a
+//! call from another runtime, must belong to the home runtime as well, since the caller's may end before the
+//! connection.
 
 use std::future::poll_fn;
 use std::pin::pin;
 
 use tokio::runtime::Handle;
 
-/// `work`, with everything that it spawns and opens on `home`.
+/// Polls `work` within the runtime `home`, so that everything it spawns and opens belongs there.
 pub(crate) async fn at<T>(home: &Handle, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     poll_fn(|context| {

@@ -1,23 +1,23 @@
-//! Ids: unguessable, with a prefix that says what they name.
+//! Ids: unguessable, with a prefix that names the kind of object.
 
 use std::fmt;
 
-/// Random bytes of an id: nobody finds one by trying.
+/// Random bytes of an id, enough to prevent guessing.
 const RANDOM_BYTES: usize = 18;
-/// Longest id that is looked up.
+/// Longest id in bytes that is looked up.
 const ID_BYTES_MAX: usize = 128;
 
-/// Whose something is: the id of an API key; empty where no keys are configured.
+/// Owner of stored objects: the id of an API key; empty if no keys are configured.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(String);
 
 impl Tenant {
-    /// The tenant of that key.
+    /// Tenant of that key.
     pub fn new(key: &str) -> Self {
         Self(key.to_owned())
     }
 
-    /// The key's id.
+    /// Id of the key.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -50,17 +50,17 @@ macro_rules! id {
         pub struct $name(String);
 
         impl $name {
-            /// A new one.
+            /// Generates a new id.
             pub fn random() -> Self {
                 Self(random($prefix))
             }
 
-            /// What a client sent, if it can be one.
+            /// Parses a client's text; `None` if it cannot be such an id.
             pub fn parse(text: &str) -> Option<Self> {
                 is_id(text, $prefix).then(|| Self(text.to_owned()))
             }
 
-            /// As clients see it.
+            /// Id as clients see it.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -75,27 +75,27 @@ macro_rules! id {
 }
 
 id!(
-    /// Names a file.
+    /// Id of a file.
     FileId,
     "file-"
 );
 id!(
-    /// Names a batch.
+    /// Id of a batch.
     BatchId,
     "batch_"
 );
 id!(
-    /// Names a stored response.
+    /// Id of a stored response.
     ResponseId,
     "resp_"
 );
 id!(
-    /// Names an issued key.
+    /// Id of an issued key.
     KeyId,
     "key_"
 );
 id!(
-    /// Names an event of the audit log.
+    /// Id of an audit event.
     AuditId,
     "audit_"
 );

@@ -1,10 +1,10 @@
-//! Values that stores keep as JSON.
+//! JSON encoding of values in stores.
 
 use serde::Serialize;
 
 use crate::StoreError;
 
-/// As JSON. Only maps with keys that are no strings could fail, and there are none.
+/// Encodes a value as JSON. Only maps with non-string keys could fail, and no stored value has one.
 pub(crate) fn to_json(value: &impl Serialize) -> Result<String, StoreError> {
     serde_json::to_string(value).map_err(|_| StoreError::Misuse("a value that is no JSON"))
 }

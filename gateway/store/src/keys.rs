@@ -1,8 +1,9 @@
-//! The directory: issued keys, and the teams and users that they belong to.
+//! Key directory: issued keys, and the teams and users that they belong to.
 //!
-//! Every change raises one version and stamps what it changed with it, so a gateway that holds the whole directory in memory asks one
-//! cheap question ([`Keys::directory_changed`]) and then reads only what is new ([`Keys::directory_since`]). Nothing is ever taken away
-//! unseen: keys are revoked and owners removed by a mark, which travels like any other change.
+//! Every change increments one version and stamps the changed record with it. A gateway that holds the whole directory
+//! in memory therefore polls one cheap query ([`Keys::directory_changed`]) and then reads only the changes
+//! ([`Keys::directory_since`]). No record is deleted: keys are revoked and owners removed by a mark, which propagates
+//! like any other change.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use penstock_govern::Scope;
 
 use crate::{KeyId, Listing, Page, StoreError};
 
-/// Digest of a key, made by who issues keys. Shown nowhere.
+/// Digest of a key, computed by the issuer. Its `Debug` output hides the value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyDigest(pub [u8; 32]);
 
@@ -22,73 +23,73 @@ impl fmt::Debug for KeyDigest {
     }
 }
 
-/// The digest before a rotation, still good for a while.
+/// Digest before a rotation, valid for its grace period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PreviousDigest {
-    /// What it was.
+    /// Digest of the old secret.
     pub digest: KeyDigest,
-    /// Unix seconds from which on it is worth nothing.
+    /// End of validity in Unix seconds (exclusive).
     pub until: u64,
 }
 
-/// An issued key. Times are Unix seconds.
+/// Issued key. Times are Unix seconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRecord {
-    /// Its id; made by who issues it ([`KeyId::random`]).
+    /// Id, chosen by the issuer ([`KeyId::random`]).
     pub id: KeyId,
-    /// What people call it.
+    /// Display name.
     pub name: String,
-    /// What is compared.
+    /// Digest that requests are compared with.
     pub digest: KeyDigest,
-    /// The digest before the last rotation.
+    /// Digest before the last rotation.
     pub previous: Option<PreviousDigest>,
-    /// Its last characters, by which its owner knows it.
+    /// Last characters of the secret, by which its owner recognizes it.
     pub hint: String,
-    /// The team that it belongs to.
+    /// Team of the key.
     pub team: Option<String>,
-    /// The user that it belongs to.
+    /// User of the key.
     pub user: Option<String>,
-    /// The key that it was made from.
+    /// Parent key.
     pub parent: Option<KeyId>,
-    /// What it may do.
+    /// Scope of the key.
     pub scope: Scope,
-    /// Ids of the limits that it is under.
+    /// Ids of the limits that apply to the key.
     pub limits: Vec<String>,
-    /// For the books: `name:value` or any word.
+    /// Labels for usage reports: `name:value` or any word.
     pub tags: Vec<String>,
-    /// It was issued.
+    /// Time of issue.
     pub created: u64,
-    /// It was rotated last.
+    /// Time of the last rotation.
     pub rotated: Option<u64>,
-    /// From then on it is worth nothing.
+    /// Time of expiry.
     pub expires: Option<u64>,
-    /// It was taken back.
+    /// Time of revocation.
     pub revoked: Option<u64>,
-    /// Of the directory, when this key was changed last. Given by the store.
+    /// Version of the directory at the last change of this key; set by the store.
     pub version: u64,
 }
 
-/// What is to be changed of a key; `None` stays as it is.
+/// Change of a key; `None` keeps a field.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyChange {
-    /// What people call it.
+    /// Display name.
     pub name: Option<String>,
-    /// The team; `Some(None)`: none any more.
+    /// Team; `Some(None)` removes it.
     pub team: Option<Option<String>>,
-    /// The user.
+    /// User; `Some(None)` removes it.
     pub user: Option<Option<String>>,
-    /// What it may do.
+    /// Scope of the key.
     pub scope: Option<Scope>,
-    /// Its limits.
+    /// Ids of limits.
     pub limits: Option<Vec<String>>,
-    /// Its tags.
+    /// Labels for usage reports.
     pub tags: Option<Vec<String>>,
-    /// When it ends.
+    /// Time of expiry; `Some(None)` removes it.
     pub expires: Option<Option<u64>>,
 }
 
 impl KeyChange {
-    /// Changes `key`.
+    /// Applies the change to `key`.
     pub fn apply(self, key: &mut KeyRecord) {
         set(&mut key.name, self.name);
         set(&mut key.team, self.team);
@@ -106,51 +107,51 @@ fn set<T>(place: &mut T, change: Option<T>) {
     }
 }
 
-/// A new secret for a key.
+/// New secret of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// Of the new secret.
+    /// Digest of the new secret.
     pub digest: KeyDigest,
-    /// Its last characters.
+    /// Last characters of the new secret.
     pub hint: String,
-    /// The old secret is good until then; what was old already is not any more.
+    /// End of the old secret's grace period; a secret that was old already is invalid at once.
     pub previous_until: u64,
-    /// Now.
+    /// Time of the rotation.
     pub now: u64,
 }
 
 impl Rotation {
-    /// Changes `key`.
+    /// Applies the rotation to `key`.
     pub(crate) fn apply(self, key: &mut KeyRecord) {
         key.previous = Some(PreviousDigest { digest: key.digest, until: self.previous_until });
         (key.digest, key.hint, key.rotated) = (self.digest, self.hint, Some(self.now));
     }
 }
 
-/// Which keys are listed.
+/// Filter of keys. `None`: no restriction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyFilter {
-    /// Of that team.
+    /// Team of the key.
     pub team: Option<String>,
-    /// Of that user.
+    /// User of the key.
     pub user: Option<String>,
-    /// Made from that key.
+    /// Parent of the key.
     pub parent: Option<KeyId>,
-    /// Revoked ones, or those that are not.
+    /// Revoked keys (`true`), or the others (`false`).
     pub revoked: Option<bool>,
 }
 
-/// What an owner of keys is.
+/// Kind of an owner of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OwnerKind {
-    /// People who share limits and a budget.
+    /// Group that shares limits and a budget.
     Team,
-    /// A person or a service.
+    /// Person or service.
     User,
 }
 
 impl OwnerKind {
-    /// As stores and APIs say it.
+    /// Name in stores and APIs.
     pub fn name(self) -> &'static str {
         match self {
             OwnerKind::Team => "team",
@@ -158,62 +159,62 @@ impl OwnerKind {
         }
     }
 
-    /// The kind of that name.
+    /// Kind of that name.
     pub fn parse(name: &str) -> Option<Self> {
         [OwnerKind::Team, OwnerKind::User].into_iter().find(|kind| kind.name() == name)
     }
 }
 
-/// A team or a user. Times are Unix seconds.
+/// Team or user. Times are Unix seconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerRecord {
-    /// Which of the two.
+    /// Team or user.
     pub kind: OwnerKind,
-    /// Its id, chosen by the operator or by the identity provider; unique among its kind.
+    /// Id, chosen by the operator or by the identity provider; unique within its kind.
     pub id: String,
-    /// What people call it.
+    /// Display name.
     pub name: String,
-    /// The team of a user.
+    /// Team of a user.
     pub team: Option<String>,
-    /// What its keys may do, at most.
+    /// Upper bound of what the owner's keys may do.
     pub scope: Scope,
-    /// Ids of the limits that it is under.
+    /// Ids of the limits that apply to the owner.
     pub limits: Vec<String>,
-    /// Ids of the budgets that it is under.
+    /// Ids of the budgets that apply to the owner.
     pub budgets: Vec<String>,
-    /// For the books.
+    /// Labels for usage reports.
     pub tags: Vec<String>,
-    /// Nothing of it is served.
+    /// Whether all requests of the owner are refused.
     pub blocked: bool,
-    /// It was made.
+    /// Time of creation.
     pub created: u64,
-    /// It was removed; seen only in [`Changes`].
+    /// Time of removal; only seen in [`Changes`].
     pub removed: Option<u64>,
-    /// Of the directory, when it was changed last. Given by the store.
+    /// Version of the directory at the last change of this owner; set by the store.
     pub version: u64,
 }
 
-/// What is to be changed of a team or user; `None` stays as it is.
+/// Change of a team or user; `None` keeps a field.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerChange {
-    /// What people call it.
+    /// Display name.
     pub name: Option<String>,
-    /// The team of a user; `Some(None)`: none any more.
+    /// Team of a user; `Some(None)` removes it.
     pub team: Option<Option<String>>,
-    /// What its keys may do.
+    /// Upper bound of what the owner's keys may do.
     pub scope: Option<Scope>,
-    /// Its limits.
+    /// Ids of limits.
     pub limits: Option<Vec<String>>,
-    /// Its budgets.
+    /// Ids of budgets.
     pub budgets: Option<Vec<String>>,
-    /// Its tags.
+    /// Labels for usage reports.
     pub tags: Option<Vec<String>>,
-    /// Whether nothing of it is served.
+    /// Whether all requests of the owner are refused.
     pub blocked: Option<bool>,
 }
 
 impl OwnerChange {
-    /// Changes `owner`.
+    /// Applies the change to `owner`.
     pub fn apply(self, owner: &mut OwnerRecord) {
         set(&mut owner.name, self.name);
         set(&mut owner.team, self.team);
@@ -225,21 +226,22 @@ impl OwnerChange {
     }
 }
 
-/// What changed in the directory.
+/// Changes of the directory since a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changes {
-    /// Keys as they are now.
+    /// Changed keys in their current state.
     pub keys: Vec<KeyRecord>,
-    /// Teams and users as they are now, removed ones too.
+    /// Changed teams and users in their current state, removed ones too.
     pub owners: Vec<OwnerRecord>,
-    /// With these, what is known is of that version: the next question's `since`.
+    /// Version that these changes lead to: the next call's `version`.
     pub version: u64,
-    /// There is more: ask again at once.
+    /// Whether there are more changes: call again at once.
     pub more: bool,
 }
 
 impl Changes {
-    /// Cuts two lists, each in the order of versions and one longer than `limit` if it goes on, to where both are complete.
+    /// Cuts two lists to a version up to which both are complete. Each is in the order of versions, and one longer than
+    /// `limit` if it continues.
     pub(crate) fn up_to(limit: u32, now: u64, mut keys: Vec<KeyRecord>, mut owners: Vec<OwnerRecord>) -> Self {
         let (limit, mut version, mut more) = (limit as usize, now, false);
         for versions in
@@ -256,38 +258,38 @@ impl Changes {
     }
 }
 
-/// Keeps the directory.
+/// Store of the key directory.
 #[async_trait]
 pub trait Keys: Send + Sync + 'static {
-    /// Keeps a new key; `version` of what is given does not matter. `None`: its id or digest is taken.
+    /// Stores a new key; its `version` is ignored. `None`: the id or digest exists already.
     async fn create_key(&self, key: KeyRecord) -> Result<Option<KeyRecord>, StoreError>;
 
-    /// One key.
+    /// Reads one key.
     async fn key(&self, id: &KeyId) -> Result<Option<KeyRecord>, StoreError>;
 
-    /// The key with that digest, or with that digest before its last rotation; whether it is still good is the caller's to judge.
+    /// Reads the key whose current or previous digest matches; the caller judges whether that digest is still valid.
     async fn key_by_digest(&self, digest: &KeyDigest) -> Result<Option<KeyRecord>, StoreError>;
 
-    /// Keys, in the order in which they were issued.
+    /// Lists keys in the order in which they were issued.
     async fn keys(&self, filter: &KeyFilter, page: &Page) -> Result<Listing<KeyRecord>, StoreError>;
 
-    /// Changes a key, revoked or not. `None`: there is none.
+    /// Changes a key, revoked or not. `None`: no such key.
     async fn update_key(&self, id: &KeyId, change: KeyChange) -> Result<Option<KeyRecord>, StoreError>;
 
-    /// Gives a key a new secret. `None`: there is none, or it is revoked, or the digest is taken.
+    /// Gives a key a new secret. `None`: no such key, a revoked key, or a digest that exists already.
     async fn rotate_key(&self, id: &KeyId, rotation: Rotation) -> Result<Option<KeyRecord>, StoreError>;
 
-    /// Takes a key back; once it is, its time stays. Keys made from it stay as they are: who judges a key judges its parents.
-    /// `None`: there is none.
+    /// Revokes a key; a repeated call keeps the first time. Keys made from it are unchanged: a verifier checks the
+    /// parents too. `None`: no such key.
     async fn revoke_key(&self, id: &KeyId, now: u64) -> Result<Option<KeyRecord>, StoreError>;
 
-    /// Keeps a new team or user; `version` and `removed` of what is given do not matter. `None`: there is one with that id.
+    /// Stores a new team or user; its `version` and `removed` are ignored. `None`: the id exists already.
     async fn create_owner(&self, owner: OwnerRecord) -> Result<Option<OwnerRecord>, StoreError>;
 
-    /// One team or user.
+    /// Reads one team or user.
     async fn owner(&self, kind: OwnerKind, id: &str) -> Result<Option<OwnerRecord>, StoreError>;
 
-    /// Teams or users, in the order of their ids; `team`: users of that team.
+    /// Lists teams or users in the order of their ids; `team`: users of that team.
     async fn owners(
         &self,
         kind: OwnerKind,
@@ -295,7 +297,7 @@ pub trait Keys: Send + Sync + 'static {
         page: &Page,
     ) -> Result<Listing<OwnerRecord>, StoreError>;
 
-    /// Changes a team or user. `None`: there is none.
+    /// Changes a team or user. `None`: no such owner.
     async fn update_owner(
         &self,
         kind: OwnerKind,
@@ -303,16 +305,16 @@ pub trait Keys: Send + Sync + 'static {
         change: OwnerChange,
     ) -> Result<Option<OwnerRecord>, StoreError>;
 
-    /// Removes a team or user; its keys stay as they are. `false`: there is none.
+    /// Removes a team or user; its keys are unchanged. `false`: no such owner.
     async fn remove_owner(&self, kind: OwnerKind, id: &str, now: u64) -> Result<bool, StoreError>;
 
-    /// The directory's version: 0 while it is empty, higher with each change.
+    /// Version of the directory: 0 while empty, higher with each change.
     async fn directory_version(&self) -> Result<u64, StoreError>;
 
-    /// What changed since that version, oldest change first, at most `limit` keys and as many owners.
+    /// Changes since a version, oldest first, at most `limit` keys and as many owners.
     async fn directory_since(&self, version: u64, limit: u32) -> Result<Changes, StoreError>;
 
-    /// Waits until the directory's version is another than `seen`, at most for `wait`, and says what it is. A change made by another
+    /// Waits until the directory's version differs from `seen`, at most for `wait`, and returns it. A change by another
     /// process is seen within 300 ms. Cancel-safe.
     async fn directory_changed(&self, seen: u64, wait: Duration) -> Result<u64, StoreError>;
 }

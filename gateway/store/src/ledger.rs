@@ -1,4 +1,4 @@
-//! The ledger: what every request used and cost, counted once.
+//! Ledger: usage and cost of every request, counted once.
 //!
 //! ```text
 //!           open ─────────► Open ── settle ──► Settled          (again: no change)
@@ -7,11 +7,13 @@
 //!     settle without open ───────────────────────┘
 //! ```
 //!
-//! Gateways say now and then that they live; what one that has fallen silent left open is found by the others ([`Ledger::left`]).
+//! Gateways report regularly that they are alive; entries that a silent one left open are found by the others
+//! ([`Ledger::left`]).
 //!
-//! When a request came and its id are the key, so a batch of entries can be sent again after any failure. An assumed entry gives way to
-//! the real one if that comes after all; nothing else is ever changed. Stores keep entries in the order of that key and by nothing else:
-//! almost every entry is put at the end of one tree, which is what makes writing it cheap, and questions name a time.
+//! The key of an entry is the request's arrival time and id, so a batch of entries can be retried after any failure. An
+//! assumed entry is replaced by the real one if that arrives after all; nothing else is ever changed. Stores order
+//! entries by that key and have no other index on settled ones: almost every insert is at the end of one tree, which
+//! keeps writes cheap, and every query names a time range.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -20,31 +22,31 @@ use async_trait::async_trait;
 
 use crate::{Listing, Page, StoreError};
 
-/// Entries of one [`Ledger::open_entries`] or [`Ledger::settle_entries`].
+/// Most entries of one [`Ledger::open_entries`] or [`Ledger::settle_entries`].
 pub const LEDGER_BATCH_MAX: usize = 4000;
 /// Most groups of one [`UsageQuery`].
 pub const USAGE_GROUPS_MAX: usize = 4;
 /// Most rows of one page of usage.
 pub const USAGE_ROWS_MAX: u32 = 10_000;
-/// Tags of an entry that are kept.
+/// Most tags of an entry that are stored.
 pub const ENTRY_TAGS_MAX: usize = 16;
 
-/// Tokens by kind.
+/// Token counts by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
-    /// Of the prompt, all.
+    /// All tokens of the prompt.
     pub input: u64,
-    /// Of these, read from a cache.
+    /// Prompt tokens read from a cache.
     pub input_cached: u64,
-    /// Of these, written to a cache that is billed.
+    /// Prompt tokens written to a cache that bills writes.
     pub input_written: u64,
-    /// Of the answer, all.
+    /// All tokens of the answer.
     pub output: u64,
-    /// Of these, reasoning.
+    /// Answer tokens spent on reasoning.
     pub reasoning: u64,
 }
 
-/// Who and what an entry is about: what usage is grouped by. Empty: nobody, unknown.
+/// Dimensions of an entry, by which usage is grouped. Empty: none or unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subject {
     /// Id of the key.
@@ -53,73 +55,74 @@ pub struct Subject {
     pub team: String,
     /// Id of the user.
     pub user: String,
-    /// Name of the model that was asked for.
+    /// Name of the requested model.
     pub model: String,
     /// Pool or provider that answered.
     pub provider: String,
     /// Label of the URL's route: `/v1/chat/completions`.
     pub route: String,
-    /// Tags of the key and of the request; more than [`ENTRY_TAGS_MAX`] are cut off.
+    /// Tags of the key and of the request, at most [`ENTRY_TAGS_MAX`].
     pub tags: Vec<String>,
 }
 
-/// What was held for a request before it was dispatched.
+/// Reservation made before dispatch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub input: u64,
-    /// Tokens of the answer.
+    /// Answer tokens.
     pub output: u64,
-    /// Millionths of a dollar.
+    /// Cost in millionths of a dollar.
     pub micro_usd: u64,
 }
 
-/// A request that is under way.
+/// Entry of a request in progress.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenEntry {
-    /// Unix seconds when it came.
+    /// Arrival in Unix seconds.
     pub at: u64,
-    /// Id of the request, unique for all gateways and times. Ids of one second are best made in their order: entries are kept by it.
+    /// Id of the request, unique across gateways and time. Entries are ordered by it within a second, so ids are best
+    /// generated in ascending order.
     pub request: String,
-    /// Which life of which gateway has it.
+    /// Life of the gateway that has the request.
     pub gateway: Arc<str>,
-    /// Who asks for what: one of many requests alike.
+    /// Dimensions of the entry; shared by many similar requests.
     pub subject: Arc<Subject>,
-    /// What is held.
+    /// Reservation of the request.
     pub held: Held,
 }
 
 impl OpenEntry {
-    /// Where it stands in the order of entries, for [`Page::after`].
+    /// Position in the order of entries, for [`Page::after`].
     pub fn place(&self) -> String {
         format!("{}.{}", self.at, self.request)
     }
 }
 
-/// A request that has ended.
+/// Entry of a request that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// As it began.
+    /// Entry as it was opened.
     pub opened: OpenEntry,
-    /// What it used.
+    /// Tokens used.
     pub tokens: Tokens,
-    /// What it cost, in millionths of a dollar.
+    /// Cost in millionths of a dollar.
     pub micro_usd: u64,
     /// HTTP status; 0: none was sent.
     pub status: u16,
-    /// Why it ended, as the access log says it: `stop`, `length`, `client_gone`, `error`…
+    /// Reason of the end, as in the access log: `stop`, `length`, `client_gone`, `error`…
     pub outcome: Cow<'static, str>,
-    /// Upstreams that were asked.
+    /// Number of upstreams that were tried.
     pub attempts: u32,
     /// Milliseconds to the first token; 0: there was none.
     pub first_ms: u64,
-    /// Milliseconds to its end.
+    /// Milliseconds to the end.
     pub total_ms: u64,
-    /// Nobody knows: its gateway died, and what was held stands in.
+    /// Whether the reservation stands in for unknown usage, because the gateway died.
     pub assumed: bool,
 }
 
-/// What usage is grouped by.
+/// Dimension that usage is grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Group {
     /// Key.
@@ -128,15 +131,15 @@ pub enum Group {
     Team,
     /// User.
     User,
-    /// Model that was asked for.
+    /// Requested model.
     Model,
-    /// Pool or provider.
+    /// Pool or provider that answered.
     Provider,
     /// Route.
     Route,
-    /// Day, in UTC; its value is the Unix second of its beginning.
+    /// Day in UTC; the value is the Unix second of its begin.
     Day,
-    /// Hour; its value is the Unix second of its beginning.
+    /// Hour; the value is the Unix second of its begin.
     Hour,
     /// Tag: an entry counts in each of its tags, and in the empty one if it has none.
     Tag,
@@ -156,117 +159,118 @@ impl Group {
         (Group::Tag, "tag"),
     ];
 
-    /// As APIs say it.
+    /// Name in APIs.
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(group, _)| *group == self).map_or("key", |(_, name)| name)
     }
 
-    /// The group of that name.
+    /// Group of that name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(_, known)| *known == name).map(|(group, _)| *group)
     }
 }
 
-/// Which entries. `None`: all; `Some("")`: those of nobody.
+/// Filter of entries. `None`: no restriction; `Some("")`: entries without that dimension.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EntryFilter {
-    /// Unix seconds, included.
+    /// Begin of the time range in Unix seconds, inclusive.
     pub from: u64,
-    /// Unix seconds, not included.
+    /// End of the time range in Unix seconds, exclusive.
     pub until: u64,
-    /// Of that key.
+    /// Id of the key.
     pub key: Option<String>,
-    /// Of that team.
+    /// Id of the team.
     pub team: Option<String>,
-    /// Of that user.
+    /// Id of the user.
     pub user: Option<String>,
-    /// For that model.
+    /// Requested model.
     pub model: Option<String>,
-    /// Answered by that pool or provider.
+    /// Pool or provider that answered.
     pub provider: Option<String>,
-    /// On that route.
+    /// Route of the request.
     pub route: Option<String>,
-    /// With that tag.
+    /// Tag of the entry.
     pub tag: Option<String>,
 }
 
-/// A question for sums.
+/// Query of usage sums.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UsageQuery {
-    /// Of which entries.
+    /// Entries to sum.
     pub filter: EntryFilter,
-    /// By what, at most [`USAGE_GROUPS_MAX`], each once; none: one sum of all.
+    /// Dimensions to group by, at most [`USAGE_GROUPS_MAX`], each once; empty: one sum of all.
     pub groups: Vec<Group>,
-    /// Behind the row with these values; as many as there are groups.
+    /// Group values of the last row of the previous page; as many as there are groups.
     pub after: Option<Vec<String>>,
-    /// Rows at most, up to [`USAGE_ROWS_MAX`].
+    /// Most rows, up to [`USAGE_ROWS_MAX`].
     pub limit: u32,
 }
 
-/// Sums of settled entries.
+/// Sums of settled entries of one group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UsageRow {
-    /// Values of the groups, in the order of the question. Rows are in the order of these, byte by byte.
+    /// Group values, in the order of the query's groups. Rows are sorted by them, byte by byte.
     pub values: Vec<String>,
-    /// Entries.
+    /// Number of entries.
     pub requests: u64,
-    /// Of these, with a status of 400 and above, or none.
+    /// Entries with a status of 400 or above, or none.
     pub failed: u64,
-    /// Tokens.
+    /// Sums of tokens.
     pub tokens: Tokens,
-    /// Millionths of a dollar.
+    /// Sum of the cost in millionths of a dollar.
     pub micro_usd: u64,
 }
 
-/// Keeps the ledger.
+/// Store of the ledger.
 #[async_trait]
 pub trait Ledger: Send + Sync + 'static {
-    /// Notes requests before they are dispatched. One that is there already stays as it is.
+    /// Records requests before they are dispatched, all or none. A request that is recorded already is unchanged.
     ///
     /// # Errors
-    /// [`StoreError::Misuse`] beyond [`LEDGER_BATCH_MAX`]. All are kept or none.
+    /// [`StoreError::Misuse`] beyond [`LEDGER_BATCH_MAX`].
     async fn open_entries(&self, entries: Arc<[OpenEntry]>) -> Result<(), StoreError>;
 
-    /// Notes how requests ended, opened before or not; for each whether it counts: `false` is one that was settled before.
+    /// Records the end of requests, opened before or not; returns for each whether it counts: `false` for one that was
+    /// settled before.
     ///
     /// # Errors
     /// As [`Ledger::open_entries`].
     async fn settle_entries(&self, entries: Arc<[Entry]>) -> Result<Vec<bool>, StoreError>;
 
-    /// Requests opened before `before` that were never settled, oldest first; of one gateway's life, or of all.
+    /// Lists open entries from before `before`, oldest first; of one gateway's life, or of all.
     async fn orphans(&self, before: u64, gateway: Option<&str>, limit: u32) -> Result<Vec<OpenEntry>, StoreError>;
 
-    /// A gateway's life says that it goes on.
+    /// Reports that a gateway's life goes on.
     ///
     /// # Errors
-    /// [`StoreError::Misuse`] for a name that cannot be.
+    /// [`StoreError::Misuse`] for an invalid name.
     async fn alive(&self, gateway: &str, now: u64) -> Result<(), StoreError>;
 
-    /// Requests that were never settled, of lives that once said that they go on and have been silent since before `before`; and those
-    /// opened before `ancient` by lives that never said anything. Oldest first.
+    /// Lists open entries of dead gateways, oldest first: those of lives that reported once and are silent since before
+    /// `before`, and those from before `ancient` of lives that never reported.
     async fn left(&self, before: u64, ancient: u64, limit: u32) -> Result<Vec<OpenEntry>, StoreError>;
 
-    /// A settled entry of a request that came then.
+    /// Reads the settled entry of a request that arrived at `at`.
     async fn entry(&self, at: u64, request: &str) -> Result<Option<Entry>, StoreError>;
 
-    /// Settled entries, in the order in which they came; `page.after` is the [`OpenEntry::place`] of one.
+    /// Lists settled entries in the order of arrival; `page.after` is an entry's [`OpenEntry::place`].
     async fn entries(&self, filter: &EntryFilter, page: &Page) -> Result<Listing<Entry>, StoreError>;
 
-    /// Sums of settled entries.
+    /// Sums settled entries by groups.
     ///
     /// # Errors
-    /// [`StoreError::Misuse`] for a question that cannot be: too many groups, one twice, `after` of another length.
+    /// [`StoreError::Misuse`] for an invalid query: too many groups, one twice, `after` of another length.
     async fn usage(&self, query: &UsageQuery) -> Result<Listing<UsageRow>, StoreError>;
 
-    /// Deletes settled entries that came before `before`. How many; call again until 0.
+    /// Deletes some settled entries that arrived before `before`; returns their number. Call again until 0.
     async fn sweep_entries(&self, before: u64) -> Result<u64, StoreError>;
 }
 
-/// Longest name in an entry; a client chose some of them.
+/// Longest name in an entry, in bytes; clients choose some of them.
 const NAME_BYTES_MAX: usize = 256;
 
 impl Subject {
-    /// As it is kept: names cut to 256 bytes, each tag once, not too many.
+    /// Subject as it is stored: names cut to 256 bytes, tags sorted, unique and bounded in number.
     pub(crate) fn bounded(&self) -> Cow<'_, Self> {
         if self.is_bounded() {
             return Cow::Borrowed(self);
@@ -291,7 +295,7 @@ impl Subject {
     }
 }
 
-/// Cut to [`NAME_BYTES_MAX`]; without NUL, which PostgreSQL does not take.
+/// Cuts a name to [`NAME_BYTES_MAX`] and replaces NUL, which PostgreSQL does not accept.
 fn bound(name: &mut String) {
     if name.len() > NAME_BYTES_MAX {
         name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
@@ -301,7 +305,7 @@ fn bound(name: &mut String) {
     }
 }
 
-/// Refuses what no store answers.
+/// Validates a usage query.
 pub(crate) fn check_usage(query: &UsageQuery) -> Result<(), StoreError> {
     let groups = &query.groups;
     if groups.len() > USAGE_GROUPS_MAX {
@@ -319,10 +323,10 @@ pub(crate) fn check_usage(query: &UsageQuery) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Lives that have been silent for a day left nothing that [`Ledger::left`] has not shown.
+/// Time after which a silent life is forgotten: within a day, [`Ledger::left`] has shown what it left open.
 pub(crate) const SILENT_SECONDS_MAX: u64 = 86_400;
 
-/// Refuses batches that are too large, and ids that cannot be.
+/// Validates the size of a batch and the ids of its entries.
 pub(crate) fn check_batch<'a>(mut entries: impl ExactSizeIterator<Item = &'a OpenEntry>) -> Result<(), StoreError> {
     if entries.len() > LEDGER_BATCH_MAX {
         return Err(StoreError::Misuse("too many entries at once"));
@@ -330,7 +334,7 @@ pub(crate) fn check_batch<'a>(mut entries: impl ExactSizeIterator<Item = &'a Ope
     entries.try_for_each(|entry| check_id(&entry.request))
 }
 
-/// Refuses what cannot be the id of a request, or of a gateway's life.
+/// Validates the id of a request or of a gateway's life.
 pub(crate) fn check_id(id: &str) -> Result<(), StoreError> {
     match id.is_empty() || id.len() > NAME_BYTES_MAX || id.contains('\0') {
         true => Err(StoreError::Misuse("an id that cannot be")),

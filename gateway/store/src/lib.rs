@@ -1,12 +1,14 @@
-//! What the gateway keeps beyond one request: files, batches, stored responses; issued keys, the ledger, the audit log, configs.
+//! Durable state of the gateway: files, batches, stored responses; issued keys, the ledger, the audit log, configs.
 //!
-//! One set of traits by purpose ([`Files`], [`Batches`], [`Responses`], [`Keys`], [`Ledger`], [`Audit`], [`Configs`], [`People`]), async because a
-//! store may be across a network; [`Sqlite`] is the one that needs nothing else. What several gateways count together goes through
-//! [`Counters`]. Two rules hold for every store. **A tenant sees its own**: whatever is asked for on behalf of a client names its
-//! [`Tenant`], and what belongs to another is not there. **A result counts once**: a batch line's result is kept in the same transaction
-//! that takes the line off the list, and the ledger knows each request by its id, so a crash neither loses nor doubles one.
+//! There is one trait per purpose ([`Files`], [`Batches`], [`Responses`], [`Keys`], [`Ledger`], [`Audit`], [`Configs`],
+//! [`People`]), async because a store may be across a network; [`Sqlite`] needs no server. Counts shared by several
+//! gateways go through [`Counters`]. Two rules hold for every store. **A tenant sees only its own objects**: every
+//! operation on behalf of a client names its [`Tenant`], and objects of another are treated as missing. **A result
+//! counts once**: a batch line's result is stored in the same transaction that takes the line off the list, and the
+//! ledger knows each request by its id, so a crash neither loses nor duplicates a result.
 //!
-//! Deliberately absent: HTTP, JSON of any API (documents are bytes here), clocks (`now` is an argument, in Unix seconds), policy.
+//! Deliberately absent: HTTP, JSON of any API (documents are bytes here), clocks (`now` is an argument, in Unix
+//! seconds), policy.
 #![forbid(unsafe_code)]
 
 mod audit;
@@ -64,33 +66,33 @@ pub use sqlite::{Sqlite, SqliteOptions};
 
 use async_trait::async_trait;
 
-/// What a store counts about itself, since it was opened.
+/// Counters of a store's own work since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Transactions that were made durable.
+    /// Transactions made durable.
     pub commits: u64,
-    /// Changes in them.
+    /// Changes in these transactions.
     pub writes: u64,
-    /// Seconds that they took.
+    /// Seconds that the transactions took.
     pub commit_seconds: f64,
     /// Operations that failed.
     pub errors: u64,
-    /// The last operation failed: the server is away, or the disk is full.
+    /// Whether the last operation failed: the server is away, or the disk is full.
     pub down: bool,
 }
 
-/// A store of everything.
+/// Store of all durable state.
 #[async_trait]
 pub trait Store: Files + Batches + Responses + Keys + Ledger + Audit + Configs + People {
-    /// Becomes the one process that runs what is in the store, or says that another is. Once it is, it stays it until it ends,
-    /// or until a server ends its connection: to be asked again before each piece of work.
+    /// Tries to become the leader: the one process that runs stored work (batches, background responses, sweeps). A
+    /// leader stays it until it ends or a server ends its connection, so ask again before each piece of work.
     async fn lead(&self) -> Result<bool, StoreError>;
 
-    /// Leads no more, so that another process can before this one has ended.
+    /// Gives the lead up, so that another process can take it before this one has ended.
     async fn resign(&self) -> Result<(), StoreError> {
         Ok(())
     }
 
-    /// Counts.
+    /// Counters of the store's own work.
     fn stats(&self) -> Stats;
 }

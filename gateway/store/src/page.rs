@@ -1,6 +1,6 @@
-//! Lists in pages, by the order in which their items were made.
+//! Pages of lists, by the order in which items were created.
 
-/// Which way.
+/// Order of a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
     /// Oldest first.
@@ -10,22 +10,22 @@ pub enum Order {
     Descending,
 }
 
-/// One page of a list.
+/// Request for one page of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// Behind the item with this id. One that is not there is an empty page.
+    /// Id of the last item of the previous page. An unknown id gives an empty page.
     pub after: Option<String>,
-    /// Items at most.
+    /// Most items.
     pub limit: u32,
-    /// Which way.
+    /// Order of the items.
     pub order: Order,
 }
 
-/// Items of a page.
+/// Items of one page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing<T> {
-    /// The items.
+    /// Items of the page, in its order.
     pub items: Vec<T>,
-    /// Whether there are items behind them.
+    /// Whether there are more items behind them.
     pub more: bool,
 }

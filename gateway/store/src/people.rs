@@ -1,26 +1,27 @@
-//! Who people are whom no key stands for, as the last token of theirs said it: what they left to be done is done in their name, also by
-//! a process that has never seen them.
+//! Identities of token users, as their last token gave them. A user's deferred work (batches, background responses)
+//! runs under that identity, also in a process that has never seen the user.
 
 use async_trait::async_trait;
 
 use crate::{StoreError, Tenant};
 
-/// Longest identity.
+/// Longest identity in bytes.
 pub const IDENTITY_BYTES_MAX: usize = 64 * 1024;
 
-/// Keeps identities.
+/// Store of identities.
 #[async_trait]
 pub trait People: Send + Sync + 'static {
-    /// Keeps who a tenant is, in the place of what was kept before. `at`: when that was said, in Unix seconds.
+    /// Stores the identity of a tenant, replacing an earlier one. `at`: time of the token, in Unix seconds.
     ///
     /// # Errors
-    /// [`StoreError::Misuse`] for one that is too long.
+    /// [`StoreError::Misuse`] for an identity that is too long.
     async fn keep_identity(&self, tenant: &Tenant, identity: &str, at: u64) -> Result<(), StoreError>;
 
-    /// What was kept last, and when it was said.
+    /// Reads the last identity of a tenant, and its time.
     async fn identity(&self, tenant: &Tenant) -> Result<Option<(String, u64)>, StoreError>;
 
-    /// Forgets who was kept before `before` and has neither a batch nor a response open. How many.
+    /// Deletes identities stored before `before` whose tenant has neither an open batch nor an open response; returns
+    /// their number.
     async fn sweep_identities(&self, before: u64) -> Result<u64, StoreError>;
 }
 

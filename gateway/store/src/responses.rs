@@ -1,92 +1,93 @@
-//! Stored responses: what was asked and answered, so that a later request can go on from there.
+//! Stored responses: requests and answers that a later request can continue from.
 
 use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::{ResponseId, StoreError, Tenant};
 
-/// Where a response is.
+/// State of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResponseStatus {
-    /// Waits for its turn in the background.
+    /// Waiting for its turn in the background.
     Queued,
-    /// Is being answered in the background.
+    /// Being answered in the background.
     InProgress,
-    /// Nothing changes any more.
+    /// Final: the response does not change any more.
     Ended,
 }
 
-/// A stored response. All documents are JSON text.
+/// Stored response. All documents are JSON text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResponseRecord {
-    /// Its id.
+    /// Id of the response.
     pub id: ResponseId,
-    /// Where it is.
+    /// State of the response.
     pub status: ResponseStatus,
-    /// The response that it goes on from.
+    /// Response that this one continues.
     pub previous: Option<ResponseId>,
-    /// Unix seconds.
+    /// Creation in Unix seconds.
     pub created: u64,
-    /// When it is deleted by itself.
+    /// Time of automatic deletion in Unix seconds.
     pub expires: u64,
-    /// The resource as it is answered.
+    /// Resource as the API returns it.
     pub body: Bytes,
-    /// List of the items that came with the request.
+    /// List of the input items of the request.
     pub input: Bytes,
-    /// List of the items that were answered.
+    /// List of the output items of the answer.
     pub output: Bytes,
-    /// The request, while it waits or runs in the background; else empty.
+    /// Request document while the response waits or runs in the background; else empty.
     pub request: Bytes,
 }
 
-/// One turn of a conversation.
+/// Turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// List of the items that came with the request.
+    /// List of the input items of the request.
     pub input: Bytes,
-    /// List of the items that were answered.
+    /// List of the output items of the answer.
     pub output: Bytes,
 }
 
-/// A response that waits or runs in the background, for whoever runs it. Its documents are read when its turn comes: they can be large.
+/// Unfinished background response, for the process that runs them. Its documents are read when its turn comes, since
+/// they can be large.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenResponse {
-    /// Whose it is.
+    /// Tenant of the response.
     pub tenant: Tenant,
-    /// Its id.
+    /// Id of the response.
     pub id: ResponseId,
 }
 
-/// Bytes that a response counts beside its documents: ids, times, places in indexes.
+/// Bytes that a response counts besides its documents: ids, times, index entries.
 pub const RESPONSE_ROW_BYTES: u64 = 512;
 
 impl ResponseRecord {
-    /// Bytes that it counts in the store.
+    /// Bytes that the response counts against bounds.
     pub fn bytes(&self) -> u64 {
         let documents = [&self.body, &self.input, &self.output, &self.request];
         RESPONSE_ROW_BYTES + documents.iter().map(|document| document.len() as u64).sum::<u64>()
     }
 }
 
-/// Room for stored responses. When it is used up, responses that have ended are deleted, oldest first: those of the tenant for its own
-/// bounds, those of the tenant that keeps most for the bound of all.
+/// Bounds of stored responses. When a bound is reached, ended responses are deleted, oldest first: the tenant's own for
+/// its bounds, and those of the tenant with the most bytes for the bound of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseRoom {
-    /// Responses of one tenant.
+    /// Most responses of one tenant.
     pub tenant_max: u64,
-    /// Bytes of one tenant's responses.
+    /// Most bytes of one tenant's responses.
     pub tenant_bytes_max: u64,
-    /// Bytes of all responses.
+    /// Most bytes of all responses.
     pub bytes_max: u64,
 }
 
-/// Keeps responses.
+/// Store of responses.
 #[async_trait]
 pub trait Responses: Send + Sync + 'static {
-    /// Keeps a new response. Its room is taken before anything is written, and older responses that have ended make it.
+    /// Stores a new response. Room is made before anything is written, by deleting older responses that have ended.
     ///
     /// # Errors
-    /// [`StoreError::Quota`] when there is no room beside responses that have not ended; then nothing is deleted.
+    /// [`StoreError::Quota`] if there is no room beside the unfinished responses; then nothing is deleted.
     async fn save_response(
         &self,
         tenant: &Tenant,
@@ -94,17 +95,18 @@ pub trait Responses: Send + Sync + 'static {
         room: ResponseRoom,
     ) -> Result<(), StoreError>;
 
-    /// One response.
+    /// Reads one response.
     async fn response(&self, tenant: &Tenant, id: &ResponseId) -> Result<Option<ResponseRecord>, StoreError>;
 
-    /// Deletes a response. `false`: there is none.
+    /// Deletes a response. `false`: no such response.
     async fn delete_response(&self, tenant: &Tenant, id: &ResponseId) -> Result<bool, StoreError>;
 
-    /// Changes a response that has not ended: status, body and output. `false`: it has ended, or is gone. What it needs more is taken of
-    /// `room`, as in [`Responses::save_response`]; `None`: whatever it needs, for documents of our own that say that there is no room.
+    /// Changes an unfinished response: status, body and output. `false`: it has ended or was deleted. Additional bytes
+    /// are taken from `room` as in [`Responses::save_response`]; `None`: without a bound, for the gateway's own
+    /// documents that report a lack of room.
     ///
     /// # Errors
-    /// [`StoreError::Quota`] when there is no room; then it is as it was.
+    /// [`StoreError::Quota`] if there is no room; then the response is unchanged.
     async fn update_response(
         &self,
         id: &ResponseId,
@@ -114,11 +116,11 @@ pub trait Responses: Send + Sync + 'static {
         room: Option<ResponseRoom>,
     ) -> Result<bool, StoreError>;
 
-    /// The conversation that ends with response `id`, oldest turn first. `None`: there is no such response. Turns that were
-    /// deleted end it.
+    /// Reads the conversation that ends with response `id`, oldest turn first. `None`: no such response. The
+    /// conversation begins behind the last turn that was deleted.
     ///
     /// # Errors
-    /// [`StoreError::Quota`] when it has more than `turns_max` turns or `bytes_max` bytes.
+    /// [`StoreError::Quota`] if it has more than `turns_max` turns or `bytes_max` bytes.
     async fn conversation(
         &self,
         tenant: &Tenant,
@@ -127,13 +129,13 @@ pub trait Responses: Send + Sync + 'static {
         bytes_max: u64,
     ) -> Result<Option<Vec<Turn>>, StoreError>;
 
-    /// Responses that wait or run in the background: the oldest `each` of every tenant, at most `limit`. The oldest of every tenant
-    /// come first, then the next of every tenant.
+    /// Lists unfinished background responses: the oldest `each` of every tenant, at most `limit`. The oldest of every
+    /// tenant come first, then the second oldest of each, and so on.
     async fn open_responses(&self, each: u32, limit: u32) -> Result<Vec<OpenResponse>, StoreError>;
 
-    /// Bytes of all responses.
+    /// Bytes of all responses, as counted against bounds.
     async fn response_bytes(&self) -> Result<u64, StoreError>;
 
-    /// Deletes responses that have expired. How many.
+    /// Deletes some expired responses; returns their number.
     async fn sweep_responses(&self, now: u64) -> Result<u64, StoreError>;
 }

@@ -1,6 +1,7 @@
-//! Certificates of clients (mTLS): which names a verified one has.
+//! Client certificates (mTLS): the names in a verified certificate.
 //!
-//! rustls verifies the chain, the time and the possession of the key before any of this is read; what is left is to say who it is.
+//! rustls verifies the chain, the validity period and the possession of the private key during the handshake; this
+//! module only reads the names that a key of the config is matched with.
 
 use std::any::Any;
 use std::path::Path;
@@ -18,15 +19,16 @@ use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::FromDer;
 
-/// Names of one certificate that are looked at.
+/// Most names that are read from one certificate.
 const NAMES_MAX: usize = 64;
 
-/// The names of a client's certificate.
+/// Names of a verified client certificate; cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Certificate(pub(super) Arc<[String]>);
 
 impl Certificate {
-    /// DNS names, URIs and e-mail addresses of the subject alternative names; without any of these, the common name.
+    /// Reads the DNS names, URIs and e-mail addresses of the subject alternative names; without any of these, the first
+    /// common name. `None` if the certificate cannot be parsed.
     fn read(der: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(der).ok()?;
         let alternative = certificate.subject_alternative_name().ok()?.map(|extension| &extension.value.general_names);
@@ -43,7 +45,7 @@ impl Certificate {
     }
 }
 
-/// Reads the client's names once a handshake is complete, and leaves them with the connection.
+/// TLS callback that reads the client's names once the handshake is complete and stores them with the connection.
 pub(crate) struct ReadNames;
 
 #[async_trait]
@@ -53,10 +55,11 @@ impl TlsAccept for ReadNames {
     }
 }
 
-/// Verifies clients' certificates against those of a file; `required`: without one there is no connection.
+/// Builds the verifier of client certificates from the PEM file of authorities. `required`: a handshake without a
+/// certificate fails.
 ///
 /// # Errors
-/// What is wrong with the file.
+/// The file cannot be read, is not PEM, or has no usable certificate; the text begins with its path.
 pub(crate) fn verifier(authorities: &Path, required: bool) -> Result<Arc<dyn ClientCertVerifier>, String> {
     let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", authorities.display());
     let mut roots = RootCertStore::empty();

@@ -1,4 +1,5 @@
-//! What the parsers of credentials promise, over any bytes: called by [`untrusted`](crate::untrusted).
+//! Fuzz checks of the credential parsers: invariants that hold for any bytes. Called by
+//! [`untrusted`](crate::untrusted).
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,11 +10,11 @@ use super::credential::{CREDENTIAL_BYTES_MAX, Given, client, given};
 use super::jwt::jwks::{KEYS_MAX, KeySet, SET_BYTES_MAX};
 use super::jwt::token::Unverified;
 
-/// The public half of a key whose private half nobody has: no input is signed with it.
+/// Example key of RFC 8037 (appendix A): no fuzz input is signed with it by chance.
 const KEYS: &[u8] = br#"{"keys":[{"kty":"OKP","crv":"Ed25519","use":"sig","alg":"EdDSA","kid":"d","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 const ALGORITHMS: [Algorithm; 3] = [Algorithm::RS256, Algorithm::ES256, Algorithm::EdDSA];
 
-/// One credential, or none.
+/// Checks that [`given`] finds at most one credential, within the length limit, and rejects a second one.
 pub(crate) fn check_credential(target: &str, headers: &HeaderMap) {
     let found = given(target, headers);
     if let Given::One(key) = &found {
@@ -26,7 +27,7 @@ pub(crate) fn check_credential(target: &str, headers: &HeaderMap) {
     }
 }
 
-/// Nobody but a trusted proxy says where a request comes from.
+/// Checks that only a trusted proxy's `X-Forwarded-For` decides the client's address.
 pub(crate) fn check_address(headers: &HeaderMap) {
     let stranger = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
     let trusted = ["10.0.0.0/8".parse().expect("a network")];
@@ -35,7 +36,7 @@ pub(crate) fn check_address(headers: &HeaderMap) {
     assert!(client(Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1))), headers, &trusted).is_some());
 }
 
-/// What nobody signed is not believed.
+/// Checks that no input verifies as a token of [`KEYS`].
 pub(crate) fn check_token(bytes: &[u8]) {
     let keys = KeySet::parse(KEYS, &ALGORITHMS).expect("a set");
     if let Ok(unverified) = Unverified::parse(bytes) {
@@ -44,7 +45,7 @@ pub(crate) fn check_token(bytes: &[u8]) {
     }
 }
 
-/// A set is read within its bounds.
+/// Checks that a parsed key set stays within its bounds of keys and bytes.
 pub(crate) fn check_key_set(bytes: &[u8]) {
     if let Ok(set) = KeySet::parse(bytes, &ALGORITHMS) {
         assert!(set.len() >= 1 && set.len() <= KEYS_MAX && bytes.len() <= SET_BYTES_MAX);

@@ -1,4 +1,4 @@
-//! What a request carries as its credential: found here, and nowhere else.
+//! Extraction of a request's credential and client address. No other module reads these headers.
 
 use std::net::IpAddr;
 
@@ -8,24 +8,25 @@ use ipnet::IpNet;
 use crate::http::Head;
 use crate::route::query_keys;
 
-/// Longest credential that is looked at; tokens with many groups reach some kilobytes.
+/// Longest accepted credential in bytes; tokens with many groups reach some kilobytes.
 pub(super) const CREDENTIAL_BYTES_MAX: usize = 16 * 1024;
-/// Addresses of an `X-Forwarded-For` that are looked at.
+/// Most addresses of an `X-Forwarded-For` that are read, from the last backwards.
 const HOPS_MAX: usize = 32;
 
-/// What was sent.
+/// Credential as found in a request, not yet verified.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Given {
-    /// Nothing.
+    /// The request has no credential.
     None,
-    /// Exactly one credential.
+    /// The request has exactly one credential: its bytes.
     One(Vec<u8>),
-    /// Something that is none: empty, of an unknown scheme, too long, or several, of which two readers could take different ones.
+    /// The request has a credential that is empty, of an unknown scheme, too long, or given several times (two readers
+    /// could take different ones).
     Unusable,
 }
 
-/// `Authorization: Bearer KEY`, `x-api-key: KEY`, `x-goog-api-key: KEY` or, in URLs of the Gemini API, `?key=KEY`: exactly one of
-/// them, sent once.
+/// Finds the credential: `Authorization: Bearer KEY`, `x-api-key: KEY`, `x-goog-api-key: KEY` or, in URLs of the Gemini
+/// API, `?key=KEY`. Exactly one of these, sent once, is accepted.
 pub(super) fn given(target: &str, headers: &HeaderMap) -> Given {
     let bearer = headers.get_all(http::header::AUTHORIZATION).iter().map(|value| {
         let (scheme, key) = value.as_bytes().split_at_checked(7).unwrap_or_default();
@@ -40,13 +41,14 @@ pub(super) fn given(target: &str, headers: &HeaderMap) -> Given {
     }
 }
 
-/// True if a request carries something that is meant as a credential: a page must know it to send it. A certificate is none.
+/// Whether the request carries anything meant as a credential in a header or the URL. A browser does not attach these
+/// on its own, so a page that sends one knows it; a client certificate does not count.
 pub(crate) fn has_credential(head: &Head) -> bool {
     given(&head.target, &head.headers) != Given::None
 }
 
-/// Where a request comes from: the peer, unless that is a proxy which the config trusts; then the last address in `X-Forwarded-For`
-/// that is none. What stands before that one was written by whoever sent the request, and counts for nothing.
+/// Address of the client: the peer, unless the peer is a trusted proxy; then the last address in `X-Forwarded-For` that
+/// is not a trusted proxy. Addresses before that one were written by the client and are ignored.
 pub(super) fn client(peer: Option<IpAddr>, headers: &HeaderMap, trusted: &[IpNet]) -> Option<IpAddr> {
     let is_proxy = |address: IpAddr| trusted.iter().any(|net| net.contains(&address.to_canonical()));
     let mut nearest = peer?;
@@ -65,7 +67,8 @@ pub(super) fn client(peer: Option<IpAddr>, headers: &HeaderMap, trusted: &[IpNet
     Some(nearest)
 }
 
-/// `192.0.2.1`, `192.0.2.1:1234`, `2001:db8::1`, `[2001:db8::1]`, `[2001:db8::1]:1234`
+/// Parses one entry of `X-Forwarded-For`: `192.0.2.1`, `192.0.2.1:1234`, `2001:db8::1`, `[2001:db8::1]` or
+/// `[2001:db8::1]:1234`.
 fn address_of(text: &str) -> Option<IpAddr> {
     let bare = || text.strip_prefix('[')?.strip_suffix(']')?.parse().ok();
     text.parse().ok().or_else(bare).or_else(|| text.parse().ok().map(|socket: std::net::SocketAddr| socket.ip()))

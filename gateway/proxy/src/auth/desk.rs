@@ -1,7 +1,7 @@
-//! Where keys are issued: what `penstock keys` and the admin API do, with everything that is checked before it is done.
+//! Issue desk for keys: the operations behind `penstock keys` and the admin API, with all of their validation.
 //!
-//! The text of a key leaves here once, as [`Issued::secret`]. A key that is made from another may do no more than that one: it is
-//! checked here, and held to it again at every use. Teams and users are in `owners`.
+//! The secret text of a key leaves this module once, as [`Issued::secret`]; the store keeps a digest. A child key may
+//! do no more than its parent: that is checked here, and enforced again at every use. Teams and users are in `owners`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,72 +18,72 @@ use super::standing::{Judge, Standing};
 use crate::config::Snapshot;
 use penstock_base::Secret;
 
-/// Longest name, and longest entry of a list.
+/// Most bytes of a name or of a list entry.
 const TEXT_BYTES_MAX: usize = 256;
-/// Entries of a list.
+/// Most entries of a list.
 const ENTRIES_MAX: usize = 256;
-/// Longest time that an old secret stays good beside the new one.
+/// Longest grace period in which an old secret stays valid beside its successor.
 pub const GRACE_MAX: Duration = Duration::from_secs(90 * 24 * 3600);
 
-/// Issues keys.
+/// Issue desk: validates requests against a config and writes keys, teams and users to the store.
 #[derive(Clone)]
 pub struct Desk {
     pub(super) store: Arc<dyn Store>,
     config: Arc<Snapshot>,
 }
 
-/// A key that is wished for.
+/// Request for a new key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NewKey {
-    /// What people call it; empty: its id.
+    /// Display name; empty: the key's id.
     pub name: String,
-    /// Its team.
+    /// Team of the key; without one, the parent's.
     pub team: Option<String>,
-    /// Its user.
+    /// Person or service that the key is for.
     pub user: Option<String>,
-    /// The key that it is made from.
+    /// Parent key, which bounds the scope of this one.
     pub parent: Option<KeyId>,
-    /// What it may do; what is left empty is the parent's.
+    /// Scope of the key; lists left empty are filled from the parent.
     pub scope: Scope,
-    /// Its limits.
+    /// Ids of the config's limits that apply to the key.
     pub limits: Vec<String>,
-    /// For the books.
+    /// Free-form labels for usage reports.
     pub tags: Vec<String>,
 }
 
-/// A key and, this once, its text.
+/// Newly issued key with its secret text, which cannot be read again later.
 #[derive(Clone, Debug)]
 pub struct Issued {
-    /// The text.
+    /// Secret text of the key.
     pub secret: Secret,
-    /// What is kept.
+    /// Record as the store has it: digest, hint and settings.
     pub record: KeyRecord,
 }
 
-/// Why it is not done.
+/// Error of a desk operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeskError {
-    /// A field is not what it may be.
+    /// A field of the request is invalid.
     #[error("{field}: {message}")]
     Invalid {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
-        /// What is wrong with it.
+        /// Reason, for the operator.
         message: String,
     },
-    /// There is none of that id.
+    /// No key, team or user has that id.
     #[error("there is no {0}")]
     NotFound(String),
-    /// There is one of that id.
+    /// A key, team or user with that id exists already.
     #[error("there is a {0} already")]
     Taken(String),
-    /// The key was taken back.
+    /// The key has been revoked.
     #[error("the key {0} is revoked")]
     Revoked(String),
-    /// There is no pepper.
+    /// The pepper is missing or unusable, so no digest can be made.
     #[error("the pepper cannot be used: {0}")]
     Pepper(String),
-    /// The store did not do it.
+    /// The store failed or refused the operation.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -93,15 +93,15 @@ pub(super) fn invalid(field: &'static str, message: impl Into<String>) -> DeskEr
 }
 
 impl Desk {
-    /// A desk over a store, by a config's rules.
+    /// Creates a desk over a store, by the rules of a config.
     pub fn new(store: Arc<dyn Store>, config: Arc<Snapshot>) -> Self {
         Self { store, config }
     }
 
-    /// Issues a key.
+    /// Issues a key at `now` (Unix seconds) and stores its record.
     ///
     /// # Errors
-    /// What is wrong with the wish, or with pepper or store.
+    /// An invalid field, a parent that is missing, revoked or narrower than the wish, a pepper or a store that fails.
     pub async fn create(&self, wish: NewKey, now: u64) -> Result<Issued, DeskError> {
         let NewKey { name, mut team, user, parent, mut scope, limits, tags } = wish;
         text("name", &name)?;
@@ -139,13 +139,13 @@ impl Desk {
         Ok(Issued { secret, record })
     }
 
-    /// Changes a key.
+    /// Changes the settings of a key; the result is checked as a new key is, against its parents too.
     ///
     /// # Errors
-    /// There is no such key, or it would be what it may not.
+    /// The key does not exist, or the changed key would be invalid.
     pub async fn change(&self, id: &KeyId, mut change: KeyChange, now: u64) -> Result<KeyRecord, DeskError> {
         let mut key = self.show(id).await?;
-        // One end, wherever it was said.
+        // The expiry is in the record and in the scope: keep the two equal, whichever of them the change sets.
         if let Some(scope) = &mut change.scope {
             match change.expires {
                 Some(expires) => scope.expires = expires,
@@ -162,10 +162,10 @@ impl Desk {
         self.store.update_key(id, change).await?.ok_or_else(|| DeskError::NotFound(id.to_string()))
     }
 
-    /// Gives a key a new secret; the old one is good for `grace` beside it.
+    /// Gives a key a new secret; the old secret stays valid for `grace`, at most `GRACE_MAX`.
     ///
     /// # Errors
-    /// There is no such key, or it is revoked.
+    /// The key does not exist or is revoked, or the grace period is too long.
     pub async fn rotate(&self, id: &KeyId, grace: Duration, now: u64) -> Result<Issued, DeskError> {
         self.good(id).await?;
         if grace > GRACE_MAX {
@@ -183,34 +183,34 @@ impl Desk {
         Ok(Issued { secret, record: record.ok_or_else(|| DeskError::Revoked(id.to_string()))? })
     }
 
-    /// Takes a key back, and with it the keys that were made from it.
+    /// Revokes a key at `now` (Unix seconds). Its child keys are refused from then on as well.
     ///
     /// # Errors
-    /// There is no such key.
+    /// The key does not exist.
     pub async fn revoke(&self, id: &KeyId, now: u64) -> Result<KeyRecord, DeskError> {
         self.store.revoke_key(id, now).await?.ok_or_else(|| DeskError::NotFound(id.to_string()))
     }
 
-    /// One key.
+    /// Reads one key.
     ///
     /// # Errors
-    /// There is no such key.
+    /// The key does not exist, or the store fails.
     pub async fn show(&self, id: &KeyId) -> Result<KeyRecord, DeskError> {
         self.store.key(id).await?.ok_or_else(|| DeskError::NotFound(id.to_string()))
     }
 
-    /// Keys, in the order in which they were issued.
+    /// Lists keys in the order in which they were issued, one page at a time.
     ///
     /// # Errors
-    /// The store's.
+    /// The store fails.
     pub async fn list(&self, filter: &KeyFilter, page: &Page) -> Result<Listing<KeyRecord>, DeskError> {
         Ok(self.store.keys(filter, page).await?)
     }
 
-    /// Whether these keys are good, in their order: what requests with them are told.
+    /// Standings of `keys`, in the same order: good, or the reason why requests with the key are refused.
     ///
     /// # Errors
-    /// The store's.
+    /// The store fails.
     pub async fn standings(&self, keys: &[KeyRecord], now: u64) -> Result<Vec<Standing>, DeskError> {
         let mut judge = Judge::new(self.store.as_ref(), &self.config, now);
         let mut out = Vec::with_capacity(keys.len());
@@ -220,13 +220,13 @@ impl Desk {
         Ok(out)
     }
 
-    /// A key that is not revoked.
+    /// Reads a key and refuses one that is revoked.
     async fn good(&self, id: &KeyId) -> Result<KeyRecord, DeskError> {
         let key = self.show(id).await?;
         if key.revoked.is_some() { Err(DeskError::Revoked(id.to_string())) } else { Ok(key) }
     }
 
-    /// Whether everything about a key is what it may be.
+    /// Checks every field of a key record, against the config and the store.
     async fn check(&self, key: &KeyRecord, now: u64) -> Result<(), DeskError> {
         text("name", &key.name)?;
         for (field, owner) in [("team", &key.team), ("user", &key.user)] {
@@ -243,16 +243,17 @@ impl Desk {
         self.check_team(team).await
     }
 
-    /// Whether the config has those limits: one that nobody knows would let nobody in.
+    /// Checks that the config has every one of `limits`: a key under an unknown limit would be refused at every
+    /// request.
     ///
     /// # Errors
-    /// The first that it does not have.
+    /// Names the first limit that the config does not have.
     pub fn check_limits(&self, limits: &[String]) -> Result<(), DeskError> {
         let unknown = limits.iter().find(|id| self.config.limits.iter().all(|have| *have.id != ***id));
         unknown.map_or(Ok(()), |id| Err(invalid("limits", format!("the config has no limit {id:?}"))))
     }
 
-    /// Whether there is that team, in the config or in the store.
+    /// Checks that the team exists in the config or in the store.
     pub(super) async fn check_team(&self, team: &str) -> Result<(), DeskError> {
         if !self.in_file(team) && self.store.owner(OwnerKind::Team, team).await?.is_none() {
             return Err(invalid("team", format!("there is no team {team:?}")));
@@ -260,12 +261,12 @@ impl Desk {
         Ok(())
     }
 
-    /// Whether it is a team of the config.
+    /// Whether the config has a team `team`.
     pub(super) fn in_file(&self, team: &str) -> bool {
         self.config.teams.iter().any(|have| have.id == team)
     }
 
-    /// Whether a key would be within its parent, and that within its own, all the way up.
+    /// Checks that a scope and team stay within `parent`, and within each key above that one, up to [`DEPTH_MAX`] keys.
     async fn within(&self, scope: &Scope, team: Option<&str>, parent: &KeyId) -> Result<(), DeskError> {
         let mut next = Some(parent.clone());
         for _ in 0..DEPTH_MAX {
@@ -283,7 +284,7 @@ impl Desk {
     }
 }
 
-/// Fills what a child leaves open with what its parent may do.
+/// Fills the empty lists and the expiry of a child's scope from its parent's.
 fn inherit(scope: &mut Scope, parent: &Scope) {
     fn fill<T: Clone>(own: &mut Vec<T>, parent: &[T]) {
         if own.is_empty() {
@@ -297,10 +298,10 @@ fn inherit(scope: &mut Scope, parent: &Scope) {
     scope.expires = scope.expires.or(parent.expires);
 }
 
-/// Whether a scope says what it can mean.
+/// Checks the fields of a scope: lengths, routes that begin with a slash, known dialects.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Names the field and the reason.
 pub fn check_scope(scope: &Scope) -> Result<(), DeskError> {
     texts("models", &scope.models)?;
     texts("routes", &scope.routes)?;

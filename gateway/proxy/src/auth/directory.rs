@@ -1,7 +1,8 @@
-//! Issued keys, teams and users as they are held in memory: the whole directory, kept current from the store.
+//! In-memory directory of issued keys, teams and users, kept current from the store by `follow`.
 //!
-//! A request looks a key up here and waits for nobody. What a key stands for (its scope, its parents', its team's and user's) is put
-//! together when it is first used and again after a change, so that a parent's revocation is its children's.
+//! A lookup at request time takes no lock and waits for no I/O. The effective principal of a key (its own scope and
+//! those of its parents, team and user) is built at the key's first use and again after each change of the directory,
+//! so that revoking a parent refuses its children too.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,32 +16,32 @@ use super::identity::Identity;
 use super::key::Digest;
 use super::principal::{Parent, Principal};
 
-/// Keys from a key, from a key, …: further than this, they are refused.
+/// Longest chain of parent keys; a key with a longer chain is refused.
 pub(crate) const DEPTH_MAX: usize = 8;
 
-/// The directory at one version.
+/// Immutable snapshot of the directory at one version.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Directory {
-    /// Current digests and those before the last rotation.
+    /// Entries by current digest, and by the digest before the last rotation.
     by_digest: HashMap<Digest, Arc<Entry>>,
     by_id: HashMap<KeyId, Arc<Entry>>,
     owners: HashMap<(OwnerKind, String), Arc<OwnerRecord>>,
-    /// What the store calls it.
+    /// Version number from the store.
     pub(super) version: u64,
-    /// Changes with every change of a team or user.
+    /// Version at which a team or user last changed; cached tokens are valid for one value of it.
     pub(super) owners_version: u64,
 }
 
-/// An issued key.
+/// Issued key with its cached principal.
 #[derive(Debug)]
 pub(super) struct Entry {
     record: KeyRecord,
     made: ArcSwapOption<Made>,
-    /// Whether it has been used: then nobody's guesses keep it out.
+    /// Whether the key has been used before; such a key is exempt from the throttle of wrong guesses.
     pub(super) good: Arc<AtomicBool>,
 }
 
-/// What a key was found to stand for, under one config and one version of the directory.
+/// Cached principal of a key, valid for one config and one version of the directory.
 #[derive(Debug)]
 struct Made {
     config: u64,
@@ -48,23 +49,23 @@ struct Made {
     principal: Result<Arc<Principal>, Denied>,
 }
 
-/// Why a key that is known is not good.
+/// Reason why a known key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
-    /// It was taken back.
+    /// The key was revoked.
     Revoked,
-    /// It was replaced, and the time for that is over.
+    /// The secret was replaced by a rotation, and its grace period is over.
     Rotated,
-    /// The key that it was made from is not good.
+    /// A parent key is revoked or missing, or the chain of parents is too long.
     Parent,
-    /// Its team is blocked, or not known any more.
+    /// The team of the key is blocked or no longer exists.
     Team,
-    /// Its user is blocked.
+    /// The user of the key is blocked.
     User,
 }
 
 impl Denied {
-    /// For the client: it holds the key, so it may know.
+    /// Message for the client, who holds the key and may therefore learn the reason.
     pub(super) fn message(self) -> &'static str {
         match self {
             Denied::Revoked => "This API key has been revoked.",
@@ -77,20 +78,21 @@ impl Denied {
 }
 
 impl Directory {
-    /// Whether no key was ever issued.
+    /// Whether the directory is empty: no key was ever issued.
     pub(super) fn is_virgin(&self) -> bool {
         self.by_id.is_empty()
     }
 
-    /// Keys in it that are not revoked.
+    /// Number of issued keys that are not revoked.
     pub(super) fn keys(&self) -> usize {
         self.by_id.values().filter(|entry| entry.record.revoked.is_none()).count()
     }
 
-    /// With what changed.
+    /// Returns the next snapshot: this one with `changes` applied.
     pub(super) fn with(&self, changes: Changes) -> Self {
         let mut next = self.clone();
         for record in changes.keys {
+            // A rotation changes the digests: remove those of the old record first.
             if let Some(old) = next.by_id.remove(&record.id) {
                 digests(&old.record).for_each(|digest| drop(next.by_digest.remove(&digest)));
             }
@@ -113,17 +115,17 @@ impl Directory {
         next
     }
 
-    /// The key of that digest.
+    /// Entry with that current or previous digest.
     pub(super) fn find(&self, digest: &Digest) -> Option<&Arc<Entry>> {
         self.by_digest.get(digest)
     }
 
-    /// The key of that id.
+    /// Entry with that key id.
     pub(super) fn by_id(&self, id: &str) -> Option<&Arc<Entry>> {
         self.by_id.get(&KeyId::parse(id)?)
     }
 
-    /// What a key stands for.
+    /// Effective principal of a key: from the entry's cache, or built and cached.
     pub(super) fn principal(&self, entry: &Entry, identity: &Identity) -> Result<Arc<Principal>, Denied> {
         let made = entry.made.load();
         if let Some(made) = made.as_ref().filter(|made| made.config == identity.number && made.version == self.version)
@@ -163,7 +165,7 @@ impl Directory {
         self.owned(principal, identity)
     }
 
-    /// With what its user and team are allowed, and under their limits.
+    /// Adds the scopes and limits of the principal's user and team; refuses if one of them is blocked or missing.
     pub(super) fn owned(&self, mut principal: Principal, identity: &Identity) -> Result<Principal, Denied> {
         if let Some(user) = principal.user.as_ref().and_then(|user| self.owner(OwnerKind::User, user)) {
             if user.blocked {
@@ -188,13 +190,13 @@ impl Directory {
         Ok(principal)
     }
 
-    /// Limits that name a team's keys.
+    /// Limits of a team; spending of a parent key's children counts in these as well.
     fn team_limits<'a>(&'a self, id: &str, identity: &'a Identity) -> &'a [String] {
         let own = identity.team(id).map(|team| &team.limits);
         own.or_else(|| self.owner(OwnerKind::Team, id).map(|team| &team.limits)).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether there is that team.
+    /// Whether the config or the directory has a team `id`.
     pub(super) fn has_team(&self, id: &str, identity: &Identity) -> bool {
         identity.team(id).is_some() || self.owner(OwnerKind::Team, id).is_some()
     }
@@ -205,7 +207,8 @@ impl Directory {
 }
 
 impl Entry {
-    /// Whether that digest of it is still good at `now`.
+    /// Checks that `digest` is the current one of this key, or the previous one within its grace period at `now` (Unix
+    /// seconds).
     pub(super) fn takes(&self, digest: &Digest, now: u64) -> Result<(), Denied> {
         let is_current = Digest(self.record.digest.0) == *digest;
         let is_in_time = self.record.previous.as_ref().is_some_and(|previous| now < previous.until);
@@ -218,7 +221,7 @@ fn digests(record: &KeyRecord) -> impl Iterator<Item = Digest> {
     std::iter::once(Digest(record.digest.0)).chain(previous)
 }
 
-/// A key's own scope; its end is the earlier of the two that the store has for it.
+/// Scope of a key record alone; the expiry is the earlier of the record's and the scope's.
 pub(super) fn scope_of(record: &KeyRecord) -> Scope {
     let expires = [record.expires, record.scope.expires].into_iter().flatten().min();
     Scope { expires, ..record.scope.clone() }
@@ -279,7 +282,7 @@ pub(super) mod tests {
     }
 
     fn with(directory: &Directory, keys: Vec<KeyRecord>, owners: Vec<OwnerRecord>) -> Directory {
-        // Versions are never used twice: what an entry remembers is told apart by them.
+        // Versions are never reused: the cached principal of an entry is valid for one version.
         static VERSIONS: AtomicU64 = AtomicU64::new(1);
         let version = VERSIONS.fetch_add(1, Ordering::Relaxed);
         directory.with(Changes { keys, owners, version, more: false })

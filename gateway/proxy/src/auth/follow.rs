@@ -1,8 +1,9 @@
-//! Keeps in memory what authentication needs: the directory of issued keys, and the keys of those who sign tokens.
+//! Background refresh of authentication data: the directory of issued keys, and the signing keys of token issuers.
 //!
-//! One thread with a runtime of its own, so that neither depends on how busy requests are. It asks the store for the directory's
-//! version without pause (a change elsewhere is seen within 300 ms) and reads what is new. When the store is gone, what is held is
-//! used on; how long, the config says.
+//! One thread (`identity`) with its own runtime, so that refreshing does not depend on how busy the request threads
+//! are. It long-polls the store for the directory's version (a change made elsewhere is seen within 300 ms) and reads
+//! the changes. While the store is down, the directory in memory stays in use, for as long as the config allows
+//! (`stale`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak, mpsc};
@@ -17,37 +18,37 @@ use super::jwt::keep;
 use super::pepper::{Pepper, PepperSource};
 use crate::gateway::Gateway;
 
-/// Longest question for a change.
+/// Longest wait of one long poll for a new directory version.
 const ASK: Duration = Duration::from_millis(400);
-/// Longest time that a store may take for an answer beyond that.
+/// Time limit for the store's answer, beyond the wait of the poll.
 const ANSWER: Duration = Duration::from_secs(5);
-/// After a question that failed.
+/// Pause after a failed poll.
 const AGAIN: Duration = Duration::from_millis(250);
-/// Keys, and teams and users, that are read at once.
+/// Keys, or teams and users, that are read from the store per call.
 const PIECE: u32 = 2000;
-/// Between two looks at which issuers the config has.
+/// Period at which the issuers of the current config are compared with those being fetched.
 const ISSUERS: Duration = Duration::from_millis(250);
-/// Longest time that a start waits for the directory.
+/// Longest time that startup waits for the first read of the directory.
 const FIRST: Duration = Duration::from_secs(10);
-/// Least time between two questions that requests ask for.
+/// Least time in ms between two polls that requests demand.
 const DEMAND_MS: u64 = 100;
-/// Longest time that a request waits for one.
+/// Longest time that a request waits for a poll that it demanded.
 const DEMAND_WAIT: Duration = Duration::from_millis(600);
 
-/// How current the directory is.
+/// Freshness of the directory, and demands by requests for a refresh.
 #[derive(Debug)]
 pub(super) struct Follow {
     began: Instant,
-    /// Whether there is a directory to follow.
+    /// Whether a store is configured; without one the directory stays empty and is never stale.
     is_kept: AtomicBool,
-    /// Last time that it was as the store has it, in milliseconds since `began`, plus one; 0: never.
+    /// Last time that the directory equalled the store's, in milliseconds since `began`, plus one; 0: never.
     current_ms: AtomicU64,
-    /// When a request may next have it asked.
+    /// Earliest time of the next demanded poll, in milliseconds since `began`.
     demanded_ms: AtomicU64,
     wake: Notify,
-    /// Questions that were begun.
+    /// Number of polls begun.
     asked: AtomicU64,
-    /// The last of them that the store has answered.
+    /// Number of the last poll that the store answered.
     answers: watch::Sender<u64>,
 }
 
@@ -66,7 +67,7 @@ impl Default for Follow {
 }
 
 impl Follow {
-    /// How old what is held can be; `None`: it was never read. Without a store, nothing is ever old.
+    /// Upper bound of the directory's age; `None` if it was never read. Without a store the age is always zero.
     pub(super) fn age(&self) -> Option<Duration> {
         if !self.is_kept.load(Ordering::Acquire) {
             return Some(Duration::ZERO);
@@ -75,13 +76,14 @@ impl Follow {
         Some(self.began.elapsed().saturating_sub(Duration::from_millis(current)))
     }
 
-    /// Has the store asked at once, for a key that may be a moment old, and waits for its answer; not more often than is reasonable.
+    /// Demands a poll for a key that may be too new to be in the directory, and waits for its answer, for at most
+    /// `DEMAND_WAIT`. Demands of all requests together cause one poll per `DEMAND_MS`.
     pub(super) async fn renewed(&self) {
         if !self.is_kept.load(Ordering::Acquire) {
             return;
         }
         let mut answers = self.answers.subscribe();
-        // One that is under way may have been put before the key was made.
+        // A poll that is under way may have been sent before the key was made: wait for the next one.
         let next = self.asked.load(Ordering::Acquire) + 1;
         let answered = async {
             let due = self.demanded_ms.load(Ordering::Acquire);
@@ -93,11 +95,11 @@ impl Follow {
             }
             answers.wait_for(|answered| *answered >= next).await.is_ok()
         };
-        // Later is as good as never: the key is not known then.
+        // A timeout is no error: the key then stays unknown.
         let _ = timeout(DEMAND_WAIT, answered).await;
     }
 
-    /// The number of a question that is about to be put.
+    /// Number of the poll that is about to be sent.
     fn ask(&self) -> u64 {
         self.asked.fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -108,7 +110,8 @@ impl Follow {
     }
 }
 
-/// Begins; returns when the directory has been read, or cannot be in time (then issued keys are refused until it has).
+/// Starts the thread; returns when the directory has been read, or after 10 s without it (then issued keys are refused
+/// until it is read).
 ///
 /// # Errors
 /// The thread cannot be started.
@@ -140,7 +143,7 @@ pub fn start(gateway: &Arc<Gateway>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Says what an operator may not have meant.
+/// Logs warnings about settings that an operator may not have intended.
 fn warn(gateway: &Gateway) {
     let serving = gateway.serving();
     let (config, is_local) = (&serving.config, serving.config.listen.ip().is_loopback());
@@ -157,7 +160,7 @@ fn warn(gateway: &Gateway) {
     }
 }
 
-/// Follows the directory until the gateway is gone.
+/// Polls the store for the directory until the gateway is dropped.
 async fn directory(gateway: &Weak<Gateway>, store: &dyn Store, ready: &mpsc::SyncSender<()>) {
     let mut failing = false;
     while let Some(held) = gateway.upgrade() {
@@ -189,7 +192,7 @@ async fn directory(gateway: &Weak<Gateway>, store: &dyn Store, ready: &mpsc::Syn
     }
 }
 
-/// Reads what is new.
+/// Reads the changes since the version in memory, and the pepper once there is a key.
 async fn read(gateway: &Gateway, store: &dyn Store) -> Result<(), StoreError> {
     let guard = &gateway.guard;
     if store.directory_version().await? != guard.directory.load().version {
@@ -215,7 +218,7 @@ async fn read(gateway: &Gateway, store: &dyn Store) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Has the keys of every issuer fetched that the config has, until the gateway is gone.
+/// Starts a fetch task for the key ring of each issuer in the current config, until the gateway is dropped.
 async fn issuers(gateway: &Weak<Gateway>) {
     let mut tasks = tokio::task::JoinSet::new();
     while let Some(held) = gateway.upgrade() {

@@ -1,4 +1,4 @@
-//! The door: from a request's credential to a principal that may do what it asks.
+//! Authentication guard: turns a request's credential into a principal that may do what the request asks.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -34,17 +34,17 @@ use crate::telemetry::{Gauge, Metric, Metrics};
 use penstock_base::clock;
 use penstock_base::error::Failure;
 
-/// Whoever uses a route that anybody may use, or a gateway that needs no credentials.
+/// Principal of open routes, and of a gateway that needs no credentials.
 static NOBODY: LazyLock<Arc<Principal>> = LazyLock::new(Arc::default);
 
-/// Users of tokens that are remembered for what they left to be done.
+/// Most token users that are remembered for their deferred work (batches, background responses).
 const USERS_MAX: usize = 10_000;
-/// What tenants of tokens begin with.
+/// Prefix of the tenants of token users.
 const TOKENS: &str = "jwt:";
-/// The store is asked again who somebody is after this long.
+/// Time after which the store is asked again for a token user's identity.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 
-/// What authentication keeps for as long as the process lives.
+/// State of authentication that outlives configs.
 #[derive(Debug)]
 pub struct Guard {
     throttle: Throttle,
@@ -52,41 +52,41 @@ pub struct Guard {
     pub(super) directory: ArcSwap<Directory>,
     pub(super) follow: Follow,
     pub(super) pepper: ArcSwapOption<Pepper>,
-    /// Whether it was said that there is no pepper.
+    /// Whether the missing pepper was already logged.
     pub(super) pepperless: AtomicBool,
-    /// Keys of issuers; they outlive configs.
+    /// Key rings of issuers; a new config with the same issuer keeps its ring.
     rings: Mutex<Vec<Arc<Ring>>>,
-    /// Users of tokens, by tenant.
+    /// Identities of token users, by tenant.
     users: Mutex<HashMap<String, Seen>>,
 }
 
-/// A token's user, for what it leaves to be done.
+/// Identity of a token's user, kept for the user's deferred work.
 #[derive(Clone, Debug)]
 struct Seen {
     user: Arc<User>,
-    /// When a token said so, in Unix seconds.
+    /// Unix seconds of the token that gave this identity.
     at: u64,
-    /// When somebody looked whether the store knows something newer.
+    /// Last time that the store was asked for a newer identity.
     asked: Instant,
 }
 
-/// A secret that is known: what it stands for, and whether it has been used before.
+/// Principal of a known secret, and the flag that the secret has been used before.
 struct Known {
     principal: Arc<Principal>,
     good: Arc<AtomicBool>,
 }
 
-/// What is known of a secret.
+/// Result of looking a secret up.
 enum Look {
     Known(Known),
     Denied(Denied),
-    /// It was issued here by its form; it may be too new.
+    /// The secret has the form of a key issued here, but is not in the directory; it may be too new.
     Ours,
     Unknown,
 }
 
 impl Guard {
-    /// Counts in `metrics`.
+    /// Creates a guard that counts failures in `metrics`.
     pub fn new(metrics: Arc<Metrics>) -> Self {
         Self {
             throttle: Throttle::default(),
@@ -100,11 +100,12 @@ impl Guard {
         }
     }
 
-    /// Lets a request in as whom its credential says, or not at all. The client's address, as trusted proxies say it, is noted in the
-    /// exchange.
+    /// Authenticates a request and checks that its principal may use the route. Notes the client's address, as trusted
+    /// proxies give it, in the exchange.
     ///
     /// # Errors
-    /// 401 without a good credential, 403 outside of its scope, 429 where somebody guesses, 503 where it cannot be told.
+    /// 401 without a valid credential, 403 outside of its scope, 429 for an address with too many failures, 503 when
+    /// the directory is too old or the issuer's keys cannot be fetched.
     pub(crate) async fn admit(
         &self,
         identity: &Identity,
@@ -128,11 +129,11 @@ impl Guard {
         Ok(principal)
     }
 
-    /// Whom the credential of a request names, whatever it asks for; without a connection there is no certificate. What a request may
-    /// do is not checked: nothing is served with this.
+    /// Authenticates a credential without checking any scope; client certificates are not considered, since there is no
+    /// connection. Nothing may be served on this result alone.
     ///
     /// # Errors
-    /// As a request without a good credential.
+    /// As `Guard::admit` for a missing or invalid credential.
     pub async fn identify(
         &self,
         identity: &Identity,
@@ -163,11 +164,11 @@ impl Guard {
         }
     }
 
-    /// Who a tenant is whose request is answered later, without a connection (a batch's line, a response in the background). What it
-    /// may do may have changed since.
+    /// Authenticates the tenant of deferred work (a line of a batch, a background response) anew when the work runs,
+    /// since keys and scopes may have changed after it was accepted.
     ///
     /// # Errors
-    /// What the batch or the response says.
+    /// Refusal to store as the result of the batch line or response.
     pub(crate) async fn recall(
         &self,
         identity: &Identity,
@@ -183,10 +184,11 @@ impl Guard {
         Ok(principal)
     }
 
-    /// Whether somebody who was let in may still be where they are: what is revoked, blocked, expired or gone from the config may not.
+    /// Checks that the principal of an open connection may still use `route`: a key that was revoked, blocked, expired
+    /// or dropped from the config since may not.
     ///
     /// # Errors
-    /// As a request that comes now; what cannot be told changes nothing.
+    /// The same failure as for a new request; an unavailable check (503) counts as permission.
     pub(crate) fn still(&self, identity: &Identity, principal: &Principal, route: &'static str) -> Result<(), Failure> {
         let now = clock::unix_seconds();
         let known = match self.tenant(identity, principal.tenant()) {
@@ -221,7 +223,8 @@ impl Guard {
         directory.principal(entry, identity).map_err(|why| Failure::new(ErrorKind::Unauthorized, why.message()))
     }
 
-    /// Whose key that is. What has been good before is let in however much an address guesses; anything else waits with the guesses.
+    /// Authenticates an API key. A key that has been used before is accepted whatever the throttle of its address says;
+    /// any other key is subject to the throttle.
     async fn key(
         &self,
         identity: &Identity,
@@ -257,7 +260,7 @@ impl Guard {
         }
     }
 
-    /// Looks a key up: one digest and one look into a map.
+    /// Looks a key up in memory: one digest and one hash map access.
     fn look(&self, identity: &Identity, given: &[u8], now: u64) -> Result<Look, Failure> {
         let mut is_ours = false;
         if given.starts_with(PREFIX.as_bytes()) {
@@ -275,7 +278,7 @@ impl Guard {
                 }
                 is_ours = secret::is_ours(pepper, given);
             } else {
-                // Nobody could tell: perhaps the first key was issued a moment ago.
+                // Without a pepper no digest can be compared; the first key may have been issued a moment ago.
                 is_ours = true;
             }
         }
@@ -286,7 +289,7 @@ impl Guard {
         })
     }
 
-    /// Whether the directory is current enough to be believed.
+    /// Checks that the directory is recent enough to be trusted (`stale` in the config).
     fn current(&self, identity: &Identity) -> Result<(), Failure> {
         let is_stale = self.follow.age().is_none_or(|age| identity.config.stale.is_some_and(|stale| age > stale));
         if !is_stale {
@@ -297,7 +300,7 @@ impl Guard {
         Err(failure.retry_after(Duration::from_secs(5)))
     }
 
-    /// Who comes without a credential in the request: whom its certificate names, or nobody, where that is enough.
+    /// Authenticates a request without a credential: by its client certificate, or as nobody if the gateway is open.
     fn uncredentialed(
         &self,
         identity: &Identity,
@@ -315,7 +318,7 @@ impl Guard {
         })
     }
 
-    /// Whose token that is.
+    /// Authenticates a token, from the cache of verified tokens if possible.
     async fn token(
         &self,
         identity: &Identity,
@@ -324,6 +327,7 @@ impl Guard {
         now: u64,
     ) -> Result<Arc<Principal>, Failure> {
         let digest = Digest::of(given);
+        // A hit counts only under the directory version and the key set that the token was verified with.
         if let Some(found) = identity.tokens.get(&digest, now)
             && found.owners == self.directory.load().owners_version
             && identity.issuers[found.issuer].ring.get().and_then(|ring| ring.number()) == Some(found.keys)
@@ -351,7 +355,7 @@ impl Guard {
         }
     }
 
-    /// Verifies a token that is not remembered; `Err(None)`: the issuer's keys are not to be had.
+    /// Verifies a token that is not cached; `Err(None)`: the issuer's keys are not available.
     async fn verified(&self, identity: &Identity, given: &[u8], now: u64) -> Result<Found, Option<Flaw>> {
         let name = Unverified::parse(given)?.issuer().map(str::to_owned).ok_or(Flaw::Issuer)?;
         let (at, issuer) = identity.issuer(&name).ok_or(Flaw::Issuer)?;
@@ -374,7 +378,8 @@ impl Guard {
         Ok(Found { principal, since, until, issuer: at, keys: held.number, owners: directory.owners_version })
     }
 
-    /// Remembers who a token's user is, for what it leaves to be done; a token that said so before the one that is known changes nothing.
+    /// Remembers the identity of a token's user for deferred work; a newer token's identity is not overwritten by an
+    /// older one's.
     fn remember(&self, user: Arc<User>, at: u64) {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         if users.len() >= USERS_MAX && !users.contains_key(&user.tenant) {
@@ -396,10 +401,11 @@ impl Guard {
         self.users.lock().unwrap_or_else(PoisonError::into_inner).get(tenant).cloned()
     }
 
-    /// Keeps who a token's user is beside what it leaves to be done, which another process may have to do. Others are known by their keys.
+    /// Stores the identity of a token's user next to the user's deferred work, which another process may run.
+    /// Principals of keys need no copy: their key is in the store.
     ///
     /// # Errors
-    /// The store's.
+    /// The store fails.
     pub(crate) async fn keep_identity(&self, store: &dyn Store, principal: &Principal) -> Result<(), StoreError> {
         let Some(user) = &principal.person else { return Ok(()) };
         let now = clock::unix_seconds();
@@ -408,7 +414,8 @@ impl Guard {
         store.keep_identity(&Tenant::new(principal.tenant()), &identity, now).await
     }
 
-    /// Asks the store who a token's user is, where that is not known here or may be old: another gateway may have met it since.
+    /// Reads a token user's identity from the store if it is unknown here or older than [`LOOK_AGAIN`]: another gateway
+    /// may have seen a newer token.
     async fn look_up(&self, store: &dyn Store, tenant: &str) {
         let is_fresh = |seen: Seen| seen.asked.elapsed() < LOOK_AGAIN;
         if !tenant.starts_with(TOKENS) || self.seen(tenant).is_some_and(is_fresh) {
@@ -419,7 +426,7 @@ impl Guard {
                 Ok(user) if user.tenant == tenant => self.remember(Arc::new(user), at),
                 _ => tracing::warn!(tenant, "what the store knows of a user cannot be read"),
             },
-            // Nothing newer: what is known here is as good as before.
+            // The store has nothing newer: what is known here stays valid.
             Ok(None) => {
                 let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
                 users.get_mut(tenant).into_iter().for_each(|seen| seen.asked = Instant::now());
@@ -428,7 +435,7 @@ impl Guard {
         }
     }
 
-    /// The keys of an issuer; another config's, if that has the same.
+    /// Key ring of an issuer; shared with other configs that have the same issuer.
     pub(super) fn ring(&self, issuer: &Issuer) -> Arc<Ring> {
         let make = || {
             let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
@@ -442,13 +449,13 @@ impl Guard {
         issuer.ring.get_or_init(make).clone()
     }
 
-    /// Lets go of the keys of issuers that the config in force has not.
+    /// Drops the key rings of issuers that the current config does not have.
     pub(super) fn drop_rings(&self, identity: &Identity) {
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
         rings.retain(|ring| identity.issuers.iter().any(|issuer| ring.is_of(&issuer.config)));
     }
 
-    /// Whether something unknown from that address is looked at now.
+    /// Checks the throttle for an address that shows an unproven credential.
     fn unhurried(&self, identity: &Identity, address: Option<IpAddr>) -> Result<(), Failure> {
         let Some(wait) = self.throttle.wait(address, identity.config.failures_per_minute, Instant::now()) else {
             return Ok(());
@@ -458,7 +465,8 @@ impl Guard {
         Err(Failure::new(ErrorKind::RateLimited, message).retry_after(wait))
     }
 
-    /// Whether whoever comes is served. Once a key has been issued, that takes a word in the config.
+    /// Whether requests without a credential are served. Once a key has been issued, only `anonymous = "allow"` in the
+    /// config allows that.
     pub fn is_open(&self, identity: &Identity) -> bool {
         let said = identity.config.anonymous == Anonymous::Allow;
         identity.is_open && (said || (self.follow.age().is_some() && self.directory.load().is_virgin()))
@@ -473,7 +481,7 @@ impl Guard {
         self.metrics.count(Metric::AuthFailures, &[("reason", reason)]);
     }
 
-    /// For `/metrics`.
+    /// Adds the gauges of authentication for `/metrics`.
     pub(crate) fn gauges(&self, identity: &Identity, out: &mut Vec<(Gauge, String, f64)>) {
         let mut add = |gauge, label: &str, value: f64| out.push((gauge, label.to_owned(), value));
         add(Gauge::IssuedKeys, "", self.directory.load().keys() as f64);
@@ -486,7 +494,8 @@ impl Guard {
     }
 }
 
-/// What a token's user may do: what the issuer's config, the token, its team and the directory's word about it allow together.
+/// Principal of a token's user: the intersection of what the issuer's config, the token, the team and the directory
+/// allow.
 fn person(directory: &Directory, identity: &Identity, issuer: &Issuer, user: &Arc<User>) -> Result<Principal, Flaw> {
     let team = user.teams.iter().find(|team| directory.has_team(team, identity)).cloned();
     if user.needs_team && team.is_none() {

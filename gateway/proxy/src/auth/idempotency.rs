@@ -1,9 +1,10 @@
-//! `Idempotency-Key` of clients, made each tenant's own before a provider is given it.
+//! Namespacing of clients' `Idempotency-Key` headers by tenant, before they reach a provider.
 //!
-//! A provider has one name space for all who come with the same key of its: two tenants that choose the same value would be given each
-//! other's answers. A provider is given a keyed hash of tenant and value instead, which is the same for every retry, at every gateway that has
-//! the same `auth.pepper_file` or `auth.pepper_env`. A pepper of the state folder is one gateway's own; without a common one the hash is
-//! keyed by a constant, which keeps tenants apart just as well, but hides no value that somebody could guess.
+//! A provider has one name space for all requests with the same provider key: two tenants that choose the same value
+//! would get each other's answers. The provider is sent a keyed hash of tenant and value instead. The hash is the same
+//! for every retry, at every gateway with the same `auth.pepper_file` or `auth.pepper_env`. A pepper in the state
+//! folder belongs to one gateway only, so then the hash is keyed by a constant: that keeps tenants apart just as well,
+//! but does not hide a value that can be guessed.
 
 use std::fmt::Write;
 
@@ -13,14 +14,14 @@ use super::pepper::{Pepper, PepperSource};
 use crate::config::Snapshot;
 
 const NAME: HeaderName = HeaderName::from_static("idempotency-key");
-/// Sets these hashes apart from digests of keys, and is the secret where gateways have none in common.
+/// Domain separation from digests of API keys; also the HMAC secret where gateways share no pepper.
 const PURPOSE: &[u8] = b"penstock: idempotency keys, by tenant";
 
-/// Turns clients' keys into tenants' own.
+/// Rewriter of clients' idempotency keys; `None` inside: the pepper cannot be used, and the header is removed.
 pub(crate) struct Idempotency(Option<Pepper>);
 
 impl Idempotency {
-    /// By the pepper of a config.
+    /// Creates the rewriter with the pepper of a config.
     pub(crate) fn new(config: &Snapshot) -> Self {
         let pepper = match config.auth.pepper {
             PepperSource::State => Pepper::new(PURPOSE),
@@ -32,7 +33,7 @@ impl Idempotency {
         Self(pepper.ok())
     }
 
-    /// Replaces what a client of that tenant has sent.
+    /// Replaces the tenant's `Idempotency-Key` values in `headers` by keyed hashes.
     pub(crate) fn separate(&self, tenant: &str, headers: &mut HeaderMap) {
         if !headers.contains_key(NAME) {
             return;
@@ -47,7 +48,7 @@ impl Idempotency {
     }
 }
 
-/// Parts with their lengths in front: no two pairs of them are the same text.
+/// Hash of tenant and value. Each part is preceded by its length, so that no two pairs give the same bytes.
 fn keyed(pepper: &Pepper, tenant: &str, value: &[u8]) -> HeaderValue {
     let mut said = PURPOSE.to_vec();
     for part in [tenant.as_bytes(), value] {

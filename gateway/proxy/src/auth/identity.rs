@@ -1,4 +1,5 @@
-//! Who a config knows: its keys and teams, and whether anybody else may come in. Made with a config, swapped with it.
+//! Identities of one config: its keys, teams, certificates and issuers, and its rule for anonymous requests. Built with
+//! a config snapshot and swapped with it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,37 +16,37 @@ use super::pepper::PepperSource;
 use super::principal::Principal;
 use crate::config::Snapshot;
 
-/// Whether requests without a credential are served.
+/// Rule for requests without a credential.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Anonymous {
-    /// As long as there is no credential that anybody could have, and only on loopback.
+    /// Served on a loopback listener only, as long as there is no key and no issuer.
     #[default]
     Auto,
-    /// Yes.
+    /// Always served.
     Allow,
-    /// No.
+    /// Never served.
     Deny,
 }
 
-/// The config's side of authentication.
+/// Authentication section of the config.
 #[derive(Clone, Debug, Default)]
 pub struct AuthConfig {
-    /// Requests without a credential.
+    /// Rule for requests without a credential.
     pub anonymous: Anonymous,
-    /// Failures of one address per minute; 0: not limited.
+    /// Failed attempts per minute and address; 0: not limited.
     pub failures_per_minute: u32,
-    /// Proxies whose `X-Forwarded-For` counts.
+    /// Proxies whose `X-Forwarded-For` is trusted.
     pub trusted_proxies: Vec<IpNet>,
-    /// What issued keys are digested with.
+    /// Source of the pepper that digests issued keys.
     pub pepper: PepperSource,
-    /// For how long issued keys are good while the store does not answer.
+    /// Longest time that issued keys are accepted while the store does not answer; `None`: without bound.
     pub stale: Option<Duration>,
-    /// Who issues tokens.
+    /// Issuers of tokens.
     pub issuers: Vec<IssuerConfig>,
 }
 
 impl AuthConfig {
-    /// Whether the config has no credential that anybody could show.
+    /// Whether the config has no `[[keys]]` and no issuers.
     pub fn knows_nobody(&self, keys: &[Key]) -> bool {
         keys.is_empty() && self.issuers.is_empty()
     }
@@ -53,35 +54,35 @@ impl AuthConfig {
 
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
-/// A principal that a secret stands for.
+/// Principal of a configured key, and whether the key has been used.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) principal: Arc<Principal>,
-    /// Whether it has been used: then nobody's guesses keep it out.
+    /// Whether the key has been used before; such a key is exempt from the throttle of wrong guesses.
     pub(super) good: Arc<AtomicBool>,
 }
 
-/// Who is known by the config.
+/// Lookup tables for the keys, certificates, teams and issuers of one config.
 #[derive(Debug, Default)]
 pub struct Identity {
-    /// Tells configs apart.
+    /// Number of this config in the process; caches compare it.
     pub(super) number: u64,
     keys: HashMap<Digest, Arc<Known>>,
     by_id: HashMap<String, Arc<Known>>,
-    /// Names of certificates; a trailing `*` matches any ending.
+    /// Patterns of certificate names in the order of the config; a trailing `*` matches any ending.
     certificates: Vec<(String, Arc<Known>)>,
     teams: HashMap<String, Team>,
-    /// Who issues tokens.
+    /// Issuers of tokens.
     pub(super) issuers: Vec<Issuer>,
-    /// Tokens found good.
+    /// Cache of verified tokens.
     pub(super) tokens: TokenCache,
     pub(super) config: AuthConfig,
-    /// Whether the config itself lets in whoever comes, as long as no key was ever issued.
+    /// Whether the config lets in requests without a credential, as long as no key was ever issued.
     pub(super) is_open: bool,
 }
 
 impl Identity {
-    /// Of that config.
+    /// Builds the tables of a config.
     pub fn new(config: &Snapshot) -> Self {
         let teams: HashMap<_, _> = config.teams.iter().map(|team| (team.id.clone(), team.clone())).collect();
         let (mut keys, mut by_id, mut certificates) = (HashMap::new(), HashMap::new(), Vec::new());
@@ -107,12 +108,12 @@ impl Identity {
         }
     }
 
-    /// Whose key that is.
+    /// Key with that secret.
     pub(super) fn by_secret(&self, secret: &[u8]) -> Option<&Arc<Known>> {
         self.keys.get(&Digest::of(secret))
     }
 
-    /// Whose certificate that is: the first of `[[keys]]` that has one of its names.
+    /// First of `[[keys]]` whose certificate pattern matches one of `names`.
     pub(super) fn by_certificate(&self, names: &[String]) -> Option<&Arc<Known>> {
         let is_of = |pattern: &String| {
             names.iter().any(|name| match pattern.strip_suffix('*') {
@@ -123,28 +124,28 @@ impl Identity {
         self.certificates.iter().find(|(pattern, _)| is_of(pattern)).map(|(_, known)| known)
     }
 
-    /// Whether any key is proven by a certificate.
+    /// Whether any key is proven by a client certificate.
     pub(super) fn has_certificates(&self) -> bool {
         !self.certificates.is_empty()
     }
 
-    /// The issuer that calls itself so.
+    /// Issuer with that `iss` value, and its index.
     pub(super) fn issuer(&self, name: &str) -> Option<(usize, &Issuer)> {
         self.issuers.iter().enumerate().find(|(_, issuer)| issuer.config.issuer == name)
     }
 
-    /// A team of the config.
+    /// Team with that id.
     pub(super) fn team(&self, id: &str) -> Option<&Team> {
         self.teams.get(id)
     }
 
-    /// The key of that id.
+    /// Key with that id.
     pub(super) fn by_id(&self, id: &str) -> Option<&Arc<Known>> {
         self.by_id.get(id)
     }
 }
 
-/// Whether a config lets in whoever comes, as long as no key was ever issued.
+/// Whether a config lets in requests without a credential, as long as no key was ever issued.
 pub fn is_open(config: &Snapshot) -> bool {
     match config.auth.anonymous {
         Anonymous::Allow => true,
@@ -153,7 +154,7 @@ pub fn is_open(config: &Snapshot) -> bool {
     }
 }
 
-/// A key's principal: its own scope and its team's, its own limits and its team's.
+/// Principal of a configured key: the key's scope and its team's, the key's limits and its team's.
 fn principal(key: &Key, teams: &HashMap<String, Team>) -> Principal {
     let team = key.team.as_ref().and_then(|team| teams.get(team));
     let scopes = std::iter::once(&key.scope).chain(team.map(|team| &team.scope));

@@ -1,4 +1,4 @@
-//! Keys of the config, and digests that are compared in constant time.
+//! Keys and teams of the config, and digests that are compared in constant time.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -7,53 +7,53 @@ use penstock_govern::Scope;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq;
 
-/// One configured key. Its secret is a long random string, so no slow hash is needed.
+/// Configured API key. The secret is a long random string, so a fast hash is enough.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// Shows in logs; also its tenant.
+    /// Id in logs; also the key's tenant.
     pub id: String,
-    /// What whoever uses it has to show.
+    /// Proof that a client must show.
     pub proof: Proof,
-    /// What it may do.
+    /// Scope of the key.
     pub scope: Arc<Scope>,
-    /// Its team.
+    /// Team of the key.
     pub team: Option<String>,
-    /// The person or service behind it.
+    /// Person or service that uses the key.
     pub user: Option<String>,
-    /// Ids of its limits.
+    /// Ids of the limits that apply to the key.
     pub limits: Vec<String>,
-    /// Its share of our workers against others'; 0: its team's.
+    /// Weight of the key in fair sharing of our workers; 0: the team's weight.
     pub weight: u32,
 }
 
-/// What a key is proven by.
+/// Proof of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proof {
     /// SHA-256 of the key.
     Digest(Digest),
-    /// A name in the client's certificate; a trailing `*` matches any ending.
+    /// Name in the client's certificate; a trailing `*` matches any ending.
     Certificate(String),
 }
 
-/// People and services that share scope and limits.
+/// Team of the config: keys and users that share a scope and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Team {
-    /// Name.
+    /// Id of the team.
     pub id: String,
-    /// What its keys may do at most.
+    /// Upper bound of what the team's keys may do.
     pub scope: Arc<Scope>,
-    /// Ids of the limits that they share.
+    /// Ids of the limits that the team shares.
     pub limits: Vec<String>,
-    /// The share of our workers that each of its keys and users has against others'.
+    /// Weight of each of the team's keys and users in fair sharing of our workers.
     pub weight: u32,
 }
 
-/// A digest of a secret. Equality takes the same time wherever two differ, also inside a map.
+/// SHA-256-sized digest of a secret. Comparison takes constant time, also inside a map.
 #[derive(Clone, Copy)]
 pub struct Digest(pub [u8; 32]);
 
 impl Digest {
-    /// SHA-256.
+    /// Computes the SHA-256 of a secret.
     pub fn of(secret: &[u8]) -> Self {
         Self(Sha256::digest(secret).into())
     }

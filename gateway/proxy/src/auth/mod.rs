@@ -1,12 +1,13 @@
-//! Who asks, and whether it may: the one door of the data listener.
+//! Authentication and authorization of the data listener.
 //!
-//! A route can only be served with a [`Principal`], and only `Guard::admit` makes one from a request. In order: the credential is
-//! found (exactly one: `credential`), what it stands for is found in memory (issued keys: `directory`; tokens: `jwt`; keys of the config
-//! and certificates: `identity`), and that is held against the route, dialect, address and time of this request at one place
-//! (`principal`). Whatever is not known is refused; an address that guesses is slowed down (`throttle`).
+//! A route can only be served with a [`Principal`], and only `Guard::admit` makes one from a request. The steps: find
+//! the credential (exactly one: `credential`); look up its principal in memory (issued keys: `directory`; tokens:
+//! `jwt`; keys of the config and certificates: `identity`); check the principal against the route, dialect, address and
+//! time of the request in one place (`principal`). An unknown credential is refused; an address with many failures is
+//! throttled (`throttle`).
 //!
-//! What a config says is [`Identity`], swapped with the config; what lives as long as the process is [`Guard`], kept current by one
-//! thread ([`start`]). Keys are issued at the [`Desk`].
+//! [`Identity`] is built from a config and swapped with it; [`Guard`] lives as long as the process and is kept current
+//! by one thread ([`start`]). Keys are issued at the [`Desk`].
 
 pub(crate) mod certificate;
 mod check;

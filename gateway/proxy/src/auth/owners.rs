@@ -1,14 +1,14 @@
-//! Teams and users at the desk: made, changed, removed, with everything that is checked before it is done.
+//! Teams and users at the desk: creation, change and removal, with all of their validation.
 
 use penstock_store::{Listing, OwnerChange, OwnerKind, OwnerRecord, Page, StoreError};
 
 use super::desk::{Desk, DeskError, check_scope, invalid, text, texts};
 
 impl Desk {
-    /// Makes a team or a user; `version` and `removed` of what is given do not matter.
+    /// Creates a team or a user; `version` and `removed` of `owner` are ignored.
     ///
     /// # Errors
-    /// What is wrong with it; [`DeskError::Taken`] where the config or the store has one of that id.
+    /// An invalid field, or [`DeskError::Taken`] if the config or the store has one with that id.
     pub async fn create_owner(&self, owner: OwnerRecord) -> Result<OwnerRecord, DeskError> {
         if owner.id.is_empty() || owner.id.contains(':') {
             return Err(invalid("id", "must not be empty, and have no colon"));
@@ -22,10 +22,10 @@ impl Desk {
         self.store.create_owner(owner).await?.ok_or(DeskError::Taken(id))
     }
 
-    /// Changes a team or a user. Blocked, nothing of it is served.
+    /// Changes a team or a user. Requests of a blocked one are refused.
     ///
     /// # Errors
-    /// There is no such one in the store, or it would be what it may not.
+    /// The store has no such team or user, or the changed one would be invalid.
     pub async fn change_owner(&self, kind: OwnerKind, id: &str, change: OwnerChange) -> Result<OwnerRecord, DeskError> {
         let mut owner = self.owner(kind, id).await?;
         change.clone().apply(&mut owner);
@@ -34,27 +34,27 @@ impl Desk {
         changed.ok_or_else(|| DeskError::NotFound(id.to_owned()))
     }
 
-    /// Removes a team or a user. Keys of a team that is gone are not good any more.
+    /// Removes a team or a user. Keys of a removed team are refused.
     ///
     /// # Errors
-    /// There is no such one in the store.
+    /// The store has no such team or user.
     pub async fn remove_owner(&self, kind: OwnerKind, id: &str, now: u64) -> Result<(), DeskError> {
         let removed = self.store.remove_owner(kind, id, now).await?;
         if removed { Ok(()) } else { Err(DeskError::NotFound(id.to_owned())) }
     }
 
-    /// One team or user of the store.
+    /// Reads one team or user of the store.
     ///
     /// # Errors
-    /// There is no such one.
+    /// The store has no such team or user.
     pub async fn owner(&self, kind: OwnerKind, id: &str) -> Result<OwnerRecord, DeskError> {
         self.store.owner(kind, id).await?.ok_or_else(|| DeskError::NotFound(id.to_owned()))
     }
 
-    /// Teams or users of the store, in the order of their ids; `team`: users of that team.
+    /// Lists teams or users of the store in the order of their ids; `team` keeps only users of that team.
     ///
     /// # Errors
-    /// The store's.
+    /// The store fails.
     pub async fn owners(
         &self,
         kind: OwnerKind,

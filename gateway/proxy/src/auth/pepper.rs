@@ -1,8 +1,8 @@
-//! The pepper: a secret of the server's, without which what the store keeps of a key is worth nothing.
+//! Pepper: the server-side secret under which issued keys are digested.
 //!
-//! What is kept of an issued key is HMAC-SHA-256 of it under the pepper. Whoever has the store can neither use the keys nor try
-//! guesses, and whoever has neither cannot choose a digest. The pepper lies apart from the store: in a file that only the gateway's
-//! user may read, or in a variable. Losing it is losing every issued key.
+//! The store keeps the HMAC-SHA-256 of each issued key under the pepper. With the store alone, nobody can use the keys
+//! or test guesses; without the pepper, nobody can choose a digest. The pepper is kept apart from the store: in a file
+//! that only the gateway's user may read, or in an environment variable. Losing the pepper loses every issued key.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -15,24 +15,24 @@ use sha2::Sha256;
 use super::key::Digest;
 use crate::config::Snapshot;
 
-/// Shortest secret that is taken for one.
+/// Shortest pepper in bytes.
 const PEPPER_BYTES_MIN: usize = 32;
-/// No more of a file is read.
+/// Most bytes that are read of a pepper file.
 const PEPPER_BYTES_MAX: usize = 4096;
 
-/// Where the pepper comes from.
+/// Source of the pepper.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum PepperSource {
-    /// The file `pepper` in the state folder, made when it is first needed.
+    /// File `pepper` in the state folder, created when first needed.
     #[default]
     State,
-    /// A file.
+    /// File named in the config.
     File(PathBuf),
-    /// The environment: the value itself.
+    /// Value of an environment variable.
     Given(penstock_base::Secret),
 }
 
-/// The pepper, ready to digest keys.
+/// Pepper, ready to digest keys.
 #[derive(Clone)]
 pub struct Pepper(Hmac<Sha256>);
 
@@ -43,10 +43,10 @@ impl std::fmt::Debug for Pepper {
 }
 
 impl PepperSource {
-    /// Whether it is there and can be used; one in the state folder is made when it is needed.
+    /// Checks that the pepper exists and can be used; the state folder's is created on demand, so it always passes.
     ///
     /// # Errors
-    /// Why not.
+    /// The file cannot be read, or the secret is too short.
     pub(crate) fn check(&self) -> Result<(), String> {
         match self {
             Self::State => Ok(()),
@@ -57,10 +57,10 @@ impl PepperSource {
 }
 
 impl Pepper {
-    /// Of that secret.
+    /// Creates a pepper from a secret, without the white space around it.
     ///
     /// # Errors
-    /// It is too short.
+    /// The secret is too short.
     pub fn new(secret: &[u8]) -> Result<Self, String> {
         let secret = secret.trim_ascii();
         if secret.len() < PEPPER_BYTES_MIN {
@@ -69,10 +69,10 @@ impl Pepper {
         Hmac::new_from_slice(secret).map(Self).map_err(|error| error.to_string())
     }
 
-    /// The pepper of a config; `make`: where it lies in the state folder and is not there yet, it is made.
+    /// Loads the pepper of a config; `make`: a missing file in the state folder is created.
     ///
     /// # Errors
-    /// What to tell the operator.
+    /// Text for the operator: the file cannot be read or created, or is too short.
     pub fn of(config: &Snapshot, make: bool) -> Result<Self, String> {
         let path = match &config.auth.pepper {
             PepperSource::Given(secret) => return Self::new(secret.expose().as_bytes()),
@@ -85,7 +85,7 @@ impl Pepper {
         read(&path).and_then(|bytes| Self::new(&bytes)).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// What is kept of a key.
+    /// Digest of a key, as the store keeps it: HMAC-SHA-256 under the pepper.
     pub fn digest(&self, secret: &[u8]) -> Digest {
         let mut mac = self.0.clone();
         mac.update(secret);
@@ -105,18 +105,19 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// Makes one. Of two processes that do it at once, one wins, and both read what it wrote: the file appears whole.
+/// Creates the pepper file. If two processes do so at once, one wins and both read its file, which appears whole.
 fn write(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     std::fs::create_dir_all(folder)?;
     let mut random = [0; 32];
     getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
     let text: String = random.iter().map(|byte| format!("{byte:02x}")).chain(["\n".into()]).collect();
+    // Complete and on disk before it gets its name, so that no process reads half a pepper.
     let draft = folder.join(format!(".pepper.{}", std::process::id()));
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
-    // Unlike a rename, a link does not replace what is there.
+    // Unlike a rename, a hard link does not replace an existing file.
     let linked = std::fs::hard_link(&draft, path);
     std::fs::remove_file(&draft)?;
     match linked {

@@ -1,4 +1,4 @@
-//! Who asks, and what that allows.
+//! Principals: the authenticated identity of a request, and the check of its scopes.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,66 +11,66 @@ use super::jwt::issuer::User;
 use crate::route::AuthClass;
 use penstock_base::error::Failure;
 
-/// Who asks. Only this module's neighbours make one that may do something where credentials are needed.
+/// Authenticated identity of a request. Only modules beside this one can build a principal with a tenant or scopes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Principal {
-    /// Id of the key; `None` for a token's user, and where nobody needs a credential.
+    /// Id of the key; `None` for a token's user, and where no credential is needed.
     pub key: Option<String>,
-    /// Keys that this one was made from, nearest first: what it spends is theirs.
+    /// Parent keys, nearest first; spending counts for them too.
     pub parents: Vec<Parent>,
-    /// The team that it belongs to.
+    /// Team of the principal.
     pub team: Option<String>,
-    /// The person or service behind it.
+    /// Person or service of the principal.
     pub user: Option<String>,
-    /// Ids of the limits that it is under: its own, its parents', its team's.
+    /// Ids of the limits that apply: the key's own, its parents' and its team's.
     pub limits: Vec<String>,
-    /// Its share of our workers against others'; 0 counts as 1.
+    /// Weight in fair sharing of our workers; 0 counts as 1.
     pub weight: u32,
-    /// What separates its things and its prefix cache from the others'.
+    /// Tenant id, which separates stored objects and the prefix cache.
     pub(super) tenant: String,
-    /// What a token said, where it was one.
+    /// Identity from a token, if the credential was one.
     pub(super) person: Option<Arc<User>>,
-    /// What it may do; with several (a key's, its parents', its team's), all must allow it.
+    /// Scopes of the key, its parents, user and team; all of them must allow a use.
     pub(super) scopes: Vec<Arc<Scope>>,
 }
 
-/// A key that another was made from.
+/// Parent key of a principal's key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parent {
-    /// Its id.
+    /// Id of the parent key.
     pub id: String,
-    /// Ids of the limits that name it, or its team: what its children spend counts in them as its own.
+    /// Ids of the limits of the parent and its team; spending of child keys counts in them.
     pub limits: Vec<String>,
 }
 
-/// One use of a credential, as scopes judge it.
+/// One use of a credential, to check against scopes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Use {
     /// Label of the route.
     pub(crate) route: &'static str,
-    /// Who may use the route.
+    /// Class of principals that may use the route.
     pub(crate) class: AuthClass,
-    /// The dialect it is asked in.
+    /// Dialect of the request.
     pub(crate) dialect: Dialect,
-    /// Where it comes from; `None`: a Unix socket.
+    /// Address of the client; `None`: a Unix socket.
     pub(crate) address: Option<IpAddr>,
-    /// Whether somebody is connected: what is answered later comes from nowhere.
+    /// Whether a client is connected; deferred work has no address to check.
     pub(crate) is_live: bool,
-    /// Unix seconds.
+    /// Time of the use in Unix seconds.
     pub(crate) now: u64,
 }
 
 impl Principal {
-    /// Whether the principal may use that model.
+    /// Whether every scope allows the model.
     pub fn may_use(&self, model: &str) -> bool {
         self.scopes.iter().all(|scope| scope.has_model(model))
     }
 
-    /// Refuses a field that names further models to the upstream, where the principal is held to some: nothing holds those against
-    /// its scope, since only the upstream knows which of them answers.
+    /// Refuses a field that names further models to the upstream if the principal is restricted to some models: only
+    /// the upstream knows which of them answers, so the gateway cannot enforce the scope.
     ///
     /// # Errors
-    /// What the client is told.
+    /// 403 for the client, with the field's name.
     pub(crate) fn check_other_models(&self, field: Option<&'static str>) -> Result<(), Failure> {
         match field.filter(|_| self.scopes.iter().any(|scope| scope.is_held_to_models())) {
             None => Ok(()),
@@ -81,16 +81,16 @@ impl Principal {
         }
     }
 
-    /// What separates this principal's things and its prefix cache from the others'.
+    /// Tenant id, which separates stored objects and the prefix cache; empty for nobody.
     pub fn tenant(&self) -> &str {
         &self.tenant
     }
 
-    /// The one place where a scope's expiry, address, route and dialect are held against a request. (Its models are held against the
-    /// model, once that is known: [`Principal::may_use`].)
+    /// Checks expiry, address, route and dialect of all scopes against a use. This is the only place that does; models
+    /// are checked once the model is known ([`Principal::may_use`]).
     ///
     /// # Errors
-    /// What the client is told.
+    /// 401 or 403 for the client.
     pub(crate) fn check(&self, asked: &Use) -> Result<(), Failure> {
         let all = |rule: &dyn Fn(&Scope) -> bool| self.scopes.iter().all(|scope| rule(scope));
         if self.is_expired(asked.now) {
@@ -113,13 +113,13 @@ impl Principal {
         Ok(())
     }
 
-    /// Whether its time is over.
+    /// Whether any scope has expired at `now` (Unix seconds).
     pub(crate) fn is_expired(&self, now: u64) -> bool {
         self.scopes.iter().any(|scope| scope.is_expired(now))
     }
 
-    /// Whether the route is allowed in so many words, not by the absence of a list. Nobody in particular (no credentials are needed)
-    /// may see what operators see: it is their own machine.
+    /// Whether a scope lists the route explicitly, rather than by having no list. The anonymous principal of an open
+    /// gateway may see the operators' routes: it is the operator's own machine.
     fn names(&self, route: &str) -> bool {
         self.scopes.is_empty() || self.scopes.iter().any(|scope| !scope.routes.is_empty() && scope.has_route(route))
     }
@@ -128,7 +128,7 @@ impl Principal {
 /// Names of the dialects in scopes.
 pub(crate) const DIALECTS: [&str; 3] = ["openai", "anthropic", "gemini"];
 
-/// The name of a dialect in scopes.
+/// Name of a dialect in scopes.
 fn dialect_name(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::OpenAi => "openai",

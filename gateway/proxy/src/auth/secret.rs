@@ -1,27 +1,28 @@
-//! The text of an issued key: `sk-ps-`, 43 random characters (256 bits), and 6 that the pepper makes of them.
+//! Text of an issued key: `sk-ps-`, 43 random characters (256 bits), and a check code of 6 characters made with the
+//! pepper.
 //!
-//! The six tell a key that was issued here from one that is mistyped, cut off, or issued by a gateway with another pepper; only the
-//! gateway can make them.
+//! The check code tells a key that was issued here from one that is mistyped, truncated, or issued under another
+//! pepper, without the directory; only a holder of the pepper can make it.
 
 use super::pepper::Pepper;
 use penstock_base::Secret;
 
-/// How every issued key begins.
+/// Prefix of every issued key.
 pub const PREFIX: &str = "sk-ps-";
 const RANDOM_CHARS: usize = 43;
 const CHECK_CHARS: usize = 6;
 const DIGITS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 
-/// A new key.
+/// Generates a new key.
 ///
 /// # Panics
-/// If the system has no random numbers.
+/// If the system's random generator fails.
 pub(super) fn make(pepper: &Pepper) -> Secret {
     let mut text = String::from(PREFIX);
     let mut bytes = [0; 64];
     while text.len() < PREFIX.len() + RANDOM_CHARS {
         getrandom::fill(&mut bytes).expect("the system has random numbers");
-        // 248 = 4 * 62: every character is as likely as the others.
+        // 248 = 4 * 62: rejecting larger bytes makes every character equally likely.
         let digits = bytes.iter().filter(|byte| **byte < 248).map(|byte| char::from(DIGITS[usize::from(byte % 62)]));
         text.extend(digits.take(PREFIX.len() + RANDOM_CHARS - text.len()));
     }
@@ -30,7 +31,7 @@ pub(super) fn make(pepper: &Pepper) -> Secret {
     Secret::new(text)
 }
 
-/// Whether it was issued with that pepper.
+/// Whether the check code of a key matches this pepper.
 pub(super) fn is_ours(pepper: &Pepper, secret: &[u8]) -> bool {
     let Some((body, given)) = secret.split_at_checked(PREFIX.len() + RANDOM_CHARS) else { return false };
     given.len() == CHECK_CHARS && check(pepper, body).as_bytes() == given
@@ -47,7 +48,7 @@ fn check(pepper: &Pepper, body: &[u8]) -> String {
     (0..CHECK_CHARS).map(|_| digit()).collect()
 }
 
-/// Its last characters, by which its owner knows it.
+/// Last four characters of a key, by which its owner recognizes it.
 pub(super) fn hint(secret: &Secret) -> String {
     let text = secret.expose();
     text[text.len() - 4..].to_owned()

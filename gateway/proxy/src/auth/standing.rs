@@ -1,6 +1,6 @@
-//! Whether an issued key is good, as lists show it: what its record, the keys that it was made from, and its owners say together.
+//! Standing of issued keys, as lists show it: the verdict of the key's record, its parent keys and its owners.
 //!
-//! Requests are judged by the directory, which is in memory; this asks the store, and works without a running gateway.
+//! Requests are judged by the in-memory directory; this module asks the store, and works without a running gateway.
 
 use std::collections::HashMap;
 
@@ -9,25 +9,25 @@ use penstock_store::{KeyId, KeyRecord, OwnerKind, OwnerRecord, Store, StoreError
 use super::directory::{DEPTH_MAX, scope_of};
 use crate::config::Snapshot;
 
-/// Whether requests with a key are let in.
+/// Verdict on requests with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// They are.
+    /// Accepted.
     Good,
-    /// Its time is over.
+    /// Refused: the key has expired.
     Expired,
-    /// It was taken back.
+    /// Refused: the key was revoked.
     Revoked,
-    /// A key that it was made from was taken back, or is gone.
+    /// Refused: a parent key was revoked or is missing.
     ParentRevoked,
-    /// The time of a key that it was made from is over.
+    /// Refused: a parent key has expired.
     ParentExpired,
-    /// Its user or its team is blocked, or the team is gone.
+    /// Refused: the user or team is blocked, or the team is missing.
     Blocked,
 }
 
 impl Standing {
-    /// In one word.
+    /// Name of the standing in lists.
     pub fn name(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -40,7 +40,7 @@ impl Standing {
     }
 }
 
-/// What a key's own record says.
+/// Standing by the key's own record alone.
 fn of_record(key: &KeyRecord, now: u64) -> Standing {
     match (key.revoked, scope_of(key).expires) {
         (Some(_), _) => Standing::Revoked,
@@ -49,7 +49,7 @@ fn of_record(key: &KeyRecord, now: u64) -> Standing {
     }
 }
 
-/// Judges keys; each parent and owner is asked for once.
+/// Evaluates keys; reads each parent and owner from the store once.
 pub(super) struct Judge<'s> {
     store: &'s dyn Store,
     config: &'s Snapshot,

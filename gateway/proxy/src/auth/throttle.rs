@@ -1,8 +1,9 @@
-//! Guesses per address, in constant memory.
+//! Throttle of failed authentications per client address: a leaky bucket per address, in constant memory.
 //!
-//! Each failure raises an address's level by one; levels fall by the allowed number per minute. Above it, nothing that has not been good
-//! before is looked at. One IPv6 client owns a /64, so that is what counts as an address. The table is small and fixed: when the slots
-//! that an address may take are used up, the lowest level makes room, which an attacker with that many addresses does not need.
+//! Each failure raises an address's level by one; the level drains at the allowed number per minute. At the bound, only
+//! credentials that were accepted before are looked at. One IPv6 client owns a /64, so a /64 counts as one address. The
+//! table is a fixed set-associative one: when all slots of a set are taken, the slot with the lowest level is evicted.
+//! An attacker with enough addresses to exploit that has no need to.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
@@ -11,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use penstock_base::net::network_of;
 
-/// Sets of slots; an address belongs to one.
+/// Sets of slots; an address hashes to one of them.
 const SETS: usize = 256;
-/// Slots of a set: 4,096 addresses in all, 200 kB.
+/// Slots per set: 4,096 addresses in all, 200 kB.
 const WAYS: usize = 16;
 
-/// Failures by address.
+/// Leaky buckets of failures, by address.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     sets: Box<[Mutex<[Slot; WAYS]>]>,
@@ -25,14 +26,14 @@ pub(crate) struct Throttle {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
-    /// `None`: free.
+    /// Address as [`number`] encodes it; `None`: a free slot.
     address: Option<u128>,
     level: f64,
     at: Option<Instant>,
 }
 
 impl Slot {
-    /// The level as it is now.
+    /// Level at `now`, drained since the last failure.
     fn level_at(&self, now: Instant, per_minute: u32) -> f64 {
         let passed = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
         (self.level - passed.as_secs_f64() * f64::from(per_minute) / 60.0).max(0.0)
@@ -47,7 +48,7 @@ impl Default for Throttle {
 }
 
 impl Throttle {
-    /// How long that address has to wait before something unknown from it is looked at. `per_minute` 0: never.
+    /// Time until an unproven credential from that address is looked at; `None`: at once. `per_minute` 0: no throttle.
     pub(crate) fn wait(&self, address: Option<IpAddr>, per_minute: u32, now: Instant) -> Option<Duration> {
         if per_minute == 0 {
             return None;
@@ -59,7 +60,7 @@ impl Throttle {
         (above > 0.0).then(|| Duration::from_secs_f64(above * 60.0 / f64::from(per_minute)))
     }
 
-    /// Notes a failure.
+    /// Counts a failure of that address.
     pub(crate) fn failed(&self, address: Option<IpAddr>, per_minute: u32, now: Instant) {
         if per_minute == 0 {
             return;
@@ -71,7 +72,7 @@ impl Throttle {
             (0..WAYS).min_by(|a, b| level(&set[*a]).total_cmp(&level(&set[*b]))).unwrap_or_default()
         });
         let had = if set[at].address == Some(number) { set[at].level_at(now, per_minute) } else { 0.0 };
-        // Never above what a minute takes away: whoever stops is free a minute later.
+        // The level is capped at one minute's drain: an address that stops is free a minute later.
         let level = (had + 1.0).min(f64::from(per_minute));
         set[at] = Slot { address: Some(number), level, at: Some(now) };
     }

@@ -1,7 +1,8 @@
-//! The body of an answer, read as it comes.
+//! Body of an upstream's answer, read as it arrives.
 //!
-//! A stream that is silent holds its socket, a timer and a few words: bytes are read into a buffer of the thread and what they carry is
-//! appended to the caller's. Dropping a body before its end closes the connection, which is how an upstream is told to stop.
+//! A silent stream holds its socket, a timer and a few words: bytes are read into a buffer of the thread, and their
+//! payload is appended to the caller's buffer. Dropping a body before its end closes the connection, which tells an
+//! upstream to stop.
 
 use std::cell::RefCell;
 use std::io;
@@ -19,7 +20,7 @@ use super::pool::Idle;
 use super::stream::Stream;
 use crate::http::chunked::Decoder;
 
-/// Bytes that are appended at once.
+/// Most bytes that one call appends.
 pub(crate) const TAKE_BYTES_MAX: usize = 64 * 1024;
 
 thread_local! {
@@ -34,27 +35,27 @@ enum Frame {
     Done,
 }
 
-/// A body being read.
+/// Body that is being read.
 #[derive(Debug)]
 pub struct Body {
     stream: Option<Stream>,
     frame: Frame,
-    /// Came with the head.
+    /// Bytes that arrived with the head.
     early: Vec<u8>,
-    /// Where the connection goes when the body has ended well.
+    /// Pool for the connection after a complete body; `None`: it is closed.
     idle: Option<Arc<Idle>>,
     silence: Duration,
     deadline: Option<Instant>,
-    /// Until something in the answer is there; before `deadline`.
+    /// Time by which the reader's first content must arrive; an additional bound to `deadline`.
     limit: Option<Instant>,
     heard: Instant,
     timer: Option<Pin<Box<Sleep>>>,
-    /// Said at the next call.
+    /// Error to report at the next call, after the bytes before it.
     failed: Option<ClientError>,
 }
 
 impl Body {
-    /// None.
+    /// Empty body, without a connection.
     pub(super) fn empty() -> Self {
         Self {
             stream: None,
@@ -70,7 +71,7 @@ impl Body {
         }
     }
 
-    /// `idle`: where the connection goes afterwards, if it can be used again.
+    /// Creates a body; `idle`: pool for the connection afterwards, if it can be reused.
     pub(super) fn new(
         stream: Stream,
         end: BodyEnd,
@@ -102,14 +103,14 @@ impl Body {
         body
     }
 
-    /// Changes the longest silence that is waited for.
+    /// Changes the longest silence and restarts its clock.
     pub fn set_silence(&mut self, silence: Duration) {
         self.silence = silence;
         self.heard = Instant::now();
         self.timer = None;
     }
 
-    /// Sets, or takes away, a time by which the answer must have brought what its reader waits for.
+    /// Sets or clears a time by which the answer must have brought the content that its reader waits for.
     pub fn limit(&mut self, limit: Option<Instant>) {
         self.limit = limit;
         self.timer = None;
@@ -119,10 +120,11 @@ impl Body {
         [self.deadline, self.limit].into_iter().flatten().min()
     }
 
-    /// Appends to `out` what is there, at most about 64 KiB. `Ok(true)`: more can follow; `Ok(false)`: that was all.
+    /// Appends available bytes to `out`, at most about 64 KiB. `Ok(true)`: more can follow; `Ok(false)`: the body is
+    /// complete.
     ///
     /// # Errors
-    /// The body ended before its end, was silent for too long, or is not valid; said behind what came before it.
+    /// The body was cut off, silent for too long, late, or invalid; reported after the bytes before it.
     pub fn poll_chunk(&mut self, context: &mut Context<'_>, out: &mut Vec<u8>) -> Poll<Result<bool, ClientError>> {
         if let Some(error) = self.failed.take() {
             return Poll::Ready(Err(error));
@@ -179,7 +181,7 @@ impl Body {
         })
     }
 
-    /// The connection has ended.
+    /// Handles the end of the connection: complete for a close-delimited body, an error for any other.
     fn closed(&mut self, error: Option<&io::Error>) -> Result<(), ClientError> {
         self.stream = None;
         if matches!(self.frame, Frame::Close) && error.is_none() {
@@ -217,7 +219,7 @@ impl Body {
             Frame::Done => 0,
         };
         if used < bytes.len() {
-            // Nobody asked for what follows: the connection cannot be trusted with another request.
+            // Unsolicited bytes follow: the connection cannot be trusted with another request.
             self.idle = None;
         }
         self.end();
@@ -234,7 +236,8 @@ impl Body {
         }
     }
 
-    /// Nothing to read. The timer is only moved when it fires: a busy stream never touches it.
+    /// Waits for the silence limit or the deadline. The timer is only moved when it fires, so a busy stream never
+    /// touches it.
     fn poll_timer(&mut self, context: &mut Context<'_>) -> Poll<Result<bool, ClientError>> {
         loop {
             let (quiet, last) = (self.heard + self.silence, self.due());

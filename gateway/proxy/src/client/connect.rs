@@ -1,4 +1,4 @@
-//! From a target to a connection: addresses, TCP, TLS.
+//! Connecting to a target: name resolution, TCP, TLS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,14 +17,15 @@ use super::error::{ClientError, Fault};
 use super::stream::Stream;
 use super::target::{Place, Target};
 
-/// How long addresses are used before they are looked up again. The system's resolver does not say how long they are good for.
+/// Time for which resolved addresses are used before a new lookup. The system's resolver does not report their
+/// lifetime.
 const ADDRESSES_FRESH: Duration = Duration::from_secs(30);
-/// How long they are used when looking them up fails.
+/// Time for which resolved addresses are used if lookups fail.
 const ADDRESSES_STALE: Duration = Duration::from_secs(3600);
-/// Addresses of one name that are tried.
+/// Most addresses of one name that are tried.
 const ADDRESSES_MAX: usize = 8;
 
-/// Connects to one target.
+/// Connector to one target, with a cache of its addresses.
 pub(super) struct Connector {
     target: Target,
     tls: Option<(TlsConnector, ServerName<'static>)>,
@@ -32,10 +33,10 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// `ca`: certificates to trust instead of the system's.
+    /// Creates a connector; `ca`: file of certificates to trust instead of the system's.
     ///
     /// # Errors
-    /// No certificates, or a name that none can be for.
+    /// The file has no usable certificates, or the host is no name that a certificate can have.
     pub(super) fn new(target: Target, ca: Option<&Path>) -> Result<Self, String> {
         let tls = match &target.place {
             Place::Tcp { host, tls: true, .. } => {
@@ -51,7 +52,7 @@ impl Connector {
         &self.target
     }
 
-    /// Connects within `limit`, handshake and all.
+    /// Connects within `limit`, which covers lookup, TCP and TLS handshake.
     pub(super) async fn connect(&self, limit: Duration) -> Result<Stream, ClientError> {
         match timeout(limit, self.connected(limit)).await {
             Ok(Ok(stream)) => Ok(stream),
@@ -75,7 +76,7 @@ impl Connector {
         Ok(Stream::Tls(Box::new(tls)))
     }
 
-    /// Tries the addresses in turn; one that does not answer leaves half of the rest of the time to the others.
+    /// Tries the addresses in turn; each but the last may use half of the remaining time.
     async fn tcp(&self, host: &str, port: u16, limit: Duration) -> io::Result<TcpStream> {
         let began = Instant::now();
         let addresses = self.addresses(host, port).await?;
@@ -117,7 +118,7 @@ impl Connector {
     }
 }
 
-/// TLS to a database: the same roots, another protocol.
+/// TLS settings for PostgreSQL: the same roots, with that protocol in ALPN.
 #[cfg(feature = "postgres")]
 pub(crate) fn database_tls(ca: Option<&Path>) -> Result<ClientConfig, String> {
     let mut config = tls_config(ca)?;
@@ -135,7 +136,7 @@ fn tls_config(ca: Option<&Path>) -> Result<ClientConfig, String> {
     Ok(config)
 }
 
-/// The certificates of `ca`; without it the system's, and where it has none, Mozilla's as they were when this was built.
+/// Trusted roots: the certificates of `ca`; without it the system's, or, if it has none, Mozilla's as of the build.
 fn roots(ca: Option<&Path>) -> Result<RootCertStore, String> {
     if let Some(path) = ca {
         let mut roots = RootCertStore::empty();

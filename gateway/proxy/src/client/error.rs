@@ -1,34 +1,35 @@
-//! Why a request to an upstream has no answer, or only a part of one.
+//! Errors of requests to upstreams: no answer, or only a part of one.
 
 use std::borrow::Cow;
 
 use penstock_dialects::FaultClass;
 
-/// How far a request came, and what ended it.
+/// Stage at which a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// No connection: the request was not sent.
+    /// No connection; the request was not sent.
     Connect,
-    /// No connection in time: the request was not sent.
+    /// No connection in time; the request was not sent.
     ConnectTimeout,
     /// The connection ended before the head of an answer was complete.
     Closed,
-    /// As `Closed`, on a connection that had been used before, and without a byte of an answer: the other side had given it up.
+    /// Closed on a reused connection before any byte of an answer: the peer had already given the connection up. Such a
+    /// request is sent once more.
     Stale,
-    /// No head in time.
+    /// No head of an answer in time.
     HeadTimeout,
-    /// The body ended before its end.
+    /// Body cut off before its end.
     Cut,
-    /// Silence in the body.
+    /// Silence in the body for too long.
     IdleTimeout,
-    /// The whole answer took too long.
+    /// Answer not complete by its deadline.
     Deadline,
-    /// What came is not valid HTTP, or is a thing that is not followed: a redirect, a compressed body.
+    /// Invalid HTTP, or an answer that is not supported: a redirect, a compressed body.
     Garbled,
 }
 
 impl Fault {
-    /// The class by which the gateway decides.
+    /// Class by which the gateway decides about retries and status.
     pub fn class(self) -> FaultClass {
         match self {
             Fault::Connect | Fault::Closed | Fault::Stale => FaultClass::Server,
@@ -44,13 +45,13 @@ impl Fault {
     }
 }
 
-/// A fault with words for the log and, where they say nothing of ours, for the client.
+/// Error of a request, with a message for the log and, unless it reveals our setup, for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ClientError {
-    /// What ended it.
+    /// Stage of the failure.
     pub fault: Fault,
-    /// What is wrong.
+    /// Description of the failure.
     pub message: Cow<'static, str>,
 }
 

@@ -1,54 +1,55 @@
-//! The head of an answer (RFC 9112, sections 4 to 6): what is ambiguous is refused, because the next answer on the connection would
-//! begin at a place that two readers see differently.
+//! Parser of an answer's head (RFC 9112, sections 4 to 6). Ambiguous framing is refused, since two readers would
+//! disagree on where the next answer on the connection begins.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use super::error::ClientError;
 
-/// Largest head, with the interim ones before it.
+/// Largest head in bytes.
 pub(crate) const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// Most header fields.
 const FIELDS_MAX: usize = 128;
-/// Interim answers (1xx) before the real one.
+/// Most interim answers (1xx) before the final one.
 const INTERIM_MAX: usize = 8;
 
-/// How the end of a body is known.
+/// Delimitation of the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyEnd {
-    /// So many bytes.
+    /// `Content-Length`, in bytes.
     Length(u64),
-    /// The last chunk.
+    /// `Transfer-Encoding: chunked`.
     Chunked,
-    /// The connection's end.
+    /// Close of the connection.
     Close,
 }
 
-/// A parsed head.
+/// Parsed head of a final answer.
 #[derive(Debug)]
 pub struct AnswerHead {
-    /// 101, or 200 to 599 without redirects.
+    /// Status: 101, or 200 to 599 without redirects.
     pub status: u16,
-    /// All fields.
+    /// All header fields.
     pub headers: HeaderMap,
-    /// How its body ends.
+    /// Delimitation of the body.
     pub end: BodyEnd,
-    /// Whether the connection can carry another request afterwards.
+    /// Whether the connection can carry another request after the body.
     pub keep_alive: bool,
 }
 
-/// Finds the head in bytes that come in pieces; skips interim answers. Cost is linear in the bytes, however they are cut.
+/// Incremental reader of the head; skips interim answers. Cost is linear in the bytes, in whatever pieces they arrive.
 #[derive(Debug, Default)]
 pub struct HeadReader {
-    /// Searched up to here.
+    /// Position up to which the bytes were searched.
     scanned: usize,
     interim: usize,
 }
 
 impl HeadReader {
-    /// Looks at all bytes received so far. `Some`: the head and where the body begins. Interim answers are removed from `bytes`.
+    /// Examines all bytes received so far. `Some`: the head, and the offset of the body. Interim answers are removed
+    /// from `bytes`.
     ///
     /// # Errors
-    /// The head is too large or not valid.
+    /// The head is too large or invalid.
     pub fn read(&mut self, bytes: &mut Vec<u8>) -> Result<Option<(AnswerHead, usize)>, ClientError> {
         loop {
             let Some(end) = self.end(bytes) else {
@@ -73,7 +74,7 @@ impl HeadReader {
         }
     }
 
-    /// Behind the empty line, if it is there.
+    /// Offset behind the empty line, if it has arrived.
     fn end(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut at = self.scanned.saturating_sub(3);
         while let Some(line) = memchr::memchr(b'\n', &bytes[at..]).map(|found| at + found + 1) {
@@ -88,7 +89,7 @@ impl HeadReader {
     }
 }
 
-/// Parses one head; `None`: an interim one.
+/// Parses one head; `None`: an interim answer.
 fn parse(bytes: &[u8]) -> Result<Option<AnswerHead>, ClientError> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut response = httparse::Response::new(&mut fields);

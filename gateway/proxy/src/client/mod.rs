@@ -1,8 +1,9 @@
-//! An HTTP/1.1 client for upstreams: one per target, with its own idle connections.
+//! HTTP/1.1 client for upstreams: one per target, with its own pool of idle connections.
 //!
-//! Why not a general one: redirects are not followed, nothing is decompressed, every wait has a deadline, an answer that two readers
-//! could frame differently is refused, an early answer is read while the request is still being sent, and an idle stream costs its
-//! socket. [`head`] and [`body`] say what is accepted; `docs/adr/0009` why it is our own.
+//! It differs from a general client: redirects are not followed, nothing is decompressed, every wait has a deadline, an
+//! answer with ambiguous framing is refused, an early answer is read while the request is still being sent, and an idle
+//! stream costs only its socket. [`head`] and [`body`] define what is accepted; `docs/adr/0009` has the reasons for an
+//! own client.
 //!
 //! Deliberately absent: HTTP/2, proxies, cookies, decompression.
 
@@ -34,88 +35,88 @@ pub use target::{Place, Target};
 use connect::Connector;
 use pool::Idle;
 
-/// A client of one target.
+/// HTTP client of one target.
 pub struct Client {
     connector: Connector,
     idle: Arc<Idle>,
 }
 
-/// A request.
+/// Request to be sent.
 #[derive(Clone, Debug)]
 pub struct Outgoing {
     /// Method.
     pub method: Method,
-    /// Path and query behind the target's base.
+    /// Path and query behind the target's base path.
     pub path: String,
-    /// Fields besides Host, Content-Length and Accept-Encoding.
+    /// Header fields besides Host, Content-Length and Accept-Encoding.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// The body in pieces, so that a spliced one is not copied.
+    /// Body in pieces, so that a spliced body is not copied.
     pub body: Vec<Bytes>,
-    /// Told when all of it is out, or something answers.
+    /// Signal set when the whole request is out, or an answer begins.
     pub sent: Sent,
 }
 
-/// Whether a request has gone out to whoever computes it: from then on its prompt may be billed.
+/// Shared flag that a request has reached its upstream: from then on its prompt may be billed.
 #[derive(Clone, Debug, Default)]
 pub struct Sent(Arc<AtomicBool>);
 
 impl Sent {
-    /// It has.
+    /// Sets the flag.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it has.
+    /// Whether the flag is set.
     pub(crate) fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How long each part may take.
+/// Time limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
-    /// To a connection that can be written to.
+    /// Time limit to a usable connection.
     pub connect: Duration,
-    /// From there to the head of the answer.
+    /// Time limit from there to the head of the answer.
     pub head: Duration,
-    /// Between two pieces of its body.
+    /// Longest silence between two pieces of the body.
     pub silence: Duration,
-    /// When all of it must be there.
+    /// Deadline of the complete answer.
     pub whole: Option<Instant>,
 }
 
-/// An answer; its body is still coming.
+/// Answer whose body is still arriving.
 #[derive(Debug)]
 pub struct Response {
-    /// 200 to 599 without redirects, or 101.
+    /// Status: 200 to 599 without redirects, or 101.
     pub status: u16,
-    /// Its fields.
+    /// Header fields.
     pub headers: HeaderMap,
-    /// Its body.
+    /// Body, to be polled.
     pub body: Body,
-    /// After a 101: the connection, and what came behind the head.
+    /// After a 101: the connection, and the bytes behind the head.
     pub upgraded: Option<(Stream, Vec<u8>)>,
 }
 
 impl Client {
-    /// `ca`: file of certificates to trust instead of the system's.
+    /// Creates a client; connects to nothing. `ca`: file of certificates to trust instead of the system's.
     ///
     /// # Errors
-    /// What is wrong with the certificates or the target's name.
+    /// The certificates cannot be used, or the target's host is no name for TLS.
     pub fn new(target: Target, ca: Option<&Path>) -> Result<Self, String> {
         Ok(Self { connector: Connector::new(target, ca)?, idle: Arc::default() })
     }
 
-    /// Where it connects.
+    /// Target of the client.
     pub fn target(&self) -> &Target {
         self.connector.target()
     }
 
-    /// Sends a request and waits for the head of its answer. A used connection that turns out to be dead before it answered a byte is
-    /// replaced by a fresh one, once. Dropping the future ends the connection.
+    /// Sends a request and waits for the head of the answer. If a pooled connection turns out to be closed before it
+    /// brought a byte, the request is sent once more on a fresh one. Dropping the future closes the connection.
     ///
     /// # Errors
-    /// Nothing answered, not in time, or something that is no answer.
+    /// No connection, no answer in time, or an invalid answer.
     pub async fn send(&self, request: &Outgoing, deadlines: &Deadlines) -> Result<Response, ClientError> {
         if !target::is_path(&request.path) {
             return Err(ClientError::garbled("the path has characters that a request line cannot carry"));
@@ -131,7 +132,7 @@ impl Client {
     }
 }
 
-/// The shorter of a limit and what is left until a deadline.
+/// The shorter of a limit and the time left until a deadline.
 fn within(limit: Duration, whole: Option<Instant>) -> Duration {
     whole.map_or(limit, |whole| limit.min(whole.saturating_duration_since(Instant::now())))
 }

@@ -1,4 +1,4 @@
-//! Connections that wait for their next request: few, last in first out, none for long.
+//! Pool of idle connections of one target: bounded, last in first out, each kept for a short time.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -10,9 +10,9 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use super::stream::Stream;
 
-/// Connections kept per target.
+/// Most idle connections per target; beyond, the oldest is closed.
 const IDLE_MAX: usize = 256;
-/// How long one is kept. Servers that close earlier are noticed.
+/// Longest time that a connection is kept. Closes by the server before that are noticed at the next use.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 
 /// Idle connections of one target.
@@ -23,14 +23,14 @@ pub(super) struct Idle {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Oldest first.
+    /// Idle connections, oldest first, with the time of their return.
     streams: VecDeque<(Instant, Stream)>,
-    /// A task looks after the old ones.
+    /// Whether a sweep task runs.
     swept: bool,
 }
 
 impl Idle {
-    /// The connection that was used last, if its other side still holds it.
+    /// Takes the most recently used connection that the peer still holds open.
     pub(super) fn take(&self) -> Option<Stream> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((since, mut stream)) = waiting.streams.pop_back() {
@@ -41,7 +41,7 @@ impl Idle {
         None
     }
 
-    /// Keeps a connection for later.
+    /// Returns a connection to the pool; spawns the sweep task if none runs.
     pub(super) fn put(self: &Arc<Self>, stream: Stream) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.streams.len() >= IDLE_MAX {
@@ -53,7 +53,7 @@ impl Idle {
         }
     }
 
-    /// Closes what is old; false: nothing is left to look after.
+    /// Closes connections that are too old; false: the pool is empty, and the sweep task ends.
     fn swept(&self) -> bool {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         while waiting.streams.front().is_some_and(|(since, _)| since.elapsed() >= IDLE_TIMEOUT) {
@@ -73,7 +73,7 @@ async fn sweep(idle: Weak<Idle>) {
     }
 }
 
-/// Whether nothing was received: neither an end nor bytes that nobody asked for.
+/// Whether nothing was received: neither an end of the connection nor unsolicited bytes.
 fn is_silent(stream: &mut Stream) -> bool {
     let mut byte = [0; 1];
     let mut context = Context::from_waker(Waker::noop());

@@ -1,4 +1,5 @@
-//! One request out, one head in, at the same time: an upstream that answers before it has read everything is heard.
+//! Exchange of one request and one head. Both directions run at the same time, so that an upstream that answers before
+//! it has read the whole request is heard.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -15,16 +16,16 @@ use super::head::{AnswerHead, HeadReader};
 use super::stream::Stream;
 use super::{Client, Deadlines, Outgoing, Response, Sent, within};
 
-/// Bodies up to this go out in one write with their head.
+/// Largest body in bytes that is sent in one write with the head.
 const JOINED_BYTES_MAX: usize = 16 * 1024;
-/// One read while waiting for a head.
+/// Bytes of one read while waiting for a head.
 const READ_BYTES: usize = 16 * 1024;
 
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
 }
 
-/// Sends on that connection; `used`: it has carried a request before.
+/// Sends a request on the connection; `used`: the connection has carried a request before.
 pub(super) async fn exchange(
     client: &Client,
     stream: Stream,
@@ -63,11 +64,11 @@ struct Sending {
     stream: Stream,
     used: bool,
     pieces: Vec<Bytes>,
-    /// Pieces that are out.
+    /// Number of pieces that have been written.
     sent: usize,
-    /// Told when all of them are.
+    /// Signal set when all pieces have been written.
     is_out: Sent,
-    /// Nothing more can be written; an answer may still be there.
+    /// Whether writing has failed; an answer may still arrive.
     lost: bool,
     received: Vec<u8>,
     reader: HeadReader,
@@ -111,7 +112,7 @@ impl Sending {
                 }
             }
         }
-        // TLS holds records back until it is flushed; plain sockets have nothing to flush.
+        // TLS holds records back until flushed; plain sockets have nothing to flush.
         if !self.lost
             && let Poll::Ready(Err(_)) = Pin::new(&mut self.stream).poll_flush(context)
         {
@@ -127,7 +128,7 @@ impl Sending {
     }
 }
 
-/// Head and body as they are written.
+/// Head and body as they are written: one piece if the body is small.
 fn pieces(client: &Client, request: &Outgoing) -> Vec<Bytes> {
     let target = client.target();
     let length: usize = request.body.iter().map(Bytes::len).sum();

@@ -1,4 +1,4 @@
-//! A connection to an upstream: TCP, TLS over TCP, or a Unix socket.
+//! Connection to an upstream: TCP, TLS over TCP, or a Unix socket.
 
 use std::io;
 use std::pin::Pin;
@@ -8,14 +8,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 
-/// One connection.
+/// Connection to an upstream.
 #[derive(Debug)]
 pub enum Stream {
-    /// Plain.
+    /// Plain TCP.
     Tcp(TcpStream),
-    /// Encrypted; boxed, because the state of a session is a kilobyte.
+    /// TLS over TCP; boxed, because the session state is a kilobyte.
     Tls(Box<TlsStream<TcpStream>>),
-    /// On this machine.
+    /// Unix socket.
     Unix(UnixStream),
 }
 

@@ -1,32 +1,32 @@
-//! Where a client connects: read once from a URL of the config, never from a request.
+//! Targets of clients: parsed once from a URL of the config, never from a request.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// A place and the path that every request to it begins with.
+/// Endpoint, and the base path of every request to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// How it is reached.
+    /// Address of the endpoint.
     pub place: Place,
     /// Value of `Host`.
     pub authority: String,
-    /// Begins every path; without a slash at its end.
+    /// Base path in front of every path; without a slash at its end.
     pub base: String,
 }
 
-/// How a target is reached.
+/// Address of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// TCP, with TLS or without.
+    /// TCP, with or without TLS.
     Tcp {
-        /// Name or address.
+        /// Host name or address.
         host: String,
-        /// Port.
+        /// TCP port.
         port: u16,
-        /// Whether TLS is spoken.
+        /// Whether the connection uses TLS.
         tls: bool,
     },
-    /// A Unix socket.
+    /// Path of a Unix socket.
     Unix(PathBuf),
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Whether nobody on the way can read or change what is said: TLS, or this very machine.
+    /// Whether traffic to the target is protected on its way: TLS, or this machine only.
     pub fn is_private(&self) -> bool {
         match &self.place {
             Place::Unix(_) => true,
@@ -51,10 +51,10 @@ impl Target {
         }
     }
 
-    /// Reads `http://HOST[:PORT][/BASE]`, `https://…`, or `unix:///PATH/TO/SOCKET[:/BASE]`.
+    /// Parses `http://HOST[:PORT][/BASE]`, `https://…`, or `unix:///PATH/TO/SOCKET[:/BASE]`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Names the URL and the part that is invalid.
     pub fn parse(url: &str) -> Result<Self, String> {
         if let Some(rest) = url.strip_prefix("unix://") {
             let (socket, base) = rest.split_once(':').unwrap_or((rest, ""));
@@ -92,7 +92,7 @@ fn base_of(path: &str) -> Result<String, String> {
     Ok(path.trim_end_matches('/').to_owned())
 }
 
-/// Whether a request line can carry it.
+/// Whether a request line can carry the text: printable ASCII without spaces.
 pub(crate) fn is_path(text: &str) -> bool {
     text.bytes().all(|byte| (0x21..=0x7e).contains(&byte))
 }

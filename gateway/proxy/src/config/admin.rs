@@ -1,4 +1,4 @@
-//! `[admin]` and `[[admin_keys]]`: where the admin API listens, and who may do what there.
+//! `[admin]` and `[[admin_keys]]`: listeners of the admin API, and the roles of its keys.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -9,25 +9,25 @@ use super::identity::digest;
 use super::raw::{Document, Reader};
 use super::web::{hosts, origin_fault};
 
-/// Where the admin API listens if nobody says.
+/// Default TCP address of the admin API.
 pub const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
 
-/// What a key of the admin API may do; each may do what those before it may.
+/// Role of an admin key; each role includes the rights of those before it in [`Role::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Sees the state of everything; changes nothing.
+    /// Reads all state; changes nothing.
     Viewer,
-    /// Steers and stops what runs, and takes rights away; gives nobody any.
+    /// Steers and stops running work and revokes rights; grants none.
     Operator,
-    /// Everything: keys, teams, limits, config, the audit log.
+    /// Full rights: keys, teams, limits, config, the audit log.
     Owner,
 }
 
 impl Role {
-    /// All of them, the least first.
+    /// All roles, in ascending order of rights.
     pub const ALL: [Role; 3] = [Role::Viewer, Role::Operator, Role::Owner];
 
-    /// As it is written.
+    /// Name in the config and the API.
     pub fn name(self) -> &'static str {
         match self {
             Role::Viewer => "viewer",
@@ -36,7 +36,7 @@ impl Role {
         }
     }
 
-    /// From what is written.
+    /// Role of that name.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.name() == text)
     }
@@ -48,14 +48,14 @@ impl fmt::Display for Role {
     }
 }
 
-/// A configured key of the admin API.
+/// Configured key of the admin API.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AdminKey {
-    /// Shows in the audit log.
+    /// Name in the audit log.
     pub id: String,
     /// SHA-256 of the key.
     pub digest: [u8; 32],
-    /// What it may do.
+    /// Role of the key.
     pub role: Role,
 }
 
@@ -65,18 +65,18 @@ impl fmt::Debug for AdminKey {
     }
 }
 
-/// The TCP listener of the admin API.
+/// TCP listener of the admin API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdminListen {
-    /// None.
+    /// No TCP listener.
     Off,
-    /// [`ADMIN_LISTEN`], or any free port of loopback where that is taken.
+    /// [`ADMIN_LISTEN`], or any free loopback port if that one is taken.
     Usual,
-    /// There or not at all.
+    /// Given address; startup fails if it is taken.
     At(SocketAddr),
 }
 
-/// The admin API.
+/// Settings of the admin API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminConfig {
     /// TCP listener.
@@ -85,13 +85,13 @@ pub struct AdminConfig {
     pub unix: Option<PathBuf>,
     /// Names in `Host` besides addresses and `localhost`.
     pub hosts: Vec<String>,
-    /// Origins of pages that may use it.
+    /// Web origins whose pages may use the API.
     pub origins: Vec<String>,
-    /// Its keys.
+    /// Configured keys; without any, one is generated at the first start.
     pub keys: Vec<AdminKey>,
 }
 
-/// Reads both tables.
+/// Reads both tables. An address beyond loopback without keys is a fault.
 pub(super) fn read(
     document: &Document<'_>,
     overrides: &Overrides,

@@ -1,4 +1,4 @@
-//! From what was typed to a [`Snapshot`], or to all the faults at once.
+//! Conversion of the parsed file and the command line into a [`Snapshot`], or into the list of all faults.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ use crate::prices::{EMBEDDED, Prices};
 /// Name under which the embedded model is served.
 pub const DEMO_MODEL: &str = "penstock-demo";
 
-/// Command line options; they win over the file.
+/// Command line options; each takes precedence over the file.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
     /// `--listen`
@@ -50,7 +50,8 @@ pub struct Overrides {
     pub admin: Option<String>,
 }
 
-/// Checks a config text (`None`: all defaults) under a name for messages. `env` resolves environment variables.
+/// Checks a config text and returns the snapshot, or every fault found. `file` is a name for messages and the text;
+/// `None`: all defaults. `env` resolves environment variables.
 pub fn load(
     file: Option<(&str, &str)>,
     overrides: &Overrides,
@@ -87,7 +88,8 @@ pub fn load(
     document.finish().map(|()| snapshot)
 }
 
-/// Reads every table; faults are left in the document, and the values there are placeholders that nobody will use.
+/// Reads every table. Faults are collected in the document; the values in their place are placeholders that are never
+/// used.
 fn read(document: &Document<'_>, overrides: &Overrides, env: &dyn Fn(&str) -> Option<String>) -> Snapshot {
     let (server, stream, log) = (document.table("server"), document.table("stream"), document.table("log"));
     let listen = listen(document, &server, overrides);
@@ -169,7 +171,7 @@ const fn millis(ms: u64) -> Duration {
 fn listen(document: &Document<'_>, server: &Reader<'_, '_>, overrides: &Overrides) -> SocketAddr {
     let typed = server.text("listen").unwrap_or_default();
     let text = overrides.listen.clone().unwrap_or(typed);
-    // A bare port is what people type first.
+    // A bare port means loopback.
     let full = if text.bytes().all(|byte| byte.is_ascii_digit()) { format!("127.0.0.1:{text}") } else { text };
     if let Some(address) = full.to_socket_addrs().ok().and_then(|mut all| all.next()) {
         return address;
@@ -306,7 +308,7 @@ fn pool(table: &Reader<'_, '_>) -> PoolConfig {
     }
 }
 
-/// All three files, or none.
+/// Reads the TLS files of a pool: all three, or none.
 fn pool_tls(table: &Reader<'_, '_>) -> Option<penstock_link::TlsFiles> {
     let [certificate, key, ca] =
         ["tls_certificate", "tls_key", "tls_ca"].map(|name| table.text(name).map(PathBuf::from));
@@ -357,7 +359,7 @@ fn tiers(table: &Reader<'_, '_>) -> TierConfig {
     tiers
 }
 
-/// What is wrong with the place of the remote tier.
+/// Fault of the remote tier's URL, if it has one: scheme, password, bucket name or a missing build feature.
 fn remote_fault(url: &str) -> Option<String> {
     let schemes = ["redis://", "rediss://", "redis+unix://", "s3://"];
     if !schemes.iter().any(|scheme| url.starts_with(scheme)) {
@@ -402,7 +404,7 @@ fn parse_device(text: &str) -> Result<DeviceChoice, String> {
     }
 }
 
-/// Puts the command line's pool options into the one pool.
+/// Applies the command line's pool options; they need a config with exactly one pool.
 fn apply(document: &Document<'_>, pools: &mut [PoolConfig], overrides: &Overrides) {
     let Overrides { model, name, workers, threads, device, path, context_tokens, .. } = overrides;
     let texts = name.is_some() || device.is_some() || path.is_some() || model.is_some();
@@ -598,7 +600,7 @@ mod tests {
         std::fs::remove_file(&path).expect("remove");
     }
 
-    /// Writes the files anew when `PENSTOCK_BLESS` is set.
+    /// Rewrites the files when `PENSTOCK_BLESS` is set.
     #[test]
     fn files_made_from_the_table_are_current() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../");

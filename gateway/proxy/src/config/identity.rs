@@ -1,4 +1,4 @@
-//! Tables about who may do what: `[auth]`, `[[keys]]`, `[[teams]]`.
+//! Tables of authentication: `[auth]`, `[[keys]]`, `[[teams]]`.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use penstock_base::Secret;
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Largest share of one key or team against others'.
+/// Largest weight of a key or team in fair sharing.
 const WEIGHT_MAX: u64 = 1000;
 
 /// Reads `[auth]`.
@@ -62,13 +62,13 @@ fn pepper(table: &Reader<'_, '_>, env: Env<'_>) -> PepperSource {
     source
 }
 
-/// Reads one of `[[teams]]`.
+/// Reads one `[[teams]]` table.
 pub(super) fn team(table: &Reader<'_, '_>) -> Option<Team> {
     let (id, scope, limits) = (id(table), scope(table), table.texts("limits"));
     Some(Team { id: id?, scope: Arc::new(scope), limits, weight: table.number("weight", 1..=WEIGHT_MAX) as u32 })
 }
 
-/// Reads one of `[[keys]]`.
+/// Reads one `[[keys]]` table.
 pub(super) fn key(table: &Reader<'_, '_>, env: Env<'_>) -> Option<Key> {
     let (id, proof, scope) = (id(table), proof(table, env), scope(table));
     let (team, user, limits) = (table.text("team"), table.text("user"), table.texts("limits"));
@@ -76,7 +76,7 @@ pub(super) fn key(table: &Reader<'_, '_>, env: Env<'_>) -> Option<Key> {
     Some(Key { id: id?, proof: proof?, scope: Arc::new(scope), team, user, limits, weight })
 }
 
-/// What holds between the tables.
+/// Checks references between the tables: keys to teams, certificates to `client_ca`, issuers to teams.
 pub(super) fn check(document: &Document<'_>, keys: &[Key], teams: &[Team], auth: &AuthConfig, tls: Option<&TlsFiles>) {
     super::jwt::check(document, &auth.issuers, teams);
     for key in keys {
@@ -89,7 +89,7 @@ pub(super) fn check(document: &Document<'_>, keys: &[Key], teams: &[Team], auth:
     }
 }
 
-/// An id that is safe in logs, labels and the names of tenants. A colon is for those who come without a key of ours.
+/// Reads an id that is safe in logs, labels and tenant names. A colon is reserved for the tenants of token users.
 pub(super) fn id(table: &Reader<'_, '_>) -> Option<String> {
     let id = table.text("id");
     match &id {
@@ -113,7 +113,7 @@ fn proof(table: &Reader<'_, '_>, env: Env<'_>) -> Option<Proof> {
     Some(Proof::Certificate(name))
 }
 
-/// The digest of a key that is given as one, or by the name of a variable or a file.
+/// Digest of a key that is given as a digest, an environment variable or a file; exactly one of the three.
 pub(super) fn digest(table: &Reader<'_, '_>, env: Env<'_>) -> Option<[u8; 32]> {
     let (digest, variable, file) = (table.text("digest"), table.text("key_env"), table.text("key_file"));
     let (digest, name, fault) = match (digest, variable, file) {
@@ -134,7 +134,7 @@ pub(super) fn digest(table: &Reader<'_, '_>, env: Env<'_>) -> Option<[u8; 32]> {
     digest.map(|digest| digest.0)
 }
 
-/// The keys that every scope has.
+/// Reads the five fields of a scope.
 pub(super) fn scope(table: &Reader<'_, '_>) -> Scope {
     let dialects = table.texts("dialects");
     if let Some(other) = dialects.iter().find(|name| !DIALECTS.contains(&name.as_str())) {
@@ -156,7 +156,7 @@ pub(super) fn scope(table: &Reader<'_, '_>) -> Scope {
     }
 }
 
-/// Networks, or single addresses.
+/// Reads a list of networks or single addresses.
 fn networks(table: &Reader<'_, '_>, name: &'static str) -> Vec<IpNet> {
     let parsed = |text: &String| {
         let net = text.parse().ok().or_else(|| text.parse().ok().map(|address: IpAddr| address.into()));

@@ -1,4 +1,4 @@
-//! `[[jwt]]`: who issues tokens, and what they are worth.
+//! `[[jwt]]`: issuers of tokens, and the rights of their users.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::raw::Reader;
 use crate::auth::jwt::algorithm;
 use crate::auth::{IssuerConfig, KeySource, Team};
 
-/// Reads one table.
+/// Reads one `[[jwt]]` table.
 pub(super) fn issuer(table: &Reader<'_, '_>) -> Option<IssuerConfig> {
     let (id, issuer, audiences) = (identity::id(table), table.text("issuer"), table.texts("audience"));
     if issuer.is_none() {
@@ -48,7 +48,7 @@ pub(super) fn issuer(table: &Reader<'_, '_>) -> Option<IssuerConfig> {
     Some(out)
 }
 
-/// Where its keys are: one of three places.
+/// Source of the issuer's keys: `jwks_url`, `jwks_file`, or discovery from `issuer`.
 fn source(table: &Reader<'_, '_>, issuer: Option<&str>) -> Option<KeySource> {
     let (url, file) = (table.text("jwks_url"), table.text("jwks_file"));
     let (name, url) = match (url, file) {
@@ -77,14 +77,14 @@ fn source(table: &Reader<'_, '_>, issuer: Option<&str>) -> Option<KeySource> {
     }
 }
 
-/// What holds between the tables: teams that a config names itself must be there.
+/// Checks that issuers are unique and that the teams they name exist in `[[teams]]`.
 pub(super) fn check(document: &super::raw::Document<'_>, issuers: &[IssuerConfig], teams: &[Team]) {
     for (at, issuer) in issuers.iter().enumerate() {
         if issuers[..at].iter().any(|other| other.issuer == issuer.issuer) {
             document.fault_at("jwt", "issuer", format!("{:?} is used twice", issuer.issuer));
         }
         if teams.is_empty() {
-            // They may all be the store's.
+            // Without [[teams]], all teams may be in the store.
             continue;
         }
         let named = issuer.teams.iter().map(|(_, team)| team).chain(&issuer.team);

@@ -1,28 +1,28 @@
-//! Every key of the config: default and sentence. The example file and the reference page are rendered from this table.
+//! Table of all config keys with default and description. The example file and the reference page are rendered from it.
 
 use std::fmt::Write;
 
-/// One key.
+/// Key of the config.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
-    /// Table, as `server`, or `pools` for an array of tables.
+    /// Name of the table, as `server`; `pools` for an array of tables.
     pub table: &'static str,
-    /// Name in the table.
+    /// Name of the key within the table.
     pub name: &'static str,
-    /// Default as TOML; `Err`: there is none, and this is an example.
+    /// Default as TOML; `Err`: an example, for a key without a default.
     pub default: Result<&'static str, &'static str>,
-    /// One or two sentences.
+    /// Description in one or two sentences.
     pub doc: &'static str,
 }
 
-/// One table.
+/// Table of the config.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
-    /// Name.
+    /// Name of the table; dots lead to nested tables.
     pub name: &'static str,
-    /// Written `[[name]]`, any number of times.
+    /// Array of tables: written `[[name]]`, any number of times.
     pub many: bool,
-    /// One sentence.
+    /// Description in one sentence.
     pub doc: &'static str,
 }
 
@@ -38,7 +38,7 @@ const fn table(name: &'static str, many: bool, doc: &'static str) -> Table {
     Table { name, many, doc }
 }
 
-/// The tables, in the order of the file.
+/// All tables, in the order of the file.
 #[rustfmt::skip]
 pub const TABLES: &[Table] = &[
     table("server", false, "Listeners and the limits of what clients may do."),
@@ -64,7 +64,7 @@ pub const TABLES: &[Table] = &[
     table("providers", true, "Somebody else's service that answers requests."),
 ];
 
-/// The keys, in the order of the file.
+/// All keys, in the order of the file.
 #[rustfmt::skip]
 pub const KEYS: &[Key] = &[
     key("server", "listen", "\"127.0.0.1:8080\"", "Address and port for HTTP/1.1 and HTTP/2 (on one port; without TLS, HTTP/2 with prior knowledge)."),
@@ -326,13 +326,16 @@ pub const KEYS: &[Key] = &[
     key("providers", "stream_usage", "true", "Ask for the token counts of streams whose client did not (stream_options.include_usage), and keep them from the client."),
 ];
 
-/// Default of a key, as TOML.
+/// Default of a key as TOML; `None` if it has none.
+///
+/// # Panics
+/// The key is not in [`KEYS`]; a test reads every key.
 pub(super) fn default_of(table: &str, name: &str) -> Option<&'static str> {
     let found = KEYS.iter().find(|key| key.table == table && key.name == name);
     found.expect("every key that is read is in KEYS (tested)").default.ok()
 }
 
-/// `configs/penstock.toml`: every key with its default.
+/// Text of `configs/penstock.toml`: every key with its default.
 pub fn example() -> String {
     let mut out = String::from(
         "# Every key of penstock's config with its default. Keys without a default are commented out, with an example.\n\
@@ -352,7 +355,7 @@ pub fn example() -> String {
     out
 }
 
-/// `docs/reference/config.md`.
+/// Text of `docs/reference/config.md`.
 pub fn reference() -> String {
     let mut out = String::from(
         "# Config\n\n`penstock serve --config FILE` reads one TOML file. It is checked whole: every fault is reported at once, with its\n\

@@ -1,7 +1,7 @@
-//! `[[limits]]`: how much may be used.
+//! `[[limits]]`: rate limits and budgets.
 //!
-//! A limit that could never act is a fault: one without a measure, for models that nobody serves, or that counts money where nothing has a
-//! price. A budget that is there and does nothing is found out from the bill.
+//! A limit that could never act is a fault: one without a measure, one for models that nobody serves, or one that
+//! counts money where nothing has a price. Otherwise a budget without effect would first be noticed on the bill.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use penstock_govern::{By, For, Limit, Measure, NAMES, NANO, OnStoreFailure, Rese
 use super::Snapshot;
 use super::raw::{Document, Reader};
 
-/// Largest amount of a measure.
+/// Largest amount of a measure, in its unit.
 const AMOUNT_MAX: u64 = 1 << 50;
-/// Longest name: it stands in header fields and metrics.
+/// Longest id in characters; ids stand in header fields and metrics.
 const ID_CHARS_MAX: usize = 64;
 
-/// Reads the tables.
+/// Reads all `[[limits]]` tables.
 pub(super) fn read(document: &Document<'_>) -> Vec<Arc<Limit>> {
     document.tables("limits").iter().filter_map(limit).map(Arc::new).collect()
 }
@@ -84,7 +84,7 @@ fn measure(table: &Reader<'_, '_>, unit: Unit, span: Span, name: &'static str) -
     Some(Measure { unit, span, max })
 }
 
-/// One of some words; the first is the default.
+/// Reads a key with a fixed set of words; the first word is the fallback after a fault.
 fn word<T: Copy>(table: &Reader<'_, '_>, name: &'static str, words: &[(&'static str, T)]) -> T {
     let given = table.text(name).unwrap_or_default();
     let found = words.iter().find(|(word, _)| *word == given);
@@ -95,7 +95,7 @@ fn word<T: Copy>(table: &Reader<'_, '_>, name: &'static str, words: &[(&'static 
     })
 }
 
-/// Checks what several tables say together.
+/// Checks references between tables: limits named by keys and teams, and models with prices.
 pub(super) fn check(document: &Document<'_>, config: &Snapshot) {
     let named = |limits: &[String], table: &str, id: &str| {
         for name in limits.iter().filter(|name| !config.limits.iter().any(|limit| *limit.id == ***name)) {
@@ -130,7 +130,7 @@ fn covers(rule: &str, name: &str) -> bool {
     rule.strip_suffix('*').map_or(rule == name, |prefix| name.starts_with(prefix))
 }
 
-/// Names that requests can ask for, each with whether it has a price; and whether there may be more.
+/// Model names that requests can use, each with whether it has a price; the flag says that discovery may add more.
 struct Served<'a>(Vec<(&'a str, bool)>, bool);
 
 impl<'a> Served<'a> {

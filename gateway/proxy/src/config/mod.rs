@@ -1,8 +1,9 @@
-//! The config file: what was typed (`raw`), what was checked (`check`), what is used ([`Snapshot`]).
+//! Config file: parsing (`raw`), validation (`check`), and the result in use ([`Snapshot`]).
 //!
-//! A file is checked whole: every fault is reported at once, with path and line; unknown keys are faults. What comes out is
-//! immutable and is swapped whole; a request keeps the snapshot it began with. [`keys`] is the one place where a key, its default
-//! and its sentence are written; `configs/penstock.toml` and `docs/reference/config.md` are made from it.
+//! A file is checked as a whole: every fault is reported at once, with path and line; unknown keys are faults. The
+//! resulting snapshot is immutable and swapped atomically; a request keeps the snapshot it began with. [`keys`] is the
+//! only place that defines a key, its default and its description; `configs/penstock.toml` and
+//! `docs/reference/config.md` are generated from it.
 
 mod admin;
 mod check;
@@ -36,14 +37,14 @@ pub use web::CorsConfig;
 
 use std::fmt;
 
-/// One thing wrong with a config.
+/// Fault of a config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// File and line, or the name of a command line option.
     pub place: String,
     /// Path of the key, as `pools[0].workers`.
     pub key: String,
-    /// What is wrong and what would be right.
+    /// Description of the fault and of a valid value.
     pub message: String,
 }
 
@@ -56,7 +57,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// All of them; never empty.
+/// All faults of a config; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults(pub Vec<Fault>);
 

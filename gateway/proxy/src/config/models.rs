@@ -1,4 +1,4 @@
-//! `[[models]]`: names in requests, and who answers them.
+//! `[[models]]`: model names in requests, and the targets that answer them.
 
 use std::time::Duration;
 
@@ -6,57 +6,57 @@ use super::raw::{Document, Reader};
 use crate::prices::{Price, Prices, Tiers};
 use crate::relay::{Policy, Reason};
 
-/// Targets of one model in all; also the bits of the relay's set of what was tried.
+/// Most targets of one model, fallback included; the relay keeps the tried ones in a bit set of this size.
 pub(crate) const TARGETS_MAX: usize = 32;
 
-/// A model of the config.
+/// Model of the config.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Name in requests.
     pub name: String,
-    /// Other names.
+    /// Further names, which `/v1/models` does not list.
     pub aliases: Vec<String>,
-    /// Who answers, with its weight.
+    /// Targets, each with its weight.
     pub to: Vec<(TargetConfig, u32)>,
-    /// Who answers when these fail, in order.
+    /// Targets that are asked when all of `to` failed, in order.
     pub fallback: Vec<TargetConfig>,
-    /// For which reasons the fallback is used.
+    /// Failures after which the fallback is used.
     pub fallback_on: Vec<Reason>,
-    /// How requests are shared among `to`.
+    /// Policy that distributes requests among `to`.
     pub policy: Policy,
-    /// What stays at one target.
+    /// Affinity: the attribute by which requests stay at one target.
     pub sticky: Sticky,
-    /// Attempts within `to` after the first.
+    /// Further attempts within `to` after the first.
     pub retries: u32,
-    /// Retries per hundred requests.
+    /// Retry budget: retries and hedges per hundred requests.
     pub retry_budget_percent: u32,
-    /// A second attempt starts after this long without a first event.
+    /// Hedge delay: time without a first event after which a second target is asked too.
     pub hedge_after: Option<Duration>,
-    /// A streamed attempt without a first event fails after this long.
+    /// Time limit to the first event of a streamed attempt.
     pub first_token_timeout: Option<Duration>,
-    /// An answer that is silent for this long fails.
+    /// Longest silence of an answer that has begun.
     pub idle_timeout: Option<Duration>,
-    /// All attempts and the whole answer.
+    /// Time limit of all attempts and the whole answer.
     pub timeout: Option<Duration>,
-    /// Who gets copies of requests.
+    /// Target that gets copies of requests, and their share.
     pub mirror: Option<MirrorConfig>,
-    /// Longest sequence, as `/v1/models` says it; 0: the shortest of `to`.
+    /// Longest sequence in tokens, as `/v1/models` reports it; 0: the shortest of `to`.
     pub context_tokens: u32,
-    /// Instead of the price table's.
+    /// Price of the model, instead of the price table's.
     pub price: Option<Price>,
 }
 
-/// Who answers.
+/// Target of a model.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TargetConfig {
-    /// A pool, by id.
+    /// Pool, by id.
     Pool(String),
-    /// A provider, by id, and the model's name there.
+    /// Provider, by id, with the model's name there.
     Provider(String, String),
 }
 
 impl TargetConfig {
-    /// As in headers, logs and metrics.
+    /// Id in headers, logs and metrics: `POOL` or `PROVIDER/MODEL`.
     pub fn id(&self) -> String {
         match self {
             TargetConfig::Pool(id) => id.clone(),
@@ -65,29 +65,29 @@ impl TargetConfig {
     }
 }
 
-/// What keeps requests at one target.
+/// Affinity of requests to a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sticky {
-    /// Nothing.
+    /// No affinity.
     None,
-    /// The API key.
+    /// By API key.
     Key,
-    /// The user that the request names.
+    /// By the user that the request names.
     User,
-    /// A header field of the request.
+    /// By the value of a request header.
     Header(http::HeaderName),
 }
 
-/// Copies of requests, whose answers nobody sees.
+/// Mirror of requests, whose answers are discarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirrorConfig {
-    /// Who gets them.
+    /// Target of the copies.
     pub target: TargetConfig,
     /// Copies per hundred requests.
     pub percent: u32,
 }
 
-/// Reads the tables.
+/// Reads all `[[models]]` tables.
 pub(super) fn read(document: &Document<'_>) -> Vec<ModelConfig> {
     document.tables("models").iter().filter_map(model).collect()
 }
@@ -213,8 +213,8 @@ pub(super) struct Known<'a> {
     pub(super) providers: Vec<(&'a str, Vec<&'a str>)>,
 }
 
-/// Whether every name means one thing, and every target exists.
-/// Whether requests may find a model under a name. What a provider says of itself is not known yet: `provider/model` is taken.
+/// Whether a request can address a model as `name`. Models that a provider reports itself are not known yet, so any
+/// `provider/model` with a known provider counts.
 pub(super) fn is_known(name: &str, models: &[ModelConfig], known: &Known<'_>) -> bool {
     let there = |(id, served): &(&str, Vec<&str>)| {
         served.contains(&name) || name.split_once('/').is_some_and(|(provider, _)| provider == *id)
@@ -224,6 +224,7 @@ pub(super) fn is_known(name: &str, models: &[ModelConfig], known: &Known<'_>) ->
         || known.providers.iter().any(there)
 }
 
+/// Checks that every name is unique and unambiguous, that every target exists, and that `policy = "cost"` has prices.
 pub(super) fn check(document: &Document<'_>, models: &[ModelConfig], known: &Known<'_>, prices: &Prices) {
     let fault = |message: String| document.fault_at("models", "", message);
     let mut names = std::collections::BTreeSet::new();

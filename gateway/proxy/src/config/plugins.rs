@@ -1,4 +1,4 @@
-//! `[[plugins]]`: what is done to requests and answers, and for whom.
+//! `[[plugins]]`: plugins for requests and answers, each with its scope and settings.
 
 use std::fmt;
 use std::fs::File;
@@ -14,42 +14,42 @@ use super::raw::Reader;
 use crate::client::Target;
 use crate::plugins::registry;
 
-/// One entry, with what was built of it.
+/// Entry of the config with the plugin that was built from it.
 #[derive(Clone)]
 pub struct PluginConfig {
     /// Name in logs and metrics.
     pub id: Arc<str>,
-    /// Which plugin.
+    /// Kind of plugin, as the registry names it.
     pub name: String,
-    /// URLs, models, keys and teams that it is for: names, or prefixes that end in `*`; empty: all.
+    /// URLs that the plugin is for: names, or prefixes that end in `*`; empty: all.
     pub routes: Vec<String>,
-    /// See `routes`.
+    /// Models that the plugin is for, written as `routes`.
     pub models: Vec<String>,
-    /// See `routes`.
+    /// Keys that the plugin is for, written as `routes`.
     pub keys: Vec<String>,
-    /// See `routes`.
+    /// Teams that the plugin is for, written as `routes`.
     pub teams: Vec<String>,
-    /// What its failure means.
+    /// Consequence of the plugin's failure.
     pub on_fail: OnFail,
-    /// Longest time of one step.
+    /// Time limit of one step.
     pub timeout: Duration,
-    /// Its own settings.
+    /// Settings of the plugin as JSON.
     pub settings: Option<Value>,
-    /// What was built of them.
+    /// Plugin built from the settings.
     pub plugin: Arc<dyn Plugin>,
 }
 
-/// What a plugin's failure means for the request.
+/// Consequence of a plugin's failure for the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnFail {
-    /// It goes on without the plugin.
+    /// Fail open: the request goes on without the plugin.
     Open,
-    /// It is refused, or breaks.
+    /// Fail closed: the request is refused, or its answer breaks off.
     Closed,
 }
 
 impl OnFail {
-    /// As it is written.
+    /// Name in the config.
     pub fn name(self) -> &'static str {
         match self {
             OnFail::Open => "open",
@@ -59,7 +59,8 @@ impl OnFail {
 }
 
 impl PluginConfig {
-    /// Whether the same thing was built: then what it has gathered may be kept.
+    /// Whether `other` was built from the same id, name, settings and revision; a reload then keeps the running
+    /// instance and its state.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.id, &self.name, &self.settings) == (&other.id, &other.name, &other.settings)
             && self.plugin.revision() == other.plugin.revision()
@@ -79,7 +80,7 @@ impl fmt::Debug for PluginConfig {
     }
 }
 
-/// The world as the config file may name it.
+/// Access to the environment, files and URLs for a plugin's settings.
 struct Named<'e> {
     env: &'e dyn Fn(&str) -> Option<String>,
 }
@@ -104,7 +105,7 @@ impl Surroundings for Named<'_> {
     }
 }
 
-/// Reads one table.
+/// Reads one `[[plugins]]` table and builds the plugin.
 pub(super) fn plugin(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<PluginConfig> {
     let name = table.text("name");
     let id = table.text("id").or_else(|| name.clone());

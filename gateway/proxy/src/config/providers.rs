@@ -1,4 +1,4 @@
-//! `[[providers]]`: services of others, and where their keys come from.
+//! `[[providers]]`: external services, and the sources of their keys.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,87 +11,87 @@ use crate::foreign::Endpoint;
 use crate::provider::Protocol;
 use penstock_base::Secret;
 
-/// A provider.
+/// Provider of the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderConfig {
     /// Name in routes, logs and metrics.
     pub id: String,
-    /// API that it speaks.
+    /// API protocol of the provider.
     pub protocol: Protocol,
-    /// Where it is.
+    /// Base URL, split for connecting.
     pub target: Target,
-    /// Keys; without any, none is sent.
+    /// API keys; empty: requests are sent without one.
     pub keys: Vec<Secret>,
     /// File that the keys came from; it is read again every few seconds.
     pub key_file: Option<PathBuf>,
     /// Models served under their own names.
     pub models: Vec<String>,
-    /// Ask it for its models.
+    /// Fetch the provider's list of models at start and periodically.
     pub discover: bool,
-    /// Fields sent with every request.
+    /// Header fields sent with every request.
     pub headers: Vec<(HeaderName, Secret)>,
     /// Certificates to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// To a connection.
+    /// Time limit to a connection, TLS included.
     pub connect_timeout: Duration,
-    /// To the first content of a stream.
+    /// Time limit to the first content of a stream.
     pub first_token_timeout: Duration,
-    /// Between two pieces of an answer.
+    /// Longest silence between two pieces of an answer.
     pub idle_timeout: Duration,
-    /// To the head of an answer that is not streamed.
+    /// Time limit to the head of an answer that is not streamed.
     pub answer_timeout: Duration,
     /// Azure's `api-version`.
     pub api_version: Option<String>,
-    /// Region (Bedrock, Vertex).
+    /// Region of the models (Bedrock, Vertex).
     pub region: Option<String>,
-    /// Project (Vertex).
+    /// Project that is billed (Vertex).
     pub project: Option<String>,
-    /// Path that is asked whether it lives; `None`: it is not asked.
+    /// Path of the health probe; `None`: no probes.
     pub health_path: Option<String>,
-    /// How often.
+    /// Period of the health probes.
     pub health_interval: Duration,
-    /// Requests at once.
+    /// Most requests in flight.
     pub in_flight_max: usize,
-    /// The pace at which each key is used.
+    /// Pacing of each key, as the provider allows.
     pub pacing: PacingConfig,
-    /// Ask for the counts of streams whose client did not.
+    /// Ask for token counts in streams whose client did not.
     pub stream_usage: bool,
-    /// Where it publishes what its prefix cache holds.
+    /// Source of the provider's KV cache events.
     pub kv_events: Option<KvEventsConfig>,
 }
 
-/// The pace at which a provider allows each key to be used.
+/// Pacing: rate at which a provider allows each key to be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacingConfig {
-    /// Requests a minute; 0: not known.
+    /// Requests per minute; 0: unknown, not paced.
     pub requests_per_minute: u32,
-    /// Tokens a minute; 0: not known.
+    /// Tokens per minute; 0: unknown, not paced.
     pub tokens_per_minute: u64,
-    /// Longest wait of a request.
+    /// Longest wait of a request for its turn.
     pub wait: Duration,
-    /// Gateways that share the keys.
+    /// Gateways that share the keys; each paces at its part of the rate.
     pub gateways: u32,
 }
 
 impl PacingConfig {
-    /// Whether there is any pace to keep.
+    /// Whether a rate is set.
     pub fn is_set(&self) -> bool {
         self.requests_per_minute > 0 || self.tokens_per_minute > 0
     }
 }
 
-/// Where a server publishes what its prefix cache holds.
+/// Publisher of a server's KV cache events (vLLM, SGLang).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventsConfig {
-    /// Its PUB socket.
+    /// PUB socket of the server.
     pub endpoint: Endpoint,
-    /// Its replay socket.
+    /// Replay socket of the server.
     pub replay: Option<Endpoint>,
     /// Folder of the model's tokenizer and chat template.
     pub tokenizer: PathBuf,
 }
 
-/// Reads one table.
+/// Reads one `[[providers]]` table.
 pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Option<ProviderConfig> {
     let id = table.text("id");
     if id.as_deref().is_none_or(|id| id.contains('/')) {
@@ -109,7 +109,7 @@ pub(super) fn provider(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Stri
     let headers = sendable(table, "headers", table.map("headers"));
     let api_version = table.text("api_version");
     let is_usable = target.is_some();
-    // All of the table is read, whatever is wrong with its address: every fault is reported at once.
+    // A bad address must not hide other faults: read the rest of the table with a placeholder.
     let target = target.or_else(|| Target::parse("http://localhost").ok())?;
     let out = ProviderConfig {
         id: id.unwrap_or_default(),
@@ -185,7 +185,7 @@ fn target(
     Target::parse(&url).map_err(|message| table.fault("base_url", message)).ok()
 }
 
-/// From one variable, several, or a file of lines.
+/// Reads the provider's keys: from one variable, several variables, or a file with one key per line.
 fn keys(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Vec<Secret> {
     let (one, several, file) = (table.text("key_env"), table.texts("keys_env"), table.text("key_file"));
     if usize::from(one.is_some()) + usize::from(!several.is_empty()) + usize::from(file.is_some()) > 1 {
@@ -223,13 +223,13 @@ fn keys(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Vec<Sec
     out
 }
 
-/// The keys in a file, one in a line.
+/// Keys in a file, one per line; blank and unsendable lines are skipped.
 pub(crate) fn keys_in(text: &str) -> Vec<Secret> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.filter(|line| HeaderValue::from_str(line).is_ok()).map(Secret::new).collect()
 }
 
-/// Fields that may be sent along; the others are faults of the key `name`.
+/// Header fields that may be sent; the others, such as those the client sets itself, are faults of the key `key`.
 pub(super) fn sendable(
     table: &Reader<'_, '_>,
     key: &'static str,

@@ -1,4 +1,4 @@
-//! What the user typed: a TOML document with spans, read key by key so that every fault is found, not just the first.
+//! Parsed config text: a TOML document with spans, read key by key so that every fault is found, not just the first.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 use super::{Fault, Faults, keys};
 use penstock_base::clock;
 
-/// A config file being read.
+/// Config file while it is read; collects the faults.
 pub(super) struct Document<'a> {
     name: &'a str,
     text: &'a str,
@@ -18,25 +18,25 @@ pub(super) struct Document<'a> {
     faults: RefCell<Vec<Fault>>,
 }
 
-/// One table of it; reports the keys that nobody asked for when it is dropped.
+/// Reader of one table; when dropped, reports keys of the file that nobody asked for.
 pub(super) struct Reader<'d, 'a> {
     document: &'d Document<'a>,
-    /// Name in `keys`.
+    /// Name of the table in `keys`.
     table: &'static str,
-    /// Path for messages.
+    /// Path for messages, as `pools[0]`.
     path: String,
     values: Option<&'d DeTable<'a>>,
     asked: RefCell<BTreeSet<&'static str>>,
-    /// Names of an inline table, which are not in `keys` one by one.
+    /// Allowed keys of an inline table, which `keys` does not list.
     inline: Option<&'static [&'static str]>,
-    /// Where it stands.
+    /// Position in the file.
     span: Option<Range<usize>>,
-    /// Something of it is wrong: whoever read it may have stopped there.
+    /// Set after a fault: the caller may have stopped reading, so keys that were not asked for are no faults.
     is_faulty: Cell<bool>,
 }
 
 impl<'a> Document<'a> {
-    /// Parses; syntax errors are faults.
+    /// Parses a text; syntax errors are recorded as faults.
     pub(super) fn parse(name: &'a str, text: &'a str) -> Self {
         let (root, errors) = DeTable::parse_recoverable(text);
         let document = Self { name, text, root, faults: RefCell::new(Vec::new()) };
@@ -46,19 +46,19 @@ impl<'a> Document<'a> {
         document
     }
 
-    /// Records a fault.
+    /// Records a fault at a position of the file.
     pub(super) fn fault(&self, span: Option<Range<usize>>, key: &str, message: impl Into<String>) {
         let line = span.map(|span| self.text[..span.start.min(self.text.len())].matches('\n').count() + 1);
         let place = line.map_or_else(|| self.name.to_owned(), |line| format!("{}:{line}", self.name));
         self.fault_at(&place, key, message);
     }
 
-    /// Records a fault of something that is not in the file.
+    /// Records a fault outside the file, as of a command line option.
     pub(super) fn fault_at(&self, place: &str, key: &str, message: impl Into<String>) {
         self.faults.borrow_mut().push(Fault { place: place.to_owned(), key: key.to_owned(), message: message.into() });
     }
 
-    /// Reports top-level names that are not tables of ours.
+    /// Reports top-level names that are not tables of the config.
     pub(super) fn check_tables(&self) {
         for (name, value) in self.root.get_ref() {
             match keys::TABLES.iter().find(|table| table.name == name.get_ref().as_ref()) {
@@ -77,7 +77,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// The table of that name; an absent one reads as empty.
+    /// Reader of the table `[table]`; an absent one reads as empty.
     pub(super) fn table(&self, table: &'static str) -> Reader<'_, 'a> {
         let mut values = Some(self.root.get_ref());
         for name in table.split('.') {
@@ -86,7 +86,7 @@ impl<'a> Document<'a> {
         Reader::new(self, table, table.to_owned(), values)
     }
 
-    /// The tables written `[[name]]`.
+    /// Readers of the tables written `[[table]]`.
     pub(super) fn tables(&self, table: &'static str) -> Vec<Reader<'_, 'a>> {
         let array = self.root.get_ref().get(table).and_then(|value| value.get_ref().as_array());
         let mut out = Vec::new();
@@ -100,7 +100,7 @@ impl<'a> Document<'a> {
         out
     }
 
-    /// All faults.
+    /// Ends the reading: all faults, or none.
     pub(super) fn finish(self) -> Result<(), Faults> {
         let faults = self.faults.into_inner();
         if faults.is_empty() { Ok(()) } else { Err(Faults(faults)) }
@@ -121,7 +121,8 @@ impl<'d, 'a> Reader<'d, 'a> {
         }
     }
 
-    /// The inline tables in a list: `name = [{ … }, { … }]`. `names` are the keys that they may have, without defaults.
+    /// Readers of the inline tables in a list: `name = [{ … }, { … }]`. `names` are their allowed keys, which have no
+    /// defaults.
     pub(super) fn inline(&self, name: &'static str, names: &'static [&'static str]) -> Vec<Reader<'d, 'a>> {
         let Some(value) = self.value(name) else { return Vec::new() };
         let Some(items) = value.get_ref().as_array() else {
@@ -143,7 +144,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         out
     }
 
-    /// One inline table: `name = { … }`.
+    /// Reader of one inline table: `name = { … }`.
     pub(super) fn inline_one(&self, name: &'static str, names: &'static [&'static str]) -> Option<Reader<'d, 'a>> {
         let value = self.value(name)?;
         let Some(values) = value.get_ref().as_table() else {
@@ -156,7 +157,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         Some(reader)
     }
 
-    /// A table that is somebody else's matter, as JSON.
+    /// Table as JSON, for settings that another module interprets.
     pub(super) fn json(&self, name: &'static str) -> Option<serde_json::Value> {
         let value = self.value(name)?;
         if value.get_ref().as_table().is_none() {
@@ -166,7 +167,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         Some(json(value.get_ref()))
     }
 
-    /// Records a fault below such a table, at the nearest place that is in the file: `path` as `rules[0].pattern`.
+    /// Records a fault inside such a table, at the nearest position that the file has: `path` as `rules[0].pattern`.
     pub(super) fn fault_below(&self, name: &'static str, path: &str, message: impl Into<String>) {
         let root = self.values.and_then(|values| values.get(name));
         let span = root.map(|root| nearest(root, path));
@@ -177,7 +178,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         }
     }
 
-    /// Default of a key; those of an inline table have none.
+    /// Default of a key; keys of inline tables have none.
     fn default_of(&self, name: &str) -> Option<&'static str> {
         if self.inline.is_some() { None } else { keys::default_of(self.table, name) }
     }
@@ -187,7 +188,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         self.values?.get(name)
     }
 
-    /// Records a fault of one key.
+    /// Records a fault of one key and marks the table as faulty.
     pub(super) fn fault(&self, name: &str, message: impl Into<String>) {
         self.is_faulty.set(true);
         let own = self.values.and_then(|values| values.get(name)).map(Spanned::span);
@@ -196,18 +197,18 @@ impl<'d, 'a> Reader<'d, 'a> {
         self.document.fault(span, &format!("{}.{name}", self.path), message);
     }
 
-    /// Whether the key is in the file.
+    /// Whether the file has the key.
     pub(super) fn has(&self, name: &'static str) -> bool {
         self.value(name).is_some()
     }
 
-    /// A whole number within `range`.
+    /// Whole number within `range`; without value the default of the key.
     pub(super) fn number(&self, name: &'static str, range: RangeInclusive<u64>) -> u64 {
         let default = self.default_of(name).and_then(|text| text.parse().ok()).unwrap_or(*range.start());
         self.number_or(name, range, default)
     }
 
-    /// The same with a default of the caller's.
+    /// Whole number within `range`; without value the caller's default.
     pub(super) fn number_or(&self, name: &'static str, range: RangeInclusive<u64>, default: u64) -> u64 {
         let Some(value) = self.value(name) else { return default };
         let integer = value.get_ref().as_integer();
@@ -221,7 +222,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         }
     }
 
-    /// Text, not empty; `None` without value and default.
+    /// Non-empty text; `None` without value and default.
     pub(super) fn text(&self, name: &'static str) -> Option<String> {
         let default = || self.default_of(name).map(|text| text.trim_matches('"').to_owned());
         let Some(value) = self.value(name) else { return default() };
@@ -234,7 +235,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         }
     }
 
-    /// A number from 0 to a million, with or without a fraction.
+    /// Number from 0 to 1,000,000, with or without a fraction.
     pub(super) fn decimal(&self, name: &'static str) -> Option<f64> {
         let value = self.value(name)?.get_ref();
         let float = value.as_float().and_then(|float| float.as_str().replace('_', "").parse().ok());
@@ -246,7 +247,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         number
     }
 
-    /// `true` or `false`.
+    /// Boolean: `true` or `false`.
     pub(super) fn flag(&self, name: &'static str) -> bool {
         let default = self.default_of(name) == Some("true");
         let Some(value) = self.value(name) else { return default };
@@ -256,7 +257,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         })
     }
 
-    /// A moment in Unix seconds: a date or date and time of TOML, or the same as text.
+    /// Time in Unix seconds: a TOML date or date and time, or the same as text.
     pub(super) fn moment(&self, name: &'static str) -> Option<u64> {
         let value = self.value(name)?.get_ref();
         let text = value.as_datetime().map(ToString::to_string).or_else(|| value.as_str().map(str::to_owned));
@@ -267,7 +268,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         moment
     }
 
-    /// A list of texts; without value the default, or empty.
+    /// List of texts; without value the default, or empty.
     pub(super) fn texts(&self, name: &'static str) -> Vec<String> {
         let Some(value) = self.value(name) else {
             let default = self.default_of(name).unwrap_or_default().trim_matches(['[', ']']);
@@ -288,7 +289,7 @@ impl<'d, 'a> Reader<'d, 'a> {
         })
     }
 
-    /// An inline table of texts; empty without value.
+    /// Inline table of texts; empty without value.
     pub(super) fn map(&self, name: &'static str) -> Vec<(String, String)> {
         let Some(value) = self.value(name) else { return Vec::new() };
         let pairs: Option<Vec<_>> = value.get_ref().as_table().and_then(|table| {
@@ -318,7 +319,7 @@ impl Drop for Reader<'_, '_> {
                 continue;
             }
             let message = match known.contains(&name.get_ref().as_ref()) {
-                // It was not read because of a fault that is reported.
+                // A fault that is already reported kept this key from being read.
                 true if self.is_faulty.get() => continue,
                 true => "has no effect here: it goes with another key, which is missing".to_owned(),
                 false => unknown(name.get_ref(), &known),
@@ -328,7 +329,7 @@ impl Drop for Reader<'_, '_> {
     }
 }
 
-/// A value of the file as JSON; dates are text.
+/// Converts a TOML value to JSON; dates become text.
 fn json(value: &DeValue<'_>) -> serde_json::Value {
     use serde_json::Value;
     match value {
@@ -346,7 +347,7 @@ fn json(value: &DeValue<'_>) -> serde_json::Value {
     }
 }
 
-/// Where `path` stands, as far as it goes.
+/// Span of the deepest element of `path` that exists.
 fn nearest(root: &Spanned<DeValue<'_>>, path: &str) -> Range<usize> {
     let (mut at, mut span) = (root, root.span());
     for step in path.split(['.', '[']).filter(|step| !step.is_empty()) {
@@ -363,7 +364,7 @@ fn nearest(root: &Spanned<DeValue<'_>>, path: &str) -> Range<usize> {
     span
 }
 
-/// Names the closest known key.
+/// Message for an unknown key; suggests the closest known one.
 fn unknown(name: &str, known: &[&str]) -> String {
     let steps = |key: &str| if key.starts_with(name) { 1 } else { distance(name, key) };
     let near = known.iter().map(|key| (steps(key), key)).min().filter(|(steps, _)| *steps <= 3);
@@ -373,7 +374,7 @@ fn unknown(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// Levenshtein distance.
+/// Levenshtein distance in characters.
 fn distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().collect();
     let mut row: Vec<usize> = (0..=right.len()).collect();

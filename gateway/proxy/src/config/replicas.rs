@@ -1,4 +1,4 @@
-//! `[[pools]]`: how many workers there are, and who starts and stops them.
+//! Scaling keys of `[[pools]]`: bounds of the number of workers, and the hook that starts and stops external ones.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use crate::client::Target;
 use crate::pool::Follow;
 use crate::pool::hook::{Asked, Hook, Service};
 
-/// Reads it. `workers`: those that are started here at once; `addresses`: those that are started elsewhere.
+/// Reads the scaling keys. `workers`: worker processes that this gateway starts; `addresses`: external workers in
+/// `connect`.
 pub(super) fn replicas(table: &Reader<'_, '_>, workers: usize, addresses: usize) -> ReplicasConfig {
     let follow = follow(table, "replicas");
     let there = if addresses > 0 { addresses } else { workers };

@@ -1,4 +1,4 @@
-//! The config in use: immutable, complete, checked.
+//! Config in use: immutable, complete and checked.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,70 +20,70 @@ use crate::pool::hook::Hook;
 use crate::prices::Prices;
 use penstock_base::Secret;
 
-/// Everything that a running gateway reads.
+/// Complete config of a running gateway.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     /// TCP listener.
     pub listen: SocketAddr,
     /// Unix listener.
     pub unix: Option<PathBuf>,
-    /// Names in `Host` besides addresses and `localhost`, where no credential is needed.
+    /// Names accepted in `Host` without a credential, besides addresses and `localhost`.
     pub hosts: Vec<String>,
-    /// The model of moderations that name none.
+    /// Default model of `/v1/moderations`.
     pub moderation_model: Option<String>,
-    /// Which pages of other origins may use it.
+    /// Web origins whose pages may use the gateway.
     pub cors: CorsConfig,
     /// TLS of the TCP listener.
     pub tls: Option<TlsFiles>,
-    /// Sockets, leases and logs of local workers; `None`: the user's default.
+    /// Folder for sockets, leases and logs of local workers; `None`: the user's default.
     pub state_dir: Option<PathBuf>,
-    /// Take up changes of the config file.
+    /// Reload the config file when it changes.
     pub watch: bool,
-    /// Write to the config file what the admin API applies.
+    /// Write changes made through the admin API to the config file.
     pub config_writes: bool,
-    /// Threads for connections.
+    /// Number of connection threads.
     pub threads: usize,
-    /// Bounds of the transport.
+    /// Limits of the HTTP transport.
     pub http: Arc<HttpLimits>,
-    /// Longest time for one answer.
+    /// Time limit for one answer.
     pub request_timeout: Option<Duration>,
-    /// How long answers in progress may take after SIGTERM.
+    /// Longest time for answers in progress after SIGTERM.
     pub grace: Duration,
-    /// How long they may take in a process that has handed over.
+    /// Longest time for answers in progress in a process that has handed over to its successor.
     pub upgrade_grace: Duration,
-    /// How long the head of a stream waits for its first token.
+    /// Longest time that the head of a stream waits for its first token.
     pub commit: Duration,
-    /// Silence after which a comment is sent.
+    /// Silence on a stream after which a comment is sent as a heartbeat.
     pub heartbeat: Duration,
-    /// Filter of the log.
+    /// Log level or filter directives.
     pub log_level: String,
-    /// Target of the access log.
+    /// Destination of the access log.
     pub access_log: String,
-    /// The admin API.
+    /// Settings of the admin API.
     pub admin: AdminConfig,
-    /// Who is let in without a key, and how guessing is slowed down.
+    /// Rules of authentication, and the throttle of failed attempts.
     pub auth: AuthConfig,
-    /// Traces.
+    /// Settings of traces.
     pub telemetry: TelemetryConfig,
     /// API keys.
     pub keys: Vec<Key>,
     /// Teams of keys.
     pub teams: Vec<Team>,
-    /// How much may be used.
+    /// Rate limits and budgets.
     pub limits: Vec<Arc<Limit>>,
     /// Models with targets of their own.
     pub models: Vec<ModelConfig>,
-    /// What models cost.
+    /// Price table of models.
     pub prices: Arc<Prices>,
-    /// Say the target and the number of attempts on every relayed answer.
+    /// Send the target and the number of attempts with every relayed answer.
     pub explain: bool,
-    /// Say the cost on every answer.
+    /// Send the cost with every answer.
     pub cost_header: bool,
-    /// What is kept.
+    /// Store of keys, ledger, files, batches and responses.
     pub store: StoreConfig,
-    /// Counters that several gateways share.
+    /// Counters of the limits that several gateways share.
     pub counters: CountersConfig,
-    /// How batches are run.
+    /// Limits of batches.
     pub batches: BatchesConfig,
     /// Plugins, in the order of the file.
     pub plugins: Vec<PluginConfig>,
@@ -93,208 +93,208 @@ pub struct Snapshot {
     pub providers: Vec<ProviderConfig>,
 }
 
-/// What is kept, and how much of it.
+/// Location and bounds of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
     /// PostgreSQL; `None`: SQLite.
     pub postgres: Option<PostgresConfig>,
-    /// SQLite's database; `None`: in the state directory.
+    /// Path of the SQLite database; `None`: in the state folder.
     pub path: Option<PathBuf>,
-    /// Its size; 0: no limit.
+    /// Largest size of the SQLite database in bytes; 0: no limit.
     pub bytes_max: u64,
-    /// One file.
+    /// Largest file in bytes.
     pub file_bytes_max: u64,
-    /// All files of one key.
+    /// Most bytes of all files of one key.
     pub key_bytes_max: u64,
-    /// Stored responses of one key.
+    /// Most bytes of stored responses of one key.
     pub key_response_bytes_max: u64,
-    /// Stored responses of all keys.
+    /// Most bytes of stored responses of all keys.
     pub response_bytes_max: u64,
-    /// How long responses are kept.
+    /// Retention of stored responses, in days.
     pub response_days: u64,
-    /// How long settled entries of the ledger are kept; 0: for ever.
+    /// Retention of settled ledger entries, in days; 0: for ever.
     pub ledger_days: u64,
-    /// How long the audit log is kept; 0: for ever.
+    /// Retention of the audit log, in days; 0: for ever.
     pub audit_days: u64,
 }
 
-/// A PostgreSQL that several gateways share.
+/// PostgreSQL database that several gateways share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostgresConfig {
-    /// Where it is, with its password.
+    /// URL with the password.
     pub url: Secret,
     /// Certificates to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// Connections of the pool.
+    /// Most connections of the pool.
     pub connections: usize,
 }
 
-/// Where several gateways count together.
+/// Location of the counters of limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CountersConfig {
-    /// They do not: this one counts by itself.
+    /// In this process: the gateway counts alone.
     Own,
-    /// In the store, which is PostgreSQL.
+    /// In the store's PostgreSQL.
     Store,
     /// In Redis or Valkey.
     Redis {
-        /// Where it is, with its password.
+        /// URL with the password.
         url: Secret,
-        /// Before every key.
+        /// Prefix of every key.
         prefix: String,
-        /// Certificates that the server's is checked against, instead of the system's.
+        /// Certificates to check the server's against, instead of the system's.
         ca_file: Option<PathBuf>,
     },
 }
 
-/// How batches are run.
+/// Limits of batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchesConfig {
-    /// Lines answered at once.
+    /// Lines that are processed at once.
     pub concurrency: usize,
-    /// Lines of one batch.
+    /// Most lines of one batch.
     pub lines_max: u32,
-    /// Batches of one key that have not ended.
+    /// Most unfinished batches of one key.
     pub open_max: u64,
-    /// Attempts for one line.
+    /// Most attempts for one line.
     pub attempts_max: u32,
 }
 
-/// Certificate and key.
+/// TLS files of the listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Chain, PEM.
+    /// Certificate chain, PEM.
     pub cert: PathBuf,
     /// Private key, PEM.
     pub key: PathBuf,
-    /// Authorities of clients' certificates, PEM.
+    /// Authorities of client certificates, PEM.
     pub client_ca: Option<PathBuf>,
-    /// Whether there is no connection without one.
+    /// Whether a handshake without a client certificate fails.
     pub client_required: bool,
 }
 
-/// A model and its workers.
+/// Pool: a model and its workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
-    /// Model name in requests.
+    /// Pool id, and model name in requests.
     pub id: String,
     /// Checkpoint folder; `None`: the embedded demo model.
     pub model: Option<PathBuf>,
     /// Worker processes to start.
     pub workers: usize,
-    /// Workers started elsewhere, instead.
+    /// Addresses of workers started elsewhere; then `workers` is not used.
     pub connect: Vec<String>,
     /// Secret shared with workers on TCP.
     pub key_file: Option<PathBuf>,
-    /// What is shown to workers on TCP, and who is trusted there.
+    /// Certificate shown to workers on TCP, and the authorities trusted there.
     pub tls: Option<penstock_link::TlsFiles>,
-    /// Threads per worker; 0: shared out.
+    /// Threads per worker; 0: the cores are divided among the workers.
     pub threads: usize,
     /// Device.
     pub device: DeviceChoice,
     /// CPU instruction path.
     pub path: String,
-    /// Longest sequence; 0: the model's.
+    /// Longest sequence in tokens; 0: the model's.
     pub context_tokens: u32,
-    /// Memory for KV blocks; 0: a share.
+    /// Memory for KV blocks per worker in bytes; 0: a share of the free memory.
     pub kv_bytes_max: u64,
-    /// Places for KV blocks beside the device.
+    /// KV tiers below the device.
     pub tiers: TierConfig,
-    /// Sequences at once; 0: the worker's default.
+    /// Most running sequences per worker; 0: the worker's default.
     pub sequences_max: u32,
-    /// Requests open at once.
+    /// Most open requests; more are answered 503.
     pub queue_max: usize,
-    /// How long requests wait for a worker.
+    /// Longest waits of requests for a worker.
     pub waits: WaitConfig,
-    /// Which worker gets a request.
+    /// Routing policy.
     pub policy: penstock_router::Policy,
-    /// Objectives, if it has any.
+    /// Latency objectives.
     pub slo: Option<SloConfig>,
-    /// Requests move from a slow worker to a faster one while they run.
+    /// Migrate running requests from a slow worker to a faster one.
     pub balance: bool,
-    /// Tiers load for requests that wait.
+    /// Load blocks of waiting requests from lower tiers.
     pub kv_prefetch: bool,
-    /// Requests may ask who was chosen and why.
+    /// Let requests ask for the routing decision and its reasons.
     pub explain: bool,
-    /// Workers that prefill for the others at the start.
+    /// Workers in the prefill role at the start.
     pub prefill_workers: usize,
-    /// Whether roles follow the load.
+    /// Whether the workers' roles follow the load.
     pub roles: Follow,
-    /// Whether the number of workers does.
+    /// Scaling of the number of workers.
     pub replicas: ReplicasConfig,
-    /// Where decisions are written down.
+    /// File of routing decisions, one JSON line each.
     pub record: Option<PathBuf>,
 }
 
-/// How many workers a pool has.
+/// Scaling of a pool's number of workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicasConfig {
-    /// Whether that follows the load.
+    /// Whether the number follows the load, or only logs what it would do.
     pub follow: Follow,
-    /// Workers at least.
+    /// Fewest workers.
     pub min: usize,
-    /// Workers at most.
+    /// Most workers.
     pub max: usize,
-    /// How long fewer must be enough.
+    /// Time for which fewer workers must suffice before one is stopped.
     pub idle: Duration,
-    /// Who is asked for workers that are not started here.
+    /// Hook that starts and stops external workers.
     pub hook: Option<Arc<Hook>>,
 }
 
-/// How long requests of a pool wait for a worker.
+/// Longest waits of a pool's requests for a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitConfig {
-    /// For any to be ready.
+    /// Wait until any worker is ready.
     pub ready: Duration,
-    /// The same of a request that was interrupted.
+    /// Wait of an interrupted request until it can be resumed.
     pub resume: Duration,
-    /// For a free one.
+    /// Wait in the queue for a free worker.
     pub queue: Duration,
-    /// At least so many times the load of a worker that comes.
+    /// Least wait while a worker starts, in multiples of its load time.
     pub loads: u32,
 }
 
-/// Objectives of a pool.
+/// Latency objectives of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SloConfig {
-    /// Time to the first token, without the prompt's share.
+    /// Time to first token (TTFT), without the prompt's share.
     pub ttft: Duration,
-    /// What each thousand prompt tokens may add.
+    /// Additional TTFT per thousand prompt tokens.
     pub ttft_per_1k: Duration,
-    /// Mean time between tokens.
+    /// Mean time per output token (TPOT).
     pub tpot: Duration,
-    /// Hundredths of the first objective above which a request is refused; 0: never.
+    /// Percentage of the TTFT objective above which a request is refused; 0: never.
     pub refuse_above_percent: u32,
 }
 
-/// Where a worker keeps KV blocks that its device has no room for. Zeros and `None`: not there.
+/// KV tiers of a worker below its device. Zero and `None`: no such tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TierConfig {
-    /// Memory of the host.
+    /// Host memory in bytes.
     pub host_bytes: u64,
-    /// Folder of files.
+    /// Folder of the disk tier.
     pub disk_path: Option<PathBuf>,
-    /// Size of them, per worker.
+    /// Size of the disk tier per worker, in bytes.
     pub disk_bytes: u64,
-    /// Redis or Valkey, without password.
+    /// URL of the remote tier (Redis, Valkey or S3), without password.
     pub remote: Option<String>,
-    /// Its password.
+    /// File with the remote tier's password.
     pub remote_password_file: Option<PathBuf>,
 }
 
-/// Which device a worker uses.
+/// Device of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The best there is.
+    /// Fastest device that is available.
     Auto,
-    /// The CPU's kernels.
+    /// CPU kernels.
     Cpu,
-    /// The f32 reference.
+    /// Reference implementation in f32.
     Reference,
 }
 
 impl DeviceChoice {
-    /// As it is written.
+    /// Name in the config.
     pub fn name(self) -> &'static str {
         match self {
             DeviceChoice::Auto => "auto",

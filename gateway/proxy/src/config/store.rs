@@ -1,6 +1,7 @@
-//! `[store]` and `[counters]`: where what outlives a request is kept, and where several gateways count together.
+//! `[store]` and `[counters]`: location of durable data, and of the counters that several gateways share.
 //!
-//! A URL may hold a password, so one that is typed into the config must not: it comes from the environment, or its password from a file.
+//! A URL with a password may not be typed into the config: the URL comes from the environment, or the password from a
+//! file.
 
 use std::path::PathBuf;
 
@@ -10,10 +11,10 @@ use penstock_base::Secret;
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Longest file with a password.
+/// Most bytes that are read of a password file.
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
-/// Reads both.
+/// Reads both tables.
 pub(super) fn read(document: &Document<'_>, env: Env<'_>) -> (StoreConfig, CountersConfig) {
     let store = store(document, env);
     let counters = counters(document, env, store.postgres.is_some());
@@ -44,7 +45,7 @@ fn store(document: &Document<'_>, env: Env<'_>) -> StoreConfig {
         file_bytes_max: table.number("file_bytes_max", 1024..=TIB),
         key_bytes_max: table.number("key_bytes_max", 1024..=1024 * TIB),
         key_response_bytes_max: table.number("key_response_bytes_max", 1024..=1024 * TIB),
-        // Where the database is bounded, half of it is for what else there is to be kept.
+        // In a bounded database, half of the space is left for everything else.
         response_bytes_max: table.number("response_bytes_max", 1024..=1024 * TIB).min(if bytes_max > 0 {
             bytes_max / 2
         } else {
@@ -85,7 +86,7 @@ fn counters(document: &Document<'_>, env: Env<'_>, postgres: bool) -> CountersCo
     }
 }
 
-/// The URL of a server, with its password.
+/// Reads the URL of a server and adds the password.
 fn url(table: &Reader<'_, '_>, env: Env<'_>, schemes: &[&str]) -> Option<Secret> {
     let (typed, variable, file) = (table.text("url"), table.text("url_env"), table.text("password_file"));
     let (name, url) = match (typed, variable) {
@@ -136,7 +137,7 @@ fn password(file: &str) -> Result<String, String> {
     if text.is_empty() { Err(format!("{file} is empty")) } else { Ok(text.to_owned()) }
 }
 
-/// The part of a URL that names user and host, and where it begins.
+/// User and host part of a URL, and its offset.
 fn authority(url: &str) -> (usize, &str) {
     let start = url.find("://").map_or(0, |at| at + 3);
     let rest = &url[start..];

@@ -1,4 +1,4 @@
-//! `[telemetry]`: where traces go, and which requests are traced.
+//! `[telemetry]`: destination of traces, and the selection of traced requests.
 
 use std::path::PathBuf;
 
@@ -9,23 +9,23 @@ use super::raw::Reader;
 use crate::client::Target;
 use penstock_base::Secret;
 
-/// What is told to whom about requests, besides metrics and the access log.
+/// Settings of traces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TelemetryConfig {
-    /// Where traces go; `None`: nowhere, and requests carry none.
+    /// Collector of the traces; `None`: no traces.
     pub otlp: Option<OtlpConfig>,
-    /// Share of the requests that are traced, where the client does not say.
+    /// Share of requests that are traced, from 0 to 1, where the client does not decide.
     pub sample_ratio: f64,
-    /// Whether a client's `traceparent` is gone on with, and decides whether the request is traced.
+    /// Whether a client's `traceparent` is continued, and its flag decides about tracing.
     pub follow_clients: bool,
 }
 
-/// An OpenTelemetry collector.
+/// OpenTelemetry collector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpConfig {
-    /// Where it is.
+    /// Base URL, split for connecting.
     pub target: Target,
-    /// Fields sent with every request.
+    /// Header fields sent with every export.
     pub headers: Vec<(HeaderName, Secret)>,
     /// Certificates to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
@@ -33,7 +33,7 @@ pub struct OtlpConfig {
     pub service_name: String,
 }
 
-/// Reads the table.
+/// Reads the `[telemetry]` table.
 pub(super) fn telemetry(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> TelemetryConfig {
     let mut headers = sendable(table, "otlp_headers", table.map("otlp_headers"));
     if let Some(variable) = table.text("otlp_headers_env") {
@@ -58,7 +58,7 @@ pub(super) fn telemetry(table: &Reader<'_, '_>, env: &dyn Fn(&str) -> Option<Str
     TelemetryConfig { otlp, sample_ratio, follow_clients: table.flag("follow_clients") }
 }
 
-/// OpenTelemetry's own way to write fields: `name=value,name=value`.
+/// Parses OpenTelemetry's notation of header fields: `name=value,name=value`.
 fn pairs(text: &str) -> Vec<(String, String)> {
     let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
     pairs.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned())).collect()

@@ -1,36 +1,36 @@
-//! `server.hosts` and `[cors]`: under which names the gateway is reached, and which web pages may use it.
+//! `server.hosts` and `[cors]`: accepted host names, and the web origins whose pages may use the gateway.
 
 use super::raw::{Document, Reader};
 use crate::auth;
 use crate::config::Snapshot;
 
-/// Schemes whose port is left out by browsers.
+/// Default ports, which browsers leave out of origins.
 const USUAL_PORTS: [(&str, &str); 2] = [("http", ":80"), ("https", ":443")];
 
-/// Pages of other origins that may read what this gateway answers.
+/// CORS settings: web origins whose pages may read answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CorsConfig {
-    /// Origins as browsers write them: scheme, host and port.
+    /// Allowed origins as browsers write them: scheme, host and port.
     pub origins: Vec<String>,
-    /// Pages of every origin may.
+    /// Allow pages of every origin (`*`).
     pub any: bool,
-    /// How long a browser may remember the answer to a preflight.
+    /// Time in seconds for which a browser may cache the answer to a preflight.
     pub max_age_seconds: u64,
 }
 
 impl CorsConfig {
-    /// True if any page of another origin may.
+    /// Whether pages of any other origin are allowed.
     pub fn is_on(&self) -> bool {
         self.any || !self.origins.is_empty()
     }
 
-    /// True if the origin is one of the list; `*` lists none.
+    /// Whether the list has the origin; `*` is not part of the list.
     pub fn lists(&self, origin: &[u8]) -> bool {
         self.origins.iter().any(|listed| listed.as_bytes() == origin)
     }
 }
 
-/// Names that are accepted in `Host`, in lower case. `*.example` stands for every name below `example`.
+/// Names accepted in `Host`, in lower case. `*.example` stands for every name below `example`.
 pub(super) fn hosts(table: &Reader<'_, '_>) -> Vec<String> {
     let mut hosts = table.texts("hosts");
     for host in &mut hosts {
@@ -61,7 +61,7 @@ pub(super) fn cors(document: &Document<'_>) -> CorsConfig {
     CorsConfig { origins, any, max_age_seconds }
 }
 
-/// The reason why a browser never sends that as an origin.
+/// Reason why a browser never sends the text as an origin; `None`: it can.
 pub(super) fn origin_fault(origin: &str) -> Option<String> {
     let usual = || format!("{origin:?} is no origin, as https://app.example or http://localhost:3000");
     let Some((scheme, host)) = origin.split_once("://") else { return Some(usual()) };
@@ -77,7 +77,7 @@ pub(super) fn origin_fault(origin: &str) -> Option<String> {
     Some(format!("{origin:?} never comes: browsers leave out {port}"))
 }
 
-/// Checks what holds between tables: where nobody needs a credential, the list of origins is all that keeps a page out.
+/// Rejects `*` for a gateway that needs no credentials: there the list of origins is all that keeps a web page out.
 pub(super) fn check(document: &Document<'_>, snapshot: &Snapshot) {
     if snapshot.cors.any && auth::is_open(snapshot) {
         let message = "\"*\" lets every web page use a gateway that asks nobody for a credential: list the origins, or set \

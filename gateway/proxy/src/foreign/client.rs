@@ -1,4 +1,4 @@
-//! A connection to a ZeroMQ socket of a foreign server.
+//! Connection to a ZeroMQ socket of a foreign inference server (ZMTP).
 
 use std::io::{Error, ErrorKind, Result};
 use std::time::Duration;
@@ -8,35 +8,37 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Largest message. A server sends one for each of its steps, and a token takes five bytes at most: this is a step of more than a million
-/// tokens, where servers compute some ten thousand. It is held twice while it comes, and never unpacked as a whole.
+/// Largest message in bytes. A server sends one per step, and a token takes five bytes at most: enough for a step of
+/// more than a million tokens, where servers compute some ten thousand. A message is held twice while it arrives, and
+/// never unpacked as a whole.
 const MESSAGE_BYTES_MAX: usize = 8 << 20;
 
-/// Read at once.
+/// Bytes of one read.
 const READ_BYTES: usize = 64 * 1024;
 
-/// Until the peer is connected and has said that it is ready.
+/// Time limit for connecting and the ZMTP handshake.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest silence within a replay.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest replay, and most batches of one: a server keeps ten thousand unless told otherwise. Meanwhile nothing new is heard.
+/// Time limit of a whole replay; no new events are taken meanwhile.
 const REPLAY_WHOLE: Duration = Duration::from_secs(120);
+/// Most batches of one replay; a server keeps ten thousand unless configured otherwise.
 const REPLAY_BATCHES_MAX: usize = 1 << 18;
 
-/// Number that ends a replay.
+/// Sequence number that ends a replay.
 const REPLAY_END: [u8; 8] = [0xff; 8];
 
-/// `tcp://HOST:PORT`.
+/// Endpoint of a ZeroMQ socket: `tcp://HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint(String);
 
 impl Endpoint {
-    /// Reads it.
+    /// Parses an endpoint.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Describes the expected form.
     pub fn parse(text: &str) -> std::result::Result<Self, String> {
         let address = text.strip_prefix("tcp://").ok_or("must be tcp://HOST:PORT")?;
         let (host, port) = address.rsplit_once(':').ok_or("must be tcp://HOST:PORT")?;
@@ -53,7 +55,7 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// A connection that is ready.
+/// Connection after its handshake.
 pub(super) struct Connection {
     stream: TcpStream,
     zmtp: Zmtp,
@@ -61,7 +63,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects, within ten seconds.
+    /// Connects and completes the handshake, within ten seconds.
     pub(super) async fn open(endpoint: &Endpoint, role: Role) -> Result<Self> {
         let opening = async {
             let stream = TcpStream::connect(&endpoint.0).await?;
@@ -77,7 +79,7 @@ impl Connection {
         timeout(OPEN_TIMEOUT, opening).await.map_err(|_| Error::from(ErrorKind::TimedOut))?
     }
 
-    /// The next message. Cancel-safe: what has arrived stays.
+    /// Waits for the next message. Cancel-safe: received bytes are kept.
     pub(super) async fn message(&mut self) -> Result<Vec<Vec<u8>>> {
         loop {
             if let Some(message) = self.zmtp.message() {
@@ -87,7 +89,7 @@ impl Connection {
         }
     }
 
-    /// The next message, if all of it has arrived.
+    /// Returns the next message if it has arrived completely.
     pub(super) fn ready_message(&mut self) -> Option<Vec<Vec<u8>>> {
         self.zmtp.message()
     }
@@ -106,7 +108,7 @@ impl Connection {
     }
 }
 
-/// The batches from number `from` on that the server still has, in order, each given to `found`.
+/// Requests the batches from number `from` on that the server still keeps, and passes each to `found`, in order.
 pub(super) async fn replay(endpoint: &Endpoint, from: u64, mut found: impl FnMut(Vec<Vec<u8>>)) -> Result<()> {
     let replaying = async {
         let mut connection = Connection::open(endpoint, Role::Dealer).await?;

@@ -1,4 +1,4 @@
-//! The task of a feed: connect, catch up, listen, and again from the start when the connection is lost.
+//! Task of a feed: connect, catch up by a replay, follow events, and start again when the connection is lost.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -10,19 +10,20 @@ use tokio::time::{Instant, sleep, timeout};
 use super::client::{Connection, replay};
 use super::{Feed, Heard, numbered};
 
-/// First and longest pause before the next attempt to connect.
+/// First and longest backoff before the next attempt to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// How often a feed looks whether anybody still wants it.
+/// Longest wait for a message before the task checks that the feed is still in use.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// After so long a silence a feed asks for a replay: a peer that is gone without a word is noticed.
+/// Silence after which a feed requests a replay, so that a peer that vanished is noticed.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Between two replays of one feed: a publisher that loses batches all the time must not keep us busy.
+/// Least time between two replays of one feed, as a bound on the load by a publisher that keeps losing batches.
 const REPLAY_EVERY: Duration = Duration::from_secs(1);
 
-/// Follows the feeds that nobody follows yet, on a thread of its own; it ends when they are gone.
+/// Starts following the feeds that have no task yet, on one thread (`kv-events`); the thread ends when they are
+/// dropped.
 pub(crate) fn start(feeds: &[Arc<Feed>]) {
     let feeds: Vec<Weak<Feed>> =
         feeds.iter().filter(|feed| !feed.followed.swap(true, Ordering::Relaxed)).map(Arc::downgrade).collect();
@@ -66,14 +67,14 @@ async fn forever(feed: Weak<Feed>) {
     }
 }
 
-/// One connection, from its beginning to its end; `None`: nobody wants the feed any more.
+/// Runs one connection from begin to end; `None`: the feed was dropped.
 async fn session(feed: &Weak<Feed>) -> Option<std::io::Error> {
     let endpoint = feed.upgrade()?.config.endpoint.clone();
     let mut connection = match Connection::open(&endpoint, Role::Sub).await {
         Ok(connection) => connection,
         Err(error) => return Some(error),
     };
-    // What is published from here on waits in the connection while the replay tells what was before.
+    // Events published from here on wait in the connection while the replay brings the earlier ones.
     let followed = feed.upgrade()?;
     followed.forget();
     let _ = catch_up(&followed, 0).await;
@@ -107,7 +108,7 @@ async fn session(feed: &Weak<Feed>) -> Option<std::io::Error> {
     }
 }
 
-/// Takes one message; what is missing before it is asked for, or given up.
+/// Processes one message; missing batches before it are requested once, then given up.
 async fn take(feed: &Feed, message: &[Vec<u8>], replayed: &mut Option<Instant>) {
     let Heard::Missing(from) = feed.hear(message) else { return };
     feed.counts.gaps.fetch_add(1, Ordering::Relaxed);
@@ -124,7 +125,7 @@ async fn take(feed: &Feed, message: &[Vec<u8>], replayed: &mut Option<Instant>) 
     }
 }
 
-/// Asks for the batches from `from` on. What is older than the server keeps is given up.
+/// Requests the batches from `from` on. Batches older than the server keeps are given up.
 async fn catch_up(feed: &Feed, from: u64) -> std::io::Result<()> {
     let Some(endpoint) = &feed.config.replay else { return Ok(()) };
     let mut count = 0;

@@ -1,8 +1,9 @@
-//! The index of one server: written by its feed's task one block at a time, read by requests, which never wait for it.
+//! Index of one server's prefix cache: written by its feed's task one block at a time, read by requests, which never
+//! wait for it.
 //!
-//! A write is a step or two in a table. So a request that finds one under way looks again at once, some dozen times, and then does without:
-//! the writer's thread may have been put aside in the middle of it. What takes long (giving back the memory of millions of blocks) happens
-//! outside of the lock.
+//! A write takes a step or two in a table. A request that finds a write in progress spins for some dozen tries and then
+//! goes without the index, since the writer's thread may be descheduled. Slow work, such as freeing the memory of
+//! millions of blocks, happens outside of the lock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
@@ -14,16 +15,16 @@ use penstock_router::{Hits, KvIndex, WorkerId};
 
 use super::SERVER;
 
-/// Blocks of one server that are followed at most: 64 million tokens.
+/// Most blocks of one server that are followed: 64 million tokens.
 const BLOCKS_MAX: usize = 1 << 21;
 
-/// Times that a request looks whether a write is over: some microseconds.
+/// Most tries of a request to read the index: some microseconds.
 const LOOKS_MAX: u32 = 64;
 
-/// See the module header.
+/// Index with a lock for short writes; the module header has the rules.
 pub(super) struct Held {
     index: RwLock<KvIndex>,
-    /// As many as the index has.
+    /// Number of blocks in the index, readable without the lock.
     blocks: AtomicUsize,
 }
 
@@ -40,12 +41,12 @@ fn empty() -> KvIndex {
 }
 
 impl Held {
-    /// How much of a prompt is held; `None`: that cannot be told without waiting.
+    /// Cached part of a prompt, by tier; `None`: a write is in progress, and the caller must not wait.
     pub(super) fn hits(&self, hashes: &[BlockHash]) -> Option<Hits> {
         self.glance().map(|index| index.hits_by_tier(hashes, [SERVER]))
     }
 
-    /// Blocks that are held.
+    /// Number of blocks in the index.
     pub(super) fn blocks(&self) -> usize {
         self.blocks.load(Ordering::Relaxed)
     }
@@ -69,7 +70,7 @@ impl Held {
     }
 }
 
-/// For the one task that follows the server.
+/// Write access for the one task that follows the server.
 impl Holdings for &Held {
     fn holds(&self, worker: WorkerId, tier: Tier, hash: BlockHash) -> bool {
         self.index.read().unwrap_or_else(PoisonError::into_inner).holds(worker, tier, hash)
@@ -85,7 +86,7 @@ impl Holdings for &Held {
 
     fn cleared(&mut self, _: WorkerId) {
         let new = empty();
-        // Dropped when nobody is kept from reading any more.
+        // Dropped after the lock is released: freeing millions of blocks takes long.
         drop(self.change(|index| std::mem::replace(index, new)));
     }
 }

@@ -1,12 +1,13 @@
-//! Prefix caches of servers that are not ours, followed live: one feed per provider with `kv_events`.
+//! Index of foreign servers' prefix caches (vLLM, SGLang), followed live: one feed per provider with `kv_events`.
 //!
-//! A feed subscribes to the server's KV events and keeps an index of its own. It is *whole* when every event since the server's start was
-//! seen (there, or in the replay that was asked for), *partial* when it came later: what it says is true then, but not all. After a gap
-//! it asks for a replay; where there is none it forgets everything and begins anew. A connection that is lost makes it forget too: the
-//! server may be another one when it comes back.
+//! A feed subscribes to the server's KV events and keeps its own index of block hashes. The index is *whole* if every
+//! event since the server's start was seen (live, or in a replay), and *partial* if the feed came later: then each
+//! entry is true, but some are missing. After a gap the feed requests a replay; without one it clears the index and
+//! begins anew. A lost connection clears the index too: another server may answer next time.
 //!
-//! Requests never wait for what a server says, however much that is: its events are taken in one by one, the index is locked for one
-//! block of 32 tokens at a time, and who finds it locked all the same is routed by what was sent there (`Feed::hits`).
+//! Requests never wait for a server's events, however many there are: events are applied one by one, the index is
+//! locked for one block of 32 tokens at a time, and a request that still finds it locked is routed by the requests sent
+//! there before (`Feed::hits`).
 
 mod client;
 mod follow;
@@ -30,28 +31,28 @@ use texts::text_of;
 
 use crate::config::KvEventsConfig;
 
-/// The one worker of a feed's index.
+/// Id of the single worker in a feed's index.
 const SERVER: WorkerId = WorkerId(0);
 
-/// Separates these hashes from those of our own workers.
+/// Salt that separates these block hashes from those of our own workers.
 const SALT: &[u8] = b"foreign engines";
 
-/// Hashes of a prompt as every feed hashes it.
+/// Chained block hashes of a prompt, as every feed computes them.
 pub(crate) fn chain(tokens: &[u32]) -> Vec<BlockHash> {
     BlockHasher::new(SALT).chain(tokens)
 }
 
-/// What one server holds.
+/// Feed of one server: subscription state, index and counters.
 pub struct Feed {
-    /// Of the provider.
+    /// Id of the provider.
     id: String,
     config: KvEventsConfig,
     held: Held,
-    /// For its task alone: it is locked for as long as a message takes.
+    /// State of the feed's task; locked for as long as a message takes, so requests never touch it.
     followed_by: Mutex<Follower>,
     text: OnceLock<Arc<TextModel>>,
     connected: AtomicBool,
-    /// It has its task.
+    /// Whether the feed has a task.
     followed: AtomicBool,
     counts: Counts,
 }
@@ -61,7 +62,7 @@ struct Follower {
     order: Order,
 }
 
-/// Counts since the start.
+/// Counters since the start.
 #[derive(Default)]
 struct Counts {
     batches: AtomicU64,
@@ -72,36 +73,36 @@ struct Counts {
     orphans: AtomicU64,
 }
 
-/// A feed at one moment.
+/// State of a feed at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedState {
-    /// Events come.
+    /// Whether the feed is connected and events arrive.
     pub connected: bool,
-    /// Blocks of 32 tokens that the server holds, as far as it is known.
+    /// Blocks of 32 tokens that the server is known to hold.
     pub blocks: usize,
-    /// Batches of events that were applied.
+    /// Batches of events applied.
     pub batches: u64,
-    /// Times that batches were missing.
+    /// Gaps: times that batches were missing.
     pub gaps: u64,
-    /// Of the batches, those that came by replay.
+    /// Batches that came by replay.
     pub replayed: u64,
-    /// Messages that could not be read.
+    /// Messages that could not be parsed.
     pub malformed: u64,
-    /// Blocks that could not be placed, and events of no use.
+    /// Blocks that could not be placed, and events of other kinds.
     pub skipped: u64,
 }
 
-/// What a batch led to.
+/// Result of offering a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Heard {
-    /// It was applied, or was known.
+    /// Applied, or already known.
     Fine,
-    /// Batches from that one on are missing; nothing was applied.
+    /// Missing batches from that number on; nothing was applied.
     Missing(u64),
 }
 
 impl Feed {
-    /// A feed that follows nobody yet.
+    /// Creates a feed without a task.
     pub(crate) fn new(id: &str, config: &KvEventsConfig) -> Arc<Self> {
         let rehasher = Rehasher::new(BlockHasher::new(SALT));
         Arc::new(Self {
@@ -121,19 +122,20 @@ impl Feed {
         &self.id
     }
 
-    /// What turns requests into the tokens that the server sees; `None`: it is not loaded, or the server is not followed now.
+    /// Tokenizer and chat template that turn requests into the server's tokens; `None`: not loaded, or the feed is not
+    /// connected.
     pub(crate) fn text(&self) -> Option<Arc<TextModel>> {
         self.text.get().filter(|_| self.connected.load(Ordering::Relaxed)).cloned()
     }
 
-    /// Leading blocks of a prompt that the server holds: on its device, anywhere. Waits for nobody; `None`: something is being noted, and
-    /// nobody knows just now.
+    /// Leading blocks of a prompt that the server holds: on its device, and in any tier. Never waits; `None`: a write
+    /// is in progress.
     pub(crate) fn hits(&self, hashes: &[BlockHash]) -> Option<(u32, u32)> {
         let hits = self.held.hits(hashes)?;
         Some((hits.on_device(SERVER), hits.any(SERVER)))
     }
 
-    /// For people and metrics.
+    /// State for the admin API and metrics.
     pub fn state(&self) -> FeedState {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         FeedState {
@@ -151,14 +153,14 @@ impl Feed {
         self.followed_by.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets what the server held.
+    /// Clears the index and the sequence state.
     fn forget(&self) {
         let Follower { rehasher, order } = &mut *self.lock();
         rehasher.clear(&mut &self.held, SERVER);
         order.forget();
     }
 
-    /// Takes one message: topic, sequence number, payload.
+    /// Processes one message: topic, sequence number, payload.
     fn hear(&self, parts: &[Vec<u8>]) -> Heard {
         let Some((sequence, payload)) = numbered(parts) else {
             self.counts.malformed.fetch_add(1, Ordering::Relaxed);
@@ -179,7 +181,7 @@ impl Feed {
         if self.take_in(payload, rehasher).is_ok() {
             self.counts.batches.fetch_add(1, Ordering::Relaxed);
         } else {
-            // What it would have said is unknown: as good as a gap that nobody can fill.
+            // The content of a malformed batch is unknown, as after a gap that no replay fills.
             rehasher.clear(&mut &self.held, SERVER);
             self.counts.malformed.fetch_add(1, Ordering::Relaxed);
         }
@@ -197,7 +199,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Goes on with batch `next`: what was before it cannot be had.
+    /// Continues with batch `next`; earlier ones are lost, so the index is cleared.
     fn skip_to(&self, next: u64) {
         let Follower { rehasher, order } = &mut *self.lock();
         rehasher.clear(&mut &self.held, SERVER);

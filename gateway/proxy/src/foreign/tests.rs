@@ -1,4 +1,4 @@
-//! Feeds against a publisher of our own: late, with gaps, gone and back.
+//! Tests of feeds against a test publisher: late subscription, gaps, lost connections.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use super::{Endpoint, Feed, chain, start};
 use crate::config::KvEventsConfig;
 
-/// One event in the form of arrays: block `number` of 32 tokens behind the one before it.
+/// Event in array form: block `number` of 32 tokens, behind the block before it.
 fn stored(number: u64) -> Vec<u8> {
     let mut out = vec![0x92, 0xc0, 0x91, 0x96, 0xab];
     out.extend_from_slice(b"BlockStored");
@@ -43,7 +43,7 @@ fn tokens(number: u64) -> impl Iterator<Item = u32> {
 
 type Message = (u64, Vec<u8>);
 
-/// A server that publishes, and answers for what it has published.
+/// Test server that publishes events and replays those it keeps.
 struct Publisher {
     events: Endpoint,
     replay: Endpoint,
@@ -121,7 +121,7 @@ impl Publisher {
         feed
     }
 
-    /// Says a block, or only keeps it.
+    /// Publishes a block, or only keeps it for replays.
     fn say(&self, number: u64, aloud: bool) {
         let message = (number, stored(number));
         self.kept.lock().expect("kept").push(message.clone());
@@ -131,7 +131,7 @@ impl Publisher {
     }
 }
 
-/// Leading blocks of the chain that the feed knows.
+/// Number of leading blocks of the chain that the feed knows.
 fn hit(feed: &Feed) -> u32 {
     let prompt: Vec<u32> = (0..10).flat_map(tokens).collect();
     loop {
@@ -150,7 +150,7 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
     tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap_or_else(|_| panic!("{what} never came"));
 }
 
-/// A subscriber gets nothing from before it was heard: until then, say again.
+/// Publishes until the subscriber has received something: a new subscriber misses all earlier messages.
 async fn until_heard(publisher: &Publisher, feed: &Feed) {
     until("the subscription", || feed.state().connected && publisher.live.receiver_count() > 0).await;
 }
@@ -203,7 +203,7 @@ async fn a_lost_connection_forgets_and_comes_back() {
     let feed = publisher.feed(true);
     until("the replay", || hit(&feed) == 1).await;
     until_heard(&publisher, &feed).await;
-    // Another process is behind the address now, and has said other things.
+    // Another process is behind the address now, and has published other events.
     publisher.kept.lock().expect("kept").clear();
     let _ = publisher.live.send(None);
     until("the end of what was known", || hit(&feed) == 0).await;
@@ -233,7 +233,7 @@ async fn a_replay_without_an_end_is_given_up() {
     assert!(told.is_err() && heard > 100_000, "{told:?} after {heard}");
 }
 
-/// How often a request found something in the middle of a long message, its longest look, and what all of it took.
+/// Number of lookups that found a block during a long message, the longest lookup, and the duration of all.
 fn looks_meanwhile(payload: &[u8], prompt: &[BlockHash]) -> (u32, Duration, Duration) {
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/penstock-demo");
     let endpoint = Endpoint::parse("tcp://127.0.0.1:9").expect("an endpoint");
@@ -258,18 +258,19 @@ fn looks_meanwhile(payload: &[u8], prompt: &[BlockHash]) -> (u32, Duration, Dura
     (seen, longest, took)
 }
 
-/// What a server says may be long; a request that asks meanwhile neither waits nor is left without an answer for as long as that takes.
+/// A long message from the server must neither delay a request nor leave it without an answer for the message's whole
+/// duration.
 #[test]
 fn requests_wait_for_no_batch() {
     const BLOCKS: u64 = 30_000;
-    // One message: an event per block, and the end that takes all of it back.
+    // One message: an event per block, and a final one that clears all of them.
     let mut payload = vec![0x92, 0xc0, 0xdd];
     payload.extend_from_slice(&(BLOCKS as u32 + 1).to_be_bytes());
     (0..BLOCKS).for_each(|number| payload.extend_from_slice(&stored(number)[3..]));
     payload.extend_from_slice(b"\x91\xb0AllBlocksCleared");
     let prompt = chain(&(0..10).flat_map(tokens).collect::<Vec<_>>());
-    // They read in the middle of it. How long the longest look took is the scheduler's affair as well (far from all of it), and a machine
-    // that stands still for a moment does not do so every time.
+    // Lookups succeed in the middle of the message. The longest lookup depends on the scheduler too (but is far from
+    // the whole duration), and a machine that stalls for a moment does not do so every time.
     let mut all = Vec::new();
     while !all.last().is_some_and(|(seen, longest, took)| *seen > 100 && *longest < *took / 2) {
         assert!(all.len() < 5, "seen, the longest look, the whole: {all:?}");

@@ -1,4 +1,4 @@
-//! Tokenizers of foreign servers, each loaded once however many servers share it.
+//! Tokenizers of foreign servers, each loaded once for all servers that share it.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,8 @@ use penstock_text::TextModel;
 
 static LOADED: LazyLock<Mutex<HashMap<PathBuf, Weak<TextModel>>>> = LazyLock::new(Mutex::default);
 
-/// The tokenizer and chat template in a model's folder. Takes as long as reading them: not for threads that serve.
+/// Loads the tokenizer and chat template of a model folder, or returns the loaded ones. Blocks for the time of reading:
+/// not for threads that serve requests.
 pub(super) fn text_of(folder: &Path) -> Result<Arc<TextModel>, String> {
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(text) = loaded.get(folder).and_then(Weak::upgrade) {

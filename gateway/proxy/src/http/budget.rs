@@ -1,24 +1,25 @@
-//! A budget of memory for the whole process: for request bodies, taken as bytes arrive and given back when the body is dropped; and another
-//! one for answers (`answer_memory`).
+//! Process-wide memory budgets: one for request bodies, charged as bytes arrive and released when the body is dropped,
+//! and another for answers (`answer_memory`).
 //!
-//! A sender that announces much and sends little holds little. A part is kept for small bodies, so that slow senders of large ones
-//! cannot lock everybody out: a body that outgrows [`SMALL_BYTES_MAX`] has to fit into the rest, and gives the part back.
+//! A sender that announces much and sends little holds little. An eighth of the budget is reserved for small bodies, so
+//! that slow senders of large ones cannot lock everybody out: a body that outgrows [`SMALL_BYTES_MAX`] must fit into
+//! the rest, and returns what it took of the reserve.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use arc_swap::ArcSwap;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Granularity of the budget.
+/// Granularity of the budget in bytes.
 const UNIT_BYTES: usize = 4096;
-/// Bodies up to this may use the part kept for them.
+/// Largest body in bytes that may use the reserve for small bodies.
 pub const SMALL_BYTES_MAX: usize = 64 * 1024;
 
-/// The process-wide budget.
+/// Process-wide memory budget; clones share it.
 #[derive(Clone, Debug)]
 pub struct BodyBudget(Arc<Budgets>);
 
-/// The one in force, and those before it of which something is still held.
+/// Current budget, and earlier ones of which leases still exist (after [`BodyBudget::resize`]).
 #[derive(Debug)]
 struct Budgets {
     now: ArcSwap<Units>,
@@ -33,7 +34,7 @@ struct Units {
     sizes: (usize, usize),
 }
 
-/// Bytes taken from the budget; given back on drop.
+/// Lease of bytes from the budget; released when dropped.
 #[derive(Debug)]
 pub struct BodyLease {
     budget: Arc<Units>,
@@ -41,23 +42,24 @@ pub struct BodyLease {
     small: Option<OwnedSemaphorePermit>,
 }
 
-/// The budget is used up.
+/// Error that the budget is used up.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BudgetExhausted;
 
 impl BodyBudget {
-    /// A budget of that many bytes. An eighth is kept for small bodies, less where a body of `largest` bytes would not fit beside it.
+    /// Creates a budget of `bytes_max`. An eighth is reserved for small bodies, or less if a body of `largest` bytes
+    /// would otherwise not fit.
     pub fn new(bytes_max: usize, largest: usize) -> Self {
         let now = ArcSwap::from_pointee(Units::new(bytes_max, largest));
         Self(Arc::new(Budgets { now, before: Mutex::default() }))
     }
 
-    /// A budget that is never used up, for whoever tests something else.
+    /// Creates a budget that is never used up, for tests of something else.
     pub fn unbounded() -> Self {
         Self::new(usize::MAX, 0)
     }
 
-    /// Another size for what is taken from now on; what has been taken stays with the size that it was taken from.
+    /// Changes the size for future leases; existing leases stay with the budget that they were taken from.
     pub fn resize(&self, bytes_max: usize, largest: usize) {
         if self.0.now.load().sizes == (bytes_max, largest) {
             return;
@@ -68,12 +70,12 @@ impl BodyBudget {
         before.push(Arc::downgrade(&old));
     }
 
-    /// Nothing taken yet.
+    /// Creates an empty lease.
     pub fn lease(&self) -> BodyLease {
         BodyLease { budget: self.0.now.load_full(), shared: None, small: None }
     }
 
-    /// Bytes taken by all leases.
+    /// Bytes held by all leases.
     pub fn bytes_held(&self) -> usize {
         let before = self.0.before.lock().unwrap_or_else(PoisonError::into_inner);
         let before: usize = before.iter().filter_map(Weak::upgrade).map(|units| units.bytes_held()).sum();
@@ -96,7 +98,8 @@ impl Units {
 }
 
 impl BodyLease {
-    /// Makes the lease cover `bytes` in all.
+    /// Extends the lease to cover `bytes` in all, rounded up to whole units. Never waits: an error leaves the lease as
+    /// it was.
     pub fn cover(&mut self, bytes: usize) -> Result<(), BudgetExhausted> {
         let units = bytes.div_ceil(UNIT_BYTES);
         let (shared, small) = (held(self.shared.as_ref()), held(self.small.as_ref()));
@@ -111,12 +114,12 @@ impl BodyLease {
 }
 
 impl BodyLease {
-    /// Bytes that it covers, in whole units.
+    /// Bytes that the lease covers, in whole units.
     pub fn bytes(&self) -> usize {
         (held(self.shared.as_ref()) + held(self.small.as_ref())) * UNIT_BYTES
     }
 
-    /// Gives back what it covers beyond `bytes`.
+    /// Releases what the lease covers beyond `bytes`.
     pub fn shrink(&mut self, bytes: usize) {
         let mut over = (self.bytes() / UNIT_BYTES).saturating_sub(bytes.div_ceil(UNIT_BYTES));
         for permit in [&mut self.shared, &mut self.small] {

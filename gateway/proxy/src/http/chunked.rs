@@ -1,16 +1,17 @@
-//! The strict chunked decoder (RFC 9112, section 7.1): bytes in, payload out, nothing awaited.
+//! Strict decoder of chunked bodies (RFC 9112, section 7.1): bytes in, payload out, no I/O.
 //!
-//! Chunk sizes are bare hex digits; extensions and trailers are read over within a small bound and dropped. Cost is linear in the
-//! bytes received, whatever the size of the chunks; tiny chunks are bounded by `Decoder::overhead_max`.
+//! Chunk sizes are bare hex digits; extensions and trailers are skipped within a small bound. Cost is linear in the
+//! bytes received, whatever the size of the chunks; the framing overhead of tiny chunks is bounded by
+//! `Decoder::overhead_max`.
 
-/// Extensions of one chunk.
+/// Most bytes of the extensions of one chunk.
 const EXTENSION_BYTES_MAX: usize = 256;
-/// All trailers together.
+/// Most bytes of all trailers together.
 const TRAILER_BYTES_MAX: usize = 4096;
-/// Framing that a small body may cost before the ratio counts.
+/// Framing bytes that are free before the ratio to the payload counts.
 const OVERHEAD_BYTES_FREE: usize = 64 * 1024;
 
-/// A chunked body that is not valid.
+/// Error of an invalid chunked body, with its reason for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ChunkFault(pub &'static str);
@@ -33,11 +34,11 @@ enum State {
     Trailer { line: usize },
     /// LF of a trailer line (or of the end) must follow.
     TrailerLf { line: usize },
-    /// All read.
+    /// All of the body has been read.
     Done,
 }
 
-/// Decodes one body. Feed bytes until [`Decoder::is_done`].
+/// Decoder of one body. Feed bytes until [`Decoder::is_done`].
 #[derive(Debug)]
 pub struct Decoder {
     state: State,
@@ -53,18 +54,19 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Whether the last chunk and its trailers are read.
+    /// Whether the last chunk and its trailers have been read.
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
-    /// Framing bytes allowed for the payload so far: a fair body spends a few bytes per kilobyte, an attacker five per byte.
+    /// Framing bytes allowed for the payload so far: a fair body spends a few bytes per kilobyte, an attacker five per
+    /// byte.
     fn overhead_max(&self) -> usize {
         OVERHEAD_BYTES_FREE + self.payload
     }
 
-    /// Takes bytes from `input` and appends payload to `out`. Returns the bytes consumed: all of them, or up to the body's end.
-    /// The caller bounds `out`: a payload can have at most the length of `input`.
+    /// Decodes `input` and appends the payload to `out`. Returns the bytes consumed: all of them, or up to the end of
+    /// the body. The caller bounds `out`: the payload is at most as long as `input`.
     pub fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, ChunkFault> {
         let mut at = 0;
         while at < input.len() && self.state != State::Done {

@@ -1,7 +1,7 @@
-//! The life of one connection: which protocol, then request after request.
+//! Life cycle of one client connection: TLS handshake, choice of the protocol, then request after request.
 //!
-//! This implements Pingora's `ServerApp`, one step below `HttpServerApp`, because the head has to be read (with a deadline, byte by
-//! byte checked) before Pingora's session sees it.
+//! [`App`] implements Pingora's `ServerApp`, one step below `HttpServerApp`, because the head has to be read (with a
+//! deadline, and checked byte by byte) before Pingora's session sees it.
 
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -28,38 +28,39 @@ use super::places::{Bounds, Place, Places, Refused};
 use super::{Exchange, HttpLimits, h2, raw};
 use penstock_base::error::Failure;
 
-/// First read of a head: official SDKs send 600 to 1,200 bytes.
+/// Bytes of the first read of a head: official SDKs send 600 to 1,200 bytes.
 const HEAD_READ_BYTES: usize = 2 * 1024;
 
-/// An idle connection of a process that has handed over stays this long.
+/// Grace period of an idle connection in a process that has handed over to its successor.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// What answers requests.
+/// Service behind the connections; answers their requests.
 #[async_trait]
 pub trait Handler: Send + Sync + 'static {
-    /// The bounds in force.
+    /// Current limits of the transport.
     fn limits(&self) -> Arc<HttpLimits>;
-    /// Answers one request. The response must have ended, or the connection is closed.
+    /// Answers one request. The response must have ended on return, or the connection is closed.
     async fn serve(&self, exchange: &mut Exchange);
     /// Answers and records a request that broke a rule of HTTP.
     async fn refuse(&self, exchange: &mut Exchange, fault: HeadFault);
-    /// Records a connection that never had a valid head.
+    /// Records a connection that was closed for an invalid first head.
     fn refused_head(&self, fault: HeadFault);
-    /// Whether another process serves: idle connections are then given a moment to be used or closed by their clients.
+    /// Whether another process has taken over: idle connections then get a moment to be used or closed by their
+    /// clients.
     fn is_leaving(&self) -> bool {
         false
     }
-    /// A connection came (+1) or went (-1).
+    /// Counts a connection that opens (+1) or closes (-1).
     fn connections(&self, change: i64);
-    /// Bounds of a connection from there; `None`: of a Unix socket.
+    /// Admission bounds for a connection of `peer`; `None`: from a Unix socket.
     fn bounds(&self, _peer: Option<IpAddr>) -> Bounds {
         Bounds { connections_max: self.limits().connections_max, address_max: 0, address_rate: 0 }
     }
-    /// Records a connection that is closed without being served.
+    /// Records a connection that is closed without an answer to a request.
     fn refused_connection(&self, _why: Refused) {}
 }
 
-/// The application behind every listener.
+/// Application behind every listener.
 pub struct App<H> {
     handler: Arc<H>,
     places: Arc<Places>,
@@ -67,13 +68,13 @@ pub struct App<H> {
 }
 
 impl<H: Handler> App<H> {
-    /// Serves with `handler`.
+    /// Creates an application that serves with `handler`.
     pub fn new(handler: Arc<H>) -> Self {
         Self { handler, places: Arc::default(), tls: None }
     }
 
-    /// The same, with TLS on its TCP listeners. The handshake is a connection's own matter, not the listener's: it has a place by then, and
-    /// one that says nothing gives way like any other.
+    /// Adds TLS to the TCP listeners. The handshake runs in the connection's own task, not in the listener's: the
+    /// connection has a place by then, and a silent one gives way like any other.
     #[must_use]
     pub fn with_tls(self, acceptor: Option<Acceptor>) -> Self {
         Self { tls: acceptor.map(Arc::new), ..self }
@@ -82,8 +83,8 @@ impl<H: Handler> App<H> {
 
 #[async_trait]
 impl<H: Handler> ServerApp for App<H> {
-    /// Moves the connection to a task of its own. Pingora's task holds the state of a TLS handshake for as long as it lives (9 kB,
-    /// with or without TLS); it ends here.
+    /// Moves the connection to its own task. Pingora's task holds the state of a TLS handshake (9 kB, with or without
+    /// TLS) for as long as it lives; this one ends it at once.
     async fn process_new(self: &Arc<Self>, stream: Stream, shutdown: &ShutdownWatch) -> Option<Stream> {
         let peer = stream.get_socket_digest().and_then(|digest| ip(digest.peer_addr()));
         let tls = self.tls.clone().filter(|_| peer.is_some());
@@ -95,7 +96,7 @@ impl<H: Handler> ServerApp for App<H> {
             }
             Err(why) => {
                 self.handler.refused_connection(why);
-                // A handshake for the sake of a refusal would cost more than an answer.
+                // A handshake only to send a refusal would cost more than an answer.
                 let says_so = why == Refused::Full && tls.is_none();
                 if let Some(refusal) = self.places.refusal().filter(|_| says_so) {
                     let write_stall = self.handler.limits().write_stall;
@@ -112,7 +113,7 @@ impl<H: Handler> ServerApp for App<H> {
     }
 }
 
-/// One connection, counted while it lives.
+/// Connection, counted while it lives.
 struct Connection<H: Handler> {
     handler: Arc<H>,
     place: Place,
@@ -139,7 +140,7 @@ impl<H: Handler> Connection<H> {
     }
 }
 
-/// The TLS handshake, which has as much time as a head.
+/// Runs the TLS handshake, with the time limit of a head.
 async fn secured<H: Handler>(
     handler: &Arc<H>,
     acceptor: &Acceptor,
@@ -166,19 +167,19 @@ async fn secured<H: Handler>(
     None
 }
 
-/// The reason why a connection is not waited for any longer.
+/// Reason to stop waiting for a client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unless {
-    /// Another one needs its place.
+    /// The place is needed by another connection.
     Told,
-    /// Its time is over.
+    /// The deadline has passed.
     Late,
-    /// The server ends.
+    /// The server shuts down.
     Draining,
 }
 
-/// Waits for what a client sends, unless one of the others comes first. Even then what it has sent by now is looked at: on a loaded
-/// machine a deadline can pass, and a place be taken, while bytes wait for this task to have its turn.
+/// Waits for `work` on bytes from a client, unless an [`Unless`] comes first. Even then `work` is polled once more: on
+/// a loaded machine a deadline can pass, or the place be taken, while received bytes wait for this task's turn.
 pub(super) async fn unless<T>(
     work: impl Future<Output = T>,
     place: &mut Place,
@@ -196,7 +197,7 @@ pub(super) async fn unless<T>(
     last_look(work).await.ok_or(why)
 }
 
-/// The outcome that a future has once the runtime has asked the system what is there to be read.
+/// Result of a future that is polled once more after the runtime has collected the readiness of sockets.
 pub(super) async fn last_look<T>(mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
     tokio::task::yield_now().await;
     poll_fn(|context| {
@@ -214,7 +215,7 @@ impl<H: Handler> Drop for Connection<H> {
     }
 }
 
-/// What the first bytes turned out to be.
+/// Meaning of the first bytes of a connection.
 enum Opening {
     Request(Box<head::Head>),
     Http2,
@@ -246,7 +247,7 @@ async fn serve_http1<H: Handler>(handler: &Arc<H>, mut stream: Stream, place: &m
             Opening::Request(head) => {
                 let keep_alive = !*shutdown.borrow() && !is_told;
                 let exchange = Exchange::http1(*head, stream, buf, &limits, keep_alive);
-                // Boxed: what a request needs is given back between requests.
+                // Boxed, so that the memory of a request is released between requests.
                 match Box::pin(serve_request(handler, exchange)).await {
                     Some(reusable) => (stream, buf) = reusable,
                     None => return,
@@ -257,13 +258,13 @@ async fn serve_http1<H: Handler>(handler: &Arc<H>, mut stream: Stream, place: &m
     }
 }
 
-/// One request; the connection comes back if it can carry another.
+/// Serves one request; the connection is returned if it can carry another.
 async fn serve_request<H: Handler>(handler: &Arc<H>, mut exchange: Exchange) -> Option<(Stream, BytesMut)> {
     handler.serve(&mut exchange).await;
     Box::pin(exchange.finish()).await
 }
 
-/// A rule of HTTP that a head breaks, as a failure.
+/// Failure for the client of a head that breaks a rule of HTTP.
 pub(crate) fn fault_failure(fault: HeadFault) -> Failure {
     let kind = match fault.status {
         408 => ErrorKind::ClientTimeout,
@@ -273,14 +274,15 @@ pub(crate) fn fault_failure(fault: HeadFault) -> Failure {
     Failure::new(kind, format!("Bad HTTP request: {}.", fault.message)).with_status(fault.status)
 }
 
-/// Puts bytes back in front of a plain stream (TLS connections choose HTTP/2 by ALPN and never come here).
+/// Pushes bytes back in front of a plain stream. TLS connections choose HTTP/2 by ALPN and never need this.
 fn rewind(stream: Stream, bytes: &[u8]) -> Option<Stream> {
     let mut stream: Box<L4Stream> = stream.into_any().downcast().ok()?;
     stream.rewind(bytes);
     Some(stream)
 }
 
-/// Reads until the head is complete. `first`: a new connection, whose silence is bounded by the head's own deadline.
+/// Reads until the head is complete. `first`: a new connection, whose silence is bounded by the head timeout instead of
+/// the idle timeout.
 async fn read_head<H: Handler>(
     handler: &Arc<H>,
     stream: &mut Stream,
@@ -338,8 +340,8 @@ async fn read_head<H: Handler>(
     }
 }
 
-/// Ends when the server is shutting down. When another process serves there is no hurry: a client that uses its connection at this very
-/// moment would find it closed.
+/// Completes when the server shuts down. If another process serves, it waits `LINGER` more: a client that uses its
+/// connection at this very moment would find it closed.
 async fn draining<H: Handler>(handler: &Arc<H>, shutdown: &mut ShutdownWatch) {
     if shutdown.wait_for(|down| *down).await.is_err() {
         std::future::pending().await

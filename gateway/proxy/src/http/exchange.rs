@@ -1,7 +1,8 @@
-//! One request and its response, the same for HTTP/1 and HTTP/2.
+//! Exchange: one request and its response, with the same interface for HTTP/1 and HTTP/2.
 //!
-//! The request side reads the whole body (deadline, minimum rate, size, budget) before anything is dispatched. The response side
-//! is our own writer for HTTP/1 (`response.rs`), which shares the connection with the reader, and Pingora's session for HTTP/2.
+//! The request side reads the whole body (deadline, minimum rate, size, memory budget) before anything is dispatched.
+//! The response side is our own writer for HTTP/1 (`response.rs`), which shares the connection with the reader, and
+//! Pingora's session for HTTP/2.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -27,82 +28,82 @@ use crate::live_requests::{Cancelled, Ender};
 use penstock_base::clock;
 use penstock_base::error::Failure;
 
-/// One read of a body.
+/// Bytes of one read of a body.
 const READ_BYTES: usize = 16 * 1024;
-/// The last words to the client of a cancelled request must be out after this long.
+/// Write stall limit of a cancelled request: its last message to the client must be out by then.
 const CANCELLED_STALL: Duration = Duration::from_millis(50);
-/// A body up to this size is read over before a request of HTTP/2 is refused.
+/// Largest announced body that is read and discarded before a request of HTTP/2 is refused.
 const READ_OVER_BYTES_MAX: u64 = 64 * 1024;
-/// ... and for this long.
+/// Time limit for reading and discarding such a body.
 const READ_OVER: Duration = Duration::from_secs(1);
-/// One write whose progress is watched.
+/// Bytes of one write, for which the stall limit applies.
 const WRITE_BYTES: usize = 64 * 1024;
 
-/// The client left, or the connection failed: an outcome, not an error.
+/// Outcome, not an error: the client left, or the connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone;
 
-/// A whole request body and the memory budget that it holds.
+/// Complete request body with its lease of the memory budget.
 #[derive(Debug)]
 pub struct Body {
-    /// The bytes.
+    /// Bytes of the body.
     pub bytes: Bytes,
-    /// Held for as long as what was made of the bytes waits for something.
+    /// Memory lease; keep it for as long as data made from the bytes is queued.
     pub lease: BodyLease,
 }
 
-/// Why a body was not read.
+/// Reason why a body was not read.
 #[derive(Debug)]
 pub enum BodyFault {
     /// The client left.
     Gone,
-    /// Answer this and close.
+    /// Answer with this failure, then close.
     Refuse(Failure),
 }
 
-/// How much of the response is out.
+/// Progress of the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     /// Nothing: an error can still choose its status.
     Nothing,
-    /// Head and perhaps some of the body.
+    /// Head, and perhaps part of the body.
     Begun,
-    /// Everything.
+    /// Complete response.
     Ended,
     /// Cut short on purpose: the client sees broken framing.
     Aborted,
 }
 
-/// What the exchange talks through.
+/// Transport of the exchange.
 enum Side {
     /// Our reader and writer.
     Http1(Wire),
     /// A stream of Pingora's session.
     Http2(Box<ServerSession>),
-    /// Nothing left.
+    /// No transport any more: closed, or handed out.
     Closed,
 }
 
-/// A connection that speaks something else from now on.
+/// Connection that was switched to another protocol.
 #[derive(Debug)]
 pub struct Tunnel {
-    /// The client's connection. Flush what is written.
+    /// Connection to the client. Flush after writing.
     pub stream: Stream,
-    /// What the client has sent already: comes before anything read from `stream`.
+    /// Bytes that the client has already sent: they come before anything read from `stream`.
     pub early: Bytes,
 }
 
-/// One request and its response.
+/// Exchange: one request and its response.
 pub struct Exchange {
-    /// The checked head.
+    /// Validated head; its header fields are dropped once the body has been read.
     pub head: Head,
-    /// When the head was complete.
+    /// Time at which the head was complete.
     pub started: Instant,
-    /// `h1`, `h2`.
+    /// `h1` or `h2`.
     pub protocol: &'static str,
-    /// Id that goes into the response and the log.
+    /// Request id for the response and the log.
     pub request_id: String,
-    /// The dialect that errors are said in.
+    /// Dialect in which errors are rendered.
     pub dialect: Dialect,
     side: Side,
     body_read: bool,
@@ -117,7 +118,7 @@ pub struct Exchange {
     ended_by: Option<Ender>,
 }
 
-/// The few limits that one exchange needs, kept small.
+/// Copy of the few limits that one exchange needs.
 #[derive(Clone, Copy)]
 struct HttpTimes {
     write_stall: Duration,
@@ -165,27 +166,27 @@ impl Exchange {
         }
     }
 
-    /// How much of the response is out.
+    /// Progress of the response.
     pub fn sent(&self) -> Sent {
         self.sent
     }
 
-    /// Status sent, 0 before.
+    /// Status sent; 0 before.
     pub fn status(&self) -> u16 {
         self.status
     }
 
-    /// Who is connected; `None`: through a Unix socket.
+    /// Address of the connection's peer; `None`: a Unix socket.
     pub fn peer(&self) -> Option<IpAddr> {
         self.peer
     }
 
-    /// Where the request comes from: the peer, or who a trusted proxy says.
+    /// Address of the client: the peer, or the address that a trusted proxy forwarded.
     pub fn client(&self) -> Option<IpAddr> {
         self.client.or(self.peer)
     }
 
-    /// The names of the client's certificate, if it showed one that was verified.
+    /// Names of the client's certificate, if it was verified.
     pub(crate) fn certificate(&self) -> Option<Certificate> {
         let digest = match &self.side {
             Side::Http1(wire) => wire.stream.get_ssl_digest()?,
@@ -195,17 +196,17 @@ impl Exchange {
         digest.extension.get::<Certificate>().cloned()
     }
 
-    /// Notes where the request comes from.
+    /// Sets the address of the client, as trusted proxies give it.
     pub(crate) fn set_client(&mut self, address: Option<IpAddr>) {
         self.client = address;
     }
 
-    /// Fields that the answer has whatever it turns out to be.
+    /// Adds fields to the response, whatever its status will be.
     pub(crate) fn says_also(&mut self, fields: Vec<Field>) {
         self.also = fields;
     }
 
-    /// Reads the whole body.
+    /// Reads the whole body within the limits of size, time and memory.
     pub async fn read_body(&mut self, budget: &BodyBudget) -> Result<Body, BodyFault> {
         let mut intake = Intake::new(self, budget);
         if let Framing::Length(length) = self.head.framing
@@ -224,7 +225,7 @@ impl Exchange {
                     Framing::Chunked => intake.read_chunked(stream, buf).await?,
                 }
                 if buf.is_empty() {
-                    // An empty rest would keep the whole buffer of the head alive, and a stream may live for an hour.
+                    // An empty rest would keep the head's whole buffer alive, and a stream may live for an hour.
                     *buf = BytesMut::new();
                 }
             }
@@ -232,18 +233,19 @@ impl Exchange {
             Side::Closed => return Err(BodyFault::Gone),
         }
         self.body_read = true;
-        // Nothing reads them after the body.
+        // Header fields are not used after the body, and a stream may live for an hour.
         self.head.headers = http::HeaderMap::new();
         Ok(Body { bytes: intake.bytes.into(), lease: intake.lease })
     }
 
-    /// Sends a whole answer, in one write.
+    /// Sends a complete response in one write.
     pub async fn respond(&mut self, status: u16, headers: &[Field], body: Bytes) -> Result<(), Gone> {
         self.begin(status, headers, Some(body.len() as u64)).await?;
         self.write(body, true).await
     }
 
-    /// Sends a failure: as an answer while nothing is out, as broken framing afterwards. With unread body bytes the connection is closed.
+    /// Sends a failure: as a response while nothing is out, as broken framing afterwards. If body bytes are unread, the
+    /// connection is closed.
     pub async fn refuse(&mut self, failure: &Failure) -> Result<(), Gone> {
         if self.sent != Sent::Nothing {
             return self.abort().await;
@@ -253,8 +255,8 @@ impl Exchange {
         self.respond(failure.status(), &response::failure_fields(failure), body).await
     }
 
-    /// Reads over what is left of a small body in HTTP/2. The reset that follows an answer in the middle of a body says that nothing went
-    /// wrong (RFC 9113, 8.1), but curl before 8 takes it for a failed transfer, now and then.
+    /// Reads and discards the rest of a small HTTP/2 body. The reset after an early answer means that nothing went
+    /// wrong (RFC 9113, 8.1), but curl before 8 sometimes takes it for a failed transfer.
     async fn read_over(&mut self) {
         let Side::Http2(session) = &mut self.side else { return };
         let is_small = matches!(self.head.framing, Framing::Length(length) if length <= READ_OVER_BYTES_MAX);
@@ -270,17 +272,17 @@ impl Exchange {
                 }
             }
         };
-        // Late: then it is a reset after all.
+        // On a timeout the reset is sent after all.
         let _ = timeout(READ_OVER, rest).await;
     }
 
-    /// Begins a stream of unknown length.
+    /// Begins a streamed response of status 200 and unknown length.
     pub async fn begin_stream(&mut self, headers: &[Field]) -> Result<(), Gone> {
         self.begin(200, headers, None).await
     }
 
-    /// Begins a response of `length` bytes, if that is known. HTTP/1: the head waits for the first [`Self::write`], which may be
-    /// an empty one, and goes out with it. Fields that frame the message are ours and dropped from `headers`.
+    /// Begins a response of `length` bytes, if known. HTTP/1: the head is sent together with the first [`Self::write`],
+    /// which may be empty. Fields that frame the message are written by this module and dropped from `headers`.
     pub async fn begin(&mut self, status: u16, headers: &[Field], length: Option<u64>) -> Result<(), Gone> {
         if self.sent != Sent::Nothing {
             return Err(Gone);
@@ -295,14 +297,14 @@ impl Exchange {
         let mut digits = [0; 20];
         let millis = decimal(self.started.elapsed().as_millis() as u64, &mut digits);
         let id = self.request_id.as_bytes();
-        // Under the names that the SDKs of each API read.
+        // Each API's SDKs read these under different names.
         let own: [(&str, &[u8]); 2] = match self.dialect {
             Dialect::Anthropic => [("x-request-id", id), ("request-id", id)],
             Dialect::OpenAi | Dialect::Gemini => [("x-request-id", id), ("openai-processing-ms", millis)],
         };
         match &mut self.side {
             Side::Http1(wire) => {
-                // What is left of the body would be read as the next request.
+                // Unread body bytes would be taken for the next request.
                 self.keep_alive &= self.body_read && !self.head.upgrade;
                 let (method, http10, keep_alive) = (&self.head.method, self.head.http10, self.keep_alive);
                 let response = Response::new(status, &Frame { method, http10, keep_alive, length }, &own, headers);
@@ -324,7 +326,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Sends a piece of the body; `last` ends it. A client that takes no `WRITE_BYTES` within the stall limit is cut off.
+    /// Sends a piece of the body; `last` ends it. A client that does not take `WRITE_BYTES` within the stall limit is
+    /// cut off.
     pub async fn write(&mut self, mut data: Bytes, last: bool) -> Result<(), Gone> {
         while data.len() > WRITE_BYTES {
             let piece = data.split_to(WRITE_BYTES);
@@ -348,7 +351,7 @@ impl Exchange {
         let written = tokio::select! {
             biased;
             written = write => written,
-            // In the middle of a piece: nothing can be said any more.
+            // Cancelled in the middle of a piece: no error can be sent any more.
             by = &mut self.cancel => Err(self.end_early(by)),
         };
         match written {
@@ -365,7 +368,7 @@ impl Exchange {
         Err(Gone)
     }
 
-    /// Ends a begun response so that it cannot be taken for a complete one: no last chunk, or a stream reset.
+    /// Ends a begun response so that no client takes it for complete: no last chunk, or a stream reset.
     pub async fn abort(&mut self) -> Result<(), Gone> {
         self.sent = Sent::Aborted;
         match std::mem::replace(&mut self.side, Side::Closed) {
@@ -378,7 +381,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// Waits until the client leaves, or the request is cancelled ([`Self::ended_by`] tells). Cancel-safe.
+    /// Waits until the client leaves or the request is cancelled ([`Self::ended_by`] tells which). Cancel-safe.
     pub async fn gone(&mut self) -> Gone {
         let left = async {
             match &mut self.side {
@@ -398,22 +401,24 @@ impl Exchange {
         }
     }
 
-    /// Whoever has the other end of `cancel` may end the request as if the client had left; but the client is told.
+    /// Attaches a cancellation handle: its owner may end the request as if the client had left, except that the client
+    /// is told.
     pub fn cancelled_by(&mut self, cancel: Cancelled) {
         self.cancel = cancel;
     }
 
-    /// Waits until the request is cancelled: for one whose connection was handed out ([`Self::upgrade`]). Cancel-safe.
+    /// Waits until the request is cancelled; for an exchange whose connection was handed out ([`Self::upgrade`]).
+    /// Cancel-safe.
     pub async fn cancelled(&mut self) {
         self.ended_by = Some((&mut self.cancel).await);
     }
 
-    /// Who cancelled the request, if anybody did.
+    /// Cause of the cancellation, if the request was cancelled.
     pub fn ended_by(&self) -> Option<Ender> {
         self.ended_by
     }
 
-    /// A client that does not read shall not keep a cancelled request alive: its last words get little time.
+    /// Shortens the stall limit: a client that does not read must not keep a cancelled request alive.
     fn end_early(&mut self, by: Ender) -> Gone {
         self.ended_by = Some(by);
         self.limits.write_stall = self.limits.write_stall.min(CANCELLED_STALL);
@@ -423,12 +428,12 @@ impl Exchange {
         Gone
     }
 
-    /// Answers `101 Switching Protocols` with the upstream's `headers` (`sec-websocket-accept` and so on) and hands the connection
-    /// out. Only for a request with [`Head::upgrade`]; nothing may have been sent. The exchange has ended afterwards; run the
-    /// tunnel inside the handler, so that shutting down waits for it.
+    /// Answers `101 Switching Protocols` with the upstream's `headers` (`sec-websocket-accept` and so on) and hands the
+    /// connection out. Only for a request with [`Head::upgrade`], before anything was sent. The exchange has ended
+    /// afterwards; run the tunnel inside the handler, so that a shutdown waits for it.
     ///
     /// # Errors
-    /// The client left, or this is no request for a WebSocket.
+    /// The client left, or the request is no WebSocket handshake.
     pub async fn upgrade(&mut self, headers: &[Field]) -> Result<Tunnel, Gone> {
         if self.sent != Sent::Nothing || !self.head.upgrade {
             return Err(Gone);
@@ -441,7 +446,7 @@ impl Exchange {
         Ok(Tunnel { stream: wire.stream, early: wire.buf.freeze() })
     }
 
-    /// Ends the exchange; the connection comes back if it can carry another request.
+    /// Ends the exchange; the connection is returned if it can carry another request.
     pub(super) async fn finish(self) -> Option<(Stream, BytesMut)> {
         match self.side {
             Side::Http1(wire) if self.sent == Sent::Ended && self.keep_alive => Some((wire.stream, wire.buf)),
@@ -458,7 +463,7 @@ impl Exchange {
     }
 }
 
-/// The head for Pingora's HTTP/2 writer.
+/// Response head for Pingora's HTTP/2 writer.
 fn h2_head(
     status: u16,
     own: &[(&str, &[u8])],
@@ -488,13 +493,13 @@ async fn proceed(stream: &mut Stream) -> Option<()> {
     stream.flush().await.ok()
 }
 
-/// A body being read.
+/// State of reading a body: bytes, memory lease, and the current rate window.
 struct Intake {
     bytes: Vec<u8>,
     lease: BodyLease,
-    /// When the running window began.
+    /// Begin of the current rate window.
     window: Instant,
-    /// Bytes received before it.
+    /// Bytes received before the current window.
     before: usize,
     received: usize,
     limits: HttpTimes,
@@ -512,12 +517,12 @@ impl Intake {
         }
     }
 
-    /// When the sender has been too slow in the running window. What it brought before counts for nothing: speed buys no silence.
+    /// Deadline of the current window. Bytes of earlier windows do not count: a fast start buys no silence later.
     fn deadline(&self) -> Instant {
         self.window + self.limits.body_timeout
     }
 
-    /// Counts bytes; a window that has brought its share ends, and the next begins.
+    /// Counts received bytes; a window that has reached its share ends, and the next one begins.
     fn receive(&mut self, bytes: usize) {
         self.received += bytes;
         let share = u128::from(self.limits.rate) * self.limits.body_timeout.as_millis() / 1000;
@@ -531,7 +536,7 @@ impl Intake {
         BodyFault::Refuse(Failure::new(ErrorKind::TooLarge, message))
     }
 
-    /// Makes room in limit and budget for `more` payload bytes.
+    /// Checks the size limit and charges the budget for `more` payload bytes.
     fn admit(&mut self, more: usize) -> Result<(), BodyFault> {
         let bytes = self.bytes.len() + more;
         if bytes > self.limits.body_bytes_max {
@@ -551,7 +556,7 @@ impl Intake {
         self.bytes.extend_from_slice(&first);
         while self.bytes.len() < length {
             let left = length - self.bytes.len();
-            // Doubling up to the announced length: announced bytes cost nothing until they come.
+            // Double the buffer up to the announced length: announced bytes cost no memory until they arrive.
             let room = left.min(self.bytes.len().max(READ_BYTES));
             self.admit(room)?;
             self.bytes.reserve_exact(room);
@@ -615,7 +620,7 @@ fn too_slow() -> BodyFault {
     BodyFault::Refuse(Failure::new(ErrorKind::ClientTimeout, "The request body was sent too slowly."))
 }
 
-/// The client's id when it is sane, else a new one.
+/// Request id: the client's if it is well-formed, else a new one.
 fn request_id(headers: &http::HeaderMap) -> String {
     let sane = |id: &str| {
         (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
@@ -626,16 +631,16 @@ fn request_id(headers: &http::HeaderMap) -> String {
     }
 }
 
-/// Random bytes taken from the system at once: one call for 32 ids.
+/// Random bytes that are fetched from the system at once: enough for 32 ids.
 const RANDOM_BYTES: usize = 512;
 
 thread_local! {
-    /// Random bytes, and how many of them are used.
+    /// Random bytes, and the number of them that are used.
     static RANDOM: RefCell<([u8; RANDOM_BYTES], usize)> = const { RefCell::new(([0; RANDOM_BYTES], RANDOM_BYTES)) };
 }
 
-/// `req_`, 48 bits of time and 80 random bits that nobody can guess. Ids that come one after the other stand beside each other wherever
-/// they are kept: an index of them grows at its end instead of everywhere.
+/// Generates a request id: `req_`, 48 bits of time in milliseconds and 80 unpredictable random bits, in hex. Ids sort
+/// by time, so an index over them grows at its end instead of everywhere.
 pub fn new_request_id() -> String {
     RANDOM.with_borrow_mut(|(bytes, used)| {
         if *used == RANDOM_BYTES {

@@ -1,4 +1,4 @@
-//! HTTP/2: accept loop, bounds, and the conversion of a stream's head into our [`Head`].
+//! HTTP/2: accept loop, limits against abuse, and the conversion of a stream's head into our [`Head`].
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use super::head::{HeadFault, checked_host};
 use super::places::{Place, Refused};
 use super::{Exchange, Framing, Head, HttpLimits};
 
-/// Streams refused at acceptance before the connection is cut.
+/// Most streams refused at acceptance before the connection is cut.
 const REJECTED_MAX: usize = 32;
-/// Streams reset by the peer before we accept them, per connection (rapid reset, CVE-2023-44487).
+/// Most streams that the peer resets before they are accepted, per connection (rapid reset, CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;
-/// Streams that we had to reset for the peer's faults, per connection (CVE-2025-8671).
+/// Most streams that this side resets for the peer's faults, per connection (CVE-2025-8671).
 const LOCAL_RESETS_MAX: usize = 64;
-/// Response bytes buffered per stream before writing waits.
+/// Most response bytes buffered per stream before a write waits.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
-/// Body window per stream and per connection: what a peer can make us hold without being read.
+/// Flow-control window per stream: bytes of a body that the peer may send before they are read.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 
-/// DATA frames allowed for a body: a fair sender fills them.
+/// Count of a body's DATA frames, against bodies in tiny frames.
 #[derive(Debug, Default)]
 pub(super) struct FrameCount(usize);
 
@@ -153,7 +153,7 @@ async fn serve_stream<H: Handler>(handler: Arc<H>, session: HttpSession, limits:
     }
 }
 
-/// What the `h2` crate leaves to us: it has checked pseudo-headers and connection headers already.
+/// Validates a stream's head, as far as the `h2` crate has not checked pseudo-headers and connection headers already.
 fn head(session: &HttpSession) -> Result<Head, HeadFault> {
     let request = session.req_header();
     if matches!(request.method, http::Method::CONNECT | http::Method::TRACE) {
@@ -183,7 +183,8 @@ fn head(session: &HttpSession) -> Result<Head, HeadFault> {
     })
 }
 
-/// The fields of a request, with `:authority` as their `Host`: a reader that looks for a host finds the one that there is (RFC 9113, 8.3.1).
+/// Header fields of a request with `:authority` as `Host`, so that readers of `Host` need not know the version (RFC
+/// 9113, 8.3.1).
 fn with_host(request: &http::request::Parts) -> Result<http::HeaderMap, HeadFault> {
     let mut headers = request.headers.clone();
     let mut hosts = request.headers.get_all(header::HOST).iter();
@@ -202,7 +203,7 @@ fn with_host(request: &http::request::Parts) -> Result<http::HeaderMap, HeadFaul
     Ok(headers)
 }
 
-/// Streams being served on one connection.
+/// Number of streams in progress on one connection.
 #[derive(Default)]
 struct Active {
     count: AtomicUsize,
@@ -217,7 +218,8 @@ impl Active {
         ActiveGuard(self.clone())
     }
 
-    /// Ends once no stream was active for that long, or another connection needs the place of one without streams.
+    /// Completes once no stream was active for `idle`, or when another connection needs the place of one without
+    /// streams.
     async fn idle_for(&self, idle: Duration, place: &mut Place) -> Unless {
         loop {
             let changed = self.changed.notified();

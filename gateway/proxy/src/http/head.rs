@@ -1,9 +1,9 @@
-//! The strict HTTP/1 request head: bytes in, [`Head`] or one fault out.
+//! Strict parser of HTTP/1 request heads: bytes in, [`Head`] or one fault out.
 //!
-//! A server in front of others must never read a request differently from the next reader, so this grammar accepts what RFC 9110
-//! and 9112 allow and what real clients send, and nothing that two parsers could disagree on: no bare CR or LF, no folded
-//! lines, no space before a colon, one Content-Length or one `Transfer-Encoding: chunked` and never both, exactly one well-formed
-//! Host. What passes is re-serialised by whoever sends it on, never copied.
+//! A server in front of others must never read a request differently from the next reader, so this grammar accepts what
+//! RFC 9110 and 9112 allow and what real clients send, and nothing that two parsers could disagree on: no bare CR or
+//! LF, no folded lines, no space before a colon, one Content-Length or one `Transfer-Encoding: chunked` and never both,
+//! exactly one well-formed Host. An accepted head is re-serialised when it is forwarded, never copied.
 //!
 //! Pure: no sockets, no clock. [`Scanner`] looks at each byte once, however slowly the head arrives.
 
@@ -12,19 +12,19 @@ use std::str;
 /// First bytes of an HTTP/2 connection with prior knowledge (RFC 9113, section 3.4).
 pub const H2_PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Request targets longer than this are answered with 414: our longest route has under 300 bytes.
+/// Longest request target; longer ones are answered with 414. Our longest route has under 300 bytes.
 const TARGET_BYTES_MAX: usize = 8 * 1024;
-/// Header lines in one head; official SDKs send about 25.
+/// Most header lines of a head; official SDKs send about 25.
 const HEADERS_MAX: usize = 100;
-/// Longest method token looked at; the registered ones have at most 17.
+/// Longest method token; the registered ones have at most 17 bytes.
 const METHOD_BYTES_MAX: usize = 32;
 
-/// Why a head is refused, and with which status.
+/// Fault of a head that is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadFault {
-    /// 400, 413, 414, 417, 431, 501 or 505.
+    /// Status: 400, 408, 413, 414, 417, 431, 501 or 505.
     pub status: u16,
-    /// For the client: says the rule, echoes nothing.
+    /// Message for the client: names the rule, and echoes nothing of the request.
     pub message: &'static str,
 }
 
@@ -36,7 +36,7 @@ const fn bad(message: &'static str) -> HeadFault {
     fault(400, message)
 }
 
-/// How the body is delimited.
+/// Delimitation of the request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
     /// No body.
@@ -47,7 +47,7 @@ pub enum Framing {
     Chunked,
 }
 
-/// A checked request head.
+/// Validated request head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     /// Method token as sent.
@@ -56,36 +56,37 @@ pub struct Head {
     pub target: String,
     /// Whether the version is 1.0 (answers are then close-delimited).
     pub http10: bool,
-    /// How the body is delimited.
+    /// Delimitation of the body.
     pub framing: Framing,
     /// Whether the client allows another request on the connection.
     pub keep_alive: bool,
-    /// `Expect: 100-continue` was sent.
+    /// Whether `Expect: 100-continue` was sent.
     pub expect_continue: bool,
-    /// A WebSocket is asked for. The handler may take it up ([`super::Exchange::upgrade`]) or answer as if it were not there.
+    /// Whether the request is a WebSocket handshake. The handler may accept it ([`super::Exchange::upgrade`]) or answer
+    /// as if it were a plain GET.
     pub upgrade: bool,
     /// All fields; names in lower case.
     pub headers: http::HeaderMap,
 }
 
-/// What the bytes so far are.
+/// Result of scanning the bytes so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scan {
     /// Valid so far, not complete.
     Partial,
-    /// Complete: bytes in the head, the empty line included.
+    /// Complete: length of the head in bytes, empty line included.
     Complete(usize),
 }
 
-/// Finds the end of the head, looking at each byte once.
+/// Scanner for the end of the head; looks at each byte once.
 #[derive(Debug, Default)]
 pub struct Scanner {
     seen: usize,
 }
 
 impl Scanner {
-    /// Looks at what was added to `buf` since the last call. Errors: bare CR, bare LF or NUL, as soon as they are there;
-    /// a head above `bytes_max`.
+    /// Scans the bytes that were added to `buf` since the last call. Errors, as soon as they are seen: a bare CR or LF,
+    /// a NUL, a head above `bytes_max`.
     pub fn scan(&mut self, buf: &[u8], bytes_max: usize) -> Result<Scan, HeadFault> {
         while self.seen < buf.len() {
             let at = self.seen;
@@ -109,7 +110,7 @@ impl Scanner {
 
 const TOO_LARGE: HeadFault = fault(431, "the request head is larger than this server allows");
 
-/// Parses a complete head (through the empty line).
+/// Parses a complete head, which includes the empty line.
 pub fn parse(head: &[u8]) -> Result<Head, HeadFault> {
     let body = head.strip_suffix(b"\r\n\r\n").ok_or(bad("the request head is not complete"))?;
     let mut lines = split_lines(body);
@@ -168,7 +169,7 @@ fn request_line(line: &[u8]) -> Result<(http::Method, &str, bool), HeadFault> {
     Ok((method, checked_target(target)?, http10))
 }
 
-/// Characters of RFC 3986 only; percent signs followed by two hex digits.
+/// Target with characters of RFC 3986 only; percent signs must be followed by two hex digits.
 fn checked_target(target: &[u8]) -> Result<&str, HeadFault> {
     const TARGET: HeadFault = bad("the request target has characters that a URI cannot have");
     let mut at = 0;
@@ -186,12 +187,12 @@ fn is_uri(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~:/?[]@!$&'()*+,;=".contains(&byte)
 }
 
-/// `tchar` of RFC 9110.
+/// Whether a byte is a `tchar` of RFC 9110.
 pub(crate) fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// Brings the target into origin form; an absolute form must agree with Host.
+/// Target in origin form; an absolute form must agree with Host.
 fn origin_form(target: &str, method: &http::Method, host: Option<&str>) -> Result<String, HeadFault> {
     if target.starts_with('/') {
         return Ok(target.to_owned());
@@ -213,13 +214,13 @@ fn origin_form(target: &str, method: &http::Method, host: Option<&str>) -> Resul
     Ok(if path.starts_with('/') { path.to_owned() } else { format!("/{path}") })
 }
 
-/// The authority of a target in absolute form: the host of a request of HTTP/1.0 that has no Host.
+/// Authority of a target in absolute form: the host of an HTTP/1.0 request without Host.
 fn authority(target: &str) -> Option<&str> {
     let (_, rest) = target.split_once("://").filter(|_| !target.starts_with('/'))?;
     rest.split(['/', '?']).next()
 }
 
-/// `field-name ":" OWS field-value OWS`, no folding.
+/// Parses `field-name ":" OWS field-value OWS`, without folding.
 fn field(line: &[u8]) -> Result<(http::HeaderName, http::HeaderValue), HeadFault> {
     if line.first().is_some_and(|byte| matches!(byte, b' ' | b'\t')) {
         return Err(bad("folded header lines are not accepted"));
@@ -238,7 +239,7 @@ fn field(line: &[u8]) -> Result<(http::HeaderName, http::HeaderValue), HeadFault
     Ok((name, value))
 }
 
-/// Exactly one Host in 1.1, at most one in 1.0, well-formed.
+/// Host of a request: exactly one in 1.1, at most one in 1.0, well-formed.
 fn host(headers: &http::HeaderMap, http10: bool) -> Result<Option<&str>, HeadFault> {
     let mut all = headers.get_all(http::header::HOST).iter();
     match (all.next(), all.next()) {
@@ -249,7 +250,7 @@ fn host(headers: &http::HeaderMap, http10: bool) -> Result<Option<&str>, HeadFau
     }
 }
 
-/// `uri-host [":" port]` without user information; not empty.
+/// Validates `uri-host [":" port]`: not empty, without user information.
 pub(crate) fn checked_host(host: &[u8]) -> Result<&str, HeadFault> {
     const HOST: HeadFault = bad("the Host header is not a host and an optional port");
     let (name, port) = match host {
@@ -313,8 +314,9 @@ fn content_length(value: &[u8]) -> Result<Framing, HeadFault> {
     Ok(if length == 0 { Framing::None } else { Framing::Length(length) })
 }
 
-/// Whether a WebSocket is asked for, as RFC 6455 (4.1) says: GET, 1.1, no body, `Connection: upgrade`. `Upgrade: h2c` alone is
-/// ignored, as RFC 9110 (7.8) allows and some HTTP clients' defaults need; any other upgrade is refused.
+/// Whether the request is a WebSocket handshake (RFC 6455, 4.1): GET, 1.1, no body, `Connection: upgrade`. `Upgrade:
+/// h2c` alone is ignored, as RFC 9110 (7.8) allows and the defaults of some HTTP clients need; any other upgrade is
+/// refused.
 fn upgrade(
     headers: &http::HeaderMap,
     method: &http::Method,

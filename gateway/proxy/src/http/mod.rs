@@ -1,9 +1,10 @@
-//! HTTP as this gateway speaks it: strict in what it reads, bounded in what it waits for.
+//! HTTP transport of the gateway: strict in what it reads, bounded in what it waits for.
 //!
-//! Pingora brings the listeners, TLS and HTTP/2. Requests of HTTP/1 are read here ([`head`], [`chunked`]), because Pingora's reader
-//! accepts several spellings that two servers can understand differently and has no deadline over a whole head or body; responses
-//! of HTTP/1 are written here (`response`, `wire`), because a session per request cost more than the request. [`exchange`] is one
-//! request with its response, the same for both versions; [`connection`] is the life of one connection.
+//! Pingora provides the listeners, TLS and HTTP/2. Requests of HTTP/1 are read here ([`head`], [`chunked`]), because
+//! Pingora's reader accepts several spellings that two servers can understand differently, and has no deadline over a
+//! whole head or body. Responses of HTTP/1 are written here (`response`, `wire`), because a session per request cost
+//! more than the request. [`exchange`] is one request with its response, the same for both versions; [`connection`] is
+//! the life cycle of one connection.
 
 pub mod budget;
 pub mod chunked;
@@ -23,40 +24,40 @@ pub use response::Field;
 
 use std::time::Duration;
 
-/// Bounds of the transport; from the config's `[server]`.
+/// Limits of the transport, from `[server]` of the config.
 #[derive(Clone, Debug)]
 pub struct HttpLimits {
-    /// Largest request head.
+    /// Largest request head in bytes.
     pub head_bytes_max: usize,
-    /// Largest request body.
+    /// Largest request body in bytes.
     pub body_bytes_max: usize,
-    /// All request bodies together.
+    /// Most bytes of all request bodies together.
     pub body_memory_bytes_max: usize,
-    /// All that is held of answers together.
+    /// Most bytes of all answers in memory together.
     pub answer_memory_bytes_max: usize,
-    /// Largest event of a provider's stream of text.
+    /// Largest event of a provider's text stream, in bytes.
     pub event_bytes_max: usize,
-    /// Largest event of a provider's stream that can carry images.
+    /// Largest event of a provider's stream that can carry images, in bytes.
     pub image_event_bytes_max: usize,
-    /// Connections at once.
+    /// Most open connections.
     pub connections_max: usize,
-    /// Connections of one address at once; 0: no limit.
+    /// Most open connections of one address; 0: no limit.
     pub address_connections_max: usize,
-    /// New connections of one address in a second, over ten seconds; 0: no limit.
+    /// New connections of one address per second, with a burst of ten seconds' worth; 0: no limit.
     pub address_connections_per_second: u32,
-    /// First to last byte of a head, and from connecting to the first byte.
+    /// Time limit from the first to the last byte of a head, and from connecting to the first byte.
     pub head_timeout: Duration,
-    /// Every window of this length must bring `body_rate_bytes_min` times it, or the rest of the body.
+    /// Rate window of a body: each must bring `body_rate_bytes_min` times its length, or the rest of the body.
     pub body_timeout: Duration,
-    /// Slowest body sender that is waited for, bytes per second.
+    /// Slowest accepted body sender, in bytes per second.
     pub body_rate_bytes_min: u64,
-    /// Silence between requests of one connection, and of an HTTP/2 connection without streams.
+    /// Longest silence between requests of a connection, or of an HTTP/2 connection without streams.
     pub idle_timeout: Duration,
-    /// A write that makes no progress for this long ends the connection.
+    /// Longest write without progress; then the connection is closed.
     pub write_stall: Duration,
-    /// HTTP/2: streams at once per connection.
+    /// HTTP/2: most concurrent streams per connection.
     pub h2_streams_max: u32,
-    /// HTTP/2: decoded header list.
+    /// HTTP/2: largest decoded header list in bytes.
     pub h2_header_list_bytes_max: u32,
 }
 

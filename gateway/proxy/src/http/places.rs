@@ -1,10 +1,13 @@
-//! Places for connections: how many there are at once, how many of them one address has, how fast it opens them, and who gives way.
+//! Admission of connections: a place per connection, bounds per address, an accept rate, and eviction of waiting
+//! connections.
 //!
-//! A connection that waits for a head costs a file descriptor and brings nothing, and whoever opens enough of them would keep everybody
-//! else out. So where all places are taken, the connection that has waited longest gives way to the new one: first among those that have
-//! said nothing since their last answer, then among those whose head is incomplete. One that has a request in progress never does.
+//! A connection that waits for a head costs a file descriptor and brings nothing, and a client that opens enough of
+//! them would keep everybody else out. So when all places are taken, the connection that has waited longest gives way
+//! to the new one: first those that have sent nothing since their last answer, then those with an incomplete head. A
+//! connection with a request in progress is never evicted.
 //!
-//! What changes with every request is one atomic word of the connection's own. The table is locked when connections come and go.
+//! Per-request changes are one atomic word of the connection's own. The table is locked only when connections come and
+//! go.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -23,43 +26,43 @@ use tokio::sync::Notify;
 
 use penstock_base::net::network_of;
 
-/// Connections that were told to give way and are still there, at most: so many there may be above the bound for a moment.
+/// Most connections that were told to give way and are still open: the bound may be exceeded by so many for a moment.
 pub(crate) const LEAVING_MAX: usize = 64;
-/// Connections that are being told that there is no place, at most; the rest is closed without a word.
+/// Most connections that are being sent a refusal; the others are closed without an answer.
 pub(crate) const REFUSALS_MAX: usize = 64;
-/// One look through the table finds so many that may give way.
+/// Eviction candidates that one scan of the table collects.
 const CANDIDATES_MAX: usize = 256;
-/// Seconds of its rate that an address may use at once.
+/// Burst of the accept rate per address, in seconds of the rate.
 const BURST_SECONDS: u32 = 10;
 
-/// Bounds that a connection is held to.
+/// Admission bounds of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Connections at once.
+    /// Most open connections.
     pub connections_max: usize,
-    /// Connections of one address at once; 0: no limit.
+    /// Most open connections of one address; 0: no limit.
     pub address_max: usize,
-    /// New connections of one address in a second, over ten seconds; 0: no limit.
+    /// New connections of one address per second, with a burst of ten seconds' worth; 0: no limit.
     pub address_rate: u32,
 }
 
-/// The reason why a connection was closed without being served.
+/// Reason why a connection was closed without being served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// All places are taken, and nobody could give way.
+    /// All places are taken, and no connection could give way.
     Full,
-    /// Its address has as many as it may have.
+    /// The address has its most open connections.
     Address,
-    /// Its address opens them too fast.
+    /// The address opens connections too fast.
     Rate,
-    /// It waited for a request, and gave way to a newer one.
+    /// The connection waited for a request and gave way to a newer one.
     GaveWay,
-    /// Its TLS handshake failed or took too long.
+    /// The TLS handshake failed or took too long.
     Handshake,
 }
 
 impl Refused {
-    /// As metrics say it.
+    /// Name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Refused::Full => "full",
@@ -71,14 +74,16 @@ impl Refused {
     }
 }
 
-/// A seat's word: a request is in progress.
+/// Seat word: a request is in progress.
 const BUSY: u64 = 0;
-/// It was told to give way.
+/// Seat word: the connection was told to give way.
 const TOLD: u64 = u64::MAX;
-/// Set while a head has begun and is incomplete: those give way after all that are silent.
+/// Flag in the seat word: a head has begun and is incomplete. As the highest bit in use, it sorts such seats behind all
+/// silent ones.
 const BEGUN: u64 = 1 << 62;
 
-/// The state of one connection, for those who look for one that may go. Waiting: microseconds, at least 1, since the table was made.
+/// State of one connection, for the search for candidates. While it waits, the word is the time since when, in
+/// microseconds (at least 1) since the table was made.
 #[derive(Debug, Default)]
 struct Seat {
     word: AtomicU64,
@@ -89,9 +94,9 @@ struct Seat {
 struct Table {
     seats: HashMap<u64, Arc<Seat>>,
     next: u64,
-    /// Of the seats, those that were told to give way.
+    /// Number of seats that were told to give way.
     leaving: usize,
-    /// Seats that had waited longest when somebody looked, with what their words said then.
+    /// Seats that had waited longest at the last scan, each with its word at that time.
     candidates: VecDeque<(u64, Arc<Seat>)>,
     by_address: HashMap<u128, usize>,
 }
@@ -114,7 +119,7 @@ impl Default for Places {
 }
 
 impl Places {
-    /// A place for a connection of `peer`; `None`: of a Unix socket.
+    /// Takes a place for a connection of `peer`; `None`: a Unix socket. Never waits.
     pub(crate) fn take(self: &Arc<Self>, peer: Option<IpAddr>, bounds: Bounds) -> Result<Place, Refused> {
         let address = peer.map(|peer| network_of(Some(peer)));
         if let Some(address) = address
@@ -141,7 +146,7 @@ impl Places {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if an address opens connections no faster than it may.
+    /// Whether an address stays within its rate of new connections; counts this one.
     fn is_slow_enough(&self, address: u128, rate: u32) -> bool {
         let Some(each) = NonZeroU32::new(rate) else { return true };
         let rates = {
@@ -158,7 +163,7 @@ impl Places {
         rates.check_key(&address).is_ok()
     }
 
-    /// Leave to tell a connection that there is no place for it.
+    /// Permission to send a refusal to a connection; `None`: too many are being sent.
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         let refusal = Refusal(self.refusals.clone());
         (self.refusals.fetch_add(1, Ordering::Relaxed) < REFUSALS_MAX).then_some(refusal)
@@ -171,7 +176,7 @@ fn limiter<C: Clock>(rate: NonZeroU32, clock: C) -> RateLimiter<u128, Recent, C,
 }
 
 impl Table {
-    /// Tells whoever has waited longest to go; false: nobody waits, or too many are on their way out.
+    /// Tells the connection that has waited longest to give way; false: none waits, or too many are on their way out.
     fn make_way(&mut self) -> bool {
         if self.leaving >= LEAVING_MAX {
             return false;
@@ -181,7 +186,7 @@ impl Table {
                 self.look();
             }
             while let Some((word, seat)) = self.candidates.pop_front() {
-                // Whoever has been served since is another word, or none.
+                // A seat that was served since then has another word, and stays.
                 if seat.word.compare_exchange(word, TOLD, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     seat.told.notify_one();
                     self.leaving += 1;
@@ -192,7 +197,7 @@ impl Table {
         false
     }
 
-    /// Finds those that have waited longest.
+    /// Scans the table for the connections that have waited longest.
     fn look(&mut self) {
         let words = self.seats.values().map(|seat| (seat.word.load(Ordering::Acquire), seat));
         let mut waiting: Vec<_> = words.filter(|(word, _)| *word != BUSY && *word != TOLD).collect();
@@ -205,7 +210,7 @@ impl Table {
     }
 }
 
-/// The place of one connection, which it has until this is dropped.
+/// Place of one connection, held until dropped.
 #[derive(Debug)]
 pub(crate) struct Place {
     places: Arc<Places>,
@@ -216,7 +221,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The connection waits for its client: from now on, unless it waits already. `begun`: a head is incomplete.
+    /// Marks the connection as waiting for its client, since now unless it waits already. `begun`: a head is
+    /// incomplete.
     pub(crate) fn waits(&mut self, begun: bool) {
         let now = self.seat.word.load(Ordering::Relaxed);
         let is_waiting = now != BUSY && (now & BEGUN != 0) == begun;
@@ -225,11 +231,12 @@ impl Place {
         }
         let since = (self.places.began.elapsed().as_micros() as u64).clamp(1, BEGUN - 1);
         let word = if begun { since | BEGUN } else { since };
-        // Err: it was told to go meanwhile.
+        // Err: the connection was told to give way meanwhile.
         let _ = self.seat.word.compare_exchange(now, word, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// A request has come. True: the connection was told to give way, and goes when it is answered.
+    /// Marks the connection as busy with a request. Returns true if it was told to give way: it closes after the
+    /// answer.
     pub(crate) fn serves(&mut self) -> bool {
         let is_told = self.seat.word.swap(BUSY, Ordering::AcqRel) == TOLD;
         self.told |= is_told;
@@ -249,7 +256,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let table = &mut *self.places.table();
         table.seats.remove(&self.number);
-        // Only under the lock is anybody told.
+        // Connections are told under the lock only, so the count is exact.
         if self.told || self.seat.word.load(Ordering::Acquire) == TOLD {
             table.leaving -= 1;
         }
@@ -265,7 +272,7 @@ impl Drop for Place {
     }
 }
 
-/// Leave to tell one connection that there is no place for it.
+/// Permission to send a refusal to one connection.
 #[derive(Debug)]
 pub(crate) struct Refusal(Arc<AtomicUsize>);
 
@@ -275,16 +282,16 @@ impl Drop for Refusal {
     }
 }
 
-/// Sets of slots; an address belongs to one.
+/// Sets of slots; an address hashes to one of them.
 const SETS: usize = 512;
-/// Slots of a set: 4,096 addresses in all, 130 kB.
+/// Slots per set: 4,096 addresses in all, 130 kB.
 const WAYS: usize = 8;
 
-/// Addresses with the time that governor keeps for each.
+/// Slots of a set: addresses, each with the time that the limiter keeps for it.
 type Slots = [Option<(u128, Nanos)>; WAYS];
 
-/// The time at which each address may open its next connection, in constant memory: where an address is new to a full set, the one that owes least
-/// makes room, which loses least.
+/// State of the accept rate (GCRA) per address, in constant memory: in a full set a new address evicts the one with the
+/// least debt, which loses the least.
 #[derive(Debug)]
 struct Recent {
     sets: Box<[Mutex<Slots>]>,
@@ -334,7 +341,7 @@ mod tests {
         places.take(Some([192, 0, 2, 1].into()), bounds)
     }
 
-    /// True if a place was told to give way.
+    /// Whether a place was told to give way.
     async fn is_told(place: &mut Place) -> bool {
         tokio::time::timeout(Duration::ZERO, place.told()).await.is_ok()
     }
@@ -367,7 +374,7 @@ mod tests {
         let mut held: Vec<_> = (0..4).map(|_| take(&places, FOUR).expect("a place")).collect();
         held.iter_mut().for_each(|place| place.waits(false));
         let new = take(&places, FOUR).expect("another's place");
-        // Its request was faster: it is answered, and the connection goes. The others were candidates, but are served since.
+        // Its request came first: it is answered, then the connection closes. The other candidates are busy by now, and stay.
         let told: Vec<_> = held.iter_mut().map(Place::serves).collect();
         assert_eq!(told.iter().filter(|is_told| **is_told).count(), 1, "{told:?}");
         assert_eq!(take(&places, FOUR).err(), Some(Refused::Full));

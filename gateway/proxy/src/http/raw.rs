@@ -1,4 +1,4 @@
-//! Answers without an exchange: refusals on a connection that never had a valid head, and is closed afterwards.
+//! Refusals without an exchange, on a connection that never had a valid head and is closed afterwards.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::response::{Frame, Response, failure_fields};
 use super::wire::Wire;
 use penstock_base::error::Failure;
 
-/// Writes the failure, closes the write side, reads over what the client still sends (bounded), closes.
+/// Writes the failure, closes the write side, discards what the client still sends (bounded), and closes.
 pub(super) async fn refuse(stream: Stream, failure: &Failure, dialect: Dialect, request_id: &str, stall: Duration) {
     let body = failure.body(dialect, request_id);
     let frame = Frame { method: &Method::GET, http10: false, keep_alive: false, length: Some(body.len() as u64) };

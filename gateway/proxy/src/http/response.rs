@@ -1,8 +1,8 @@
-//! The HTTP/1 response, as bytes: head, framing and payload in, parts of one write out. No sockets, nothing awaited.
+//! HTTP/1 responses as bytes: head, framing and payload in, the parts of one write out. No I/O.
 //!
-//! The head is not sent by itself: it waits for the first piece of the body and goes out with it, so a whole answer is one write and
-//! so is the start of a stream. Framing belongs to this module alone: whatever an upstream said about length, coding and connection
-//! is dropped here (RFC 9110, section 7.6.1), so a response cannot be understood in two ways.
+//! The head is not sent by itself: it goes out with the first piece of the body, so that a complete answer is one
+//! write, and so is the start of a stream. Only this module writes framing: fields of an upstream about length, coding
+//! and connection are dropped here (RFC 9110, section 7.6.1), so a response cannot be understood in two ways.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -10,37 +10,37 @@ use pingora_core::protocols::http::date::get_cached_date;
 
 use penstock_base::error::Failure;
 
-/// Pieces up to this are copied behind their framing: one `write` of a copy is cheaper than one `writev` of three parts.
+/// Largest piece that is copied behind its framing: one `write` of a copy is cheaper than one `writev` of three parts.
 const COPY_BYTES_MAX: usize = 4 * 1024;
-/// Room for the status line and our own fields.
+/// Initial capacity for the status line and our own fields.
 const HEAD_BYTES: usize = 384;
 
-/// A header field.
+/// Header field: name and value.
 pub type Field = (HeaderName, HeaderValue);
 
-/// How the client learns where the body ends.
+/// Delimitation of the response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Framing {
-    /// There is no body: HEAD, 204, 304.
+    /// No body: HEAD, 204, 304.
     Empty,
-    /// `Content-Length`; bytes still to come.
+    /// `Content-Length`; the value is the number of bytes still to come.
     Length(u64),
     /// `Transfer-Encoding: chunked`.
     Chunked,
-    /// The connection closes (streams to HTTP/1.0).
+    /// Close of the connection, for streams to HTTP/1.0.
     Close,
 }
 
-/// What is said of a response besides its fields.
+/// Facts that decide about a response's framing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame<'a> {
     /// Method of the request.
     pub(super) method: &'a Method,
-    /// Whether the request was HTTP/1.0.
+    /// Whether the request is HTTP/1.0.
     pub(super) http10: bool,
     /// Whether the connection stays open.
     pub(super) keep_alive: bool,
-    /// Bytes of the body, if known.
+    /// Length of the body in bytes, if known.
     pub(super) length: Option<u64>,
 }
 
@@ -56,22 +56,22 @@ impl Frame<'_> {
     }
 }
 
-/// More or fewer bytes than the head promised.
+/// Error of a body with more or fewer bytes than the head promised.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct WrongLength;
 
-/// One write: the parts in order.
+/// Parts of one write, in order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Parts {
-    /// Head, framing, and the payload if it is small.
+    /// Head and framing, and the payload if it is small.
     pub(super) front: BytesMut,
-    /// The payload if it is not.
+    /// Payload, unless it is in `front`.
     pub(super) payload: Bytes,
-    /// Framing behind it.
+    /// Framing behind the payload.
     pub(super) tail: &'static [u8],
 }
 
-/// A response that has begun.
+/// Response in progress.
 #[derive(Debug)]
 pub(super) struct Response {
     head: BytesMut,
@@ -79,7 +79,7 @@ pub(super) struct Response {
 }
 
 impl Response {
-    /// Writes the head, to be sent with the first piece. `own` are fields of ours, `fields` may be an upstream's.
+    /// Renders the head, to be sent with the first piece. `own` are our fields; `fields` may be an upstream's.
     pub(super) fn new(status: u16, frame: &Frame<'_>, own: &[(&str, &[u8])], fields: &[Field]) -> Self {
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let framing = frame.framing(status);
@@ -114,15 +114,15 @@ impl Response {
         self.framing != Framing::Close
     }
 
-    /// The head, if it has not gone out yet.
+    /// Takes the head, if it has not gone out yet.
     pub(super) fn take_head(&mut self) -> BytesMut {
         std::mem::take(&mut self.head)
     }
 
-    /// A piece of the body as it goes out; `last` ends the body.
+    /// Frames a piece of the body; `last` ends the body.
     ///
     /// # Errors
-    /// The body is longer than promised, or ends before.
+    /// The body is longer than promised, or ends early.
     pub(super) fn piece(&mut self, payload: Bytes, last: bool) -> Result<Parts, WrongLength> {
         let mut front = self.take_head();
         let tail: &[u8] = match &mut self.framing {
@@ -157,7 +157,7 @@ impl Response {
     }
 }
 
-/// The head of `101 Switching Protocols`.
+/// Head of `101 Switching Protocols`.
 pub(super) fn switching(own: &[(&str, &[u8])], fields: &[Field]) -> BytesMut {
     let mut head = BytesMut::with_capacity(HEAD_BYTES);
     status_line(&mut head, StatusCode::SWITCHING_PROTOCOLS);
@@ -173,7 +173,7 @@ pub(super) fn switching(own: &[(&str, &[u8])], fields: &[Field]) -> BytesMut {
     head
 }
 
-/// What the head of a failure says besides its status.
+/// Header fields of a failure: retry advice, allowed methods, error source, and fields of the upstream or the limit.
 pub(super) fn failure_fields(failure: &Failure) -> Vec<Field> {
     let mut fields = Vec::with_capacity(5);
     fields.push((header::CONTENT_TYPE, HeaderValue::from_static("application/json")));
@@ -191,7 +191,7 @@ pub(super) fn failure_fields(failure: &Failure) -> Vec<Field> {
     fields
 }
 
-/// Fields that only this module writes.
+/// Whether only this module may write the field.
 pub(super) fn is_ours(name: &HeaderName) -> bool {
     *name == header::CONNECTION
         || *name == header::CONTENT_LENGTH
@@ -218,7 +218,7 @@ fn field(head: &mut BytesMut, name: &str, value: &[u8]) {
     head.put_slice(b"\r\n");
 }
 
-/// Decimal digits without the formatting machinery.
+/// Decimal digits, without the formatting machinery.
 pub(super) fn decimal(mut value: u64, digits: &mut [u8; 20]) -> &[u8] {
     let mut at = digits.len();
     loop {
@@ -246,7 +246,7 @@ mod tests {
 
     const GET: Frame<'static> = Frame { method: &Method::GET, http10: false, keep_alive: true, length: None };
 
-    /// Everything that goes out, and in how many writes.
+    /// Bytes that go out, and the number of writes.
     fn wire(frame: &Frame<'_>, status: u16, fields: &[Field], pieces: &[(&'static [u8], bool)]) -> (String, usize) {
         let mut response = Response::new(status, frame, &[("x-request-id", b"r")], fields);
         let (mut out, mut writes) = (Vec::new(), 0);

@@ -1,4 +1,5 @@
-//! The client's side of an HTTP/1 connection while one request is answered: bytes out under a deadline, and the watch for its end.
+//! Client side of an HTTP/1 connection during one request: writes under a deadline, and the watch for a client that
+//! leaves.
 
 use std::future::poll_fn;
 use std::mem::MaybeUninit;
@@ -14,36 +15,37 @@ use tokio::time::timeout;
 use super::exchange::Gone;
 use super::response::{Parts, Response};
 
-/// Bytes of next requests that a client may send while its answer is being made, before it counts as gone.
+/// Most bytes of pipelined requests during an answer; a client that sends more counts as gone.
 const AHEAD_BYTES_MAX: usize = 64 * 1024;
-/// One look at what comes while an answer is being made: nothing, as a rule.
+/// Bytes of one read during an answer; as a rule there are none.
 const AHEAD_READ_BYTES: usize = 1024;
-/// Before a connection with unread bytes is closed, this much is read over so that the client gets the answer instead of a reset.
+/// Most bytes that are discarded before a connection with unread bytes is closed, so that the client gets the answer
+/// instead of a reset.
 const LINGER_BYTES_MAX: usize = 1024 * 1024;
-/// ... and for this long.
+/// Time limit for discarding them.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// A connection.
+/// HTTP/1 connection during one request.
 #[derive(Debug)]
 pub(super) struct Wire {
-    /// The transport.
+    /// Transport stream.
     pub(super) stream: Stream,
-    /// Received and not used yet: of the request's body, then of the next request.
+    /// Received bytes that are not used yet: of the request's body, then of the next request.
     pub(super) buf: BytesMut,
-    /// A write that makes no progress for this long fails.
+    /// Longest write without progress.
     pub(super) stall: Duration,
-    /// The response, once it has begun.
+    /// Response, once it has begun.
     pub(super) response: Option<Response>,
 }
 
 impl Wire {
-    /// Sends a piece of the body, with the head in front if that has not gone out yet.
+    /// Sends a piece of the body, with the head in front if it has not gone out yet.
     pub(super) async fn send(&mut self, payload: Bytes, last: bool) -> Result<(), Gone> {
         let parts = self.response.as_mut().ok_or(Gone)?.piece(payload, last).map_err(|_| Gone)?;
         self.put(parts).await
     }
 
-    /// Writes, and waits until the bytes are out. Nothing is written for nothing.
+    /// Writes the parts and flushes; empty parts cause no write.
     pub(super) async fn put(&mut self, parts: Parts) -> Result<(), Gone> {
         let Parts { front, payload, tail } = parts;
         if front.is_empty() && payload.is_empty() && tail.is_empty() {
@@ -59,7 +61,7 @@ impl Wire {
             stream.flush().await
         };
         let mut write = pin!(write);
-        // As a rule the socket takes it at once, and no timer is needed.
+        // As a rule the socket takes the bytes at once, and no timer is needed.
         let written = match poll_fn(|context| Poll::Ready(write.as_mut().poll(context))).await {
             Poll::Ready(written) => written,
             Poll::Pending => timeout(self.stall, write).await.map_err(|_| Gone)?,
@@ -67,7 +69,8 @@ impl Wire {
         written.map_err(|_| Gone)
     }
 
-    /// Ends when the client leaves; a half close is leaving. What it sends ahead is kept for later, within a bound. Cancel-safe.
+    /// Completes when the client leaves; a half close counts as leaving. Bytes that the client sends ahead are kept,
+    /// within a bound. Cancel-safe.
     pub(super) async fn gone(&mut self) -> Gone {
         poll_fn(|context| {
             let mut scratch = [const { MaybeUninit::uninit() }; AHEAD_READ_BYTES];
@@ -84,7 +87,7 @@ impl Wire {
         .await
     }
 
-    /// Closes without the end of a response that has begun, so that it cannot be taken for a complete one.
+    /// Closes without the end of a begun response, so that no client takes it for complete.
     pub(super) async fn cut(mut self) {
         let front = self.response.as_mut().map(Response::take_head).unwrap_or_default();
         if self.put(Parts { front, payload: Bytes::new(), tail: b"" }).await.is_ok() {
@@ -92,7 +95,7 @@ impl Wire {
         }
     }
 
-    /// Closes after a complete response. `unread`: bytes of the client are still to come, and are read over.
+    /// Closes after a complete response. `unread`: bytes of the client are still to come, and are discarded.
     pub(super) async fn close(self, unread: bool) {
         let Self { mut stream, buf, stall, .. } = self;
         let unread = unread || !buf.is_empty();

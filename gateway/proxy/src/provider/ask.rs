@@ -1,4 +1,4 @@
-//! A request to a provider: what is sent, with whose key, and what a refusal means.
+//! Sending of requests to a provider: headers, credentials, pacing, and the handling of refusals.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -19,34 +19,34 @@ use crate::relay::Probe;
 use crate::upstream::Asker;
 use penstock_base::error::Failure;
 
-/// Largest body of an error that is read.
+/// Most bytes of an error's body that are read.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
-/// ... and for how long.
+/// Time limit for reading an error's body.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(5);
-/// Version of Anthropic's API, where the client names none.
+/// Value of `anthropic-version` for clients that send none.
 const ANTHROPIC_VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 
-/// What is to be sent, besides what every request of the provider carries.
+/// Request to a provider, without the fields that every request of the provider carries.
 pub(super) struct Asked {
     /// GET or POST.
     pub(super) method: Method,
-    /// Behind the provider's base.
+    /// Path behind the provider's base URL.
     pub(super) path: String,
-    /// The client's fields that go with it.
+    /// Header fields of the client that are forwarded.
     pub(super) headers: Vec<(HeaderName, HeaderValue)>,
-    /// In pieces.
+    /// Body in pieces.
     pub(super) body: Vec<Bytes>,
-    /// The answer is the client's own dialect: an error is passed on as it is.
+    /// Whether the answer has the client's own dialect, so that an error body is passed on unchanged.
     pub(super) same_dialect: bool,
-    /// The limits.
+    /// Time limits.
     pub(super) deadlines: Deadlines,
-    /// Told when it has gone out.
+    /// Signal set when the request has been sent.
     pub(super) sent: Sent,
-    /// Whose request it is.
+    /// Client key for which the request is sent, for fairness among client keys.
     pub(super) asker: Asker,
-    /// What the provider's key is used for.
+    /// Model and path for which the provider's key is used.
     pub(super) uses: Use,
-    /// Tokens that it will use, roughly.
+    /// Estimated tokens of prompt and answer, for pacing.
     pub(super) tokens: u64,
 }
 
@@ -59,7 +59,7 @@ impl Probe for Provider {
     async fn is_good(&self) -> bool {
         let limit = self.config.health_interval;
         let Some(path) = self.config.health_path.clone() else { return true };
-        // With all keys at rest nothing can be said, and requests are told so anyway.
+        // While all keys rest nothing can be probed, and requests are refused for that reason anyway.
         let Ok(turn) = self.keys.awake(Asker::default(), Use::new("", &path), Instant::now()) else { return true };
         let deadlines =
             Deadlines { connect: limit.min(self.config.connect_timeout), head: limit, silence: limit, whole: None };
@@ -70,13 +70,13 @@ impl Probe for Provider {
 }
 
 impl Provider {
-    /// Whether it is asked from time to time whether it lives.
+    /// Whether the provider has a periodic health probe.
     pub fn is_checked(&self) -> bool {
         self.config.health_path.is_some()
     }
 
-    /// Sends a request and returns the answer once its status is 2xx. A key that is refused or limited is replaced by another, if there
-    /// is one.
+    /// Sends a request and returns the response once its status is 2xx (or 101). After a refusal that concerns the key
+    /// (401, 403, 402, 429), the next key that does not rest is tried, each key at most once.
     pub(super) async fn ask(&self, asked: &Asked) -> Result<(Response, Option<Paced>), Failure> {
         self.keys.refresh(Instant::now());
         let taken = self.keys.take(asked.asker, asked.uses, Instant::now()).map_err(|rest| self.all_rest(rest))?;
@@ -97,7 +97,7 @@ impl Provider {
             let failure = self.refused(response, turn, asked.same_dialect).await;
             let other =
                 tried < self.keys.len() && failure.upstream.as_ref().is_some_and(|told| is_the_keys(told.class));
-            // Nothing was made of it.
+            // A refused request used no tokens: settle its reservation with 0.
             paced.iter_mut().for_each(|paced| paced.used(0));
             if !other {
                 return Err(failure);
@@ -108,8 +108,8 @@ impl Provider {
         Err(Failure::internal("a provider with keys without number"))
     }
 
-    /// Leave to send at the pace of a key: of the one whose turn it is, of another that may be used at once, or after a wait of the one
-    /// that may be used soonest.
+    /// Acquires permission to send at the pace of a key: the key in turn, or another that may be used at once, or after
+    /// a wait the one that is free soonest.
     async fn paced<'k>(
         &'k self,
         asked: &Asked,
@@ -146,7 +146,7 @@ impl Provider {
         &self.pacers[turn.map_or(0, Turn::index).min(self.pacers.len() - 1)]
     }
 
-    /// A request with everything that all of this provider's carry.
+    /// Builds the HTTP request with the fields that every request of this provider carries.
     pub(super) fn outgoing(
         &self,
         method: Method,
@@ -176,7 +176,7 @@ impl Provider {
         request
     }
 
-    /// Adds the key as the protocol wants it.
+    /// Adds the key in the header field that the protocol requires.
     fn credential(&self, key: &str, request: &mut Outgoing) {
         let bearer = || secret(&format!("Bearer {key}"));
         let (name, value) = match self.config.protocol {
@@ -192,7 +192,7 @@ impl Provider {
         request.headers.extend(value.map(|value| (HeaderName::from_static(name), value)));
     }
 
-    /// Signs for AWS.
+    /// Signs the request for AWS.
     fn sign(&self, who: Credentials<'_>, request: &mut Outgoing) {
         let target = self.client.target();
         let time = sigv4::timestamp(penstock_base::clock::since_epoch());
@@ -223,7 +223,7 @@ impl Provider {
         }
     }
 
-    /// Nothing, or no HTTP, came back.
+    /// Failure of a request without a valid HTTP response; counts it.
     pub(super) fn unanswered(&self, error: &ClientError) -> Failure {
         let class = error.fault.class();
         self.counts.add(Outcome::Failed(class));
@@ -236,7 +236,7 @@ impl Provider {
         Failure::provider(ProviderFault::new(class, message)).log(format!("{}: {error}", self.config.id))
     }
 
-    /// Nothing was sent, since no key may be used.
+    /// Failure of a request that was not sent because every key rests; counts it.
     fn all_rest(&self, rest: AllRest) -> Failure {
         let failure = rest.failure();
         let class = failure.upstream.as_ref().map_or(FaultClass::Overloaded, |upstream| upstream.class);
@@ -250,7 +250,7 @@ impl Provider {
         failure.retry_after(Duration::from_secs(1)).log(format!("{}: in_flight_max", self.config.id))
     }
 
-    /// A status that is not 2xx: what the client is told, and what becomes of the key.
+    /// Failure of a response with another status than 2xx: the error for the client, and the consequence for the key.
     async fn refused(&self, mut response: Response, turn: Option<Turn<'_>>, same_dialect: bool) -> Failure {
         let (status, retry_after) = (response.status, fields::retry_after(&response.headers));
         let body = read_error(&mut response.body).await;
@@ -274,7 +274,7 @@ impl Provider {
         if let Some(upstream) = &mut failure.upstream {
             upstream.status = status;
             upstream.headers = fields::back(&response.headers);
-            // A body that is not the dialect's JSON, or that says our key, is not passed on.
+            // A body that is not the dialect's JSON, or that contains our key, is not passed on.
             if same_dialect && !ours && body.first() == Some(&b'{') && !self.keys.are_in(&body) {
                 upstream.body = Some(body.into());
                 failure.shape = Some(Box::new(penstock_dialects::ErrorShape { status, ..shape }));
@@ -284,12 +284,12 @@ impl Provider {
     }
 }
 
-/// Whether another key of the same provider could do better.
+/// Whether another key of the same provider may be accepted.
 fn is_the_keys(class: FaultClass) -> bool {
     matches!(class, FaultClass::Unauthorized | FaultClass::Forbidden | FaultClass::Quota | FaultClass::RateLimited)
 }
 
-/// As much of an error's body as is looked at.
+/// Reads an error's body, within the bounds of size and time.
 async fn read_error(body: &mut Body) -> Vec<u8> {
     let mut out = Vec::new();
     let read = async {
@@ -299,7 +299,7 @@ async fn read_error(body: &mut Body) -> Vec<u8> {
     out
 }
 
-/// A value that is not shown in logs.
+/// Header value marked as sensitive, so that it is not logged.
 fn secret(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);

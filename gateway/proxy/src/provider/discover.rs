@@ -1,4 +1,4 @@
-//! Which models a provider has: asked at start and from time to time.
+//! Discovery of a provider's models: its list is fetched at start and periodically.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
@@ -11,16 +11,16 @@ use super::{Protocol, Provider};
 use crate::client::{Client, Deadlines};
 use crate::upstream::Asker;
 
-/// Between two questions.
+/// Period between two fetches.
 const EVERY: Duration = Duration::from_secs(600);
-/// After a question without an answer.
+/// Pause after a failed fetch.
 const AGAIN: Duration = Duration::from_secs(30);
-/// Largest list that is read.
+/// Most bytes of a list.
 const LIST_BYTES_MAX: usize = 4 << 20;
-/// Longest time for the whole list.
+/// Time limit of a whole fetch.
 const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Begins to ask the providers whose config says so, on a thread of its own; it ends when they are gone.
+/// Starts the discovery thread for the providers with `discover = true`; the thread ends when they are dropped.
 pub fn start(providers: &[Arc<Provider>]) {
     let asked: Vec<_> = providers.iter().filter(|provider| provider.config.discover).map(Arc::downgrade).collect();
     if asked.is_empty() {
@@ -54,7 +54,7 @@ async fn forever(provider: Weak<Provider>) {
                 }
             }
         };
-        // In steps, so that the thread ends soon after the gateway.
+        // Sleep in short steps, so that the thread ends soon after the gateway.
         let until = tokio::time::Instant::now() + wait;
         while tokio::time::Instant::now() < until && provider.strong_count() > 0 {
             tokio::time::sleep(Duration::from_secs(1).min(wait)).await;
@@ -62,9 +62,9 @@ async fn forever(provider: Weak<Provider>) {
     }
 }
 
-/// Asks once.
+/// Fetches the list of models once.
 async fn list(provider: &Provider) -> Result<Vec<String>, String> {
-    // A client of its own: connections belong to the runtime they were made in.
+    // A client per fetch: connections belong to the runtime that they were made in.
     let client = Client::new(provider.config.target.clone(), provider.config.ca_file.as_deref())?;
     let path = match provider.config.protocol {
         Protocol::Anthropic => "/models?limit=1000",

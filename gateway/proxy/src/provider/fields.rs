@@ -1,9 +1,10 @@
-//! Header fields that cross: few of the client's go up, few of the provider's come back. Lists of what may, so that nothing else can.
+//! Header fields that cross between client and provider. Both directions are allowlists, so that no other field can
+//! pass.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 use penstock_dialects::Dialect;
 
-/// The client's fields that a provider of the same dialect is given.
+/// Whether a client's field is forwarded to a provider of the same dialect.
 fn goes_up(dialect: Dialect, name: &HeaderName) -> bool {
     match dialect {
         Dialect::OpenAi => matches!(name.as_str(), "openai-beta" | "idempotency-key"),
@@ -12,7 +13,7 @@ fn goes_up(dialect: Dialect, name: &HeaderName) -> bool {
     }
 }
 
-/// The provider's fields that a client is given; some under a name of their own.
+/// Name under which a provider's field is returned to the client; `None`: it is not returned.
 fn comes_back(name: &HeaderName) -> Option<HeaderName> {
     let text = name.as_str();
     if matches!(text, "x-request-id" | "request-id" | "apim-request-id" | "x-amzn-requestid") {
@@ -25,7 +26,7 @@ fn comes_back(name: &HeaderName) -> Option<HeaderName> {
     same.then(|| name.clone())
 }
 
-/// What of the client's head goes to the provider.
+/// Fields of the client's head that are forwarded to the provider.
 pub(super) fn upwards(dialect: Dialect, client: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
     let mut out = Vec::with_capacity(8);
     for (name, value) in client {
@@ -36,7 +37,7 @@ pub(super) fn upwards(dialect: Dialect, client: &HeaderMap) -> Vec<(HeaderName, 
     out
 }
 
-/// Those fields, and what plugins want to be sent, which counts where both name one.
+/// Forwarded fields with those that plugins add; a plugin's field replaces a forwarded one of the same name.
 pub(super) fn with(
     mut fields: Vec<(HeaderName, HeaderValue)>,
     plugins: &[(HeaderName, HeaderValue)],
@@ -46,7 +47,7 @@ pub(super) fn with(
     fields
 }
 
-/// What of the provider's head goes to the client.
+/// Fields of the provider's head that are returned to the client, at most 32.
 pub(super) fn back(provider: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
     let mut out: Vec<(HeaderName, HeaderValue)> = Vec::new();
     for (name, value) in provider {
@@ -59,7 +60,7 @@ pub(super) fn back(provider: &HeaderMap) -> Vec<(HeaderName, HeaderValue)> {
     out
 }
 
-/// `Retry-After` in seconds or milliseconds. Dates are not read: the clocks could differ.
+/// Parses `retry-after-ms` or `Retry-After` in seconds. Dates are ignored, since the clocks could differ.
 pub(super) fn retry_after(provider: &HeaderMap) -> Option<std::time::Duration> {
     let number = |name: &str| provider.get(name)?.to_str().ok()?.trim().parse::<f64>().ok();
     let seconds = number("retry-after-ms").map(|ms| ms / 1000.0).or_else(|| number(header::RETRY_AFTER.as_str()))?;

@@ -1,4 +1,4 @@
-//! Operations that are passed on without being read.
+//! Operations that are forwarded to a provider without being decoded.
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, header};
@@ -15,32 +15,32 @@ use crate::forward::{Forward, handshake};
 use crate::telemetry::OpenSpan;
 use penstock_base::error::Failure;
 
-/// An answer to an operation that was passed on.
+/// Answer to a forwarded operation.
 pub struct Forwarded {
-    /// The provider's.
+    /// Response of the provider.
     pub response: Response,
     passed: Passed,
 }
 
 impl Forwarded {
-    /// Header fields of the answer that the client gets, besides those of its kind.
+    /// Header fields for the client, besides those that describe the body.
     pub fn fields(&self) -> Vec<(HeaderName, HeaderValue)> {
         fields::back(&self.response.headers)
     }
 
-    /// It was complete.
+    /// Counts the answer as complete.
     pub fn complete(&mut self) {
         self.passed.complete();
     }
 
-    /// It was not.
+    /// Counts the answer as cut off, and returns the failure for the client.
     pub fn cut(&mut self, error: &ClientError) -> Failure {
         self.passed.cut(error)
     }
 }
 
 impl ProviderUpstream {
-    /// Sends an operation on.
+    /// Forwards an operation. An operation without a body is a WebSocket handshake.
     pub(super) async fn pass_on(&self, forward: &Forward) -> Result<Forwarded, Failure> {
         let provider = &self.provider;
         let config = &provider.config;
@@ -65,7 +65,7 @@ impl ProviderUpstream {
                 Asked {
                     asker: forward.asker,
                     uses: Use::new(&self.model, &path),
-                    // Nothing says how many.
+                    // The tokens of an undecoded operation are unknown.
                     tokens: 0,
                     method: Method::POST,
                     path,
@@ -82,7 +82,7 @@ impl ProviderUpstream {
                 Asked {
                     asker: forward.asker,
                     uses: Use::new(&self.model, &path),
-                    // Nothing says how many.
+                    // The tokens of an undecoded operation are unknown.
                     tokens: 0,
                     method: Method::GET,
                     path,
@@ -108,7 +108,7 @@ impl ProviderUpstream {
         Ok(Forwarded { response, passed: Passed::new(provider.clone(), place, span).paced(paced) })
     }
 
-    /// The body with the name that the provider knows.
+    /// Body with the model's name replaced by the provider's.
     fn renamed(&self, body: &Bytes, forward: &Forward) -> Vec<Bytes> {
         let Some((at, json)) = &forward.model_at else { return vec![body.clone()] };
         if *json && body[at.clone()] == *format!("\"{}\"", self.model).as_bytes() {

@@ -1,8 +1,8 @@
-//! A provider's keys: they take turns; one that is limited or refused rests, for what it was used for.
+//! Keys of a provider, used in rotation; a key that is rate limited or refused rests for the use that met it.
 //!
-//! Whether a key is refused or limited can depend on the request: on its model, on its path, on its size. So a rest is one of a key, a
-//! model and a path, and it is at first the rest of the client key whose request was refused: [`Lane`] has the rules. While nothing else
-//! is left, one request at a time finds out whether the rest is over.
+//! A refusal can depend on the model, the path, or the size of the request. A rest therefore applies to one key, model
+//! and path, and at first only to the client key whose request was refused: [`Lane`] has the rules. While no other key
+//! is available, one request at a time probes whether a rest can end.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,30 +19,30 @@ use crate::upstream::Asker;
 use penstock_base::Secret;
 use penstock_base::error::Failure;
 
-/// Rest of a key after a 429 that does not say how long.
+/// Rest of a key after a 429 without `Retry-After`.
 const LIMITED: Duration = Duration::from_secs(10);
-/// Longest rest that a provider can ask for.
+/// Longest rest that `Retry-After` can cause.
 const LIMITED_MAX: Duration = Duration::from_secs(600);
-/// Rest of a key that was refused.
+/// Rest of a key after a 401, 402 or 403.
 const REFUSED: Duration = Duration::from_secs(300);
-/// Between two log lines about one provider's keys.
+/// Least time between two log lines about one provider's keys.
 const LOG_APART: Duration = Duration::from_secs(1);
-/// Uses of a key that are told apart. With more, the oldest are forgotten.
+/// Most uses (model and path) that one key keeps apart; beyond, idle ones and then the newest are forgotten.
 const USES_MAX: usize = 256;
 
-/// How often a file of keys is looked at.
+/// Period at which a key file is read again.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// The keys of one provider.
+/// Keys of one provider, with the rests of each.
 pub(crate) struct Keys {
     all: Vec<Key>,
     next: AtomicUsize,
     file: Option<KeyFile>,
-    /// When a change was logged last.
+    /// Time of the last log line about a key.
     logged: Mutex<Option<Instant>>,
 }
 
-/// Where the keys came from: tokens that expire are written anew by somebody else.
+/// File that the keys came from; another program may replace expiring tokens in it.
 struct KeyFile {
     path: PathBuf,
     looked: Mutex<Instant>,
@@ -50,62 +50,62 @@ struct KeyFile {
 
 struct Key {
     secret: ArcSwap<Secret>,
-    /// What was met, by use.
+    /// Rests by use; a use without an entry was never refused.
     lanes: Mutex<Vec<(Use, Lane)>>,
 }
 
-/// What a key is used for: a model and a path, as a hash.
+/// Use of a key: a hash of model and path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use(u64);
 
 impl Use {
-    /// That path for that model; a query is no other use.
+    /// Use for a model and a path, without the query.
     pub(crate) fn new(model: &str, path: &str) -> Self {
         let path = path.split('?').next().unwrap_or_default();
         Self(crate::relay::hash(&[model.as_bytes(), b"\0", path.as_bytes()].concat()))
     }
 }
 
-/// A request waits longer for the provider's pace than it may.
+/// Pacing would delay the request longer than allowed; the value is the predicted wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooLate(pub(crate) Duration);
 
 impl TooLate {
-    /// What the client is told; nothing was sent.
+    /// Failure for the client; nothing was sent.
     pub(crate) fn failure(self) -> Failure {
         let message = "The upstream is used at the rate that it allows. Try again later.";
         unsent(ProviderFault::new(FaultClass::RateLimited, message)).retry_after(self.0)
     }
 }
 
-/// A failure of a provider that was not asked.
+/// Failure of a provider that was not contacted.
 fn unsent(fault: ProviderFault) -> Failure {
     let mut failure = Failure::provider(fault);
     failure.upstream.iter_mut().for_each(|upstream| upstream.sent = false);
     failure
 }
 
-/// A key that may be used now. Dropped without an outcome it says nothing of the key.
+/// Turn of a key that may be used now. Dropping it without an outcome says nothing about the key.
 pub(crate) struct Turn<'k> {
     keys: &'k Keys,
     at: usize,
     asker: Asker,
     uses: Use,
-    /// It rests, and this request finds out whether it still must.
+    /// Admission of this request as a probe, if the key rests.
     trial: Option<Pass>,
 }
 
-/// No key may be used.
+/// Error that no key may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AllRest {
-    /// The first comes back after this.
+    /// Time until the first key's rest ends.
     pub(crate) wait: Duration,
-    /// Why that one rests.
+    /// Reason of that key's rest.
     pub(crate) why: Why,
 }
 
 impl AllRest {
-    /// What the client is told; nothing was sent.
+    /// Failure for the client; nothing was sent.
     pub(crate) fn failure(self) -> Failure {
         let (class, message) = match self.why {
             Why::Limited => (FaultClass::RateLimited, "All keys for the upstream are at their limit.".to_owned()),
@@ -122,15 +122,15 @@ impl Key {
 }
 
 impl Keys {
-    /// `file`: where they came from, to be read again.
+    /// Creates the keys; `file`: the file they came from, which is read again.
     pub(crate) fn new(secrets: &[Secret], file: Option<&Path>) -> Self {
         let key = |secret: &Secret| Key { secret: ArcSwap::from_pointee(secret.clone()), lanes: Mutex::default() };
         let file = file.map(|path| KeyFile { path: path.to_owned(), looked: Mutex::new(Instant::now()) });
         Self { all: secrets.iter().map(key).collect(), next: AtomicUsize::new(0), file, logged: Mutex::default() }
     }
 
-    /// Reads the file again, if it is time. A file that cannot be read, or has no key, changes nothing; as many lines count as there were
-    /// at start.
+    /// Reads the key file again if it is due. An unreadable or empty file changes nothing. Keys are replaced line by
+    /// line; lines beyond the number of keys at start are ignored.
     pub(crate) fn refresh(&self, now: Instant) {
         let Some(file) = &self.file else { return };
         {
@@ -149,16 +149,16 @@ impl Keys {
         }
     }
 
-    /// How many there are.
+    /// Number of keys.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// The next key in turn that does not rest for this; while all rest, one whose rest may be tried. `Ok(None)`: the provider has no
-    /// keys.
+    /// Takes the next key in rotation that does not rest for this use; while all rest, one whose rest may be probed.
+    /// `Ok(None)`: the provider has no keys.
     ///
     /// # Errors
-    /// All rest.
+    /// Every key rests and none may be probed.
     pub(crate) fn take(&self, asker: Asker, uses: Use, now: Instant) -> Result<Option<Turn<'_>>, AllRest> {
         match self.awake(asker, uses, now) {
             Err(_) => self.trial(asker, uses, now).map(Some),
@@ -166,10 +166,10 @@ impl Keys {
         }
     }
 
-    /// The next key in turn that does not rest for this.
+    /// Takes the next key in rotation that does not rest for this use. `Ok(None)`: the provider has no keys.
     ///
     /// # Errors
-    /// All rest.
+    /// Every key rests.
     pub(crate) fn awake(&self, asker: Asker, uses: Use, now: Instant) -> Result<Option<Turn<'_>>, AllRest> {
         let count = self.all.len();
         if count == 0 {
@@ -200,7 +200,7 @@ impl Keys {
         Turn { keys: self, at, asker, uses, trial: None }
     }
 
-    /// The first key whose rest this request may try.
+    /// Takes the first key whose rest this request may probe.
     fn trial(&self, asker: Asker, uses: Use, now: Instant) -> Result<Turn<'_>, AllRest> {
         let mut rest = AllRest { wait: LIMITED_MAX, why: Why::Limited };
         for (at, key) in self.all.iter().enumerate() {
@@ -224,7 +224,7 @@ impl Keys {
         Err(rest)
     }
 
-    /// Logs that a key rests or works again, unless something was logged a moment ago.
+    /// Logs that a key rests or is used again, at most one line per second and provider.
     pub(crate) fn log(&self, provider: &str, index: usize, change: Option<Change>, now: Instant) {
         let Some(change) = change else { return };
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
@@ -239,13 +239,13 @@ impl Keys {
         }
     }
 
-    /// Keys that rest for somebody.
+    /// Number of keys that rest for at least one use.
     pub(crate) fn resting(&self, now: Instant) -> usize {
         let rests = |key: &&Key| key.lanes().iter().any(|(_, lane)| lane.is_cooling(now));
         self.all.iter().filter(rests).count()
     }
 
-    /// The text without any of the keys.
+    /// Text with every key replaced by `[key]`.
     pub(crate) fn filtered(&self, mut text: String) -> String {
         for key in &self.all {
             let secret = key.secret.load();
@@ -263,22 +263,22 @@ impl Keys {
 }
 
 impl Turn<'_> {
-    /// Its text.
+    /// Secret text of the key.
     pub(crate) fn secret(&self) -> Arc<Secret> {
         self.keys.all[self.at].secret.load_full()
     }
 
-    /// The provider limits it.
+    /// Notes that the provider rate limits the key.
     pub(crate) fn limited(self, now: Instant, retry_after: Option<Duration>) -> Option<Change> {
         self.rest(retry_after.unwrap_or(LIMITED).min(LIMITED_MAX), Why::Limited, now)
     }
 
-    /// The provider refuses it, for that reason.
+    /// Notes that the provider refuses the key for the given reason.
     pub(crate) fn refused(self, why: Why, now: Instant) -> Option<Change> {
         self.rest(REFUSED, why, now)
     }
 
-    /// The provider took it, whatever it answered.
+    /// Notes that the provider accepted the key, whatever its answer.
     pub(crate) fn worked(mut self, now: Instant) -> Option<Change> {
         let mut lanes = self.keys.all[self.at].lanes();
         let (_, lane) = lanes.iter_mut().find(|(uses, _)| *uses == self.uses)?;
@@ -286,18 +286,18 @@ impl Turn<'_> {
         lane.succeed(pass, now)
     }
 
-    /// Its place among the provider's, for the log.
+    /// Index of the key in the provider's list, for the log.
     pub(crate) fn index(&self) -> usize {
         self.at
     }
 
-    /// The provider refused a request for that reason.
+    /// Notes the consequence of a failed request for the key.
     pub(crate) fn answered(self, class: FaultClass, retry_after: Option<Duration>, now: Instant) -> Option<Change> {
         match class {
             FaultClass::Quota => self.refused(Why::Credit, now),
             FaultClass::Unauthorized | FaultClass::Forbidden => self.refused(Why::Refused, now),
             FaultClass::RateLimited => self.limited(now, retry_after),
-            // A failing provider may not have looked at the key.
+            // A failing provider may not have checked the key.
             FaultClass::Server | FaultClass::Overloaded | FaultClass::Timeout => None,
             _ => self.worked(now),
         }
@@ -390,7 +390,7 @@ mod tests {
         assert!(take(&keys, "a", CHAT(), now).is_err());
         turn(&keys, "b", CHAT(), now).worked(now);
         for second in 0..20 {
-            // However often it is told so.
+            // The number of refusals for one client key does not matter.
             let now = now + seconds(second);
             if let Ok(Some(turn)) = keys.take(asker("a"), CHAT(), now) {
                 turn.limited(now, Some(seconds(60)));

@@ -1,8 +1,9 @@
-//! Somebody else's service as an upstream.
+//! Providers: external services as upstreams.
 //!
-//! A request in the provider's own dialect is passed on as it came (`passed`): the bytes are spliced where the model's name differs or
-//! the counts of a stream are asked for, and the answer's bytes are the provider's. Its answer is watched in passing for what the gateway
-//! must know. `docs/guide/providers.md` has the rules and the outcome of every fault.
+//! A request in the provider's own dialect is passed through (`passed`): its bytes are spliced only where the model's
+//! name differs or a stream's token counts are requested, and the answer's bytes are the provider's. The answer is
+//! observed in passing for finish reason and usage. Other requests are translated (`translated`).
+//! `docs/guide/providers.md` has the rules and the outcome of every fault.
 
 mod ask;
 pub mod discover;
@@ -34,36 +35,36 @@ use crate::upstream::{Card, Upstream};
 use keys::Keys;
 use pace::Pacer;
 
-/// A provider in use.
+/// Provider in use.
 pub struct Provider {
     id: Arc<str>,
     config: ProviderConfig,
     client: Client,
     keys: Keys,
-    /// The pace of each key, or of all requests where there is none.
+    /// Pacers, one per key, or a single one without keys; empty without a configured pace.
     pacers: Vec<Arc<Pacer>>,
     places: Arc<Semaphore>,
     counts: Arc<Counts>,
-    /// How requests that are not its own API's are said to it.
+    /// Codec for requests in other dialects; `None`: they are refused.
     codec: Option<Box<dyn ProviderCodec>>,
-    /// Models that it says it has.
+    /// Models that the provider lists (discovery).
     found: ArcSwap<Vec<String>>,
-    /// What its prefix cache holds.
+    /// Index of the provider's prefix cache, fed by its KV events.
     feed: Option<Arc<Feed>>,
 }
 
-/// Why a provider cannot be used.
+/// Error of a provider that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("provider {id:?}: {reason}")]
 pub struct ProviderError {
     /// Id of the provider.
     pub id: String,
-    /// What is wrong.
+    /// Reason, for the operator.
     pub reason: String,
 }
 
 impl Provider {
-    /// Makes it ready; connects to nothing.
+    /// Creates a provider; connects to nothing.
     ///
     /// # Errors
     /// The certificates cannot be read.
@@ -88,8 +89,8 @@ impl Provider {
         })
     }
 
-    /// What is known of the provider of that id before its config changed: its counts go on, and the models that were found, where they
-    /// still are.
+    /// Takes over the state of the same provider under an earlier config: the counters, the index if its source is the
+    /// same, and the discovered models if the target is the same.
     fn after(mut self, before: &Self) -> Self {
         self.counts = before.counts.clone();
         if self.config.kv_events == before.config.kv_events {
@@ -101,40 +102,40 @@ impl Provider {
         self
     }
 
-    /// Its id.
+    /// Id in the config.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// One of its models under a name of ours.
+    /// Upstream for the provider's `model`, served as `served`.
     pub fn upstream(self: &Arc<Self>, served: &str, model: &str) -> Arc<dyn Upstream> {
         Arc::new(upstream::ProviderUpstream::new(self.clone(), served.to_owned(), model.to_owned()))
     }
 
-    /// The models that are served under their own names.
+    /// Upstreams of the models that are served under their own names.
     pub fn upstreams(self: &Arc<Self>) -> Vec<Arc<dyn Upstream>> {
         self.config.models.iter().map(|model| self.upstream(model, model)).collect()
     }
 
-    /// The models that it said it has; each is served as `ID/MODEL`.
+    /// Cards of the discovered models; each is served as `ID/MODEL`.
     pub fn found_cards(self: &Arc<Self>) -> Vec<Card> {
         let card = |model: &String| Card { id: format!("{}/{model}", self.id()), created: 0, context_tokens: 0 };
         self.found.load().iter().map(card).collect()
     }
 
-    /// A model that it said it has, by the name `ID/MODEL`.
+    /// Upstream of a discovered model, by the name `ID/MODEL`.
     pub fn discovered(self: &Arc<Self>, served: &str) -> Option<Arc<dyn Upstream>> {
         let model = served.strip_prefix(self.id())?.strip_prefix('/')?;
         let found = self.found.load().iter().any(|have| have == model);
         found.then(|| self.upstream(served, model))
     }
 
-    /// What its prefix cache holds, where it says so.
+    /// Index of the provider's prefix cache, if it publishes KV events.
     pub fn feed(&self) -> Option<&Arc<Feed>> {
         self.feed.as_ref()
     }
 
-    /// For people.
+    /// State for the admin API and `penstock` commands.
     pub fn state(&self) -> ProviderState {
         ProviderState {
             url: self.config.target.to_string(),
@@ -148,54 +149,54 @@ impl Provider {
         }
     }
 
-    /// What became of its requests.
+    /// Counters of request outcomes.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 }
 
-/// One for each key, where a pace is configured.
+/// Pacers for each key, where a pace is configured.
 fn pacers(config: &ProviderConfig) -> Vec<Arc<Pacer>> {
     let count = if config.pacing.is_set() { config.keys.len().max(1) } else { 0 };
     (0..count).map(|_| Pacer::new(&config.pacing, Instant::now())).collect()
 }
 
-/// A provider at one moment.
+/// State of a provider at one moment.
 #[derive(Clone, Debug)]
 pub struct ProviderState {
-    /// Where it is, without anything secret.
+    /// Base URL, without secrets.
     pub url: String,
-    /// API that it speaks.
+    /// API protocol.
     pub protocol: Protocol,
-    /// Its keys, and how many of them rest, for some use at least, after a 401, 402, 403 or 429.
+    /// Number of keys.
     pub keys: usize,
-    /// Keys that rest.
+    /// Number of keys that rest for at least one use, after a 401, 402, 403 or 429.
     pub keys_resting: usize,
-    /// Requests there now.
+    /// Requests in flight.
     pub in_flight: usize,
-    /// Most requests at once.
+    /// Most requests in flight.
     pub in_flight_max: usize,
     /// Models that the config names.
     pub models: Vec<String>,
-    /// Models that it said it has.
+    /// Discovered models.
     pub found: Vec<String>,
 }
 
-/// Begins to follow the prefix caches of those that publish what they hold.
+/// Starts following the KV events of the providers that publish them.
 pub fn follow(providers: &[Arc<Provider>]) {
     let feeds: Vec<Arc<Feed>> = providers.iter().filter_map(|provider| provider.feed.clone()).collect();
     crate::foreign::start(&feeds);
 }
 
-/// Every provider of a config.
+/// Creates every provider of a config.
 ///
 /// # Errors
-/// [`ProviderError`] of the first that cannot be used.
+/// [`ProviderError`] of the first provider that cannot be used.
 pub fn all(config: &Snapshot) -> Result<Vec<Arc<Provider>>, ProviderError> {
     config.providers.iter().map(Provider::new).collect()
 }
 
-/// Whether a provider could be used, as far as this machine knows: nobody is asked.
+/// Checks that a provider could be used, without contacting it.
 ///
 /// # Errors
 /// [`ProviderError`]
@@ -203,10 +204,11 @@ pub fn check(asked: &ProviderConfig) -> Result<(), ProviderError> {
     Provider::new(asked).map(drop)
 }
 
-/// The same after another config: a provider whose config is the same is the same, with its connections, its keys' rest and its models.
+/// Providers of a new config. A provider with an unchanged config is kept, with its connections, resting keys and
+/// models; a changed one keeps what still applies.
 ///
 /// # Errors
-/// [`ProviderError`] of the first that cannot be used.
+/// [`ProviderError`] of the first provider that cannot be used.
 pub fn after(config: &Snapshot, before: &[Arc<Provider>]) -> Result<Vec<Arc<Provider>>, ProviderError> {
     let again = |asked: &ProviderConfig| match before.iter().find(|provider| provider.id() == asked.id) {
         Some(known) if known.config == *asked => Ok(known.clone()),
@@ -216,14 +218,14 @@ pub fn after(config: &Snapshot, before: &[Arc<Provider>]) -> Result<Vec<Arc<Prov
     config.providers.iter().map(again).collect()
 }
 
-/// What became of a request to a provider.
+/// Outcome of a request to a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// A complete answer.
+    /// Complete answer.
     Complete,
-    /// The client left, or another attempt was faster.
+    /// Cancelled: the client left, or a hedge was faster.
     Cancelled,
-    /// It failed.
+    /// Failed.
     Failed(FaultClass),
 }
 
@@ -236,7 +238,7 @@ impl Outcome {
         }
     }
 
-    /// As metrics and traces say it.
+    /// Name in metrics and traces.
     pub(crate) fn name(self) -> &'static str {
         OUTCOMES[self.at()]
     }
@@ -269,27 +271,27 @@ pub struct Counts {
     paces: [AtomicU64; PACES.len()],
 }
 
-/// What became of a request that could not be sent at once at the provider's pace.
+/// Outcomes of a request that pacing delayed.
 const PACES: [&str; 2] = ["waited", "refused"];
 
 impl Counts {
-    /// Counts a request that had to wait for its turn, or was refused instead.
+    /// Counts a request that pacing delayed or refused.
     pub(crate) fn paced(&self, is_sent: bool) {
         self.paces[usize::from(!is_sent)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Name and count of each of these that was ever met.
+    /// Name and count of each pacing outcome that occurred.
     pub fn paces(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let counted = PACES.iter().zip(&self.paces).map(|(name, count)| (*name, count.load(Ordering::Relaxed)));
         counted.filter(|(_, count)| *count > 0)
     }
 
-    /// Counts one.
+    /// Counts a request's outcome.
     pub(crate) fn add(&self, outcome: Outcome) {
         self.outcomes[outcome.at()].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Name and count of each outcome that was ever met.
+    /// Name and count of each outcome that occurred.
     pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
         let counted = OUTCOMES.iter().zip(&self.outcomes).map(|(name, count)| (*name, count.load(Ordering::Relaxed)));
         counted.filter(|(_, count)| *count > 0)

@@ -1,8 +1,9 @@
-//! The pace of one provider key: requests and tokens a minute, as the provider publishes them.
+//! Pacing of one provider key: requests and tokens per minute, as the provider publishes them.
 //!
-//! Requests are spaced by GCRA (the `governor` crate), tokens are reserved before a request is sent and settled by what its answer used
-//! ([`Book`]). A request that does not fit yet waits in line: keys of clients take turns in it, whoever has the most waiting makes room
-//! when it is full, and nobody joins it whose turn is predicted to come too late. [`Pace`] is pure, time is an argument; [`Pacer`] waits.
+//! Requests are spaced by GCRA (the `governor` crate); tokens are reserved before a request is sent and settled by the
+//! usage of its answer ([`Book`]). A request that does not fit yet waits in a line: client keys take turns, a full line
+//! evicts from the key with the most waiting, and a request whose turn is predicted to come too late is refused at
+//! once. [`Pace`] is pure, with time as an argument; [`Pacer`] waits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,16 +19,17 @@ use tokio::sync::Notify;
 use crate::config::PacingConfig;
 use crate::upstream::Asker;
 
-/// Requests in one line at most.
+/// Most requests in one line.
 const LINE_MAX: usize = 1024;
-/// Requests of a minute that may come at once: a tenth. With them no minute has more than the published number.
+/// Burst as a part of the requests per minute: a tenth. The spacing of the others is chosen such that no minute exceeds
+/// the published number.
 const BURST_PART: u32 = 10;
-/// A minute.
+/// Window of the published rates.
 const MINUTE: Duration = Duration::from_secs(60);
 
 type Limiter = RateLimiter<NotKeyed, InMemoryState, Told, NoOpMiddleware<Duration>>;
 
-/// A clock that is told the time.
+/// Clock for the limiter that is set to the time of each call.
 #[derive(Clone, Debug, Default)]
 struct Told(Arc<AtomicU64>);
 
@@ -39,53 +41,53 @@ impl Clock for Told {
     }
 }
 
-/// One that waits.
+/// Request that waits in the line.
 #[derive(Debug)]
 struct Waiter {
     id: u64,
     asker: Asker,
     tokens: u64,
-    /// Its turn: the first of each key before the second of any.
+    /// Round of the waiter: the first waiter of each client key comes before the second of any.
     turn: u64,
     wake: Arc<Notify>,
 }
 
-/// What joining the line came to.
+/// Result of joining the line.
 #[derive(Debug)]
 pub(super) enum Joined {
-    /// It may be sent; what it reserved.
+    /// Send now, with the reservation of tokens.
     Go(Option<Hold>),
-    /// It waits, and is woken when it has become the first.
+    /// Wait; the notification wakes the waiter when it becomes the first.
     Waits(u64, Arc<Notify>),
-    /// It would take at least this long.
+    /// Refused: the wait would be at least this long.
     Refused(Duration),
 }
 
-/// What one that waits does next.
+/// Next step of a waiter.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// It may be sent; what it reserved.
+    /// Send now, with the reservation of tokens.
     Go(Option<Hold>),
-    /// It is the first, and looks again after this.
+    /// First in the line: look again after this time.
     Wait(Duration),
-    /// Others are before it.
+    /// Behind others: wait for the notification.
     Behind,
-    /// It made room for another key.
+    /// Evicted in favour of another client key.
     Out,
 }
 
-/// The state of one key.
+/// Pace of one provider key.
 pub(super) struct Pace {
     began: Instant,
     clock: Told,
     requests: Option<Limiter>,
     tokens: Option<(Book, Arc<str>, Measure)>,
-    /// Between two requests.
+    /// Spacing between two requests beyond the burst.
     apart: Duration,
     line: Vec<Waiter>,
     next: u64,
     turn: u64,
-    /// When the first of the line can be sent, by the last look.
+    /// Time at which the first in the line can be sent, as of the last look.
     due: Option<Instant>,
 }
 
@@ -95,7 +97,8 @@ impl Pace {
         let count = config.requests_per_minute / config.gateways.max(1);
         let count = if config.requests_per_minute > 0 { count.max(1) } else { 0 };
         let burst = (count / BURST_PART).max(1);
-        // So many in a burst and the rest of a minute's so far apart; a nanosecond more, since the division rounds down.
+        // A burst, and the rest of a minute's requests at this spacing; one nanosecond more, since the division rounds
+        // down.
         let apart = MINUTE / (count.saturating_sub(burst) + 1) + Duration::from_nanos(1);
         let quota = Quota::with_period(apart).zip(std::num::NonZeroU32::new(burst));
         let quota = quota.filter(|_| count > 0).map(|(quota, burst)| quota.allow_burst(burst));
@@ -119,12 +122,12 @@ impl Pace {
         Now { mono_ms, wall_ms: mono_ms }
     }
 
-    /// Takes a place for one request, if there is one; else the time until there is.
+    /// Takes capacity for one request, or returns the time until there is some.
     fn take(&mut self, tokens: u64, now: Instant) -> Result<Option<Hold>, Duration> {
         let (at, time) = (self.now(now), now.saturating_duration_since(self.began));
         let mut hold = None;
         if let Some((book, limit, measure)) = &mut self.tokens {
-            // More than a minute has waits for an empty minute.
+            // A request of more than a minute's tokens waits for an empty minute.
             let amount = tokens.min(measure.max);
             let claim = Claim { limit, subject: "", measure: *measure, amount, tag: 0 };
             match book.reserve(&[claim], at) {
@@ -143,7 +146,7 @@ impl Pace {
         }
     }
 
-    /// Sends a request at once, if nobody waits and there is a place; else the time that a newcomer would wait.
+    /// Sends a request at once if nobody waits and there is capacity; else returns the predicted wait of a newcomer.
     pub(super) fn at_once(&mut self, asker: Asker, tokens: u64, now: Instant) -> Result<Option<Hold>, Duration> {
         if !self.line.is_empty() {
             return Err(self.predicted(asker, now));
@@ -151,7 +154,7 @@ impl Pace {
         self.take(tokens, now)
     }
 
-    /// When a newcomer of that key would be sent.
+    /// Predicted wait of a newcomer of that client key.
     fn predicted(&self, asker: Asker, now: Instant) -> Duration {
         let turn = self.turn_of(asker);
         let before = self.line.iter().filter(|waiter| waiter.turn <= turn).count() as u32;
@@ -163,7 +166,7 @@ impl Pace {
         own.unwrap_or(self.turn).max(self.turn) + 1
     }
 
-    /// Sends a request, or puts it into the line if its turn comes within `limit`.
+    /// Sends a request, or adds it to the line if its turn comes within `limit`.
     pub(super) fn join(&mut self, asker: Asker, tokens: u64, limit: Duration, now: Instant) -> Joined {
         let wait = match self.at_once(asker, tokens, now) {
             Ok(hold) => return Joined::Go(hold),
@@ -184,7 +187,8 @@ impl Pace {
         Joined::Waits(id, wake)
     }
 
-    /// Takes the newest of the key that has the most waiting out of the line, unless that is the newcomer's.
+    /// Evicts the newest waiter of the client key with the most waiters, unless the newcomer's key would then have as
+    /// many.
     fn make_room(&mut self, newcomer: Asker) -> bool {
         let count = |asker: Asker| self.line.iter().filter(|waiter| waiter.asker == asker).count();
         let most = self.line.iter().map(|waiter| waiter.asker).max_by_key(|asker| count(*asker));
@@ -200,7 +204,7 @@ impl Pace {
         self.line.iter().enumerate().min_by_key(order).map(|(at, _)| at)
     }
 
-    /// What one that waits does now.
+    /// Next step of the waiter `id`.
     pub(super) fn step(&mut self, id: u64, now: Instant) -> Step {
         let Some(at) = self.line.iter().position(|waiter| waiter.id == id) else { return Step::Out };
         if self.first() != Some(at) {
@@ -221,7 +225,7 @@ impl Pace {
         }
     }
 
-    /// One that waited does so no longer.
+    /// Removes a waiter that gave up.
     pub(super) fn leave(&mut self, id: u64) {
         if let Some(at) = self.line.iter().position(|waiter| waiter.id == id) {
             self.line.remove(at);
@@ -235,7 +239,7 @@ impl Pace {
         }
     }
 
-    /// Puts what was used in the place of what was reserved; `None`: nobody knows.
+    /// Settles a reservation with the tokens used; `None`: unknown, the reserved amount counts.
     pub(super) fn settle(&mut self, hold: Hold, used: Option<u64>, now: Instant) {
         let at = self.now(now);
         if let Some((book, ..)) = &mut self.tokens {
@@ -244,19 +248,19 @@ impl Pace {
     }
 }
 
-/// The pace of one key, shared by its requests.
+/// Pacer of one key, shared by its requests.
 pub(super) struct Pacer {
     pace: Mutex<Pace>,
 }
 
-/// Leave to send one request. Dropped, it counts as it was reserved, or as was said.
+/// Permission to send one request. When dropped, its reservation is settled with the reported tokens, or as reserved.
 pub(crate) struct Paced {
     pacer: Arc<Pacer>,
     hold: Option<Hold>,
     used: Option<u64>,
 }
 
-/// A place in the line, given up when it is dropped.
+/// Place in the line, given up when dropped.
 struct Place<'p>(&'p Pacer, u64);
 
 impl Pacer {
@@ -272,13 +276,14 @@ impl Pacer {
         Paced { pacer: self.clone(), hold, used: None }
     }
 
-    /// Leave to send now, or the time after which there would be.
+    /// Permission to send now, or the time until there could be one.
     pub(super) fn at_once(self: &Arc<Self>, asker: Asker, tokens: u64) -> Result<Paced, Duration> {
         let taken = self.pace().at_once(asker, tokens, Instant::now());
         taken.map(|hold| self.paced(hold))
     }
 
-    /// Waits for leave to send, for that long at most; an error says what the wait would be. Dropping it gives the place up.
+    /// Waits for permission to send, at most `limit`; an error is the predicted wait. Dropping the future gives the
+    /// place up.
     pub(super) async fn wait(self: &Arc<Self>, asker: Asker, tokens: u64, limit: Duration) -> Result<Paced, Duration> {
         let deadline = Instant::now() + limit;
         let joined = self.pace().join(asker, tokens, limit, Instant::now());
@@ -316,7 +321,7 @@ impl Drop for Place<'_> {
 }
 
 impl Paced {
-    /// What its answer used.
+    /// Reports the tokens that the answer used.
     pub(super) fn used(&mut self, tokens: u64) {
         self.used = Some(tokens);
     }
@@ -427,7 +432,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever waits is sent in the end, whoever leaves holds up nobody, and the line never has more than the key's pace lets through.
+        /// Property: every waiter is sent or leaves, a leaver delays nobody, and the line never exceeds the key's pace.
         #[test]
         fn everybody_in_line_is_sent_or_leaves(steps in prop::collection::vec((0_u8..4, 0_u64..400, any::<bool>()), 1..120)) {
             let start = Instant::now();

@@ -1,8 +1,9 @@
-//! Answers that are passed on as they are.
+//! Answers that are passed through in the provider's own bytes.
 //!
-//! A stream's events wait until the first of them binds ([`penstock_dialects::watch::Seen::content`]): until then another upstream could
-//! still answer. From then on a piece goes out as soon as it is here, whole events at a time. A whole answer is read first: it could be
-//! cut short, or no answer at all.
+//! Events of a stream are held until one of them binds the stream to this upstream
+//! ([`penstock_dialects::watch::Seen::content`]): until then another upstream could still answer. From then on each
+//! piece is forwarded when it arrives, in whole events. An answer that is not streamed is read completely first, since
+//! it could be cut short or be no answer at all.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -26,19 +27,19 @@ use crate::telemetry::OpenSpan;
 use crate::upstream::{Course, Events, Facts};
 use penstock_base::error::Failure;
 
-/// Lifecycle events that are held; more of them are handed on, though nothing has been said.
+/// Most bytes of lifecycle events that are held; beyond, they are forwarded before any content.
 const HELD_BYTES_MAX: usize = 1 << 20;
-/// Pieces up to this pass through; larger ones are events that were held, and are charged until they are written.
+/// Size up to which a forwarded piece is not charged to memory; larger ones are held events, charged until written.
 const HANDED_BYTES: usize = 2 * TAKE_BYTES_MAX;
-/// How long the end of a body is waited for behind the end of its answer.
+/// Longest wait for the end of a body after its answer is complete.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What every answer in progress holds.
+/// State of every answer in progress: concurrency permit, span, pacing and counting.
 pub(super) struct Passed {
     provider: Arc<Provider>,
     _place: OwnedSemaphorePermit,
     span: Option<OpenSpan>,
-    /// What it has of the pace of the provider's key.
+    /// Permission of the pacer, which the answer's usage settles.
     paced: Option<Paced>,
     counted: bool,
 }
@@ -48,18 +49,18 @@ impl Passed {
         Self { provider, _place: place, span, paced: None, counted: false }
     }
 
-    /// The same, sent at the provider's pace.
+    /// Attaches the pacer's permission.
     pub(super) fn paced(mut self, paced: Option<Paced>) -> Self {
         self.paced = paced;
         self
     }
 
-    /// The provider, for the log.
+    /// Course of the request for the access log: this provider, and the finish reason.
     pub(super) fn course(&self, finish: Option<FinishReason>) -> Course {
         Course { target: Some(self.provider.id.clone()), finish, ..Course::default() }
     }
 
-    /// What it cost, for the trace.
+    /// Records the token usage for pacing and the trace.
     pub(super) fn counts(&mut self, usage: Usage) {
         if let Some(paced) = self.paced.as_mut().filter(|_| usage.prompt_tokens + usage.completion_tokens > 0) {
             paced.used(usage.prompt_tokens + usage.completion_tokens);
@@ -69,12 +70,12 @@ impl Passed {
         span.set("gen_ai.usage.output_tokens", usage.completion_tokens);
     }
 
-    /// The answer is complete.
+    /// Counts the answer as complete.
     pub(super) fn complete(&mut self) {
         self.count(Outcome::Complete);
     }
 
-    /// It failed.
+    /// Counts the answer as failed and returns the failure for the client.
     pub(super) fn failed(mut self, fault: ProviderFault) -> Failure {
         self.fail(fault)
     }
@@ -88,7 +89,7 @@ impl Passed {
     }
 
     pub(super) fn cut(&mut self, error: &ClientError) -> Failure {
-        // `unanswered` counts.
+        // `unanswered` counts this failure.
         self.counted = true;
         self.trace(Outcome::Failed(error.fault.class()));
         self.provider.unanswered(error)
@@ -132,11 +133,11 @@ fn facts(seen: &Seen) -> Facts {
     }
 }
 
-/// A stream.
+/// Streamed answer.
 pub(super) struct Stream {
     body: Body,
     watch: Watch,
-    /// What came before the first content.
+    /// Events that arrived before the first content.
     held: Vec<Bytes>,
     held_bytes: usize,
     open: bool,
@@ -145,18 +146,18 @@ pub(super) struct Stream {
     room: Room,
 }
 
-/// What a stream may hold.
+/// Memory bounds of a stream.
 pub(super) struct Room {
     pub(super) hold: Hold,
     pub(super) event_bytes_max: usize,
 }
 
 impl Room {
-    /// `handed`: bytes that go out now, and are there until they are written; `held`: bytes of the event that has not ended, and
-    /// `waiting` before it.
+    /// Charges the stream's bytes to the memory for answers. `handed`: bytes being written now, charged until then;
+    /// `held`: bytes of the unfinished event; `waiting`: bytes before it.
     ///
     /// # Errors
-    /// The event is too large, or there is no memory for it.
+    /// The event is too large, or the memory is used up.
     pub(super) fn cover(&mut self, handed: usize, waiting: usize, held: usize) -> Result<(), Fail> {
         if held > self.event_bytes_max {
             return Err(Fail::Fault(too_large(self.event_bytes_max)));
@@ -166,11 +167,11 @@ impl Room {
     }
 }
 
-/// Why a stream cannot go on.
+/// Reason why a stream ends early.
 pub(super) enum Fail {
-    /// Its provider is at fault.
+    /// Fault of the provider.
     Fault(ProviderFault),
-    /// This gateway has no memory for it.
+    /// Memory of this gateway is used up.
     Memory(Failure),
 }
 
@@ -187,7 +188,7 @@ impl Stream {
         Self { body, watch, held: Vec::new(), held_bytes: 0, open: false, headers, passed, room }
     }
 
-    /// Hands out what may go, if it may.
+    /// Forwards the bytes if the stream is bound, else holds them.
     fn hand_out(&mut self, bytes: Option<Bytes>, out: &mut Vec<ChatEvent>) {
         if let Some(bytes) = bytes {
             self.held_bytes += bytes.len();
@@ -205,7 +206,7 @@ impl Stream {
 
     fn take(&mut self, more: bool, out: &mut Vec<ChatEvent>) -> Result<(), ProviderFault> {
         let was_complete = self.watch.seen().complete;
-        // A fault is said behind what came before it.
+        // A fault is reported after the events before it.
         while let Some(bytes) = self.watch.take()? {
             self.hand_out(Some(bytes), out);
         }
@@ -214,7 +215,7 @@ impl Stream {
             let rest = self.watch.end()?;
             self.hand_out(rest, out);
             if !self.open {
-                // Its last event, and nothing before it.
+                // The rest was only the stream's last event, without any content before it.
                 return Err(ProviderFault::new(FaultClass::Truncated, "The answer ended before it had begun."));
             }
         } else if !was_complete && self.watch.seen().complete {
@@ -230,7 +231,7 @@ impl Events for Stream {
         loop {
             let more = match ready!(self.body.poll_chunk(context, self.watch.buffer())) {
                 Ok(more) => more,
-                // The answer was complete; its body never said so.
+                // The answer was complete; only its body did not end properly.
                 Err(error) if self.watch.seen().complete && matches!(error.fault, Fault::IdleTimeout | Fault::Cut) => {
                     false
                 }
@@ -269,7 +270,7 @@ impl Events for Stream {
     }
 }
 
-/// A whole answer.
+/// Answer that is read as a whole.
 pub(super) struct Whole {
     surface: Surface,
     body: Body,
@@ -277,7 +278,7 @@ pub(super) struct Whole {
     seen: Seen,
     headers: Vec<(HeaderName, HeaderValue)>,
     passed: Passed,
-    /// Until the answer has been written: whoever writes it keeps these events.
+    /// Memory charge, held until the answer has been written: the writer keeps these events.
     hold: Hold,
 }
 

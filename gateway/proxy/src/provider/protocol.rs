@@ -1,26 +1,26 @@
-//! The APIs that providers speak: where an operation is, how a key is sent, which answers can be passed on as they are.
+//! API protocols of providers: paths, surfaces that can be passed through, and codecs for the others.
 
 use penstock_dialects::{ProviderCodec, Surface, anthropic, bedrock, gemini, openai};
 
 use crate::call::{Ask, Variant};
 use crate::config::ProviderConfig;
 
-/// An API that a provider speaks.
+/// API protocol of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
-    /// OpenAI's, and everything compatible with it.
+    /// OpenAI and compatible services.
     OpenAi,
-    /// OpenAI's `/responses` for whatever is asked.
+    /// OpenAI, with `/responses` for every request.
     OpenAiResponses,
-    /// OpenAI's at Azure: the model is in the path.
+    /// OpenAI at Azure: the model is in the path.
     Azure,
-    /// Anthropic's.
+    /// Anthropic.
     Anthropic,
-    /// Gemini's.
+    /// Gemini.
     Gemini,
-    /// Gemini's at Google Cloud.
+    /// Gemini at Google Cloud.
     Vertex,
-    /// AWS Bedrock's Converse.
+    /// AWS Bedrock, Converse API.
     Bedrock,
 }
 
@@ -35,12 +35,12 @@ const NAMES: [(&str, Protocol); 7] = [
 ];
 
 impl Protocol {
-    /// By its name in the config.
+    /// Protocol of a name in the config.
     pub fn parse(name: &str) -> Option<Self> {
         NAMES.iter().find(|(have, _)| *have == name).map(|(_, protocol)| *protocol)
     }
 
-    /// Its name in the config.
+    /// Name in the config.
     pub fn name(self) -> &'static str {
         NAMES.iter().find(|(_, protocol)| *protocol == self).map_or("", |(name, _)| name)
     }
@@ -57,12 +57,12 @@ impl Protocol {
         }
     }
 
-    /// All names.
+    /// All names, separated by commas.
     pub fn names() -> String {
         NAMES.map(|(name, _)| name).join(", ")
     }
 
-    /// Its own service, where it has one.
+    /// Base URL of the protocol's own service, if it has one for that region and project.
     pub fn base_url(self, region: Option<&str>, project: Option<&str>) -> Option<String> {
         match self {
             Protocol::OpenAi | Protocol::OpenAiResponses => Some("https://api.openai.com/v1".into()),
@@ -80,12 +80,12 @@ impl Protocol {
         }
     }
 
-    /// Whether an event of a stream can carry an image.
+    /// Whether a streamed event can carry an image, and may therefore be larger.
     pub fn sends_images(self) -> bool {
         matches!(self, Protocol::Gemini | Protocol::Vertex | Protocol::OpenAiResponses)
     }
 
-    /// Whether what is asked is this API's own, so that its bytes are passed on.
+    /// Whether the request's surface is this protocol's own, so that its bytes are passed through.
     pub fn speaks(self, ask: &Ask) -> bool {
         let surface = ask.surface;
         match self {
@@ -96,19 +96,19 @@ impl Protocol {
             Protocol::OpenAiResponses => matches!(surface, Surface::Responses | Surface::Embeddings),
             Protocol::Azure => matches!(surface, Surface::Chat | Surface::Completions | Surface::Embeddings),
             Protocol::Anthropic => matches!(surface, Surface::Messages | Surface::CountTokens),
-            // The model and the kind of answer are in the path; the body is the same for every one.
+            // The model and the kind of answer are in the path; the body is the same for all of them.
             Protocol::Gemini | Protocol::Vertex => surface == Surface::Generate && ask.variant == Variant::Usual,
             Protocol::Bedrock => false,
         }
     }
 }
 
-/// Whether it is OpenAI itself (or Azure), which refuses fields that its models do not know.
+/// Whether the service is OpenAI itself (or Azure), which refuses unknown fields.
 pub(super) fn is_strict(config: &ProviderConfig) -> bool {
     config.protocol == Protocol::Azure || config.target.authority == "api.openai.com"
 }
 
-/// How requests in other dialects are said in this one; `None`: not at all.
+/// Codec that translates requests of other dialects into this protocol.
 pub(super) fn codec_of(config: &ProviderConfig) -> Option<Box<dyn ProviderCodec>> {
     match config.protocol {
         Protocol::OpenAi if is_strict(config) => Some(Box::new(openai::ChatCodec::strict())),
@@ -121,7 +121,7 @@ pub(super) fn codec_of(config: &ProviderConfig) -> Option<Box<dyn ProviderCodec>
     }
 }
 
-/// Path of an operation behind the base of an OpenAI-compatible service.
+/// Path of a surface behind the base URL of an OpenAI-compatible service.
 pub(super) fn openai_path(surface: Surface) -> &'static str {
     match surface {
         Surface::Completions => "/completions",

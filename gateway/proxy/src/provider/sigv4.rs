@@ -1,4 +1,5 @@
-//! AWS Signature Version 4 (AWS General Reference, "Create a signed AWS API request"), for requests whose body is known.
+//! AWS Signature Version 4 (AWS General Reference, "Create a signed AWS API request"), for requests whose body is in
+//! memory.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -6,17 +7,17 @@ use std::time::Duration;
 use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
 
-/// Who signs.
+/// AWS credentials.
 #[derive(Clone, Copy)]
 pub(super) struct Credentials<'a> {
     pub(super) id: &'a str,
     pub(super) secret: &'a str,
-    /// Of temporary credentials.
+    /// Session token of temporary credentials.
     pub(super) token: Option<&'a str>,
 }
 
 impl<'a> Credentials<'a> {
-    /// Reads `ID:SECRET` or `ID:SECRET:TOKEN`.
+    /// Parses `ID:SECRET` or `ID:SECRET:TOKEN`.
     pub(super) fn parse(text: &'a str) -> Option<Self> {
         let (id, rest) = text.split_once(':')?;
         let (secret, token) = rest.split_once(':').map_or((rest, None), |(secret, token)| (secret, Some(token)));
@@ -24,23 +25,23 @@ impl<'a> Credentials<'a> {
     }
 }
 
-/// What is signed.
+/// Parts of a request that are signed.
 pub(super) struct Signed<'a> {
     pub(super) method: &'a str,
-    /// As it is sent, percent-encoded once.
+    /// Path as sent, percent-encoded once.
     pub(super) path: &'a str,
-    /// As it is sent; its parameters in order of their names.
+    /// Query as sent, with parameters in the order of their names.
     pub(super) query: &'a str,
-    /// Lower-case names, in order.
+    /// Signed header fields: lower-case names, sorted.
     pub(super) headers: &'a [(&'a str, &'a str)],
     pub(super) payload: &'a [&'a [u8]],
     pub(super) region: &'a str,
     pub(super) service: &'a str,
-    /// `20150830T123600Z`.
+    /// Time as `20150830T123600Z`.
     pub(super) time: &'a str,
 }
 
-/// Value of `Authorization`.
+/// Value of `Authorization` for a signed request.
 pub(super) fn authorization(who: Credentials<'_>, what: &Signed<'_>) -> String {
     let names: Vec<_> = what.headers.iter().map(|(name, _)| *name).collect();
     let names = names.join(";");
@@ -68,7 +69,7 @@ fn canonical(what: &Signed<'_>, names: &str) -> String {
     out
 }
 
-/// The path once more percent-encoded, as every service but S3 wants it.
+/// Path percent-encoded a second time, as every service but S3 requires.
 fn encoded(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for byte in path.bytes() {
@@ -95,7 +96,8 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// `20150830T123600Z`. Days to dates as in "chrono-Compatible Low-Level Date Algorithms" (Howard Hinnant).
+/// Time as `20150830T123600Z`. The conversion of days to dates is that of "chrono-Compatible Low-Level Date Algorithms"
+/// (Howard Hinnant).
 pub(super) fn timestamp(since_epoch: Duration) -> String {
     let seconds = since_epoch.as_secs();
     let (days, of_day) = (seconds / 86_400 + 719_468, seconds % 86_400);
@@ -114,7 +116,7 @@ pub(super) fn timestamp(since_epoch: Duration) -> String {
 mod tests {
     use super::*;
 
-    /// Vectors of AWS's `aws-sig-v4-test-suite`.
+    /// Checks against the vectors of AWS's `aws-sig-v4-test-suite`.
     #[track_caller]
     fn check(method: &str, query: &str, headers: &[(&str, &str)], payload: &str, signature: &str) {
         let who = Credentials { id: "AKIDEXAMPLE", secret: "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY", token: None };

@@ -1,4 +1,4 @@
-//! Answers in another dialect than the client's: read into events.
+//! Answers in another dialect than the client's, decoded into events.
 
 use std::future::poll_fn;
 use std::task::{Context, Poll, ready};
@@ -14,10 +14,10 @@ use crate::client::{Body, Response};
 use crate::upstream::{Course, Events, Facts};
 use penstock_base::error::Failure;
 
-/// How long the end of a body is waited for behind the end of its answer, so that the connection can be used again.
+/// Longest wait for the end of a body after its answer is complete, so that the connection can be reused.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// An answer being translated.
+/// Answer that is being decoded.
 pub(super) struct Translated {
     body: Option<Body>,
     decoder: Box<dyn AnswerDecoder>,
@@ -29,7 +29,7 @@ pub(super) struct Translated {
 }
 
 impl Translated {
-    /// `first_by`: when the first event must be there.
+    /// Creates the decoder's state; `first_by`: time by which the first event must arrive.
     pub(super) fn new(
         decoder: Box<dyn AnswerDecoder>,
         response: Response,
@@ -43,7 +43,7 @@ impl Translated {
         Self { body: Some(body), decoder, begun: false, usage: Usage::default(), headers, passed, room }
     }
 
-    /// Takes what came; whether the answer goes on.
+    /// Decodes the bytes that arrived; returns whether the answer continues.
     fn take(&mut self, bytes: &[u8], more: bool, out: &mut Vec<ChatEvent>) -> Result<bool, ProviderFault> {
         self.decoder.push(bytes, out)?;
         if more && !self.decoder.is_complete() {
@@ -76,7 +76,7 @@ impl Events for Translated {
                 Ok(more) => more,
                 Err(error) => return Poll::Ready(Err(self.passed.cut(&error))),
             };
-            // At its end a whole body and the events made of it are there together.
+            // At the end of a body, its bytes and the events decoded from them are in memory together: charge both.
             let held = self.decoder.held();
             let made = if more { 0 } else { held };
             if let Err(Fail::Memory(failure)) = self.room.cover(made, 0, held) {
@@ -112,14 +112,14 @@ impl Events for Translated {
             cache_write_tokens,
             completion_tokens,
             reasoning_tokens,
-            // A request that is said again names no tier.
+            // A translated request names no service tier.
             tier: Some(ServiceTier::Standard),
             ..Facts::default()
         }
     }
 
     fn course(&self) -> Course {
-        // Its events say why they end.
+        // The finish reason is among the events.
         self.passed.course(None)
     }
 
@@ -128,7 +128,7 @@ impl Events for Translated {
     }
 }
 
-/// Reads over the rest of a body whose answer is complete.
+/// Reads the rest of a body whose answer is complete.
 async fn finished(mut body: Body) {
     let rest = async {
         let mut bytes = Vec::new();

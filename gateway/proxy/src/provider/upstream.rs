@@ -1,4 +1,4 @@
-//! One model of a provider, as the request path sees it.
+//! One model of a provider as an [`Upstream`] of the request path.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -27,10 +27,10 @@ use crate::telemetry::{Gauge, OpenSpan, Trace};
 use crate::upstream::{Asker, Card, Events, Measured, Origin, Sent, Upstream};
 use penstock_base::error::Failure;
 
-/// Largest answer to a request to count.
+/// Most bytes of the answer to a token count.
 const COUNT_BYTES_MAX: usize = 64 * 1024;
 
-/// A model of a provider.
+/// Model of a provider.
 pub(super) struct ProviderUpstream {
     pub(super) provider: Arc<Provider>,
     served: String,
@@ -52,7 +52,7 @@ impl ProviderUpstream {
         }
     }
 
-    /// Whether counts are asked for that the client did not ask for.
+    /// Whether the gateway requests token counts that the client did not ask for.
     fn adds_usage(&self, call: &Call) -> bool {
         let asked = call.peek.stream_options.as_ref().is_some_and(|(_, usage)| *usage);
         call.stream
@@ -61,7 +61,7 @@ impl ProviderUpstream {
             && matches!(call.ask.surface, Surface::Chat | Surface::Completions)
     }
 
-    /// Name of the bound of an answer, where the client gives none.
+    /// Name of the field that bounds the answer, for a bound that the gateway adds.
     fn bound_name(&self, surface: Surface) -> &'static str {
         match surface {
             Surface::Responses => "max_output_tokens",
@@ -70,7 +70,7 @@ impl ProviderUpstream {
         }
     }
 
-    /// What a body of Gemini's calls the model, where it calls it by another name.
+    /// Model resource for a Gemini body that names the model differently from the provider.
     fn renamed_resource(&self, named: &str) -> Option<String> {
         let (collection, name) = match named.strip_prefix("models/") {
             Some(name) => ("models/", name),
@@ -79,13 +79,13 @@ impl ProviderUpstream {
         (name != self.model).then(|| format!("{collection}{}", self.model))
     }
 
-    /// The client's bytes, spliced where they must be.
+    /// Request in the client's bytes, spliced where the model, a bound or the usage option changes.
     fn passed_on(&self, call: &Call, asker: Asker, deadlines: Deadlines) -> Asked {
         let bound = |name: &'static str| call.new_bound().map(|bound| (bound, name));
         let plain_counts = call.is_counted();
         let renamed = (call.peek.model.as_deref() != Some(&self.model)).then_some(self.model.as_str());
         let (path, body) = match call.ask.surface {
-            // The model's name is in the path; one in the body as well says the same.
+            // The path decides about the model; a name in the body must agree with it.
             Surface::Generate => {
                 let method = if call.stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
                 let model = call.peek.model.as_deref().and_then(|named| self.renamed_resource(named));
@@ -121,7 +121,7 @@ impl ProviderUpstream {
         }
     }
 
-    /// The request in the provider's own dialect, and what reads its answer.
+    /// Request translated into the provider's dialect, and the decoder of its answer.
     async fn translated(
         &self,
         call: &Call,
@@ -154,7 +154,7 @@ impl ProviderUpstream {
         Ok((asked, Some(codec.decoder(&decoded.request))))
     }
 
-    /// The span of a request to it.
+    /// Client span of a request to this provider.
     pub(super) fn span(&self, trace: &Arc<Trace>, operation: &'static str) -> OpenSpan {
         let mut span = trace.child(format!("{operation} {}", self.model), Kind::Client);
         span.set("gen_ai.operation.name", operation);
@@ -165,7 +165,7 @@ impl ProviderUpstream {
         span
     }
 
-    /// Sends; whatever becomes of it is counted once.
+    /// Sends a request; each request is counted once, also if it is cancelled.
     pub(super) async fn answered(&self, asked: &Asked) -> Result<(Response, Option<Paced>), Failure> {
         let mut waiting = Waiting(Some(&self.provider));
         let response = Box::pin(self.provider.ask(asked)).await;
@@ -173,7 +173,7 @@ impl ProviderUpstream {
         response
     }
 
-    /// Behind the provider's base.
+    /// Full path behind the provider's base URL; Azure has the model and API version in it.
     pub(super) fn path(&self, path: &str) -> String {
         let config = &self.provider.config;
         if config.protocol != Protocol::Azure {
@@ -183,7 +183,7 @@ impl ProviderUpstream {
         format!("/openai/deployments/{}{path}?api-version={version}", percent(&self.model))
     }
 
-    /// What begins to be passed on, or why not.
+    /// Begins to pass an answer through, after a check of its content type.
     fn begin(
         &self,
         call: &Call,
@@ -205,13 +205,13 @@ impl ProviderUpstream {
     }
 }
 
-/// Notes why there was no answer.
+/// Records in the span why there was no answer.
 pub(super) fn refused(span: &mut OpenSpan, failure: &Failure) {
     span.set("error.type", format!("{:?}", failure.kind));
     if let Some(upstream) = &failure.upstream {
         span.set("http.response.status_code", u64::from(upstream.status));
     }
-    // The message may be the provider's own words about a prompt: the kind says enough.
+    // The message may repeat a prompt in the provider's words, so only the kind is recorded.
     span.fail(format!("{:?}", failure.kind));
 }
 
@@ -255,7 +255,7 @@ impl Upstream for ProviderUpstream {
 
     async fn count(&self, call: Arc<Call>) -> Result<Option<u64>, Failure> {
         let provider = &self.provider;
-        // What plugins made of the request is not in its body: it is not sent, but counted here.
+        // Changes by plugins are not in the client's bytes, so the caller counts such a request itself.
         if call.own || !(provider.config.protocol.speaks(&call.ask) && call.ask.surface == Surface::CountTokens) {
             return Ok(None);
         }
@@ -298,7 +298,7 @@ impl Upstream for ProviderUpstream {
     fn gauges(&self, _: &mut dyn FnMut(Gauge, f64)) {}
 }
 
-/// Counts a request that was given up before its answer began.
+/// Guard that counts a request as cancelled if it is dropped before its answer began.
 struct Waiting<'a>(Option<&'a Provider>);
 
 impl Drop for Waiting<'_> {
@@ -309,12 +309,12 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Bytes of a request per token, roughly.
+/// Estimated bytes of a request body per token.
 const BYTES_PER_TOKEN: usize = 4;
-/// Output tokens of a request without a bound, roughly.
+/// Estimated output tokens of a request without a bound.
 const OUTPUT_TOKENS: u64 = 500;
 
-/// Tokens that a request will use, roughly: corrected when it has been answered.
+/// Estimated tokens of a request, for pacing; corrected by the usage of the answer.
 fn tokens_of(call: &Call) -> u64 {
     let output = match call.ask.surface {
         Surface::CountTokens => return 0,
@@ -324,7 +324,7 @@ fn tokens_of(call: &Call) -> u64 {
     (call.body.len() / BYTES_PER_TOKEN) as u64 + output
 }
 
-/// A name as a segment of a path.
+/// Percent-encodes a name as one path segment.
 pub(super) fn percent(name: &str) -> String {
     let mut out = String::with_capacity(name.len());
     for byte in name.bytes() {

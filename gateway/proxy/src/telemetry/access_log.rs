@@ -1,8 +1,9 @@
-//! One JSON line per request. No prompt, no completion, no key.
+//! Access log: one JSON line per request. No prompt, no completion, no key.
 //!
-//! Requests leave their lines in a buffer; a thread writes what has gathered there, so that a request pays for no system call and a
-//! slow disk or pipe delays nobody. The buffer is bounded: lines that find it full are lost and counted. An orderly stop writes
-//! everything ([`AccessLog::flush`]); a killed process loses what came within the last `GATHER`.
+//! Requests append their lines to a buffer; one thread (`access-log`) writes the buffer in batches, so that a request
+//! pays for no system call and a slow disk or pipe delays nobody. The buffer is bounded: lines that find it full are
+//! lost and counted. An orderly stop writes everything ([`AccessLog::flush`]); a killed process loses the lines of the
+//! last `GATHER`.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -15,21 +16,21 @@ use serde::Serialize;
 
 use crate::upstream::Attempt;
 
-/// Time in which lines gather for one write.
+/// Longest time in which lines gather for one write.
 const GATHER: Duration = Duration::from_millis(50);
-/// Lines that are written at once instead: a pipe's default size.
+/// Bytes of waiting lines that are written at once: a pipe's default size.
 const GATHER_BYTES: usize = 64 * 1024;
-/// Lines that wait at most: ten thousand requests.
+/// Most bytes of waiting lines, about ten thousand requests; further lines are lost.
 const WAITING_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Longest wait for a log that cannot be written.
+/// Longest wait of a flush for a destination that cannot be written.
 const FLUSH_MAX: Duration = Duration::from_secs(5);
 
-/// What a line says. Absent values are left out.
+/// Fields of one access log line; absent values are left out of the JSON.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Record<'a> {
-    /// Unix milliseconds of the end.
+    /// End of the request in Unix milliseconds.
     pub time_ms: u64,
-    /// Also in the response's x-request-id.
+    /// Request id, also in the response's `x-request-id`.
     pub request_id: &'a str,
     /// Peer address, without port.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -41,95 +42,95 @@ pub struct Record<'a> {
     /// Id of the API key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// Model asked for.
+    /// Model that the request names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Streamed or whole.
+    /// Whether the answer is streamed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
     /// HTTP status; 0 when the client left before there was one.
     pub status: u16,
-    /// Kind of the failure.
+    /// Kind of the failure, as clients see it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// What only the log says about it.
+    /// Detail of the failure that is only logged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// Finish reasons of the choices.
+    /// Finish reasons of the choices, in their order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub finish: Vec<&'static str>,
-    /// Milliseconds to the first token.
+    /// Time to first token (TTFT) in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttft_ms: Option<f64>,
-    /// Milliseconds per output token after the first.
+    /// Time per output token after the first (TPOT) in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tpot_ms: Option<f64>,
     /// Prompt tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_tokens: Option<u64>,
-    /// Of these, from the prefix cache.
+    /// Prompt tokens that the prefix cache held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u64>,
     /// Output tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens: Option<u64>,
-    /// What it cost, by the price table.
+    /// Cost in dollars by the price table.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost_usd: Option<f64>,
-    /// Tokens that its limits held for it.
+    /// Tokens that limits reserved for the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved_tokens: Option<u64>,
-    /// Tokens that its limits counted.
+    /// Tokens that limits charged at the end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub charged_tokens: Option<u64>,
-    /// Dollars that its limits held for it.
+    /// Dollars that limits reserved for the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reserved_usd: Option<f64>,
-    /// Dollars that its limits counted: every attempt that may bill.
+    /// Dollars that limits charged at the end, for every attempt that may be billed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub charged_usd: Option<f64>,
-    /// The upstream did not say what it used: counted here.
+    /// Whether the usage was counted by the gateway because the upstream reported none.
     #[serde(skip_serializing_if = "is_false")]
     pub estimated: bool,
-    /// The limit and measure that refused it.
+    /// Limit and measure that refused the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<String>,
-    /// Who answered: a provider, or one of the targets of the model.
+    /// Target that answered: a provider, or one of the model's targets.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "name")]
     pub target: Option<Arc<str>>,
-    /// The worker that answered, where it was one of ours.
+    /// Worker of a pool that answered.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "name")]
     pub worker: Option<Arc<str>>,
-    /// Everybody who was asked, when that was not one.
+    /// All attempts, if there was not exactly one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub attempts: Vec<Attempt>,
-    /// Who was asked too and not waited for; may bill, and is not in `cost_usd`.
+    /// Hedges that lost the race; the provider may bill them, and `cost_usd` leaves them out.
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "names")]
     pub hedged: Vec<Arc<str>>,
-    /// Continuations after a lost worker.
+    /// Number of times that the request was resumed after a lost worker.
     #[serde(skip_serializing_if = "is_zero")]
     pub resumes: u32,
-    /// A continuation was not bit-exact.
+    /// Whether a resumed part was not bit-exact.
     #[serde(skip_serializing_if = "is_false")]
     pub inexact: bool,
-    /// Moves to another worker.
+    /// Number of moves to another worker while running.
     #[serde(skip_serializing_if = "is_zero")]
     pub moves: u32,
-    /// Longest time without a token while the request changed its worker.
+    /// Longest time without a token during a change of worker, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gap_ms: Option<f64>,
-    /// `complete`, `failed`, or `client_gone`.
+    /// Outcome: `complete`, `failed`, or `client_gone`.
     pub end: &'static str,
-    /// The client left before the end.
+    /// Whether the client left before the end.
     #[serde(skip_serializing_if = "is_false")]
     pub client_gone: bool,
-    /// What plugins say about the request.
+    /// Tags that plugins attached to the request.
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "pairs")]
     pub tags: Vec<(String, String)>,
     /// Names of request fields that were ignored.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ignored: Vec<String>,
-    /// Head complete to end.
+    /// Milliseconds from the complete head to the end.
     pub duration_ms: f64,
 }
 
@@ -156,13 +157,13 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// The log.
+/// Access log; without a writer it is off.
 #[derive(Debug)]
 pub struct AccessLog {
     writer: Option<Writer>,
 }
 
-/// The thread that writes, and what it shares with requests.
+/// Writer thread with the queue that it shares with requests.
 #[derive(Debug)]
 struct Writer {
     queue: Arc<Queue>,
@@ -178,16 +179,16 @@ struct Queue {
 #[derive(Debug, Default)]
 struct State {
     lines: Vec<u8>,
-    /// The thread holds lines that it has not written yet.
+    /// Whether the thread holds lines that it has not written yet.
     writing: bool,
-    /// Somebody waits for the lines.
+    /// Whether a flush waits, so that the thread must not gather further.
     urgent: bool,
     closing: bool,
     lost: u64,
 }
 
 impl AccessLog {
-    /// `off`, `-` for standard output, or a path, which is appended to.
+    /// Opens a log: `off`, `-` for standard output, or the path of a file to append to.
     pub fn open(target: &str) -> io::Result<Self> {
         let out: Box<dyn Write + Send> = match target {
             "off" => return Ok(Self { writer: None }),
@@ -197,7 +198,7 @@ impl AccessLog {
         Self::to(out)
     }
 
-    /// To anything that can be written to.
+    /// Opens a log on any writer.
     pub(crate) fn to(out: Box<dyn Write + Send>) -> io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let shared = queue.clone();
@@ -205,12 +206,13 @@ impl AccessLog {
         Ok(Self { writer: Some(Writer { queue, thread: Some(thread) }) })
     }
 
-    /// Whether lines go anywhere.
+    /// Whether the log has a destination.
     pub fn is_on(&self) -> bool {
         self.writer.is_some()
     }
 
-    /// Leaves one line for the writer. A log that cannot be written never fails or delays a request.
+    /// Queues the line of a request. Never fails or delays the request: a line that finds the buffer full is counted as
+    /// lost.
     pub fn write(&self, record: &Record<'_>) {
         if self.writer.is_none() {
             return;
@@ -220,12 +222,12 @@ impl AccessLog {
         self.line(&line);
     }
 
-    /// Leaves a line of somebody else's, with its end.
+    /// Queues a line of another source, with its line break.
     pub fn line(&self, line: &[u8]) {
         self.writer.iter().for_each(|writer| writer.queue.push(line));
     }
 
-    /// Waits until everything so far is written, or cannot be.
+    /// Waits until all queued lines are written, at most `FLUSH_MAX`.
     pub fn flush(&self) {
         let Some(writer) = &self.writer else { return };
         let mut state = writer.queue.lock();
@@ -235,7 +237,7 @@ impl AccessLog {
         drop(writer.queue.changed.wait_timeout_while(state, FLUSH_MAX, waiting));
     }
 
-    /// Lines lost because the log could not be written as fast as requests ended.
+    /// Number of lines lost because the destination was slower than requests, or failed.
     pub fn lost(&self) -> u64 {
         self.writer.as_ref().map_or(0, |writer| writer.queue.lock().lost)
     }
@@ -261,7 +263,7 @@ impl Queue {
         }
     }
 
-    /// The thread: gathers and writes until closed.
+    /// Body of the thread: gathers and writes until closed.
     fn write_all(&self, mut out: Box<dyn Write + Send>) {
         let mut batch = Vec::new();
         while self.gather(&mut batch) {
@@ -274,11 +276,12 @@ impl Queue {
             drop(state);
             self.changed.notify_all();
             batch.clear();
+            // Return the memory of a burst.
             batch.shrink_to(2 * GATHER_BYTES);
         }
     }
 
-    /// Waits for lines and takes them; `false`: closed, and nothing is left.
+    /// Waits for lines and takes them; `false`: the log is closed and the buffer empty.
     fn gather(&self, batch: &mut Vec<u8>) -> bool {
         let none = |state: &mut State| state.lines.is_empty() && !state.closing;
         let state = self.changed.wait_while(self.lock(), none).unwrap_or_else(PoisonError::into_inner);
@@ -297,7 +300,7 @@ impl Drop for Writer {
         self.queue.lock().closing = true;
         self.queue.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It cannot panic while it holds lines; if it could, they would be lost either way.
+            // A panic of the thread would lose the lines it holds; there is nothing else to report.
             let _ = thread.join();
         }
     }
@@ -307,7 +310,7 @@ impl Drop for Writer {
 mod tests {
     use super::*;
 
-    /// Keeps what is written and counts the writes; waits at a gate before each.
+    /// Test writer that keeps its input, counts the writes, and waits at a gate before each.
     #[derive(Clone, Default)]
     struct Gate {
         open: Arc<(Mutex<bool>, Condvar)>,

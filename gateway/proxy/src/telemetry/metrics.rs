@@ -1,7 +1,8 @@
-//! Counters, gauges and histograms, rendered as Prometheus text. Every name exists once, in the table of [`Metric`] or of [`Gauge`].
+//! Counters, gauges and histograms, rendered as Prometheus text. Each metric name exists once, in the table of
+//! [`Metric`] or [`Gauge`].
 //!
-//! Labels are bounded: models that are served, routes, status codes. One short lock per request and metric, none where a [`Tally`] is
-//! kept; nothing per token.
+//! Label values come from bounded sets: served models, routes, status codes. The cost is one short lock per request and
+//! metric, or none with a [`Tally`]; nothing is counted per token.
 
 mod gauge;
 mod metric;
@@ -17,19 +18,19 @@ use metric::Kind;
 pub use metric::Metric;
 use penstock_base::per_thread;
 
-/// Label sets per metric before new ones are folded into `other`.
+/// Most label sets per metric; further ones are folded into `series="other"`.
 const SERIES_MAX: usize = 512;
 
-/// Bounds of a histogram at most.
+/// Most bounds of a histogram.
 const BUCKETS_MAX: usize = 16;
 
 /// Label names with values; values come from bounded sets.
 pub type Labels<'a> = &'a [(&'static str, &'a str)];
 
-/// What is counted under one set of labels. Each number is exact by itself; a reader may see one a moment before another.
+/// Values of one series. Each number is exact by itself, but a scrape may see one of them a moment before another.
 #[derive(Debug, Default)]
 struct Counts {
-    /// Bits of a double.
+    /// Sum of the values: the bits of an `f64`.
     sum: AtomicU64,
     count: AtomicU64,
     buckets: [AtomicU64; BUCKETS_MAX],
@@ -49,12 +50,12 @@ impl Counts {
     }
 }
 
-/// The counts of some threads, on cache lines of their own.
+/// Per-thread shard of a series, aligned to two cache lines against false sharing.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Part(Counts);
 
-/// One set of labels of a metric: what is counted now and then, and what whoever counts with every request counts thread by thread.
+/// Series: one label set of a metric. `counts` takes occasional observations; `parts` are the shards of [`Tally`]s.
 #[derive(Debug, Default)]
 struct Series {
     counts: Counts,
@@ -76,8 +77,8 @@ impl Series {
     }
 }
 
-/// One counter or histogram, found once and kept: adding to it looks nothing up, takes no lock, and touches no memory that other threads
-/// write to.
+/// Handle of one counter or histogram series, looked up once. Adding to it takes no lock and writes to the shard of the
+/// calling thread only.
 #[derive(Clone, Debug)]
 pub struct Tally {
     series: Arc<Series>,
@@ -98,7 +99,7 @@ impl Tally {
 }
 
 thread_local! {
-    /// Where a label set is rendered to be looked up: a known one costs no allocation.
+    /// Buffer in which a label set is rendered for the lookup, so that a known series costs no allocation.
     static KEY: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
@@ -116,17 +117,17 @@ impl Metrics {
         self.observe(metric, labels, 1.0);
     }
 
-    /// Sets a counter that is kept elsewhere.
+    /// Sets a counter whose total is kept elsewhere.
     pub fn set(&self, metric: Metric, labels: Labels<'_>, value: u64) {
         self.with(metric, labels, |series| series.counts.sum.store((value as f64).to_bits(), Ordering::Relaxed));
     }
 
-    /// Records one value.
+    /// Records a value of a histogram, or adds it to a counter.
     pub fn observe(&self, metric: Metric, labels: Labels<'_>, value: f64) {
         self.with(metric, labels, |series| series.counts.add(bounds_of(metric), value));
     }
 
-    /// For whoever counts the same again and again.
+    /// Handle of one series for callers on a hot path.
     pub fn tally(&self, metric: Metric, labels: Labels<'_>) -> Tally {
         Tally { series: self.with(metric, labels, Arc::clone), bounds: bounds_of(metric) }
     }
@@ -147,27 +148,27 @@ impl Metrics {
         })
     }
 
-    /// A request begins (+1) or ends (-1).
+    /// Counts a request that begins (+1) or ends (-1).
     pub fn in_flight(&self, change: i64) {
         self.in_flight.fetch_add(change, Ordering::AcqRel);
     }
 
-    /// Requests being served.
+    /// Number of requests being served.
     pub fn in_flight_now(&self) -> i64 {
         self.in_flight.load(Ordering::Acquire)
     }
 
-    /// Connections that are open.
+    /// Number of open client connections.
     pub fn connections_now(&self) -> i64 {
         self.connections.load(Ordering::Acquire)
     }
 
-    /// A connection opens (+1) or closes (-1).
+    /// Counts a connection that opens (+1) or closes (-1).
     pub fn connections(&self, change: i64) {
         self.connections.fetch_add(change, Ordering::AcqRel);
     }
 
-    /// Prometheus text; `gauges` brings (gauge, model, value) of the upstreams.
+    /// Renders all metrics as Prometheus text; `gauges` are (gauge, label value, value) triples read for this scrape.
     pub fn render(&self, gauges: &[(Gauge, String, f64)]) -> String {
         let mut out = String::with_capacity(16 * 1024);
         for metric in Metric::ALL {
@@ -321,7 +322,7 @@ mod tests {
         all.lines().filter(|line| !line.starts_with("use ")).collect()
     }
 
-    /// Names that a text has, without what a histogram appends.
+    /// Metric names in a text, without the suffixes of histograms.
     fn names_in(text: &str) -> impl Iterator<Item = &str> {
         let words = text.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '_'));
         let ours = words.filter(|word| {
@@ -333,7 +334,7 @@ mod tests {
         })
     }
 
-    /// What is wrong with a HELP text, which is read alone.
+    /// Defect of a HELP text, which operators read without its neighbours.
     fn unclear(help: &str) -> Option<String> {
         const BEGINS: [&str; 12] =
             ["Of the", "The same", "Since", "Used", "Reserved", "From", "Per ", "Sum ", "Same", "Also", "What", "Who"];

@@ -1,4 +1,4 @@
-//! What the operator sees: metrics, traces, one log line per request. Never prompts, completions or keys.
+//! Observability: metrics, traces, and one access log line per request. Never prompts, completions or keys.
 
 pub mod access_log;
 pub mod metrics;

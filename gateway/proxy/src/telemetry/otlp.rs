@@ -1,7 +1,7 @@
-//! Spans to an OpenTelemetry collector: OTLP over HTTP, from a thread of its own.
+//! Exporter of spans to an OpenTelemetry collector: OTLP over HTTP, from a thread of its own.
 //!
-//! Requests leave their spans in a bounded queue; what finds it full, or cannot be sent, is counted and gone. A slow or absent collector
-//! delays nobody.
+//! Requests put their spans into a bounded queue; spans that find it full, or cannot be sent, are counted and dropped.
+//! A slow or absent collector delays nobody.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -24,29 +24,29 @@ use super::trace::{Kind, Span, Value};
 use crate::client::{Client, Deadlines, Outgoing, Sent};
 use crate::config::OtlpConfig;
 
-/// Where collectors take traces, behind the configured base.
+/// Path for traces, behind the configured base URL.
 const PATH: &str = "/v1/traces";
-/// Requests whose spans wait.
+/// Capacity of the queue, in requests.
 const WAITING_MAX: usize = 4096;
-/// Spans of one export.
+/// Spans after which an export is sent without waiting further.
 const BATCH_MAX: usize = 512;
-/// Longest time that spans gather.
+/// Longest time that spans gather for one export.
 const GATHER: Duration = Duration::from_secs(1);
-/// Longest export.
+/// Time limit of one export.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest answer that is read.
+/// Most bytes of a collector's answer that are read.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
-/// Counts of the exporter.
+/// Counters of the exporter.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Spans that a collector took.
+    /// Spans that the collector accepted.
     pub sent: AtomicU64,
     /// Spans that were dropped.
     pub lost: AtomicU64,
 }
 
-/// The way to the collector. Dropping it sends what waits.
+/// Handle of the exporter thread. Dropping it sends the queued spans and joins the thread.
 #[derive(Debug)]
 pub struct Otlp {
     queue: Option<mpsc::Sender<Vec<Span>>>,
@@ -55,10 +55,10 @@ pub struct Otlp {
 }
 
 impl Otlp {
-    /// Starts the thread.
+    /// Starts the exporter thread (`otlp`).
     ///
     /// # Errors
-    /// The system gives none.
+    /// The system cannot start a thread.
     pub fn start(config: &OtlpConfig) -> std::io::Result<Self> {
         let (queue, waiting) = mpsc::channel(WAITING_MAX);
         let counts = Arc::<Counts>::default();
@@ -72,7 +72,7 @@ impl Otlp {
         Ok(Self { queue: Some(queue), counts, thread: Some(thread) })
     }
 
-    /// Leaves the spans of a request.
+    /// Queues the spans of a request; counts them as lost if the queue is full.
     pub fn send(&self, spans: Vec<Span>) {
         let count = spans.len() as u64;
         if self.queue.as_ref().is_some_and(|queue| queue.try_send(spans).is_err()) {
@@ -80,7 +80,7 @@ impl Otlp {
         }
     }
 
-    /// What became of spans.
+    /// Counters of sent and lost spans.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -89,7 +89,7 @@ impl Otlp {
 impl Drop for Otlp {
     fn drop(&mut self) {
         self.queue = None;
-        // A panic there has been printed; spans are all that is lost.
+        // A panic of the thread was already printed; only spans are lost.
         self.thread.take().into_iter().for_each(|thread| drop(thread.join()));
     }
 }
@@ -101,7 +101,7 @@ async fn run(config: &OtlpConfig, mut waiting: mpsc::Receiver<Vec<Span>>, counts
     let built = SpanExporter::builder()
         .with_http()
         .with_http_client(Sender(client))
-        // Only its path is looked at: the client knows where it connects.
+        // Only the path of this URL is used: the client has its own target.
         .with_endpoint(format!("http://collector{PATH}"))
         .with_protocol(Protocol::HttpBinary)
         .with_headers(headers)
@@ -127,7 +127,7 @@ async fn run(config: &OtlpConfig, mut waiting: mpsc::Receiver<Vec<Span>>, counts
         let (counter, fails) = if failure.is_some() { (&counts.lost, true) } else { (&counts.sent, false) };
         counter.fetch_add(count, Ordering::Relaxed);
         match failure {
-            // Once, not for every batch of a collector that is away.
+            // Log the first failure only, not every batch while a collector is down.
             Some(error) if !failing => tracing::warn!(error, "the collector took no traces"),
             None if failing => tracing::info!("the collector takes traces again"),
             _ => {}
@@ -137,7 +137,7 @@ async fn run(config: &OtlpConfig, mut waiting: mpsc::Receiver<Vec<Span>>, counts
     Ok(())
 }
 
-/// Takes what is there; `false`: nothing will come any more.
+/// Collects spans for one export; `false`: the queue is closed and empty.
 async fn gather(waiting: &mut mpsc::Receiver<Vec<Span>>, batch: &mut Vec<Span>) -> bool {
     let Some(first) = waiting.recv().await else { return false };
     batch.extend(first);
@@ -190,7 +190,8 @@ fn otel(value: Value) -> OtelValue {
     }
 }
 
-/// The exporter's requests, by our own client: no second HTTP library, and the same rules for certificates and redirects.
+/// Adapter that sends the exporter's requests with our own client: no second HTTP library, and the same rules for
+/// certificates and redirects.
 struct Sender(Client);
 
 impl std::fmt::Debug for Sender {

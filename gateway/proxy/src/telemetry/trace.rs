@@ -1,8 +1,8 @@
-//! What one request did, as spans of a trace: from the client through every attempt at a provider or a worker.
+//! Trace of one request: spans from the client through every attempt at a provider or a worker.
 //!
-//! A request that is not sampled carries its context on and records nothing; without a collector in the config there is no context at
-//! all. Spans are kept with their request until it ends and leave together, so that nothing is shared on the way.
-//! Source of the header: W3C Trace Context, level 1.
+//! A request that is not sampled forwards its trace context and records nothing; without a collector in the config
+//! there is no context at all. Spans stay with their request until it ends and are exported together, so that requests
+//! share nothing meanwhile. The header format is W3C Trace Context, level 1.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Spans of one request; more are counted and dropped.
+/// Most child spans of one request; further ones are dropped.
 const SPANS_MAX: usize = 64;
-/// Longest `tracestate` that is carried on: what the standard asks everybody to take.
+/// Longest `tracestate` in bytes that is forwarded: the least that the standard requires.
 const STATE_BYTES_MAX: usize = 512;
 
 const PARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -21,23 +21,23 @@ const STATE: HeaderName = HeaderName::from_static("tracestate");
 /// Id of a span.
 pub type SpanId = [u8; 8];
 
-/// Which trace, and which span in it.
+/// Position in a trace: the trace, the span, and the sampling decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
-    /// The trace.
+    /// Id of the trace.
     pub trace: [u8; 16],
-    /// The span.
+    /// Id of the span.
     pub span: SpanId,
-    /// Whether the trace is recorded.
+    /// Whether the trace is sampled.
     pub sampled: bool,
 }
 
 impl TraceContext {
-    /// Reads `traceparent`; what is not valid is as good as absent.
+    /// Parses `traceparent`; an invalid value counts as absent.
     pub fn parse(header: &[u8]) -> Option<Self> {
         let (version, rest) = (header.get(..2)?, header.get(2..)?);
         let well_formed = rest.len() >= 53 && rest[0] == b'-' && rest[33] == b'-' && rest[50] == b'-';
-        // Later versions may append fields; version ff is none, and 00 ends here.
+        // Versions above 00 may append fields; version ff is invalid.
         if !well_formed || version == b"ff" || (version == b"00" && rest.len() != 53) {
             return None;
         }
@@ -50,7 +50,7 @@ impl TraceContext {
         (trace != [0; 16] && span != [0; 8]).then_some(Self { trace, span, sampled: flags & 1 == 1 })
     }
 
-    /// As `traceparent` says it.
+    /// Renders the context as `traceparent`.
     pub fn header(&self) -> String {
         let mut out = String::with_capacity(55);
         out.push_str("00-");
@@ -62,29 +62,29 @@ impl TraceContext {
     }
 }
 
-/// What a span is, to whoever draws it.
+/// Role of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A request of somebody else's.
+    /// Handling of a request from outside.
     Server,
-    /// A request to somebody else.
+    /// Request to another service.
     Client,
-    /// Neither.
+    /// Work inside the gateway.
     Internal,
 }
 
-/// A value of an attribute.
+/// Value of a span attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// Text.
     Text(Cow<'static, str>),
-    /// A whole number.
+    /// Whole number.
     Int(i64),
-    /// A number.
+    /// Floating-point number.
     Float(f64),
-    /// A flag.
+    /// Boolean.
     Bool(bool),
-    /// Texts.
+    /// List of texts.
     Texts(Vec<&'static str>),
 }
 
@@ -112,46 +112,47 @@ impl From<f64> for Value {
     }
 }
 
-/// Names and values.
+/// Span attributes: names and values.
 pub type Attributes = Vec<(&'static str, Value)>;
 
-/// A span that has ended. Times are since 1970.
+/// Finished span. Times are since the Unix epoch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// What was done.
+    /// Name of the operation.
     pub name: String,
-    /// Where it stands.
+    /// Trace and id of the span.
     pub context: TraceContext,
-    /// The span that it is a part of; of the root, the client's.
+    /// Parent span; of the request's own span, the client's.
     pub parent: Option<SpanId>,
-    /// Whether the parent is another program's.
+    /// Whether the parent belongs to another program.
     pub remote_parent: bool,
-    /// What it is.
+    /// Role of the span.
     pub kind: Kind,
-    /// Begin.
+    /// Begin of the span.
     pub start: Duration,
-    /// End.
+    /// End of the span.
     pub end: Duration,
-    /// Facts.
+    /// Attributes of the span.
     pub attributes: Attributes,
-    /// Why it failed.
+    /// Reason of a failure.
     pub error: Option<String>,
 }
 
-/// The trace of one request.
+/// Trace of one request while it runs.
 #[derive(Debug)]
 pub struct Trace {
     context: TraceContext,
     parent: Option<SpanId>,
     state: Option<HeaderValue>,
-    /// One moment on both clocks: what lies between two is measured on the one that does not jump.
+    /// Begin on the monotonic and on the wall clock: durations are measured on the monotonic one, which does not jump.
     began: (Instant, Duration),
     spans: Mutex<Vec<Span>>,
 }
 
 impl Trace {
-    /// Goes on with the client's trace, or begins one. The client decides whether it is recorded; where it says nothing, `draw` (from 0
-    /// to 1) below `ratio` does.
+    /// Continues the client's trace, or begins a new one. The client's flag decides about sampling; without a valid
+    /// `traceparent`, the trace is sampled if `draw` (from 0 to 1) is below `ratio`. `ids` are the new trace and span
+    /// id.
     pub fn begin(
         client: &HeaderMap,
         ratio: f64,
@@ -175,7 +176,7 @@ impl Trace {
         }
     }
 
-    /// Where the request's own span stands.
+    /// Context of the request's own span.
     pub fn context(&self) -> TraceContext {
         self.context
     }
@@ -189,7 +190,7 @@ impl Trace {
         self.began.1 + moment.saturating_duration_since(self.began.0)
     }
 
-    /// Begins a span below the request's.
+    /// Begins a child span of the request's span.
     pub fn child(self: &Arc<Self>, name: String, kind: Kind) -> OpenSpan {
         let context = TraceContext { span: random(), ..self.context };
         OpenSpan {
@@ -203,7 +204,7 @@ impl Trace {
         }
     }
 
-    /// Everything that was recorded, with the request's own span first. `None`: the trace is not sampled.
+    /// Ends the trace and returns its spans, the request's own first. `None`: the trace is not sampled.
     pub fn end(&self, name: String, attributes: Attributes, error: Option<String>) -> Option<Vec<Span>> {
         if !self.is_sampled() {
             return None;
@@ -224,7 +225,7 @@ impl Trace {
     }
 }
 
-/// A span that has not ended; dropping it ends it.
+/// Child span that has not ended; dropping it ends it.
 #[derive(Debug)]
 pub struct OpenSpan {
     trace: Arc<Trace>,
@@ -237,21 +238,21 @@ pub struct OpenSpan {
 }
 
 impl OpenSpan {
-    /// The header fields that carry the trace on.
+    /// Header fields that continue the trace at the called service.
     pub fn fields(&self) -> impl Iterator<Item = (HeaderName, HeaderValue)> + '_ {
         let parent = HeaderValue::from_str(&self.context.header()).ok();
         let state = self.trace.state.clone().map(|state| (STATE, state));
         parent.map(|parent| (PARENT, parent)).into_iter().chain(state)
     }
 
-    /// Adds a fact, if anybody will read it.
+    /// Adds an attribute, if the trace is sampled.
     pub fn set(&mut self, name: &'static str, value: impl Into<Value>) {
         if self.context.sampled {
             self.attributes.push((name, value.into()));
         }
     }
 
-    /// It failed.
+    /// Marks the span as failed.
     pub fn fail(&mut self, why: impl Into<String>) {
         self.error = Some(why.into());
     }
@@ -280,10 +281,10 @@ impl Drop for OpenSpan {
     }
 }
 
-/// Random bytes, never all zero.
+/// Random bytes, never all zero; used for trace and span ids.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    // Without randomness ids repeat; the trace is then of little use, and nothing else is.
+    // Without randomness ids repeat: that spoils traces and nothing else.
     if getrandom::fill(&mut bytes).is_err() || bytes == [0; N] {
         bytes[N - 1] = 1;
     }
@@ -298,7 +299,7 @@ fn hex(bytes: &[u8], out: &mut String) {
     }
 }
 
-/// Lower-case hex, as the standard wants it.
+/// Decodes lower-case hex; the standard allows no other.
 fn unhex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),

@@ -1,4 +1,4 @@
-//! Which requests are traced, and where their spans go.
+//! Tracer of a gateway: sampling of requests, and the export of their spans.
 
 use std::sync::Arc;
 #[cfg(feature = "otel")]
@@ -11,7 +11,7 @@ use super::trace::{Attributes, Trace, random};
 use crate::config::TelemetryConfig;
 use penstock_base::clock;
 
-/// Traces of a gateway. Without a collector it does nothing.
+/// Traces of a gateway; without a collector every call does nothing.
 #[derive(Debug, Default)]
 pub struct Tracer {
     ratio: f64,
@@ -21,7 +21,7 @@ pub struct Tracer {
 }
 
 impl Tracer {
-    /// As the config says. A collector that cannot be sent to is said in the log: nothing else depends on it.
+    /// Creates the tracer of a config. A failed start of the exporter is logged and leaves the tracer off.
     pub fn new(config: &TelemetryConfig) -> Self {
         Self {
             ratio: config.sample_ratio,
@@ -34,7 +34,7 @@ impl Tracer {
         }
     }
 
-    /// The trace of a request that came with those fields, if there is to be one.
+    /// Begins the trace of a request with the header fields `client`; `None` without a collector.
     pub fn begin(&self, client: &HeaderMap, began: Instant) -> Option<Arc<Trace>> {
         if !self.is_on() {
             return None;
@@ -42,12 +42,12 @@ impl Tracer {
         let none = HeaderMap::new();
         let client = if self.follow { client } else { &none };
         let draw = (u64::from_le_bytes(random()) >> 11) as f64 / (1_u64 << 53) as f64;
-        // The request began on the clock that does not jump.
+        // The request's begin is on the monotonic clock: derive its wall clock time.
         let since = clock::since_epoch().saturating_sub(began.elapsed());
         Some(Arc::new(Trace::begin(client, self.ratio, draw, (random(), random()), (began, since))))
     }
 
-    /// Sends a trace whose request has ended.
+    /// Ends a request's trace and exports its spans.
     pub fn end(&self, trace: &Trace, name: String, attributes: Attributes, error: Option<String>) {
         let spans = trace.end(name, attributes, error);
         #[cfg(feature = "otel")]
@@ -68,7 +68,7 @@ impl Tracer {
         false
     }
 
-    /// Spans that the collector took, and that were dropped.
+    /// Number of spans that the collector accepted, and of those dropped.
     pub fn counts(&self) -> (u64, u64) {
         #[cfg(feature = "otel")]
         if let Some(otlp) = &self.otlp {

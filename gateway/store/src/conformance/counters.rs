@@ -1,11 +1,11 @@
-//! Counters that are shared, and the cache.
+//! Conformance of shared counters and of the cache.
 
 use bytes::Bytes;
 
 use super::nth;
 use crate::{Ask, CACHE_VALUE_BYTES_MAX, Cache, Counters, Grant, Kept, Settlement, StoreError, Window};
 
-/// What shared counters have to do. `name` is part of every counter's.
+/// Checks the contract of [`Counters`]. `name` is part of the name of each counter, so that tests can share a server.
 pub async fn counters(store: &dyn Counters, name: &str) {
     nobody_gets_what_another_has(store, name).await;
     a_dead_holder_gives_back(store, name).await;
@@ -72,7 +72,7 @@ async fn what_is_spent_stays_spent(store: &dyn Counters, name: &str) {
     store.settle("g1", nth(), &[], NOW).await.expect("nothing to settle");
 }
 
-/// The answer to a settlement never came: it is sent again, perhaps while the first one is still on its way.
+/// A settlement is retried because its answer was lost, perhaps while the first one is still under way.
 async fn what_is_settled_twice_counts_once(store: &dyn Counters, name: &str) {
     let (holder, other) = (format!("{name}:once"), format!("{name}:other"));
     let ask = |want| [ask(name, "once", 100, want)];
@@ -100,7 +100,8 @@ async fn what_is_settled_twice_counts_once(store: &dyn Counters, name: &str) {
     assert_eq!(take(store, &holder, &ask(0), NOW).await, [grant(0, 2, 33)], "also after it was said what is leased");
 }
 
-/// The answer to an ask never came: its holder says what it knows of, and the rest is nobody's, long before its window ends.
+/// The answer to an ask was lost: the holder sets its leases to those it knows, and the rest is free again, long before
+/// the window ends.
 async fn what_nobody_heard_of_is_given_back(store: &dyn Counters, name: &str) {
     let holder = format!("{name}:late");
     let ask = |want| [Ask { until: NOW + 50, ..ask(name, "late", 100, want) }];
@@ -115,7 +116,7 @@ async fn what_nobody_heard_of_is_given_back(store: &dyn Counters, name: &str) {
     assert_eq!(take(store, &holder, &ask(1), NOW).await, [grant(0, 20, 100)], "it has what it said");
     holds(0).await;
     assert_eq!(take(store, "g2", &ask(30), NOW).await, [grant(20, 100, 100)]);
-    // What it holds is told, not asked for: it was granted before somebody forgot it.
+    // The holder sets this lease rather than asking for it: it was granted before the store lost it.
     holds(10).await;
     assert_eq!(take(store, &holder, &ask(0), NOW).await, [grant(0, 10, 110)]);
     let one = Settlement { counter: format!("{name}:late"), window: WINDOW, leased: 10, spent: 4 };
@@ -147,7 +148,7 @@ async fn windows_slide(store: &dyn Counters, name: &str) {
     let spent =
         Settlement { counter: format!("{name}:slides"), window: at(1_000_020, 0).window, leased: 50, spent: 50 };
     store.settle("g1", nth(), &[spent], 1_000_040).await.expect("settled");
-    // 50 s of the window before are in the last 60: 50 · 50/60 = 41⅔.
+    // 50 s of the previous window are among the last 60 s: 50 · 50/60 = 41⅔.
     assert_eq!(take(store, "g1", &[at(1_000_080, 0)], 1_000_090).await, [grant(0, 0, 42)]);
     assert_eq!(take(store, "g1", &[at(1_000_080, 90)], 1_000_090).await, [grant(58, 58, 100)]);
     assert_eq!(
@@ -171,7 +172,7 @@ async fn what_cannot_be_is_refused(store: &dyn Counters, name: &str) {
     assert_eq!(take(store, "g1", &[unlimited], NOW).await[0].granted, 1 << 52, "no maximum");
 }
 
-/// What a cache has to do.
+/// Checks the contract of [`Cache`].
 pub async fn cache(store: &dyn Cache, name: &str) {
     let key = format!("{name}:key");
     assert_eq!(store.get(&key).await, Ok(None));

@@ -1,4 +1,4 @@
-//! Files, batches, responses. Each function takes tenants of its own.
+//! Conformance of files, batches and responses. Each function uses its own tenants.
 
 use bytes::Bytes;
 
@@ -7,7 +7,7 @@ use crate::{
     NewFile, NewLine, Order, Page, ResponseId, ResponseRecord, ResponseRoom, ResponseStatus, Store, StoreError, Tenant,
 };
 
-/// All of them.
+/// Runs all checks of this module.
 pub(super) async fn all(store: &dyn Store) {
     files_are_there_once_sealed(store).await;
     files_have_quotas_and_are_swept(store).await;
@@ -35,7 +35,7 @@ fn new_file(purpose: &str, bytes: u64) -> NewFile {
     }
 }
 
-/// A sealed file.
+/// Writes a sealed file.
 async fn put(store: &dyn Store, tenant: &Tenant, purpose: &str, content: &[u8]) -> FileId {
     let id = store.begin_file(tenant, new_file(purpose, content.len() as u64)).await.expect("begun");
     let mut at = 0;
@@ -51,7 +51,7 @@ pub(super) fn page(limit: u32, order: Order, after: Option<&str>) -> Page {
     Page { after: after.map(str::to_owned), limit, order }
 }
 
-/// Nobody sees half a file; ranges read what was written, whatever the pieces were.
+/// A file is invisible until sealed; ranges read the written bytes, whatever the chunks were.
 async fn files_are_there_once_sealed(store: &dyn Store) {
     let tenant = Tenant::new("files");
     let content: Vec<u8> = (0..3 * CHUNK_BYTES_MAX + 17).map(|at| (at % 251) as u8).collect();
@@ -89,7 +89,7 @@ async fn files_are_there_once_sealed(store: &dyn Store) {
     assert_eq!(store.read(&tenant, &empty, 0..9).await, Ok(Some(Bytes::new())));
 }
 
-/// What is announced counts at once; what is not finished, or is too old, goes.
+/// The announced size counts at once; unfinished and expired files are swept.
 async fn files_have_quotas_and_are_swept(store: &dyn Store) {
     let tenant = Tenant::new("quotas");
     let limited = |bytes, created, expires| NewFile {
@@ -115,7 +115,7 @@ async fn files_have_quotas_and_are_swept(store: &dyn Store) {
     assert!(matches!(gone, Err(StoreError::Misuse(_))), "{gone:?}");
 }
 
-/// In both orders, without gaps or doubles.
+/// Pages are complete in both orders, without gaps or duplicates.
 async fn lists_have_pages(store: &dyn Store) {
     let tenant = Tenant::new("pages");
     let mut all = Vec::new();
@@ -164,7 +164,7 @@ fn lines(count: u32) -> Vec<NewLine> {
     (0..count).map(line).collect()
 }
 
-/// A batch in progress.
+/// Creates a batch in progress.
 async fn running(store: &dyn Store, tenant: &Tenant, count: u32) -> BatchId {
     let input = put(store, tenant, "batch", b"x").await;
     let batch = store.create_batch(tenant, new_batch(&input)).await.expect("made").expect("the file is there");
@@ -177,7 +177,7 @@ fn result(ok: bool, text: &'static str) -> LineResult {
     LineResult { ok, text: Bytes::from_static(text.as_bytes()) }
 }
 
-/// Every status on the straight way.
+/// A batch passes through every status up to completion.
 async fn a_batch_lives_from_creation_to_end(store: &dyn Store) {
     let tenant = Tenant::new("life");
     let absent = store.create_batch(&tenant, new_batch(&FileId::random())).await;
@@ -222,7 +222,7 @@ async fn a_batch_lives_from_creation_to_end(store: &dyn Store) {
     assert_eq!(store.delete_file(&tenant, &input).await, Ok(Deleted::Yes));
 }
 
-/// Whoever comes second with a result is told, and changes nothing.
+/// A second result for a line is reported and changes nothing.
 async fn a_result_counts_once(store: &dyn Store) {
     let tenant = Tenant::new("once");
     let id = running(store, &tenant, 2).await;
@@ -234,7 +234,7 @@ async fn a_result_counts_once(store: &dyn Store) {
     assert_eq!(store.results(&id, true, 0, 99).await, Ok(vec![(0, "first".into())]));
 }
 
-/// Only what has not ended can be; the number of open ones has a bound.
+/// Only unfinished batches can be cancelled; the number of open ones is bounded.
 async fn batches_are_cancelled_and_bounded(store: &dyn Store) {
     let tenant = Tenant::new("cancelled");
     assert_eq!(store.cancel_batch(&tenant, &BatchId::random(), 120).await, Ok(Cancelled::Absent));
@@ -275,7 +275,7 @@ fn response(id: &ResponseId, previous: Option<&ResponseId>, input: &str, output:
     }
 }
 
-/// Oldest turn first, within bounds.
+/// A conversation is read oldest turn first, within its bounds.
 async fn responses_make_conversations(store: &dyn Store) {
     let tenant = Tenant::new("responses");
     let ids: Vec<ResponseId> = (0..3).map(|_| ResponseId::random()).collect();
@@ -300,10 +300,10 @@ async fn responses_make_conversations(store: &dyn Store) {
     assert_eq!(store.response(&tenant, &ids[2]).await, Ok(None));
 }
 
-/// Room of whoever tests something else.
+/// Room that is never used up, for tests of something else.
 const ROOM: ResponseRoom = ResponseRoom { tenant_max: 1000, tenant_bytes_max: 1 << 40, bytes_max: 1 << 50 };
 
-/// Those of a tenant that are there, of these.
+/// Indexes of those of `ids` that the tenant has.
 async fn there(store: &dyn Store, tenant: &Tenant, ids: &[ResponseId]) -> Vec<usize> {
     let mut out = Vec::new();
     for (at, id) in ids.iter().enumerate() {
@@ -314,7 +314,7 @@ async fn there(store: &dyn Store, tenant: &Tenant, ids: &[ResponseId]) -> Vec<us
     out
 }
 
-/// The oldest that have ended make room, and what would need more than that changes nothing.
+/// The oldest ended responses make room; a response that would need more than that changes nothing.
 async fn old_responses_make_room(store: &dyn Store) {
     let (tenant, large) = (Tenant::new("roomy"), "x".repeat(10_000));
     let ids: Vec<ResponseId> = (0..8).map(|_| ResponseId::random()).collect();
@@ -331,22 +331,22 @@ async fn old_responses_make_room(store: &dyn Store) {
         store.save_response(&tenant, response(id, None, &large, "[]"), three).await.expect("saved");
     }
     assert_eq!(there(store, &tenant, &ids).await, [0, 2, 3], "the oldest that has ended went, not the open one");
-    // By number, too.
+    // The number of responses is bounded too.
     let few = ResponseRoom { tenant_max: 2, ..ROOM };
     store.save_response(&tenant, response(&ids[4], None, "[]", "[]"), few).await.expect("saved");
     assert_eq!(there(store, &tenant, &ids).await, [0, 4]);
-    // What cannot fit beside what is open deletes nothing.
+    // A response that cannot fit beside the open ones deletes nothing.
     let refused = store.save_response(&tenant, response(&ids[5], None, &large.repeat(2), &large), three).await;
     assert!(matches!(refused, Err(StoreError::Quota { .. })), "{refused:?}");
     assert_eq!(there(store, &tenant, &ids).await, [0, 4]);
-    // An answer that grows needs room; what says that there is none does not.
+    // An answer that grows needs room; the notice that there is none does not.
     let update =
         |body: String, room| store.update_response(&ids[0], ResponseStatus::Ended, body.into(), "[]".into(), room);
     let refused = update(large.repeat(4), Some(three)).await;
     assert!(matches!(refused, Err(StoreError::Quota { .. })), "{refused:?}");
     assert_eq!(update("{}".into(), None).await, Ok(true));
     assert_eq!(there(store, &tenant, &ids).await, [0, 4]);
-    // Of all: whoever keeps most gives way, not whoever comes.
+    // For the bound of all tenants, the tenant with the most bytes gives way, not the one that writes.
     let (largest, small) = (Tenant::new("keeps most"), Tenant::new("keeps little"));
     let theirs: Vec<ResponseId> = (0..3).map(|_| ResponseId::random()).collect();
     for id in &theirs {
@@ -366,7 +366,7 @@ async fn old_responses_make_room(store: &dyn Store) {
     while store.sweep_responses(1000).await.expect("swept") > 0 {}
 }
 
-/// A tenant with many does not hide one of another.
+/// Responses of a tenant with many do not hide those of another.
 async fn open_responses_are_listed_by_turns(store: &dyn Store) {
     let (many, few) = (Tenant::new("has many"), Tenant::new("has few"));
     let queued = |id: &ResponseId| ResponseRecord { status: ResponseStatus::Queued, ..response(id, None, "[]", "[]") };
@@ -386,7 +386,7 @@ async fn open_responses_are_listed_by_turns(store: &dyn Store) {
     while store.sweep_responses(1000).await.expect("swept") > 0 {}
 }
 
-/// A response that is being made can be changed; one that has ended cannot.
+/// A response can be changed until it has ended.
 async fn background_responses_change_until_they_end(store: &dyn Store) {
     let tenant = Tenant::new("background");
     let id = ResponseId::random();
@@ -412,7 +412,7 @@ async fn background_responses_change_until_they_end(store: &dyn Store) {
     assert!(store.open_responses(100, 100).await.expect("listed").iter().all(|open| open.id != id));
 }
 
-/// What belongs to another is not there, by whatever way one asks.
+/// Objects of another tenant are invisible in every operation.
 async fn tenants_see_their_own(store: &dyn Store) {
     let (owner, other) = (Tenant::new("owner"), Tenant::new("other"));
     let file = put(store, &owner, "batch", b"secret").await;
@@ -442,7 +442,7 @@ async fn tenants_see_their_own(store: &dyn Store) {
     assert!(store.file(&owner, &file).await.expect("read").is_some());
 }
 
-/// Whoever has a batch or a response open is not forgotten; what is kept last counts.
+/// An identity is kept while its tenant has an open batch or response; the last one stored counts.
 async fn people_are_known_while_they_have_something_open(store: &dyn Store) {
     let (ada, bob, eve) = (Tenant::new("jwt:corp:ada"), Tenant::new("jwt:corp:bob"), Tenant::new("jwt:corp:eve"));
     assert_eq!(store.identity(&ada).await, Ok(None));

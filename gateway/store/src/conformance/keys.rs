@@ -1,4 +1,4 @@
-//! The directory. One function, since its versions are one line for all.
+//! Conformance of the key directory. All checks are one function, since all tests share one sequence of versions.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(super) async fn all(store: &dyn Store) {
 
 fn key(team: &str, byte: u8) -> KeyRecord {
     let mut digest = [byte; 32];
-    // Distinct from every other test's.
+    // Distinct from the digests of every other test.
     digest[..team.len().min(24)].copy_from_slice(&team.as_bytes()[..team.len().min(24)]);
     KeyRecord {
         id: KeyId::random(),
@@ -46,7 +46,7 @@ fn key(team: &str, byte: u8) -> KeyRecord {
     }
 }
 
-/// What is written is read, whole, under every name that it has.
+/// A key is read back completely, by its id and by each of its digests.
 async fn keys_are_found_until_they_are_revoked(store: &dyn Store) {
     let new = key("found", 1);
     let made = store.create_key(new.clone()).await.expect("created").expect("new");
@@ -184,7 +184,7 @@ async fn teams_and_users_come_and_go(store: &dyn Store) {
     assert_eq!(again.removed, None);
 }
 
-/// Whoever asks for changes from a version on, in pages however small, ends with what is there.
+/// A reader of changes from a version on ends with the complete directory, in pages however small.
 async fn whoever_follows_misses_nothing(store: &dyn Store) {
     let before = store.directory_version().await.expect("a version");
     let mut keys = Vec::new();

@@ -1,4 +1,4 @@
-//! The ledger: counted once, summed by anything.
+//! Conformance of the ledger: each request counts once, and usage is summed by any group.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub(super) async fn all(store: &dyn Store) {
     what_the_silent_left_is_found(store).await;
 }
 
-/// Tests live in years of their own, so that they can share a store.
+/// Length of a year in seconds: each test uses its own years, so that tests can share a store.
 const YEAR: u64 = 366 * 86_400;
 
 fn entry(request: &str, at: u64) -> Entry {
@@ -62,7 +62,7 @@ async fn sum(store: &dyn Store, filter: EntryFilter) -> UsageRow {
     store.usage(&query).await.expect("summed").items.pop().unwrap_or_default()
 }
 
-/// Whatever is sent again, in whatever order.
+/// Retries in any order count once.
 async fn a_request_counts_once(store: &dyn Store) {
     let (one, two) = (entry("once-1", YEAR), entry("once-2", YEAR + 1));
     store.open_entries(vec![opened(&one)].into()).await.expect("opened");
@@ -89,7 +89,7 @@ async fn a_request_counts_once(store: &dyn Store) {
     assert_eq!(sum(store, during(YEAR)).await.requests, 3);
 }
 
-/// A reservation stands in for what a dead gateway did not tell, until it does.
+/// The reservation stands in for an entry that a dead gateway left open, until the real one arrives.
 async fn what_nobody_ended_is_an_orphan(store: &dyn Store) {
     let at = 2 * YEAR;
     let entries: Vec<Entry> = (0..4).map(|number| entry(&format!("orphan-{number}"), at + number)).collect();
@@ -112,7 +112,7 @@ async fn what_nobody_ended_is_an_orphan(store: &dyn Store) {
     assert_eq!((sum(store, during(at)).await.requests, sum(store, during(at)).await.micro_usd), (2, 240));
 }
 
-/// Gateways that have fallen silent are found by the others; those that speak, and those that never spoke, are not.
+/// Open entries of silent gateways are found; those of live ones, and of ones that never reported, are not.
 async fn what_the_silent_left_is_found(store: &dyn Store) {
     let at = 7 * YEAR;
     let mut open: Vec<OpenEntry> =
@@ -140,7 +140,7 @@ async fn what_the_silent_left_is_found(store: &dyn Store) {
     assert!(matches!(store.alive("", at).await, Err(StoreError::Misuse(_))));
 }
 
-/// Days on which the usage below was.
+/// Days of the usage below, in Unix seconds.
 const DAYS: [u64; 2] = [3 * YEAR - 3 * YEAR % 86_400 + 86_400, 3 * YEAR - 3 * YEAR % 86_400 + 2 * 86_400];
 
 async fn usage_is_summed_by_anything(store: &dyn Store) {
@@ -253,7 +253,7 @@ async fn what_cannot_be_is_refused(store: &dyn Store) {
     let many = vec![entry("many", 0); LEDGER_BATCH_MAX + 1];
     assert!(matches!(store.settle_entries(many.into()).await, Err(StoreError::Misuse(_))));
     assert!(matches!(store.settle_entries(vec![entry("", 0)].into()).await, Err(StoreError::Misuse(_))));
-    // What a client may choose is cut, not refused: the request was served.
+    // Client-chosen texts are truncated, not refused: the request was served.
     let mut wild = entry("wild", 6 * YEAR);
     let who = Arc::make_mut(&mut wild.opened.subject);
     who.model = format!("a\0{}", "ä".repeat(5000));

@@ -1,4 +1,4 @@
-//! The audit log and the configs.
+//! Conformance of the audit log and the config history.
 
 use super::kept::page;
 use crate::{

@@ -1,4 +1,4 @@
-//! [`Counters`] of one process.
+//! [`Counters`] of one process, in memory.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -9,12 +9,12 @@ use super::{AMOUNT_MAX, Ask, Counters, Grant, Kept, Settlement, Window};
 use super::{check_asks, check_kept, check_settlements, granted};
 use crate::StoreError;
 
-/// Counters that are held; windows that have ended make place.
+/// Most counters; ended windows are removed to make room.
 const COUNTERS_MAX: usize = 1_000_000;
-/// Counters beyond which ended windows are looked for.
+/// Number of counters from which on ended windows are swept.
 const SWEEP_FROM: usize = 1024;
 
-/// Counters in memory: gone with the process.
+/// Counters in memory, lost with the process.
 #[derive(Default)]
 pub struct MemoryCounters {
     book: Mutex<Book>,
@@ -23,9 +23,10 @@ pub struct MemoryCounters {
 #[derive(Default)]
 struct Book {
     cells: HashMap<(String, Window), Cell>,
-    /// Numbers of the last settlements, by holder.
+    /// Number of the last settlement of each holder.
     settled: HashMap<String, u64>,
-    /// Cells at which the next sweep is due: twice what the last one left, so a sweep costs each new cell a constant.
+    /// Number of cells at which the next sweep is due: twice the number after the last one, so that a sweep costs a
+    /// constant per new cell (amortized).
     sweep_at: usize,
 }
 
@@ -46,7 +47,7 @@ impl Cell {
         leased.fold(self.spent, u64::saturating_add).min(AMOUNT_MAX)
     }
 
-    /// What `holder` leases after another `amount`.
+    /// Adds `amount` to the lease of `holder`; returns the whole lease. Lapsed and empty leases are removed.
     fn lease(&mut self, holder: &str, amount: u64, until: u64, now: u64) -> u64 {
         let lease = self.leases.entry(holder.to_owned()).or_insert(Lease { amount: 0, until: 0 });
         if lease.until <= now {
@@ -72,7 +73,7 @@ impl Book {
 
     fn make_place(&mut self, now: u64) -> Result<(), StoreError> {
         if self.cells.len() >= self.sweep_at.max(SWEEP_FROM) {
-            // The window before counts in sliding ones: two lengths.
+            // A sliding window also counts the one before it: keep a window for two lengths.
             self.cells.retain(|(_, window), cell| match window.end() {
                 Some(end) => end.saturating_add(window.seconds) > now,
                 None => cell.used(now) > 0,
@@ -119,7 +120,7 @@ impl Book {
             if let Some(lease) = cell.leases.get_mut(holder) {
                 lease.amount = lease.amount.saturating_sub(one.leased);
             }
-            // What is over has no end that a later lease could inherit.
+            // An empty lease is removed, so that a later lease does not inherit its end.
             cell.leases.retain(|_, lease| lease.amount > 0);
             cell.spent = cell.spent.saturating_add(one.spent).min(AMOUNT_MAX);
         }

@@ -10,7 +10,7 @@ use crate::sql::{direction, listing};
 use crate::{Audit, AuditEvent, AuditFilter, AuditId, Listing, Page, StoreError};
 
 const COLUMNS: &str = "id, at, actor, address, action, target, outcome, detail";
-/// Events deleted in one transaction.
+/// Most events deleted in one transaction.
 const SWEEP_MAX: i64 = 1000;
 
 fn event(row: &Row) -> Result<AuditEvent, StoreError> {
@@ -33,7 +33,7 @@ impl Audit for Postgres {
         let sql = format!(
             "INSERT INTO penstock.audit ({COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (id) DO NOTHING"
         );
-        // PostgreSQL has no text with NUL, and what was tried is noted whatever it was.
+        // PostgreSQL has no NUL in text, and every attempted action must be logged.
         let plain = |text: &str| text.replace('\0', "\u{fffd}");
         let values: Values<'_> = &[
             &event.id.as_str(),

@@ -1,4 +1,4 @@
-//! [`Batches`] in PostgreSQL. What changes a batch locks its row first.
+//! [`Batches`] in PostgreSQL. Changes of a batch lock its row first.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -49,15 +49,15 @@ async fn find(held: &mut Held, tenant: &Tenant, id: &BatchId, lock: &str) -> Res
     held.one(&sql, &[&id.as_str(), &tenant.as_str()]).await?.as_ref().map(record).transpose()
 }
 
-/// Row number.
+/// Row number of a batch.
 async fn place(held: &mut Held, id: &BatchId) -> Result<i64, StoreError> {
     let row = held.one("SELECT seq FROM penstock.batches WHERE id = $1", &[&id.as_str()]).await?;
     cell(&row.ok_or(StoreError::Misuse("a batch that is not there"))?, 0)
 }
 
-/// The tenant's lock is held.
+/// Creates a batch; the caller holds the tenant's lock.
 async fn create(held: &mut Held, tenant: &Tenant, new: &NewBatch) -> Result<Option<BatchRecord>, StoreError> {
-    // Locked, so that the file is not deleted before it is known to be in use.
+    // Shared lock, so that the file is not deleted before the batch that uses it is visible.
     let input = "SELECT true FROM penstock.files WHERE id = $1 AND tenant = $2 AND sealed FOR SHARE";
     if !held.is(input, &[&new.input.as_str(), &tenant.as_str()]).await? {
         return Ok(None);
@@ -118,9 +118,9 @@ async fn end(held: &mut Held, id: &BatchId, end: &EndedBatch) -> Result<bool, St
     Ok(true)
 }
 
-/// Lines as one value: `[[line, custom id, at, bytes], …]`.
+/// Lines as one JSON value: a list of objects with line, custom_id, at and bytes.
 fn lines_json(lines: &[NewLine]) -> Result<String, StoreError> {
-    // The client's name may hold NUL, which PostgreSQL has in no text: it is kept as JSON.
+    // The client's id may contain NUL, which PostgreSQL's text does not allow: store it as JSON.
     let one = |line: &NewLine| {
         let name = to_json(&line.custom_id)?;
         Ok(serde_json::json!({ "line": line.line, "custom_id": name, "at": line.at, "bytes": line.bytes }))
@@ -214,7 +214,7 @@ impl Batches for Postgres {
     async fn finish_line(&self, id: &BatchId, line: u32, result: LineResult) -> Result<bool, StoreError> {
         let mut held = self.held().await?;
         let seq = place(&mut held, id).await?;
-        // The line leaves the list, its result is kept and counted: one statement, all or nothing.
+        // One statement: the line leaves the list, and its result is stored and counted, or nothing happens.
         let sql = "WITH done AS (UPDATE penstock.batch_lines SET ok = $3, result = $4
                                  WHERE batch = $1 AND line = $2 AND ok IS NULL RETURNING ok)
                    UPDATE penstock.batches SET completed = completed + done.ok::int, failed = failed + (NOT done.ok)::int
@@ -248,7 +248,7 @@ impl Batches for Postgres {
     ) -> Result<Vec<(u32, Bytes)>, StoreError> {
         let mut held = self.held().await?;
         let seq = place(&mut held, id).await?;
-        // As many as fit, and the first whatever its size.
+        // As many rows as fit, and the first row whatever its size.
         let sql = "SELECT line, result FROM (
                      SELECT line, result, sum(length(result)) OVER (ORDER BY line) AS so_far, row_number() OVER (ORDER BY line) AS nth
                      FROM (SELECT line, result FROM penstock.batch_lines WHERE batch = $1 AND line >= $2 AND ok = $3

@@ -1,8 +1,8 @@
-//! [`Counters`] in PostgreSQL: each call is one statement, a function of the database (`schema`). Rows are locked in the order of their
-//! names, so two gateways that ask for the same counters never wait for each other.
+//! [`Counters`] in PostgreSQL: each call is one statement, a function of the database (`schema`). Rows are locked in
+//! the order of their names, so two gateways that ask for the same counters cannot deadlock.
 //!
-//! A statement that nobody waits for any more may still be on its way, or wait for a row, and be done much later. So asks bear the number
-//! of what their holder said last (`Words`), and settlements numbers of their own.
+//! A statement whose caller has given up may still be under way or wait for a row, and take effect much later. Asks
+//! therefore carry the number of their holder's last lease call (`Words`), and settlements carry their own numbers.
 
 use async_trait::async_trait;
 use serde_json::json;

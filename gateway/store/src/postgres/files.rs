@@ -12,7 +12,7 @@ use crate::sql::{direction, listing};
 use crate::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, Files, Listing, NewFile, Page, StoreError, Tenant};
 
 const COLUMNS: &str = "id, purpose, name, bytes, created, expires";
-/// Files deleted in one transaction.
+/// Most files deleted in one transaction.
 const SWEEP_MAX: i64 = 16;
 
 fn record(row: &Row) -> Result<FileRecord, StoreError> {
@@ -26,7 +26,7 @@ fn record(row: &Row) -> Result<FileRecord, StoreError> {
     })
 }
 
-/// Row number and size of a file.
+/// Row number and size of a file; locks the row.
 async fn place(held: &mut Held, tenant: &Tenant, id: &FileId, sealed: bool) -> Result<Option<(i64, u64)>, StoreError> {
     let sql = "SELECT seq, bytes FROM penstock.files WHERE id = $1 AND tenant = $2 AND sealed = $3 FOR UPDATE";
     let row = held.one(sql, &[&id.as_str(), &tenant.as_str(), &sealed]).await?;
@@ -38,7 +38,7 @@ async fn size(held: &mut Held, seq: i64) -> Result<u64, StoreError> {
     held.one(sql, &[&seq]).await?.map_or(Ok(0), |row| number(&row, 0))
 }
 
-/// Makes an unsealed file visible, in the open transaction.
+/// Makes an unsealed file visible, within the open transaction.
 pub(super) async fn seal(held: &mut Held, tenant: &Tenant, id: &FileId) -> Result<FileRecord, StoreError> {
     let (seq, bytes) =
         place(held, tenant, id, false).await?.ok_or(StoreError::Misuse("a file that is not being written"))?;
@@ -49,7 +49,7 @@ pub(super) async fn seal(held: &mut Held, tenant: &Tenant, id: &FileId) -> Resul
     record(&held.one(&sql, &[&seq]).await?.ok_or_else(odd)?)
 }
 
-/// From here to the end of the transaction nobody else counts what that tenant has.
+/// Locks a tenant until the end of the transaction, so that its quotas are counted by one gateway at a time.
 pub(super) async fn lock_tenant(held: &mut Held, tenant: &Tenant) -> Result<(), StoreError> {
     held.query("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&tenant.as_str()]).await?;
     Ok(())
@@ -83,7 +83,7 @@ async fn delete(held: &mut Held, tenant: &Tenant, id: &FileId) -> Result<Deleted
     Ok(Deleted::Yes)
 }
 
-/// The bytes of the pieces that cover a range.
+/// Joins the chunks that cover a range to its bytes.
 fn join(rows: &[Row], range: &Range<u64>) -> Result<Vec<u8>, StoreError> {
     let mut out = Vec::with_capacity((range.end - range.start) as usize);
     for row in rows {
@@ -113,7 +113,7 @@ impl Files for Postgres {
         let id = FileId::random();
         let sql = "INSERT INTO penstock.files (id, tenant, purpose, name, bytes, created, expires) \
                    VALUES ($1, $2, $3, $4, $5, $6, $7)";
-        // PostgreSQL has no text with NUL.
+        // PostgreSQL has no NUL in text.
         let name = new.name.replace('\0', "\u{fffd}");
         let (bytes, created, expires) = (int(new.bytes), int(new.created), new.expires.map(int));
         held.execute(sql, &[&id.as_str(), &tenant.as_str(), &new.purpose, &name, &bytes, &created, &expires]).await?;
@@ -177,7 +177,7 @@ impl Files for Postgres {
         if out.len() as u64 == range.end - range.start {
             return Ok(Some(out.into()));
         }
-        // Deleted between the two questions, or damaged.
+        // The file was deleted between the two queries, or is damaged.
         match self.file(tenant, id).await? {
             None => Ok(None),
             Some(_) => Err(StoreError::Broken(format!("file {id} lacks bytes"))),

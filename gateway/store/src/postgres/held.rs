@@ -1,4 +1,4 @@
-//! A connection of the pool while one operation uses it.
+//! Connection of the pool during one operation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use tokio_postgres::types::{FromSql, ToSql};
 use super::ANSWER_TIMEOUT;
 use crate::{Stats, StoreError};
 
-/// What is given to a statement.
+/// Parameter values of a statement.
 pub(super) type Values<'a> = &'a [&'a (dyn ToSql + Sync)];
 
 #[derive(Default)]
@@ -45,14 +45,15 @@ impl Counts {
     }
 }
 
-/// A connection. Dropped in the middle of a statement or of a transaction, it is closed: whatever was under way ends with it.
+/// Connection held by one operation. If it is dropped during a statement or a transaction, the connection is closed,
+/// which ends the work on the server.
 pub(super) struct Held {
     client: Option<Object>,
     counts: Arc<Counts>,
     began: Instant,
-    /// A statement is not answered yet.
+    /// Whether a statement awaits its answer.
     waits: bool,
-    /// A transaction is open.
+    /// Whether a transaction is open.
     open: bool,
 }
 
@@ -62,7 +63,7 @@ impl Held {
         Ok(Self { client: Some(client), counts: counts.clone(), began: Instant::now(), waits: false, open: false })
     }
 
-    /// Runs `work` on the connection, within the deadline.
+    /// Runs `work` on the connection, within the answer timeout.
     async fn run<T>(
         &mut self,
         work: impl AsyncFnOnce(&Object) -> Result<T, tokio_postgres::Error>,
@@ -85,22 +86,22 @@ impl Held {
         result.map_err(|error| self.counts.error(error))
     }
 
-    /// Rows.
+    /// Runs a query and returns its rows.
     pub(super) async fn query(&mut self, sql: &str, values: Values<'_>) -> Result<Vec<Row>, StoreError> {
         self.run(async |client| client.query(&client.prepare_cached(sql).await?, values).await).await
     }
 
-    /// The first row, if there is one.
+    /// Runs a query and returns its first row, if there is one.
     pub(super) async fn one(&mut self, sql: &str, values: Values<'_>) -> Result<Option<Row>, StoreError> {
         Ok(self.query(sql, values).await?.into_iter().next())
     }
 
-    /// Whether the first column of the first row is true.
+    /// Runs a query; whether the first column of the first row is true.
     pub(super) async fn is(&mut self, sql: &str, values: Values<'_>) -> Result<bool, StoreError> {
         self.one(sql, values).await?.map_or(Ok(false), |row| cell(&row, 0))
     }
 
-    /// A change; by itself it is a transaction. How many rows.
+    /// Runs a change, in its own transaction unless one is open; returns the number of rows.
     pub(super) async fn execute(&mut self, sql: &str, values: Values<'_>) -> Result<u64, StoreError> {
         let changed = self.run(async |client| client.execute(&client.prepare_cached(sql).await?, values).await).await?;
         self.counts.writes.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +111,7 @@ impl Held {
         Ok(changed)
     }
 
-    /// A change that answers with rows; by itself it is a transaction.
+    /// Runs a change that returns rows, in its own transaction unless one is open.
     pub(super) async fn change(&mut self, sql: &str, values: Values<'_>) -> Result<Vec<Row>, StoreError> {
         let rows = self.query(sql, values).await?;
         self.counts.writes.fetch_add(1, Ordering::Relaxed);
@@ -120,7 +121,7 @@ impl Held {
         Ok(rows)
     }
 
-    /// Statements without values, several at once.
+    /// Runs several statements without values.
     pub(super) async fn batch(&mut self, sql: &str) -> Result<(), StoreError> {
         self.run(async |client| client.batch_execute(sql).await).await
     }
@@ -137,7 +138,7 @@ impl Held {
         Ok(())
     }
 
-    /// Ends the transaction without its changes, and the operation with `result`.
+    /// Rolls the transaction back and returns `result`.
     pub(super) async fn undo<T>(&mut self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         if self.batch("ROLLBACK").await.is_ok() {
             self.open = false;
@@ -154,7 +155,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Some(client) = self.client.take_if(|_| self.waits || self.open) {
-            // Out of the pool; dropping it closes it.
+            // Detached from the pool, so that dropping it closes the connection.
             drop(Object::take(client));
         }
     }
@@ -168,12 +169,12 @@ fn unreachable(error: &PoolError) -> StoreError {
     }
 }
 
-/// What PostgreSQL says, in our words. Its message is in it, its details are not: they quote values.
+/// Maps an error of PostgreSQL. The server's message is kept; its details are dropped, since they quote values.
 pub(super) fn fault(error: &tokio_postgres::Error) -> StoreError {
     let Some(said) = error.as_db_error() else { return StoreError::Broken(chain(error)) };
     match *said.code() {
         SqlState::DISK_FULL => StoreError::Full,
-        // Of a function of ours (`schema`).
+        // Raised by our own functions (`schema`).
         ref code if code.code() == "PS001" => StoreError::Lost,
         SqlState::QUERY_CANCELED
         | SqlState::TOO_MANY_CONNECTIONS
@@ -185,7 +186,7 @@ pub(super) fn fault(error: &tokio_postgres::Error) -> StoreError {
     }
 }
 
-/// An error and what caused it.
+/// Text of an error and its causes.
 fn chain(error: &tokio_postgres::Error) -> String {
     let mut text = format!("PostgreSQL: {error}");
     let mut next = std::error::Error::source(error);
@@ -196,32 +197,32 @@ fn chain(error: &tokio_postgres::Error) -> String {
     text
 }
 
-/// A column.
+/// Column of a row.
 pub(super) fn cell<'a, T: FromSql<'a>>(row: &'a Row, at: usize) -> Result<T, StoreError> {
     row.try_get(at).map_err(|error| fault(&error))
 }
 
-/// A column that holds a number.
+/// Column with a number; negative values read as 0.
 pub(super) fn number(row: &Row, at: usize) -> Result<u64, StoreError> {
     Ok(cell::<i64>(row, at)?.max(0).unsigned_abs())
 }
 
-/// A column that may hold a number.
+/// Nullable column with a number.
 pub(super) fn maybe(row: &Row, at: usize) -> Result<Option<u64>, StoreError> {
     Ok(cell::<Option<i64>>(row, at)?.map(|number| number.max(0).unsigned_abs()))
 }
 
-/// A column that holds JSON.
+/// Column with JSON.
 pub(super) fn json<T: serde::de::DeserializeOwned>(row: &Row, at: usize) -> Result<T, StoreError> {
     serde_json::from_str(cell(row, at)?).map_err(|_| StoreError::Broken("a row that cannot be read".into()))
 }
 
-/// A number as PostgreSQL has them; beyond its largest there is none.
+/// Number as a signed 64-bit one; larger values saturate.
 pub(super) fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A row of ours that cannot be ours.
+/// Error of a row whose content is invalid.
 pub(super) fn odd() -> StoreError {
     StoreError::Broken("a row that cannot be read".into())
 }

@@ -1,5 +1,5 @@
-//! [`Keys`] in PostgreSQL. A change locks the directory's version before it reads anything: changes come one after another, and
-//! whoever has seen a version has seen all before it.
+//! [`Keys`] in PostgreSQL. A change locks the directory's version before it reads anything: changes are serialized, and
+//! a reader that has seen a version has seen all changes before it.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use crate::{
 const KEY_COLUMNS: &str = "id, name, digest, previous_digest, previous_until, hint, team_id, user_id, parent, scope, limits, tags, \
                            created, rotated, expires, revoked, version";
 const OWNER_COLUMNS: &str = "kind, id, name, team_id, scope, limits, budgets, tags, blocked, created, removed, version";
-/// How often changes are looked for, should no notice of them come.
+/// Polling period for changes, in case notifications do not arrive.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 fn digest(bytes: &[u8]) -> Result<KeyDigest, StoreError> {
@@ -78,14 +78,14 @@ async fn find_owner(held: &mut Held, kind: OwnerKind, id: &str) -> Result<Option
     held.one(&sql, &[&kind.name(), &id]).await?.as_ref().map(owner_record).transpose()
 }
 
-/// Begins a change of the directory: the version that it has if it is made.
+/// Begins a change of the directory; returns the version that it will have.
 async fn begin(held: &mut Held) -> Result<u64, StoreError> {
     held.begin().await?;
     let row = held.one("SELECT version FROM penstock.directory FOR UPDATE", &[]).await?.ok_or_else(odd)?;
     Ok(number(&row, 0)? + 1)
 }
 
-/// Ends it, and tells the others once it is there.
+/// Commits a change and notifies other gateways; they receive the notification after the commit.
 async fn commit(held: &mut Held, version: u64) -> Result<(), StoreError> {
     held.execute("UPDATE penstock.directory SET version = $1", &[&int(version)]).await?;
     held.query("SELECT pg_notify($1, $2)", &[&CHANNEL, &version.to_string()]).await?;
@@ -96,7 +96,7 @@ async fn is_taken(held: &mut Held, digest: &KeyDigest) -> Result<bool, StoreErro
     Ok(find(held, "digest = $1 OR previous_digest = $1", &[&digest.0.as_slice()]).await?.is_some())
 }
 
-/// The whole record, new or not.
+/// Inserts or replaces the whole record.
 async fn write(held: &mut Held, key: &KeyRecord) -> Result<(), StoreError> {
     let sql = format!(
         "INSERT INTO penstock.issued_keys ({KEY_COLUMNS})
@@ -151,7 +151,7 @@ async fn write_owner(held: &mut Held, owner: &OwnerRecord) -> Result<(), StoreEr
 }
 
 impl Postgres {
-    /// Changes a key that is there and that `change` wants to change.
+    /// Changes an existing key; nothing is written if `change` returns false.
     async fn change_key(
         &self,
         id: &KeyId,
@@ -171,7 +171,7 @@ impl Postgres {
         Ok(Some(key))
     }
 
-    /// Changes a team or user that is there.
+    /// Changes an existing team or user.
     async fn change_owner(
         &self,
         kind: OwnerKind,
@@ -316,7 +316,7 @@ impl Keys for Postgres {
         let mut held = self.held().await?;
         let row = held.one("SELECT version FROM penstock.directory", &[]).await?;
         let now = number(&row.ok_or_else(odd)?, 0)?;
-        // What changes again between these questions leaves the range, and is told next time.
+        // A record that changes again between these queries leaves the range, and is reported by the next call.
         let of = |columns: &str, table: &str| {
             format!(
                 "SELECT {columns} FROM penstock.{table} WHERE version > $1 AND version <= $2 ORDER BY version LIMIT $3"
@@ -333,7 +333,7 @@ impl Keys for Postgres {
     async fn directory_changed(&self, seen: u64, wait: Duration) -> Result<u64, StoreError> {
         let end = Instant::now() + wait;
         loop {
-            // Before the question, so that no change falls between it and the wait.
+            // Register before the query, so that no change falls between the query and the wait.
             let mut changed = std::pin::pin!(self.listener.changed.notified());
             changed.as_mut().enable();
             let version = self.directory_version().await?;

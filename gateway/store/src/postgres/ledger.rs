@@ -1,4 +1,5 @@
-//! [`Ledger`] in PostgreSQL. The statements are those of `sql::ledger`; a batch of entries is one, its rows sent as one JSON value.
+//! [`Ledger`] in PostgreSQL. The statements are those of `sql::ledger`; a batch of entries is one statement, with its
+//! rows as one JSON value.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -36,7 +37,7 @@ const OPEN_TYPES: &str = "at bigint, request text, gateway text, key_id text, te
 const END_TYPES: &str = "input bigint, input_cached bigint, input_written bigint, output bigint, reasoning bigint, micro_usd bigint, \
                          status bigint, outcome text, attempts bigint, first_ms bigint, total_ms bigint";
 
-/// An open entry as JSON; the names are those of the columns.
+/// Open entry as JSON; the names are those of the columns.
 #[derive(Serialize)]
 struct OpenRow<'a> {
     at: i64,
@@ -55,7 +56,7 @@ struct OpenRow<'a> {
     state: u8,
 }
 
-/// A settled one.
+/// Settled entry as JSON.
 #[derive(Serialize)]
 struct EndRow<'a> {
     #[serde(flatten)]
@@ -73,7 +74,7 @@ struct EndRow<'a> {
     total_ms: i64,
 }
 
-/// Without NUL, which PostgreSQL does not take.
+/// Text without NUL, which PostgreSQL does not accept.
 fn plain(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { text.replace('\0', "").into() } else { text.into() }
 }
@@ -136,7 +137,7 @@ impl<'a> EndRow<'a> {
     }
 }
 
-/// The rows of the JSON value at `$1`, in one order everywhere, so that two gateways never wait for each other's.
+/// Select of the rows in the JSON value at `$1`, always in the same order, so that two gateways cannot deadlock.
 fn rows(columns: &str, types: &str) -> String {
     let read = columns.replace("tags", "ARRAY(SELECT jsonb_array_elements_text(tags))");
     format!("SELECT {read} FROM jsonb_to_recordset($1::text::jsonb) AS new({types}) ORDER BY at, request")
@@ -159,7 +160,7 @@ impl Columns for Row {
 }
 
 impl Postgres {
-    /// What a question finds.
+    /// Runs a question and returns its rows.
     async fn found(&self, question: Question) -> Result<Vec<Row>, StoreError> {
         let Question { sql, values, .. } = question;
         let values = owned(values);
@@ -190,7 +191,7 @@ impl Ledger for Postgres {
 
     async fn settle_entries(&self, entries: Arc<[Entry]>) -> Result<Vec<bool>, StoreError> {
         check_batch(entries.iter().map(|entry| &entry.opened))?;
-        // One statement cannot change a row twice: of several entries of one request the first counts.
+        // One statement cannot change a row twice: of several entries of one request, only the first counts.
         let mut seen = HashSet::new();
         let key = |entry: &Entry| (int(entry.opened.at), entry.opened.request.clone());
         let firsts: Vec<bool> = entries.iter().map(|entry| seen.insert(key(entry))).collect();
@@ -210,7 +211,7 @@ impl Ledger for Postgres {
 
     async fn alive(&self, gateway: &str, now: u64) -> Result<(), StoreError> {
         check_id(gateway)?;
-        // Another gateway may be deleting the same.
+        // Skip rows that another gateway is deleting.
         let sql = "WITH silent AS (
                      DELETE FROM penstock.lives WHERE gateway IN (
                        SELECT gateway FROM penstock.lives WHERE seen < $3 AND gateway <> $1 FOR UPDATE SKIP LOCKED))

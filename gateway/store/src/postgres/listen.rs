@@ -1,6 +1,6 @@
-//! Hears of changes of the directory as they happen: `LISTEN` on a connection of its own, made anew when it breaks.
+//! Listener for changes of the directory: `LISTEN` on its own connection, which is reopened when it breaks.
 //!
-//! It only wakes those who wait sooner: they look by themselves often enough to do without it.
+//! Notifications only wake waiting callers sooner: these poll often enough to work without them.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use super::held::fault;
 use super::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, Connector};
 use crate::{StoreError, home};
 
-/// The channel that every change of the directory is told on.
+/// Notification channel of all changes of the directory.
 pub(super) const CHANNEL: &str = "penstock_directory";
-/// Wait before another connection, twice as long each time.
+/// First and longest backoff before the next connection; doubled each time.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// Wakes those who wait for a change.
+/// Background listener that wakes callers waiting for a change.
 pub(super) struct Listener {
     pub(super) changed: Arc<Notify>,
     task: AbortHandle,
@@ -47,7 +47,7 @@ async fn listen(connector: Connector, changed: Arc<Notify>) {
             let heard = timeout(ANSWER_TIMEOUT, client.batch_execute(&format!("LISTEN {CHANNEL}"))).await;
             if matches!(heard, Ok(Ok(()))) {
                 wait = RETRY.0;
-                // Whatever happened while nobody listened.
+                // Changes may have happened while nothing was listening.
                 changed.notify_waiters();
                 while !client.is_closed() {
                     tokio::time::sleep(RETRY.0).await;
@@ -59,7 +59,7 @@ async fn listen(connector: Connector, changed: Arc<Notify>) {
     }
 }
 
-/// A connection that is not the pool's.
+/// Opens a connection outside of the pool.
 pub(super) async fn connect(connector: &Connector) -> Result<Client, StoreError> {
     connect_and(connector, None).await
 }
@@ -84,7 +84,7 @@ async fn connect_and(connector: &Connector, changed: Option<Arc<Notify>>) -> Res
     made.map_err(|error: tokio_postgres::Error| fault(&error))
 }
 
-/// Ends with the connection, which ends with its client.
+/// Drives a connection until it ends, which is when its client is dropped.
 async fn drive<S>(mut connection: Connection<Socket, S>, changed: Option<Arc<Notify>>)
 where
     S: tokio_postgres::tls::TlsStream + Unpin,

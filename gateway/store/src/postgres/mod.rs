@@ -1,12 +1,12 @@
-//! The store of several gateways: PostgreSQL, in the schema `penstock`.
+//! Store shared by several gateways: PostgreSQL, in the schema `penstock`.
 //!
-//! Every statement has a deadline and runs on a connection of a bounded pool; a connection on which one was not answered in time, or
-//! that was left in the middle of a transaction, is closed and not used again. What SQLite's one writer gives for free is said with
-//! locks here: a row is locked before it is judged, a tenant's quota is counted under an advisory lock, and every change of the
-//! directory locks its version first, so versions become visible in their order. `lead` is an advisory lock held by a connection of its
-//! own.
+//! Every statement has a deadline and runs on a connection of a bounded pool; a connection whose statement was not
+//! answered in time, or that was left within a transaction, is closed and not reused. SQLite serializes writes by its
+//! single writer; here locks do so: a row is locked before it is judged, a tenant's quota is counted under an advisory
+//! lock, and every change of the directory locks its version first, so versions become visible in order. `lead` is an
+//! advisory lock held by its own connection.
 //!
-//! The URL holds a password: it is in no error, no log and no `Debug` output.
+//! The URL contains a password: it appears in no error, no log and no `Debug` output.
 
 mod audit;
 mod batches;
@@ -39,25 +39,25 @@ use crate::{Stats, Store, StoreError};
 use held::{Counts, Held};
 use listen::Listener;
 
-/// Longest wait for the answer to a statement.
+/// Time limit for the answer to a statement.
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest wait for a connection, new or used before.
+/// Time limit for a connection, new or pooled.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Advisory lock of the leader: "penstock" in ASCII.
 const LEADER_LOCK: i64 = 0x7065_6e73_746f_636b;
 
-/// How the database is reached. Holds a password: no `Debug`.
+/// Connection settings. Contains a password: no `Debug`.
 #[derive(Clone)]
 pub struct PostgresOptions {
     /// `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`.
     pub url: String,
-    /// For connections with TLS; `None`: without.
+    /// TLS settings; `None`: connections without TLS.
     pub tls: Option<rustls::ClientConfig>,
-    /// Connections at most, beside the one that listens and the leader's.
+    /// Most pooled connections, besides the listener's and the leader's.
     pub connections: usize,
 }
 
-/// The store of several gateways.
+/// Store in PostgreSQL, shared by several gateways.
 pub struct Postgres {
     pool: Pool,
     counts: Arc<Counts>,
@@ -67,7 +67,7 @@ pub struct Postgres {
     words: Words,
 }
 
-/// Makes connections.
+/// Factory of connections.
 #[derive(Clone)]
 pub(crate) struct Connector {
     config: tokio_postgres::Config,
@@ -77,7 +77,7 @@ pub(crate) struct Connector {
 
 impl Connector {
     fn new(options: &PostgresOptions) -> Result<Self, StoreError> {
-        // What the parser says may quote the URL.
+        // The parser's message may quote the URL.
         let bad = |_| StoreError::Broken("the URL of PostgreSQL cannot be read".into());
         let mut config: tokio_postgres::Config = options.url.parse().map_err(bad)?;
         if config.get_application_name().is_none() {
@@ -96,7 +96,7 @@ impl Connector {
     }
 
     fn manager(&self) -> Manager {
-        // A closed connection is noticed; one that hangs is found by the first statement's deadline.
+        // The pool notices a closed connection; one that hangs is found by the first statement's deadline.
         let how = ManagerConfig { recycling_method: RecyclingMethod::Fast };
         match &self.tls {
             Some(tls) => Manager::from_config(self.config.clone(), tls.clone(), how),
@@ -106,10 +106,10 @@ impl Connector {
 }
 
 impl Postgres {
-    /// Connects, and brings the database to the newest version. Connections live on the runtime that this is called on.
+    /// Connects and migrates the schema to the newest version. Connections belong to the runtime of this call.
     ///
     /// # Errors
-    /// [`StoreError::Broken`] or [`StoreError::Busy`] where it cannot be reached or used.
+    /// [`StoreError::Broken`] or [`StoreError::Busy`] if the server cannot be reached or used.
     pub async fn open(options: &PostgresOptions) -> Result<Self, StoreError> {
         let connector = Connector::new(options)?;
         let pool = Pool::builder(connector.manager())
@@ -132,13 +132,14 @@ impl Postgres {
         Ok(store)
     }
 
-    /// A connection, for one operation.
+    /// Takes a connection for one operation.
     async fn held(&self) -> Result<Held, StoreError> {
         home::at(&self.connector.home, Held::from_pool(&self.pool, &self.counts)).await
     }
 }
 
-/// Asks for the leader's lock on a connection of its own, or, on the one that holds it, whether it is alive.
+/// Runs `sql` on the leader's connection: takes the advisory lock, or checks that the connection that holds it is
+/// alive.
 async fn holds_lock(client: &Client, sql: &str) -> bool {
     let asked = timeout(ANSWER_TIMEOUT, client.query_one(sql, &[])).await;
     matches!(asked, Ok(Ok(row)) if row.try_get::<_, bool>(0).unwrap_or(false))
@@ -152,7 +153,7 @@ impl Store for Postgres {
             if holds_lock(client, "SELECT true").await {
                 return Ok(true);
             }
-            // The server ended the lock with the connection, or will: somebody else may lead now.
+            // The server has ended the lock with the connection, or will: another process may lead now.
             *leader = None;
         }
         let client = listen::connect(&self.connector).await?;
@@ -163,7 +164,7 @@ impl Store for Postgres {
     }
 
     async fn resign(&self) -> Result<(), StoreError> {
-        // Unlocked rather than closed: the next may ask at once.
+        // Unlock rather than close: the next leader may ask at once.
         if let Some(client) = self.leader.lock().await.take() {
             let sql = format!("SELECT pg_advisory_unlock({LEADER_LOCK})");
             holds_lock(&client, &sql).await;

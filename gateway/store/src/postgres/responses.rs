@@ -13,9 +13,9 @@ use crate::{
 };
 
 const COLUMNS: &str = "id, status, previous, created, expires, body, input, output, request";
-/// Responses deleted in one transaction.
+/// Most responses deleted in one transaction.
 const SWEEP_MAX: i64 = 256;
-/// Bytes that one tenant makes room with before it is asked again which one keeps most.
+/// Bytes that are evicted from one tenant before the largest tenant is determined anew.
 const EVICT_BYTES: u64 = 1 << 20;
 
 fn code(status: ResponseStatus) -> i64 {
@@ -49,7 +49,8 @@ fn record(row: &Row) -> Result<ResponseRecord, StoreError> {
     })
 }
 
-/// The tenants that have something open, each found by one step in the index, and the oldest of each.
+/// Oldest open responses of each tenant. Each tenant is found by one index step, so a tenant with many responses costs
+/// no more.
 const OPEN: &str = "
     WITH RECURSIVE open (tenant) AS (
         SELECT min(tenant) FROM penstock.responses WHERE status < 2
@@ -62,8 +63,8 @@ const OPEN: &str = "
         FROM penstock.responses r WHERE r.status < 2 AND r.tenant = open.tenant ORDER BY r.seq LIMIT $1
     ) oldest WHERE open.tenant IS NOT NULL ORDER BY oldest.nth, oldest.seq LIMIT $2";
 
-/// Deletes what has ended of a tenant, oldest first, until so many responses and bytes are gone. What is being deleted or changed
-/// elsewhere is passed over.
+/// Deletes ended responses of a tenant, oldest first, until so many responses and bytes are freed; at most 4,096 in one
+/// statement, so callers repeat it.
 const EVICT: &str = "
     DELETE FROM penstock.responses WHERE seq IN (
         SELECT seq FROM (
@@ -76,7 +77,7 @@ async fn total(held: &mut Held) -> Result<u64, StoreError> {
     row.map_or(Ok(0), |row| number(&row, 0))
 }
 
-/// Makes room for so many responses and bytes more of a tenant that is locked. Nothing is deleted where that would not be enough.
+/// Makes room for so many more responses and bytes of a locked tenant. Deletes nothing if that would not suffice.
 async fn make_room(held: &mut Held, tenant: &str, rows: u64, bytes: u64, room: ResponseRoom) -> Result<(), StoreError> {
     let sql =
         "SELECT count(*), coalesce(sum(bytes), 0)::bigint FROM penstock.responses WHERE tenant = $1 AND status < 2";
@@ -102,8 +103,9 @@ async fn make_room(held: &mut Held, tenant: &str, rows: u64, bytes: u64, room: R
     }
 }
 
-/// Makes room for `bytes` more of anybody: whoever keeps most gives way. Outside of the transaction that needs it, so that no transaction
-/// holds the sums of two tenants; gateways that write at the same moment can pass the bound by what they write.
+/// Makes room for `bytes` more of any tenant, by evicting from the tenant with the most bytes. Runs before the
+/// transaction that needs the room, so that no transaction locks the sums of two tenants; gateways that write at the
+/// same moment can exceed the bound by what they write.
 async fn make_room_of_all(held: &mut Held, bytes: u64, room: ResponseRoom) -> Result<(), StoreError> {
     let sql = "SELECT coalesce(sum(bytes), 0)::bigint FROM penstock.responses WHERE status < 2";
     let open = held.one(sql, &[]).await?.map_or(Ok(0), |row| number(&row, 0))?;

@@ -1,12 +1,13 @@
-//! The tables, in versions that only add: a gateway of the version before goes on working while this one starts.
+//! Schema in versions that only add: a gateway of the previous version keeps working while this one starts.
 
 use super::held::{Held, cell};
 use crate::StoreError;
 
-/// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
+/// Statements that lead from the version of their index to the next. Never changed once released; new ones are
+/// appended.
 const VERSIONS: [&str; 8] = [KEPT, GOVERNED, COUNTED, LIVES, PEOPLE, HELD, SETTLED, BOUNDED];
 
-/// Files, batches, responses.
+/// Tables of files, batches and responses.
 const KEPT: &str = "
     CREATE TABLE penstock.files (
         seq BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -84,8 +85,8 @@ const KEPT: &str = "
     CREATE INDEX responses_open ON penstock.responses (seq) WHERE status < 2;
 ";
 
-/// Keys and their owners, the ledger, the audit log, configs. Text that is sorted is sorted by its bytes, whatever the database's
-/// language.
+/// Tables of keys and owners, the ledger, the audit log and configs. Sorted text columns use the "C" collation: byte
+/// order, whatever the database's locale.
 const GOVERNED: &str = r#"
     CREATE TABLE penstock.directory (version BIGINT NOT NULL);
     INSERT INTO penstock.directory VALUES (0);
@@ -182,8 +183,8 @@ const GOVERNED: &str = r#"
     );
 "#;
 
-/// Counters: one row each, its leases in it (`holder: {a: amount, u: until}`; there are as many as gateways). The rule is that of
-/// `counters::granted`. Now and then a call removes windows that have ended.
+/// Counters: one row each, with its leases as JSON (`holder: {a: amount, u: until}`, one per gateway). The rule of
+/// grants is that of `counters::granted`. About one call in a hundred removes ended windows.
 const COUNTED: &str = r"
     CREATE TABLE penstock.counters (
         name TEXT NOT NULL,
@@ -300,7 +301,7 @@ const COUNTED: &str = r"
     $$;
 ";
 
-/// Which lives of gateways go on.
+/// Table of gateways' lives, with the time of their last report.
 const LIVES: &str = "
     CREATE TABLE penstock.lives (
         gateway TEXT PRIMARY KEY,
@@ -308,7 +309,7 @@ const LIVES: &str = "
     );
 ";
 
-/// Who people are whom no key stands for.
+/// Table of token users' identities.
 const PEOPLE: &str = "
     CREATE TABLE penstock.people (
         tenant TEXT PRIMARY KEY,
@@ -317,9 +318,9 @@ const PEOPLE: &str = "
     );
 ";
 
-/// The last word of a holder of leases, and asks that come after a later one: they were on their way when it stopped waiting for them, and
-/// find that out once they have the rows of their counters. Whoever speaks its word changes the same rows after it is said, so either
-/// comes second and sees the other.
+/// Lease calls are numbered per holder. An ask with an earlier number than the holder's last lease call is rejected
+/// once it has the rows of its counters: it was under way when its holder gave up waiting. A lease call changes the
+/// same rows after it has written its number, so whichever of the two comes second sees the other.
 const HELD: &str = r"
     CREATE TABLE penstock.holders (
         holder TEXT PRIMARY KEY,
@@ -379,8 +380,8 @@ const HELD: &str = r"
     $$;
 ";
 
-/// The number of the last settlement of a holder: what is sent again because its answer was lost is done once. The holder's row is locked
-/// before its counters, as `lease_1` does.
+/// Number of each holder's last settlement, so that a retry takes effect once. The holder's row is locked before its
+/// counters, as in `lease_1`.
 const SETTLED: &str = "
     ALTER TABLE penstock.holders ADD COLUMN settled BIGINT NOT NULL DEFAULT 0;
 
@@ -395,8 +396,8 @@ const SETTLED: &str = "
     $$;
 ";
 
-/// What stored responses count, and their sums by tenant. A trigger keeps the sums, so that whoever writes or deletes keeps them true; a
-/// gateway of the version before counts what it adds as nothing.
+/// Sizes of stored responses, and their sums by tenant. A trigger maintains the sums on every write and delete;
+/// responses added by a gateway of the previous version count as 0 bytes.
 const BOUNDED: &str = "
     ALTER TABLE penstock.responses ADD COLUMN bytes BIGINT NOT NULL DEFAULT 0;
     UPDATE penstock.responses
@@ -427,10 +428,10 @@ const BOUNDED: &str = "
         FOR EACH ROW EXECUTE FUNCTION penstock.response_counted_1();
 ";
 
-/// Brings the database to the newest version. One that is newer is used as it is: its versions only added.
+/// Migrates the database to the newest version. A newer database is used as it is, since versions only add.
 pub(super) async fn migrate(held: &mut Held) -> Result<(), StoreError> {
     held.begin().await?;
-    // One gateway at a time; the lock ends with the transaction.
+    // One gateway migrates at a time; the lock ends with the transaction.
     held.batch("SELECT pg_advisory_xact_lock(7365998)").await?;
     held.batch(
         "CREATE SCHEMA IF NOT EXISTS penstock; CREATE TABLE IF NOT EXISTS penstock.version (number BIGINT NOT NULL)",

@@ -1,11 +1,13 @@
 //! Redis or Valkey: counters that several gateways share, and a cache.
 //!
-//! Each call is one script, so that comparison and change are one step of the server. One connection carries all calls of the process,
-//! interleaved; it is made anew when it breaks, and until then calls fail at once. What is here may be lost with the server, or be what
-//! it was some time ago. So everything counted belongs to an *era*: a server that has none, or whose run is another than its era's, is
-//! given a new one by whoever comes first ([`Counters::begin`]); whoever speaks of an older one hears [`StoreError::Lost`], and restores
-//! what it knows from the ledger; and in its first [`YOUNG`] nobody is granted anything, so that all have had the time. The server must not evict (`maxmemory-policy noeviction`, or `volatile-*` with
-//! memory to spare), and is one server, not a cluster: the counters of one call live on different slots.
+//! Each call is one script, so that comparison and change are one step of the server. One connection carries all calls
+//! of the process, multiplexed; it is reopened when it breaks, and until then calls fail at once. A server may lose its
+//! data or return with an old state. Counts therefore belong to an *era*: a server without one, or whose run id is not
+//! its era's, gets a new era from the first client that comes ([`Counters::begin`]). A client of an older era gets
+//! [`StoreError::Lost`] and restores the counts that it knows from the ledger. During an era's first [`YOUNG`] nothing
+//! is granted, so that all clients have time to restore. The server must not evict (`maxmemory-policy noeviction`, or
+//! `volatile-*` with memory to spare), and must be one server, not a cluster: the counters of one call live on
+//! different slots.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -24,31 +26,31 @@ use crate::{
     Window,
 };
 
-/// Longest wait for an answer. Whoever asks has a local answer to fall back to, and a request waiting.
+/// Time limit for an answer: the caller has a local fallback, and a request waiting.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest wait for a connection.
+/// Time limit for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Calls that wait for an answer.
+/// Most calls that await an answer.
 const WAITING_MAX: usize = 1024;
-/// Longest life of a key: ten years.
+/// Longest time to live of a key: ten years.
 const LIVE_MAX: u64 = 315_360_000;
-/// Nothing is granted for so long after counters were lost: gateways look several times a second.
+/// Time without grants after counters were lost; gateways check several times a second.
 const YOUNG: Duration = Duration::from_millis(1500);
-/// Clocks may differ by this much.
+/// Tolerated clock difference.
 const SLACK_SECONDS: u64 = 60;
 
-/// How the server is reached. Holds a password: no `Debug`.
+/// Connection settings. Contains a password: no `Debug`.
 #[derive(Clone)]
 pub struct RedisOptions {
     /// `redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` with TLS, `redis+unix:///path`.
     pub url: String,
-    /// Before every key, so that several installations can share a server.
+    /// Prefix of every key, so that several installations can share a server.
     pub prefix: String,
     /// Certificates (PEM) that the server's is checked against, instead of the system's; for `rediss://`.
     pub ca: Option<Vec<u8>>,
 }
 
-/// Redis or Valkey.
+/// Counters and cache in Redis or Valkey.
 pub struct Redis {
     connection: ConnectionManager,
     home: Handle,
@@ -57,16 +59,16 @@ pub struct Redis {
     settle: Script,
     begin: Script,
     restore: Script,
-    /// The era that this client counts in; empty: none yet.
+    /// Era that this client counts in; empty: none yet.
     era: Mutex<String>,
     words: Words,
 }
 
 impl Redis {
-    /// Connects, and begins to count with nothing to restore.
+    /// Connects and begins to count, with nothing to restore.
     ///
     /// # Errors
-    /// [`StoreError::Broken`] or [`StoreError::Busy`] where it cannot be reached.
+    /// [`StoreError::Broken`] or [`StoreError::Busy`] if the server cannot be reached.
     pub async fn open(options: &RedisOptions) -> Result<Self, StoreError> {
         let this = Self::lazy(options)?;
         if let Begun::Anew(wait) = this.begin().await? {
@@ -75,14 +77,14 @@ impl Redis {
         Ok(this)
     }
 
-    /// Connects with the first call. Called on a runtime, which drives the connection.
+    /// Creates a client that connects at the first call. Must be called on a runtime, which drives the connection.
     ///
     /// # Errors
-    /// [`StoreError::Broken`] for a URL that cannot be read.
+    /// [`StoreError::Broken`] for a URL that cannot be parsed.
     pub fn lazy(options: &RedisOptions) -> Result<Self, StoreError> {
-        // The client's TLS asks the process for its cryptography; somebody may have chosen already.
+        // The client's TLS uses the process-wide crypto provider; it may be installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        // What the parser says may quote the URL.
+        // The parser's message may quote the URL.
         let bad = |_| StoreError::Broken("the URL of Redis cannot be read".into());
         let client = match &options.ca {
             None => Client::open(options.url.as_str()),
@@ -113,7 +115,7 @@ impl Redis {
         })
     }
 
-    /// The keys of the era, and of its first time.
+    /// Keys of the era, and of its time without grants.
     fn eras(&self) -> [String; 2] {
         ["era", "young"].map(|name| format!("{}{name}", self.prefix))
     }
@@ -122,7 +124,7 @@ impl Redis {
         self.era.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What tells one run of the server from the next; empty where this user may not ask.
+    /// Run id of the server, which changes with each restart; empty if the user may not call INFO.
     async fn run(&self) -> Result<String, StoreError> {
         let command = ::redis::cmd("INFO").arg("server").take();
         let told: Result<String, _> = self.ask(async |mut connection| command.query_async(&mut connection).await).await;
@@ -136,12 +138,12 @@ impl Redis {
         }
     }
 
-    /// The key of what is known of a holder.
+    /// Key of a holder's numbers (last lease call, last settlement).
     fn holder(&self, name: &str) -> String {
         format!("{}h:{name}", self.prefix)
     }
 
-    /// Lifts counters to what is known to be spent (no holder), or sets what a holder leases.
+    /// Raises counters to known spent amounts (empty holder), or sets the leases of a holder.
     async fn lift(&self, holder: &str, kept: &[Kept], now: u64) -> Result<(), StoreError> {
         if kept.is_empty() {
             return Ok(());
@@ -151,7 +153,7 @@ impl Redis {
         script.key(era).key(self.holder(holder)).arg(self.era()).arg(holder).arg(self.words.of(holder));
         for one in kept {
             script.key(self.counter(&one.counter, one.window));
-            // What never ends lives for as long as its lease.
+            // A window without end lives as long as its lease.
             let window = if one.window.seconds > 0 {
                 live(one.window, now)
             } else {
@@ -180,7 +182,7 @@ impl Redis {
     }
 }
 
-/// How long a counter is kept: its window, and the next, in which it counts if that slides.
+/// Time to live of a counter in seconds: its window, and the next one, in which a sliding window counts it.
 fn live(window: Window, now: u64) -> u64 {
     let end = window.end().unwrap_or(now).saturating_add(window.seconds);
     end.saturating_sub(now).saturating_add(SLACK_SECONDS).min(LIVE_MAX)
@@ -196,7 +198,7 @@ fn fault(error: &RedisError) -> StoreError {
         _ if error.code() == Some("LOST") => StoreError::Lost,
         _ if error.code() == Some("YOUNG") => StoreError::Busy,
         _ if error.is_io_error() => StoreError::Broken(format!("Redis: {error}")),
-        // What the server says may quote what it was asked.
+        // The server's message may quote the request.
         _ => StoreError::Broken(format!("Redis: {} {}", error.category(), error.code().unwrap_or_default())),
     }
 }
@@ -236,7 +238,7 @@ impl Counters for Redis {
         let told: (String, u64) = self.ask(async |mut connection| script.invoke_async(&mut connection).await).await?;
         let (era, wait) = told;
         let mut known = self.era.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that has told nothing yet, and comes when all is counted, has nothing to restore.
+        // A client without an era has counted nothing yet; once the era grants, it has nothing to restore.
         let is_settled = known.is_empty() && wait == 0;
         if *known == era || is_settled {
             *known = era;

@@ -1,58 +1,58 @@
-//! The ledger's statements, in the words of each store, and what their rows say: both are said once.
+//! Ledger statements in the dialect of each SQL store, and the decoding of their rows, shared by all stores.
 
 use std::sync::Arc;
 
 use super::direction;
 use crate::{Entry, EntryFilter, Group, Held, OpenEntry, Page, Subject, Tokens, UsageQuery, UsageRow};
 
-/// Columns of an entry when it is opened.
+/// Columns of an entry at its opening.
 pub(crate) const OPEN_COLUMNS: &str = "at, request, gateway, key_id, team_id, user_id, model, provider, route, tags, held_input, held_output, held_usd, state";
-/// What is added when it ends.
+/// Columns that are added when an entry is settled.
 pub(crate) const END_COLUMNS: &str =
     "input, input_cached, input_written, output, reasoning, micro_usd, status, outcome, attempts, first_ms, total_ms";
-/// Entries deleted in one transaction.
+/// Most entries deleted in one transaction.
 const SWEEP_MAX: u32 = 2000;
 
-/// Value of `state`: under way.
+/// Value of `state`: the request is in progress.
 pub(crate) const OPEN: u8 = 0;
-/// Value of `state`: it has ended like this.
+/// Value of `state`: settled by its gateway.
 pub(crate) const SETTLED: u8 = 1;
-/// Value of `state`: what was held stands in.
+/// Value of `state`: settled with the reservation, since its gateway died.
 pub(crate) const ASSUMED: u8 = 2;
 
-/// What one store says otherwise than another.
+/// Differences between the SQL dialects of the stores.
 pub(crate) struct Words {
-    /// The table.
+    /// Name of the ledger table.
     pub(crate) table: &'static str,
-    /// That of gateways' lives.
+    /// Name of the table of gateways' lives.
     pub(crate) lives: &'static str,
-    /// A place for a value is this and its number, from 1.
+    /// Prefix of a placeholder, before its number, which counts from 1.
     pub(crate) place: char,
-    /// A number as text that is compared byte by byte.
+    /// Converts a number to text that is compared byte by byte.
     pub(crate) text: fn(number: &str) -> String,
-    /// The sum of a column, as a 64-bit number that does not overflow.
+    /// Sum of a column as a 64-bit number that does not overflow.
     pub(crate) sum: fn(column: &str) -> String,
-    /// Whether the tag at a place is among an entry's.
+    /// Condition that an entry has the tag at a placeholder.
     pub(crate) has_tag: fn(place: &str) -> String,
-    /// Whether an entry has no tags.
+    /// Condition that an entry has no tags.
     pub(crate) untagged: &'static str,
-    /// Joins each tag of an entry as a row, or nothing.
+    /// Join of an entry with each of its tags, or with none.
     pub(crate) join_tags: &'static str,
-    /// The column of that.
+    /// Column of the joined tag.
     pub(crate) tag: &'static str,
-    /// Behind a question for rows that will be deleted.
+    /// Lock clause of a query for rows to be deleted.
     pub(crate) lock: &'static str,
 }
 
-/// A value of a statement.
+/// Parameter value of a statement.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
-    /// Numbers beyond what the store counts to are its greatest.
+    /// Number; values beyond the store's largest one saturate.
     Number(u64),
     Text(String),
 }
 
-/// A statement, and its values in the order of their places.
+/// Statement with its parameter values, in the order of their placeholders.
 pub(crate) struct Question {
     pub(crate) sql: String,
     pub(crate) values: Vec<Value>,
@@ -60,7 +60,7 @@ pub(crate) struct Question {
 }
 
 impl Question {
-    /// Another value; its place.
+    /// Adds a value; returns its placeholder.
     fn with(&mut self, value: Value) -> String {
         self.values.push(value);
         format!("{}{}", self.place, self.values.len())
@@ -72,12 +72,12 @@ impl Question {
 }
 
 impl Words {
-    /// Notes requests; `rows` says where they come from.
+    /// Insert of open entries; `rows` is their source (`VALUES` or a select).
     pub(crate) fn open(&self, rows: &str) -> String {
         format!("INSERT INTO {} ({OPEN_COLUMNS}) {rows} ON CONFLICT (at, request) DO NOTHING", self.table)
     }
 
-    /// Notes how requests ended.
+    /// Insert or update of settled entries; `rows` is their source.
     pub(crate) fn settle(&self, rows: &str) -> String {
         let columns = format!("{OPEN_COLUMNS}, {END_COLUMNS}");
         let set = columns.split(", ").skip(2).map(|column| format!("{column} = excluded.{column}"));
@@ -93,7 +93,7 @@ impl Words {
         Question { sql: String::new(), values: Vec::new(), place: self.place }
     }
 
-    /// Open entries from before a time, of one gateway's life or all.
+    /// Open entries from before a time, of one gateway's life or of all.
     pub(crate) fn orphans(&self, before: u64, gateway: Option<&str>, limit: u32) -> Question {
         let mut question = self.ask();
         let mut rule = format!("state = {OPEN} AND at < {}", question.with(Value::Number(before)));
@@ -106,7 +106,8 @@ impl Words {
         question
     }
 
-    /// Open entries of lives that have been silent since before a time, and those from before another by lives that never spoke.
+    /// Open entries of lives that are silent since before a time, and those from before `ancient` of lives that never
+    /// reported.
     pub(crate) fn left(&self, before: u64, ancient: u64, limit: u32) -> Question {
         let (mut question, lives) = (self.ask(), self.lives);
         let (before, ancient) = (question.with(Value::Number(before)), question.with(Value::Number(ancient)));
@@ -119,7 +120,7 @@ impl Words {
         question
     }
 
-    /// A settled entry.
+    /// One settled entry.
     pub(crate) fn entry(&self, at: u64, request: &str) -> Question {
         let mut question = self.ask();
         let (at, request) = (question.with(Value::Number(at)), question.with_text(request));
@@ -130,7 +131,7 @@ impl Words {
         question
     }
 
-    /// Settled entries of a page; `None`: there is nothing behind that place.
+    /// Settled entries of a page; `None`: the page's position is invalid.
     pub(crate) fn entries(&self, filter: &EntryFilter, page: &Page) -> Option<Question> {
         let (order, beyond) = direction(page.order);
         let mut question = self.ask();
@@ -175,7 +176,7 @@ impl Words {
         question
     }
 
-    /// Deletes some settled entries from before a time.
+    /// Deletion of some settled entries from before a time.
     pub(crate) fn sweep(&self, before: u64) -> Question {
         let (mut question, table) = (self.ask(), self.table);
         let before = question.with(Value::Number(before));
@@ -187,7 +188,7 @@ impl Words {
         question
     }
 
-    /// What holds of the entries of a filter.
+    /// Condition for the entries of a filter.
     fn rule(&self, filter: &EntryFilter, question: &mut Question) -> String {
         let (from, until) = (question.with(Value::Number(filter.from)), question.with(Value::Number(filter.until)));
         let mut rule = format!("state > {OPEN} AND at >= {from} AND at < {until}");
@@ -226,7 +227,7 @@ impl Words {
     }
 }
 
-/// A row that a store found. Columns count from 0.
+/// Row of a query result. Columns count from 0.
 pub(crate) trait Columns {
     type Error;
     fn number(&self, at: usize) -> Result<u64, Self::Error>;
@@ -234,7 +235,7 @@ pub(crate) trait Columns {
     fn texts(&self, at: usize) -> Result<Vec<String>, Self::Error>;
 }
 
-/// A row of [`OPEN_COLUMNS`].
+/// Decodes a row of [`OPEN_COLUMNS`].
 pub(crate) fn open_entry<R: Columns>(row: &R) -> Result<OpenEntry, R::Error> {
     Ok(OpenEntry {
         at: row.number(0)?,
@@ -253,7 +254,7 @@ pub(crate) fn open_entry<R: Columns>(row: &R) -> Result<OpenEntry, R::Error> {
     })
 }
 
-/// A row of [`OPEN_COLUMNS`] and [`END_COLUMNS`].
+/// Decodes a row of [`OPEN_COLUMNS`] and [`END_COLUMNS`].
 pub(crate) fn entry<R: Columns>(row: &R) -> Result<Entry, R::Error> {
     Ok(Entry {
         opened: open_entry(row)?,
@@ -268,7 +269,7 @@ pub(crate) fn entry<R: Columns>(row: &R) -> Result<Entry, R::Error> {
     })
 }
 
-/// A row of [`Words::usage`].
+/// Decodes a row of [`Words::usage`].
 pub(crate) fn usage_row<R: Columns>(row: &R, groups: usize) -> Result<UsageRow, R::Error> {
     Ok(UsageRow {
         requests: row.number(0)?,
@@ -279,7 +280,7 @@ pub(crate) fn usage_row<R: Columns>(row: &R, groups: usize) -> Result<UsageRow, 
     })
 }
 
-/// Five columns from `at` on.
+/// Decodes five columns from `at` on.
 fn tokens<R: Columns>(row: &R, at: usize) -> Result<Tokens, R::Error> {
     Ok(Tokens {
         input: row.number(at)?,

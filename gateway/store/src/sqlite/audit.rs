@@ -9,7 +9,7 @@ use crate::sql::{direction, listing};
 use crate::{Audit, AuditEvent, AuditFilter, AuditId, Listing, Page, StoreError};
 
 const COLUMNS: &str = "id, at, actor, address, action, target, outcome, detail";
-/// Events deleted in one transaction.
+/// Most events deleted in one transaction.
 const SWEEP_MAX: u32 = 1000;
 
 fn event(row: &Row<'_>) -> rusqlite::Result<AuditEvent> {

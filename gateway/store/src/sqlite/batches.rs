@@ -48,7 +48,7 @@ fn find(connection: &Connection, tenant: &Tenant, id: &BatchId) -> rusqlite::Res
     connection.prepare(&sql)?.query_row([id.as_str(), tenant.as_str()], record).optional()
 }
 
-/// Row number and status.
+/// Row number and status of a batch.
 fn place(connection: &Connection, id: &BatchId) -> Result<(i64, BatchStatus), StoreError> {
     let found: Option<(i64, String)> = connection
         .prepare("SELECT seq, status FROM batches WHERE id = ?1")?
@@ -143,7 +143,7 @@ fn waiting(connection: &Connection, id: &BatchId, from: u32, limit: u32) -> Resu
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// The line leaves the list, its result is kept and counted: all or nothing.
+/// In one transaction: the line leaves the list, and its result is stored and counted.
 fn finish(connection: &Connection, id: &BatchId, line: u32, result: &LineResult) -> Result<bool, StoreError> {
     let (seq, _) = place(connection, id)?;
     pages::room_for(connection, result.text.len() as u64)?;

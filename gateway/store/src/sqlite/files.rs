@@ -11,7 +11,7 @@ use crate::sql::{direction, listing};
 use crate::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, Files, Listing, NewFile, Page, StoreError, Tenant};
 
 const COLUMNS: &str = "id, purpose, name, bytes, created, expires";
-/// Files deleted in one transaction, so that a sweep holds nobody up.
+/// Most files deleted in one transaction, so that a sweep delays no other write for long.
 const SWEEP_MAX: u32 = 16;
 
 fn record(row: &Row<'_>) -> rusqlite::Result<FileRecord> {
@@ -39,7 +39,7 @@ fn size(connection: &Connection, seq: i64) -> rusqlite::Result<u64> {
     Ok(statement.query_row([seq], |row| row.get(0)).optional()?.unwrap_or(0))
 }
 
-/// Makes an unsealed file visible.
+/// Makes an unsealed file visible, within the open transaction.
 pub(super) fn seal(connection: &Connection, tenant: &Tenant, id: &FileId) -> Result<FileRecord, StoreError> {
     let (seq, bytes) =
         place(connection, tenant, id, false)?.ok_or(StoreError::Misuse("a file that is not being written"))?;

@@ -1,4 +1,4 @@
-//! [`Keys`] in SQLite. Changes are read, applied and written whole in the transaction of the one writer.
+//! [`Keys`] in SQLite. Records are read, changed and written whole, in the transaction of the single writer.
 
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,14 @@ use crate::{
 const KEY_COLUMNS: &str = "id, name, digest, previous_digest, previous_until, hint, team, user, parent, scope, limits, tags, \
                            created, rotated, expires, revoked, version";
 const OWNER_COLUMNS: &str = "kind, id, name, team, scope, limits, budgets, tags, blocked, created, removed, version";
-/// How often another process's changes are looked for.
+/// Polling period for changes by another process.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 fn bad() -> rusqlite::Error {
     rusqlite::Error::InvalidQuery
 }
 
-/// A column that holds JSON.
+/// Column with JSON.
 pub(super) fn json<T: DeserializeOwned>(row: &Row<'_>, at: usize) -> rusqlite::Result<T> {
     serde_json::from_str(&row.get::<_, String>(at)?).map_err(|_| bad())
 }
@@ -83,12 +83,12 @@ fn version(connection: &Connection) -> rusqlite::Result<u64> {
     connection.query_row("SELECT version FROM directory", [], |row| row.get(0))
 }
 
-/// The version of a change that is about to be made.
+/// Increments the directory's version and returns the new one.
 fn next_version(connection: &Connection) -> rusqlite::Result<u64> {
     connection.query_row("UPDATE directory SET version = version + 1 RETURNING version", [], |row| row.get(0))
 }
 
-/// A digest names one key, today or before its last rotation.
+/// Whether a digest belongs to a key, as the current one or the one before its last rotation.
 fn is_taken(connection: &Connection, digest: &KeyDigest) -> rusqlite::Result<bool> {
     Ok(find(connection, "digest = ?1 OR previous_digest = ?1", [digest.0])?.is_some())
 }
@@ -102,7 +102,7 @@ fn create(connection: &Connection, mut key: KeyRecord) -> Result<Option<KeyRecor
     Ok(Some(key))
 }
 
-/// The whole record, new or not.
+/// Inserts or replaces the whole record.
 fn write(connection: &Connection, key: &KeyRecord) -> Result<(), StoreError> {
     let sql = format!(
         "INSERT INTO issued_keys ({KEY_COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)
@@ -131,7 +131,7 @@ fn write(connection: &Connection, key: &KeyRecord) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Changes a key that is there and that `change` wants to change.
+/// Changes an existing key; nothing is written if `change` returns false.
 fn change_key(
     connection: &Connection,
     id: &KeyId,
@@ -193,7 +193,7 @@ fn write_owner(connection: &Connection, mut owner: OwnerRecord) -> Result<OwnerR
     Ok(owner)
 }
 
-/// Changes a team or user that is there.
+/// Changes an existing team or user.
 fn change_owner(
     connection: &Connection,
     kind: OwnerKind,
@@ -235,7 +235,7 @@ fn since(connection: &Connection, seen: u64, limit: u32) -> Result<Changes, Stor
 }
 
 impl Sqlite {
-    /// A change of the directory: whoever waits for one looks at once.
+    /// Runs a change of the directory and wakes callers that wait for one.
     async fn change<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
@@ -347,7 +347,7 @@ impl Keys for Sqlite {
     async fn directory_changed(&self, seen: u64, wait: Duration) -> Result<u64, StoreError> {
         let end = Instant::now() + wait;
         loop {
-            // Before the question, so that no change falls between it and the wait.
+            // Register before the query, so that no change falls between the query and the wait.
             let mut changed = std::pin::pin!(self.directory.notified());
             changed.as_mut().enable();
             let version = self.directory_version().await?;

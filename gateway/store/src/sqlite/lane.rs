@@ -1,8 +1,9 @@
-//! Threads that own connections, and the bounded queues before them.
+//! Lanes: threads that own connections, behind bounded queues.
 //!
-//! One lane writes: it takes what waits, up to [`GROUP_MAX`] jobs, runs each in a savepoint of one transaction, commits, and only then
-//! answers: the cost of making changes durable is shared by all that came in the meantime. The other lane reads, with two
-//! connections, and never waits for the writer (WAL). A database in memory has one connection, so there both are the same lane.
+//! The write lane takes up to [`GROUP_MAX`] queued jobs, runs each in a savepoint of one transaction, commits, and only
+//! then answers (group commit): all jobs that queued meanwhile share the cost of one fsync. The read lane has two
+//! connections and never waits for the writer (WAL). An in-memory database has one connection, so both are the same
+//! lane.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,16 +15,17 @@ use tokio::time::timeout;
 
 use crate::{Stats, StoreError};
 
-/// Jobs that wait; more wait for a place.
+/// Capacity of the queue; further callers wait for a place.
 const QUEUE_MAX: usize = 256;
-/// Jobs of one transaction.
+/// Most jobs of one transaction.
 const GROUP_MAX: usize = 64;
-/// Longest wait for a place in the queue.
+/// Longest wait for a place in the queue; then the call fails as busy.
 const ENTER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for the answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is done with a connection; `None`: it is not done. It says what is to be told once the transaction has ended.
+/// Work on a connection (`None`: no transaction could be opened). Returns what to tell the caller once the transaction
+/// has ended.
 type Job = Box<dyn FnOnce(Option<&Connection>) -> Outcome + Send>;
 type Told = Box<dyn FnOnce(Result<(), StoreError>) + Send>;
 
@@ -32,7 +34,7 @@ struct Outcome {
     tell: Told,
 }
 
-/// Sends jobs to the threads of a lane.
+/// Handle of a lane: queues jobs for its threads.
 #[derive(Clone)]
 pub(super) struct Lane {
     queue: mpsc::Sender<Job>,
@@ -49,7 +51,7 @@ struct LaneCounts {
 }
 
 impl Lane {
-    /// A lane that writes.
+    /// Starts the write lane.
     pub(super) fn writer(connection: Connection) -> std::io::Result<Self> {
         let (queue, jobs) = mpsc::channel(QUEUE_MAX);
         let counts = Arc::new(LaneCounts::default());
@@ -58,7 +60,7 @@ impl Lane {
         Ok(Self { queue, counts })
     }
 
-    /// A lane that reads.
+    /// Starts a read lane with a thread per connection.
     pub(super) fn readers(connections: Vec<Connection>) -> std::io::Result<Self> {
         let (queue, jobs) = mpsc::channel::<Job>(QUEUE_MAX);
         let jobs = Arc::new(Mutex::new(jobs));
@@ -75,7 +77,7 @@ impl Lane {
         Ok(Self { queue, counts: Arc::default() })
     }
 
-    /// Runs `work` on the lane.
+    /// Runs `work` on the lane and waits for its result.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
@@ -84,7 +86,7 @@ impl Lane {
         let job: Job = Box::new(move |connection| {
             let done = connection.map_or(Err(StoreError::Busy), work);
             let ok = done.is_ok();
-            // Whoever asked may have given up.
+            // The caller may have given up.
             let tell: Told = Box::new(move |committed| drop(sender.send(committed.and(done))));
             Outcome { ok, tell }
         });
@@ -100,7 +102,7 @@ impl Lane {
         result
     }
 
-    /// Counts of this lane.
+    /// Counters of this lane.
     pub(super) fn stats(&self) -> Stats {
         Stats {
             commits: self.counts.commits.load(Ordering::Relaxed),
@@ -129,7 +131,7 @@ fn write(connection: &Connection, mut jobs: mpsc::Receiver<Job>, counts: &LaneCo
     }
 }
 
-/// One transaction. Afterwards none is open, whatever happened.
+/// Runs one transaction of up to [`GROUP_MAX`] jobs. No transaction is open afterwards, whatever happened.
 fn group(
     connection: &Connection,
     first: Job,
@@ -144,7 +146,7 @@ fn group(
     while let Some(job) = next {
         if let Err(error) = step(connection, job, told) {
             if !connection.is_autocommit() {
-                // Already failing; the next BEGIN would say so.
+                // The transaction has failed already; if this fails too, the next BEGIN reports it.
                 let _ = connection.execute_batch("ROLLBACK");
             }
             return Err(error);
@@ -159,7 +161,8 @@ fn group(
     })
 }
 
-/// One job in a savepoint. An error ends the whole transaction: SQLite has rolled it back (a full disk), or the savepoint failed.
+/// Runs one job in a savepoint. An error ends the whole transaction: SQLite has rolled it back (a full disk), or the
+/// savepoint failed.
 fn step(connection: &Connection, job: Job, told: &mut Vec<Told>) -> Result<(), StoreError> {
     if let Err(error) = connection.execute_batch("SAVEPOINT job") {
         told.push(job(None).tell);
@@ -167,6 +170,7 @@ fn step(connection: &Connection, job: Job, told: &mut Vec<Told>) -> Result<(), S
     }
     let outcome = job(Some(connection));
     told.push(outcome.tell);
+    // SQLite has rolled the transaction back by itself, as it does on a full disk.
     if connection.is_autocommit() {
         return Err(StoreError::Full);
     }
@@ -174,7 +178,7 @@ fn step(connection: &Connection, job: Job, told: &mut Vec<Told>) -> Result<(), S
     connection.execute_batch(end).map_err(|error| fault(&error))
 }
 
-/// What SQLite says, in our words.
+/// Maps an error of SQLite.
 pub(super) fn fault(error: &rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => StoreError::Full,

@@ -1,4 +1,4 @@
-//! [`Ledger`] in SQLite. The statements are those of `sql::ledger`; here is how rows go in and come out.
+//! [`Ledger`] in SQLite. The statements are those of `sql::ledger`; this module binds and reads the rows.
 
 use std::sync::Arc;
 
@@ -53,7 +53,8 @@ impl Columns for Row<'_> {
     }
 }
 
-/// A statement that puts in row after row. Values stay bound: what the row before had is not bound again, and most of a row is that.
+/// Statement that inserts rows one by one. Bound values persist, so values equal to the previous row's, most of a row,
+/// are not bound again.
 struct Rows<'c> {
     statement: Statement<'c>,
     gateway: Option<Arc<str>>,
@@ -75,7 +76,7 @@ impl<'c> Rows<'c> {
             statement.raw_bind_parameter(3, &*entry.gateway)?;
             self.gateway = Some(entry.gateway.clone());
         }
-        // The same from another thread of the gateway is another `Arc`.
+        // Another thread of the gateway has its own `Arc` of an equal subject.
         if self.subject.as_ref().is_none_or(|last| !Arc::ptr_eq(last, &entry.subject) && last != &entry.subject) {
             let who = entry.subject.bounded();
             for (at, name) in (4..).zip([&who.key, &who.team, &who.user, &who.model, &who.provider, &who.route]) {
@@ -125,7 +126,7 @@ fn settle(connection: &Connection, entries: &[Entry]) -> Result<Vec<bool>, Store
     Ok(kept)
 }
 
-/// What a question finds.
+/// Runs a question and decodes its rows.
 fn found<T>(
     connection: &Connection,
     question: &Question,

@@ -1,10 +1,10 @@
-//! The embedded store: one SQLite database, in WAL mode, one thread that writes and two that read.
+//! Embedded store: one SQLite database in WAL mode, with one writer thread and two reader threads.
 //!
-//! `synchronous=FULL`: what was acknowledged survives a loss of power, not only a crash of the process; group commit (see `lane`)
-//! makes that one fsync for all changes that waited. File contents are rows of up to 256 KiB in the same database, so that a file, its
-//! row and what refers to it change in one transaction and a copy of the database is a copy of everything; space of deleted files is
-//! used again, the database file does not shrink. `docs/adr/0008-one-database-for-what-is-kept.md` says what else
-//! was considered.
+//! `synchronous=FULL`: acknowledged changes survive a power loss, not only a crash of the process; group commit (see
+//! `lane`) makes that one fsync for all queued changes. File contents are rows of up to 256 KiB in the same database,
+//! so that a file, its record and references to it change in one transaction, and a copy of the database is a complete
+//! backup. Space of deleted files is reused; the database file does not shrink.
+//! `docs/adr/0008-one-database-for-what-is-kept.md` has the alternatives considered.
 
 mod audit;
 mod batches;
@@ -30,33 +30,33 @@ use tokio::sync::Notify;
 use crate::{Stats, Store, StoreError};
 use lane::Lane;
 
-/// Connections that read.
+/// Number of reader connections.
 const READERS: usize = 2;
-/// How long a statement waits for another process's transaction.
+/// Longest wait of a statement for another process's transaction.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The name of a database that ends with the process.
+/// Path of a database that ends with the process.
 const MEMORY: &str = ":memory:";
-/// WAL frames after which the writer moves them into the database: 4 MiB.
+/// WAL frames after which the writer checkpoints them into the database: 4 MiB.
 const CHECKPOINT_PAGES: u32 = 1024;
-/// A WAL that grew in a burst is cut back to this when it has been moved.
+/// Size to which a WAL that grew in a burst is truncated after a checkpoint.
 const WAL_BYTES_KEPT: u32 = 64 << 20;
 
-/// How the database is opened.
+/// Options for opening the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SqliteOptions {
-    /// The database; `:memory:` keeps nothing.
+    /// Path of the database; `:memory:` persists nothing.
     pub path: PathBuf,
-    /// Size that it may have; 0: the disk's.
+    /// Largest size in bytes; 0: bounded by the disk only.
     pub bytes_max: u64,
 }
 
-/// The embedded store.
+/// Embedded store in SQLite.
 pub struct Sqlite {
     writer: Lane,
     reader: Lane,
-    /// Beside the database; locked by the process that runs what is in it. `None`: in memory, nobody else sees it.
+    /// Lock file beside the database, held by the leader. `None`: in memory, so no other process exists.
     leader: Option<Mutex<Leader>>,
-    /// Tells of changes of the directory that this process makes.
+    /// Wakes callers that wait for a change of the directory by this process.
     directory: Notify,
 }
 
@@ -66,10 +66,10 @@ struct Leader {
 }
 
 impl Sqlite {
-    /// Opens the database, makes it if there is none, and brings it to the newest version.
+    /// Opens or creates the database and migrates it to the newest version.
     ///
     /// # Errors
-    /// [`StoreError::Broken`] where it cannot be opened, is no database, or is damaged.
+    /// [`StoreError::Broken`] if the file cannot be opened, is no database, or is damaged.
     pub fn open(options: &SqliteOptions) -> Result<Self, StoreError> {
         let memory = options.path.as_os_str() == MEMORY;
         let connection = if memory { Connection::open_in_memory()? } else { connect(&options.path)? };
@@ -98,7 +98,7 @@ impl Sqlite {
 }
 
 fn connect(path: &Path) -> Result<Connection, StoreError> {
-    // Made by us, so that nobody else may read it from the first moment; SQLite gives its other files the same mode.
+    // Created here with mode 0600, so that no other user can ever read it; SQLite gives its other files the same mode.
     use std::os::unix::fs::OpenOptionsExt;
     let made = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
     made.map_err(|error| StoreError::Broken(format!("{}: {error}", path.display())))?;

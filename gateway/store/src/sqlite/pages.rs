@@ -1,21 +1,21 @@
-//! Room in a database whose size is bounded: what clients keep leaves some of it to what the gateway itself must write.
+//! Reserve in a database of bounded size: clients' objects leave some space for the gateway's own records.
 //!
-//! Keys, limits, the ledger and configs are small and must be written whatever clients have kept: a full store of files, batches or
-//! responses refuses files, results and responses, and nothing else.
+//! Keys, limits, the ledger and configs are small and must be writable whatever clients have stored: a full store
+//! refuses files, results and responses, and nothing else.
 
 use rusqlite::Connection;
 
 use crate::StoreError;
 
-/// A page that SQLite bounds no database by.
+/// SQLite's `max_page_count` of an unbounded database.
 const UNBOUNDED_PAGES: u64 = 0xFFFF_FFFE;
-/// The part of a bounded database that clients cannot use up: one in so many pages.
+/// Reserve of a bounded database: one in so many pages.
 const RESERVED_PART: u64 = 16;
 
-/// Whether `bytes` of what a client keeps may be written.
+/// Checks that `bytes` of a client's object fit beside the reserve.
 ///
 /// # Errors
-/// [`StoreError::Full`]: they would use up what is left to the gateway.
+/// [`StoreError::Full`] if they do not.
 pub(super) fn room_for(connection: &Connection, bytes: u64) -> Result<(), StoreError> {
     let pragma = |name: &str| connection.query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, u64>(0));
     let max = pragma("max_page_count")?;
@@ -23,7 +23,7 @@ pub(super) fn room_for(connection: &Connection, bytes: u64) -> Result<(), StoreE
         return Ok(());
     }
     let used = pragma("page_count")?.saturating_sub(pragma("freelist_count")?);
-    // Documents fill pages of their own, with a few words of each page for SQLite, and touch some pages of indexes.
+    // A document fills its own pages, a few words of each used by SQLite, and touches some index pages.
     let wanted = bytes / (pragma("page_size")?.max(512) - 64) + 4;
     match used + wanted + max / RESERVED_PART <= max {
         true => Ok(()),

@@ -11,9 +11,9 @@ use crate::{
 };
 
 const COLUMNS: &str = "id, status, previous, created, expires, body, input, output, request";
-/// Responses deleted in one transaction.
+/// Most responses deleted in one transaction.
 const SWEEP_MAX: u32 = 256;
-/// Bytes that one tenant makes room with before it is asked again which one keeps most.
+/// Bytes that are evicted from one tenant before the largest tenant is determined anew.
 const EVICT_BYTES: u64 = 1 << 20;
 
 fn number(status: ResponseStatus) -> u8 {
@@ -69,7 +69,7 @@ fn save(connection: &Connection, tenant: &Tenant, new: &ResponseRecord, room: Re
     Ok(())
 }
 
-/// What an open response is changed to.
+/// New state of an unfinished response.
 struct Change {
     id: ResponseId,
     status: ResponseStatus,
@@ -97,7 +97,7 @@ fn update(connection: &Connection, change: &Change, room: Option<ResponseRoom>) 
     Ok(connection.prepare(sql)?.execute(values)? > 0)
 }
 
-/// Makes room for so many responses and bytes more. Nothing is deleted where that would not be enough.
+/// Makes room for so many more responses and bytes. Deletes nothing if that would not suffice.
 fn make_room(
     connection: &Connection,
     tenant: &str,
@@ -141,12 +141,12 @@ fn make_room(
             .query_row([], |row| row.get(0))
             .optional()?;
         let Some(largest) = largest else { return Err(StoreError::Quota { used: over, max: room.bytes_max }) };
-        // Little at a time: another tenant may be the largest then.
+        // Evict in small steps: another tenant may be the largest after each.
         evict(connection, &largest, 0, over.min(EVICT_BYTES))?;
     }
 }
 
-/// Deletes responses of a tenant that have ended, oldest first, until so many and so many bytes are gone, or there are none.
+/// Deletes ended responses of a tenant, oldest first, until so many responses and bytes are freed, or none is left.
 fn evict(connection: &Connection, tenant: &str, mut rows: u64, mut bytes: u64) -> Result<(), StoreError> {
     let sql = "SELECT seq, bytes FROM responses WHERE tenant = ?1 AND status = 2 ORDER BY seq LIMIT ?2";
     while rows > 0 || bytes > 0 {
@@ -172,7 +172,7 @@ fn total(connection: &Connection) -> Result<u64, StoreError> {
     Ok(connection.prepare(sql)?.query_row([], |row| row.get(0))?)
 }
 
-/// The tenants that have something open, each found by one step in the index.
+/// Tenants with unfinished responses. Each is found by one index step, so a tenant with many responses costs no more.
 const OPEN_TENANTS: &str = "
     WITH RECURSIVE open (tenant) AS (
         SELECT min(tenant) FROM responses WHERE status < 2

@@ -1,13 +1,14 @@
-//! The tables, in versions that only add: a gateway of the version before goes on working while this one starts.
+//! Schema in versions that only add: a gateway of the previous version keeps working while this one starts.
 
 use rusqlite::Connection;
 
 use crate::StoreError;
 
-/// Each brings the database from its index to the next version. Never changed once released; a new one is appended.
+/// Statements that lead from the version of their index to the next. Never changed once released; new ones are
+/// appended.
 const VERSIONS: [&str; 5] = [KEPT, GOVERNED, LIVES, PEOPLE, BOUNDED];
 
-/// Files, batches, responses.
+/// Tables of files, batches and responses.
 const KEPT: &str = "
     CREATE TABLE files (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -83,7 +84,7 @@ const KEPT: &str = "
     CREATE INDEX responses_open ON responses (seq) WHERE status < 2;
 ";
 
-/// Keys and their owners, the ledger, the audit log, configs.
+/// Tables of keys and owners, the ledger, the audit log and configs.
 const GOVERNED: &str = "
     CREATE TABLE directory (version INTEGER NOT NULL);
     INSERT INTO directory VALUES (0);
@@ -180,7 +181,7 @@ const GOVERNED: &str = "
     );
 ";
 
-/// Which lives of gateways go on.
+/// Table of gateways' lives, with the time of their last report.
 const LIVES: &str = "
     CREATE TABLE lives (
         gateway TEXT PRIMARY KEY,
@@ -188,7 +189,7 @@ const LIVES: &str = "
     ) WITHOUT ROWID;
 ";
 
-/// Who people are whom no key stands for.
+/// Table of token users' identities.
 const PEOPLE: &str = "
     CREATE TABLE people (
         tenant TEXT PRIMARY KEY,
@@ -197,8 +198,8 @@ const PEOPLE: &str = "
     ) WITHOUT ROWID;
 ";
 
-/// What stored responses count, and their sums by tenant. Triggers keep the sums, so that whoever writes or deletes keeps them true; a
-/// gateway of the version before counts what it adds as nothing.
+/// Sizes of stored responses, and their sums by tenant. Triggers maintain the sums on every write and delete; responses
+/// added by a gateway of the previous version count as 0 bytes.
 const BOUNDED: &str = "
     ALTER TABLE responses ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
     UPDATE responses SET bytes = 512 + length(body) + length(input) + length(output) + length(request);
@@ -223,7 +224,7 @@ const BOUNDED: &str = "
     END;
 ";
 
-/// Brings the database to the newest version. One that is newer is used as it is: its versions only added.
+/// Migrates the database to the newest version. A newer database is used as it is, since versions only add.
 pub(super) fn migrate(connection: &Connection) -> Result<(), StoreError> {
     connection.execute_batch("BEGIN IMMEDIATE")?;
     let have: usize = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;

@@ -1,4 +1,4 @@
-//! SQLite's own promises: nothing is lost by a crash, a full disk breaks nothing, one process leads.
+//! Guarantees of the SQLite store: a crash loses nothing acknowledged, a full disk breaks nothing, one process leads.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::{
     Responses, Tenant, conformance,
 };
 
-/// A folder that is removed with its test.
+/// Folder that is removed with its test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -74,7 +74,7 @@ async fn what_was_acknowledged_is_there_for_the_next_process() {
     let tenant = Tenant::new("a");
     let first = folder.open(0);
     let id = put(&first, &tenant, 600_000).await.expect("put");
-    // Opened beside the first, which is never closed in order: what a killed process leaves.
+    // Opened beside the first store, which is never closed: the state that a killed process leaves.
     let second = folder.open(0);
     assert_eq!(second.read(&tenant, &id, 0..600_000).await.expect("read").expect("there").len(), 600_000);
     drop(first);
@@ -85,7 +85,7 @@ async fn what_was_acknowledged_is_there_for_the_next_process() {
 async fn only_its_owner_may_read_the_database() {
     use std::os::unix::fs::PermissionsExt;
     let folder = Folder::new("mode");
-    // Open meanwhile: SQLite removes the files beside the database when the last connection closes.
+    // Checked while open: SQLite removes the files beside the database when the last connection closes.
     let store = folder.open(0);
     put(&store, &Tenant::new("a"), 1).await.expect("put");
     for entry in std::fs::read_dir(&folder.0).expect("listed").flatten() {
@@ -103,7 +103,7 @@ async fn a_full_store_says_so_and_goes_on() {
     let full = put(&store, &tenant, 8 << 20).await;
     assert_eq!(full, Err(StoreError::Full));
     assert!(store.stats().errors > 0 && store.stats().down);
-    // What was there is whole; what was begun is swept, and its place is used again.
+    // Existing files are intact; the unfinished one is swept, and its space is reused.
     assert_eq!(store.read(&tenant, &kept, 0..1 << 20).await.expect("read").expect("there").len(), 1 << 20);
     while store.sweep_files(1, 2).await.expect("swept") > 0 {}
     put(&store, &tenant, 1 << 20).await.expect("fits again");
@@ -134,7 +134,7 @@ async fn what_clients_keep_leaves_room_for_keys() {
     let tenant = Tenant::new("a");
     let store = folder.open(4 << 20);
     let room = ResponseRoom { tenant_max: 1 << 20, tenant_bytes_max: 1 << 40, bytes_max: 1 << 40 };
-    // Large ones, then small ones, until not even the smallest fits.
+    // Large responses, then small ones, until not even the smallest fits.
     for bytes in [256 << 10, 16 << 10, 1] {
         while store.save_response(&tenant, kept(ResponseStatus::Queued, bytes), room).await.is_ok() {}
         assert_eq!(
@@ -149,7 +149,7 @@ async fn what_clients_keep_leaves_room_for_keys() {
     }
 }
 
-/// What a client or time can do to the responses of one of three tenants.
+/// Operation by a client or by time on the responses of one of three tenants.
 #[derive(Clone, Debug)]
 enum Step {
     Save { tenant: usize, open: bool, bytes: usize },
@@ -172,7 +172,7 @@ fn step() -> impl proptest::strategy::Strategy<Value = Step> {
 
 const BOUNDS: ResponseRoom = ResponseRoom { tenant_max: 6, tenant_bytes_max: 12_000, bytes_max: 20_000 };
 
-/// Responses, bytes and bytes that have not ended, of each tenant; counted, not summed up.
+/// Responses, bytes and unfinished bytes of each tenant; counted from the rows, not from the sums.
 async fn counted(store: &Sqlite) -> Vec<(String, u64, u64, u64)> {
     let sql = "SELECT tenant, count(*), sum(512 + length(body) + length(input) + length(output) + length(request)),
                sum(CASE WHEN status < 2 THEN bytes ELSE 0 END) FROM responses GROUP BY tenant ORDER BY tenant";

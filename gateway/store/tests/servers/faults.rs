@@ -1,4 +1,4 @@
-//! Servers that die, hang and come back.
+//! Servers that are killed, hang and return.
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use penstock_store::{
 
 use crate::harness::{PASSWORD, PostgresServer, RedisServer};
 
-/// No operation lasts longer, whatever the server does: a deadline, and time to be scheduled on a busy machine.
+/// Longest duration of any operation, whatever the server does: a deadline, and time to be scheduled on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(12);
-/// How soon what works again is used again.
+/// Longest time until a server that works again is used again.
 const RECOVERY: Duration = Duration::from_secs(30);
 
 fn entry(number: u64) -> Entry {
@@ -24,7 +24,7 @@ fn is_outage(error: &StoreError) -> bool {
     matches!(error, StoreError::Busy | StoreError::Broken(_)) && !error.to_string().contains(PASSWORD)
 }
 
-/// Tries until it works.
+/// Retries until the work succeeds.
 pub(crate) async fn until_it_works<T>(mut work: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
     let end = Instant::now() + RECOVERY;
     loop {
@@ -69,20 +69,20 @@ async fn postgres_dies_hangs_and_comes_back() {
     assert!(Postgres::open(&server.options(1)).await.is_err_and(|error| is_outage(&error)));
     server.restart();
 
-    // What was sent before and what nobody knows was done is sent again: each counts once.
+    // Work sent before, and work whose outcome is unknown, is sent again: each counts once.
     until_it_works(async || store.settle_entries((0..400).map(entry).collect()).await).await;
     let filter = EntryFilter { until: 2000, ..EntryFilter::default() };
     let sum = store.usage(&UsageQuery { filter, limit: 1, ..UsageQuery::default() }).await.expect("summed");
     assert_eq!((sum.items[0].requests, sum.items[0].micro_usd), (400, 400));
-    // The old leader's lock went with its connection; one of the two leads, not both.
+    // The old leader's lock ended with its connection; exactly one of the two leads.
     let leads = until_it_works(async || Ok([other.lead().await?, store.lead().await?])).await;
     assert_eq!(leads.iter().filter(|leads| **leads).count(), 1, "{leads:?}");
-    // Whoever waits for changes hears of them again.
+    // Callers that wait for changes are woken again.
     let seen = store.directory_version().await.expect("a version");
     assert_eq!(store.directory_changed(seen, Duration::ZERO).await, Ok(seen));
 }
 
-/// An ask waits for a row that somebody has locked; whoever asked stops waiting and says what it has. Then the row is free.
+/// An ask waits for a locked row; its caller gives up and sets its leases. Then the row is released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_postgres_grants_too_late_is_nobody_s() {
     let server = PostgresServer::start("late");
@@ -114,7 +114,7 @@ async fn what_postgres_grants_too_late_is_nobody_s() {
         assert!(asked.await.is_err(), "the row is locked");
     }
     assert_eq!(waiting().await, 2, "nobody waits for them, and they wait");
-    // Of the counter that it leases it cannot say anything now; the next one is said at once.
+    // The lease of the locked counter cannot be set now; that of the next one is set at once.
     let kept = [Kept { counter: "b".into(), window, amount: 3, until: 900_000 }];
     store.lease("g", &kept, 1).await.expect("leased");
     client.batch_execute("COMMIT").await.expect("free");
@@ -139,7 +139,7 @@ async fn redis_dies_hangs_and_comes_back() {
     let error = store.take("g", &ask, false, 1).await.expect_err("nobody answers");
     assert!(is_outage(&error) && began.elapsed() < PATIENCE, "{error} after {:?}", began.elapsed());
     server.hang(false);
-    // It may have done what it was asked before it hung: that is a lease, and counts.
+    // The server may have processed the ask before it hung: that is a lease, and counts.
     let grant = until_it_works(async || store.take("g", &ask, false, 1).await).await[0];
     assert!(grant.used <= 10 && grant.leased <= 10, "{grant:?}");
 
@@ -155,7 +155,8 @@ async fn redis_dies_hangs_and_comes_back() {
     assert!(matches!(store.begin().await, Ok(Begun::Anew(_))));
 }
 
-/// However a server loses what it had: nothing is granted until all have said what they know, and then it counts.
+/// However a server loses its counts: nothing is granted until all clients have restored theirs, and then it counts
+/// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_is_told_what_it_has_lost() {
     let mut server = RedisServer::start("lost");
@@ -188,19 +189,19 @@ async fn redis_is_told_what_it_has_lost() {
         assert_eq!(late.begin().await, Ok(Begun::Whole), "whoever comes later finds it whole");
         let grant = two.take("g2", &ask(9), false, 1).await.expect("taken")[0];
         assert_eq!((grant.granted, grant.used), (3, 10), "four were spent, three are leased");
-        // What a holder did not learn of, it gives back by saying what it has.
+        // A holder gives back grants whose answers it never got by setting its leases.
         two.lease("g2", &kept(1, 900), 1).await.expect("leased");
         assert_eq!(two.take("g3", &ask(9), false, 1).await.expect("taken")[0].granted, 2);
         two.lease("g2", &kept(0, 900), 1).await.expect("leased");
         assert_eq!(two.take("g3", &ask(9), false, 1).await.expect("taken")[0].granted, 1);
-        // What is known of a counter never lowers it.
+        // A restored amount never lowers a counter.
         one.restore(&kept(1, 0), 1).await.expect("restored");
         assert_eq!(two.take("g2", &ask(1), false, 1).await.expect("taken")[0].granted, 0);
         server.command(&["DEL", "l:c:0:1000:a"]);
     }
 }
 
-/// Whether that is how the loss is said; other failures are no answer.
+/// Whether an error reports the loss; other errors are returned.
 fn is_lost<T>(told: Result<T, StoreError>) -> Result<bool, StoreError> {
     match told {
         Err(StoreError::Lost) => Ok(true),

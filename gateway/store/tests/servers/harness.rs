@@ -1,4 +1,4 @@
-//! Starts servers and ends them.
+//! Harness that starts and ends database servers.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -11,17 +11,17 @@ use crate::relay::Relay;
 
 /// Longest start of a server.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Looked for in every error and log of a test.
+/// Password that must appear in no error and no log of a test.
 pub(crate) const PASSWORD: &str = "s3cret-pässword";
 
-/// A folder that is removed with its test.
+/// Folder that is removed with its test.
 struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        // Short: a Unix socket's path has 107 bytes.
+        // Short, since a Unix socket's path has at most 107 bytes.
         let path = PathBuf::from(format!("/tmp/penstock-{name}-{}-{number}", std::process::id()));
         std::fs::create_dir(&path).expect("a folder");
         Self(path)
@@ -34,7 +34,7 @@ impl Drop for Folder {
     }
 }
 
-/// A server process; it ends with the test, even one that is killed.
+/// Server process; it ends with the test, even if the test is killed.
 struct Server {
     child: Child,
 }
@@ -52,7 +52,7 @@ impl Server {
         Self { child: command.spawn().expect("setpriv is part of util-linux") }
     }
 
-    /// The process and its children: PostgreSQL has one for each connection.
+    /// Ids of the process and its children: PostgreSQL has one child per connection.
     fn pids(&self) -> Vec<u32> {
         let own = self.child.id();
         let listed = run(Command::new("ps").args(["-o", "pid=", "--ppid", &own.to_string()]));
@@ -91,7 +91,7 @@ fn run(command: &mut Command) -> Output {
     command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
 }
 
-/// A program, on the path or where Debian keeps PostgreSQL's.
+/// Finds a program on the path, or where Debian keeps PostgreSQL's.
 fn find(name: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders: Vec<PathBuf> = std::fs::read_dir("/usr/lib/postgresql")
@@ -111,7 +111,7 @@ fn is_root() -> bool {
     std::fs::metadata("/proc/self").expect("a process").uid() == 0
 }
 
-/// Waits until a server is there.
+/// Waits until a server accepts connections.
 fn until(what: &str, log: &Path, mut ready: impl FnMut() -> bool) {
     let end = Instant::now() + START_TIMEOUT;
     while !ready() {
@@ -121,14 +121,14 @@ fn until(what: &str, log: &Path, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// PostgreSQL.
+/// PostgreSQL server.
 pub(crate) struct PostgresServer {
     server: Option<Server>,
     folder: Folder,
 }
 
 impl PostgresServer {
-    /// A new one, empty.
+    /// Initializes and starts an empty server.
     pub(crate) fn start(name: &str) -> Self {
         let folder = Folder::new(name);
         let (data, secret) = (folder.0.join("data"), folder.0.join("password"));
@@ -158,7 +158,7 @@ impl PostgresServer {
         this
     }
 
-    /// Starts it again on the same data.
+    /// Starts the server again on the same data.
     pub(crate) fn restart(&mut self) {
         self.server = None;
         let (folder, log) = (self.folder.0.display(), self.folder.0.join("log"));
@@ -179,7 +179,7 @@ impl PostgresServer {
         });
     }
 
-    /// Kills it, as a loss of power would.
+    /// Kills the server, as a power loss would.
     pub(crate) fn kill(&mut self) {
         if let Some(server) = &self.server {
             server.signal("KILL");
@@ -187,19 +187,19 @@ impl PostgresServer {
         self.server = None;
     }
 
-    /// Lets it answer nothing, or go on.
+    /// Suspends the server, or resumes it.
     pub(crate) fn hang(&self, hangs: bool) {
         if let Some(server) = &self.server {
             server.signal(if hangs { "STOP" } else { "CONT" });
         }
     }
 
-    /// How it is reached.
+    /// Options for a direct connection.
     pub(crate) fn options(&self, connections: usize) -> PostgresOptions {
         Self::at(&self.folder.0, connections)
     }
 
-    /// How it is reached through a relay.
+    /// Options for a connection through a relay.
     pub(crate) fn relayed(&self, connections: usize) -> (Relay, PostgresOptions) {
         let (folder, socket) = (self.folder.0.join("relay"), ".s.PGSQL.5432");
         std::fs::create_dir(&folder).expect("a folder");
@@ -213,27 +213,27 @@ impl PostgresServer {
         PostgresOptions { url: format!("postgres://penstock:{password}@{host}/postgres"), tls: None, connections }
     }
 
-    /// A gateway's store.
+    /// Opens a store on the server, as a gateway does.
     pub(crate) async fn open(&self, connections: usize) -> Postgres {
         Postgres::open(&self.options(connections)).await.expect("opens")
     }
 }
 
-/// Redis.
+/// Redis server.
 pub(crate) struct RedisServer {
     server: Option<Server>,
     folder: Folder,
 }
 
 impl RedisServer {
-    /// A new one, empty.
+    /// Starts an empty server.
     pub(crate) fn start(name: &str) -> Self {
         let mut this = Self { server: None, folder: Folder::new(name) };
         this.restart();
         this
     }
 
-    /// Starts it again; it has forgotten everything.
+    /// Starts the server again, without its data.
     pub(crate) fn restart(&mut self) {
         self.server = None;
         let (socket, log) = (self.folder.0.join("socket"), self.folder.0.join("log"));
@@ -247,7 +247,7 @@ impl RedisServer {
         until("Redis", &log, || std::os::unix::net::UnixStream::connect(&socket).is_ok());
     }
 
-    /// Kills it.
+    /// Kills the server.
     pub(crate) fn kill(&mut self) {
         if let Some(server) = &self.server {
             server.signal("KILL");
@@ -255,14 +255,14 @@ impl RedisServer {
         self.server = None;
     }
 
-    /// Lets it answer nothing, or go on.
+    /// Suspends the server, or resumes it.
     pub(crate) fn hang(&self, hangs: bool) {
         if let Some(server) = &self.server {
             server.signal(if hangs { "STOP" } else { "CONT" });
         }
     }
 
-    /// Tells it something, as its operator.
+    /// Runs a command on the server, as its operator would.
     pub(crate) fn command(&self, words: &[&str]) {
         let mut command = Command::new(find("redis-cli"));
         command.arg("-s").arg(self.folder.0.join("socket")).args(["-a", PASSWORD, "--no-auth-warning"]).args(words);
@@ -270,12 +270,12 @@ impl RedisServer {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
     }
 
-    /// How it is reached.
+    /// Options for a direct connection.
     pub(crate) fn options(&self, prefix: &str) -> RedisOptions {
         Self::at(&self.folder.0.join("socket"), prefix)
     }
 
-    /// How it is reached through a relay.
+    /// Options for a connection through a relay.
     pub(crate) fn relayed(&self, prefix: &str) -> (Relay, RedisOptions) {
         let path = self.folder.0.join("relay");
         (Relay::start(&path, &self.folder.0.join("socket")), Self::at(&path, prefix))
@@ -287,7 +287,7 @@ impl RedisServer {
         RedisOptions { url, prefix: prefix.to_owned(), ca: None }
     }
 
-    /// A gateway's connection.
+    /// Opens a connection to the server, as a gateway does.
     pub(crate) async fn open(&self, prefix: &str) -> Redis {
         Redis::open(&self.options(prefix)).await.expect("opens")
     }

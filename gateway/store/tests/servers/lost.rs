@@ -1,4 +1,4 @@
-//! Counters when answers are lost, and when questions come late: the same on every server.
+//! Shared counters when answers are lost and questions arrive late; the same checks on every server.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ async fn redis_counts_once_and_grants_nothing_late() {
     check(&store, &server.open("r:").await, &mut relay).await;
 }
 
-/// `store` is reached through the relay, `direct` is the same without it.
+/// Runs the checks. `store` is connected through the relay, `direct` to the same server without it.
 async fn check(store: &dyn Counters, direct: &dyn Counters, relay: &mut Relay) {
     a_settlement_whose_answer_is_lost_counts_once(store, direct, relay).await;
     what_is_asked_before_the_last_word_grants_nothing(store, direct, relay).await;
@@ -47,7 +47,7 @@ async fn a_settlement_whose_answer_is_lost_counts_once(store: &dyn Counters, dir
     let settle =
         async |number, leased, spent| store.settle("teller", number, &settlement("told", leased, spent), NOW).await;
     assert_eq!(store.take("teller", &ask("told", 60), false, NOW).await.expect("taken")[0].granted, 60);
-    // What a connection needs to know beforehand it knows now: from here on a settlement is one question.
+    // The connection is prepared now: from here on, a settlement is one question.
     settle(nth(), 10, 9).await.expect("settled");
     let mut used = 59;
     for _ in 0..3 {
@@ -78,7 +78,7 @@ async fn what_is_asked_before_the_last_word_grants_nothing(
     let more = ask("late", 90);
     let asked = tokio::time::timeout(Duration::from_millis(300), store.take("asker", &more, false, NOW));
     assert!(asked.await.is_err(), "nobody answers");
-    // It is on its way when its holder says what it has.
+    // The ask is under way when its holder sets its leases.
     let kept = [Kept { counter: "late".into(), window: WINDOW, amount: 10, until: UNTIL }];
     direct.lease("asker", &kept, NOW).await.expect("leased");
     relay.let_go().await;

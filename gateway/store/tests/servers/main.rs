@@ -1,7 +1,7 @@
-//! The suite of the traits against real servers, and what only several gateways and real failures show.
+//! Conformance suite of the traits against real servers, and tests of several gateways and of server failures.
 //!
-//! Each test starts a server of its own in a folder of its own, reached over a Unix socket, and ends it. Where PostgreSQL or Redis is
-//! not installed the tests fail and say so: `make test-stores` installs them.
+//! Each test starts its own server in its own folder, connects over a Unix socket, and ends the server. If PostgreSQL
+//! or Redis is not installed, the tests fail and say so: `make test-stores` installs them.
 
 mod faults;
 mod harness;
@@ -20,7 +20,7 @@ async fn postgres_is_a_store() {
     conformance::everything(&store).await;
     conformance::counters(&store, "one").await;
     assert!(store.stats().commits > 0);
-    // Opened again, the database is as it was, and everything is done as before.
+    // Opened again, the database is unchanged and fully usable.
     let again = server.open(1).await;
     conformance::counters(&again, "two").await;
     model::check_histories(&again, 8).await;

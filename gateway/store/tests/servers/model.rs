@@ -1,4 +1,5 @@
-//! Counters of every kind against a model that knows nothing of how they are built: random histories, the same answers everywhere.
+//! Model test of all counters: random histories must give the same answers on every store as on a model that shares no
+//! code with them.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-/// Windows begin here.
+/// Begin of the windows in Unix seconds.
 const START: u64 = 6_000_000;
 
 #[derive(Clone, Debug)]
@@ -19,7 +20,7 @@ enum Step {
 }
 
 fn steps(count: usize) -> impl Strategy<Value = Vec<Step>> {
-    // Which counter, whether it slides, its maximum, what is wanted, whether all or nothing of it, how long it is leased.
+    // Fields: counter, sliding, maximum, wanted amount, all or nothing, lease time.
     let ask = (0..3usize, any::<bool>(), 0..60u64, 0..30u64, any::<bool>(), 0..40u64);
     let take = (0..3usize, prop::collection::vec(ask, 1..4), any::<bool>())
         .prop_map(|(holder, asks, whole)| Step::Take { holder, asks, whole });
@@ -36,7 +37,7 @@ fn name(counter: usize) -> String {
     format!("model:{counter}")
 }
 
-/// Counter 0 has no end; the others have windows of half a minute and a minute.
+/// Window of a counter: counter 0 has no end; the others have windows of half a minute and a minute.
 fn window(counter: usize, now: u64) -> Window {
     Window::at(now, [0, 30, 60][counter])
 }
@@ -60,7 +61,7 @@ fn asks(asks: &[(usize, bool, u64, u64, bool, u64)], now: u64) -> Vec<Ask> {
     out
 }
 
-/// Everything that ever happened, and what follows from it.
+/// Model of the counters: all events so far, and the amounts that follow from them.
 #[derive(Default)]
 struct Model {
     spent: BTreeMap<(String, Window), u64>,
@@ -118,7 +119,7 @@ impl Model {
     }
 }
 
-/// One history on one store.
+/// Checks one history on one store.
 async fn check(store: &dyn Counters, history: &[Step], name: &str) {
     let (mut model, mut now) = (Model::default(), START);
     let renamed = |counter: &str| format!("{name}:{counter}");
@@ -148,7 +149,7 @@ async fn check(store: &dyn Counters, history: &[Step], name: &str) {
     }
 }
 
-/// The same histories every time, so that a failure can be looked at.
+/// Checks histories from a fixed seed, so that a failure can be reproduced.
 pub(crate) async fn check_histories(store: &dyn Counters, count: usize) {
     let mut runner = TestRunner::deterministic();
     for number in 0..count {

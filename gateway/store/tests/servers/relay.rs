@@ -1,5 +1,5 @@
-//! Stands between a gateway and its server, on Unix sockets, and does to them what networks do: an answer is lost after what was asked for is
-//! done, or a question comes late, when nobody waits for its answer any more.
+//! Relay between a gateway and its server, on Unix sockets, that injects network faults: an answer is lost after the
+//! server did its work, or a question arrives after its caller has given up.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,29 +13,29 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Longest wait for what the relay waits for.
+/// Longest wait for the relayed traffic that a test expects.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What happens to questions that have certain words in them.
+/// Treatment of questions that contain certain words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Mode {
     Pass,
-    /// The answer to the next one is lost, and the connection with it.
+    /// Lose the answer to the next such question, and the connection with it.
     Lose(String),
-    /// They wait.
+    /// Hold such questions back.
     Hold(String),
 }
 
-/// See the module header. Ends when it is dropped.
+/// Fault-injecting relay; ends when dropped.
 pub(crate) struct Relay {
     mode: watch::Sender<Mode>,
-    /// Answers to questions that had to wait.
+    /// Number of answers to questions that were held back.
     late: watch::Receiver<u64>,
     task: JoinHandle<()>,
 }
 
 impl Relay {
-    /// Listens at `from`, and connects to `to`.
+    /// Starts a relay that listens at `from` and connects to `to`.
     pub(crate) fn start(from: &Path, to: &Path) -> Self {
         let listener = UnixListener::bind(from).expect("a socket");
         let (mode, to) = (watch::Sender::new(Mode::Pass), to.to_owned());
@@ -44,17 +44,17 @@ impl Relay {
         Self { mode, late, task }
     }
 
-    /// The answer to the next question with these words is lost after the server gave it.
+    /// Loses the answer to the next question with these words, after the server gave it.
     pub(crate) fn lose(&self, words: &str) {
         self.mode.send_replace(Mode::Lose(words.to_owned()));
     }
 
-    /// Questions with these words wait.
+    /// Holds back questions with these words.
     pub(crate) fn hold(&self, words: &str) {
         self.mode.send_replace(Mode::Hold(words.to_owned()));
     }
 
-    /// Lets go what waits, until the server has answered it.
+    /// Releases the held questions and waits until the server has answered.
     pub(crate) async fn let_go(&mut self) {
         self.late.mark_unchanged();
         self.mode.send_replace(Mode::Pass);
@@ -71,7 +71,7 @@ impl Drop for Relay {
 async fn accept(listener: UnixListener, to: PathBuf, mode: watch::Sender<Mode>, late: watch::Sender<u64>) {
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
-        // A server that is not there: the client finds its connection closed.
+        // The server is not there: the client finds its connection closed.
         let Ok(server) = UnixStream::connect(&to).await else { continue };
         let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
         let [loses, waited] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
@@ -80,7 +80,7 @@ async fn accept(listener: UnixListener, to: PathBuf, mode: watch::Sender<Mode>, 
     }
 }
 
-/// Questions. What a client has sent before it left still arrives.
+/// Forwards questions. Bytes that a client sent before it left still arrive.
 async fn up(
     mut client: OwnedReadHalf,
     mut server: OwnedWriteHalf,
@@ -108,7 +108,7 @@ async fn up(
     }
 }
 
-/// Answers.
+/// Forwards answers.
 async fn down(
     mut server: OwnedReadHalf,
     mut client: OwnedWriteHalf,
@@ -123,7 +123,7 @@ async fn down(
         if waited.swap(false, Ordering::AcqRel) {
             late.send_modify(|count| *count += 1);
         }
-        // The client may have left; the server's answers still say what it did.
+        // The client may have left; the server's answers are still read and counted.
         let _ = client.write_all(&bytes[..count]).await;
     }
 }

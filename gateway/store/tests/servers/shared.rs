@@ -1,4 +1,4 @@
-//! Two gateways, one server.
+//! Two gateways on one server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::harness::{PostgresServer, RedisServer};
 
 const NOW: u64 = 1_000_000;
 const WINDOW: Window = Window { start: NOW, seconds: 3600 };
-/// What all may have.
+/// Bound that both gateways share.
 const MAX: u64 = 500;
 
 pub(crate) async fn two_gateways_share_redis(server: &RedisServer) {
@@ -34,7 +34,7 @@ fn ask(counter: &str, want: u64) -> Ask {
     Ask { counter: counter.into(), window: WINDOW, sliding: false, max: MAX, want, least: 0, until: NOW + 60 }
 }
 
-/// Forty tasks of two gateways take, spend, give back and die, on two counters in both orders.
+/// Forty tasks of two gateways take, spend, return and die, on two counters in both orders.
 async fn nothing_is_granted_twice(gateways: [Arc<dyn Counters>; 2]) {
     let (spent, died) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut tasks = tokio::task::JoinSet::new();
@@ -50,7 +50,7 @@ async fn nothing_is_granted_twice(gateways: [Arc<dyn Counters>; 2]) {
                 let grants = store.take(&holder, &asks, false, NOW + round).await.expect("taken");
                 assert!(grants.iter().all(|grant| grant.used <= MAX), "{grants:?}");
                 if task % 10 == 9 {
-                    // It dies with what it has.
+                    // The task dies with its lease.
                     died.fetch_add(grants[usize::from(task % 3 == 0)].granted, Ordering::Relaxed);
                     return;
                 }
@@ -60,7 +60,7 @@ async fn nothing_is_granted_twice(gateways: [Arc<dyn Counters>; 2]) {
                     leased: grants[at].granted,
                     spent,
                 };
-                // Of the first all is spent, of the second nothing.
+                // The first portion is spent completely, the second not at all.
                 let first = usize::from(task % 3 == 0);
                 let settled = [of(first, grants[first].granted), of(1 - first, 0)];
                 store.settle(&holder, nth(), &settled, NOW + round).await.expect("settled");
@@ -76,7 +76,7 @@ async fn nothing_is_granted_twice(gateways: [Arc<dyn Counters>; 2]) {
     let [store, _] = &gateways;
     let now = store.take("last", &[ask("both-a", MAX)], false, NOW + 20).await.expect("taken")[0];
     assert_eq!(now.granted, MAX - spent - died, "all that is left, and no more");
-    // What the dead held is there again when their leases have lapsed; what was spent is not.
+    // The leases of the dead tasks are free again once they have lapsed; spent amounts are not.
     let later = Ask { until: NOW + 200, ..ask("both-a", MAX) };
     let later = store.take("later", &[later], false, NOW + 61).await.expect("taken")[0];
     assert_eq!(later.granted, MAX - spent);
@@ -89,7 +89,8 @@ async fn one_leads(one: &impl Store, two: &impl Store) {
     assert_eq!((two.lead().await, one.lead().await), (Ok(true), Ok(false)));
 }
 
-/// Well within the second that is promised. What a machine adds that stands still for a moment, it does not add every time.
+/// Measures the delay until a revocation is seen: well within the promised second. A machine that stalls for a moment
+/// does not do so every time.
 async fn a_revocation_is_seen(one: &impl Keys, two: &Arc<impl Keys>) {
     let mut took = Vec::new();
     while took.last().is_none_or(|last| *last >= Duration::from_millis(900)) {
@@ -134,7 +135,7 @@ async fn seen_after(one: &impl Keys, two: &Arc<impl Keys>, digest: u8) -> Durati
     when.saturating_duration_since(told)
 }
 
-/// Whatever is sent twice, by whomever, while others do the same.
+/// Two gateways settle overlapping batches repeatedly; each entry counts once.
 async fn what_both_settle_counts_once(one: &Arc<impl Ledger>, two: &Arc<impl Ledger>) {
     let at = 20 * 366 * 86_400;
     let entry = |number: u64| {

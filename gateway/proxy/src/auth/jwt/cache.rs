@@ -1,7 +1,8 @@
-//! Tokens that were found good, by the SHA-256 of all of their bytes, until they expire.
+//! Cache of verified tokens, by the SHA-256 of the whole token, until they expire.
 //!
-//! A hit costs one hash of the token and one short lock; a miss costs a signature. An entry is good for the key set and the directory
-//! that it was made with: when the issuer drops a key, or a team is blocked, nothing remembered outlives it.
+//! A hit costs one hash of the token and one short lock; a miss costs a signature check. An entry is valid only for the
+//! key set and directory version that it was verified with: when the issuer drops a key or a team is blocked, its
+//! entries end with it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,28 +10,29 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::auth::key::Digest;
 use crate::auth::principal::Principal;
 
-/// Parts with locks of their own.
+/// Shards of the cache, each with its own lock.
 const SHARDS: usize = 16;
-/// Tokens in one.
+/// Most tokens per shard.
 const TOKENS_MAX: usize = 1024;
 
-/// What a token was found to be.
+/// Verified token's principal and validity.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     pub(crate) principal: Arc<Principal>,
-    /// Unix seconds at which it was found good, less what clocks may differ by: before them it may not have been good yet.
+    /// Start of validity in Unix seconds: the time of verification less the clock leeway. A clock that jumps back
+    /// before it misses.
     pub(crate) since: u64,
-    /// Unix seconds from which on it is worth nothing.
+    /// End of validity in Unix seconds (exclusive).
     pub(crate) until: u64,
-    /// Which issuer of the config.
+    /// Index of the issuer in the config.
     pub(crate) issuer: usize,
-    /// Of the key set that verified it.
+    /// Number of the key set that verified the token.
     pub(crate) keys: u64,
-    /// Of the teams and users that it was held against.
+    /// Directory version of the teams and users that the token was checked against.
     pub(crate) owners: u64,
 }
 
-/// Tokens found good.
+/// Sharded map of verified tokens.
 #[derive(Debug)]
 pub(crate) struct TokenCache(Box<[Mutex<HashMap<Digest, Found>>]>);
 
@@ -41,20 +43,21 @@ impl Default for TokenCache {
 }
 
 impl TokenCache {
-    /// What is remembered of a token that is good at `now`.
+    /// Entry of a token that is valid at `now` (Unix seconds).
     pub(crate) fn get(&self, token: &Digest, now: u64) -> Option<Found> {
         let shard = self.shard(token).lock().unwrap_or_else(PoisonError::into_inner);
         shard.get(token).filter(|found| (found.since..found.until).contains(&now)).cloned()
     }
 
-    /// Remembers a token.
+    /// Adds a token. A full shard first drops expired tokens, and if it is still full, about half of its entries at
+    /// random.
     pub(crate) fn put(&self, token: Digest, found: Found, now: u64) {
         let mut shard = self.shard(&token).lock().unwrap_or_else(PoisonError::into_inner);
         if shard.len() >= TOKENS_MAX {
             shard.retain(|_, found| now < found.until);
         }
         if shard.len() >= TOKENS_MAX {
-            // Whoever is asked for again comes back. Which ones go is chance, by the map's own random order.
+            // Tokens in use come back with the next request. The eviction is random because the map's order is.
             let mut kept = 0;
             shard.retain(|_, _| {
                 kept += 1;
@@ -64,7 +67,7 @@ impl TokenCache {
         shard.insert(token, found);
     }
 
-    /// Tokens remembered.
+    /// Number of cached tokens.
     pub(crate) fn len(&self) -> usize {
         self.0.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }

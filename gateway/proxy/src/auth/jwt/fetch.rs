@@ -1,4 +1,5 @@
-//! Gets the keys of issuers: at start, every [`EVERY`], and when a token asks. Bounded in time and size; redirects are not followed.
+//! Fetching of issuers' signing keys: at start, every [`EVERY`], and on a token's demand. Bounded in time and size;
+//! redirects are not followed.
 
 use std::future::poll_fn;
 use std::io::Read;
@@ -16,20 +17,20 @@ use super::ring::Ring;
 use crate::client::{Client, Deadlines, Outgoing, Sent};
 use crate::telemetry::{Metric, Metrics};
 
-/// Between two fetches: a key that was added or dropped is seen within a minute.
+/// Period between two fetches: a key that was added or dropped takes effect within a minute.
 const EVERY: Duration = Duration::from_secs(50);
-/// The same for files, which cost nothing.
+/// Period between two reads of a key file, which cost next to nothing.
 const FILE_EVERY: Duration = Duration::from_secs(5);
-/// After a fetch that failed.
+/// Pause after a failed fetch.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Each part of a fetch.
+/// Time limit of each part of a fetch (connect, head, silence).
 const PART_TIMEOUT: Duration = Duration::from_secs(5);
-/// A whole fetch.
+/// Time limit of a whole fetch.
 const WHOLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Steps of waiting, after which it is seen that nobody needs the keys any more.
+/// Longest single wait of a fetch task, after which it checks that the ring is still in use.
 const STEP: Duration = Duration::from_secs(1);
 
-/// Fetches for a ring for as long as it is used.
+/// Fetch task of a key ring: runs until the ring is dropped.
 pub(in crate::auth) async fn keep(ring: Weak<Ring>, metrics: Arc<Metrics>) {
     let mut failing = false;
     loop {
@@ -94,7 +95,7 @@ async fn fetch(ring: &Ring) -> Result<Vec<u8>, String> {
     }
 }
 
-/// A file, of which no more is read than a set may have.
+/// Reads a key file, at most one byte beyond the size limit of a set.
 pub(crate) fn file(path: &Path) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
@@ -108,10 +109,10 @@ struct Document {
     jwks_uri: String,
 }
 
-/// A document, within bounds of time and size.
+/// Fetches a document over HTTPS, within bounds of time and size.
 async fn get(url: &str, ca: Option<&Path>) -> Result<Vec<u8>, String> {
     let (target, path) = IssuerConfig::place(url)?;
-    // A client of its own: this is asked once a minute, and connections belong to the runtime that they were made in.
+    // A client per fetch: fetches are a minute apart, and connections belong to the runtime that they were made in.
     let client = Client::new(target, ca)?;
     let headers = vec![(header::ACCEPT, HeaderValue::from_static("application/json"))];
     let request = Outgoing { method: Method::GET, path, headers, body: Vec::new(), sent: Sent::default() };

@@ -1,4 +1,4 @@
-//! Who issues tokens, and what a token's user may do.
+//! Issuers of tokens, and the rights that an issuer's config and a token's claims give to a user.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -11,58 +11,59 @@ use super::ring::Ring;
 use super::token::{Claims, Flaw};
 use crate::client::Target;
 
-/// Where an issuer's keys are.
+/// Source of an issuer's signing keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KeySource {
-    /// In a file.
+    /// JWKS file.
     File(PathBuf),
-    /// At a URL.
+    /// JWKS URL.
     Url(String),
-    /// Where the issuer's discovery document says.
+    /// URL of the OpenID Connect discovery document, which names the JWKS URL.
     Discovery(String),
 }
 
-/// One of `[[jwt]]`.
+/// One `[[jwt]]` entry of the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IssuerConfig {
-    /// Name in logs, metrics and tenants.
+    /// Name in logs and metrics; part of the users' tenants.
     pub id: String,
-    /// What `iss` must be.
+    /// Required value of `iss`.
     pub issuer: String,
-    /// What `aud` must be, or have.
+    /// Accepted values of `aud`; one match is enough.
     pub audiences: Vec<String>,
-    /// Its keys.
+    /// Source of the signing keys.
     pub source: KeySource,
-    /// Certificates to trust instead of the system's, when keys are fetched.
+    /// Certificates to trust instead of the system's when keys are fetched.
     pub ca_file: Option<PathBuf>,
-    /// What its keys may be for.
+    /// Signature algorithms that are accepted.
     pub algorithms: Vec<Algorithm>,
-    /// For how long keys are used that cannot be fetched anew.
+    /// Longest time that fetched keys are used while they cannot be fetched anew.
     pub stale: std::time::Duration,
     /// Claim that names the user.
     pub user_claim: String,
     /// Claim that names the team, or lists groups.
     pub team_claim: Option<String>,
-    /// Values of that claim, and the teams that they mean; empty: they are the teams.
+    /// Mapping from values of the team claim to teams; empty: the values are the teams.
     pub teams: Vec<(String, String)>,
-    /// Team of everybody whom no claim puts in one.
+    /// Default team: of users whose team claim is missing or lists only unknown groups.
     pub team: Option<String>,
-    /// Whether somebody without a team is refused.
+    /// Whether a user without a team is refused.
     pub team_required: bool,
     /// Claim that lists models.
     pub models_claim: Option<String>,
     /// Claim that lists limits.
     pub limits_claim: Option<String>,
-    /// Claims, and what they must be or have.
+    /// Claims that a token must have, each with the value that it must be or contain.
     pub required: Vec<(String, String)>,
-    /// What its users may do at most.
+    /// Upper bound of what the issuer's users may do.
     pub scope: Arc<Scope>,
-    /// Ids of limits that they are under.
+    /// Ids of the limits that apply to the issuer's users.
     pub limits: Vec<String>,
 }
 
 impl IssuerConfig {
-    /// Where to connect, and the path there; for keys that are at a URL.
+    /// Splits a JWKS or discovery URL into the connection target and the path. Errors if the URL is not HTTPS or
+    /// loopback.
     pub(crate) fn place(url: &str) -> Result<(Target, String), String> {
         let start = url.find("://").map_or(0, |at| at + 3);
         let at = url[start..].find('/').map_or(url.len(), |at| start + at);
@@ -78,25 +79,25 @@ impl IssuerConfig {
     }
 }
 
-/// An issuer of the config in force.
+/// Issuer of the current config.
 #[derive(Debug)]
 pub(crate) struct Issuer {
     pub(crate) config: IssuerConfig,
-    /// Its keys; they outlive the config.
+    /// Key ring of the issuer, set at first use; it outlives the config.
     pub(crate) ring: OnceLock<Arc<Ring>>,
 }
 
-/// What a genuine token says about its user, by the issuer's config. Kept in the store for what the user leaves to be done: what the
-/// config says besides is looked up again when that is done, so it may change meanwhile.
+/// Identity of a token's user, as the claims give it under the issuer's config. Stored with the user's deferred work;
+/// the config's own rules are not part of it and are applied again when the work runs, so they may change in between.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct User {
-    /// Id of its issuer in the config.
+    /// Id of the issuer in the config.
     pub(crate) issuer: String,
     pub(crate) name: String,
     pub(crate) tenant: String,
-    /// Teams that it may be in, in order; the first that there is counts.
+    /// Candidate teams in order; the first that exists is the user's.
     pub(crate) teams: Vec<String>,
-    /// Whether it has to be in one of them.
+    /// Whether one of the candidate teams must exist.
     pub(crate) needs_team: bool,
     /// Models that the token itself names.
     pub(crate) models: Option<Vec<String>>,
@@ -109,7 +110,7 @@ impl Issuer {
         Self { config: config.clone(), ring: OnceLock::new() }
     }
 
-    /// The user of a token.
+    /// Identity of a verified token's user.
     pub(crate) fn user(&self, claims: &Claims) -> Result<User, Flaw> {
         let config = &self.config;
         for (path, text) in &config.required {
@@ -119,7 +120,7 @@ impl Issuer {
         }
         let missing = |path: &str| Flaw::Claim(format!("{path} is missing or of the wrong kind"));
         let name = claims.name(&config.user_claim).ok_or_else(|| missing(&config.user_claim))?;
-        // Names of people can pass to others; a subject does not.
+        // Display names can pass to another person; a subject does not, so the tenant is built from `sub`.
         let subject = claims.name("sub").unwrap_or(name);
         let models = config.models_claim.as_ref().map(|path| {
             let models = claims.words(path).filter(|models| !models.is_empty());
@@ -135,19 +136,19 @@ impl Issuer {
         Ok(User { issuer, name: name.to_owned(), tenant, teams, needs_team, models, limits })
     }
 
-    /// What the config and the token allow together.
+    /// Scopes of a user: the config's and the token's; both must allow a use.
     pub(crate) fn scopes(&self, user: &User) -> Vec<Arc<Scope>> {
         let own = user.models.as_ref().map(|models| Scope { models: models.clone(), ..Scope::default() });
         [self.config.scope.clone()].into_iter().chain(own.map(Arc::new)).collect()
     }
 
-    /// The limits that a user is under: the config's and the token's.
+    /// Limits that apply to a user: the config's and the token's.
     pub(crate) fn limits(&self, user: &User) -> Vec<String> {
         self.config.limits.iter().chain(&user.limits).cloned().collect()
     }
 
-    /// Teams that the token names, and whether it has to be one of them: who says one team and is wrong is not let in without any.
-    /// Among many groups, most mean nothing here.
+    /// Candidate teams of a token, and whether one of them must exist. A token that names a single team must name a
+    /// known one; of a list of groups, most are expected to be unknown here.
     fn teams(&self, claims: &Claims) -> (Vec<String>, bool) {
         let config = &self.config;
         let claim = config.team_claim.as_ref().and_then(|path| claims.find(path));

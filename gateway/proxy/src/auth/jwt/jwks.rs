@@ -1,4 +1,4 @@
-//! A JSON Web Key Set (RFC 7517): what an identity provider signs with.
+//! JSON Web Key Sets (RFC 7517): the public keys that an identity provider signs with.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -7,23 +7,23 @@ use serde::Deserialize;
 
 use super::algorithm;
 
-/// Largest set that is read: a hundred large RSA keys with certificates.
+/// Largest accepted key set in bytes: a hundred large RSA keys with certificates.
 pub(crate) const SET_BYTES_MAX: usize = 256 * 1024;
-/// Keys that are kept of it.
+/// Most keys that are kept of a set.
 pub(crate) const KEYS_MAX: usize = 100;
-/// Longest name of a key.
+/// Longest `kid` in bytes.
 const KID_BYTES_MAX: usize = 512;
-/// Smallest and largest RSA modulus in bytes: 2,048 and 4,096 bits, NIST's floor and what the library verifies.
+/// Smallest and largest RSA modulus in bytes: 2,048 bits (NIST's minimum) to 4,096 bits (the library's maximum).
 const MODULUS_BYTES: std::ops::RangeInclusive<usize> = 256..=512;
 
-/// One public key, and the one algorithm that it is for.
+/// Public key with the one algorithm that it verifies.
 pub(super) struct SignatureKey {
     kid: Option<String>,
     pub(super) algorithm: Algorithm,
     pub(super) key: DecodingKey,
 }
 
-/// The keys of an issuer.
+/// Signing keys of one issuer.
 pub(crate) struct KeySet(Vec<SignatureKey>);
 
 impl std::fmt::Debug for KeySet {
@@ -54,10 +54,10 @@ struct RawKey {
 }
 
 impl KeySet {
-    /// Reads a set; keys that are not for signatures, or not of an allowed algorithm, are left out.
+    /// Parses a key set; keys that are not for signatures, or not of an allowed algorithm, are left out.
     ///
     /// # Errors
-    /// What is wrong with it, without anything of its content.
+    /// The set is too large, is no key set, or has no usable key; the text repeats none of its content.
     pub(crate) fn parse(bytes: &[u8], allowed: &[Algorithm]) -> Result<Self, String> {
         if bytes.len() > SET_BYTES_MAX {
             return Err(format!("the key set is larger than {SET_BYTES_MAX} bytes"));
@@ -71,7 +71,7 @@ impl KeySet {
         Ok(Self(keys))
     }
 
-    /// The key of that name; without a name, the only key.
+    /// Key with that `kid`; without a `kid`, the key if there is only one.
     pub(super) fn find(&self, kid: Option<&str>) -> Option<&SignatureKey> {
         match (kid, self.0.as_slice()) {
             (Some(kid), keys) => keys.iter().find(|key| key.kid.as_deref() == Some(kid)),
@@ -80,7 +80,7 @@ impl KeySet {
         }
     }
 
-    /// Keys in it.
+    /// Number of usable keys.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
@@ -128,7 +128,7 @@ fn bytes_of(text: Option<String>) -> Option<Vec<u8>> {
     URL_SAFE_NO_PAD.decode(text?).ok()
 }
 
-/// Without leading zeros.
+/// Big-endian number without its leading zero bytes.
 fn strip(number: &[u8]) -> &[u8] {
     &number[number.iter().take_while(|byte| **byte == 0).count()..]
 }

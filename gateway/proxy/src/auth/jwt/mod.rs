@@ -1,10 +1,11 @@
 //! Tokens of identity providers (JWT, OpenID Connect).
 //!
-//! [`token`] takes one apart and says whether it is genuine, [`jwks`] reads the keys that decide that, [`ring`] holds them and
-//! [`fetch`] gets them, [`issuer`] says what a genuine token's user may do, [`cache`] spares a known token the signature.
+//! [`token`] parses and verifies one token, [`jwks`] parses the signing keys, [`ring`] holds the keys of an issuer and
+//! [`fetch`] refreshes them, [`issuer`] maps claims to a user's rights, and [`cache`] spares a token seen before the
+//! signature check.
 //!
-//! The key decides the algorithm: nothing that a token says about itself chooses how it is verified. `kid` is looked up and nothing
-//! else; `jku`, `jwk`, `x5u`, `x5c` are not looked at; `crit` is refused.
+//! The key decides the algorithm: nothing in a token chooses how it is verified. Of the header, `kid` selects the key
+//! and `alg` must agree with it; `jku`, `jwk`, `x5u` and `x5c` are ignored, and a token with `crit` is refused.
 
 pub(super) mod cache;
 mod fetch;
@@ -17,7 +18,8 @@ pub(crate) use fetch::file;
 pub(super) use fetch::keep;
 pub use issuer::{IssuerConfig, KeySource};
 
-/// Names of the algorithms that can be allowed. Not among them: `none`, and HMAC, whose key would have to be shared.
+/// Algorithm of that name, if it can be allowed. `none` is not among them, nor is HMAC, whose key would have to be
+/// shared.
 pub(crate) fn algorithm(name: &str) -> Option<jsonwebtoken::Algorithm> {
     use jsonwebtoken::Algorithm::*;
     Some(match name {
@@ -29,13 +31,13 @@ pub(crate) fn algorithm(name: &str) -> Option<jsonwebtoken::Algorithm> {
         "PS512" => PS512,
         "ES256" => ES256,
         "ES384" => ES384,
-        // RFC 9864 calls it by its curve.
+        // RFC 9864 names the algorithm by its curve.
         "EdDSA" | "Ed25519" => EdDSA,
         _ => return None,
     })
 }
 
-/// Whether that credential can only be meant as a token: three parts, the first an object.
+/// Whether a credential has the form of a token: three parts, the first of them a JSON object.
 pub(super) fn is_token(secret: &[u8]) -> bool {
     secret.starts_with(b"eyJ") && memchr::memchr_iter(b'.', secret).count() == 2
 }

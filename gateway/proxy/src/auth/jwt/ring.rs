@@ -1,7 +1,8 @@
-//! The keys of one issuer as they are held: fetched in the background, used while they cannot be fetched anew, never waited for by
-//! whoever has a token that they verify.
+//! Key ring: the signing keys of one issuer. Keys are fetched in the background and stay in use while they cannot be
+//! fetched anew, so a token whose key is held waits for no fetch.
 //!
-//! A token whose key is not held asks for them once more and waits for that, at most once in [`DEMAND_EVERY`] for all tokens together.
+//! A token with an unknown key demands one more fetch and waits for it; all tokens together demand at most one per
+//! [`DEMAND_EVERY`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,12 +17,12 @@ use tokio::time::timeout;
 use super::issuer::{IssuerConfig, KeySource};
 use super::jwks::KeySet;
 
-/// Between two fetches for unknown keys.
+/// Least time between two fetches that unknown keys demand.
 const DEMAND_EVERY: Duration = Duration::from_secs(60);
-/// Longest that a token waits for its key.
+/// Longest time that a token waits for a fetch.
 const DEMAND_WAIT: Duration = Duration::from_secs(5);
 
-/// What two configs must have in common to share keys.
+/// Settings that two configs must have in common to share a key ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(super) issuer: String,
@@ -32,7 +33,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// Of that issuer.
+    /// Settings of an issuer.
     pub(crate) fn of(config: &IssuerConfig) -> Self {
         Self {
             issuer: config.issuer.clone(),
@@ -44,32 +45,32 @@ impl Origin {
     }
 }
 
-/// A key set, and which one it is.
+/// Fetched key set with its number.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) keys: KeySet,
-    /// Another number is another set.
+    /// Number of the set, unique in the process; cached tokens compare it.
     pub(crate) number: u64,
     digest: [u8; 32],
 }
 
-/// The keys of one issuer.
+/// Signing keys of one issuer, and the state of fetching them.
 #[derive(Debug)]
 pub(crate) struct Ring {
     pub(super) origin: Origin,
-    /// Of the first issuer that used it; for logs and metrics.
+    /// Id of the first issuer entry that used the ring; for logs and metrics.
     pub(super) id: String,
     held: ArcSwapOption<Held>,
-    /// When they were last the issuer's, in milliseconds since `began`.
+    /// Last successful fetch, in milliseconds since `began`.
     fresh_ms: AtomicU64,
     began: Instant,
-    /// When a token asked for a fetch.
+    /// Last time that a token demanded a fetch.
     demanded: Mutex<Option<Instant>>,
-    /// Asks for a fetch.
+    /// Wakes the fetch task.
     pub(super) wake: Arc<Notify>,
-    /// Fetches that have ended, well or not.
+    /// Number of fetches that have ended, successfully or not.
     ended: watch::Sender<u64>,
-    /// Whether somebody fetches.
+    /// Whether a fetch task exists.
     kept: AtomicBool,
 }
 
@@ -90,17 +91,17 @@ impl Ring {
         }
     }
 
-    /// Whether it is that issuer's.
+    /// Whether the ring has the settings of that issuer.
     pub(crate) fn is_of(&self, config: &IssuerConfig) -> bool {
         self.origin == Origin::of(config)
     }
 
-    /// Takes on fetching them; `false`: somebody does.
+    /// Claims the ring for a fetch task; `false`: it has one already.
     pub(crate) fn claim(&self) -> bool {
         !self.kept.swap(true, Ordering::AcqRel)
     }
 
-    /// The keys, unless they are too old.
+    /// Keys of the issuer, unless they are older than `stale`.
     pub(crate) fn held(&self) -> Option<Arc<Held>> {
         self.held_at(Instant::now())
     }
@@ -109,13 +110,13 @@ impl Ring {
         self.held.load_full().filter(|_| self.age_at(now) < self.origin.stale)
     }
 
-    /// Which key set is held, if it is not too old.
+    /// Number of the key set, unless it is older than `stale`.
     pub(crate) fn number(&self) -> Option<u64> {
         let held = self.held.load();
         held.as_ref().filter(|_| self.age_at(Instant::now()) < self.origin.stale).map(|held| held.number)
     }
 
-    /// How long ago they were the issuer's.
+    /// Time since the last successful fetch; `None` before the first.
     pub(crate) fn age(&self) -> Option<Duration> {
         self.held.load().as_ref().map(|_| self.age_at(Instant::now()))
     }
@@ -125,17 +126,17 @@ impl Ring {
         now.saturating_duration_since(self.began).saturating_sub(fresh)
     }
 
-    /// The keys; at the very start, once they have been fetched for the first time.
+    /// Keys of the issuer; before the first fetch has ended, waits for it, at most [`DEMAND_WAIT`].
     pub(crate) async fn first(&self) -> Option<Arc<Held>> {
         if self.held.load().is_none() {
             let mut ended = self.ended.subscribe();
-            // An error is a fetch that takes longer.
+            // A timeout leaves the ring without keys, as a failed fetch does.
             let _ = timeout(DEMAND_WAIT, ended.wait_for(|count| *count > 0)).await;
         }
         self.held()
     }
 
-    /// The keys anew, for a token whose key is not among them; `None`: it is too early to ask again.
+    /// Keys after a demanded fetch, for a token whose key is not held; `None`: too soon after the last demand.
     pub(crate) async fn renewed(&self) -> Option<Arc<Held>> {
         if !self.may_demand(Instant::now()) {
             return None;
@@ -155,10 +156,10 @@ impl Ring {
         due
     }
 
-    /// Takes what was fetched; says whether it is new.
+    /// Takes the bytes of a fetch; returns whether the set differs from the one held.
     ///
     /// # Errors
-    /// Why it is no key set. What was held stays.
+    /// The bytes are no usable key set; the set held stays in use.
     pub(crate) fn take(&self, bytes: &[u8]) -> Result<bool, String> {
         let keys = KeySet::parse(bytes, &self.origin.algorithms)?;
         let digest: [u8; 32] = Sha256::digest(bytes).into();
@@ -171,7 +172,7 @@ impl Ring {
         Ok(is_new)
     }
 
-    /// A fetch has ended.
+    /// Notes the end of a fetch and wakes those who wait for it.
     pub(super) fn note_end(&self) {
         self.ended.send_modify(|count| *count += 1);
     }

@@ -1,6 +1,6 @@
-//! One token: taken apart, verified, its claims checked (RFC 7519, RFC 8725).
+//! Parsing and verification of one token (RFC 7519, RFC 8725).
 //!
-//! What was not verified is an [`Unverified`]; only [`Unverified::verify`] makes [`Claims`] of it.
+//! A parsed token is an [`Unverified`]; only [`Unverified::verify`] turns it into [`Claims`].
 
 use std::fmt;
 
@@ -12,40 +12,40 @@ use serde_json::{Map, Value};
 use super::algorithm;
 use super::jwks::KeySet;
 
-/// Clocks differ by up to this.
+/// Tolerated clock difference in seconds.
 pub(crate) const LEEWAY_SECONDS: u64 = 60;
-/// Longest text of a claim that names somebody.
+/// Longest claim in bytes that names a user.
 const NAME_BYTES_MAX: usize = 256;
 
-/// Why a token is not good.
+/// Reason why a token is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
-    /// It is no token: not three parts, not JSON, a name twice.
+    /// Not a token: not three parts, not JSON, or a name twice in an object.
     Malformed,
-    /// `crit`: it says what we would have to understand.
+    /// Header with `crit`: it requires extensions that are not implemented.
     Critical,
-    /// A type that is no access token's.
+    /// `typ` that is not an access token's.
     Type,
-    /// No issuer of the config.
+    /// `iss` that the config does not have.
     Issuer,
-    /// No key of that name.
+    /// No key of the issuer has that `kid`.
     Key,
-    /// Another algorithm than its key's.
+    /// `alg` that is not the key's.
     Algorithm,
-    /// The signature is not its key's.
+    /// Signature that the key does not verify.
     Signature,
-    /// It is for somebody else.
+    /// `aud` without one of the accepted audiences.
     Audience,
-    /// Its time is over.
+    /// Expired.
     Expired,
-    /// Its time has not come.
+    /// `nbf` or `iat` in the future.
     Early,
-    /// A claim is missing, of the wrong type, or not what the config asks for.
+    /// Claim that is missing, of the wrong type, or not what the config requires; the text begins with its name.
     Claim(String),
 }
 
 impl Flaw {
-    /// Label of metrics.
+    /// Label for metrics.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Flaw::Malformed => "token_malformed",
@@ -62,7 +62,7 @@ impl Flaw {
         }
     }
 
-    /// Whether somebody made it up, so that it counts as a guess.
+    /// Whether the token may be made up, so that it counts as a failed attempt of its address.
     pub(crate) fn is_guess(&self) -> bool {
         matches!(self, Flaw::Malformed | Flaw::Critical | Flaw::Issuer | Flaw::Key | Flaw::Algorithm | Flaw::Signature)
     }
@@ -86,7 +86,7 @@ impl fmt::Display for Flaw {
     }
 }
 
-/// A token that nothing is known about but its shape.
+/// Parsed token of which nothing is verified yet.
 pub(crate) struct Unverified<'a> {
     header: Map<String, Value>,
     claims: Map<String, Value>,
@@ -94,12 +94,12 @@ pub(crate) struct Unverified<'a> {
     signature: &'a str,
 }
 
-/// What a genuine token says.
+/// Claims of a verified token.
 #[derive(Debug)]
 pub(crate) struct Claims(Map<String, Value>);
 
 impl<'a> Unverified<'a> {
-    /// Takes a token apart.
+    /// Splits a token and decodes its parts.
     pub(crate) fn parse(token: &'a [u8]) -> Result<Self, Flaw> {
         let text = std::str::from_utf8(token).map_err(|_| Flaw::Malformed)?;
         let (message, signature) = text.rsplit_once('.').ok_or(Flaw::Malformed)?;
@@ -107,12 +107,12 @@ impl<'a> Unverified<'a> {
         Ok(Self { header: object(header)?, claims: object(claims)?, message: message.as_bytes(), signature })
     }
 
-    /// Who is said to have issued it.
+    /// Claimed issuer (`iss`), not yet verified.
     pub(crate) fn issuer(&self) -> Option<&str> {
         self.claims.get("iss")?.as_str()
     }
 
-    /// Whether it is genuine by `keys`.
+    /// Verifies the token's signature with the issuer's `keys`.
     pub(crate) fn verify(self, keys: &KeySet) -> Result<Claims, Flaw> {
         if self.header.contains_key("crit") {
             return Err(Flaw::Critical);
@@ -136,14 +136,16 @@ impl<'a> Unverified<'a> {
     }
 }
 
-/// Types of tokens that are sent to an API: plain ones, and RFC 9068's. Others (logout tokens, proofs) must not be taken for one.
+/// Whether a `typ` is that of a token sent to an API: a plain JWT, or RFC 9068's access token. Logout tokens and proofs
+/// must not pass for one.
 fn is_access_token(name: &str) -> bool {
     let name = name.strip_prefix("application/").unwrap_or(name);
     name.eq_ignore_ascii_case("jwt") || name.eq_ignore_ascii_case("at+jwt")
 }
 
 impl Claims {
-    /// Checks audience and time at `now` (Unix seconds); returns from when on it is worth nothing.
+    /// Checks audience and times at `now` (Unix seconds); returns the Unix second at which the token ends, leeway
+    /// included.
     pub(crate) fn check(&self, audiences: &[String], now: u64) -> Result<u64, Flaw> {
         let is_ours = |audience: &str| audiences.iter().any(|ours| ours == audience);
         let fits = match self.0.get("aud") {
@@ -170,7 +172,7 @@ impl Claims {
         Ok(until)
     }
 
-    /// A moment, which is a number, never text.
+    /// Time claim in Unix seconds; it must be a number.
     fn moment(&self, name: &str) -> Result<Option<f64>, Flaw> {
         match self.0.get(name) {
             None => Ok(None),
@@ -181,7 +183,7 @@ impl Claims {
         }
     }
 
-    /// The claim of that name, or at that path of names with dots between them.
+    /// Claim with that name, or at that path of names separated by dots.
     pub(super) fn find(&self, path: &str) -> Option<&Value> {
         if let Some(value) = self.0.get(path) {
             return Some(value);
@@ -191,13 +193,13 @@ impl Claims {
         names.try_fold(first, |value, name| value.as_object()?.get(name))
     }
 
-    /// A text that names somebody.
+    /// Text claim that names a user: not empty, bounded, without control characters.
     pub(super) fn name(&self, path: &str) -> Option<&str> {
         let fits = |text: &&str| (1..=NAME_BYTES_MAX).contains(&text.len()) && !text.contains(char::is_control);
         self.find(path)?.as_str().filter(fits)
     }
 
-    /// Texts: a list, or one text with spaces between them, as `scope` has it.
+    /// Texts of a claim: a list, or one text separated by spaces, as `scope` is.
     pub(super) fn words(&self, path: &str) -> Option<Vec<&str>> {
         match self.find(path)? {
             Value::String(text) => Some(text.split(' ').filter(|word| !word.is_empty()).collect()),
@@ -206,7 +208,7 @@ impl Claims {
         }
     }
 
-    /// A text as it is, or a list of texts.
+    /// Texts of a claim: a list, or one text taken whole.
     pub(super) fn list(&self, path: &str) -> Option<Vec<&str>> {
         match self.find(path)? {
             Value::String(text) => Some(vec![text]),
@@ -215,7 +217,7 @@ impl Claims {
         }
     }
 
-    /// Whether a claim is that text, or a list or scope with it.
+    /// Whether the claim at `path` is `text`, or is a list or space-separated text that contains it.
     pub(super) fn has(&self, path: &str, text: &str) -> bool {
         match self.find(path) {
             Some(Value::Bool(flag)) => text == if *flag { "true" } else { "false" },
@@ -230,7 +232,7 @@ fn object(part: &str) -> Result<Map<String, Value>, Flaw> {
     serde_json::from_slice::<Unique>(&bytes).map(|unique| unique.0).map_err(|_| Flaw::Malformed)
 }
 
-/// An object whose names are unique: of two `iss`, two readers could take different ones.
+/// JSON object whose names are unique: of two `iss`, two readers could take different ones.
 struct Unique(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for Unique {
@@ -290,7 +292,7 @@ pub(crate) mod tests {
         jwk
     }
 
-    /// The issuer's keys: r, e, d.
+    /// Key set of the test issuer, with the keys r, e and d.
     pub(crate) fn set() -> Vec<u8> {
         let keys = [("r", Algorithm::RS256), ("e", Algorithm::ES256), ("d", Algorithm::EdDSA)];
         let keys: Vec<_> = keys.into_iter().map(|(kid, algorithm)| jwk(kid, &key(algorithm), algorithm)).collect();
@@ -420,7 +422,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// The public key as the secret of an HMAC, in each form that a library might have taken it.
+    /// Algorithm confusion: the public key as the secret of an HMAC, in each form that a library might have accepted.
     #[test]
     fn a_public_key_is_no_secret() {
         let public = jwk("r", &key(Algorithm::RS256), Algorithm::RS256);
@@ -479,7 +481,7 @@ pub(crate) mod tests {
             let mut bytes = good.clone().into_bytes();
             bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };
             let altered = String::from_utf8(bytes).expect("ASCII");
-            // The last character of a part may have bits that stand for nothing; strict base64 refuses those.
+            // The last character of a part may have unused bits; strict base64 refuses those that are not zero.
             assert!(read(&altered).is_err(), "byte {at}");
             assert!(read(&good[..at]).is_err(), "cut at {at}");
         }

@@ -1,8 +1,8 @@
-//! The table of what is kept elsewhere and read at the moment of a scrape.
+//! Table of the metrics whose values are kept elsewhere and read at each scrape.
 
 use penstock_proto::frames::Tier;
 
-/// What is read at the moment of a scrape.
+/// Metric that is read at the moment of a scrape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Gauge {
     /// Requests being served.
@@ -11,11 +11,11 @@ pub enum Gauge {
     Connections,
     /// Bytes held by request bodies.
     BodyBytes,
-    /// Bytes held of answers.
+    /// Bytes of answers in memory.
     AnswerBytes,
     /// Lines of the access log that were lost.
     AccessLinesLost,
-    /// Spans that the collector took.
+    /// Spans that the collector accepted.
     SpansSent,
     /// Spans that were dropped.
     SpansLost,
@@ -25,15 +25,15 @@ pub enum Gauge {
     SequencesWaiting,
     /// Sequences in prefill or decode.
     SequencesRunning,
-    /// KV blocks in all.
+    /// KV blocks in total.
     BlocksTotal,
-    /// KV blocks free or evictable.
+    /// KV blocks that are free or evictable.
     BlocksFree,
     /// KV blocks held only by the prefix cache.
     BlocksCached,
     /// Prompt tokens looked up in the prefix cache.
     PrefixTokens,
-    /// Of these, found.
+    /// Prompt tokens found in the prefix cache.
     PrefixTokensHit,
     /// Output tokens of the engines.
     OutputTokens,
@@ -47,129 +47,129 @@ pub enum Gauge {
     WorkerDeaths,
     /// Workers that prefill for others.
     WorkersPrefill,
-    /// Requests whose prompt another worker was asked to compute.
+    /// Requests whose prompt another worker was asked to compute (disaggregated prefill).
     PrefilledApart,
     /// Blocks loaded from tiers for requests that waited, by outcome.
     KvPrefetched(&'static str),
     /// Transfers of KV between workers, by outcome.
     KvTransfers(&'static str),
-    /// KV blocks that came with them and could be used.
+    /// KV blocks that transfers brought and that could be used.
     KvTransferBlocks,
-    /// Bytes that came with them.
+    /// Bytes that transfers brought.
     KvTransferBytes,
-    /// Seconds that they took.
+    /// Seconds of transfers, summed.
     KvTransferSeconds,
-    /// Of these, those of blocks that were computed for it.
+    /// Seconds of transfers whose blocks were computed for the transfer.
     KvTransferPrefillSeconds,
-    /// Of these, seconds in which the other side still computed.
+    /// Seconds of transfers in which the sending worker still computed.
     KvTransferHiddenSeconds,
-    /// Bytes that came through memory that both workers map.
+    /// Transferred bytes that came through memory mapped by both workers.
     KvTransferMemoryBytes,
-    /// Bytes that came on connections beside the first of their transfer.
+    /// Transferred bytes that came on connections beside the first of a transfer.
     KvTransferStreamBytes,
     /// Transfers after which another prefill worker was asked for the rest.
     KvTransfersNext,
-    /// Troubles that workers report now, by kind.
+    /// Current troubles that workers report, by kind.
     WorkerTroubles(&'static str),
-    /// First tokens drawn where the prompt was computed.
+    /// First tokens sampled by the worker that computed the prompt for another.
     KvFirstTokens,
-    /// Roles that followed the load.
+    /// Changes of a worker's role that followed the load.
     RoleFlips,
-    /// Workers that there should be.
+    /// Wanted number of workers, where the number follows the load.
     WorkersWanted,
-    /// Load of the workers that serve.
+    /// Load of the serving workers as a share of capacity.
     WorkersLoad,
-    /// Workers that were started or stopped because of it, by action.
+    /// Workers started or stopped because of the load, by action.
     ReplicaChanges(&'static str),
-    /// Starts and stops that failed.
+    /// Failed starts and stops of workers.
     ReplicaFailures,
     /// Requests continued after a lost worker.
     Resumes,
-    /// Times that the router was asked what to do next.
+    /// Number of decisions of the router.
     RouterDecisions,
-    /// Seconds that it took.
+    /// Seconds of decisions of the router, summed.
     RouterDecisionSeconds,
-    /// First tokens after a binding.
+    /// First tokens after a binding of a request to a worker.
     RouterFirstTokens,
-    /// Seconds from the binding to them.
+    /// Seconds from the binding to the first token, summed.
     RouterFirstTokenSeconds,
-    /// The same as predicted.
+    /// Predicted seconds from the binding to the first token, summed.
     RouterFirstTokenPredicted,
-    /// Sum of the differences.
+    /// Absolute prediction errors in seconds, summed.
     RouterFirstTokenError,
-    /// Of these, not bit-exact.
+    /// Resumed requests that were not bit-exact.
     ResumesInexact,
     /// Requests moved to another worker while running, by reason.
     Moves(&'static str),
-    /// Requests that were to be moved and stayed, by reason.
+    /// Failed moves: requests that stayed at their worker, by reason.
     MovesFailed(&'static str),
-    /// Blocks fetched for them.
+    /// KV blocks fetched for moves.
     MovedBlocks,
     /// Breaker of a target: 0 closed, 1 probing, 2 last choice, 3 open.
     TargetState,
-    /// Requests at a target.
+    /// Requests in flight at a target.
     TargetInFlight,
-    /// Blocks that targets are believed to hold, for lack of a better source.
+    /// Prompt blocks that targets are believed to hold, by the requests sent there.
     KvBlocksApproximate,
-    /// Blocks that a provider says it holds.
+    /// KV blocks that a provider publishes as cached.
     KvBlocksEvents,
-    /// Whether its events come.
+    /// Whether a provider's KV events arrive.
     KvConnected,
-    /// Batches of its events.
+    /// Batches of KV events applied.
     KvBatches,
-    /// Times that some were missing.
+    /// Gaps in the sequence of KV event batches.
     KvGaps,
-    /// What could not be read or placed.
+    /// KV events that could not be read, or blocks that could not be placed.
     KvSkipped,
     /// Transactions of the store.
     StoreCommits,
-    /// Changes in them.
+    /// Changes written by the store's transactions.
     StoreWrites,
-    /// Seconds that they took.
+    /// Seconds of the store's transactions, summed.
     StoreCommitSeconds,
     /// Operations of the store that failed.
     StoreErrors,
-    /// Responses that their clients have and the store has not.
+    /// Responses that clients received and the store could not keep.
     ResponsesUnsaved,
     /// Bytes of stored responses.
     ResponseBytes,
     /// Responses being answered in the background.
     ResponsesRunning,
-    /// Batches that have a task.
+    /// Batches that run in this process.
     BatchesRunning,
-    /// Their lines that are being answered.
+    /// Lines of batches that are being answered.
     BatchLinesRunning,
     /// Counters of limits.
     LimitCounters,
     /// Requests that hold reservations.
     LimitHolds,
-    /// Version of the config in force.
+    /// Version of the current config.
     ConfigVersion,
-    /// Since when it is.
+    /// Unix time at which the current config was applied.
     ConfigSince,
     /// Whether the last reload was accepted.
     ConfigLastReloadOk,
-    /// When it was.
+    /// Unix time of the last reload.
     ConfigLastReload,
-    /// Keys whose new value waits for a restart.
+    /// Config keys whose new value waits for a restart.
     ConfigPending,
     /// Reloads, by outcome.
     ConfigReloads,
-    /// Numbers that plugins count themselves.
+    /// Metrics that plugins define.
     PluginValue,
     /// Issued keys that are not revoked.
     IssuedKeys,
-    /// Seconds since issued keys were as the store has them.
+    /// Age of the directory of issued keys in seconds.
     DirectoryAge,
-    /// Seconds since an issuer's keys were fetched.
+    /// Age of an issuer's key set in seconds.
     KeySetAge,
-    /// Tokens found good that are remembered.
+    /// Verified tokens in the cache.
     TokensCached,
-    /// Entries that wait for the ledger.
+    /// Entries that wait for a write to the ledger.
     LedgerWaiting,
-    /// Entries that were lost.
+    /// Entries that the ledger could not take.
     LedgerLost,
-    /// Entries of others that were settled as they were reserved.
+    /// Ledger entries that a dead process left open, settled with the reserved amount.
     LedgerAssumed,
     /// Whether a store answers.
     StoreUp,
@@ -179,24 +179,24 @@ pub enum Gauge {
     CountersSlow,
     /// KV blocks in a tier below the devices.
     TierBlocks(Tier),
-    /// Room in it.
+    /// Capacity of a tier in KV blocks.
     TierBlocksTotal(Tier),
-    /// KV blocks loaded from it.
+    /// KV blocks loaded from a tier.
     TierLoads(Tier),
-    /// Seconds that this took.
+    /// Seconds of loads from a tier, summed over blocks.
     TierLoadSeconds(Tier),
-    /// KV blocks stored in it.
+    /// KV blocks stored in a tier.
     TierStores(Tier),
-    /// KV blocks that it did not take.
+    /// KV blocks that a tier did not take.
     TierDrops(Tier),
-    /// KV blocks that were not what their name says.
+    /// KV blocks discarded because their content did not match their hash.
     TierCorrupt(Tier),
-    /// Requests that waited for a tier in vain.
+    /// Requests that waited for a tier in vain and were computed.
     TierLate(Tier),
 }
 
 impl Gauge {
-    /// A second label: what it speaks of.
+    /// Second label of the gauge, with its value.
     pub(super) fn detail(self) -> Option<(&'static str, &'static str)> {
         match self {
             Gauge::TierBlocks(tier)
@@ -215,7 +215,7 @@ impl Gauge {
         }
     }
 
-    /// What its values are told apart by.
+    /// Name of the first label.
     pub(super) fn label(self) -> &'static str {
         match self {
             Gauge::TargetState | Gauge::TargetInFlight => "target",

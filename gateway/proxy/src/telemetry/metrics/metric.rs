@@ -1,15 +1,15 @@
-//! The table of what is counted or timed where it happens.
+//! Table of the metrics that are counted or timed where the event happens.
 
-/// What is counted or timed here.
+/// Metric that is counted or timed by its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// Whole request, seconds.
+    /// Duration of a request in seconds.
     RequestDuration,
-    /// Request to first token, seconds.
+    /// Time to first token (TTFT) in seconds.
     TimeToFirstToken,
-    /// Per output token after the first, seconds.
+    /// Time per output token after the first (TPOT) in seconds.
     TimePerOutputToken,
-    /// Tokens per request by type.
+    /// Tokens of a request, by type.
     TokenUsage,
     /// Requests by route and status.
     Requests,
@@ -21,69 +21,69 @@ pub enum Metric {
     ConnectionsRefused,
     /// Clients that left before their answer ended.
     ClientsGone,
-    /// Panics caught in a handler.
+    /// Panics caught in a request handler.
     Panics,
     /// Attempts at the targets of a model, by outcome.
     Attempts,
     /// Attempts at a fallback, by reason.
     Fallbacks,
-    /// Second attempts that were raced, by who won.
+    /// Hedges, by the winner of the race.
     Hedges,
     /// Retries and hedges that the budget did not allow.
     RetriesDenied,
-    /// Copies of requests, by outcome.
+    /// Mirrored requests, by outcome.
     Mirrored,
     /// Requests to a provider, by outcome.
     UpstreamRequests,
-    /// Requests that could not be sent at once at a provider's pace, by outcome.
+    /// Requests delayed or refused by the pacing of a provider's key, by outcome.
     PacedRequests,
-    /// Prompt tokens of requests that went where most of them was cached, by how that was known.
+    /// Prompt tokens of requests routed by cache, by the source of the cache's content.
     RoutedTokens,
-    /// Of these, believed to be cached.
+    /// Prompt tokens of requests routed by cache that were predicted to be cached.
     RoutedTokensPredicted,
-    /// Of these, cached by the server's own word.
+    /// Prompt tokens of requests routed by cache that the server reported as cached.
     RoutedTokensCached,
     /// Lines of batches, by outcome.
     BatchLines,
-    /// Requests that were not let in, by reason.
+    /// Requests refused by authentication, by reason.
     AuthFailures,
     /// Calls of plugins, by hook and outcome.
     PluginCalls,
-    /// Of these, failures, by reason.
+    /// Failures of plugins, by hook and reason.
     PluginFailures,
-    /// Seconds in a plugin, by hook.
+    /// Seconds of a request in a hook of a plugin.
     PluginSeconds,
-    /// Decisions of a limit.
+    /// Decisions of a limit: allowed or denied.
     LimitDecisions,
-    /// What was reserved, by unit.
+    /// Amount reserved, by unit.
     LimitReserved,
-    /// What was used, by unit.
+    /// Amount used, by unit.
     LimitSettled,
-    /// What was used beyond its reservation, by unit.
+    /// Amount used beyond the reservation, by unit.
     LimitExceeded,
     /// Fetches of issuers' keys, by outcome.
     KeySetFetches,
-    /// Longest time without a token while a request changed its worker, by why.
+    /// Longest time without a token while a request changed its worker, by cause.
     WorkerGap,
 }
 
-/// How its values are kept.
+/// Storage of a metric's values.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Kind {
     Counter,
-    /// With the upper bounds of its buckets.
+    /// Upper bounds of the buckets, ascending.
     Histogram(&'static [f64]),
 }
 
-/// Bounds that OpenTelemetry's GenAI conventions advise for durations.
+/// Buckets in seconds for durations, as OpenTelemetry's GenAI conventions advise.
 const SECONDS: &[f64] = &[0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
-/// ... for time to first token.
+/// Buckets in seconds for TTFT, from the same conventions.
 const FIRST: &[f64] = &[0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
-/// ... for time per output token.
+/// Buckets in seconds for TPOT, from the same conventions.
 const EACH: &[f64] = &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
-/// A hook takes microseconds, unless it asks somebody.
+/// Buckets in seconds for plugin hooks: microseconds, or longer for a hook that calls a service.
 const HOOK: &[f64] = &[1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0];
-/// ... for token counts.
+/// Buckets for token counts, from OpenTelemetry's GenAI conventions.
 const TOKENS: &[f64] = &[1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0, 4194304.0];
 
 impl Metric {
