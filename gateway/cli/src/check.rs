@@ -2,9 +2,10 @@
 
 use anyhow::{Context, bail};
 use clap::Args;
+use penstock_proxy::auth;
 use penstock_proxy::config::{DeviceChoice, PoolConfig, Snapshot, TargetConfig};
 use penstock_proxy::server::descriptors::{self, Share};
-use penstock_proxy::{auth, fleet, preflight};
+use penstock_proxy::{fleet, preflight};
 use penstock_worker::inspect::{self, Summary};
 use penstock_worker::{ModelOptions, WorkerError};
 

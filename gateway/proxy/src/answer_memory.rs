@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use penstock_proto::ErrorKind;
 
-use crate::http::HttpLimits;
-use crate::http::budget::{BodyBudget, BodyLease, SMALL_BYTES_MAX};
 use penstock_base::error::Failure;
+use penstock_http::HttpLimits;
+use penstock_http::budget::{BodyBudget, BodyLease, SMALL_BYTES_MAX};
 
 /// Uncharged bytes per holder: the cut event at the end of a piece, which nearly every piece has.
 const FREE_BYTES: usize = 16 * 1024;

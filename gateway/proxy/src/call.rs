@@ -18,9 +18,9 @@ use tokio::sync::OnceCell;
 
 use crate::answer_memory::Hold;
 use crate::generate::Plan;
-use crate::http::{Body, BodyLease};
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
+use penstock_http::{Body, BodyLease};
 
 /// Bytes of a message's frame in JSON: its role and its delimiters.
 const MESSAGE_BYTES: usize = 32;

@@ -19,8 +19,6 @@ use tokio::time::{Instant, timeout};
 use crate::auth::Principal;
 use crate::gateway::Gateway;
 use crate::governed::{self, Plain, Reservation, Uses};
-use crate::http::{Body, Exchange};
-use crate::multipart::{self, Part};
 use crate::phases::{End, watched};
 use crate::provider::Forwarded;
 use crate::serving::Serving;
@@ -29,6 +27,8 @@ use crate::trail::Trail;
 use crate::upstream::Asker;
 use crate::web::Content;
 use penstock_base::error::Failure;
+use penstock_http::multipart::{self, Part};
+use penstock_http::{Body, Exchange};
 
 /// Largest number of parts in a form: an edit of images can have many.
 const PARTS_MAX: usize = 64;

@@ -15,10 +15,6 @@ use crate::answer_memory::AnswerMemory;
 use crate::auth::{Desk, Guard};
 use crate::config::Snapshot;
 use crate::governed::Governor;
-use crate::http::connection::{Handler, fault_failure};
-use crate::http::head::HeadFault;
-use crate::http::places::{Bounds, Refused};
-use crate::http::{BodyBudget, Exchange, HttpLimits};
 use crate::live::Marks;
 use crate::live_requests::LiveRequests;
 use crate::phases;
@@ -29,6 +25,10 @@ use crate::serving::Serving;
 use crate::stored::Keeper;
 use crate::telemetry::{AccessLog, Gauge, Metric, Metrics, Tracer};
 use crate::upstream::Upstream;
+use penstock_http::connection::{Handler, fault_failure};
+use penstock_http::head::HeadFault;
+use penstock_http::places::{Bounds, Refused};
+use penstock_http::{BodyBudget, Exchange, HttpLimits};
 
 /// Warns of a body budget above half of the memory limit of this process's cgroup: the kernel would end the process
 /// before the budget refuses anybody.

@@ -9,20 +9,16 @@
 //! own memory.
 
 use std::collections::HashMap;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use penstock_proto::ErrorKind;
 use tokio::sync::oneshot;
 
 use crate::auth::Principal;
 use crate::upstream::Facts;
 use penstock_base::clock;
-use penstock_base::error::Failure;
+use penstock_http::cancel::{Cancelled, Ender};
 
 /// Number of shards, a power of two: a request's shard is the low bits of its id.
 const SHARDS: usize = 16;
@@ -45,15 +41,6 @@ pub struct About {
     pub client: Option<String>,
     /// True where no client waits for the answer: a line of a batch, a response in the background.
     pub background: bool,
-}
-
-/// Cause of a request's early end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ender {
-    /// An operator cancelled the request.
-    Operator,
-    /// The process ends and its grace time is over.
-    Process,
 }
 
 /// One request in flight.
@@ -138,7 +125,7 @@ impl LiveRequests {
             cancel: Mutex::new(Some(cancel)),
         });
         self.shard(live.id).insert(live.id, live.clone());
-        (Entry { live, all: self.clone() }, Cancelled(Some(cancelled)))
+        (Entry { live, all: self.clone() }, Cancelled::by(cancelled))
     }
 
     /// All requests in flight, oldest first.
@@ -208,40 +195,6 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         self.all.shard(self.live.id).remove(&self.live.id);
-    }
-}
-
-/// Future of a request's cancellation. Pending for ever where the request cannot be cancelled, and after it was ready
-/// once.
-#[derive(Debug, Default)]
-pub struct Cancelled(Option<oneshot::Receiver<Ender>>);
-
-impl Future for Cancelled {
-    type Output = Ender;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ender> {
-        let Some(receiver) = &mut self.0 else { return Poll::Pending };
-        match Pin::new(receiver).poll(context) {
-            Poll::Ready(Ok(by)) => {
-                self.0 = None;
-                Poll::Ready(by)
-            }
-            Poll::Ready(Err(_)) => {
-                self.0 = None;
-                Poll::Pending
-            }
-            Poll::Pending => Poll::Pending,
-        }
-    }
-}
-
-/// Failure that the client of a cancelled request is told.
-pub(crate) fn failure(by: Ender) -> Failure {
-    match by {
-        Ender::Operator => {
-            Failure::new(ErrorKind::Cancelled, "The request was cancelled by an operator of this gateway.")
-        }
-        Ender::Process => Failure::new(ErrorKind::Draining, "The server is shutting down."),
     }
 }
 

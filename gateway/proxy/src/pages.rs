@@ -12,7 +12,6 @@ use crate::auth::Principal;
 use crate::call::{Ask, Call};
 use crate::gateway::Gateway;
 use crate::governed::{self, Plain, Uses};
-use crate::http::Exchange;
 use crate::phases::{End, decoded, read_body, watched};
 use crate::plugins::Asked;
 use crate::relay::models::Entry;
@@ -21,6 +20,7 @@ use crate::serving::Serving;
 use crate::stored;
 use crate::upstream::Card;
 use penstock_base::error::Failure;
+use penstock_http::Exchange;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 

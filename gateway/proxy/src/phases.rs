@@ -15,9 +15,7 @@ use crate::call::Call;
 use crate::config::Snapshot;
 use crate::forward;
 use crate::gateway::Gateway;
-use crate::http::exchange::BodyFault;
-use crate::http::{Body, BodyLease, Exchange, Gone};
-use crate::live_requests::{self, About};
+use crate::live_requests::About;
 use crate::pages;
 use crate::pump;
 use crate::relay;
@@ -28,6 +26,9 @@ use crate::trail::Trail;
 use crate::upstream::Origin;
 use crate::web::{self, Content};
 use penstock_base::error::Failure;
+use penstock_http::cancel;
+use penstock_http::exchange::BodyFault;
+use penstock_http::{Body, BodyLease, Exchange, Gone};
 
 /// Reason why a request ended before its answer did.
 #[derive(Debug)]
@@ -153,7 +154,7 @@ pub async fn serve(gateway: &Gateway, exchange: &mut Exchange) {
         Err(End::Failed(Failure::internal(panic)))
     });
     let outcome = match (outcome, exchange.ended_by()) {
-        (Err(End::Gone), Some(by)) => Err(End::Failed(live_requests::failure(by))),
+        (Err(End::Gone), Some(by)) => Err(End::Failed(cancel::failure(by))),
         (other, _) => other,
     };
     match outcome {

@@ -14,13 +14,13 @@ use penstock_dialects::ChatEvent;
 use tokio::time::{Instant, sleep_until};
 
 use crate::answer::Answer;
-use crate::http::Exchange;
-use crate::http::exchange::Sent;
-use crate::live_requests;
 use crate::phases::End;
 use crate::trail::Trail;
 use crate::upstream::{Events, Facts};
 use penstock_base::error::Failure;
+use penstock_http::Exchange;
+use penstock_http::cancel;
+use penstock_http::exchange::Sent;
 
 /// Sends the answer; returns `Ok` when the client has all of it.
 pub async fn run(
@@ -128,7 +128,7 @@ async fn fail(
 /// End of a request whose client left, or which was cancelled; a cancelled one is told so.
 async fn gone(exchange: &mut Exchange, answer: &mut Answer, trail: &mut Trail, facts: Facts) -> End {
     match exchange.ended_by() {
-        Some(by) => fail(exchange, answer, &mut Vec::new(), trail, live_requests::failure(by), facts).await,
+        Some(by) => fail(exchange, answer, &mut Vec::new(), trail, cancel::failure(by), facts).await,
         None => End::Gone,
     }
 }

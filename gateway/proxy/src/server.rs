@@ -22,14 +22,15 @@ use pingora_core::server::{ListenFds, RunArgs, Server, ShutdownWatch};
 use pingora_core::services::listening::Service;
 
 pub use self::certificate::Certificate;
-use crate::auth::{self, certificate as client};
+use crate::auth;
 use crate::batches;
 use crate::config::{Snapshot, TlsFiles};
 use crate::gateway::Gateway;
-use crate::http::connection::App;
 use drain::Signals;
 pub use drain::{Leave, Stops};
 pub use listeners::Listeners;
+use penstock_http::certificate as client;
+use penstock_http::connection::App;
 
 /// Reason why the server could not start.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,6 @@ use penstock_dialects::{ChatEvent, FinishReason};
 use tokio::time::Instant;
 
 use crate::gateway::Gateway;
-use crate::http::Exchange;
 use crate::live_requests::Entry;
 use crate::prices::Price;
 use crate::telemetry::trace::{Attributes, Value};
@@ -14,6 +13,7 @@ use crate::telemetry::{Metric, Record, Trace};
 use crate::upstream::{Course, Facts};
 use penstock_base::clock;
 use penstock_base::error::Failure;
+use penstock_http::Exchange;
 
 /// Facts gathered on the path of one request.
 pub struct Trail {

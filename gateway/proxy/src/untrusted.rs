@@ -7,11 +7,11 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::auth::{check_address, check_credential, check_key_set, check_token};
 use crate::batches::input;
-use crate::client::head::HeadReader;
 use crate::config::{self, Overrides};
-use crate::http::chunked::{ChunkFault, Decoder};
-use crate::http::head::{self, Scan, Scanner};
-use crate::multipart;
+use penstock_http::chunked::{ChunkFault, Decoder};
+use penstock_http::client::head::HeadReader;
+use penstock_http::head::{self, Scan, Scanner};
+use penstock_http::multipart;
 
 /// Largest head that the checks below allow, in bytes; most parts of a form.
 const HEAD_BYTES_MAX: usize = 16 * 1024;

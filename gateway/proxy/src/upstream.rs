@@ -15,7 +15,6 @@ use serde::Serialize;
 
 use crate::answer_memory::AnswerMemory;
 use crate::call::Call;
-pub use crate::client::Sent;
 use crate::foreign::Feed;
 use crate::forward::Forward;
 use crate::governed::Account;
@@ -23,6 +22,7 @@ use crate::prices::Price;
 use crate::provider::Forwarded;
 use crate::telemetry::Trace;
 use penstock_base::error::Failure;
+pub use penstock_http::client::Sent;
 
 /// A model as `/v1/models` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,9 +19,9 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use penstock_proto::ErrorKind;
 
 use crate::config::CorsConfig;
-use crate::http::{Field, Framing, Head};
 use crate::route::Route;
 use penstock_base::error::Failure;
+use penstock_http::{Field, Framing, Head};
 
 /// The page that a request says it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -315,7 +315,7 @@ fn is_name(byte: u8) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::head;
+    use penstock_http::head;
 
     fn head(request: &str) -> Head {
         head::parse(format!("{request}\r\n\r\n").replace('\n', "\r\n").replace("\r\r", "\r").as_bytes()).expect(request)

@@ -18,12 +18,13 @@ use crate::answer_memory::Hold;
 use crate::auth::Principal;
 use crate::call::Call;
 use crate::gateway::Gateway;
-use crate::live_requests::{self, About, Entry};
+use crate::live_requests::{About, Entry};
 use crate::route::Route;
 use crate::telemetry::Trace;
 use crate::telemetry::trace::Value;
 use crate::upstream::Origin;
 use penstock_base::error::Failure;
+use penstock_http::cancel;
 
 /// The whole answer to `call`, by `deadline`. Dropping the future cancels the call upstream, wherever it is.
 ///
@@ -71,7 +72,7 @@ pub(crate) async fn answer_events(
     tokio::select! {
         biased;
         answered = timed(gateway, principal, call, deadline, take, &entry) => answered,
-        by = cancelled => Err(live_requests::failure(by)),
+        by = cancelled => Err(cancel::failure(by)),
     }
 }
 

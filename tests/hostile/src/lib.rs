@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use penstock_proxy::auth;
 use penstock_proxy::config::{self, Overrides};
 use penstock_proxy::telemetry::AccessLog;
-use penstock_proxy::{Gateway, auth, server, stored};
+use penstock_proxy::{Gateway, server, stored};
 use pingora_core::services::Service as _;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

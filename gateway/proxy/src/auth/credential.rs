@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use http::HeaderMap;
 use ipnet::IpNet;
 
-use crate::http::Head;
 use crate::route::query_keys;
+use penstock_http::Head;
 
 /// Longest accepted credential in bytes; tokens with many groups reach some kilobytes.
 pub(super) const CREDENTIAL_BYTES_MAX: usize = 16 * 1024;

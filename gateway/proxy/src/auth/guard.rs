@@ -12,7 +12,6 @@ use penstock_dialects::{Dialect, Surface};
 use penstock_proto::ErrorKind;
 use penstock_store::{Store, StoreError, Tenant};
 
-use super::certificate::Certificate;
 use super::credential::{self, Given};
 use super::directory::{Denied, Directory};
 use super::follow::Follow;
@@ -28,11 +27,12 @@ use super::principal::{Principal, Use};
 use super::throttle::Throttle;
 use super::{PREFIX, secret};
 use crate::call::Ask;
-use crate::http::Exchange;
 use crate::route::{AuthClass, Route};
 use crate::telemetry::{Gauge, Metric, Metrics};
 use penstock_base::clock;
 use penstock_base::error::Failure;
+use penstock_http::Exchange;
+use penstock_http::certificate::Certificate;
 
 /// Principal of open routes, and of a gateway that needs no credentials.
 static NOBODY: LazyLock<Arc<Principal>> = LazyLock::new(Arc::default);

@@ -9,7 +9,6 @@
 //! [`Identity`] is built from a config and swapped with it; [`Guard`] lives as long as the process and is kept current
 //! by one thread ([`start`]). Keys are issued at the [`Desk`].
 
-pub(crate) mod certificate;
 mod check;
 mod credential;
 mod desk;

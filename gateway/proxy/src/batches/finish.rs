@@ -10,10 +10,10 @@ use penstock_store::{
 };
 
 use super::Bench;
-use crate::http::exchange::new_request_id;
 use crate::stored::error_line;
 use crate::telemetry::Metric;
 use penstock_base::clock::unix_seconds;
+use penstock_http::exchange::new_request_id;
 
 /// Lines taken from the store at once.
 const PAGE_LINES: u32 = 256;

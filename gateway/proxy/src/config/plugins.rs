@@ -11,8 +11,8 @@ use penstock_plugins::{Plugin, Settings, Surroundings};
 use serde_json::Value;
 
 use super::raw::Reader;
-use crate::client::Target;
 use crate::plugins::registry;
+use penstock_http::client::Target;
 
 /// Entry of the config with the plugin that was built from it.
 #[derive(Clone)]

@@ -6,10 +6,10 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 
 use super::raw::Reader;
-use crate::client::Target;
 use crate::foreign::Endpoint;
 use crate::provider::Protocol;
 use penstock_base::Secret;
+use penstock_http::client::Target;
 
 /// Provider of the config.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use http::HeaderName;
 
 use super::providers::sendable;
 use super::raw::Reader;
-use crate::client::Target;
 use penstock_base::Secret;
+use penstock_http::client::Target;
 
 /// Settings of traces.
 #[derive(Clone, Debug, PartialEq)]

@@ -53,7 +53,6 @@ pub use status::{CounterState, LimitState};
 
 use crate::auth::Principal;
 use crate::call::Call;
-use crate::http::exchange::new_request_id;
 use crate::relay::models::Entry;
 use crate::serving::Serving;
 use crate::telemetry::{Gauge, Metric, Metrics, Tally};
@@ -63,6 +62,7 @@ use journal::Journal;
 use orphans::Watch;
 use penstock_base::clock;
 use penstock_base::error::Failure;
+use penstock_http::exchange::new_request_id;
 use refusals::Refusals;
 use restore::Sums;
 use rules::Who;

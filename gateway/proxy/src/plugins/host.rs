@@ -16,14 +16,14 @@ use super::convert::codec_of;
 use super::hub::Hub;
 use crate::auth::Principal;
 use crate::call::{Ask, Call};
-use crate::client::{Body as AnswerBody, Deadlines, Outgoing, Sent};
 use crate::forward::Forward;
-use crate::http::Body;
-use crate::http::exchange::new_request_id;
 use crate::upstream::Asker;
 use crate::whole::answer_events;
 use penstock_base::clock;
 use penstock_base::error::Failure;
+use penstock_http::Body;
+use penstock_http::client::{Body as AnswerBody, Deadlines, Outgoing, Sent};
+use penstock_http::exchange::new_request_id;
 
 /// Longest wait for a model's answer; the plugin's own limit usually comes first.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);

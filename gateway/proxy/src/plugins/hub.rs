@@ -12,9 +12,9 @@ use penstock_store::Cache;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::client::{Client, Target};
 use crate::gateway::Gateway;
 use crate::telemetry::AccessLog;
+use penstock_http::client::{Client, Target};
 
 /// Most pieces of background work at once.
 const WORK_MAX: usize = 256;

@@ -19,9 +19,9 @@ use super::chain::Chain;
 use super::{Asked, Hub, Shell};
 use crate::call::{Ask, Call};
 use crate::config::{OnFail, Overrides, PluginConfig, load};
-use crate::http::{Body, BodyBudget};
 use crate::upstream::{Events, Facts};
 use penstock_base::error::Failure;
+use penstock_http::{Body, BodyBudget};
 
 /// Scripted plugin and its notes.
 #[derive(Clone)]

@@ -5,8 +5,8 @@
 //! An HTTP service gets the same JSON by POST. Kubernetes gets the number of workers, by a PATCH of a scale. Every call
 //! has a deadline, and answers are read up to 64 KiB.
 
-use crate::client::{Client, Deadlines, Outgoing, Sent, Target};
 use http::{HeaderName, HeaderValue, Method, header};
+use penstock_http::client::{Client, Deadlines, Outgoing, Sent, Target};
 use serde::{Deserialize, Serialize};
 use std::future::poll_fn;
 use std::io::Read;

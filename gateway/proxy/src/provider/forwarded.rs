@@ -10,10 +10,10 @@ use super::keys::Use;
 use super::passed::Passed;
 use super::upstream::{ProviderUpstream, percent, refused};
 use super::{Protocol, fields};
-use crate::client::{ClientError, Deadlines, Response, Sent};
 use crate::forward::{Forward, handshake};
 use crate::telemetry::OpenSpan;
 use penstock_base::error::Failure;
+use penstock_http::client::{ClientError, Deadlines, Response, Sent};
 
 /// Answer to a forwarded operation.
 pub struct Forwarded {

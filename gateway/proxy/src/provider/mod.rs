@@ -28,12 +28,12 @@ use tokio::sync::Semaphore;
 pub use forwarded::Forwarded;
 pub use protocol::Protocol;
 
-use crate::client::Client;
 use crate::config::{ProviderConfig, Snapshot};
 use crate::foreign::Feed;
 use crate::upstream::{Card, Upstream};
 use keys::Keys;
 use pace::Pacer;
+use penstock_http::client::Client;
 
 /// Provider in use.
 pub struct Provider {

@@ -7,7 +7,7 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::Snapshot;
-use crate::http::places::{LEAVING_MAX, REFUSALS_MAX};
+use penstock_http::places::{LEAVING_MAX, REFUSALS_MAX};
 
 /// Descriptors of the process itself: listeners, logs, event loops, the admin API's connections (256 at most), files
 /// that are open for a moment.

@@ -27,11 +27,11 @@ use super::responses::{meta, rebuilt, room};
 use crate::answer_memory::Hold;
 use crate::call::{Ask, Call};
 use crate::gateway::Gateway;
-use crate::http::exchange::new_request_id;
-use crate::http::{Body, BodyLease};
 use crate::phases::caught;
 use crate::whole::answer_events;
 use penstock_base::error::Failure;
+use penstock_http::exchange::new_request_id;
+use penstock_http::{Body, BodyLease};
 
 /// Number of places: responses that are answered at once; the others wait in the store.
 const PLACES: usize = 128;

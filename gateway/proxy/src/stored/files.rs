@@ -7,10 +7,10 @@ use penstock_proto::ErrorKind;
 use penstock_store::{CHUNK_BYTES_MAX, Deleted, FileId, FileRecord, NewFile, Tenant};
 
 use super::{Visit, absent, answer, failed, json, query};
-use crate::multipart::{self, Part};
 use crate::phases::End;
 use penstock_base::clock::unix_seconds;
 use penstock_base::error::Failure;
+use penstock_http::multipart::{self, Part};
 
 /// Purposes that a client can give a file. The gateway's own (`batch_output`) is not among them.
 const PURPOSES: [&str; 6] = ["batch", "user_data", "assistants", "vision", "evals", "fine-tune"];

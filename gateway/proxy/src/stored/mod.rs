@@ -27,11 +27,11 @@ use tokio::sync::Notify;
 use crate::auth::Principal;
 use crate::call::Call;
 use crate::gateway::Gateway;
-use crate::http::Exchange;
 use crate::phases::End;
 use crate::telemetry::Gauge;
 use penstock_base::error::Failure;
 use penstock_dialects::Surface;
+use penstock_http::Exchange;
 use responses::Prepared;
 use route::StoredRoute;
 

@@ -112,7 +112,7 @@ fn postgres(
     connections: usize,
 ) -> Result<Arc<penstock_store::Postgres>, OpenError> {
     use penstock_store::{Postgres, PostgresOptions};
-    let tls = crate::client::database_tls(config.ca_file.as_deref()).map_err(OpenError::Place)?;
+    let tls = penstock_http::client::database_tls(config.ca_file.as_deref()).map_err(OpenError::Place)?;
     let options = PostgresOptions { url: config.url.expose().to_owned(), tls: Some(tls), connections };
     let runtime = runtime()?;
     // On a thread of its own: the caller's may be one of a runtime, which nobody may block on.
@@ -125,7 +125,7 @@ fn postgres(
 fn redis(url: &str, prefix: &str, ca: Option<&std::path::Path>) -> Result<Arc<penstock_store::Redis>, OpenError> {
     use penstock_store::{Redis, RedisOptions};
     // Read here as every other file of certificates is, so that a bad one is said in the same words.
-    crate::client::database_tls(ca).map_err(OpenError::Place)?;
+    penstock_http::client::database_tls(ca).map_err(OpenError::Place)?;
     let read = |path: &std::path::Path| {
         std::fs::read(path).map_err(|error| OpenError::Place(format!("{}: {error}", path.display())))
     };

@@ -21,8 +21,8 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanExporter as _, SpanLink
 use tokio::sync::mpsc;
 
 use super::trace::{Kind, Span, Value};
-use crate::client::{Client, Deadlines, Outgoing, Sent};
 use crate::config::OtlpConfig;
+use penstock_http::client::{Client, Deadlines, Outgoing, Sent};
 
 /// Path for traces, behind the configured base URL.
 const PATH: &str = "/v1/traces";

@@ -4,11 +4,12 @@ use penstock_tidy::graph::{Graph, Package};
 use penstock_tidy::none;
 
 /// Floors of the house from the ground up; a crate may link only crates on lower floors.
-const FLOORS: [&[&str]; 7] = [
+const FLOORS: [&[&str]; 8] = [
     &["backends/machine", "backends/proto", "backends/shm", "gateway/dialects", "kernels"],
     &["backends/kv", "gateway/base", "gateway/text", "plugins/api"],
     &["gateway/router", "gateway/govern", "backends/engine", "plugins/builtin", "plugins/wasm"],
     &["gateway/store", "backends/link", "sim"],
+    &["gateway/http"],
     &["gateway/proxy", "backends/worker"],
     &["gateway/admin"],
     &["gateway/cli"],
@@ -21,8 +22,15 @@ const APART: [(&str, &[&str]); 2] = [
 ];
 
 /// Crates that may wait: the processes and what serves them.
-const ASYNC: [&str; 6] =
-    ["gateway/cli", "gateway/proxy", "gateway/admin", "gateway/store", "backends/link", "backends/worker"];
+const ASYNC: [&str; 7] = [
+    "gateway/cli",
+    "gateway/http",
+    "gateway/proxy",
+    "gateway/admin",
+    "gateway/store",
+    "backends/link",
+    "backends/worker",
+];
 
 /// Crates that start threads for I/O or poll: their presence means async.
 const RUNTIMES: [&str; 6] = ["tokio", "mio", "async-std", "smol", "hyper", "pingora-core"];

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ring::Ring;
 use super::token::{Claims, Flaw};
-use crate::client::Target;
+use penstock_http::client::Target;
 
 /// Source of an issuer's signing keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -68,7 +68,7 @@ impl IssuerConfig {
         let start = url.find("://").map_or(0, |at| at + 3);
         let at = url[start..].find('/').map_or(url.len(), |at| start + at);
         let (origin, path) = url.split_at(at);
-        if !crate::client::target::is_path(path) || path.contains('#') {
+        if !penstock_http::client::target::is_path(path) || path.contains('#') {
             return Err(format!("{url:?} has characters that a URL cannot have"));
         }
         let target = Target::parse(origin)?;

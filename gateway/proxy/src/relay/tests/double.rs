@@ -18,7 +18,6 @@ use crate::call::{Ask, Call};
 use crate::config::{self, Overrides};
 use crate::foreign::Feed;
 use crate::forward::Forward;
-use crate::http::{Body, BodyBudget};
 use crate::provider::Forwarded;
 use crate::provider::keys::{AllRest, Keys, Use};
 use crate::relay::core;
@@ -31,6 +30,7 @@ use crate::telemetry::{Gauge, Metrics};
 use crate::upstream::{Card, Course, Events, Facts, Measured, Origin, Upstream, not_forwarded};
 use penstock_base::Secret;
 use penstock_base::error::Failure;
+use penstock_http::{Body, BodyBudget};
 
 /// Behaviour of a double for one request.
 #[derive(Clone, Copy, Debug)]

@@ -18,10 +18,10 @@ use super::error::{ClientError, Fault};
 use super::head::BodyEnd;
 use super::pool::Idle;
 use super::stream::Stream;
-use crate::http::chunked::Decoder;
+use crate::chunked::Decoder;
 
 /// Most bytes that one call appends.
-pub(crate) const TAKE_BYTES_MAX: usize = 64 * 1024;
+pub const TAKE_BYTES_MAX: usize = 64 * 1024;
 
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; TAKE_BYTES_MAX].into_boxed_slice());

@@ -70,7 +70,7 @@ impl Target {
         };
         let (authority, base) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let shape = || format!("{url:?}: {authority:?} is not HOST or HOST:PORT");
-        crate::http::head::checked_host(authority.as_bytes()).map_err(|_| shape())?;
+        crate::head::checked_host(authority.as_bytes()).map_err(|_| shape())?;
         let port_at = authority.rfind(':').filter(|at| !authority[*at..].contains(']'));
         let (host, port) = match port_at {
             Some(at) => (&authority[..at], authority[at + 1..].parse().map_err(|_| shape())?),
@@ -93,7 +93,7 @@ fn base_of(path: &str) -> Result<String, String> {
 }
 
 /// Whether a request line can carry the text: printable ASCII without spaces.
-pub(crate) fn is_path(text: &str) -> bool {
+pub fn is_path(text: &str) -> bool {
     text.bytes().all(|byte| (0x21..=0x7e).contains(&byte))
 }
 

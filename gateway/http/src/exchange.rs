@@ -23,8 +23,8 @@ use super::chunked::Decoder;
 use super::response::{self, Field, Frame, Parts, Response, decimal};
 use super::wire::Wire;
 use super::{BodyBudget, BodyLease, Framing, Head, HttpLimits, h2};
-use crate::auth::certificate::Certificate;
-use crate::live_requests::{Cancelled, Ender};
+use crate::cancel::{Cancelled, Ender};
+use crate::certificate::Certificate;
 use penstock_base::clock;
 use penstock_base::error::Failure;
 
@@ -187,7 +187,7 @@ impl Exchange {
     }
 
     /// Names of the client's certificate, if it was verified.
-    pub(crate) fn certificate(&self) -> Option<Certificate> {
+    pub fn certificate(&self) -> Option<Certificate> {
         let digest = match &self.side {
             Side::Http1(wire) => wire.stream.get_ssl_digest()?,
             Side::Http2(session) => session.digest()?.ssl_digest.clone()?,
@@ -197,12 +197,12 @@ impl Exchange {
     }
 
     /// Sets the address of the client, as trusted proxies give it.
-    pub(crate) fn set_client(&mut self, address: Option<IpAddr>) {
+    pub fn set_client(&mut self, address: Option<IpAddr>) {
         self.client = address;
     }
 
     /// Adds fields to the response, whatever its status will be.
-    pub(crate) fn says_also(&mut self, fields: Vec<Field>) {
+    pub fn says_also(&mut self, fields: Vec<Field>) {
         self.also = fields;
     }
 

@@ -27,9 +27,9 @@ use tokio::sync::Notify;
 use penstock_base::net::network_of;
 
 /// Most connections that were told to give way and are still open: the bound may be exceeded by so many for a moment.
-pub(crate) const LEAVING_MAX: usize = 64;
+pub const LEAVING_MAX: usize = 64;
 /// Most connections that are being sent a refusal; the others are closed without an answer.
-pub(crate) const REFUSALS_MAX: usize = 64;
+pub const REFUSALS_MAX: usize = 64;
 /// Eviction candidates that one scan of the table collects.
 const CANDIDATES_MAX: usize = 256;
 /// Burst of the accept rate per address, in seconds of the rate.

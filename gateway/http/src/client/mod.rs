@@ -26,8 +26,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use tokio::time::Instant;
 
 pub use body::Body;
-#[cfg(feature = "postgres")]
-pub(crate) use connect::database_tls;
+pub use connect::database_tls;
 pub use error::{ClientError, Fault};
 pub use stream::Stream;
 pub use target::{Place, Target};
@@ -62,12 +61,12 @@ pub struct Sent(Arc<AtomicBool>);
 
 impl Sent {
     /// Sets the flag.
-    pub(crate) fn set(&self) {
+    pub fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
     /// Whether the flag is set.
-    pub(crate) fn get(&self) -> bool {
+    pub fn get(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }

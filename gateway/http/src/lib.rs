@@ -6,12 +6,18 @@
 //! more than the request. [`exchange`] is one request with its response, the same for both versions; [`connection`] is
 //! the life cycle of one connection.
 
+#![forbid(unsafe_code)]
+
 pub mod budget;
+pub mod cancel;
+pub mod certificate;
 pub mod chunked;
+pub mod client;
 pub mod connection;
 pub mod exchange;
 mod h2;
 pub mod head;
+pub mod multipart;
 pub mod places;
 mod raw;
 mod response;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Method;
-use penstock_proxy::client::{Client, Deadlines, Fault, Outgoing, Response, Sent, Target};
+use penstock_http::client::{Client, Deadlines, Fault, Outgoing, Response, Sent, Target};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};

@@ -16,17 +16,17 @@ const BOUNDARY_BYTES_MAX: usize = 70;
 
 /// One part of a form.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub struct Part {
     /// Name of the field.
-    pub(crate) name: String,
+    pub name: String,
     /// Name of the file, if the part has one.
-    pub(crate) file_name: Option<String>,
+    pub file_name: Option<String>,
     /// Byte range of the content in the body.
-    pub(crate) at: Range<usize>,
+    pub at: Range<usize>,
 }
 
 /// Boundary that a `Content-Type` names; `None`: the type is no form.
-pub(crate) fn boundary(content_type: &str) -> Option<String> {
+pub fn boundary(content_type: &str) -> Option<String> {
     let (kind, parameters) = content_type.split_once(';')?;
     if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
         return None;
@@ -101,7 +101,7 @@ fn quoted_value(text: &str) -> Option<(String, &str)> {
 ///
 /// # Errors
 /// The first fault of the form, for people.
-pub(crate) fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Vec<Part>, &'static str> {
+pub fn parts(body: &Bytes, boundary: &str, parts_max: usize) -> Result<Vec<Part>, &'static str> {
     let delimiter = format!("\r\n--{boundary}");
     let first = &delimiter.as_bytes()[2..];
     // The first delimiter may stand at the very beginning; text in front of it is ignored, as the RFC says.

@@ -119,8 +119,7 @@ impl Connector {
 }
 
 /// TLS settings for PostgreSQL: the same roots, with that protocol in ALPN.
-#[cfg(feature = "postgres")]
-pub(crate) fn database_tls(ca: Option<&Path>) -> Result<ClientConfig, String> {
+pub fn database_tls(ca: Option<&Path>) -> Result<ClientConfig, String> {
     let mut config = tls_config(ca)?;
     config.alpn_protocols = vec![b"postgresql".to_vec()];
     Ok(config)

@@ -24,7 +24,7 @@ const NAMES_MAX: usize = 64;
 
 /// Names of a verified client certificate; cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Certificate(pub(super) Arc<[String]>);
+pub struct Certificate(pub Arc<[String]>);
 
 impl Certificate {
     /// Reads the DNS names, URIs and e-mail addresses of the subject alternative names; without any of these, the first
@@ -46,7 +46,7 @@ impl Certificate {
 }
 
 /// TLS callback that reads the client's names once the handshake is complete and stores them with the connection.
-pub(crate) struct ReadNames;
+pub struct ReadNames;
 
 #[async_trait]
 impl TlsAccept for ReadNames {
@@ -60,7 +60,7 @@ impl TlsAccept for ReadNames {
 ///
 /// # Errors
 /// The file cannot be read, is not PEM, or has no usable certificate; the text begins with its path.
-pub(crate) fn verifier(authorities: &Path, required: bool) -> Result<Arc<dyn ClientCertVerifier>, String> {
+pub fn verifier(authorities: &Path, required: bool) -> Result<Arc<dyn ClientCertVerifier>, String> {
     let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", authorities.display());
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(authorities).map_err(|error| wrong(&error))? {

@@ -265,7 +265,7 @@ async fn serve_request<H: Handler>(handler: &Arc<H>, mut exchange: Exchange) -> 
 }
 
 /// Failure for the client of a head that breaks a rule of HTTP.
-pub(crate) fn fault_failure(fault: HeadFault) -> Failure {
+pub fn fault_failure(fault: HeadFault) -> Failure {
     let kind = match fault.status {
         408 => ErrorKind::ClientTimeout,
         413 | 414 | 431 => ErrorKind::TooLarge,
