@@ -220,7 +220,7 @@ pub fn main(args: &WorkerArgs) -> ExitCode {
         // Logged already.
         Ok(Err(_)) => ExitCode::FAILURE,
         Err(message) => {
-            tracing::error!(error = message, "worker ends");
+            tracing::error!(error = message, "worker ends: its arguments are not valid");
             ExitCode::from(2)
         }
     }

@@ -147,7 +147,7 @@ impl Host {
         // Who can open a socket file is none.
         let early = stranger.is_none().then(|| self.connections.try_acquire());
         if matches!(early, Some(Err(_))) {
-            return debug!("too many connections");
+            return debug!("connection refused: the worker has its maximum of connections");
         }
         let greeted = match stranger {
             Some(stranger) => stranger.within(self.greeted(incoming, true)).await,
@@ -158,7 +158,7 @@ impl Host {
             Err(why) => return debug!(%why, "connection refused"),
         };
         let Ok(_place) = early.unwrap_or_else(|| self.connections.try_acquire()) else {
-            return debug!("too many connections");
+            return debug!("connection refused: the worker has its maximum of connections");
         };
         reader.frame_bytes_max = FRAME_BYTES_MAX;
         self.sessions.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +227,7 @@ impl Host {
                     }
                     // Whoever else holds this worker needs it still.
                     if self.sessions() > self.done.load(Ordering::Relaxed) {
-                        info!(session, "a gateway is done with this worker, another is not");
+                        info!(session, "drain ignored: another gateway still uses this worker");
                     } else {
                         let _ = self.drains.send(drain.exit).await;
                     }

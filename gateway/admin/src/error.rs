@@ -103,7 +103,7 @@ impl ApiError {
 
     /// A bug, or a failure below: the log says which.
     pub(crate) fn internal(log: &dyn std::fmt::Display) -> Self {
-        tracing::error!(error = %log, "the admin API failed");
+        tracing::error!(error = %log, "a request to the admin API failed");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, Code::Internal, "Something failed here; the log says what.")
     }
 }

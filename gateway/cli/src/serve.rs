@@ -209,7 +209,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
                 };
                 let ready = upgrade::listen(&state_dir, (gateway, live), (listeners, lock), workers, leave);
                 if let Err(error) = ready {
-                    tracing::warn!(%error, "this gateway cannot be upgraded while it runs");
+                    tracing::warn!(%error, "penstock upgrade is unavailable: the upgrade socket could not be opened");
                 }
             }
         }),
@@ -239,7 +239,7 @@ fn started(
             Some(prepared) => prepared.accepting(move || {
                 begin();
                 if let Err(error) = admin.start(ADMIN_PATIENCE) {
-                    tracing::error!(%error, "the admin API did not come over from the old process");
+                    tracing::error!(%error, "the admin API could not be taken over from the old process");
                 }
             }),
         }

@@ -323,8 +323,10 @@ fn forget(identity: &Path) {
         }
         let emptied = std::fs::remove_file(folder.join("lock")).and_then(|()| std::fs::remove_dir(&folder));
         match emptied {
-            Ok(()) => info!(folder = %folder.display(), "KV blocks of another model removed"),
-            Err(error) => warn!(folder = %folder.display(), %error, "KV blocks of another model stay"),
+            Ok(()) => info!(folder = %folder.display(), "KV blocks of another model removed from disk"),
+            Err(error) => {
+                warn!(folder = %folder.display(), %error, "KV blocks of another model could not be removed from disk")
+            }
         }
     }
     // Not empty: somebody uses a part of it.

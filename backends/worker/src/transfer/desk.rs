@@ -122,7 +122,7 @@ impl Desk {
         let blocks = self.engine.settle(id, report.vouched, keep && !asks_next);
         self.peers.count_blocks(blocks.saturating_sub(have).min(report.vouched));
         let (bytes, seconds) = (report.bytes, began.elapsed().as_secs_f64());
-        debug!(id, have, blocks, bytes, seconds, why = report.why, "transfer in ended");
+        debug!(id, have, blocks, bytes, seconds, why = report.why, "KV transfer to this worker ended");
         match what {
             Awaited::Pull { session, pull } => {
                 // Its events come first: who reads the answer knows the blocks.
@@ -139,7 +139,12 @@ impl Desk {
                     search = match self.search(search) {
                         None => {
                             self.peers.count_next();
-                            return info!(id, blocks, why = report.why, "another worker is asked for the rest");
+                            return info!(
+                                id,
+                                blocks,
+                                why = report.why,
+                                "KV transfer broke off: the next prefill worker is asked for the missing blocks"
+                            );
                         }
                         Some(back) => back,
                     };

@@ -417,14 +417,14 @@ impl Guard {
         match store.identity(&Tenant::new(tenant)).await {
             Ok(Some((identity, at))) => match serde_json::from_str::<User>(&identity) {
                 Ok(user) if user.tenant == tenant => self.remember(Arc::new(user), at),
-                _ => tracing::warn!(tenant, "what the store knows of a user cannot be read"),
+                _ => tracing::warn!(tenant, "the stored identity of a user cannot be decoded"),
             },
             // Nothing newer: what is known here is as good as before.
             Ok(None) => {
                 let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
                 users.get_mut(tenant).into_iter().for_each(|seen| seen.asked = Instant::now());
             }
-            Err(error) => tracing::warn!(%error, "the store does not say who somebody is"),
+            Err(error) => tracing::warn!(%error, "the identity of a user could not be read from the store"),
         }
     }
 

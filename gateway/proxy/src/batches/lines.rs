@@ -129,7 +129,7 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
         match answered {
             Err(failure) if failure.should_retry() && attempt < attempts_max => {
                 gateway.metrics.count(Metric::BatchLines, &[("outcome", "retried")]);
-                tracing::debug!(batch = %job.id, line = line.line, attempt, kind = ?failure.kind, "a line is tried again");
+                tracing::debug!(batch = %job.id, line = line.line, attempt, kind = ?failure.kind, "a batch line is retried");
                 sleep(pause(attempt, failure.retry_after)).await;
                 attempt += 1;
             }
@@ -199,7 +199,7 @@ async fn keep(job: &Job, line: &Line, result: LineResult) -> Result<(), StoreErr
                 return Ok(());
             }
             Err(error @ (StoreError::Full | StoreError::Busy)) => {
-                tracing::warn!(batch = %job.id, line = line.line, %error, "a result waits for the store");
+                tracing::warn!(batch = %job.id, line = line.line, %error, "a batch result waits: the store does not take it now");
                 sleep(KEEP_PAUSE).await;
             }
             Err(error) => return Err(error),

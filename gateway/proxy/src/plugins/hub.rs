@@ -91,7 +91,11 @@ impl Hub {
                 // What people said is for this user's eyes.
                 let opened = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
                 let opened = opened.and_then(|file| AccessLog::to(Box::new(file)));
-                let file = opened.inspect_err(|error| tracing::error!(path, %error, "a file of a plugin")).ok();
+                let file = opened
+                    .inspect_err(
+                        |error| tracing::error!(path, %error, "the output file of a plugin could not be opened"),
+                    )
+                    .ok();
                 files.entry(path.to_owned()).or_insert(file.map(Arc::new)).clone()
             }
         };

@@ -176,7 +176,7 @@ async fn watch(task: tokio::task::JoinHandle<()>, fault: impl FnOnce()) {
     if let Err(error) = task.await
         && error.is_panic()
     {
-        tracing::error!(%error, "a pool's task panicked: the gateway ends and has to be started again");
+        tracing::error!(%error, "the task of a pool panicked: the gateway exits and must be started again");
         fault();
     }
 }

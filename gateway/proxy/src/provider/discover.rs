@@ -35,7 +35,7 @@ pub fn start(providers: &[Arc<Provider>]) {
         });
     });
     if let Err(error) = spawned {
-        tracing::error!(%error, "models of providers cannot be discovered");
+        tracing::error!(%error, "the thread that lists the models of providers could not start");
     }
 }
 
@@ -49,7 +49,11 @@ async fn forever(provider: Weak<Provider>) {
                     EVERY
                 }
                 Err(reason) => {
-                    tracing::warn!(provider = provider.id(), reason, "no list of models");
+                    tracing::warn!(
+                        provider = provider.id(),
+                        reason,
+                        "the list of models of a provider could not be read"
+                    );
                     AGAIN
                 }
             }

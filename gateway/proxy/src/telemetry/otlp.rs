@@ -66,7 +66,7 @@ impl Otlp {
         let thread = std::thread::Builder::new().name("otlp".into()).spawn(move || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
             if let Err(error) = runtime.block_on(run(&config, waiting, &shared)) {
-                tracing::error!(error, "traces cannot be sent");
+                tracing::error!(error, "traces are off: the exporter could not start");
             }
         })?;
         Ok(Self { queue: Some(queue), counts, thread: Some(thread) })

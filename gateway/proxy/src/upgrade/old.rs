@@ -155,7 +155,7 @@ fn serve(old: &Old, stream: UnixStream) -> Result<(), UpgradeError> {
                     tell(Tell::Failed(error.to_string()));
                     old.gateway.governor.keep();
                     old.gateway.rest(Beside::Settling, true);
-                    tracing::error!(pid, %error, "upgrade failed; this process goes on serving");
+                    tracing::error!(pid, %error, "upgrade failed: this process goes on serving");
                     // It may be gone.
                     let _ = wire.send(&Tell::Failed(error.to_string()));
                 }
@@ -194,7 +194,7 @@ fn hand_over(old: &Old, wire: &mut Wire) -> Result<Receiver<Given>, UpgradeError
     wire.send(&Tell::Book(Box::new(Some(book))))?;
     wire.patience(Some(ACCEPT_MAX))?;
     expect(wire, |ask| matches!(ask, Ask::Accepting))?;
-    tracing::info!("another process serves from now on; this one ends when its answers have");
+    tracing::info!("another process serves from now on: this process ends when its open answers have ended");
     old.gateway.leave();
     old.state_lock.leave();
     (old.leave)();
@@ -225,7 +225,7 @@ fn forward(wire: &mut Wire, settled: &Receiver<Given>) {
             Given::Settled { id, amounts } => Tell::Settled { id, amounts },
         };
         if let Err(error) = wire.send(&told) {
-            tracing::warn!(%error, "what is settled here is not counted there");
+            tracing::warn!(%error, "usage settled by this process no longer reaches the new process");
             return;
         }
     }
@@ -264,7 +264,7 @@ fn start(old: &Old, wire: &mut Wire, program: Option<PathBuf>, told: &Receiver<T
         Err(error) => return Tell::Failed(format!("{} cannot be started: {error}", program.display())),
     };
     lock(old).child = Some(child.id());
-    tracing::info!(pid = child.id(), program = %program.display(), "starting the process that takes over");
+    tracing::info!(pid = child.id(), program = %program.display(), "upgrade: the new process starts");
     // Whoever asked may have left; the upgrade goes on.
     let _ = wire.send(&Tell::Progress(format!("process {} starts", child.id())));
     let outcome = watch(old, &mut child, told);

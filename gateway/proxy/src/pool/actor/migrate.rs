@@ -264,7 +264,7 @@ impl Actor {
         let Some(new) = came else { return };
         self.counts.moved_blocks += new as u64;
         if !pulled.why.is_empty() {
-            debug!(request, blocks = pulled.blocks, why = pulled.why, "pull");
+            debug!(request, blocks = pulled.blocks, why = pulled.why, "KV transfer for a move ended early");
         }
         self.advance_move(request);
     }
@@ -303,7 +303,7 @@ impl Actor {
         if let Some(one) = self.drop_move(request) {
             let from = &self.members[usize::from(from.0)].name;
             let took_ms = one.began.elapsed().as_millis() as u64;
-            info!(request, %from, to = %name, ?cause, rounds = one.round, took_ms, "request moved");
+            info!(request, %from, to = %name, ?cause, rounds = one.round, took_ms, "request moved to another worker");
             tell(one.done, Ok(()));
         }
     }
@@ -322,7 +322,7 @@ impl Actor {
         if let Some(live) = self.requests.get_mut(&request) {
             live.rests_until = Some(Instant::now() + rest);
         }
-        info!(request, to = %self.members[usize::from(one.to.0)].name, cause = ?one.cause, why, "request not moved");
+        info!(request, to = %self.members[usize::from(one.to.0)].name, cause = ?one.cause, why, "request stays at its worker: the move failed");
         tell(one.done, Err(MoveError::Failed(why)));
     }
 

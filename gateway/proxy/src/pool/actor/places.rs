@@ -34,7 +34,7 @@ impl Actor {
         if !is_calm && !self.members.iter().enumerate().any(serves) {
             return;
         }
-        info!(worker = %self.members[at].name, "worker starts anew with its share of the machine");
+        info!(worker = %self.members[at].name, "worker restarts with its new share of cores and memory");
         self.arranges_at = Some(now + AGAIN);
         // Err: it has no process of ours, and then no share.
         let _ = self.restart(WorkerId(at as u8), PATIENCE);

@@ -405,7 +405,7 @@ impl Actor {
         replicas.planner.bound(min, max);
         replicas.paused = order.paused.unwrap_or(replicas.paused);
         let paused = replicas.paused;
-        info!(pool = %self.config.id, min, max, paused, "number of workers steered");
+        info!(pool = %self.config.id, min, max, paused, "bounds for the number of workers changed by an operator");
         self.publish(Instant::now());
         Ok(())
     }
