@@ -85,11 +85,11 @@ pub(crate) enum SessionEnd {
     Version(u32),
     #[error("the proof of the pool key is wrong")]
     Proof,
-    #[error("its place was needed before it proved itself")]
+    #[error("the connection was dropped for a newer one before its handshake was complete")]
     Displaced,
-    #[error("a frame that does not belong here")]
+    #[error("unexpected frame")]
     Unexpected,
-    #[error("the gateway does not read")]
+    #[error("the gateway does not read its frames")]
     Stuck,
     #[error("the worker is ending")]
     Ending,

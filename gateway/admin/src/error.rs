@@ -104,7 +104,11 @@ impl ApiError {
     /// A bug, or a failure below: the log says which.
     pub(crate) fn internal(log: &dyn std::fmt::Display) -> Self {
         tracing::error!(error = %log, "a request to the admin API failed");
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, Code::Internal, "Something failed here; the log says what.")
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            Code::Internal,
+            "An internal error occurred; the log has the reason.",
+        )
     }
 }
 

@@ -18,10 +18,10 @@ pub enum StoreError {
     #[error("the store is busy")]
     Busy,
     /// What was counted is gone: the server was restarted or emptied. Nothing was changed.
-    #[error("the counters have lost what they had counted")]
+    #[error("the shared counters have lost their counts")]
     Lost,
     /// What was asked for does not fit what is there: a bug of the caller, or of another process.
-    #[error("the store was asked for what cannot be: {0}")]
+    #[error("invalid request to the store: {0}")]
     Misuse(&'static str),
     /// The store cannot be read or written.
     #[error("the store failed: {0}")]

@@ -208,7 +208,7 @@ impl DiskSet {
             .and_then(|()| file.read_exact_at(&mut read, 0));
         drop(std::fs::remove_file(&path));
         done?;
-        if read == MAGIC { Ok(()) } else { Err(io::Error::other("what was read is not what was written")) }
+        if read == MAGIC { Ok(()) } else { Err(io::Error::other("the bytes read differ from the bytes written")) }
     }
 
     /// Writes a block.

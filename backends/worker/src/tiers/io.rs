@@ -46,7 +46,7 @@ pub(crate) trait Store: Send {
 
     /// Opens it anew after it has failed: its slots, and the blocks that are in them, the least worth keeping first.
     fn revive(&mut self) -> Result<(usize, Vec<Found>), String> {
-        Err("it cannot be opened again".into())
+        Err("the tier cannot be reopened".into())
     }
 
     /// Slots that it can have at most, after it was full.

@@ -202,20 +202,21 @@ impl Guard {
             return Ok(NOBODY.clone());
         }
         if tenant.starts_with(TOKENS) {
-            let unseen = "Nobody can tell at the moment who asked for this; it is tried again.";
+            let unseen = "The caller of this request cannot be verified at the moment; the request is tried again.";
             let seen = self.seen(tenant).ok_or_else(|| Failure::new(ErrorKind::Unavailable, unseen))?;
-            let gone = "The issuer of whoever asked for this is not known any more.";
+            let gone = "The token issuer of the caller is no longer configured.";
             let issuer = identity.issuers.iter().find(|issuer| issuer.config.id == seen.user.issuer);
             let issuer = issuer.ok_or_else(|| Failure::new(ErrorKind::Unauthorized, gone))?;
             let person = person(&self.directory.load(), identity, issuer, &seen.user);
-            let refused = |flaw| Failure::new(ErrorKind::Unauthorized, format!("Who asked for this may not: {flaw}."));
+            let refused =
+                |flaw| Failure::new(ErrorKind::Unauthorized, format!("The caller may not make this request: {flaw}."));
             return person.map(Arc::new).map_err(refused);
         }
         if let Some(known) = identity.by_id(tenant) {
             return Ok(known.principal.clone());
         }
         let directory = self.directory.load();
-        let gone = "The API key that asked for this is not known any more.";
+        let gone = "The API key of this request is no longer known.";
         let entry = directory.by_id(tenant).ok_or_else(|| Failure::new(ErrorKind::Unauthorized, gone))?;
         self.current(identity)?;
         directory.principal(entry, identity).map_err(|why| Failure::new(ErrorKind::Unauthorized, why.message()))
@@ -310,7 +311,7 @@ impl Guard {
             return Ok(NOBODY.clone());
         }
         Err(match certificate {
-            Some(_) => self.refused("certificate", "No key of this gateway has a name of your certificate."),
+            Some(_) => self.refused("certificate", "No key of this gateway lists a name of your client certificate."),
             None => self.refused("missing", "An API key is needed: send it as \"Authorization: Bearer KEY\"."),
         })
     }

@@ -111,7 +111,7 @@ async fn one(job: Arc<Job>, line: Line) -> Result<(), StoreError> {
     let attempts_max = gateway.serving().config.batches.attempts_max;
     let range = line.at..line.at + u64::from(line.bytes);
     let text = keeper.store.read(&job.tenant, &job.input, range).await?;
-    let text = text.ok_or(StoreError::Misuse("a batch whose input file is gone"))?;
+    let text = text.ok_or(StoreError::Misuse("the input file of the batch is gone"))?;
     let mut attempt = 1;
     loop {
         let slot = job.bench.slots.take().await?;

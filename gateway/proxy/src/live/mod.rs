@@ -95,7 +95,9 @@ pub enum ApplyError {
     #[error("version {0} is not in the history")]
     Unknown(u64),
     /// What is hidden in the text stands for nothing.
-    #[error("{0}: the mark for a hidden value stands for none in force: write the value itself, or where it is")]
+    #[error(
+        "{0}: the mask of a hidden value matches no value in force: write the value itself, or its file or environment variable"
+    )]
     Hidden(String),
     /// The file cannot be read.
     #[error("{0}")]

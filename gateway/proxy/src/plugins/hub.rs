@@ -59,7 +59,7 @@ impl Hub {
     }
 
     pub(super) fn cache(&self) -> Result<&Arc<dyn Cache>, HostError> {
-        let none = || HostError::Unavailable("there is no cache that is shared: it needs Redis".into());
+        let none = || HostError::Unavailable("there is no shared cache: configure [counters] with Redis".into());
         self.cache.get().ok_or_else(none)
     }
 

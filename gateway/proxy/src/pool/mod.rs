@@ -107,13 +107,13 @@ pub enum SteerError {
     #[error("there is no worker of that name")]
     NotFound,
     /// Its process is not this gateway's.
-    #[error("the worker is started elsewhere: restart it there")]
+    #[error("the worker was not started by this gateway: restart the worker where it was started")]
     Elsewhere,
     /// It starts anew already.
     #[error("the worker is being restarted")]
     Restarting,
     /// The load needs fewer.
-    #[error("the worker is stopped, or is being stopped: the load needs fewer")]
+    #[error("the worker is stopped or stopping: the load needs fewer workers")]
     Stopped,
     /// The pool has ended, or does not answer.
     #[error("the pool does not answer")]
@@ -139,7 +139,7 @@ pub enum ReplicaError {
     Fixed,
     /// The bounds contradict each other.
     #[error(
-        "at least 1 and at most {0} workers: that many there are addresses or shares of the machine for, by the config"
+        "the number of workers must be from 1 to {0}: the config has no addresses or shares of the machine for more"
     )]
     Bounds(usize),
     /// The pool has ended, or does not answer.

@@ -77,7 +77,7 @@ async fn list(provider: &Provider) -> Result<Vec<String>, String> {
         other => return Err(format!("{} has no list that can be asked for", other.name())),
     };
     let turn = provider.keys.awake(Asker::default(), Use::new("", path), std::time::Instant::now());
-    let turn = turn.map_err(|_| "every key rests".to_owned())?;
+    let turn = turn.map_err(|_| "all keys are paused".to_owned())?;
     let request = provider.outgoing(Method::GET, path, &[], &[], turn.as_ref());
     let deadlines = Deadlines {
         connect: provider.config.connect_timeout,

@@ -122,7 +122,7 @@ async fn run(config: &OtlpConfig, mut waiting: mpsc::Receiver<Vec<Span>>, counts
         let failure = match sent {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("it took too long".to_owned()),
+            Err(_) => Some("no answer in time".to_owned()),
         };
         let (counter, fails) = if failure.is_some() { (&counts.lost, true) } else { (&counts.sent, false) };
         counter.fetch_add(count, Ordering::Relaxed);

@@ -288,7 +288,7 @@ fn watch(old: &Old, child: &mut Child, told: &Receiver<Tell>) -> Tell {
         }
         match child.try_wait() {
             Ok(Some(status)) => {
-                let why = "the new process ended before it served; its words are in the log";
+                let why = "the new process ended before it served: the log has its error";
                 return Tell::Failed(format!("{why} ({status})"));
             }
             Ok(None) if Instant::now() < until => {}

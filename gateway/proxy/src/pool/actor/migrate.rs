@@ -36,7 +36,7 @@ const BEARABLE: usize = 4;
 const ROUNDS_MAX: u32 = 8;
 
 /// Why a migration ends with one of its workers.
-const GONE: &str = "a worker has gone, or is being left";
+const GONE: &str = "a worker of the move has gone or is draining";
 
 /// One pull takes no longer, and one migration.
 const PULL_DEADLINE: Duration = Duration::from_secs(10);
@@ -88,7 +88,7 @@ impl Cause {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// It waits, is in prefill, moves already, or has ended.
-    #[error("the request does not decode now")]
+    #[error("the request is not in its decode phase")]
     NotDecoding,
     /// There is no such worker, it takes nothing new, or the request is there.
     #[error("the request cannot go to that worker")]
@@ -229,7 +229,11 @@ impl Actor {
         }
         if !brings || one.round >= ROUNDS_MAX {
             let rest = if one.cause == Cause::Leaving && !brings { REST_LEAVING } else { REST };
-            let why = if brings { "it grows faster than it is moved" } else { "its blocks are not to be had" };
+            let why = if brings {
+                "the request grows faster than its KV blocks are moved"
+            } else {
+                "the KV blocks of the request cannot be fetched"
+            };
             return self.abandon(request, why, rest);
         }
         one.round += 1;
@@ -280,7 +284,7 @@ impl Actor {
         let Some(live) = self.requests.get(&request) else { return };
         let view = self.view(live);
         if live.truth.frame_bytes() > FRAME_BYTES_MAX {
-            return self.abandon(request, "with its output it is too long to be sent", REST);
+            return self.abandon(request, "prompt and output are too long for a frame", REST);
         }
         if !self.router.assign(request, view, to, cached as u32, self.began.elapsed()) {
             // No place there now: the next tick asks again, until the time is over.
@@ -338,7 +342,7 @@ impl Actor {
     /// Looks after the migrations that run and begins those that are due.
     pub(super) fn move_tick(&mut self, now: Instant) {
         let fate = |one: &Move| match now.saturating_duration_since(one.began) > MOVE_DEADLINE {
-            true => Some(("its time is over", REST)),
+            true => Some(("the move took too long", REST)),
             // Another worker may take it at once.
             false if !self.is_on(one.from, one.to, one.sessions) => Some((GONE, Duration::ZERO)),
             false => None,

@@ -55,10 +55,10 @@ impl Actor {
     /// Whether a worker can serve this pool.
     fn suits(&self, ready: &Ready) -> Result<(), &'static str> {
         if ready.block_tokens as usize != BLOCK_TOKENS {
-            return Err("its block size is another");
+            return Err("the worker has another KV block size than this gateway");
         }
         if self.config.tokenizer_hash.as_ref().is_some_and(|hash| *hash != ready.tokenizer_hash) {
-            return Err("its tokenizer is not the gateway's");
+            return Err("the worker has another tokenizer than this gateway");
         }
         let is_another = |model: &ModelInfo| {
             model.tokenizer_hash != ready.tokenizer_hash
@@ -66,7 +66,7 @@ impl Actor {
                 || model.vocab_size != ready.vocab_size
         };
         if self.model.as_ref().is_some_and(is_another) {
-            return Err("it serves another model than the rest of the pool");
+            return Err("the worker serves another model than the rest of the pool");
         }
         Ok(())
     }
