@@ -46,7 +46,7 @@ pub const TABLES: &[Table] = &[
     table("cors", false, "Cross-origin access (CORS) for web pages of other origins. Off without this table. docs/reference/http.md"),
     table("admin", false, "The admin API, on a listener of its own. docs/reference/admin.md"),
     table("admin_keys", true, "A key of the admin API. Without any, one is made at the first start and kept in server.state_dir, for this machine alone."),
-    table("stream", false, "How streamed answers are sent."),
+    table("stream", false, "Timing of streamed answers."),
     table("log", false, "Logs: the process log and the access log. Prompts, completions and keys are never logged."),
     table("telemetry", false, "OpenTelemetry traces. Prompts, completions and keys are never in a trace."),
     table("store", false, "Database for issued keys, the ledger, files, batches and stored responses: SQLite, or PostgreSQL, which several gateways can share. docs/reference/stores.md"),
